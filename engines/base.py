@@ -1,0 +1,70 @@
+"""What every backend gives: vision features, token embeddings, and a decoder that appends to KV buffers it does not own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float32 = NDArray[np.float32]
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class KVBuffer:
+    """One layer's key and value memory, owned by the caller.
+
+    Both are dense ``[1, kv_heads, capacity, head_dim]`` of ``dtype`` at the given addresses. ``owner`` keeps the memory alive
+    for as long as an engine is bound to it: a bound address holds no reference of its own.
+    """
+
+    key_address: int
+    value_address: int
+    shape: tuple[int, int, int, int]
+    dtype: np.dtype
+    owner: object = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """``logits``: float32 ``[rows asked for, vocabulary]``. ``probes``: layer -> queries float32 ``[heads, S, head_dim]``."""
+
+    logits: Float32
+    probes: dict[int, Float32]
+
+
+class Decoder(Protocol):
+    """A decoder bound to one stream's KV buffers."""
+
+    def step(
+        self, embeds: Float32, cos: Float32, sin: Float32, past_len: Int32, logit_rows: Sequence[int] = (-1,)
+    ) -> StepResult:
+        """Append S rows in place and return the logits of the rows asked for.
+
+        embeds: ``[S, hidden]``; cos, sin: ``[S, head_dim / 2]`` of the new rows; past_len: ``[layers]``, the valid rows of each
+        layer before the call. Afterwards rows ``[past_len[l], past_len[l] + S)`` of layer ``l`` hold the new keys (rotated)
+        and values; publishing them is the caller's business. ``logit_rows`` index the S rows, ``()`` for none.
+        """
+        ...
+
+
+class Engine(Protocol):
+    """One loaded bundle on one backend."""
+
+    def encode(self, pixels: Float32) -> Float32:
+        """Frames ``[F, 3, H, W]``, normalised, to language-space features ``[F, tokens_per_frame, hidden]``."""
+        ...
+
+    def embed(self, token_ids: Int64) -> Float32:
+        """Token ids ``[N]`` to embeddings ``[N, hidden]``."""
+        ...
+
+    def bind(self, buffers: Sequence[KVBuffer]) -> Decoder:
+        """Bind the decoder to one buffer a layer; bindings persist until the decoder is dropped."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,37 @@
+"""The C++ extension, and the folders that make up the package (``edgevlm.runtime`` lives in ``runtime/``, and so on)."""
+
+import os
+from pathlib import Path
+
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
+from setuptools import find_packages, setup
+
+FOLDERS = ("runtime", "engines", "export", "calib", "apps", "bench")
+packages = ["edgevlm"]
+for folder in FOLDERS:
+    packages += [f"edgevlm.{folder}", *(f"edgevlm.{folder}.{name}" for name in find_packages(folder))]
+
+sources = sorted(str(path) for path in Path("runtime/csrc").glob("*.cpp"))
+compile_args = ["-O3", "-fvisibility=hidden", "-Wall", "-Wextra"]
+link_args: list[str] = []
+if sanitizers := os.environ.get("EDGEVLM_SANITIZE"):  # e.g. address,undefined: see CONTRIBUTING.md
+    compile_args += [f"-fsanitize={sanitizers}", "-fno-omit-frame-pointer", "-g", "-O1"]
+    link_args += [f"-fsanitize={sanitizers}"]
+
+ParallelCompile("EDGEVLM_BUILD_JOBS", default=2).install()
+setup(
+    packages=packages,
+    package_dir={"edgevlm": "edgevlm", **{f"edgevlm.{folder}": folder for folder in FOLDERS}},
+    ext_modules=[
+        Pybind11Extension(
+            "edgevlm.runtime._native",
+            sources,
+            include_dirs=["runtime/csrc"],
+            depends=sorted(str(path) for path in Path("runtime/csrc").glob("*.h")),
+            cxx_std=17,
+            extra_compile_args=compile_args,
+            extra_link_args=link_args,
+        )
+    ],
+    cmdclass={"build_ext": build_ext},
+)
