@@ -1,4 +1,7 @@
-"""What every backend gives: vision features, token embeddings, and a decoder that appends to KV buffers it does not own."""
+"""What every backend gives.
+
+Vision features, token embeddings, and a decoder that appends to KV buffers it does not own.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ Int64 = NDArray[np.int64]
 class KVBuffer:
     """One layer's key and value memory, owned by the caller.
 
-    Both are dense ``[1, kv_heads, capacity, head_dim]`` of ``dtype`` at the given addresses. ``owner`` keeps the memory alive
-    for as long as an engine is bound to it: a bound address holds no reference of its own.
+    Both are dense ``[1, kv_heads, capacity, head_dim]`` of ``dtype`` at the given addresses. ``owner`` keeps the memory
+    alive for as long as an engine is bound to it: a bound address holds no reference of its own.
     """
 
     key_address: int
@@ -31,7 +34,11 @@ class KVBuffer:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """``logits``: float32 ``[rows asked for, vocabulary]``. ``probes``: layer -> queries float32 ``[heads, S, head_dim]``."""
+    """What a step gives back.
+
+    ``logits``: float32 ``[rows asked for, vocabulary]``. ``probes``: layer -> rotated queries float32
+    ``[heads, S, head_dim]``, of the layers named when the decoder was bound.
+    """
 
     logits: Float32
     probes: dict[int, Float32]
@@ -45,9 +52,10 @@ class Decoder(Protocol):
     ) -> StepResult:
         """Append S rows in place and return the logits of the rows asked for.
 
-        embeds: ``[S, hidden]``; cos, sin: ``[S, head_dim / 2]`` of the new rows; past_len: ``[layers]``, the valid rows of each
-        layer before the call. Afterwards rows ``[past_len[l], past_len[l] + S)`` of layer ``l`` hold the new keys (rotated)
-        and values; publishing them is the caller's business. ``logit_rows`` index the S rows, ``()`` for none.
+        embeds: ``[S, hidden]``; cos, sin: ``[S, head_dim / 2]`` of the new rows; past_len: ``[layers]``, the valid
+        rows of each layer before the call. Afterwards rows ``[past_len[l], past_len[l] + S)`` of layer ``l`` hold the
+        new keys (rotated) and values; publishing them is the caller's business. ``logit_rows`` index the S rows
+        (negative from the end), ``()`` for none. Raises CacheFull or CacheError before a byte is changed.
         """
         ...
 
@@ -63,8 +71,11 @@ class Engine(Protocol):
         """Token ids ``[N]`` to embeddings ``[N, hidden]``."""
         ...
 
-    def bind(self, buffers: Sequence[KVBuffer]) -> Decoder:
-        """Bind the decoder to one buffer a layer; bindings persist until the decoder is dropped."""
+    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = ()) -> Decoder:
+        """Bind the decoder to one buffer a layer; bindings persist until the decoder is dropped.
+
+        ``probes`` are the layers whose queries each step returns.
+        """
         ...
 
     def close(self) -> None: ...

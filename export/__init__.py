@@ -1,1 +1,38 @@
+"""Checkpoints to bundles: one file a model family, one line each in the registry."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgevlm.errors import UserError
+
+if TYPE_CHECKING:
+    from edgevlm.runtime.bundle import Progress
+
+# model_type in config.json -> module with ``parts``
+FAMILIES: dict[str, str] = {
+    "llava": "edgevlm.export.llava",
+    "llava_onevision": "edgevlm.export.llava_onevision",
+}
+
+__all__ = ["FAMILIES", "export_checkpoint"]
+
+
+def export_checkpoint(
+    checkpoint_dir: str | Path, out_dir: str | Path, *, progress: Progress | None = None, force: bool = False
+) -> Path:
+    """Write the bundle of a Hugging Face checkpoint folder to ``out_dir`` and return its path.
+
+    ``progress(what)`` is told of each step. With ``force`` an existing bundle is replaced, once the new one is whole.
+    Raises UserError, one line, for a checkpoint that is damaged or of an unknown kind and for a disk that is full.
+    """
+    try:
+        writer: Any = import_module("edgevlm.export.writer")
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"exporting needs the package {error.name}, which is not installed: pip install 'edgevlm[export]'"
+        ) from None
+    path: Path = writer.write_bundle(Path(checkpoint_dir), Path(out_dir), FAMILIES, progress or (lambda _: None), force)
+    return path

@@ -1,0 +1,156 @@
+"""The command line: ``edgevlm run`` and ``edgevlm export``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgevlm import __version__
+from edgevlm.apps.sources.base import mask_credentials
+from edgevlm.errors import UserError
+
+app = typer.Typer(
+    name="edgevlm",
+    help="Watch a camera within a fixed memory budget and answer questions about what it saw.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RUN_EXAMPLES = """
+[bold]Examples[/bold]
+
+  edgevlm run                                             the demo camera, with questions and the truth
+
+  edgevlm run --frames 64 --ask "how many objects are there now?" --json
+
+  edgevlm run --camera 0 --model BUNDLE                   ask at the prompt while it watches
+
+  edgevlm run --video shop.mp4 --model BUNDLE --ask-at 60:"Who came in?" --budget 6k
+"""
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"edgevlm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(epilog=RUN_EXAMPLES)
+def run(
+    camera: Annotated[
+        str | None, typer.Option(metavar="SRC", help="demo, an index like 0, /dev/videoN, or a URL. [default: demo]")
+    ] = None,
+    video: Annotated[str | None, typer.Option(metavar="FILE", help="A video file.")] = None,
+    model: Annotated[
+        str, typer.Option(metavar="demo|BUNDLE", help="The embedded demo model, or an exported bundle.")
+    ] = "demo",
+    policy: Annotated[
+        str,
+        typer.Option(metavar="NAME[:K=V,...]", help="How the memory is kept small: infinipot-v, sliding-window, full."),
+    ] = "infinipot-v",
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|6k",
+            help="Vision tokens held per layer. [default: half of the model's trained length, 6k at most; all of it for full]",
+        ),
+    ] = None,
+    fps: Annotated[float, typer.Option(help="Frames a second taken from the source, by its own timestamps.")] = 2.0,
+    chunk: Annotated[int, typer.Option(help="Frames encoded and added to the memory at once.", min=1)] = 8,
+    realtime: Annotated[
+        bool | None,
+        typer.Option(
+            "--realtime/--no-realtime",
+            help="Play a file or the demo at its own speed. [default: the demo on a terminal]",
+        ),
+    ] = None,
+    frames: Annotated[int | None, typer.Option(help="Stop after this many frames.", min=1)] = None,
+    seconds: Annotated[float | None, typer.Option(help="Stop at this time of the stream.", min=0)] = None,
+    ask: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A question for the end of the stream.")] = None,
+    ask_at: Annotated[
+        list[str] | None, typer.Option(metavar="S:TEXT", help="A question asked at S seconds of the stream.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The demo world's seed.")] = 0,
+    threads: Annotated[int | None, typer.Option(help="CPU threads. [default: physical cores]", min=1)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+    questions: Annotated[
+        bool, typer.Option("--questions", help="List what the demo model can be asked, and exit.")
+    ] = False,
+) -> None:
+    """Watch a stream and answer questions about it, on a terminal while it plays.
+
+    The demo without a terminal ends after 64 frames. Ctrl-C ends any run with its summary.
+    """
+    from edgevlm.apps.start import RunRequest, list_questions, start
+
+    if questions:
+        typer.echo("\n".join(list_questions()))
+        return
+    start(
+        RunRequest(
+            camera,
+            video,
+            model,
+            policy,
+            budget,
+            fps,
+            chunk,
+            realtime,
+            frames,
+            seconds,
+            ask or [],
+            ask_at or [],
+            seed,
+            threads,
+            as_json,
+        )  # fmt: skip
+    )
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A Hugging Face checkpoint directory, as save_pretrained writes it.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The bundle to write.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there.")] = False,
+) -> None:
+    """Turn a checkpoint into a bundle that edgevlm runs: ONNX graphs, weights, tokenizer, manifest."""
+    from rich.console import Console
+
+    from edgevlm.export import export_checkpoint
+
+    with Console(stderr=True).status("reading the checkpoint") as status:
+        path = export_checkpoint(checkpoint, out, progress=status.update, force=force)
+    typer.echo(str(path))
+
+
+def main() -> None:
+    """Entry point: what the user did wrong is one line and exit code 2."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        app()
+    except UserError as error:
+        typer.echo(f"edgevlm: {mask_credentials(str(error))}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

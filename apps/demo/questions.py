@@ -1,0 +1,231 @@
+"""What the demo model was taught to be asked, in plain English, and the truth about each question.
+
+A question is about now (the newest frame) or about before (the whole stream; of an endless one, what its History still
+holds). It has a truth only when that is one definite answer: nobody knows the colour of *the* square after two of them.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from .world import COLORS, QUADRANTS, SHAPES, History, Thing
+
+COUNTS = ("0", "1", "2", "3")
+COLOR, SHAPE = "<color>", "<shape>"  # the slots of a phrasing
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question: its kind, its text as the model was taught it, and what fills its slots."""
+
+    kind: str
+    text: str
+    color: int | None = None  # index into COLORS
+    shape: int | None = None  # index into SHAPES
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of question: how it may be phrased, and the rule for its answer."""
+
+    phrasings: tuple[str, ...]
+    truth: Callable[[Question, History], str | None]
+
+    def has(self, slot: str) -> bool:
+        return slot in self.phrasings[0]
+
+
+def truth(question: Question, history: History) -> str | None:
+    """The right answer after the newest frame, or None if there is not exactly one."""
+    return KINDS[question.kind].truth(question, history)
+
+
+def all_questions() -> list[str]:
+    """Every phrasing, with its slots `<color>` and `<shape>` open, kind by kind."""
+    return [phrasing for kind in KINDS.values() for phrasing in kind.phrasings]
+
+
+def is_about_now(kind: str) -> bool:
+    return kind.startswith("now_")
+
+
+def ask(kind: str, phrasing: int, color: int | None = None, shape: int | None = None) -> Question:
+    """The question of this kind in its `phrasing`-th wording."""
+    text = KINDS[kind].phrasings[phrasing]
+    if color is not None:
+        text = text.replace(COLOR, COLORS[color])
+    if shape is not None:
+        text = text.replace(SHAPE, SHAPES[shape])
+    return Question(kind, text.replace(" a orange", " an orange"), color, shape)
+
+
+def parse(text: str) -> Question | None:
+    """The question a user typed, whatever its case, spacing, spelling and final mark; None if never taught."""
+    words = " ".join(text.lower().replace("colour", "color").split()).rstrip(" ?!.")
+    words = re.sub(r"\ban? ", "a ", words)
+    for pattern, kind, phrasing in _PATTERNS:
+        if match := pattern.fullmatch(words):
+            slots = match.groupdict()
+            color = COLORS.index(slots["color"]) if "color" in slots else None
+            shape = SHAPES.index(slots["shape"]) if "shape" in slots else None
+            return ask(kind, phrasing, color, shape)
+    return None
+
+
+def sample(history: History, rng: np.random.Generator) -> list[tuple[str, str, str]]:
+    """One (kind, text, answer) of every kind that can be asked after the newest frame."""
+    asked = ((kind, draw(kind, history, rng)) for kind in KINDS)
+    return [(kind, question.text, answer) for kind, pair in asked if pair for question, answer in [pair]]
+
+
+def draw(kind: str, history: History, rng: np.random.Generator) -> tuple[Question, str] | None:
+    """A random question of this kind and its answer, past_* ones about what is gone; None if it cannot be asked."""
+    phrasing = int(rng.integers(len(KINDS[kind].phrasings)))
+    fillings = list(_fillings(kind, history, rng))
+    for place in rng.permutation(len(fillings)):
+        color, shape = fillings[place]
+        question = ask(kind, phrasing, color, shape)
+        answer = truth(question, history)
+        if answer is not None:
+            return question, answer
+    return None
+
+
+def _fillings(kind: str, history: History, rng: np.random.Generator) -> Iterator[tuple[int | None, int | None]]:
+    """Colours and shapes worth asking this kind about."""
+    has_color, has_shape = KINDS[kind].has(COLOR), KINDS[kind].has(SHAPE)
+    if kind in ("now_seen", "past_seen"):  # about as many no as yes, half of them nearly right
+        luck = rng.random()
+        pool = history.present if kind == "now_seen" and luck < 0.5 else history.gone
+        if pool and luck < (0.75 if kind == "now_seen" else 0.5):
+            thing = pool[int(rng.integers(len(pool)))]
+            yield thing.color, thing.shape
+        else:
+            yield from _absent(history, rng)
+        return
+    if kind == "count_color":
+        for color in sorted({thing.color for thing in history.things}) if rng.random() < 0.8 else range(len(COLORS)):
+            yield color, None
+        return
+    if not has_color and not has_shape:
+        yield None, None
+        return
+    for thing in history.present if is_about_now(kind) else history.things if kind == "before" else history.gone:
+        yield (thing.color if has_color else None), (thing.shape if has_shape else None)
+
+
+def _absent(history: History, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
+    """A pair never shown, whose colour and shape, half the time, both were."""
+    things = history.things
+    if things and rng.random() < 0.5:
+        pairs = {(a.color, b.shape) for a in things for b in things} - history.shown
+    else:
+        pairs = {(c, s) for c in range(len(COLORS)) for s in range(len(SHAPES))} - history.shown
+    if pairs:
+        yield sorted(pairs)[int(rng.integers(len(pairs)))]
+
+
+def _matching(things: list[Thing], question: Question) -> list[Thing]:
+    return [thing for thing in things if question.color in (None, thing.color) and question.shape in (None, thing.shape)]
+
+
+def _only(things: list[Thing], question: Question) -> Thing | None:
+    found = _matching(things, question)
+    return found[0] if len(found) == 1 else None
+
+
+def _of(attribute: str, names: tuple[str, ...], things: Callable[[History], list[Thing]]):
+    """The rule: this attribute of the only object that the question fits."""
+
+    def rule(question: Question, history: History) -> str | None:
+        thing = _only(things(history), question)
+        return names[getattr(thing, attribute)] if thing else None
+
+    return rule
+
+
+def _of_first(attribute: str, names: tuple[str, ...]):
+    return lambda question, history: names[getattr(history.first, attribute)] if history.first else None
+
+
+def _now_count(question: Question, history: History) -> str:
+    return COUNTS[len(history.present)]
+
+
+def _now_seen(question: Question, history: History) -> str:
+    return "yes" if _only(history.present, question) else "no"
+
+
+def _past_seen(question: Question, history: History) -> str | None:
+    if _only(history.things, question):
+        return "yes"
+    return None if (question.color, question.shape) in history.shown else "no"  # shown, and forgotten since
+
+
+def _before(question: Question, history: History) -> str | None:
+    """The object that entered just before this one."""
+    thing = _only(history.things, question)
+    names = [other.name for other in history.things if thing and other.number == thing.number - 1]
+    return names[0] if names else None
+
+
+def _left_last(question: Question, history: History) -> str | None:
+    return max(history.gone, key=lambda thing: thing.left or 0).name if history.gone else None
+
+
+def _count_color(question: Question, history: History) -> str | None:
+    count = len(_matching(history.things, question))
+    return COUNTS[count] if history.complete and count < len(COUNTS) else None
+
+
+def _present(history: History) -> list[Thing]:
+    return history.present
+
+
+def _ever(history: History) -> list[Thing]:
+    return history.things
+
+
+KINDS = {
+    "now_count": Kind(
+        ("how many objects are there now?", "how many objects do you see now?", "how many things are visible now?"), _now_count
+    ),
+    "now_color": Kind(
+        ("what color is the <shape> now?", "which color does the <shape> have now?"), _of("color", COLORS, _present)
+    ),
+    "now_shape": Kind(
+        ("what shape is the <color> object now?", "which shape does the <color> object have now?"),
+        _of("shape", SHAPES, _present),
+    ),
+    "now_where": Kind(
+        ("where is the <color> <shape> now?", "in which corner is the <color> <shape> now?"),
+        _of("quadrant", QUADRANTS, _present),
+    ),
+    "now_seen": Kind(("is there a <color> <shape> now?", "do you see a <color> <shape> now?"), _now_seen),
+    "past_color": Kind(("what color was the <shape>?", "which color did the <shape> have?"), _of("color", COLORS, _ever)),
+    "past_shape": Kind(
+        ("what shape was the <color> object?", "which shape did the <color> object have?"), _of("shape", SHAPES, _ever)
+    ),
+    "past_where": Kind(
+        ("where was the <color> <shape>?", "in which corner was the <color> <shape>?"), _of("quadrant", QUADRANTS, _ever)
+    ),
+    "past_seen": Kind(("was there a <color> <shape>?", "did you see a <color> <shape>?"), _past_seen),
+    "first_shape": Kind(("which shape came first?", "what shape was the first object?"), _of_first("shape", SHAPES)),
+    "first_color": Kind(("which color came first?", "what color was the first object?"), _of_first("color", COLORS)),
+    "before": Kind(("what came before the <color> <shape>?", "which object came before the <color> <shape>?"), _before),
+    "left_last": Kind(("what left last?", "which object left last?"), _left_last),
+    "count_color": Kind(("how many <color> objects were there?", "how many <color> objects did you see?"), _count_color),
+}
+
+ANSWERS = (*COLORS, *SHAPES, *QUADRANTS, *COUNTS, "yes", "no")
+
+
+def _pattern(phrasing: str) -> re.Pattern[str]:
+    return re.compile(
+        phrasing.rstrip("?").replace(COLOR, f"(?P<color>{'|'.join(COLORS)})").replace(SHAPE, f"(?P<shape>{'|'.join(SHAPES)})")
+    )
+
+
+_PATTERNS = [(_pattern(text), name, place) for name, kind in KINDS.items() for place, text in enumerate(kind.phrasings)]

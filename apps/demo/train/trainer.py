@@ -1,0 +1,145 @@
+"""The training run: vision, then the decoder, by the clock, resumable at any checkpoint."""
+
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from . import attention  # noqa: F401  (registers edgevlm_packed)
+from .batch import make_batch, plan_batch
+from .decoder import FactHeads, loss
+from .evaluate import evaluate, table
+from .model import build_model, save_model
+from .tokenizer import build_tokenizer
+from .vision import pretrain_vision
+
+MUON_RATE, ADAM_RATE = 4e-3, 2e-3
+WARMUP = 50  # steps
+
+
+@dataclass(slots=True)
+class Settings:
+    out: Path  # gets state.pt and checkpoint/
+    minutes: float  # of the whole run, the vision tower's included
+    seed: int = 0
+    vision_minutes: float = 3.0
+    save_every: float = 3.0  # minutes
+    evaluate_every: float = 8.0  # minutes
+
+    def __post_init__(self) -> None:
+        if not 0 < self.vision_minutes < self.minutes:
+            raise ValueError(f"{self.minutes} minutes leave none for the decoder after {self.vision_minutes} of vision")
+
+
+class Trainer:
+    """Everything that a checkpoint holds, and one optimiser step at a time."""
+
+    def __init__(self, seed: int):
+        torch.manual_seed(seed)
+        self.seed = seed
+        self.steps = 0  # of the decoder
+        self.elapsed = 0.0  # seconds, over all sittings
+        self.tokenizer = build_tokenizer()
+        self.model = build_model(self.tokenizer)
+        self.model.set_attn_implementation({"text_config": "edgevlm_packed", "vision_config": "sdpa"})
+        self.heads = FactHeads(self.model.config.text_config.hidden_size)
+        matrices = [p for p in self.model.model.language_model.layers.parameters() if p.ndim == 2]
+        others = [
+            *(p for p in self.model.model.language_model.parameters() if not any(p is m for m in matrices)),
+            *self.model.model.multi_modal_projector.parameters(),
+            *self.heads.parameters(),
+        ]
+        self.trained = [*matrices, *others]
+        self.optimizers = (
+            torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0),
+        )
+
+    def step(self, progress: float) -> float:
+        """One step; returns the loss on answers. The batch depends on seed, number of the step and progress alone."""
+        scale = min(1.0, (self.steps + 1) / WARMUP) * min(1.0, max(0.02, 2 * (1 - progress)))
+        for optimizer, rate in zip(self.optimizers, (MUON_RATE, ADAM_RATE), strict=True):
+            optimizer.param_groups[0]["lr"] = rate * scale
+        plan = plan_batch(np.random.default_rng([self.seed, 2, self.steps]), progress)
+        total, answers = loss(self.model, self.heads, make_batch([self.seed, 3, self.steps], plan, self.tokenizer))
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        total.backward()
+        nn.utils.clip_grad_norm_(self.trained, 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.steps += 1
+        return float(answers)
+
+    def save(self, path: Path) -> None:
+        """Write the state atomically."""
+        state = {
+            "seed": self.seed,
+            "steps": self.steps,
+            "elapsed": self.elapsed,
+            "model": self.model.state_dict(),
+            "heads": self.heads.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+        }
+        torch.save(state, path.with_suffix(".tmp"))
+        os.replace(path.with_suffix(".tmp"), path)
+
+    @classmethod
+    def load(cls, path: Path) -> "Trainer":
+        state = torch.load(path, weights_only=True)
+        trainer = cls(state["seed"])
+        trainer.steps, trainer.elapsed = state["steps"], state["elapsed"]
+        trainer.model.load_state_dict(state["model"])
+        trainer.heads.load_state_dict(state["heads"])
+        for optimizer, saved in zip(trainer.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        return trainer
+
+
+def train(settings: Settings, resume: bool = False) -> None:
+    """Run to the end of `settings.minutes`, counted over all sittings."""
+    state = settings.out / "state.pt"
+    settings.out.mkdir(parents=True, exist_ok=True)
+    trainer = Trainer.load(state) if resume and state.exists() else Trainer(settings.seed)
+    whole, vision = 60 * settings.minutes, 60 * settings.vision_minutes
+    begun = time.monotonic() - trainer.elapsed
+
+    def report(text: str) -> None:
+        print(f"[{(time.monotonic() - begun) / 60:5.1f} of {settings.minutes:g} min] {text}", flush=True)
+
+    if trainer.elapsed == 0:
+        accuracy = pretrain_vision(trainer.model, settings.seed, settings.vision_minutes, report)
+        trainer.elapsed = time.monotonic() - begun
+        report(f"vision done, accuracy {accuracy:.4f}")
+    saved = evaluated = time.monotonic()
+    average = 0.0
+    while trainer.elapsed < whole:
+        answers = trainer.step(progress=max(0.0, (trainer.elapsed - vision) / (whole - vision)))
+        trainer.elapsed = time.monotonic() - begun
+        average += (answers - average) * max(0.05, 1 / trainer.steps)
+        if trainer.steps % 25 == 0:
+            report(f"step {trainer.steps} loss on answers {average:.4f}")
+        if time.monotonic() - saved > 60 * settings.save_every:
+            saved = time.monotonic()
+            trainer.save(state)
+            publish(trainer, settings.out / "checkpoint")
+        if time.monotonic() - evaluated > 60 * settings.evaluate_every:
+            evaluated = time.monotonic()
+            report("32 held-out streams\n" + table(evaluate(trainer.model, streams=32)))
+    trainer.save(state)
+    publish(trainer, settings.out / "checkpoint")
+    report(f"done after {trainer.steps} steps")
+
+
+def publish(trainer: Trainer, folder: Path) -> None:
+    """Replace the Hugging Face checkpoint in `folder` by the present one."""
+    fresh = folder.with_suffix(".tmp")
+    shutil.rmtree(fresh, ignore_errors=True)
+    save_model(trainer.model, fresh)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(fresh, folder)

@@ -1,0 +1,209 @@
+"""The demo camera: an endless procedural world of coloured shapes, deterministic from a seed, in constant memory.
+
+A frame is uint8 [56, 56, 3] RGB, a 4x4 grid of 14-pixel cells; a cell is one patch of the vision tower and holds at
+most one object, so a patch never shows two. Objects are 11-pixel sprites that drift inside their cell, now and then hop to
+another cell of their quadrant, enter and leave; at most three are present, and at most one of these events happens in a
+frame.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+COLORS = ("red", "orange", "yellow", "green", "cyan", "blue", "purple", "white")
+SHAPES = ("square", "circle", "triangle", "diamond", "cross", "ring", "heart", "star")
+QUADRANTS = ("top left", "top right", "bottom left", "bottom right")
+
+SIZE = 56  # pixels, both ways
+GRID = 4  # cells, both ways
+CELL = SIZE // GRID  # pixels
+SPRITE = 11  # pixels
+MAX_PRESENT = 3  # objects at once
+MIN_STAY = 3  # frames an object stays before it may leave
+WINDOW = 96  # frames after it left until an object is forgotten; only then may its colour-shape pair come again
+
+_RGB = np.array(
+    [
+        (205, 25, 25),
+        (225, 115, 5),
+        (220, 215, 25),
+        (25, 160, 40),
+        (25, 200, 205),
+        (40, 60, 220),
+        (145, 35, 185),
+        (225, 225, 225),
+    ],
+    dtype=np.int16,
+)  # [8, 3], one row per colour; + jitter 8 + noise 15 stays below 256
+
+
+@dataclass(slots=True)
+class Thing:
+    """One object of the stream, from its entry on. Colour, shape and quadrant never change."""
+
+    number: int  # 0 for the first object of the stream, counting up
+    color: int  # index into COLORS
+    shape: int  # index into SHAPES
+    cell: int  # 0..15, row-major; the last one held if it has left
+    entered: int  # first frame that shows it
+    left: int | None = None  # first frame that no longer shows it
+    offset: tuple[int, int] = (0, 0)  # pixels (down, right) inside the cell
+    rgb: tuple[int, ...] = (0, 0, 0)  # the colour as painted
+
+    @property
+    def quadrant(self) -> int:
+        """Index into QUADRANTS."""
+        row, column = divmod(self.cell, GRID)
+        return 2 * (row // 2) + column // 2
+
+    @property
+    def name(self) -> str:
+        return f"{COLORS[self.color]} {SHAPES[self.shape]}"
+
+
+@dataclass(slots=True)
+class History:
+    """What was shown up to frame `now`: all of it for WINDOW frames, after that without the objects gone for longer."""
+
+    now: int = -1  # index of the newest frame
+    things: list[Thing] = field(default_factory=list)  # in order of entry
+    first: Thing | None = None  # the first object of the stream, never forgotten
+    shown: set[tuple[int, int]] = field(default_factory=set)  # every (colour, shape) ever shown, at most 64
+    entries: int = 0  # objects that ever entered
+
+    @property
+    def present(self) -> list[Thing]:
+        return [thing for thing in self.things if thing.left is None]
+
+    @property
+    def gone(self) -> list[Thing]:
+        return [thing for thing in self.things if thing.left is not None]
+
+    @property
+    def complete(self) -> bool:
+        """Whether no object has been forgotten."""
+        return self.entries == len(self.things)
+
+    def snapshot(self) -> "History":
+        """A copy that later frames do not change."""
+        return History(self.now, [replace(thing) for thing in self.things], self.first, set(self.shown), self.entries)
+
+
+class World:
+    """An endless stream of frames; `step` makes the next one and `history` then tells the truth about it."""
+
+    def __init__(self, seed: int | list[int] = 0, event_rate: float = 1 / 6):
+        """`event_rate`: entries, departures and hops per frame."""
+        self.history = History()
+        self._rng = np.random.default_rng(seed)
+        self._event_rate = event_rate
+        self._texture = _texture(self._rng)
+
+    @property
+    def owners(self) -> np.ndarray:
+        """int32 [16]: the number of the object in each patch of the newest frame, row-major; -1 where there is none."""
+        owners = np.full(GRID * GRID, -1, dtype=np.int32)
+        for thing in self.history.present:
+            owners[thing.cell] = thing.number
+        return owners
+
+    @property
+    def occupied(self) -> np.ndarray:
+        """bool [16]: which patches of the newest frame hold an object, row-major."""
+        return self.owners >= 0
+
+    def step(self) -> np.ndarray:
+        """Move the world on and return its next frame, uint8 [56, 56, 3] RGB."""
+        history = self.history
+        history.now += 1
+        for thing in history.present:
+            drift = self._rng.integers(-1, 2, size=2)
+            down, right = np.clip(np.add(thing.offset, drift), 0, CELL - SPRITE)
+            thing.offset = (int(down), int(right))
+        if self._rng.random() < (self._event_rate if history.entries else 0.5):
+            self._event()
+        history.things = [thing for thing in history.things if thing.left is None or history.now - thing.left < WINDOW]
+        return self._render()
+
+    def _event(self) -> None:
+        """One entry, departure or hop, whichever of them can happen."""
+        present = self.history.present
+        leavers = [thing for thing in present if self.history.now - thing.entered >= MIN_STAY]
+        weights = np.array([0.42 * (len(present) < MAX_PRESENT), 0.38 * bool(leavers), 0.2 * bool(present)])
+        if not weights.any():
+            return
+        event = self._rng.choice(3, p=weights / weights.sum())
+        if event == 0:
+            self._enter()
+        elif event == 1:
+            self._pick(leavers).left = self.history.now
+        else:
+            self._hop(self._pick(present))
+
+    def _enter(self) -> None:
+        history, rng = self.history, self._rng
+        recent = {(thing.color, thing.shape) for thing in history.things}
+        pairs = [(c, s) for c in range(len(COLORS)) for s in range(len(SHAPES)) if (c, s) not in recent]
+        color, shape = self._pick(pairs)
+        thing = Thing(
+            number=history.entries,
+            color=color,
+            shape=shape,
+            cell=self._pick(np.flatnonzero(~self.occupied).tolist()),
+            entered=history.now,
+            offset=tuple(rng.integers(0, CELL - SPRITE + 1, size=2).tolist()),
+            rgb=tuple((_RGB[color] + rng.integers(-8, 9, size=3)).clip(0).tolist()),
+        )
+        history.things.append(thing)
+        history.shown.add((color, shape))
+        history.first = history.first or replace(thing)
+        history.entries += 1
+
+    def _hop(self, thing: Thing) -> None:
+        """Move to a free cell of the same quadrant, if there is one."""
+        row, column = thing.cell // GRID // 2 * 2, thing.cell % GRID // 2 * 2
+        cells = [(row + down) * GRID + column + right for down in (0, 1) for right in (0, 1)]
+        free = [cell for cell in cells if not self.occupied[cell]]
+        if free:
+            thing.cell = self._pick(free)
+
+    def _pick(self, items: list):
+        return items[int(self._rng.integers(len(items)))]
+
+    def _render(self) -> np.ndarray:
+        frame = self._texture.copy()
+        for thing in self.history.present:
+            top = thing.cell // GRID * CELL + thing.offset[0]
+            left = thing.cell % GRID * CELL + thing.offset[1]
+            frame[top : top + SPRITE, left : left + SPRITE][_MASKS[thing.shape]] = thing.rgb
+        frame += self._rng.integers(0, 16, size=frame.shape, dtype=np.uint8)
+        return frame
+
+
+def _texture(rng: np.random.Generator) -> np.ndarray:
+    """A stream's static background: dark, tinted, blotchy; uint8 [56, 56, 3] of 20..100."""
+    coarse = rng.integers(-14, 15, size=(GRID * 2, GRID * 2, 1)).repeat(CELL // 2, axis=0).repeat(CELL // 2, axis=1)
+    fine = rng.integers(-6, 7, size=(SIZE, SIZE, 1))
+    base = rng.integers(40, 81) + rng.integers(-8, 9, size=3)
+    return (base + coarse + fine).clip(20, 100).astype(np.uint8)
+
+
+def _masks() -> np.ndarray:
+    """The shapes' silhouettes, bool [8, 11, 11]."""
+    y, x = np.mgrid[-1 : 1 : SPRITE * 1j, -1 : 1 : SPRITE * 1j]
+    radius, angle = np.hypot(x, y), np.arctan2(x, -y)
+    lobe = np.abs((angle / (2 * np.pi) * 5) % 1 - 0.5) * 2  # 1 on the star's five spikes, 0 between
+    masks = {
+        "square": np.maximum(abs(x), abs(y)) <= 0.85,
+        "circle": radius <= 0.95,
+        "triangle": abs(x) <= (y + 1) / 2 + 0.05,
+        "diamond": abs(x) + abs(y) <= 1.05,
+        "cross": np.minimum(abs(x), abs(y)) <= 0.25,
+        "ring": (radius <= 1.05) & (radius >= 0.6),
+        "heart": (np.hypot(abs(x) - 0.5, y + 0.45) <= 0.56) | ((y > -0.45) & (abs(x) <= (1 - y) / 1.4)),
+        "star": radius <= 0.42 + 0.63 * lobe**1.5,
+    }
+    return np.stack([masks[shape] for shape in SHAPES])
+
+
+_MASKS = _masks()

@@ -1,0 +1,108 @@
+"""Where a run's answers and figures go: JSON lines or plain text on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A finished answer. ``truth`` is known only in the demo world."""
+
+    time_s: float
+    question: str
+    text: str
+    token_ids: list[int]
+    ttft_ms: float
+    tpot_ms: float
+    truth: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A run's figures at one moment; ``fps`` over the last second, in a summary over the whole run."""
+
+    frames: int
+    dropped: int
+    fps: float
+    cache_tokens: int
+    cache_bytes: int
+    compressions: int
+    compress_ms: float
+    rss_bytes: int
+    source_state: str
+
+
+class Output(Protocol):
+    def answer(self, answered: Answered) -> None: ...
+    def piece(self, text: str) -> None: ...
+    def stats(self, stats: Stats) -> None: ...
+    def summary(self, stats: Stats) -> None: ...
+    def notice(self, text: str) -> None: ...
+
+
+class JsonOutput:
+    """One JSON object a line on stdout, from whatever thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def answer(self, answered: Answered) -> None:
+        fields = _rounded(asdict(answered))
+        if answered.truth is None:
+            del fields["truth"]
+        self._line({"event": "answer", **fields})
+
+    def piece(self, text: str) -> None:
+        """A line holds a whole answer."""
+
+    def stats(self, stats: Stats) -> None:
+        self._line({"event": "stats", **_rounded(asdict(stats))})
+
+    def summary(self, stats: Stats) -> None:
+        self._line({"event": "summary", **_rounded(asdict(stats))})
+
+    def notice(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def _line(self, record: dict[str, object]) -> None:
+        with self._lock:
+            print(json.dumps(record, ensure_ascii=False), flush=True)
+
+
+class TextOutput:
+    """A line an answer on stdout, the summary on stderr."""
+
+    def answer(self, answered: Answered) -> None:
+        truth = "" if answered.truth is None else f"   (truth: {answered.truth})"
+        print(f"[{answered.time_s:.1f} s] {answered.question}  {answered.text}{truth}", flush=True)
+
+    def piece(self, text: str) -> None:
+        """A line holds a whole answer."""
+
+    def stats(self, stats: Stats) -> None:
+        """Nothing: a log does not need a line a second."""
+
+    def summary(self, stats: Stats) -> None:
+        print(describe(stats), file=sys.stderr, flush=True)
+
+    def notice(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+def describe(stats: Stats) -> str:
+    """One line for a person."""
+    dropped = f" ({stats.dropped} dropped)" if stats.dropped else ""
+    return (
+        f"{stats.source_state} · {stats.frames} frames{dropped} · {stats.fps:.1f} fps · memory {stats.cache_tokens} tokens, "
+        f"{stats.cache_bytes / 1e6:.1f} MB · {stats.compressions} compressions, {stats.compress_ms:.1f} ms · "
+        f"process {stats.rss_bytes / 1e6:.0f} MB"
+    )
+
+
+def _rounded(fields: dict[str, object]) -> dict[str, object]:
+    return {key: round(value, 3) if isinstance(value, float) else value for key, value in fields.items()}

@@ -1,0 +1,48 @@
+"""The demo camera: the procedural world that the embedded model was taught."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgevlm.apps.demo.questions import is_about_now, parse, sample, truth
+from edgevlm.apps.demo.world import History, World
+from edgevlm.apps.sources.base import Frame, Sampler, Source, State
+
+WORLD_FPS = 2.0  # the world moves on this often, and that is the rate the model was taught
+
+
+@dataclass(frozen=True, slots=True)
+class DemoScene:
+    """What the demo world showed up to one frame."""
+
+    history: History
+
+    def truth(self, question: str) -> str | None:
+        known = parse(question)
+        return truth(known, self.history) if known else None
+
+    def sample(self, random: np.random.Generator) -> list[str]:
+        asked = sample(self.history, random)
+        groups = [[text for kind, text, _ in asked if is_about_now(kind) is now] for now in (True, False)]
+        return [str(random.choice(group)) for group in groups if group]
+
+
+class DemoSource(Source):
+    """Endless; each frame tells the truth about every question the demo model was taught."""
+
+    name = "demo"
+
+    def __init__(self, fps: float | None, seed: int = 0) -> None:
+        self._world = World(seed)
+        self._sampler = Sampler(fps)
+
+    def read(self) -> Frame | None:
+        while self.state is not State.ENDED:
+            self.state = State.RUNNING
+            image = self._world.step()
+            time_s = (self._world.history.now + 1) / WORLD_FPS
+            if self._sampler.wants(time_s):
+                return Frame(image, time_s, DemoScene(self._world.history.snapshot()))
+        return None

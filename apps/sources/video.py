@@ -1,0 +1,69 @@
+"""Video files, decoded frame by frame; frames that are not sampled are never converted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgevlm.apps.sources.base import Frame, Sampler, Source, State
+from edgevlm.apps.sources.capture import load_cv2, open_capture
+from edgevlm.errors import SourceError
+
+COMPLETE = 0.9  # of the frames a container declares: below this the file was cut short
+FALLBACK_FPS = 25.0  # for a container that declares no rate
+
+
+class VideoSource(Source):
+    """Reads a file to its end, as fast as it is asked. Times are the container's, kept from running backwards."""
+
+    def __init__(self, path: str | Path, fps: float | None) -> None:
+        self.path = Path(path)
+        self.name = self.path.name
+        if not self.path.is_file():
+            raise SourceError(f"{path}: there is no such file")
+        self._cv2 = load_cv2()
+        self._capture = open_capture(str(self.path))
+        if not self._capture.isOpened():
+            raise SourceError(f"{path}: not a video that can be read (damaged, cut short, or another kind of file)")
+        self._declared = int(self._capture.get(self._cv2.CAP_PROP_FRAME_COUNT))
+        rate = self._capture.get(self._cv2.CAP_PROP_FPS)
+        self._period = 1 / rate if 0 < rate < 1000 else 1 / FALLBACK_FPS
+        self._sampler = Sampler(fps)
+        self._decoded = 0
+        self._time_s = 0.0
+
+    def read(self) -> Frame | None:
+        if self.state is State.ENDED:
+            return None
+        self.state = State.RUNNING
+        while self._capture.grab():
+            self._advance()
+            if not self._sampler.wants(self._time_s):
+                continue
+            decoded, image = self._capture.retrieve()
+            if decoded:
+                return Frame(self._cv2.cvtColor(image, self._cv2.COLOR_BGR2RGB), self._time_s)
+        self._end()
+        return None
+
+    def _advance(self) -> None:
+        """Count the frame and move the clock: never backwards, and by the declared rate where the container has no times."""
+        stamp = self._capture.get(self._cv2.CAP_PROP_POS_MSEC) / 1e3
+        least = self._time_s if self._decoded == 0 else self._time_s + 1e-3
+        guess = self._decoded * self._period
+        self._decoded += 1
+        self._time_s = max(least, stamp if stamp > 0 or self._decoded == 1 else guess)
+
+    def _end(self) -> None:
+        self.close()
+        if self._decoded == 0:
+            self.state = State.FAILED
+            raise SourceError(f"{self.path}: no frame could be decoded; the file is damaged")
+        if self._decoded < COMPLETE * self._declared:
+            self.state = State.FAILED
+            raise SourceError(
+                f"{self.path}: ended after {self._decoded} of {self._declared} frames; the file is damaged or cut short"
+            )
+
+    def close(self) -> None:
+        super().close()
+        self._capture.release()

@@ -1,0 +1,128 @@
+"""From what was typed to a run: checks the request, opens model, source and session, picks the output."""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgevlm.apps.output import JsonOutput, Output, TextOutput
+from edgevlm.apps.run import Plan, Run
+from edgevlm.apps.sources import open_source
+from edgevlm.errors import UserError
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies import create_policy
+from edgevlm.runtime.session import Session, largest_budget
+
+DEMO_FRAMES = 64  # of the demo without a terminal
+DEFAULT_BUDGET = 6000
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """The options of ``edgevlm run``, as typed."""
+
+    camera: str | None
+    video: str | None
+    model: str
+    policy: str
+    budget: str | None
+    fps: float
+    chunk: int
+    realtime: bool | None
+    frames: int | None
+    seconds: float | None
+    ask: list[str]
+    ask_at: list[str]
+    seed: int
+    threads: int | None
+    as_json: bool
+
+
+def start(request: RunRequest) -> None:
+    """Run to the end. Raises UserError before anything is opened where that is possible."""
+    is_demo_source = request.video is None and request.camera in (None, "demo")
+    interactive = not request.as_json and sys.stdin.isatty() and sys.stdout.isatty()
+    plan = Plan(request.frames, request.seconds, list(request.ask), [parse_ask_at(text) for text in request.ask_at])
+    endless = request.video is None and plan.frames is None and plan.seconds is None
+    if is_demo_source and endless and (not interactive or plan.end):
+        plan.frames = DEMO_FRAMES
+    elif endless and plan.end:
+        raise UserError("--ask is answered at the end of the stream, and a camera has none: add --seconds or --frames")
+    realtime = request.realtime if request.realtime is not None else is_demo_source and interactive
+    wanted = parse_count(request.budget) if request.budget is not None else None
+    create_policy(request.policy)
+    source = open_source(request.camera, request.video, fps=request.fps, realtime=realtime, seed=request.seed)
+    try:
+        model = Model.load(request.model, threads=request.threads)
+        budget = wanted or default_budget(model, request.policy)
+        session = Session.open(model, policy=request.policy, budget=budget, chunk=request.chunk)
+        output = make_output(request.as_json, interactive)
+        run = Run(session, source, output, plan)
+        if model.is_demo and not is_demo_source:
+            output.notice("note: the demo model only knows its own world; give --model BUNDLE for real pictures")
+        if model.is_demo and is_demo_source and not (plan.end or plan.at):
+            plan.sample = np.random.default_rng(request.seed)
+    except BaseException:
+        source.close()
+        raise
+    try:
+        with screen_of(output, run, is_demo_source):
+            run()
+    except KeyboardInterrupt:
+        pass  # the summary has been written: ctrl-C is how a live run ends
+
+
+def make_output(as_json: bool, interactive: bool) -> Output:
+    if as_json:
+        return JsonOutput()
+    if not interactive:
+        return TextOutput()
+    from edgevlm.apps.screen import Screen
+
+    return Screen()
+
+
+def screen_of(output: Output, run: Run, show_picture: bool):
+    from edgevlm.apps.screen import Screen
+
+    if not isinstance(output, Screen):
+        return nullcontext()
+    output.show_picture = show_picture
+    return output.attached(run)
+
+
+def default_budget(model: Model, policy: str) -> int:
+    """Half of the positions the model was trained on, 6,000 tokens at most, in whole frames; for full, all that fits."""
+    per_frame = model.bundle.vision.tokens_per_frame
+    most = largest_budget(model)
+    budget = most if not create_policy(policy).bounded else min(DEFAULT_BUDGET, most, model.bundle.limit // 2)
+    return max(budget // per_frame, 1) * per_frame
+
+
+def parse_count(text: str) -> int:
+    """``6k`` is 6,000."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kK]?)", text.strip())
+    if not match:
+        raise UserError(f"--budget {text}: give a number of tokens, like 512 or 6k")
+    return int(float(match[1]) * (1000 if match[2] else 1))
+
+
+def parse_ask_at(text: str) -> tuple[float, str]:
+    """``60:Who came in?`` is at 60 seconds."""
+    time_s, colon, question = text.partition(":")
+    try:
+        if not colon or not question.strip():
+            raise ValueError
+        return float(time_s), question.strip()
+    except ValueError:
+        raise UserError(f"--ask-at {text}: give seconds, a colon and the question, like 60:'who came in?'") from None
+
+
+def list_questions() -> list[str]:
+    from edgevlm.apps.demo.questions import all_questions
+
+    return all_questions()

@@ -1,0 +1,5 @@
+"""``python -m edgevlm`` is the command ``edgevlm``."""
+
+from edgevlm.apps.cli import main
+
+main()

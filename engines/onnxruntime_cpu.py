@@ -1,0 +1,206 @@
+"""ONNX Runtime on the CPU: the decoder appends in place through bindings that last as long as the decoder.
+
+Threads: ``threads`` in all for one call (the physical cores by default). Idle workers sleep and do not spin, so that
+the vision and decoder sessions, which never run at once in one stream, do not slow each other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import psutil
+
+from edgevlm.engines.base import Float32, Int32, Int64, KVBuffer, StepResult
+from edgevlm.errors import CacheError, CacheFull, UserError
+from edgevlm.runtime.bundle import Bundle
+
+
+def default_threads() -> int:
+    """Physical cores that this process may use."""
+    physical = psutil.cpu_count(logical=False) or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
+    return max(1, min(physical, allowed))
+
+
+class OnnxRuntimeCpu:
+    """One bundle loaded on the CPU; see :class:`edgevlm.engines.base.Engine`."""
+
+    def __init__(self, bundle: Bundle, *, threads: int | None = None) -> None:
+        if threads is not None and threads < 1:
+            raise UserError(f"threads must be at least 1, not {threads}")
+        self.bundle = bundle
+        self.threads = threads or default_threads()
+        spec = bundle.decoder
+        self._embedding = np.load(bundle.file(spec.embedding), mmap_mode="r", allow_pickle=False)
+        self._vision = self._open(bundle.vision.graph)
+        self._decoder = self._open(spec.graphs["whole"])
+
+    def _open(self, name: str) -> Any:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.inter_op_num_threads = 1
+        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+        options.log_severity_level = 4  # what goes wrong is raised
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        path = self.bundle.file(name)
+        try:
+            return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(
+                f"{path}: ONNX Runtime {ort.__version__} cannot load it ({reason}); upgrade onnxruntime"
+            ) from error
+
+    def encode(self, pixels: Float32) -> Float32:
+        """Frames ``[F, 3, H, W]``, normalised, to language-space features ``[F, tokens_per_frame, hidden]``."""
+        vision = self.bundle.vision
+        wanted = (3, *vision.size)
+        if pixels.ndim != 4 or pixels.shape[1:] != wanted or pixels.dtype != np.float32:
+            raise ValueError(
+                f"pixels must be float32 [F, {', '.join(map(str, wanted))}], not {pixels.dtype} {pixels.shape}"
+            )
+        if not len(pixels):
+            return np.zeros((0, vision.tokens_per_frame, self.bundle.decoder.hidden), np.float32)
+        features: Float32 = self._vision.run(["features"], {"pixel_values": pixels})[0]
+        return features
+
+    def embed(self, token_ids: Int64) -> Float32:
+        """Token ids ``[N]`` to embeddings ``[N, hidden]``, gathered from the mapped file."""
+        ids = np.asarray(token_ids, np.int64).reshape(-1)
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < len(self._embedding):
+            raise ValueError(f"token ids must lie in [0, {len(self._embedding)}), not {ids.min()} to {ids.max()}")
+        return np.asarray(self._embedding[ids])
+
+    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = ()) -> OnnxRuntimeDecoder:
+        """A decoder bound to one buffer a layer, which also returns the queries of the layers in ``probes``."""
+        return OnnxRuntimeDecoder(self._decoder, self.bundle, buffers, probes)
+
+    def close(self) -> None:
+        """Let go of the sessions; decoders already bound keep what they need until they are dropped."""
+        self.__dict__.pop("_vision", None)
+        self.__dict__.pop("_decoder", None)
+        self.__dict__.pop("_embedding", None)
+
+
+class OnnxRuntimeDecoder:
+    """A decoder bound to one stream's memory; see :class:`edgevlm.engines.base.Decoder`.
+
+    Two sets of bindings: one for a single row and its logits, in which nothing is rebound between calls, and one for
+    everything else, in which only the small inputs and the outputs are. Not for use by two threads at once.
+    """
+
+    def __init__(self, session: Any, bundle: Bundle, buffers: Sequence[KVBuffer], probes: Sequence[int]) -> None:
+        spec = bundle.decoder
+        _check_buffers(bundle, buffers)
+        if any(not 0 <= layer < spec.layers for layer in probes):
+            raise ValueError(f"probes must be layers of 0 to {spec.layers - 1}, not {list(probes)}")
+        self._session, self._spec = session, spec
+        self._buffers = tuple(buffers)  # keeps their owners alive
+        self._capacity = np.array([buffer.shape[2] for buffer in buffers], np.int64)
+        self._probes = tuple(probes)
+        self._total_len = np.zeros(spec.layers, np.int32)
+        self._one = self._bind_memory()
+        self._many = self._bind_memory()
+        self._one_arrays = self._arrays(1, 1)
+        self._bind_arrays(self._one, self._one_arrays)
+
+    def step(
+        self, embeds: Float32, cos: Float32, sin: Float32, past_len: Int32, logit_rows: Sequence[int] = (-1,)
+    ) -> StepResult:
+        """Append S rows in place; see the protocol. Raises CacheFull or CacheError before a byte is changed."""
+        rows = len(embeds)
+        self._check_step(embeds, cos, sin, past_len, logit_rows)
+        np.add(past_len, rows, out=self._total_len, casting="same_kind")
+        if rows == 1 and len(logit_rows) == 1:
+            arrays, binding = self._one_arrays, self._one
+        else:
+            arrays, binding = self._arrays(rows, len(logit_rows)), self._many
+            self._bind_arrays(binding, arrays)
+        arrays["inputs_embeds"][0], arrays["cos"][0], arrays["sin"][0] = embeds, cos, sin
+        arrays["logit_rows"][:] = logit_rows
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:
+            lengths = f"{int(past_len.min())} to {int(past_len.max())}"
+            raise RuntimeError(f"ONNX Runtime failed on {rows} rows after {lengths}: {error}") from error
+        heads, dim = self._spec.heads, self._spec.head_dim
+        probes = {
+            layer: np.ascontiguousarray(arrays[f"query{layer}"].reshape(rows, heads, dim).transpose(1, 0, 2))
+            for layer in self._probes
+        }
+        logits = arrays["logits"][0]
+        return StepResult(logits.copy() if binding is self._one else logits, probes)
+
+    def _bind_memory(self) -> Any:
+        """A binding whose keys and values are read and written at the caller's addresses."""
+        binding = self._session.io_binding()
+        for layer, buffer in enumerate(self._buffers):
+            for part, address in (("key", buffer.key_address), ("value", buffer.value_address)):
+                where = ("cpu", 0, np.float32, buffer.shape, address)
+                binding.bind_input(f"{part}{layer}", *where)
+                binding.bind_output(f"{part}{layer}_out", *where)
+        self._bind(binding.bind_input, "total_len", self._total_len)
+        return binding
+
+    def _arrays(self, rows: int, logit_rows: int) -> dict[str, np.ndarray]:
+        """The small inputs and the outputs of a call."""
+        s = self._spec
+        half = s.head_dim // 2
+        arrays: dict[str, np.ndarray] = {
+            "inputs_embeds": np.empty((1, rows, s.hidden), np.float32),
+            "cos": np.empty((1, rows, half), np.float32),
+            "sin": np.empty((1, rows, half), np.float32),
+            "logit_rows": np.empty(logit_rows, np.int64),
+            "logits": np.empty((1, logit_rows, s.vocab), np.float32),
+        }
+        return arrays | {
+            f"query{layer}": np.empty((1, rows, s.heads * s.head_dim), np.float32) for layer in self._probes
+        }
+
+    def _bind_arrays(self, binding: Any, arrays: dict[str, np.ndarray]) -> None:
+        for name, array in arrays.items():
+            is_output = name == "logits" or name.startswith("query")
+            self._bind(binding.bind_output if is_output else binding.bind_input, name, array)
+
+    @staticmethod
+    def _bind(bind: Any, name: str, array: np.ndarray) -> None:
+        bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+    def _check_step(
+        self, embeds: Float32, cos: Float32, sin: Float32, past_len: Int32, logit_rows: Sequence[int]
+    ) -> None:
+        s, rows = self._spec, len(embeds)
+        if embeds.shape != (rows, s.hidden) or rows < 1:
+            raise CacheError(f"embeds must be [S, {s.hidden}] with S at least 1, not {list(embeds.shape)}")
+        if cos.shape != (rows, s.head_dim // 2) or sin.shape != cos.shape:
+            raise CacheError(
+                f"cos and sin must be [{rows}, {s.head_dim // 2}], not {list(cos.shape)}, {list(sin.shape)}"
+            )
+        if past_len.shape != (s.layers,) or int(past_len.min()) < 0:
+            raise CacheError(f"past_len must be {s.layers} lengths of at least 0, not {past_len!r}")
+        over = np.flatnonzero(past_len + np.int64(rows) > self._capacity)
+        if over.size:
+            layer = int(over[0])
+            have, room = int(past_len[layer]), int(self._capacity[layer])
+            raise CacheFull(f"layer {layer} holds {have} rows and has room for {room}: {rows} more do not fit")
+        if any(not -rows <= row < rows for row in logit_rows):
+            raise CacheError(f"logit_rows {list(logit_rows)} must index the {rows} rows of this call")
+
+
+def _check_buffers(bundle: Bundle, buffers: Sequence[KVBuffer]) -> None:
+    spec = bundle.decoder
+    if len(buffers) != spec.layers:
+        raise CacheError(f"the decoder has {spec.layers} layers; {len(buffers)} buffers were given")
+    for layer, buffer in enumerate(buffers):
+        batch, heads, capacity, dim = buffer.shape
+        if (batch, heads, dim) != (1, spec.kv_heads, spec.head_dim) or capacity < 1:
+            raise CacheError(
+                f"layer {layer}: a buffer must be [1, {spec.kv_heads}, capacity, {spec.head_dim}], "
+                f"not {list(buffer.shape)}"
+            )
+        if np.dtype(buffer.dtype) != np.float32:
+            raise CacheError(f"layer {layer}: this engine keeps float32 keys and values, not {buffer.dtype}")

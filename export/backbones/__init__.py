@@ -1,0 +1,111 @@
+"""Text backbones, one file each and one line in the registry: what the decoder builder asks of a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.errors import UserError
+from edgevlm.export.checkpoint import Checkpoint, nearest
+
+Float32 = NDArray[np.float32]
+
+# text_config.model_type -> module with ``shape`` and ``layer``
+TEXT_BACKBONES: dict[str, str] = {
+    "qwen2": "edgevlm.export.backbones.qwen2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """All sizes of a decoder, checked against one another."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    intermediate: int
+    vocab: int
+    norm_eps: float
+    rope_theta: float
+    model_limit: int
+    tied: bool
+
+    def __post_init__(self) -> None:
+        small = [name for name in ("layers", "heads", "kv_heads", "hidden", "vocab") if getattr(self, name) < 1]
+        if small:
+            raise UserError(
+                f"config.json: text_config says {small[0]} = {getattr(self, small[0])}; it must be at least 1"
+            )
+        if self.heads % self.kv_heads:
+            raise UserError(
+                f"config.json: {self.heads} attention heads cannot share {self.kv_heads} key/value heads evenly"
+            )
+        if self.head_dim % 8:
+            raise UserError(
+                f"config.json: head_dim {self.head_dim} is not a multiple of 8, which the attention kernels need"
+            )
+
+    @property
+    def kv_size(self) -> int:
+        """Width of one layer's keys for one token."""
+        return self.kv_heads * self.head_dim
+
+    def inv_freq(self) -> list[float]:
+        """The rotary frequencies exactly as transformers computes them, in float32: ``[head_dim / 2]``."""
+        import torch
+
+        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float) / self.head_dim
+        return [float(value) for value in (1.0 / (self.rope_theta**exponents))]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer, as the checkpoint has it: matrices ``[out, in]``, q, k, v stacked in one and gate, up in another."""
+
+    input_norm: Float32  # (hidden,)
+    qkv: Float32  # ((heads + 2 kv_heads) head_dim, hidden)
+    qkv_bias: Float32 | None  # ((heads + 2 kv_heads) head_dim,)
+    output: Float32  # (hidden, heads head_dim)
+    mlp_norm: Float32  # (hidden,)
+    gate_up: Float32  # (2 intermediate, hidden)
+    down: Float32  # (hidden, intermediate)
+
+
+class Backbone(Protocol):
+    """A module of this folder."""
+
+    def shape(self, config: dict[str, Any], tied: bool) -> DecoderShape:
+        """The sizes in ``text_config``; raises UserError for what the graph cannot express."""
+        ...
+
+    def layer(self, checkpoint: Checkpoint, shape: DecoderShape, layer: int) -> LayerWeights:
+        """Layer ``layer``'s weights."""
+        ...
+
+
+def text_backbone(model_type: str) -> Backbone:
+    """The backbone for a ``text_config.model_type``; raises UserError naming the nearest known one."""
+    if model_type not in TEXT_BACKBONES:
+        raise UserError(
+            f"config.json: text backbone {model_type!r} cannot be exported; {nearest(model_type, TEXT_BACKBONES)}"
+        )
+    module: Any = import_module(TEXT_BACKBONES[model_type])
+    backbone: Backbone = module
+    return backbone
+
+
+def default_rope_theta(config: dict[str, Any]) -> float:
+    """The rotary base; raises UserError for any scaling, which would silently give other positions."""
+    rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    scaled = [key for key in ("factor", "mrope_section", "long_factor") if rope.get(key) is not None]
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    if kind != "default" or scaled or partial not in (None, 1.0):
+        raise UserError(f"config.json: rotary scaling {rope} cannot be exported yet; only rope_type 'default' can")
+    return float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))

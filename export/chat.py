@@ -1,0 +1,102 @@
+"""The checkpoint's chat template, special tokens and stop tokens, checked against its tokenizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from edgevlm.errors import UserError
+from edgevlm.export.checkpoint import Checkpoint
+from edgevlm.export.family import FamilyParts
+
+TOKENIZER = "tokenizer.json"
+
+
+def chat(checkpoint: Checkpoint, parts: FamilyParts, vocab: int) -> tuple[dict[str, Any], str]:
+    """The bundle's ``chat`` section and the text of its tokenizer file.
+
+    Raises UserError if the tokenizer or the template is missing, or if they disagree with ``config.json`` about the
+    token that stands for what is watched.
+    """
+    text = checkpoint.text(TOKENIZER)
+    if text is None:
+        raise UserError(
+            f"{checkpoint.folder / TOKENIZER}: is missing; save the tokenizer beside the model in its fast form"
+        )
+    try:
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:
+        raise UserError(
+            f"{checkpoint.folder / TOKENIZER}: cannot be read ({error}); save the tokenizer again"
+        ) from None
+    template = _template(checkpoint)
+    placeholder_id = next((checkpoint.config[key] for key in parts.token_keys if key in checkpoint.config), None)
+    if not isinstance(placeholder_id, int):
+        raise UserError(f"{checkpoint.folder / 'config.json'}: has no {parts.token_keys[0]}")
+    placeholder = tokenizer.id_to_token(placeholder_id)
+    if (
+        placeholder is None
+        or tokenizer.encode(f"a{placeholder}a", add_special_tokens=False).ids.count(placeholder_id) != 1
+    ):
+        raise UserError(
+            f"{checkpoint.folder / TOKENIZER}: token {placeholder_id}, the {parts.content_type} of config.json, "
+            "is not one added token; save the tokenizer that belongs to the model"
+        )
+    if placeholder not in template:
+        raise UserError(
+            f"{checkpoint.folder}: the chat template never writes {placeholder!r}, the {parts.content_type}'s place"
+        )
+    special = _special_tokens(checkpoint)
+    return {
+        "tokenizer": TOKENIZER,
+        "template": template,
+        "content_type": parts.content_type,
+        "placeholder": placeholder,
+        "placeholder_id": placeholder_id,
+        "special_tokens": special,
+        "stop_ids": _stop_ids(checkpoint, tokenizer, special, vocab),
+    }, text
+
+
+def _template(checkpoint: Checkpoint) -> str:
+    """The default template, wherever a transformers version keeps it."""
+    template: Any = checkpoint.text("chat_template.jinja")
+    for file in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
+        if template is None:
+            template = (checkpoint.json(file) or {}).get("chat_template")
+    if isinstance(template, list):  # several named templates
+        template = next((t.get("template") for t in template if t.get("name") == "default"), None)
+    if not isinstance(template, str) or not template.strip():
+        raise UserError(
+            f"{checkpoint.folder / 'chat_template.jinja'}: is missing; a model without a chat template cannot be asked"
+        )
+    return template
+
+
+def _special_tokens(checkpoint: Checkpoint) -> dict[str, str]:
+    """``bos_token`` and the like, as text: what the template may refer to."""
+    special: dict[str, str] = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        for key, value in (checkpoint.json(file) or {}).items():
+            content = value.get("content") if isinstance(value, dict) else value
+            if key.endswith("_token") and isinstance(content, str):
+                special[key] = content
+    return dict(sorted(special.items()))
+
+
+def _stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer, special: dict[str, str], vocab: int) -> list[int]:
+    """Every token that ends an answer: the generation and model configurations' and the tokenizer's own."""
+    generation = checkpoint.json("generation_config.json") or {}
+    ids: set[int] = set()
+    for config in (generation, checkpoint.config, checkpoint.section("text_config")):
+        value = config.get("eos_token_id")
+        ids.update(value if isinstance(value, list) else [value] if isinstance(value, int) else [])
+    if "eos_token" in special:
+        token = tokenizer.token_to_id(special["eos_token"])
+        ids.update([] if token is None else [token])
+    wrong = [i for i in ids if not 0 <= i < vocab]
+    if wrong or not ids:
+        what = f"stop token {wrong[0]} is outside the vocabulary of {vocab}" if wrong else "no stop token is named"
+        raise UserError(f"{checkpoint.folder / 'generation_config.json'}: {what}; set eos_token_id")
+    return sorted(ids)

@@ -1,0 +1,168 @@
+"""The decoder graph, built by hand from weights.
+
+Traced decoders concatenate their cache; this one appends in place to memory it does not own:
+
+    inputs   inputs_embeds [1, S, E]   cos, sin [1, S, D/2]   total_len int32 [L]   logit_rows int64 [R]
+             key{l}, value{l} [1, Hkv, C_l, D]
+    outputs  logits [1, R, V]   key{l}_out, value{l}_out: to be bound to the addresses of key{l}, value{l}
+             query{l} [1, S, Hq D], rotated: probes, which cost nothing unless fetched
+
+``total_len[l]`` counts the rows valid in layer ``l`` after the call. A layer is three functions: ``project`` (residual
+to q, k, v), ``attend`` (the only one that knows the cache) and ``finish`` (to residual again), so that a graph can be
+cut between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from edgevlm.export.backbones import Backbone, DecoderShape, LayerWeights
+from edgevlm.export.checkpoint import Checkpoint
+from edgevlm.export.graph import CONTRIB, GraphBuilder, WeightsFile, external_tensor, save_array
+from edgevlm.runtime.bundle import Progress
+
+GRAPH, WEIGHTS, EMBEDDING = "decoder.onnx", "decoder.weights", "embedding.npy"
+
+
+@dataclass(slots=True)
+class _Decoder:
+    """One decoder graph under construction. ``residual`` and ``delta`` add up to the stream's hidden state."""
+
+    graph: GraphBuilder
+    shape: DecoderShape
+
+    def norm(self, name: str, gamma: np.ndarray, residual: str, delta: str | None) -> tuple[str, str]:
+        """RMS norm of ``residual + delta``; returns the normed rows and the sum."""
+        g, weight = self.graph, self.graph.weight(f"{name}.weight", gamma)
+        if delta is None:
+            attributes: dict[str, Any] = {"axis": -1, "epsilon": self.shape.norm_eps, "stash_type": 1}
+            return g.node("SimplifiedLayerNormalization", [residual, weight], [name], **attributes), residual
+        outputs = [name, "", "", f"{name}.sum"]
+        g.node(
+            "SkipSimplifiedLayerNormalization", [residual, delta, weight], outputs, CONTRIB, epsilon=self.shape.norm_eps
+        )
+        return name, f"{name}.sum"
+
+    def linear(self, name: str, rows: str, weight: np.ndarray, bias: np.ndarray | None = None) -> str:
+        """``rows @ weight.T + bias`` for a checkpoint's ``[out, in]`` weight."""
+        g = self.graph
+        product = g.node("MatMul", [rows, g.weight(f"{name}.weight", weight.T)], [name])
+        return product if bias is None else g.node("Add", [product, g.weight(f"{name}.bias", bias)], [f"{name}.biased"])
+
+    def split(self, name: str, rows: str, sizes: dict[str, int]) -> list[str]:
+        """Split the last axis into named parts."""
+        g, outputs = self.graph, [f"{name}.{part}" for part in sizes]
+        lengths = g.constant(f"{name}.sizes", np.array(list(sizes.values()), np.int64))
+        g.node("Split", [rows, lengths], outputs, axis=-1)
+        return outputs
+
+    def rotate(self, name: str, rows: str, heads: int) -> str:
+        """Rotate-half by this call's cos and sin (row ``s`` of the call uses row ``s`` of the tables)."""
+        start = self.graph.constant("rotary.start", np.zeros(1, np.int64))
+        attributes = {"num_heads": heads, "rotary_embedding_dim": 0, "interleaved": 0}
+        return self.graph.node(
+            "RotaryEmbedding", [rows, start, "cos.table", "sin.table"], [name], CONTRIB, **attributes
+        )
+
+    def project(self, layer: int, w: LayerWeights, residual: str, delta: str | None) -> tuple[str, str, str, str]:
+        """Norm, one matrix for q, k and v, rotary: returns query, key, value ``[1, S, heads D]`` and the residual."""
+        s, name = self.shape, f"layer{layer}"
+        normed, residual = self.norm(f"{name}.input_norm", w.input_norm, residual, delta)
+        packed = self.linear(f"{name}.qkv", normed, w.qkv, w.qkv_bias)
+        q, k, v = self.split(f"{name}.qkv", packed, {"q": s.heads * s.head_dim, "k": s.kv_size, "v": s.kv_size})
+        query = self.rotate(f"query{layer}", q, s.heads)
+        self.graph.output(query, TensorProto.FLOAT, [1, "S", s.heads * s.head_dim])
+        return query, self.rotate(f"{name}.key", k, s.kv_heads), v, residual
+
+    def attend(self, layer: int, query: str, key: str, value: str) -> str:
+        """Append key and value in place, then causal attention over the valid rows: ``[1, S, Hq D]``."""
+        s, g = self.shape, self.graph
+        memory: list[int | str] = [1, s.kv_heads, f"C{layer}", s.head_dim]
+        past = [g.input(f"{part}{layer}", TensorProto.FLOAT, memory) for part in ("key", "value")]
+        present = [g.output(f"{part}{layer}_out", TensorProto.FLOAT, memory) for part in ("key", "value")]
+        return g.node(
+            "GroupQueryAttention",
+            [query, key, value, *past, f"last_row{layer}", f"total_len{layer}"],
+            [f"layer{layer}.attention", *present],
+            CONTRIB,
+            num_heads=s.heads,
+            kv_num_heads=s.kv_heads,
+            do_rotary=0,
+        )
+
+    def finish(self, layer: int, w: LayerWeights, attention: str, residual: str) -> tuple[str, str]:
+        """Output projection, norm and SwiGLU: returns the new residual and the delta still to be added to it."""
+        g, name, ffn = self.graph, f"layer{layer}", self.shape.intermediate
+        projected = self.linear(f"{name}.output", attention, w.output)
+        normed, residual = self.norm(f"{name}.mlp_norm", w.mlp_norm, residual, projected)
+        gate, up = self.split(f"{name}.mlp", self.linear(f"{name}.mlp", normed, w.gate_up), {"gate": ffn, "up": ffn})
+        sigmoid = g.node("Sigmoid", [gate], [f"{name}.sigmoid"])
+        gated = g.node("Mul", [g.node("Mul", [gate, sigmoid], [f"{name}.silu"]), up], [f"{name}.gated"])
+        return residual, self.linear(f"{name}.down", gated, w.down)
+
+    def lengths(self) -> None:
+        """Per layer: ``total_len{l}`` and ``last_row{l}`` (one less), int32 ``[1]``, from the one input."""
+        g, layers = self.graph, self.shape.layers
+        total = g.input("total_len", TensorProto.INT32, [layers])
+        last = g.node("Sub", [total, g.constant("one", np.ones(1, np.int32))], ["last_row"])
+        ones = g.constant("one_per_layer", np.ones(layers, np.int64))
+        g.node("Split", [total, ones], [f"total_len{layer}" for layer in range(layers)], axis=0)
+        g.node("Split", [last, ones], [f"last_row{layer}" for layer in range(layers)], axis=0)
+
+    def tables(self) -> None:
+        """This call's cos and sin as the two-dimensional tables that RotaryEmbedding reads."""
+        g, half = self.graph, self.shape.head_dim // 2
+        table = g.constant("table.shape", np.array([-1, half], np.int64))
+        for name in ("cos", "sin"):
+            g.node("Reshape", [g.input(name, TensorProto.FLOAT, [1, "S", half]), table], [f"{name}.table"])
+
+    def logits(self, final_norm: np.ndarray, head: str, residual: str, delta: str) -> None:
+        """Final norm and vocabulary scores ``[1, R, V]`` of the rows that are left."""
+        s, g = self.shape, self.graph
+        normed, _ = self.norm("final_norm", final_norm, residual, delta)
+        rows = g.node("Reshape", [normed, g.constant("rows.shape", np.array([-1, s.hidden], np.int64))], ["rows"])
+        scores = g.node("Gemm", [rows, head], ["scores"], transB=1)
+        shape = g.constant("logits.shape", np.array([1, -1, s.vocab], np.int64))
+        g.output(g.node("Reshape", [scores, shape], ["logits"]), TensorProto.FLOAT, [1, "R", s.vocab])
+
+
+def write_decoder(
+    checkpoint: Checkpoint, backbone: Backbone, shape: DecoderShape, folder: Path, progress: Progress
+) -> None:
+    """Write ``decoder.onnx``, ``decoder.weights`` and ``embedding.npy`` into ``folder``.
+
+    A tied head is the embedding file itself: the graph refers to its bytes. Raises UserError for a checkpoint whose
+    tensors are missing or of another shape, OSError if the disk does not take them.
+    """
+    embedding = checkpoint.tensor("text.embed_tokens.weight", (shape.vocab, shape.hidden))
+    start = save_array(folder / EMBEDDING, embedding)
+    with (folder / WEIGHTS).open("wb") as stream:
+        g = GraphBuilder("decoder", WeightsFile(stream, WEIGHTS))
+        d = _Decoder(g, shape)
+        residual: str = g.input("inputs_embeds", TensorProto.FLOAT, [1, "S", shape.hidden])
+        delta: str | None = None
+        d.tables()
+        d.lengths()
+        logit_rows = g.input("logit_rows", TensorProto.INT64, ["R"])
+        for layer in range(shape.layers):
+            w = backbone.layer(checkpoint, shape, layer)
+            query, key, value, residual = d.project(layer, w, residual, delta)
+            attention = d.attend(layer, query, key, value)
+            if layer == shape.layers - 1:  # past the last cache row only the rows asked for matter
+                attention = g.node("Gather", [attention, logit_rows], ["last.attention"], axis=1)
+                residual = g.node("Gather", [residual, logit_rows], ["last.residual"], axis=1)
+            residual, delta = d.finish(layer, w, attention, residual)
+            progress(f"decoder layer {layer + 1} of {shape.layers}")
+        assert delta is not None
+        if shape.tied:
+            dims = (shape.vocab, shape.hidden)
+            g.initializers.append(external_tensor("head", EMBEDDING, TensorProto.FLOAT, dims, start, embedding.nbytes))
+        else:
+            g.weight("head", checkpoint.tensor("text.lm_head.weight", (shape.vocab, shape.hidden)))
+        d.logits(checkpoint.tensor("text.norm.weight", (shape.hidden,)), "head", residual, delta)
+        g.save(folder / GRAPH)

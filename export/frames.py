@@ -1,0 +1,76 @@
+"""How a checkpoint prepares a frame, read from its processor files and said in the bundle's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgevlm.errors import UserError
+from edgevlm.export.checkpoint import Checkpoint
+
+_RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # PIL's numbers
+_FILES = {"video_processor": "video_preprocessor_config.json", "image_processor": "preprocessor_config.json"}
+
+
+def frame_preparation(checkpoint: Checkpoint, processors: tuple[str, ...], side: int) -> dict[str, Any]:
+    """The bundle's ``vision`` fields on preparing a frame for a tower of ``side`` x ``side`` pixels.
+
+    ``processors`` are looked for in order, each in ``processor_config.json`` and then in its own file. Raises UserError
+    if there is none, or if it prepares frames in a way that a bundle cannot express.
+    """
+    file, config = _find(checkpoint, processors)
+    for key, expected in (("do_resize", True), ("do_rescale", True), ("do_normalize", True)):
+        if config.get(key, expected) is not expected:
+            raise UserError(f"{file}: {key} = {config[key]} cannot be exported; set it to {str(expected).lower()}")
+    if config.get("do_pad") and processors == ("image_processor",):
+        raise UserError(f"{file}: do_pad (padding frames to a square) cannot be exported; set it to false")
+    mean, std = (_triple(file, config, key) for key in ("image_mean", "image_std"))
+    resample = config.get("resample", 3)
+    if resample not in range(len(_RESAMPLE)):
+        raise UserError(f"{file}: resample {resample!r} is not one of PIL's modes 0 to 5")
+    return {
+        "size": [side, side],
+        **_fit(file, config, side),
+        "resample": _RESAMPLE[resample],
+        "rescale": float(config.get("rescale_factor", 1 / 255)),
+        "mean": mean,
+        "std": std,
+    }
+
+
+def _find(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+    whole = checkpoint.json("processor_config.json") or {}
+    for name in processors:
+        if isinstance(whole.get(name), dict):
+            return f"{checkpoint.folder / 'processor_config.json'} ({name})", whole[name]
+        own = checkpoint.json(_FILES[name])
+        if own is not None:
+            return str(checkpoint.folder / _FILES[name]), own
+    wanted = " or ".join(_FILES[name] for name in processors)
+    raise UserError(
+        f"{checkpoint.folder / 'processor_config.json'}: is missing ({wanted} would do too); "
+        "save the processor beside the model: processor.save_pretrained"
+    )
+
+
+def _fit(file: str, config: dict[str, Any], side: int) -> dict[str, Any]:
+    """``stretch`` to the tower's square, or resize the shorter edge and ``crop`` the middle."""
+    size = config.get("size")
+    size = {"height": size, "width": size} if isinstance(size, int) else dict(size or {})
+    crop = config.get("crop_size") if config.get("do_center_crop") else None
+    crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
+    final = dict(crop or size)
+    if (final.get("height"), final.get("width")) != (side, side):
+        raise UserError(f"{file}: frames become {final}, but the vision tower takes {side} x {side} pixels")
+    edge = size.get("shortest_edge")
+    if crop is not None and edge is not None:
+        return {"fit": "crop", "shortest_edge": int(edge)}
+    if crop is not None and (size.get("height"), size.get("width")) != (side, side):
+        raise UserError(f"{file}: resizing to {size} before a crop of {final} cannot be exported; give a shortest_edge")
+    return {"fit": "stretch", "shortest_edge": None}
+
+
+def _triple(file: str, config: dict[str, Any], key: str) -> list[float]:
+    value = config.get(key)
+    if not isinstance(value, list) or len(value) != 3:
+        raise UserError(f"{file}: {key} must be three numbers, one a colour channel, not {value!r}")
+    return [float(number) for number in value]

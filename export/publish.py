@@ -1,0 +1,124 @@
+"""A folder that appears whole or not at all: built beside its place, flushed, then renamed over it in one step."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.bundle import MANIFEST
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_FULL = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file grew too large",
+}
+
+
+@contextmanager
+def published(out_dir: str | Path, *, force: bool = False) -> Iterator[Path]:
+    """Yield a temporary folder beside ``out_dir``; when the block ends well it becomes ``out_dir``.
+
+    An existing bundle is replaced only with ``force`` and only then, in one step; anything else that exists is never
+    touched. What a killed run left behind is removed by the next. Raises UserError for every failure to write.
+    """
+    target = Path(os.path.abspath(out_dir))
+    check_target(target, force)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(target)
+        folder = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
+    except OSError as error:
+        raise UserError(f"{target.parent}: cannot be written ({_reason(error)}); choose another --out") from None
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+        os.chmod(folder, 0o777 & ~_umask())
+        for path in (*folder.iterdir(), folder):
+            _flush(path)
+        check_target(target, force)
+        _replace(folder, target)
+        _flush(target.parent)
+    except OSError as error:
+        raise UserError(f"{target}: the bundle could not be written ({_reason(error)}); nothing was changed") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # after an exchange this is the bundle that was replaced
+        os.close(lock)
+
+
+def check_target(out_dir: str | Path, force: bool) -> None:
+    """Raise UserError if a bundle must not be put at ``out_dir``; cheap, so ask before long work."""
+    target = Path(os.path.abspath(out_dir))
+    if not target.exists() and not target.is_symlink():
+        return
+    if not target.is_dir():
+        raise UserError(f"{target}: is a file; choose another --out")
+    if (target / MANIFEST).exists():
+        if not force:
+            raise UserError(f"{target}: a bundle is there already; pass --force to replace it")
+    elif any(target.iterdir()):
+        raise UserError(f"{target}: is a folder with something else in it; choose another --out")
+
+
+def _prefix(target: Path) -> str:
+    return f".{target.name}.edgevlm-"
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Remove temporary folders of this target whose writer is gone: nobody holds their lock."""
+    for path in target.parent.glob(f"{_prefix(target)}*"):
+        with suppress(OSError):
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(handle)
+
+
+def _replace(folder: Path, target: Path) -> None:
+    if not target.exists() or not any(target.iterdir()):
+        os.rename(folder, target)
+    elif not _exchange(folder, target):  # a file system without exchange: a moment without either
+        old = folder.with_name(f"{folder.name}.old")
+        os.rename(target, old)
+        os.rename(folder, target)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Swap two folders atomically (Linux ``renameat2``); False where it cannot be done."""
+    if not sys.platform.startswith("linux"):
+        return False
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    return bool(call(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _reason(error: OSError) -> str:
+    return _FULL.get(error.errno or 0, error.strerror or str(error))

@@ -1,0 +1,245 @@
+"""A bundle: the folder that ``edgevlm export`` writes and everything else reads.
+
+``bundle.json`` describes the model and lists every file with its size and SHA-256; its own ``checksum`` is the SHA-256
+of its own bytes with the 64 digits of the checksum replaced by zeros, so that no byte of a bundle can change unnoticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.errors import BundleError
+
+FORMAT = 1
+MANIFEST = "bundle.json"
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_CHECKSUM = re.compile(rb'"checksum": "([0-9a-f]{64})"')
+_BLANK = b"0" * 64
+_BLOCK = 1 << 22
+
+Verify = Literal["full", "size"]
+Progress = Callable[[str], object]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """What a listed file must be."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """The language model's shapes. Keys are stored rotated (rotate-half pairs ``d`` and ``d + head_dim / 2``)."""
+
+    backbone: str
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    vocab: int
+    rope_theta: float
+    inv_freq: tuple[float, ...]  # (head_dim / 2,) float32 values; angle = float32(position) * float32(inv_freq)
+    model_limit: int  # positions the checkpoint's configuration allows
+    trained_length: int  # positions it was trained to; the session's limit is the smaller of the two
+    graphs: Mapping[str, str]  # variant -> file; "whole" is always there
+    embedding: str  # .npy file, float32 [vocab, hidden]
+
+
+@dataclass(frozen=True, slots=True)
+class VisionSpec:
+    """How a frame becomes pixels, and pixels become rows.
+
+    Pixels: the RGB frame fitted to ``size``, times ``rescale``, minus ``mean``, over ``std``: float32
+    [3, height, width]. ``fit`` is ``"stretch"`` (resize to ``size``) or ``"crop"`` (resize the shorter edge to
+    ``shortest_edge``, then cut ``size`` out of the middle).
+    """
+
+    graph: str
+    size: tuple[int, int]  # (height, width)
+    fit: str
+    shortest_edge: int | None
+    resample: str  # nearest | lanczos | bilinear | bicubic | box | hamming, as PIL defines them
+    rescale: float
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    tokens_per_frame: int
+    grid: tuple[int, int]  # (rows, columns) of a frame's tokens, row-major
+    closing: str | None  # .npy file, float32 [n, hidden]: rows that close a video; null for none
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSpec:
+    """How text is built: the checkpoint's own template, and where the video goes in it.
+
+    The template is rendered with one content item ``{"type": content_type}`` for the whole stream; ``placeholder`` then
+    stands once in the text, and all rows of all frames (and the closing rows) stand in its place.
+    """
+
+    tokenizer: str
+    template: str
+    content_type: str  # "video" | "image"
+    placeholder: str
+    placeholder_id: int
+    special_tokens: Mapping[str, str]  # bos_token, eos_token, ... as the template expects them
+    stop_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A verified bundle. Paths come from :meth:`file` only."""
+
+    path: Path
+    edgevlm: str
+    family: str
+    source: str
+    decoder: DecoderSpec
+    vision: VisionSpec
+    chat: ChatSpec
+    files: Mapping[str, FileRecord]
+
+    @classmethod
+    def load(cls, path: str | Path, *, verify: Verify = "full", progress: Progress | None = None) -> Bundle:
+        """Read and verify the bundle in folder ``path``.
+
+        ``verify="full"`` hashes every file, ``"size"`` only compares sizes (``bundle.json`` is always checked in full).
+        Raises :class:`edgevlm.errors.BundleError`, one line that names the file and the way out.
+        """
+        folder = Path(path)
+        manifest = _read_manifest(folder)
+        try:
+            files = {name: FileRecord(int(r["bytes"]), str(r["sha256"])) for name, r in manifest["files"].items()}
+            _check_files(folder, files, verify, progress)
+            bundle = cls(
+                path=folder,
+                edgevlm=str(manifest["edgevlm"]),
+                family=str(manifest["family"]),
+                source=str(manifest["source"]),
+                decoder=_spec(DecoderSpec, manifest["decoder"]),
+                vision=_spec(VisionSpec, manifest["vision"]),
+                chat=_spec(ChatSpec, manifest["chat"]),
+                files=files,
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise _bad(folder / MANIFEST, f"does not describe a model ({error!r})") from None
+        for name in (
+            *bundle.decoder.graphs.values(),
+            bundle.decoder.embedding,
+            bundle.vision.graph,
+            bundle.chat.tokenizer,
+        ):
+            bundle.file(name)
+        return bundle
+
+    def file(self, name: str) -> Path:
+        """The path of a listed file; raises BundleError for a name that is not listed."""
+        if name not in self.files:
+            raise _bad(self.path / name, "is not listed in bundle.json")
+        return self.path / name
+
+    @property
+    def inv_freq(self) -> NDArray[np.float32]:
+        """Rotary frequencies, float32 ``[head_dim / 2]``, bit for bit those of the checkpoint's own implementation."""
+        return np.asarray(self.decoder.inv_freq, np.float32)
+
+    @property
+    def limit(self) -> int:
+        """Positions a stream may use: ``min(model_limit, trained_length)``."""
+        return min(self.decoder.model_limit, self.decoder.trained_length)
+
+    def closing_rows(self) -> NDArray[np.float32]:
+        """The rows that close a video before the text after it, float32 ``[n, hidden]``; n is 0 for most families."""
+        if self.vision.closing is None:
+            return np.zeros((0, self.decoder.hidden), np.float32)
+        return np.load(self.file(self.vision.closing), allow_pickle=False)
+
+
+def seal_manifest(manifest: Mapping[str, Any]) -> bytes:
+    """The bytes of ``bundle.json`` for ``manifest`` (whose ``checksum``, if any, is replaced)."""
+    body = {**{k: v for k, v in manifest.items() if k != "checksum"}, "checksum": _BLANK.decode()}
+    raw = (json.dumps(body, indent=2, ensure_ascii=True, allow_nan=False) + "\n").encode()
+    head, tail = raw.rsplit(_BLANK, 1)
+    return head + hashlib.sha256(raw).hexdigest().encode() + tail
+
+
+def hash_file(path: Path) -> FileRecord:
+    """Size and SHA-256 of a file."""
+    digest, size = hashlib.sha256(), 0
+    buffer = bytearray(_BLOCK)
+    with path.open("rb", buffering=0) as stream:
+        while n := stream.readinto(buffer):
+            digest.update(memoryview(buffer)[:n])
+            size += n
+    return FileRecord(size, digest.hexdigest())
+
+
+def _bad(path: Path, what: str) -> BundleError:
+    return BundleError(f"{path}: {what}; export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)")
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        what = "is a file, not a bundle folder" if folder.exists() else "no such bundle folder"
+        raise _bad(folder, what)
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise _bad(path, "is missing, so this is not a bundle") from None
+    except OSError as error:
+        raise _bad(path, f"cannot be read ({error.strerror})") from None
+    found = _CHECKSUM.findall(raw)
+    if not found or hashlib.sha256(_BLANK.join(raw.rsplit(found[-1], 1))).hexdigest().encode() != found[-1]:
+        raise _bad(path, "is damaged (its checksum does not match)")
+    try:
+        manifest = json.loads(raw)
+        version = manifest["format"]
+    except (ValueError, KeyError, TypeError):
+        raise _bad(path, "does not describe a bundle") from None
+    if version != FORMAT:
+        raise _bad(path, f"is of bundle format {version!r} and this edgevlm reads format {FORMAT}")
+    return manifest
+
+
+def _check_files(folder: Path, files: Mapping[str, FileRecord], verify: Verify, progress: Progress | None) -> None:
+    for name, record in files.items():
+        if progress is not None:
+            progress(f"verifying {name}")
+        path = folder / name
+        if not _PLAIN_NAME.fullmatch(name) or path.is_symlink():
+            raise _bad(folder / MANIFEST, f"names {name!r}, which may lie outside the bundle folder")
+        try:
+            size = path.stat().st_size
+        except OSError:
+            raise _bad(path, "is missing") from None
+        if not path.is_file():
+            raise _bad(path, "is not a file")
+        if size != record.bytes:
+            raise _bad(
+                path, f"is {'truncated' if size < record.bytes else 'too long'} ({size} bytes, not {record.bytes})"
+            )
+        if verify == "full":
+            try:
+                matches = hash_file(path).sha256 == record.sha256
+            except OSError as error:
+                raise _bad(path, f"cannot be read ({error.strerror})") from None
+            if not matches:
+                raise _bad(path, "is damaged (its SHA-256 does not match)")
+
+
+def _spec(kind: type[T], values: Mapping[str, Any]) -> T:
+    """A spec from its JSON object: every field present, lists as tuples, unknown keys left for later versions."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: tuple(v) if isinstance(v := values[name], list) else v for name in names})

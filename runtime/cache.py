@@ -1,0 +1,234 @@
+"""The ring cache: one block of memory a stream, rows appended in place, evicted rows replaced from the tail.
+
+The layout stands where it is allocated, in ``csrc/cache.cpp``; docs/architecture.md says why rows are in no order.
+Every misuse raises :class:`~edgevlm.errors.CacheError` before a byte is changed; rows that do not fit raise
+:class:`~edgevlm.errors.CacheFull`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.engines.base import KVBuffer
+from edgevlm.errors import CacheError
+from edgevlm.runtime import _native
+from edgevlm.runtime._native import Mark
+from edgevlm.runtime.kinds import Kind
+
+__all__ = ["KVCache", "Kind", "Mark", "Rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What is known of n new rows; the same in every layer and head. dtypes must be exactly these.
+
+    seq: the token's place in the stream. frame, row, col: its frame and patch. position: rotary, not negative.
+    """
+
+    kind: NDArray[np.uint8]  # [n], see Kind
+    seq: NDArray[np.int64]  # [n]
+    frame: NDArray[np.int32]  # [n]
+    row: NDArray[np.int16]  # [n]
+    col: NDArray[np.int16]  # [n]
+    position: NDArray[np.int32]  # [n, axes]
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+class KVCache:
+    """Keys, values and metadata of one stream, allocated once.
+
+    layers, kv_heads, head_dim: the decoder's. capacity: rows of every layer, or one number a layer. inv_freq: float64
+    ``[head_dim / 2]``, the rotary frequencies that keys were rotated with. axes: of a position, 1, or 3 for M-RoPE.
+    dtype: of keys and values, ``fp32``.
+
+    Arrays that methods return are read-only views that keep the cache alive. They show the rows valid when they were
+    made: take them again after anything that adds, removes or moves rows. Rows past the valid ones are always zero.
+    One thread at a time may change a cache; the long loops run without the GIL.
+    """
+
+    __slots__ = ("_native", "axes", "head_dim", "inv_freq", "kv_heads", "layers")
+
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        capacity: int | Sequence[int],
+        *,
+        inv_freq: NDArray[np.float64],
+        axes: int = 1,
+        dtype: str = "fp32",
+    ) -> None:
+        capacities = _per_layer(layers, capacity)
+        self._native = _native.Cache(capacities, kv_heads, head_dim, inv_freq, axes, dtype)
+        self.layers, self.kv_heads, self.head_dim, self.axes = layers, kv_heads, head_dim, axes
+        self.inv_freq = inv_freq.copy()
+        self.inv_freq.flags.writeable = False
+
+    @staticmethod
+    def bytes_for(
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        capacity: int | Sequence[int],
+        *,
+        inv_freq: NDArray[np.float64],
+        axes: int = 1,
+        dtype: str = "fp32",
+    ) -> int:
+        """``nbytes`` of the cache that the same arguments would make. Allocates nothing."""
+        return _native.Cache.bytes_for(_per_layer(layers, capacity), kv_heads, head_dim, inv_freq, axes, dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Every byte of the cache: rows, metadata, and the working memory of its kernels."""
+        return self._native.nbytes
+
+    @property
+    def allocations(self) -> int:
+        """Blocks of memory the cache has ever allocated: one."""
+        return self._native.allocations
+
+    @property
+    def rows_moved(self) -> int:
+        """Rows (of one head) that evictions have moved since the cache was made: never more than they evicted."""
+        return self._native.rows_moved
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """Valid rows of each layer, ``[layers]``, a copy. Reserved rows do not count."""
+        return self._native.lengths
+
+    @property
+    def capacities(self) -> NDArray[np.int32]:
+        """Rows each layer has room for, ``[layers]``."""
+        return self._native.capacities
+
+    @property
+    def memory(self) -> NDArray[np.uint8]:
+        """The whole block, ``[nbytes]``, read-only."""
+        return self._native.memory
+
+    def buffers(self) -> list[KVBuffer]:
+        """One buffer a layer, for an engine to bind once and append to between :meth:`reserve` and :meth:`commit`."""
+        return [
+            KVBuffer(
+                key_address=self._native.key_address(layer),
+                value_address=self._native.value_address(layer),
+                shape=(1, self.kv_heads, int(rows), self.head_dim),
+                dtype=np.dtype(np.float32),
+                owner=self,
+            )
+            for layer, rows in enumerate(self.capacities)
+        ]
+
+    # What a layer holds: views of its n valid rows.
+
+    def key(self, layer: int) -> NDArray[np.float32]:
+        """Keys as stored, rotated: ``[kv_heads, n, head_dim]``."""
+        return self._native.key(layer)
+
+    def value(self, layer: int) -> NDArray[np.float32]:
+        """Values ``[kv_heads, n, head_dim]``."""
+        return self._native.value(layer)
+
+    def kind(self, layer: int) -> NDArray[np.uint8]:
+        """:class:`Kind` of each row, ``[kv_heads, n]``."""
+        return self._native.kind(layer)
+
+    def seq(self, layer: int) -> NDArray[np.int64]:
+        """Each token's place in the stream, ``[kv_heads, n]``."""
+        return self._native.seq(layer)
+
+    def frame(self, layer: int) -> NDArray[np.int32]:
+        """Each token's frame, ``[kv_heads, n]``."""
+        return self._native.frame(layer)
+
+    def row(self, layer: int) -> NDArray[np.int16]:
+        """Each token's patch row, ``[kv_heads, n]``."""
+        return self._native.row(layer)
+
+    def col(self, layer: int) -> NDArray[np.int16]:
+        """Each token's patch column, ``[kv_heads, n]``."""
+        return self._native.col(layer)
+
+    def position(self, layer: int) -> NDArray[np.int32]:
+        """The rotary position each key is rotated to, ``[kv_heads, n, axes]``."""
+        return self._native.position(layer)
+
+    # Appending.
+
+    def reserve(self, n: int) -> None:
+        """Set aside rows ``[n_l, n_l + n)`` of every layer for an engine to write.
+
+        Raises CacheFull, with nothing reserved, if a layer has no room; CacheError if rows are reserved already.
+        """
+        self._native.reserve(n)
+
+    def commit(self, rows: Rows) -> None:
+        """Publish the reserved rows. If ``rows`` is refused they stay reserved: abort, or commit them rightly."""
+        self._native.commit(rows.kind, rows.seq, rows.frame, rows.row, rows.col, rows.position)
+
+    def abort(self) -> None:
+        """Forget the reserved rows, and whatever an engine has written there."""
+        self._native.abort()
+
+    def append(self, layer: int, key: NDArray[np.float32], value: NDArray[np.float32], rows: Rows) -> None:
+        """Add rows that a policy made to one layer.
+
+        key (rotated to ``rows.position``), value: float32 ``[kv_heads, n, head_dim]``, dense in the last axis.
+        Marks taken before are stale. Raises CacheFull if the layer has no room.
+        """
+        self._native.append(layer, key, value, rows.kind, rows.seq, rows.frame, rows.row, rows.col, rows.position)
+
+    def mark(self) -> Mark:
+        """This moment, to :meth:`rollback` to."""
+        return self._native.mark()
+
+    def rollback(self, mark: Mark) -> None:
+        """Take out all rows committed since ``mark``; it can be used again.
+
+        Raises CacheError if the mark is stale: since it was taken rows were evicted or shifted, or appended to one
+        layer, or the rows it stands on were rolled back.
+        """
+        self._native.rollback(mark)
+
+    # Compressing.
+
+    def evict(self, keep: Sequence[NDArray[np.bool_] | None]) -> int:
+        """Drop the rows that ``keep[layer]``, bool ``[kv_heads, n_l]``, leaves out; None leaves a layer as it is.
+
+        Every head of a layer must keep the same number m of rows. The k-th hole among the first m rows is filled with
+        the k-th kept row behind them: as many rows move as there are holes. Returns the rows evicted, summed over
+        layers.
+        """
+        return self._native.evict(list(keep))
+
+    def shift(self, layer: int, position: NDArray[np.int32]) -> None:
+        """Give the rows of a layer new positions, int32 ``[kv_heads, n_l, axes]``, and rotate their keys to them.
+
+        float32 on rotate-half pairs ``(d, d + head_dim / 2)``, by float64 angles ``(new - old) * inv_freq``. One axis
+        only.
+        """
+        self._native.shift(layer, position)
+
+    def reindex(self, prefix: int) -> int:
+        """Make positions dense: in each layer and head, those from ``prefix`` on become ``prefix`` + their rank.
+
+        Rows of one position stay together; positions below ``prefix`` stay (InfiniPot-V App. B.4, HERMES App. F).
+        Returns the next free position, 1 + the largest over all layers and heads. One axis only.
+        """
+        return self._native.reindex(prefix)
+
+
+def _per_layer(layers: int, capacity: int | Sequence[int]) -> list[int]:
+    capacities = list(capacity) if isinstance(capacity, Sequence | np.ndarray) else [capacity] * layers
+    if len(capacities) != layers:
+        raise CacheError(f"capacity must be one number, or one for each of the {layers} layers, not {len(capacities)}")
+    return [int(rows) for rows in capacities]

@@ -1,0 +1,76 @@
+"""Prompts from a checkpoint's own chat template, and the conversation that is kept as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.bundle import ChatSpec
+
+Turn = tuple[str, str]
+
+
+class Chat:
+    """Splits what the template renders at the vision placeholder: a prefix before the stream, a suffix after it."""
+
+    def __init__(self, spec: ChatSpec, system: str | None = None) -> None:
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.globals["raise_exception"] = _raise
+        self.spec, self.system = spec, system
+        try:
+            self._template = environment.from_string(spec.template)
+            self.prefix, _ = self._render([], "")
+        except jinja2.TemplateError as error:
+            raise UserError(f"the chat template of this bundle does not render: {error}") from None
+
+    def suffix(self, turns: Sequence[Turn], question: str) -> str:
+        """What follows the vision tokens: earlier turns (oldest first), the question, and the generation prompt."""
+        for text in (question, *(part for turn in turns for part in turn)):
+            if self.spec.placeholder in text:
+                raise UserError(
+                    f"a question cannot hold {self.spec.placeholder!r}, which stands for the video; leave it out"
+                )
+        return self._render(turns, question)[1]
+
+    def _render(self, turns: Sequence[Turn], question: str) -> tuple[str, str]:
+        questions = [*(turn[0] for turn in turns), question]
+        answers = [turn[1] for turn in turns]
+        messages: list[dict[str, Any]] = []
+        if self.system is not None:
+            messages.append({"role": "system", "content": [_text(self.system)]})
+        for index, text in enumerate(questions):
+            video = [{"type": self.spec.content_type}] if index == 0 else []
+            messages.append({"role": "user", "content": [*video, _text(text)]})
+            if index < len(answers):
+                messages.append({"role": "assistant", "content": [_text(answers[index])]})
+        rendered = self._template.render(messages=messages, add_generation_prompt=True, **self.spec.special_tokens)
+        before, placeholder, after = rendered.partition(self.spec.placeholder)
+        if not placeholder:
+            raise UserError(
+                f"the chat template of this bundle renders no {self.spec.placeholder!r}: it does not fit the model"
+            )
+        return before, after
+
+
+def _text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Questions and answers so far, as text; the oldest turn leaves first when the token budget is passed."""
+
+    turns: list[Turn] = field(default_factory=list)
+
+    def add(self, question: str, answer: str) -> None:
+        self.turns.append((question, answer))

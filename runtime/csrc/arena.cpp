@@ -1,0 +1,52 @@
+#include "arena.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+#include "errors.h"
+
+namespace edgevlm {
+
+namespace {
+
+constexpr std::size_t kMost = std::numeric_limits<std::ptrdiff_t>::max() / 2;  // half of what an address can tell apart
+
+std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+}  // namespace
+
+void Release::operator()(std::byte* memory) const noexcept { std::free(memory); }
+
+Block Heap::allocate(std::size_t bytes) {
+    bytes = aligned(bytes ? bytes : 1);
+    Block block(static_cast<std::byte*>(std::aligned_alloc(kAlignment, bytes)));
+    if (!block) refuse("cannot allocate ", bytes, " bytes for the cache: give a smaller budget");
+    ++allocations_;
+    std::memset(block.get(), 0, bytes);  // touches every page: resident from the start, and no larger later
+    return block;
+}
+
+Heap& loose_heap() {
+    static Heap heap;
+    return heap;
+}
+
+std::size_t Carver::advance(std::size_t count, std::size_t size) {
+    const std::size_t offset = used_;
+    if (count > (kMost - used_) / size) refuse("the cache would take more bytes than can be addressed: give a smaller budget");
+    used_ = aligned(used_ + count * size);
+    return offset;
+}
+
+Lease::Lease(Scratch* scratch, std::size_t bytes) {
+    if (scratch && scratch->bytes >= bytes) {
+        lock_ = std::unique_lock<std::mutex>(scratch->busy);
+        carver_ = Carver(scratch->memory);
+    } else {
+        own_ = loose_heap().allocate(bytes);
+        carver_ = Carver(own_.get());
+    }
+}
+
+}  // namespace edgevlm

@@ -1,0 +1,71 @@
+// numpy arrays, checked, as the strided types of the kernels. A wrong array is refused by name.
+#pragma once
+
+#include <pybind11/numpy.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "errors.h"
+#include "strided.h"
+
+namespace edgevlm {
+
+constexpr std::int64_t any = -1;  // a dimension of any size
+
+inline std::string shape_text(const std::vector<std::int64_t>& shape) {
+    std::string text = "[";
+    for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+        text += (axis ? ", " : "") + (shape[axis] == any ? std::string("any") : std::to_string(shape[axis]));
+    }
+    return text + "]";
+}
+
+template <typename T>
+pybind11::array checked(pybind11::handle object, const char* name, const std::vector<std::int64_t>& shape) {
+    namespace py = pybind11;
+    const std::string wanted = py::str(py::dtype::of<T>());
+    if (!py::isinstance<py::array>(object)) refuse(name, " must be a numpy array of ", wanted, " ", shape_text(shape));
+    auto array = py::reinterpret_borrow<py::array>(object);
+    if (!py::isinstance<py::array_t<T, 0>>(array))
+        refuse(name, " must be ", wanted, ", not ", std::string(py::str(array.dtype())));
+    std::vector<std::int64_t> found(array.shape(), array.shape() + array.ndim());
+    bool fits = found.size() == shape.size();
+    for (std::size_t axis = 0; fits && axis < shape.size(); ++axis) fits = shape[axis] == any || shape[axis] == found[axis];
+    if (!fits) refuse(name, " must be ", shape_text(shape), ", not ", shape_text(found));
+    constexpr auto alignment = static_cast<py::ssize_t>(alignof(T));
+    bool straight = reinterpret_cast<std::uintptr_t>(array.data()) % alignof(T) == 0;
+    for (py::ssize_t axis = 0; axis < array.ndim(); ++axis) straight = straight && array.strides(axis) % alignment == 0;
+    if (!straight && array.size() > 0) refuse(name, " must be aligned to its dtype");
+    return array;
+}
+
+// A dense array, copied if it was not dense.
+template <typename T>
+pybind11::array_t<T, pybind11::array::c_style> dense(pybind11::handle object, const char* name,
+                                                     const std::vector<std::int64_t>& shape) {
+    return pybind11::array_t<T, pybind11::array::c_style>(checked<T>(object, name, shape));
+}
+
+template <typename T>
+Plane<T> as_plane(pybind11::handle object, const char* name, std::int64_t heads, std::int64_t rows) {
+    const pybind11::array array = checked<T>(object, name, {heads, rows});
+    return {static_cast<const std::byte*>(array.data()), array.strides(0), array.strides(1), array.shape(0), array.shape(1)};
+}
+
+inline Mask as_mask(pybind11::handle object, const char* name, std::int64_t heads, std::int64_t rows) {
+    const Plane<bool> plane = as_plane<bool>(object, name, heads, rows);
+    return {plane.data, plane.head_stride, plane.row_stride, plane.heads, plane.rows};
+}
+
+template <typename T>
+Volume<T> as_volume(pybind11::handle object, const char* name, std::int64_t heads, std::int64_t rows, std::int64_t width) {
+    const pybind11::array array = checked<T>(object, name, {heads, rows, width});
+    if (array.shape(2) > 1 && array.strides(2) != static_cast<pybind11::ssize_t>(sizeof(T)) && array.size() > 0)
+        refuse(name, " must be dense in its last axis");
+    return {static_cast<const std::byte*>(array.data()), array.strides(0), array.strides(1),
+            array.shape(0), array.shape(1), array.shape(2)};
+}
+
+}  // namespace edgevlm

@@ -1,0 +1,127 @@
+// The ring cache of one stream: keys, values and what is known of every row, in one block of memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "arena.h"
+#include "strided.h"
+
+namespace edgevlm {
+
+enum class DType : std::uint8_t { fp32 };  // of keys and values
+std::size_t element_size(DType dtype);
+
+struct Shape {
+    std::int64_t kv_heads;
+    std::int64_t head_dim;
+    std::int64_t axes;                    // of a position: 1, or 3 for M-RoPE
+    std::vector<std::int64_t> capacities;  // rows, one a layer
+    std::vector<double> inv_freq;          // [head_dim / 2]
+    DType dtype;
+};
+
+// What is known of n new rows, the same for every layer and head; dense.
+struct Rows {
+    std::int64_t count;
+    const std::uint8_t* kind;      // [n]
+    const std::int64_t* seq;       // [n]
+    const std::int32_t* frame;     // [n]
+    const std::int16_t* row;       // [n]
+    const std::int16_t* col;       // [n]
+    const std::int32_t* position;  // [n, axes]
+};
+
+// One layer. Rows [0, length) are valid, in no order; rows [length, capacity) are zero, unless they are reserved.
+struct Layer {
+    std::int64_t capacity;
+    std::int64_t length;
+    std::byte* key;          // [H, capacity, D] of dtype, stored rotated
+    std::byte* value;        // [H, capacity, D] of dtype
+    std::uint8_t* kind;      // [H, capacity]
+    std::int64_t* seq;       // [H, capacity]
+    std::int32_t* frame;     // [H, capacity]
+    std::int16_t* row;       // [H, capacity]
+    std::int16_t* col;       // [H, capacity]
+    std::int32_t* position;  // [H, capacity, axes]
+};
+
+// What lies in a cache's block besides the layers' own arrays.
+struct Parts {
+    Layer* layer = nullptr;           // [L]
+    double* inv_freq = nullptr;       // [D / 2]
+    std::int64_t* serials = nullptr;  // [smallest capacity]: the commit that brought each row since the last restructuring
+    std::byte* scratch = nullptr;
+    std::size_t scratch_bytes = 0;
+};
+
+// A moment to roll back to. Between two restructurings (evict, shift, append) all layers grow and shrink alike, so
+// the rows `grown` since the last one and the serial number of the newest commit tell whether everything below still stands.
+struct Mark {
+    std::int64_t cache;
+    std::int64_t epoch;
+    std::int64_t grown;
+    std::int64_t serial;
+};
+
+class Cache {
+public:
+    explicit Cache(const Shape& shape);
+    Cache(const Cache&) = delete;
+    Cache& operator=(const Cache&) = delete;
+
+    static std::size_t bytes_for(const Shape& shape);
+
+    void reserve(std::int64_t count);
+    void commit(const Rows& rows);
+    void abort();
+
+    Mark mark() const;
+    void rollback(const Mark& mark);
+
+    // keep[l] is [H, n_l], or nothing for a layer left as it is. Returns the rows evicted, summed over layers.
+    std::int64_t evict(const std::vector<std::optional<Mask>>& keep);
+    void append(std::int64_t layer, const Volume<float>& key, const Volume<float>& value, const Rows& rows);
+    void shift(std::int64_t layer, const Volume<std::int32_t>& position);
+    std::int64_t reindex(std::int64_t prefix);
+
+    const Layer& layer(std::int64_t index) const;  // throws when there is no such layer
+    std::int64_t layers() const { return layers_; }
+    std::int64_t kv_heads() const { return heads_; }
+    std::int64_t head_dim() const { return head_dim_; }
+    std::int64_t axes() const { return axes_; }
+    std::size_t nbytes() const { return nbytes_; }
+    const std::byte* data() const { return block_.get(); }
+    const double* inv_freq() const { return parts_.inv_freq; }
+    std::int64_t allocations() const { return heap_.allocations(); }
+    std::int64_t rows_moved() const { return rows_moved_; }
+    Scratch& scratch() { return scratch_; }
+
+private:
+    void require_settled(const char* action) const;
+    void check_positions(const Rows& rows) const;
+    void write_metadata(Layer& layer, const Rows& rows);
+    void move_row(Layer& layer, std::int64_t from, std::int64_t to);  // indices over [H * capacity]
+    void clear_rows(Layer& layer, std::int64_t first, std::int64_t last);
+    void restructured();  // marks taken before are stale
+
+    std::int64_t heads_, head_dim_, axes_, layers_;
+    std::size_t row_bytes_;  // of one key or value
+
+    Heap heap_;
+    Block block_;
+    std::size_t nbytes_ = 0;
+    Parts parts_;
+    Scratch scratch_;
+
+    std::int64_t id_;
+    std::int64_t reserved_ = -1;  // rows, or -1
+    std::int64_t epoch_ = 0;
+    std::int64_t grown_ = 0;
+    std::int64_t commits_ = 0;
+    std::int64_t rows_moved_ = 0;
+};
+
+}  // namespace edgevlm

@@ -1,0 +1,19 @@
+// Exact selection with the tie rule of every policy: the newer token wins.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "arena.h"
+#include "strided.h"
+
+namespace edgevlm {
+
+std::size_t top_k_scratch(std::int64_t rows);
+
+// out [H, n]: per head the k candidates of the highest score, all of them if there are fewer. Equal scores: the larger seq
+// wins, then the lower row. NaN is lower than every number. O(n).
+void top_k(const Plane<float>& score, const Plane<std::int64_t>& seq, const Mask& candidates, std::int64_t k, bool* out,
+           Scratch* scratch);
+
+}  // namespace edgevlm

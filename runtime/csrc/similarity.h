@@ -1,0 +1,25 @@
+// InfiniPot-V, eq. 4 (TaR), before the negation: how alike a past token is to the recent ones of its own patch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "arena.h"
+#include "strided.h"
+
+namespace edgevlm {
+
+struct PatchedKeys {
+    Volume<float> key;              // [H, n, D]
+    Volume<std::int32_t> position;  // [H, n, axes]
+    Plane<std::int16_t> row, col;   // [H, n]
+    Mask recent, valid;             // [H, n]
+};
+
+std::size_t similarity_scratch(std::int64_t rows, std::int64_t head_dim);
+
+// out [H, n]: for valid tokens that are not recent the mean cosine with the valid recent tokens of the same (row, col) in that
+// head, -1 where there is none; 0 for all others. inv_freq [D / 2] un-rotates (axes = 1); null compares keys as stored.
+void temporal_similarity(const PatchedKeys& tokens, const double* inv_freq, float* out, Scratch* scratch);
+
+}  // namespace edgevlm

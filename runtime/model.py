@@ -1,0 +1,52 @@
+"""A loaded model: bundle, engine and tokenizer. One model serves any number of sessions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from edgevlm.engines import load_engine
+from edgevlm.engines.base import Engine
+from edgevlm.errors import BundleError
+from edgevlm.runtime.bundle import Bundle
+
+
+@dataclass(slots=True)
+class Model:
+    """``is_demo`` marks the embedded model, which knows only the demo world."""
+
+    bundle: Bundle
+    engine: Engine
+    tokenizer: Tokenizer
+    closing: NDArray[np.float32]  # rows that close a video before the text after it, [n, hidden]
+    is_demo: bool = False
+
+    @classmethod
+    def load(cls, name: str | Path, *, engine: str = "onnxruntime-cpu", threads: int | None = None) -> Model:
+        """Load ``demo`` or a bundle directory; every file is verified. Raises BundleError, one line."""
+        is_demo = str(name) == "demo"
+        bundle = Bundle.load(demo_bundle() if is_demo else Path(name))
+        try:
+            tokenizer = Tokenizer.from_file(str(bundle.file(bundle.chat.tokenizer)))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise BundleError(
+                f"{bundle.path}: tokenizer.json cannot be read ({error}); export the model again"
+            ) from None
+        return cls(bundle, load_engine(engine, bundle, threads=threads), tokenizer, bundle.closing_rows(), is_demo)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of rendered prompt text; the template has already written the special tokens."""
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def demo_bundle() -> Path:
+    """The embedded demo model's bundle."""
+    return Path(str(files("edgevlm.apps.demo").joinpath("bundle")))

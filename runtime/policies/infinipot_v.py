@@ -1,0 +1,93 @@
+"""InfiniPot-V: temporal redundancy of keys (TaR) and pooled value norms (VaN). arXiv 2506.15745, Algs. 1 and 2."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+
+from edgevlm.runtime import primitives
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.policies.base import Bool, Policy, newest, tokens_of
+
+if TYPE_CHECKING:
+    from edgevlm.runtime.cache import KVCache
+
+WINDOWS = (7, 5, 3, 1)
+
+
+@dataclass
+class InfiniPotV(Policy):
+    """Keep the r newest frames whole, the least redundant past tokens (TaR), and of the rest those of high value norm (VaN).
+
+    alpha: share of |C| that goes to TaR, the recent frames counted in. target: |C| / |M|. recent: r / f, rounded up, at least
+    one frame. keys: compare keys ``unrotated`` (ours) or ``rotated`` (as the authors' program does). heads: each KV head
+    chooses its own tokens, or all heads of a layer share the choice by mean score. keep_recent: Alg. 1 keeps the recent
+    frames; Alg. 2 (off) leaves them to VaN. tau: the calibrated thresholds tau1 < tau2 < tau3 on the coefficient of variation
+    of a layer's value norms, as ``tau1/tau2/tau3``; empty: windows 7, 5, 3, 1 by quartiles of depth.
+    """
+
+    alpha: float = 0.5
+    target: float = 0.75
+    recent: float = 0.125
+    keys: Literal["unrotated", "rotated"] = "unrotated"
+    heads: Literal["own", "shared"] = "own"
+    keep_recent: bool = True
+    tau: str = ""
+
+    name: ClassVar[str] = "infinipot-v"
+    paper: ClassVar[str] = "InfiniPot-V, arXiv 2506.15745"
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.alpha <= 1 and 0 < self.target <= 1 and 0 <= self.recent <= 1):
+            raise ValueError("alpha and recent lie in 0..1 and target in (0, 1]")
+        self.thresholds = tuple(float(part) for part in self.tau.split("/") if part)
+        if self.thresholds and not (
+            len(self.thresholds) == 3 and self.thresholds[0] < self.thresholds[1] < self.thresholds[2]
+        ):
+            raise ValueError("tau takes three rising numbers, tau1/tau2/tau3")
+
+    @property
+    def compress_to(self) -> int:
+        return tokens_of(self.target, self.budget)
+
+    @property
+    def recent_frames(self) -> int:
+        """r = ceil(recent * f), f = |M| / p, at least 1."""
+        return max(1, math.ceil(self.recent * self.budget / self.shape.tokens_per_frame - 1e-9))
+
+    def select(self, cache: KVCache, layer: int, target: int) -> Bool:
+        kind, seq, frame = cache.kind(layer), cache.seq(layer), cache.frame(layer)
+        fixed, vision = kind == Kind.PREFIX, kind == Kind.VISION
+        recent_rows = self.recent_frames * self.shape.tokens_per_frame
+        if recent_rows > target:
+            return fixed | newest(seq, vision, target)
+        recent = vision & np.isin(frame, np.unique(frame[vision])[-self.recent_frames :])
+        chosen = recent if self.keep_recent else np.zeros_like(recent)
+        quota = max(0, math.floor(self.alpha * target + 0.5) - recent_rows * self.keep_recent)
+        distinct = -primitives.temporal_similarity(
+            cache.key(layer), cache.position(layer), cache.row(layer), cache.col(layer), recent, vision, cache.inv_freq,
+            rotated=self.keys == "rotated",
+        )  # fmt: skip
+        chosen = chosen | primitives.top_k(self._per_head(distinct), seq, vision & ~recent, quota)
+        norms = primitives.value_norms(cache.value(layer))
+        pooled = primitives.pool_norms(
+            norms, frame, cache.row(layer), cache.col(layer), vision, self._window(layer, norms[vision])
+        )
+        salient = np.where(chosen, np.float32(np.inf), self._per_head(pooled))
+        return fixed | primitives.top_k(salient, seq, vision, target)
+
+    def _per_head(self, score: np.ndarray) -> np.ndarray:
+        """Scores ``[kv_heads, n]`` as they are, or averaged so that all heads of the layer choose alike."""
+        if self.heads == "own":
+            return score
+        return np.broadcast_to(score.mean(0, dtype=np.float64).astype(np.float32), score.shape)
+
+    def _window(self, layer: int, norms: np.ndarray) -> int:
+        """The pooling window of a layer: Alg. 2, lines 16 to 21, or the preset by depth."""
+        if not self.thresholds:
+            return WINDOWS[4 * layer // self.shape.layers]
+        spread = float(np.std(norms, dtype=np.float64) / max(float(np.mean(norms, dtype=np.float64)), 1e-30))
+        return WINDOWS[int(np.searchsorted(self.thresholds, spread, side="right"))]

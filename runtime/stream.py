@@ -1,0 +1,174 @@
+"""The memory of one stream: cache, policy and positions, and the decoder that appends to it. Single-threaded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.cache import KVCache, Rows
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies import Policy, StreamShape
+from edgevlm.runtime.positions import Positions, Reindexing, rope_tables
+
+Float32 = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class MemoryStats:
+    """Counted since the stream opened; times in milliseconds."""
+
+    compressions: int = 0
+    compress_ms: float = 0.0
+    evicted: int = 0
+    reindexings: int = 0
+    reindex_ms: float = 0.0
+    prefill_ms: float = 0.0
+
+
+def check_budget(policy: Policy, budget: int, bundle: Bundle, text_room: int, prefix: int) -> None:
+    """Refuse a budget that cannot work, before anything is allocated."""
+    frame, limit = bundle.vision.tokens_per_frame, bundle.limit
+    if budget < frame:
+        raise UserError(
+            f"a budget of {budget} tokens is less than one frame, which takes {frame}; give --budget {frame} or more"
+        )
+    if prefix + budget + text_room > limit:
+        most = limit - prefix - text_room
+        raise UserError(
+            f"a budget of {budget} tokens passes the model's limit of {limit} positions "
+            f"(prefix {prefix}, text room {text_room}); policy {policy.name} can have {max(most, 0)} at most"
+        )
+
+
+class Stream:
+    """Appends prefix, frames and questions to a cache of fixed size.
+
+    capacity of every layer = prefix + |M| + text room; at no moment does a layer hold more than prefix + |M| rows of memory.
+    """
+
+    def __init__(
+        self, model: Model, policy: Policy, budget: int, prefix: Sequence[int], text_room: int, reindexing: Reindexing
+    ) -> None:
+        decoder, vision = model.bundle.decoder, model.bundle.vision
+        check_budget(policy, budget, model.bundle, text_room, len(prefix))
+        self.model, self.policy, self.budget, self.prefix = model, policy, budget, len(prefix)
+        policy.attach(budget, StreamShape(decoder.layers, vision.tokens_per_frame, len(prefix)))
+        self.inv_freq = model.bundle.inv_freq
+        self.cache = KVCache(
+            decoder.layers,
+            decoder.kv_heads,
+            decoder.head_dim,
+            len(prefix) + budget + text_room,
+            inv_freq=self.inv_freq.astype(np.float64),
+        )
+        self.decoder = model.engine.bind(self.cache.buffers())
+        self.positions = Positions(model.bundle.limit, text_room, reindexing if policy.bounded else "never")
+        self.stats = MemoryStats()
+        self.frames = 0
+        self._seq = 0
+        rows, columns = vision.grid
+        self._row = np.repeat(np.arange(rows, dtype=np.int16), columns)
+        self._col = np.tile(np.arange(columns, dtype=np.int16), rows)
+        self._append(model.engine.embed(np.asarray(prefix, np.int64)), Kind.PREFIX, ())
+
+    @property
+    def tokens(self) -> int:
+        """Rows of memory held in the fullest layer, the prefix left out."""
+        return int(self.cache.lengths.max()) - self.prefix
+
+    def append_frames(self, features: Float32) -> None:
+        """Append frames ``[F, tokens_per_frame, hidden]``, in pieces that one compression makes room for.
+
+        A piece is whole frames while a frame fits in the room, else parts of a frame. Raises UserError when an unbounded
+        policy's capacity is used up.
+        """
+        per_frame = features.shape[1]
+        whole = max(1, self.policy.room // per_frame)
+        for start in range(0, len(features), whole):
+            piece = features[start : start + whole]
+            if not self.policy.bounded and self.tokens + piece.shape[0] * per_frame > self.budget:
+                raise UserError(
+                    f"the {self.policy.name} cache is full: {self.budget} tokens hold {self.budget // per_frame} frames; "
+                    "give a larger --budget, or a policy that compresses"
+                )
+            self._make_room(piece.shape[0] * per_frame)
+            self._append_piece(piece)
+
+    def _append_piece(self, piece: Float32) -> None:
+        count, per_frame, hidden = piece.shape
+        frame = np.repeat(np.arange(self.frames, self.frames + count, dtype=np.int32), per_frame)
+        started = time.perf_counter()
+        self._append(
+            piece.reshape(-1, hidden), Kind.VISION, (), frame, np.tile(self._row, count), np.tile(self._col, count)
+        )
+        self.stats.prefill_ms += 1e3 * (time.perf_counter() - started)
+        self.frames += count
+
+    def _make_room(self, rows: int) -> None:
+        """Compress before an append that would cross |M|, and re-index when it is due."""
+        started = time.perf_counter()
+        keep = self.policy.before_append(self.cache, rows)
+        if keep is not None:
+            self.stats.evicted += self.cache.evict(keep)
+            self.stats.compressions += 1
+            self.stats.compress_ms += 1e3 * (time.perf_counter() - started)
+        if self.positions.due(rows, keep is not None):
+            started = time.perf_counter()
+            self.positions.compact(self.cache, self.prefix)
+            self.stats.reindexings += 1
+            self.stats.reindex_ms += 1e3 * (time.perf_counter() - started)
+
+    @contextmanager
+    def question(self) -> Iterator[None]:
+        """Whatever is appended inside is taken out at the end, position counter included."""
+        mark, position, seq = self.cache.mark(), self.positions.next, self._seq
+        try:
+            yield
+        finally:
+            self.cache.rollback(mark)
+            self.positions.next, self._seq = position, seq
+
+    def append_text(self, embeds: Float32) -> Float32:
+        """Append text rows ``[S, hidden]`` and return the last row's logits, ``[vocabulary]``."""
+        return self._append(embeds, Kind.TEXT, (len(embeds) - 1,))[0]
+
+    def _append(
+        self,
+        embeds: Float32,
+        kind: Kind,
+        logit_rows: Sequence[int],
+        frame: NDArray[np.int32] | None = None,
+        row: NDArray[np.int16] | None = None,
+        col: NDArray[np.int16] | None = None,
+    ) -> Float32:
+        count = len(embeds)
+        position = self.positions.next
+        self.cache.reserve(count)
+        try:
+            positions = self.positions.take(count)
+            cos, sin = rope_tables(positions, self.inv_freq)
+            result = self.decoder.step(embeds, cos, sin, self.cache.lengths, logit_rows)
+        except BaseException:
+            self.cache.abort()
+            self.positions.next = position
+            raise
+        self.cache.commit(
+            Rows(
+                kind=np.full(count, kind, np.uint8),
+                seq=np.arange(self._seq, self._seq + count, dtype=np.int64),
+                frame=np.full(count, -1, np.int32) if frame is None else frame,
+                row=np.zeros(count, np.int16) if row is None else row,
+                col=np.zeros(count, np.int16) if col is None else col,
+                position=positions[:, None],
+            )
+        )
+        self._seq += count
+        return result.logits

@@ -1,0 +1,137 @@
+"""Sources on real files, against PyAV; and the newest-frame rule."""
+
+import threading
+import time
+
+import av
+import numpy as np
+import pytest
+from clips import clip
+
+from edgevlm.apps.sources import SourceError, open_source
+from edgevlm.apps.sources.base import Frame, Sampler, Source, State, mask_credentials
+from edgevlm.apps.sources.newest import NewestFrame
+
+
+def test_sampler_keeps_the_rate_by_timestamps():
+    sampler = Sampler(2)
+    taken = [t for t in np.arange(100, 110, 1 / 30) if sampler.wants(t)]
+    assert np.allclose(np.diff(taken), 0.5, atol=1 / 30)
+    assert len(taken) == 20
+
+
+def test_sampler_takes_every_frame_of_a_slower_source_and_skips_a_gap():
+    sampler = Sampler(10)
+    assert [sampler.wants(t) for t in (0, 1, 2, 50, 50.01, 50.12)] == [True, True, True, True, False, True]
+
+
+@pytest.mark.parametrize(("name", "fps"), [("bikes.mp4", 5.0), ("vtest.avi", 1.0)])
+def test_a_file_gives_the_frames_that_pyav_decodes(name, fps):
+    path = clip(name)
+    frames = list(open_source(None, str(path), fps=fps, realtime=False))
+    times = [frame.time_s for frame in frames]
+    sampler, wanted = Sampler(fps), []
+    with av.open(str(path)) as container:
+        for decoded in container.decode(video=0):
+            if sampler.wants(float(decoded.time)):
+                wanted.append((float(decoded.time), decoded.to_ndarray(format="rgb24")))
+    assert len(frames) == len(wanted)
+    assert np.allclose(times, [t for t, _ in wanted], atol=0.002)
+    for frame, (_, image) in zip(frames[::5], wanted[::5], strict=True):
+        assert frame.image.shape == image.shape
+        assert np.abs(frame.image.astype(int) - image).mean() < 3, "colour conversion differs by a level or two"
+
+
+def test_a_truncated_file_is_one_line(tmp_path):
+    whole = clip("vtest.avi").read_bytes()
+    cut = tmp_path / "cut.avi"
+    cut.write_bytes(whole[: len(whole) // 2])
+    source = open_source(None, str(cut), fps=2, realtime=False)
+    with pytest.raises(SourceError, match=r"ended after \d+ of 795 frames"):
+        list(source)
+    assert source.state is State.FAILED
+
+
+@pytest.mark.parametrize("content", [b"", b"this is no video\n" * 100, clip])
+def test_what_is_no_video_is_one_line(tmp_path, content):
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(content if isinstance(content, bytes) else clip("bikes.mp4").read_bytes()[:2000])
+    with pytest.raises(SourceError, match=r"clip\.mp4"):
+        list(open_source(None, str(path), fps=2, realtime=False))
+
+
+@pytest.mark.parametrize(
+    ("camera", "video", "says"),
+    [
+        (None, "/nowhere/a.mp4", "no such file"),
+        ("77", None, "there is no /dev/video77"),
+        ("/dev/video88", None, "there is no /dev/video88"),
+        ("shop.mp4", None, "--video"),
+        ("demo", "a.mp4", "not both"),
+    ],
+)
+def test_what_is_not_there_is_one_line(camera, video, says):
+    with pytest.raises(SourceError, match=says) as caught:
+        open_source(camera, video, fps=2, realtime=False)
+    assert "\n" not in str(caught.value)
+
+
+class Counted(Source):
+    """Numbers its frames; waits for a go-ahead before each."""
+
+    name = "counted"
+
+    def __init__(self, count):
+        self.count, self.made, self.go = count, 0, threading.Semaphore(0)
+
+    def read(self):
+        if self.made == self.count:
+            return None
+        self.go.acquire()
+        self.made += 1
+        return Frame(np.full((2, 2, 3), self.made, np.uint8), self.made / 100)
+
+
+def test_newest_frame_drops_the_oldest_and_counts():
+    counted = Counted(10)
+    newest = NewestFrame(counted)
+    counted.go.release(10)
+    deadline = time.monotonic() + 5
+    while newest.state is not State.ENDED and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert newest.read().image[0, 0, 0] == 10
+    assert newest.dropped == 9
+    assert newest.read() is None
+
+
+def test_paced_frames_come_at_their_own_times():
+    counted = Counted(5)
+    counted.go.release(5)
+    newest = NewestFrame(counted, paced=True)
+    taken = list(newest)
+    assert taken[-1].image[0, 0, 0] == 5
+    assert newest.dropped + len(taken) == 5
+
+
+def test_an_error_in_the_reader_reaches_the_consumer():
+    class Failing(Source):
+        name = "failing"
+
+        def read(self):
+            raise SourceError("the cable is out")
+
+    with pytest.raises(SourceError, match="cable"):
+        NewestFrame(Failing()).read()
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("rtsp://admin:s3cret@10.0.0.5/live", "rtsp://***@10.0.0.5/live"),
+        ("cannot open http://u:p@h/x?token=abc&fps=5", "cannot open http://***@h/x?token=***&fps=5"),
+        ("rtsp://10.0.0.5/live", "rtsp://10.0.0.5/live"),
+        ("rtsp://u:p@ss@10.0.0.5/live", "rtsp://***@10.0.0.5/live"),
+    ],
+)
+def test_credentials_are_masked(text, masked):
+    assert mask_credentials(text) == masked

@@ -1,0 +1,58 @@
+"""A bundle's engine with plain numpy memory: what a session does, without policies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from edgevlm.engines import load_engine
+from edgevlm.engines.base import Float32, KVBuffer, StepResult
+from edgevlm.runtime.bundle import Bundle
+
+
+class Runner:
+    """Append rows, keep count, read logits. ``keys[l]``, ``values[l]`` are ``[1, kv_heads, capacity, head_dim]``."""
+
+    def __init__(self, bundle: Path, capacity: int = 512, probes: Sequence[int] = ()) -> None:
+        self.bundle = Bundle.load(bundle)
+        self.engine = load_engine("onnxruntime-cpu", self.bundle, threads=1)
+        self.tokenizer = Tokenizer.from_file(str(self.bundle.file(self.bundle.chat.tokenizer)))
+        spec = self.bundle.decoder
+        shape = (1, spec.kv_heads, capacity, spec.head_dim)
+        self.keys = [np.zeros(shape, np.float32) for _ in range(spec.layers)]
+        self.values = [np.zeros(shape, np.float32) for _ in range(spec.layers)]
+        self.past_len = np.zeros(spec.layers, np.int32)
+        self.position = 0
+        pairs = zip(self.keys, self.values, strict=True)
+        buffers = [KVBuffer(k.ctypes.data, v.ctypes.data, shape, k.dtype, (k, v)) for k, v in pairs]
+        self.decoder = self.engine.bind(buffers, probes)
+
+    def tokens(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def embed(self, ids: Sequence[int]) -> Float32:
+        return self.engine.embed(np.asarray(ids, np.int64))
+
+    def step(self, embeds: Float32, logit_rows: Sequence[int] = (-1,)) -> StepResult:
+        """Append at the next positions."""
+        positions = np.arange(self.position, self.position + len(embeds), dtype=np.int32)
+        result = self.decoder.step(embeds, *self.tables(positions), self.past_len, logit_rows)
+        self.past_len += len(embeds)
+        self.position += len(embeds)
+        return result
+
+    def tables(self, positions: NDArray[np.int32]) -> tuple[Float32, Float32]:
+        angles = positions.astype(np.float32)[:, None] * self.bundle.inv_freq
+        return np.cos(angles), np.sin(angles)
+
+    def greedy(self, logits: Float32, count: int) -> list[int]:
+        """``count`` greedy tokens, the first chosen by ``logits [vocab]``."""
+        tokens = [int(np.argmax(logits))]
+        while len(tokens) < count:
+            tokens.append(int(np.argmax(self.step(self.embed(tokens[-1:])).logits[0])))
+        return tokens

@@ -1,0 +1,97 @@
+"""InfiniPot-V written down from the specification in float64, one token at a time: slow, and meant to be read.
+
+A token is a dict with seq, frame, row, col, position, key and value; a head is a list of tokens; the prefix is not among them.
+"""
+
+import math
+
+import numpy as np
+
+
+def unrotated(token, inv_freq):
+    """The key before its rotary embedding: rotate by minus its position (rotate-half pairs d, d + D/2)."""
+    key = token["key"].astype(np.float64)
+    half = len(key) // 2
+    angle = token["position"] * inv_freq
+    first, second = key[:half], key[half:]
+    return np.concatenate(
+        [first * np.cos(angle) + second * np.sin(angle), second * np.cos(angle) - first * np.sin(angle)]
+    )
+
+
+def cosine(a, b):
+    norms = np.linalg.norm(a) * np.linalg.norm(b)
+    return float(a @ b / norms) if norms > 0 else 0.0
+
+
+def tar_scores(past, recent, inv_freq, rotated):
+    """Eq. 4: minus the mean cosine with the tokens at the same patch of the recent frames that still hold it; +1 without."""
+    key = (lambda token: token["key"].astype(np.float64)) if rotated else (lambda token: unrotated(token, inv_freq))
+    scores = []
+    for token in past:
+        there = [other for other in recent if (other["row"], other["col"]) == (token["row"], token["col"])]
+        cosines = [cosine(key(token), key(other)) for other in there]
+        scores.append(-sum(cosines) / len(cosines) if cosines else 1.0)
+    return scores
+
+
+def van_scores(tokens, window):
+    """Value norms averaged over the window of patches around each token in its own frame, absent patches left out."""
+    reach = window // 2
+    scores = []
+    for token in tokens:
+        near = [
+            np.linalg.norm(other["value"].astype(np.float64))
+            for other in tokens
+            if other["frame"] == token["frame"]
+            and abs(int(other["row"]) - int(token["row"])) <= reach
+            and abs(int(other["col"]) - int(token["col"])) <= reach
+        ]
+        scores.append(sum(near) / len(near))
+    return scores
+
+
+def best(tokens, scores, count):
+    """The ``count`` highest scores; ties go to the newer token."""
+    order = sorted(range(len(tokens)), key=lambda i: (scores[i], tokens[i]["seq"]), reverse=True)
+    return [tokens[i] for i in order[:count]]
+
+
+def window_of(layer, layers, heads, thresholds):
+    """By depth quartile, or by the layer's coefficient of variation when calibrated (Alg. 2, lines 16 to 21)."""
+    if not thresholds:
+        return (7, 5, 3, 1)[4 * layer // layers]
+    norms = np.array([np.linalg.norm(token["value"].astype(np.float64)) for head in heads for token in head])
+    spread = norms.std() / norms.mean()
+    return next((size for size, tau in zip((7, 5, 3), thresholds, strict=True) if spread < tau), 1)
+
+
+def select(
+    heads, layer, layers, budget, per_frame, target, inv_freq,
+    alpha=0.5, recent=0.125, rotated=False, shared=False, keep_recent=True, thresholds=(),
+):  # fmt: skip
+    """The set of seqs that each head keeps."""
+    r = max(1, math.ceil(recent * budget / per_frame - 1e-9))
+    if r * per_frame > target:
+        return [
+            {t["seq"] for t in sorted(head, key=lambda t: t["seq"])[len(head) - min(target, len(head)) :]}
+            for head in heads
+        ]
+    window = window_of(layer, layers, heads, thresholds)
+    newest_frames = sorted({token["frame"] for head in heads for token in head})[-r:]
+    quota = max(0, math.floor(alpha * target + 0.5) - (r * per_frame if keep_recent else 0))
+    past = [[t for t in head if t["frame"] not in newest_frames] for head in heads]
+    new = [[t for t in head if t["frame"] in newest_frames] for head in heads]
+    tar = [tar_scores(p, n, inv_freq, rotated) for p, n in zip(past, new, strict=True)]
+    van = [van_scores(head, window) for head in heads]
+    if shared:
+        tar = [list(np.mean(tar, axis=0))] * len(heads)
+        van = [list(np.mean(van, axis=0))] * len(heads)
+    kept = []
+    for head, old, recents, tar_head, van_head in zip(heads, past, new, tar, van, strict=True):
+        chosen = {t["seq"] for t in recents} if keep_recent else set()
+        chosen |= {t["seq"] for t in best(old, tar_head, quota)}
+        rest = [i for i, t in enumerate(head) if t["seq"] not in chosen]
+        filled = best([head[i] for i in rest], [van_head[i] for i in rest], target - len(chosen))
+        kept.append(chosen | {t["seq"] for t in filled})
+    return kept

@@ -1,0 +1,37 @@
+"""Greedy and nucleus sampling against the distribution they promise."""
+
+import numpy as np
+import pytest
+
+from edgevlm.runtime.sampling import Sampler
+
+LOGITS = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
+
+
+def test_greedy_takes_the_highest():
+    assert Sampler()(LOGITS[::-1].copy()) == 3
+
+
+def test_the_seed_fixes_the_draws():
+    first, second = (Sampler(temperature=1.0, seed=5) for _ in range(2))
+    assert [first(LOGITS) for _ in range(50)] == [second(LOGITS) for _ in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("top_p", "expected"), [(1.0, [0.5, 0.3, 0.15, 0.05]), (0.75, [0.625, 0.375, 0, 0]), (0.4, [1, 0, 0, 0])]
+)
+def test_nucleus_frequencies(top_p, expected):
+    sampler = Sampler(temperature=1.0, top_p=top_p, seed=0)
+    counts = np.bincount([sampler(LOGITS) for _ in range(4000)], minlength=4) / 4000
+    assert np.allclose(counts, expected, atol=0.03)
+
+
+def test_temperature_sharpens():
+    cold = Sampler(temperature=0.25, seed=0)
+    assert np.mean([cold(LOGITS) == 0 for _ in range(2000)]) > 0.85  # .5^4 / sum of fourth powers is .88
+
+
+@pytest.mark.parametrize("settings", [{"temperature": -1}, {"top_p": 0}, {"top_p": 1.5}])
+def test_bad_settings_are_refused(settings):
+    with pytest.raises(ValueError, match="temperature"):
+        Sampler(**settings)

@@ -1,0 +1,267 @@
+"""A session on tiny random models: answers against transformers, the cap, and that questions leave no trace."""
+
+import ctypes
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.session import Session, TextRoom
+
+QUESTION = "what color was the square?"
+
+
+def frames(count, model, seed=0):
+    """Frames of the model's own size, uint8 RGB: a still picture with something moving over it."""
+    random = np.random.default_rng(seed)
+    height, width = model.bundle.vision.size
+    still = random.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    for index in range(count):
+        frame = still.copy()
+        frame[:, (index * 5) % width :][:, :6] = random.integers(0, 256, 3, dtype=np.uint8)
+        yield frame
+
+
+def arena(session):
+    """Every valid row of the memory: keys, values and metadata, byte for byte."""
+    cache = session._stream.cache
+    parts = []
+    for layer in range(cache.layers):
+        parts += [cache.key(layer), cache.value(layer), cache.kind(layer), cache.seq(layer), cache.frame(layer)]
+        parts += [cache.row(layer), cache.col(layer), cache.position(layer)]
+    return b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
+
+
+def hf_greedy(checkpoint, family, images, prompt_ids, per_frame, count):
+    """Greedy tokens of one transformers forward over prefix, all frames and the question."""
+    from transformers import AutoModelForImageTextToText
+
+    hf = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    pixels = torch.from_numpy(np.stack(images).astype(np.float32).transpose(0, 3, 1, 2) / 255 * 2 - 1)
+    if family == "llava":
+        place, inputs, rows = hf.config.image_token_id, {"pixel_values": pixels}, len(images) * per_frame
+    else:
+        place, inputs, rows = (
+            hf.config.video_token_id,
+            {"pixel_values_videos": pixels[None]},
+            len(images) * per_frame + 1,
+        )
+    index = prompt_ids.index(place)
+    ids = torch.tensor([prompt_ids[:index] + [place] * rows + prompt_ids[index + 1 :]])
+    with torch.no_grad():
+        out = hf.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), **inputs, max_new_tokens=count, do_sample=False
+        )
+    return out[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 16])
+def test_full_answers_as_transformers_does(model, checkpoint, family, chunk):
+    images = list(frames(17, model))
+    per_frame = model.bundle.vision.tokens_per_frame
+    with Session.open(model, policy="full", budget=20 * per_frame, chunk=chunk, room=TextRoom(32, 64, 32)) as session:
+        for image in images:
+            session.watch(image)
+        answer = session.ask(QUESTION, max_tokens=16)
+        answer.wait()
+        chat = session._chat
+        prompt = model.encode(chat.prefix + model.bundle.chat.placeholder + chat.suffix([], QUESTION))
+    expected = hf_greedy(checkpoint, family, images, prompt, per_frame, 16)
+    stops = model.bundle.chat.stop_ids
+    assert answer.token_ids == [token for token in expected if token not in stops]
+    assert len(answer.token_ids) > 3
+
+
+@pytest.mark.parametrize("policy", ["infinipot-v", "sliding-window"])
+def test_the_cap_holds_inside_every_chunk_size(model, policy):
+    per_frame = model.bundle.vision.tokens_per_frame
+    budget = 5 * per_frame + 3
+    for chunk in range(1, 9):
+        with Session.open(model, policy=policy, budget=budget, chunk=chunk, room=TextRoom(16, 64, 8)) as session:
+            stream = session._stream
+            step, seen = stream.decoder.step, []
+
+            def watched(embeds, cos, sin, past_len, logit_rows=(-1,), step=step, seen=seen):
+                seen.append(int(past_len.max()) + len(embeds))
+                return step(embeds, cos, sin, past_len, logit_rows)
+
+            stream.decoder.step = watched
+            for image in frames(21, model):
+                session.watch(image)
+            session.flush()
+            assert max(seen) <= stream.prefix + budget
+            assert max(seen) > stream.prefix + budget - 2 * per_frame - 3, "the budget is used"
+            assert session.stats.memory.compressions > 0
+            assert stream.frames == 21
+
+
+@pytest.mark.parametrize("policy", ["infinipot-v", "sliding-window", "full"])
+def test_questions_leave_no_trace(model, policy):
+    per_frame = model.bundle.vision.tokens_per_frame
+    arenas = []
+    for asks in (0, 3):
+        budget = 40 * per_frame if policy == "full" else 6 * per_frame
+        with Session.open(model, policy=policy, budget=budget, chunk=2) as session:
+            for index, image in enumerate(frames(24, model)):
+                session.watch(image)
+                if index % 8 == 3:
+                    for n in range(asks):
+                        session.ask(f"{QUESTION} {n}", conversation="one", max_tokens=5).wait()
+            arenas.append((arena(session), session._stream.positions.next))
+    assert arenas[0] == arenas[1]
+
+
+def test_reindexing_keeps_positions_below_the_limit_and_is_needed(model):
+    per_frame = model.bundle.vision.tokens_per_frame
+    with Session.open(model, budget=8 * per_frame, chunk=4, room=TextRoom(16, 64, 8)) as session:
+        stream = session._stream
+        stream.positions.limit, highest = 500, 0
+        for image in frames(300, model):
+            session.watch(image)
+            highest = max(highest, stream.positions.next)
+        assert session.stats.memory.reindexings >= 3
+        assert 500 // 2 < highest <= 500 - stream.positions.margin
+        for layer in range(stream.cache.layers):
+            position, kind = stream.cache.position(layer)[..., 0], stream.cache.kind(layer)
+            assert (position[kind == Kind.PREFIX] < stream.prefix).all()
+            for head in range(stream.cache.kv_heads):
+                assert len(np.unique(position[head])) == len(position[head])
+                order = np.argsort(stream.cache.seq(layer)[head])
+                assert (np.diff(position[head][order]) > 0).all(), "positions follow the stream's order"
+
+
+def test_the_same_frames_give_the_same_answer_however_threads_fall(model):
+    """One thread watches, others ask: every answer is that of some chunk boundary, and none is lost."""
+    per_frame = model.bundle.vision.tokens_per_frame
+    with Session.open(model, budget=6 * per_frame, chunk=2) as session:
+        answers = []
+
+        def ask():
+            for _ in range(5):
+                answers.append(session.ask(QUESTION, max_tokens=4))
+                answers[-1].wait(30)
+
+        askers = [threading.Thread(target=ask) for _ in range(3)]
+        for asker in askers:
+            asker.start()
+        for image in frames(40, model):
+            session.watch(image)
+        for asker in askers:
+            asker.join(60)
+        assert len(answers) == 15
+        assert all(answer.finish_reason in ("stop", "length") for answer in answers)
+        assert session.stats.frames == 40
+
+
+def test_conversation_is_remembered_within_its_budget_and_by_id(model):
+    per_frame = model.bundle.vision.tokens_per_frame
+    with Session.open(model, budget=4 * per_frame, room=TextRoom(60, 64, 8)) as session:
+        for image in frames(3, model):
+            session.watch(image)
+        alone = session._prompt(None, QUESTION)
+        for _ in range(4):
+            session.ask(QUESTION, conversation="a", max_tokens=4).wait()
+        within = session._prompt("a", QUESTION)
+        assert len(alone) < len(within) <= len(alone) + 60
+        assert len(session._conversations["a"]) < 4, "the oldest turns went"
+        assert session._prompt("b", QUESTION) == alone
+
+
+def test_cancel_and_close_end_an_answer(model):
+    with Session.open(model, budget=4 * model.bundle.vision.tokens_per_frame) as session:
+        for image in frames(2, model):
+            session.watch(image)
+        before = arena(session)
+        answer = session.ask(QUESTION)
+        answer.cancel()
+        answer.wait(20)
+        assert answer.finish_reason in ("cancelled", "stop", "length")
+        session.flush()
+        left = arena(session)
+        session.ask(QUESTION)
+    assert not session._running
+    assert before != left or session._stream.frames == 2
+    assert arena(session) == left
+
+
+def test_sampling_follows_its_seed(model):
+    with Session.open(model, budget=4 * model.bundle.vision.tokens_per_frame) as session:
+        for image in frames(4, model):
+            session.watch(image)
+        drawn = [session.ask(QUESTION, temperature=2.0, seed=seed, max_tokens=12) for seed in (1, 1, 2)]
+        texts = [answer.text for answer in drawn]
+    assert drawn[0].token_ids == drawn[1].token_ids
+    assert drawn[0].token_ids != drawn[2].token_ids
+    assert "".join(drawn[0]) == texts[0]
+
+
+def test_what_cannot_work_is_refused_in_one_line(model):
+    per_frame = model.bundle.vision.tokens_per_frame
+    for settings, says in [
+        ({"budget": per_frame - 1}, "less than one frame"),
+        ({"budget": 10**6}, "passes the model's limit"),
+        ({"budget": 10**6, "policy": "full"}, "passes the model's limit"),
+        ({"budget": 10 * per_frame, "policy": "infinipot"}, "did you mean infinipot-v"),
+        ({"budget": 10 * per_frame, "policy": "infinipot-v:alhpa=1"}, "did you mean alpha"),
+        ({"budget": 10 * per_frame, "chunk": 0}, "1 or more"),
+    ]:
+        with pytest.raises(UserError, match=says) as caught:
+            Session.open(model, **settings)
+        assert "\n" not in str(caught.value)
+    with Session.open(model, budget=4 * per_frame) as session:
+        for bad, says in [("word " * 500, "shorten"), (model.bundle.chat.placeholder, "stands for the video")]:
+            with pytest.raises(UserError, match=says):
+                session.ask(bad)
+        with pytest.raises(UserError, match="top_p"):
+            session.ask(QUESTION, top_p=0)
+
+
+def test_full_ends_with_a_clear_error_and_still_answers(model):
+    per_frame = model.bundle.vision.tokens_per_frame
+    with Session.open(model, policy="full", budget=5 * per_frame, chunk=2) as session:
+        images = list(frames(6, model))
+        for image in images[:5]:
+            session.watch(image)
+        with pytest.raises(UserError, match=r"cache is full: \d+ tokens hold 5 frames"):
+            session.watch(images[5])
+        assert session.ask(QUESTION, max_tokens=3).wait(20)
+
+
+def test_an_error_while_decoding_reaches_the_reader_and_leaves_no_trace(model):
+    with Session.open(model, budget=4 * model.bundle.vision.tokens_per_frame) as session:
+        for image in frames(2, model):
+            session.watch(image)
+        session.flush()
+        before = arena(session)
+        session._stream.decoder, real = Broken(), session._stream.decoder
+        with pytest.raises(ZeroDivisionError):
+            _ = session.ask(QUESTION).text
+        with pytest.raises(ZeroDivisionError):
+            list(session.ask(QUESTION))
+        session._stream.decoder = real
+        assert arena(session) == before
+        assert session.ask(QUESTION, max_tokens=3).wait(20)
+
+
+class Broken:
+    def step(self, *_):
+        raise ZeroDivisionError
+
+
+def test_the_cache_allocates_nothing_after_start(model):
+    per_frame = model.bundle.vision.tokens_per_frame
+    with Session.open(model, budget=6 * per_frame, chunk=3) as session:
+        cache = session._stream.cache
+        counted, size = cache.allocations, cache.nbytes
+        address = [buffer.key_address for buffer in cache.buffers()]
+        for image in frames(60, model):
+            session.watch(image)
+        session.ask(QUESTION, max_tokens=3).wait()
+        assert session.stats.memory.compressions > 5
+        assert (cache.allocations, cache.nbytes) == (counted, size)
+        assert [buffer.key_address for buffer in cache.buffers()] == address
+        assert all(pointer % 64 == 0 for pointer in address)
+        assert ctypes.sizeof(ctypes.c_float) * 2 * cache.kv_heads * cache.head_dim * int(cache.capacities.sum()) < size
