@@ -20,7 +20,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EDGEVLM"},
+    epilog="Every option can also be set in the environment, EDGEVLM_RUN_MODEL for run's --model and so on.",
 )
 
 RUN_EXAMPLES = """
@@ -54,12 +55,10 @@ def _common(
 @app.command(epilog=RUN_EXAMPLES)
 def run(
     camera: Annotated[
-        str | None, typer.Option(metavar="SRC", help="demo, an index like 0, /dev/videoN, or a URL. [default: demo]")
+        str | None, typer.Option(metavar="SRC", help="demo, an index like 0, /dev/videoN, or a URL.", show_default="demo")
     ] = None,
     video: Annotated[str | None, typer.Option(metavar="FILE", help="A video file.")] = None,
-    model: Annotated[
-        str, typer.Option(metavar="demo|BUNDLE", help="The embedded demo model, or an exported bundle.")
-    ] = "demo",
+    model: Annotated[str, typer.Option(metavar="demo|BUNDLE", help="The embedded demo model, or an exported bundle.")] = "demo",
     policy: Annotated[
         str,
         typer.Option(metavar="NAME[:K=V,...]", help="How the memory is kept small: infinipot-v, sliding-window, full."),
@@ -68,7 +67,8 @@ def run(
         str | None,
         typer.Option(
             metavar="N|6k",
-            help="Vision tokens held per layer. [default: half of the model's trained length, 6k at most; all of it for full]",
+            help="Vision tokens held per layer.",
+            show_default="half of the model's trained length, 6k at most; all that fits for full",
         ),
     ] = None,
     fps: Annotated[float, typer.Option(help="Frames a second taken from the source, by its own timestamps.")] = 2.0,
@@ -87,11 +87,9 @@ def run(
         list[str] | None, typer.Option(metavar="S:TEXT", help="A question asked at S seconds of the stream.")
     ] = None,
     seed: Annotated[int, typer.Option(help="The demo world's seed.")] = 0,
-    threads: Annotated[int | None, typer.Option(help="CPU threads. [default: physical cores]", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads.", show_default="physical cores", min=1)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
-    questions: Annotated[
-        bool, typer.Option("--questions", help="List what the demo model can be asked, and exit.")
-    ] = False,
+    questions: Annotated[bool, typer.Option("--questions", help="List what the demo model can be asked, and exit.")] = False,
 ) -> None:
     """Watch a stream and answer questions about it, on a terminal while it plays.
 
@@ -104,30 +102,15 @@ def run(
         return
     start(
         RunRequest(
-            camera,
-            video,
-            model,
-            policy,
-            budget,
-            fps,
-            chunk,
-            realtime,
-            frames,
-            seconds,
-            ask or [],
-            ask_at or [],
-            seed,
-            threads,
-            as_json,
-        )  # fmt: skip
-    )
+            camera=camera, video=video, model=model, policy=policy, budget=budget, fps=fps, chunk=chunk, realtime=realtime,
+            frames=frames, seconds=seconds, ask=ask or [], ask_at=ask_at or [], seed=seed, threads=threads, as_json=as_json,
+        )
+    )  # fmt: skip
 
 
 @app.command()
 def export(
-    checkpoint: Annotated[
-        Path, typer.Argument(help="A Hugging Face checkpoint directory, as save_pretrained writes it.")
-    ],
+    checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face checkpoint directory, as save_pretrained writes it.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The bundle to write.")],
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there.")] = False,
 ) -> None:

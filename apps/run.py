@@ -113,7 +113,7 @@ class Run:
         for time_s, question in self.plan.at:
             if time_s > self.session.time_s:
                 self.output.notice(
-                    f"the stream ended at {self.session.time_s:.1f} s: {question!r} was meant for {time_s:g} s, asked at the end"
+                    f"the stream ended at {self.session.time_s:.1f} s: {question!r}, meant for {time_s:g} s, is asked now"
                 )
             self.ask(question)
         for question in self.plan.end:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +15,9 @@ from edgevlm.apps.sources import open_source
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import create_policy
-from edgevlm.runtime.session import Session, largest_budget
+from edgevlm.runtime.session import Session
 
 DEMO_FRAMES = 64  # of the demo without a terminal
-DEFAULT_BUDGET = 6000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +52,11 @@ def start(request: RunRequest) -> None:
     elif endless and plan.end:
         raise UserError("--ask is answered at the end of the stream, and a camera has none: add --seconds or --frames")
     realtime = request.realtime if request.realtime is not None else is_demo_source and interactive
-    wanted = parse_count(request.budget) if request.budget is not None else None
+    budget = parse_count(request.budget) if request.budget is not None else None
     create_policy(request.policy)
     source = open_source(request.camera, request.video, fps=request.fps, realtime=realtime, seed=request.seed)
     try:
         model = Model.load(request.model, threads=request.threads)
-        budget = wanted or default_budget(model, request.policy)
         session = Session.open(model, policy=request.policy, budget=budget, chunk=request.chunk)
         output = make_output(request.as_json, interactive)
         run = Run(session, source, output, plan)
@@ -86,21 +84,13 @@ def make_output(as_json: bool, interactive: bool) -> Output:
     return Screen()
 
 
-def screen_of(output: Output, run: Run, show_picture: bool):
+def screen_of(output: Output, run: Run, show_picture: bool) -> AbstractContextManager[None]:
     from edgevlm.apps.screen import Screen
 
     if not isinstance(output, Screen):
         return nullcontext()
     output.show_picture = show_picture
     return output.attached(run)
-
-
-def default_budget(model: Model, policy: str) -> int:
-    """Half of the positions the model was trained on, 6,000 tokens at most, in whole frames; for full, all that fits."""
-    per_frame = model.bundle.vision.tokens_per_frame
-    most = largest_budget(model)
-    budget = most if not create_policy(policy).bounded else min(DEFAULT_BUDGET, most, model.bundle.limit // 2)
-    return max(budget // per_frame, 1) * per_frame
 
 
 def parse_count(text: str) -> int:

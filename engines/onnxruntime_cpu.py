@@ -51,18 +51,14 @@ class OnnxRuntimeCpu:
             return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:
             reason = str(error).splitlines()[0]
-            raise UserError(
-                f"{path}: ONNX Runtime {ort.__version__} cannot load it ({reason}); upgrade onnxruntime"
-            ) from error
+            raise UserError(f"{path}: ONNX Runtime {ort.__version__} cannot load it ({reason}); upgrade onnxruntime") from error
 
     def encode(self, pixels: Float32) -> Float32:
         """Frames ``[F, 3, H, W]``, normalised, to language-space features ``[F, tokens_per_frame, hidden]``."""
         vision = self.bundle.vision
         wanted = (3, *vision.size)
         if pixels.ndim != 4 or pixels.shape[1:] != wanted or pixels.dtype != np.float32:
-            raise ValueError(
-                f"pixels must be float32 [F, {', '.join(map(str, wanted))}], not {pixels.dtype} {pixels.shape}"
-            )
+            raise ValueError(f"pixels must be float32 [F, {', '.join(map(str, wanted))}], not {pixels.dtype} {pixels.shape}")
         if not len(pixels):
             return np.zeros((0, vision.tokens_per_frame, self.bundle.decoder.hidden), np.float32)
         features: Float32 = self._vision.run(["features"], {"pixel_values": pixels})[0]
@@ -157,9 +153,7 @@ class OnnxRuntimeDecoder:
             "logit_rows": np.empty(logit_rows, np.int64),
             "logits": np.empty((1, logit_rows, s.vocab), np.float32),
         }
-        return arrays | {
-            f"query{layer}": np.empty((1, rows, s.heads * s.head_dim), np.float32) for layer in self._probes
-        }
+        return arrays | {f"query{layer}": np.empty((1, rows, s.heads * s.head_dim), np.float32) for layer in self._probes}
 
     def _bind_arrays(self, binding: Any, arrays: dict[str, np.ndarray]) -> None:
         for name, array in arrays.items():
@@ -170,16 +164,12 @@ class OnnxRuntimeDecoder:
     def _bind(bind: Any, name: str, array: np.ndarray) -> None:
         bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
-    def _check_step(
-        self, embeds: Float32, cos: Float32, sin: Float32, past_len: Int32, logit_rows: Sequence[int]
-    ) -> None:
+    def _check_step(self, embeds: Float32, cos: Float32, sin: Float32, past_len: Int32, logit_rows: Sequence[int]) -> None:
         s, rows = self._spec, len(embeds)
         if embeds.shape != (rows, s.hidden) or rows < 1:
             raise CacheError(f"embeds must be [S, {s.hidden}] with S at least 1, not {list(embeds.shape)}")
         if cos.shape != (rows, s.head_dim // 2) or sin.shape != cos.shape:
-            raise CacheError(
-                f"cos and sin must be [{rows}, {s.head_dim // 2}], not {list(cos.shape)}, {list(sin.shape)}"
-            )
+            raise CacheError(f"cos and sin must be [{rows}, {s.head_dim // 2}], not {list(cos.shape)}, {list(sin.shape)}")
         if past_len.shape != (s.layers,) or int(past_len.min()) < 0:
             raise CacheError(f"past_len must be {s.layers} lengths of at least 0, not {past_len!r}")
         over = np.flatnonzero(past_len + np.int64(rows) > self._capacity)
@@ -199,8 +189,7 @@ def _check_buffers(bundle: Bundle, buffers: Sequence[KVBuffer]) -> None:
         batch, heads, capacity, dim = buffer.shape
         if (batch, heads, dim) != (1, spec.kv_heads, spec.head_dim) or capacity < 1:
             raise CacheError(
-                f"layer {layer}: a buffer must be [1, {spec.kv_heads}, capacity, {spec.head_dim}], "
-                f"not {list(buffer.shape)}"
+                f"layer {layer}: a buffer must be [1, {spec.kv_heads}, capacity, {spec.head_dim}], not {list(buffer.shape)}"
             )
         if np.dtype(buffer.dtype) != np.float32:
             raise CacheError(f"layer {layer}: this engine keeps float32 keys and values, not {buffer.dtype}")

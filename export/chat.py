@@ -21,24 +21,17 @@ def chat(checkpoint: Checkpoint, parts: FamilyParts, vocab: int) -> tuple[dict[s
     """
     text = checkpoint.text(TOKENIZER)
     if text is None:
-        raise UserError(
-            f"{checkpoint.folder / TOKENIZER}: is missing; save the tokenizer beside the model in its fast form"
-        )
+        raise UserError(f"{checkpoint.folder / TOKENIZER}: is missing; save the tokenizer beside the model in its fast form")
     try:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:
-        raise UserError(
-            f"{checkpoint.folder / TOKENIZER}: cannot be read ({error}); save the tokenizer again"
-        ) from None
+        raise UserError(f"{checkpoint.folder / TOKENIZER}: cannot be read ({error}); save the tokenizer again") from None
     template = _template(checkpoint)
     placeholder_id = next((checkpoint.config[key] for key in parts.token_keys if key in checkpoint.config), None)
     if not isinstance(placeholder_id, int):
         raise UserError(f"{checkpoint.folder / 'config.json'}: has no {parts.token_keys[0]}")
     placeholder = tokenizer.id_to_token(placeholder_id)
-    if (
-        placeholder is None
-        or tokenizer.encode(f"a{placeholder}a", add_special_tokens=False).ids.count(placeholder_id) != 1
-    ):
+    if placeholder is None or placeholder_id not in tokenizer.get_added_tokens_decoder():
         raise UserError(
             f"{checkpoint.folder / TOKENIZER}: token {placeholder_id}, the {parts.content_type} of config.json, "
             "is not one added token; save the tokenizer that belongs to the model"

@@ -113,9 +113,7 @@ class Checkpoint:
         elif (self.folder / _SINGLE).exists():
             stored = dict.fromkeys(self._reader(self.folder / _SINGLE, keep=False).keys(), _SINGLE)
         else:
-            raise UserError(
-                f"{self.folder / _SINGLE}: is missing; only safetensors are read (save_pretrained writes them)"
-            )
+            raise UserError(f"{self.folder / _SINGLE}: is missing; only safetensors are read (save_pretrained writes them)")
         files = {}
         for file in set(stored.values()):
             path = self.folder / str(file)

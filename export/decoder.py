@@ -43,9 +43,7 @@ class _Decoder:
             attributes: dict[str, Any] = {"axis": -1, "epsilon": self.shape.norm_eps, "stash_type": 1}
             return g.node("SimplifiedLayerNormalization", [residual, weight], [name], **attributes), residual
         outputs = [name, "", "", f"{name}.sum"]
-        g.node(
-            "SkipSimplifiedLayerNormalization", [residual, delta, weight], outputs, CONTRIB, epsilon=self.shape.norm_eps
-        )
+        g.node("SkipSimplifiedLayerNormalization", [residual, delta, weight], outputs, CONTRIB, epsilon=self.shape.norm_eps)
         return name, f"{name}.sum"
 
     def linear(self, name: str, rows: str, weight: np.ndarray, bias: np.ndarray | None = None) -> str:
@@ -65,9 +63,7 @@ class _Decoder:
         """Rotate-half by this call's cos and sin (row ``s`` of the call uses row ``s`` of the tables)."""
         start = self.graph.constant("rotary.start", np.zeros(1, np.int64))
         attributes = {"num_heads": heads, "rotary_embedding_dim": 0, "interleaved": 0}
-        return self.graph.node(
-            "RotaryEmbedding", [rows, start, "cos.table", "sin.table"], [name], CONTRIB, **attributes
-        )
+        return self.graph.node("RotaryEmbedding", [rows, start, "cos.table", "sin.table"], [name], CONTRIB, **attributes)
 
     def project(self, layer: int, w: LayerWeights, residual: str, delta: str | None) -> tuple[str, str, str, str]:
         """Norm, one matrix for q, k and v, rotary: returns query, key, value ``[1, S, heads D]`` and the residual."""
@@ -131,9 +127,7 @@ class _Decoder:
         g.output(g.node("Reshape", [scores, shape], ["logits"]), TensorProto.FLOAT, [1, "R", s.vocab])
 
 
-def write_decoder(
-    checkpoint: Checkpoint, backbone: Backbone, shape: DecoderShape, folder: Path, progress: Progress
-) -> None:
+def write_decoder(checkpoint: Checkpoint, backbone: Backbone, shape: DecoderShape, folder: Path, progress: Progress) -> None:
     """Write ``decoder.onnx``, ``decoder.weights`` and ``embedding.npy`` into ``folder``.
 
     A tied head is the embedding file itself: the graph refers to its bytes. Raises UserError for a checkpoint whose

@@ -48,8 +48,7 @@ class SiglipFeatures(nn.Module):
         tower: Any = getattr(model, "vision_model", model)  # transformers before 5.6 keeps the tower one level down
         chosen = checkpoint.config.get("vision_feature_layer", -1)
         self.chosen = [
-            _hidden_state(index, config.num_hidden_layers)
-            for index in (chosen if isinstance(chosen, list) else [chosen])
+            _hidden_state(index, config.num_hidden_layers) for index in (chosen if isinstance(chosen, list) else [chosen])
         ]
         self.embeddings = tower.embeddings
         self.encoder = nn.Module()

@@ -227,9 +227,7 @@ def _check_files(folder: Path, files: Mapping[str, FileRecord], verify: Verify, 
         if not path.is_file():
             raise _bad(path, "is not a file")
         if size != record.bytes:
-            raise _bad(
-                path, f"is {'truncated' if size < record.bytes else 'too long'} ({size} bytes, not {record.bytes})"
-            )
+            raise _bad(path, f"is {'truncated' if size < record.bytes else 'too long'} ({size} bytes, not {record.bytes})")
         if verify == "full":
             try:
                 matches = hash_file(path).sha256 == record.sha256

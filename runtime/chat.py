@@ -33,9 +33,7 @@ class Chat:
         """What follows the vision tokens: earlier turns (oldest first), the question, and the generation prompt."""
         for text in (question, *(part for turn in turns for part in turn)):
             if self.spec.placeholder in text:
-                raise UserError(
-                    f"a question cannot hold {self.spec.placeholder!r}, which stands for the video; leave it out"
-                )
+                raise UserError(f"a question cannot hold {self.spec.placeholder!r}, which stands for the video; leave it out")
         return self._render(turns, question)[1]
 
     def _render(self, turns: Sequence[Turn], question: str) -> tuple[str, str]:
@@ -52,9 +50,7 @@ class Chat:
         rendered = self._template.render(messages=messages, add_generation_prompt=True, **self.spec.special_tokens)
         before, placeholder, after = rendered.partition(self.spec.placeholder)
         if not placeholder:
-            raise UserError(
-                f"the chat template of this bundle renders no {self.spec.placeholder!r}: it does not fit the model"
-            )
+            raise UserError(f"the chat template of this bundle renders no {self.spec.placeholder!r}: it does not fit the model")
         return before, after
 
 

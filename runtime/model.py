@@ -34,9 +34,7 @@ class Model:
         try:
             tokenizer = Tokenizer.from_file(str(bundle.file(bundle.chat.tokenizer)))
         except Exception as error:  # tokenizers raises bare Exception
-            raise BundleError(
-                f"{bundle.path}: tokenizer.json cannot be read ({error}); export the model again"
-            ) from None
+            raise BundleError(f"{bundle.path}: tokenizer.json cannot be read ({error}); export the model again") from None
         return cls(bundle, load_engine(engine, bundle, threads=threads), tokenizer, bundle.closing_rows(), is_demo)
 
     def encode(self, text: str) -> list[int]:

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 Reindexing = Literal["lazy", "eager", "never"]
 
 
-def rope_tables(
-    positions: NDArray[np.int32], inv_freq: NDArray[np.float32]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def rope_tables(positions: NDArray[np.int32], inv_freq: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """cos and sin, each float32 ``[S, head_dim / 2]``, of positions ``[S]``; angles in float32, as transformers has them."""
     angles = positions.astype(np.float32)[:, None] * inv_freq
     return np.cos(angles), np.sin(angles)

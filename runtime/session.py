@@ -15,7 +15,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.answer import Answer, FinishReason
 from edgevlm.runtime.chat import Chat, Turn
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.policies import create_policy
+from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.preprocess import Preprocessor
 from edgevlm.runtime.sampling import Sampler
@@ -23,6 +23,7 @@ from edgevlm.runtime.stream import MemoryStats, Stream
 from edgevlm.runtime.turnstile import Turnstile
 
 MAX_CONVERSATIONS = 64
+DEFAULT_BUDGET = 6000  # vision tokens per layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,11 @@ def text_room(model: Model, room: TextRoom) -> int:
     return room.conversation + room.question + room.answer + len(model.closing)
 
 
-def largest_budget(model: Model, system: str | None = None) -> int:
-    """The most vision tokens per layer that fit in the model's positions beside prefix and text."""
-    limit = model.bundle.limit
-    prefix = model.encode(Chat(model.bundle.chat, system).prefix)
-    return limit - len(prefix) - text_room(model, TextRoom.fitting(limit))
+def default_budget(model: Model, policy: Policy, most: int) -> int:
+    """Half of the model's positions, DEFAULT_BUDGET tokens at most, in whole frames; all that fits (``most``) for full."""
+    per_frame = model.bundle.vision.tokens_per_frame
+    budget = min(DEFAULT_BUDGET, model.bundle.limit // 2, most) if policy.bounded else most
+    return max(budget // per_frame, 1) * per_frame
 
 
 class Session:
@@ -90,7 +91,7 @@ class Session:
         model: Model | str | Path = "demo",
         *,
         policy: str = "infinipot-v",
-        budget: int,
+        budget: int | None = None,
         chunk: int = 8,
         reindexing: Reindexing = "lazy",
         system: str | None = None,
@@ -98,17 +99,20 @@ class Session:
     ) -> Session:
         """Allocate the memory of one stream and append the prefix.
 
-        budget: vision tokens per layer (|M|); for ``full`` the declared capacity. chunk: frames encoded and appended at once.
+        budget: vision tokens per layer (|M|), see :func:`default_budget`; for ``full`` the declared capacity. chunk: frames
+        encoded and appended at once.
         Raises UserError when the budget is less than a frame or passes the model's positions.
         """
         if chunk < 1:
             raise UserError(f"a chunk of {chunk} frames is too small; give 1 or more")
         loaded = model if isinstance(model, Model) else Model.load(model)
-        bundle = loaded.bundle
-        room = room or TextRoom.fitting(bundle.limit)
-        chat = Chat(bundle.chat, system)
+        room = room or TextRoom.fitting(loaded.bundle.limit)
+        chat = Chat(loaded.bundle.chat, system)
         prefix = loaded.encode(chat.prefix)
-        stream = Stream(loaded, create_policy(policy), budget, prefix, text_room(loaded, room), reindexing)
+        chosen = create_policy(policy)
+        if budget is None:
+            budget = default_budget(loaded, chosen, loaded.bundle.limit - len(prefix) - text_room(loaded, room))
+        stream = Stream(loaded, chosen, budget, prefix, text_room(loaded, room), reindexing)
         return cls(loaded, stream, chat, chunk, room)
 
     def watch(self, frame: NDArray[np.uint8], time_s: float | None = None) -> None:
@@ -142,7 +146,7 @@ class Session:
     ) -> Answer:
         """Ask about everything watched so far; returns at once, iterate the answer for its text.
 
-        The memory afterwards is what it was before. ``conversation`` names the turns to go on from, and to remember this one in.
+        The memory afterwards is what it was before. ``conversation`` names the turns to go on from and to add this one to.
         Greedy unless ``temperature`` > 0. Raises UserError for a question longer than its room.
         """
         if max_tokens is not None and not 1 <= max_tokens <= self.room.answer:
@@ -153,9 +157,7 @@ class Session:
             raise UserError(str(error)) from None
         asked = len(self.model.encode(self._chat.suffix([], question)))
         if asked > self.room.question:
-            raise UserError(
-                f"this question takes {asked} tokens and {self.room.question} are set aside for one; shorten it"
-            )
+            raise UserError(f"this question takes {asked} tokens and {self.room.question} are set aside for one; shorten it")
         answer = Answer(question, self._time_s)
         ticket = self._turnstile.queue()
         thread = threading.Thread(
@@ -241,9 +243,7 @@ class Session:
     @property
     def stats(self) -> SessionStats:
         stream = self._stream
-        return SessionStats(
-            self._frames, self._chunks, stream.tokens, stream.cache.nbytes, self._encode_ms, stream.stats
-        )
+        return SessionStats(self._frames, self._chunks, stream.tokens, stream.cache.nbytes, self._encode_ms, stream.stats)
 
     @property
     def time_s(self) -> float:

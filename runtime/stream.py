@@ -106,9 +106,7 @@ class Stream:
         count, per_frame, hidden = piece.shape
         frame = np.repeat(np.arange(self.frames, self.frames + count, dtype=np.int32), per_frame)
         started = time.perf_counter()
-        self._append(
-            piece.reshape(-1, hidden), Kind.VISION, (), frame, np.tile(self._row, count), np.tile(self._col, count)
-        )
+        self._append(piece.reshape(-1, hidden), Kind.VISION, (), frame, np.tile(self._row, count), np.tile(self._col, count))
         self.stats.prefill_ms += 1e3 * (time.perf_counter() - started)
         self.frames += count
 

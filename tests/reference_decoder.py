@@ -1,7 +1,7 @@
 """A slow, readable Qwen2-style decoder in numpy, with a cache that any row can leave: the oracle for evicting caches.
 
-Every layer and KV head keeps its own rows: un-rotated keys, values, rotary positions and sequence numbers. Keys are rotated
-when they are used, so re-positioning is an assignment and evicting is an index. Nothing here is shared with edgevlm.
+Every layer and KV head keeps its own rows: un-rotated keys, values, rotary positions and sequence numbers. Keys are
+rotated when they are used, so re-positioning is an assignment and evicting is an index. Nothing is shared with edgevlm.
 """
 
 from __future__ import annotations

@@ -26,12 +26,15 @@ class Question:
     shape: int | None = None  # index into SHAPES
 
 
+Rule = Callable[[Question, History], str | None]  # the right answer, or None if there is not exactly one
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of question: how it may be phrased, and the rule for its answer."""
 
     phrasings: tuple[str, ...]
-    truth: Callable[[Question, History], str | None]
+    truth: Rule
 
     def has(self, slot: str) -> bool:
         return slot in self.phrasings[0]
@@ -136,7 +139,7 @@ def _only(things: list[Thing], question: Question) -> Thing | None:
     return found[0] if len(found) == 1 else None
 
 
-def _of(attribute: str, names: tuple[str, ...], things: Callable[[History], list[Thing]]):
+def _of(attribute: str, names: tuple[str, ...], things: Callable[[History], list[Thing]]) -> Rule:
     """The rule: this attribute of the only object that the question fits."""
 
     def rule(question: Question, history: History) -> str | None:
@@ -146,7 +149,7 @@ def _of(attribute: str, names: tuple[str, ...], things: Callable[[History], list
     return rule
 
 
-def _of_first(attribute: str, names: tuple[str, ...]):
+def _of_first(attribute: str, names: tuple[str, ...]) -> Rule:
     return lambda question, history: names[getattr(history.first, attribute)] if history.first else None
 
 

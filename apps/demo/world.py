@@ -7,6 +7,7 @@ frame.
 """
 
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -21,6 +22,8 @@ SPRITE = 11  # pixels
 MAX_PRESENT = 3  # objects at once
 MIN_STAY = 3  # frames an object stays before it may leave
 WINDOW = 96  # frames after it left until an object is forgotten; only then may its colour-shape pair come again
+
+Item = TypeVar("Item")
 
 _RGB = np.array(
     [
@@ -167,7 +170,7 @@ class World:
         if free:
             thing.cell = self._pick(free)
 
-    def _pick(self, items: list):
+    def _pick(self, items: list[Item]) -> Item:
         return items[int(self._rng.integers(len(items)))]
 
     def _render(self) -> np.ndarray:

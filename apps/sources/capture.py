@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from edgevlm.errors import UserError
@@ -33,8 +35,22 @@ def open_capture(target: int | str, *, network: bool = False) -> cv2.VideoCaptur
     cv2 = load_cv2()
     if not network:
         return cv2.VideoCapture(target)
-    os.environ.setdefault("OPENCV_FFMPEG_CAPTURE_OPTIONS", LOW_LATENCY)
     timeouts = [
         cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, OPEN_TIMEOUT_MS, cv2.CAP_PROP_READ_TIMEOUT_MSEC, READ_TIMEOUT_MS,
     ]  # fmt: skip
-    return cv2.VideoCapture(target, cv2.CAP_FFMPEG, timeouts)
+    with _options(LOW_LATENCY):
+        return cv2.VideoCapture(target, cv2.CAP_FFMPEG, timeouts)
+
+
+@contextmanager
+def _options(text: str) -> Iterator[None]:
+    """FFmpeg options for what is opened inside; the environment's own win. A file opened with a probe this short would fail."""
+    name = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = text
+    try:
+        yield
+    finally:
+        del os.environ[name]

@@ -39,17 +39,11 @@ class DecoderShape:
     def __post_init__(self) -> None:
         small = [name for name in ("layers", "heads", "kv_heads", "hidden", "vocab") if getattr(self, name) < 1]
         if small:
-            raise UserError(
-                f"config.json: text_config says {small[0]} = {getattr(self, small[0])}; it must be at least 1"
-            )
+            raise UserError(f"config.json: text_config says {small[0]} = {getattr(self, small[0])}; it must be at least 1")
         if self.heads % self.kv_heads:
-            raise UserError(
-                f"config.json: {self.heads} attention heads cannot share {self.kv_heads} key/value heads evenly"
-            )
+            raise UserError(f"config.json: {self.heads} attention heads cannot share {self.kv_heads} key/value heads evenly")
         if self.head_dim % 8:
-            raise UserError(
-                f"config.json: head_dim {self.head_dim} is not a multiple of 8, which the attention kernels need"
-            )
+            raise UserError(f"config.json: head_dim {self.head_dim} is not a multiple of 8, which the attention kernels need")
 
     @property
     def kv_size(self) -> int:
@@ -92,9 +86,7 @@ class Backbone(Protocol):
 def text_backbone(model_type: str) -> Backbone:
     """The backbone for a ``text_config.model_type``; raises UserError naming the nearest known one."""
     if model_type not in TEXT_BACKBONES:
-        raise UserError(
-            f"config.json: text backbone {model_type!r} cannot be exported; {nearest(model_type, TEXT_BACKBONES)}"
-        )
+        raise UserError(f"config.json: text backbone {model_type!r} cannot be exported; {nearest(model_type, TEXT_BACKBONES)}")
     module: Any = import_module(TEXT_BACKBONES[model_type])
     backbone: Backbone = module
     return backbone

@@ -14,14 +14,10 @@ from edgevlm.export.checkpoint import Checkpoint
 def shape(config: dict[str, Any], tied: bool) -> DecoderShape:
     """See :class:`edgevlm.export.backbones.Backbone`."""
     if config.get("hidden_act", "silu") != "silu":
-        raise UserError(
-            f"config.json: hidden_act {config['hidden_act']!r} cannot be exported; qwen2 decoders use 'silu'"
-        )
+        raise UserError(f"config.json: hidden_act {config['hidden_act']!r} cannot be exported; qwen2 decoders use 'silu'")
     kinds = set(config.get("layer_types") or ()) - {"full_attention"}
     if config.get("use_sliding_window") or kinds:
-        raise UserError(
-            "config.json: sliding-window attention layers cannot be exported; set use_sliding_window to false"
-        )
+        raise UserError("config.json: sliding-window attention layers cannot be exported; set use_sliding_window to false")
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
     return DecoderShape(
         layers=int(config["num_hidden_layers"]),

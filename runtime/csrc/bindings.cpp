@@ -169,10 +169,19 @@ void bind_cache(py::module_& module) {
 
 // ---- the kernels ----
 
-// The scratch of the cache that an array is a view of, or null.
-Scratch* scratch_of(py::handle array) {
+// The cache that an array is a view of, or null.
+Cache* cache_of(py::handle array) {
     while (array && py::isinstance<py::array>(array)) array = py::detail::array_proxy(array.ptr())->base;
-    return array && py::isinstance<Cache>(array) ? &array.cast<Cache&>().scratch() : nullptr;
+    return array && py::isinstance<Cache>(array) ? &array.cast<Cache&>() : nullptr;
+}
+
+Scratch* scratch_of(py::handle array) {
+    Cache* const cache = cache_of(array);
+    return cache ? &cache->scratch() : nullptr;
+}
+
+bool turns_alike(const Rotary& rotary, const py::array_t<double, py::array::c_style>& inv_freq) {
+    return rotary.pairs() == inv_freq.size() && std::equal(inv_freq.data(), inv_freq.data() + inv_freq.size(), rotary.inv_freq());
 }
 
 py::array_t<float> call_temporal_similarity(py::handle key, py::handle position, py::handle row, py::handle col, py::handle recent,
@@ -191,13 +200,21 @@ py::array_t<float> call_temporal_similarity(py::handle key, py::handle position,
         if (frequencies.size() * 2 != tokens.key.width)
             refuse("inv_freq must hold D / 2 numbers of a key's ", tokens.key.width, ", not ", frequencies.size());
     }
-    Scratch* const scratch = scratch_of(key);
+    Cache* const cache = cache_of(key);
     py::array_t<float> out({heads, rows});
     float* const first = out.mutable_data();
-    const double* const turns = rotated ? nullptr : frequencies.data();
+    const bool known = cache && turns_alike(cache->rotary(), frequencies);
     {
         Unlocked unlocked;
-        temporal_similarity(tokens, turns, first, scratch);
+        std::optional<Lease> table;
+        std::optional<Rotary> own;
+        if (!rotated && !known) {
+            const std::size_t size = Rotary::table_size(frequencies.size());
+            table.emplace(nullptr, size * sizeof(double));
+            own.emplace(frequencies.data(), frequencies.size(), table->take<double>(size));
+        }
+        const Rotary* const rotary = rotated ? nullptr : known ? &cache->rotary() : &*own;
+        temporal_similarity(tokens, rotary, first, cache ? &cache->scratch() : nullptr);
     }
     return out;
 }

@@ -8,7 +8,6 @@
 
 #include "errors.h"
 #include "norms.h"
-#include "rotary.h"
 #include "select.h"
 #include "similarity.h"
 
@@ -21,7 +20,7 @@ std::size_t reindex_scratch(std::int64_t rows, std::int64_t pairs) {
     sizes.take<std::uint64_t>(rows);
     sizes.take<double>(pairs);
     sizes.take<double>(pairs);
-    return sizes.bytes() + Rotary::scratch_bytes(pairs);
+    return sizes.bytes();
 }
 
 void check(const Shape& shape) {
@@ -49,7 +48,8 @@ void check(const Shape& shape) {
 //     key, value            [H, C_l, D]  of dtype, keys rotated
 //     kind u8, seq i64, frame i32, row i16, col i16  [H, C_l]
 //     position i32          [H, C_l, axes]
-//   scratch for one kernel at a time: 16 bytes a row of the largest layer, and a table of angles
+//   the table of angles f64 [3, 64, 2, D / 2]
+//   scratch for one kernel at a time: 16 bytes a row of the largest layer
 //
 // Without a block behind the carver this only measures.
 Parts carve(const Shape& shape, Carver& carver) {
@@ -74,6 +74,7 @@ Parts carve(const Shape& shape, Carver& carver) {
         layer.position = carver.take<std::int32_t>(slots * shape.axes);
         if (parts.layer) parts.layer[l] = layer;
     }
+    parts.rotary = carver.take<double>(Rotary::table_size(shape.head_dim / 2));
     parts.scratch_bytes = std::max({similarity_scratch(*largest, shape.head_dim), pool_scratch(*largest),
                                     top_k_scratch(*largest), reindex_scratch(*largest, shape.head_dim / 2)});
     parts.scratch = carver.take<std::byte>(parts.scratch_bytes);
@@ -115,6 +116,7 @@ Cache::Cache(const Shape& shape)
     Carver carver(block_.get());
     parts_ = carve(shape, carver);
     std::copy(shape.inv_freq.begin(), shape.inv_freq.end(), parts_.inv_freq);
+    rotary_.emplace(parts_.inv_freq, head_dim_ / 2, parts_.rotary);
     scratch_.memory = parts_.scratch;
     scratch_.bytes = parts_.scratch_bytes;
 }
@@ -314,14 +316,13 @@ void Cache::shift(std::int64_t index, const Volume<std::int32_t>& position) {
     Lease memory(&scratch_, reindex_scratch(0, pairs));
     double* const cosine = memory.take<double>(pairs);
     double* const sine = memory.take<double>(pairs);
-    const Rotary rotary(parts_.inv_freq, pairs, memory);
     bool moved = false;
     for (std::int64_t head = 0; head < heads_; ++head) {
         for (std::int64_t i = 0; i < layer.length; ++i) {
             const std::int64_t at = head * layer.capacity + i;
             const std::int64_t delta = std::int64_t{*position.at(head, i)} - layer.position[at];
             if (delta == 0) continue;
-            rotary.angles(delta, cosine, sine);
+            rotary_->angles(delta, cosine, sine);
             rotate(reinterpret_cast<float*>(layer.key + at * row_bytes_), cosine, sine, pairs);
             layer.position[at] = *position.at(head, i);
             moved = true;
@@ -340,7 +341,6 @@ std::int64_t Cache::reindex(std::int64_t prefix) {
     Lease memory(&scratch_, reindex_scratch(largest, pairs));
     double* const cosine = memory.take<double>(pairs);
     double* const sine = memory.take<double>(pairs);
-    const Rotary rotary(parts_.inv_freq, pairs, memory);
     std::uint64_t* const order = memory.take<std::uint64_t>(largest);  // position, then row
 
     bool moved = false;
@@ -364,7 +364,7 @@ std::int64_t Cache::reindex(std::int64_t prefix) {
                 if (position != previous) ++rank;
                 previous = position;
                 if (rank == position) continue;
-                rotary.angles(rank - position, cosine, sine);
+                rotary_->angles(rank - position, cosine, sine);
                 rotate(reinterpret_cast<float*>(layer.key + at * row_bytes_), cosine, sine, pairs);
                 layer.position[at] = static_cast<std::int32_t>(rank);
                 moved = true;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "arena.h"
+#include "rotary.h"
 #include "strided.h"
 
 namespace edgevlm {
@@ -53,6 +54,7 @@ struct Parts {
     Layer* layer = nullptr;           // [L]
     double* inv_freq = nullptr;       // [D / 2]
     std::int64_t* serials = nullptr;  // [smallest capacity]: the commit that brought each row since the last restructuring
+    double* rotary = nullptr;         // [Rotary::table_size]
     std::byte* scratch = nullptr;
     std::size_t scratch_bytes = 0;
 };
@@ -94,7 +96,7 @@ public:
     std::int64_t axes() const { return axes_; }
     std::size_t nbytes() const { return nbytes_; }
     const std::byte* data() const { return block_.get(); }
-    const double* inv_freq() const { return parts_.inv_freq; }
+    const Rotary& rotary() const { return *rotary_; }
     std::int64_t allocations() const { return heap_.allocations(); }
     std::int64_t rows_moved() const { return rows_moved_; }
     Scratch& scratch() { return scratch_; }
@@ -114,6 +116,7 @@ private:
     Block block_;
     std::size_t nbytes_ = 0;
     Parts parts_;
+    std::optional<Rotary> rotary_;
     Scratch scratch_;
 
     std::int64_t id_;

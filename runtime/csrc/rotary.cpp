@@ -5,25 +5,14 @@
 
 namespace edgevlm {
 
-std::size_t Rotary::scratch_bytes(std::int64_t pairs) {
-    Carver sizes;
-    sizes.take<double>(kDigits * kBase * pairs);
-    sizes.take<double>(kDigits * kBase * pairs);
-    return sizes.bytes();
-}
-
-Rotary::Rotary(const double* inv_freq, std::int64_t pairs, Lease& memory)
-    : inv_freq_(inv_freq),
-      pairs_(pairs),
-      cosine_(memory.take<double>(kDigits * kBase * pairs)),
-      sine_(memory.take<double>(kDigits * kBase * pairs)) {
+Rotary::Rotary(const double* inv_freq, std::int64_t pairs, double* table)
+    : inv_freq_(inv_freq), pairs_(pairs), table_(table) {
     for (int digit = 0; digit < kDigits; ++digit) {
-        for (std::int64_t value = 0; value < kBase; ++value) {
-            const std::int64_t at = (digit * kBase + value) * pairs;
+        for (std::int64_t value = 0; value < kBase; ++value, table += 2 * pairs) {
             const double position = static_cast<double>(value << (kBits * digit));
             for (std::int64_t d = 0; d < pairs; ++d) {
-                cosine_[at + d] = std::cos(position * inv_freq[d]);
-                sine_[at + d] = std::sin(position * inv_freq[d]);
+                table[d] = std::cos(position * inv_freq[d]);
+                table[d + pairs] = std::sin(position * inv_freq[d]);
             }
         }
     }
@@ -38,12 +27,12 @@ void Rotary::angles(std::int64_t position, double* cosine, double* sine) const {
         }
         return;
     }
-    const std::int64_t lowest = (rest % kBase) * pairs_;
-    std::copy_n(cosine_ + lowest, pairs_, cosine);
-    std::copy_n(sine_ + lowest, pairs_, sine);
+    const double* const lowest = table_ + (rest % kBase) * 2 * pairs_;
+    std::copy_n(lowest, pairs_, cosine);
+    std::copy_n(lowest + pairs_, pairs_, sine);
     for (int digit = 1; rest >>= kBits; ++digit) {
-        const double* c = cosine_ + (digit * kBase + rest % kBase) * pairs_;
-        const double* s = sine_ + (digit * kBase + rest % kBase) * pairs_;
+        const double* const c = table_ + (digit * kBase + rest % kBase) * 2 * pairs_;
+        const double* const s = c + pairs_;
         for (std::int64_t d = 0; d < pairs_; ++d) {
             const double turned = cosine[d] * c[d] - sine[d] * s[d];
             sine[d] = sine[d] * c[d] + cosine[d] * s[d];

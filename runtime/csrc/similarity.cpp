@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
-
-#include "rotary.h"
 
 namespace edgevlm {
 
@@ -35,10 +32,10 @@ std::size_t similarity_scratch(std::int64_t rows, std::int64_t head_dim) {
     Carver sizes;
     sizes.take<std::uint64_t>(rows);
     for (int vector = 0; vector < 4; ++vector) sizes.take<double>(head_dim);
-    return sizes.bytes() + Rotary::scratch_bytes(head_dim / 2);
+    return sizes.bytes();
 }
 
-void temporal_similarity(const PatchedKeys& tokens, const double* inv_freq, float* out, Scratch* scratch) {
+void temporal_similarity(const PatchedKeys& tokens, const Rotary* rotary, float* out, Scratch* scratch) {
     const std::int64_t heads = tokens.key.heads, rows = tokens.key.rows, width = tokens.key.width;
     Lease memory(scratch, similarity_scratch(rows, width));
     std::uint64_t* const order = memory.take<std::uint64_t>(rows);
@@ -46,8 +43,6 @@ void temporal_similarity(const PatchedKeys& tokens, const double* inv_freq, floa
     double* const mean = memory.take<double>(width);
     double* const cosine = memory.take<double>(width);
     double* const sine = memory.take<double>(width);
-    std::optional<Rotary> rotary;
-    if (inv_freq) rotary.emplace(inv_freq, width / 2, memory);
 
     for (std::int64_t head = 0; head < heads; ++head, out += rows) {
         std::fill_n(out, rows, 0.0f);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "arena.h"
+#include "rotary.h"
 #include "strided.h"
 
 namespace edgevlm {
@@ -19,7 +20,7 @@ struct PatchedKeys {
 std::size_t similarity_scratch(std::int64_t rows, std::int64_t head_dim);
 
 // out [H, n]: for valid tokens that are not recent the mean cosine with the valid recent tokens of the same (row, col) in that
-// head, -1 where there is none; 0 for all others. inv_freq [D / 2] un-rotates (axes = 1); null compares keys as stored.
-void temporal_similarity(const PatchedKeys& tokens, const double* inv_freq, float* out, Scratch* scratch);
+// head, -1 where there is none; 0 for all others. rotary (of D / 2 pairs) un-rotates; null compares keys as stored.
+void temporal_similarity(const PatchedKeys& tokens, const Rotary* rotary, float* out, Scratch* scratch);
 
 }  // namespace edgevlm

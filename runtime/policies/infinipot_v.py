@@ -44,9 +44,7 @@ class InfiniPotV(Policy):
         if not (0 <= self.alpha <= 1 and 0 < self.target <= 1 and 0 <= self.recent <= 1):
             raise ValueError("alpha and recent lie in 0..1 and target in (0, 1]")
         self.thresholds = tuple(float(part) for part in self.tau.split("/") if part)
-        if self.thresholds and not (
-            len(self.thresholds) == 3 and self.thresholds[0] < self.thresholds[1] < self.thresholds[2]
-        ):
+        if self.thresholds and not (len(self.thresholds) == 3 and self.thresholds[0] < self.thresholds[1] < self.thresholds[2]):
             raise ValueError("tau takes three rising numbers, tau1/tau2/tau3")
 
     @property

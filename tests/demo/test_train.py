@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from edgevlm.apps.demo.questions import ANSWERS, KINDS, all_questions, parse
-from edgevlm.apps.demo.train.batch import BLOCKS, MAX_FRAMES, Plan, make_batch, plan_batch
+from edgevlm.apps.demo.train.batch import MAX_FRAMES, Plan, make_batch, plan_batch
 from edgevlm.apps.demo.train.decoder import forward, right_answers
 from edgevlm.apps.demo.train.evaluate import clustered, evaluate, exam
 from edgevlm.apps.demo.train.model import PATCHES, TRAINED_LENGTH, pixels, save_model
@@ -98,14 +98,14 @@ def test_batches_keep_their_promises(plan, tokenizer):
     batch = make_batch([3, 1], plan, tokenizer)
     vision = batch.vision_length
     assert int(batch.positions.max()) < TRAINED_LENGTH
-    assert [len(kinds) for kinds in batch.kinds] == [BLOCKS] * plan.streams
+    assert [len(kinds) for kinds in batch.kinds] == [plan.blocks] * plan.streams
     assert all(kind.startswith("now_") for kinds in batch.kinds for kind in kinds) or not plan.remnant
     held = [int((batch.places // vision == row).sum()) for row in range(plan.streams)]
     for row in range(plan.streams):
         spots = batch.positions[row, 2 : 2 + held[row]]
         assert (spots.diff() > 0).all()
         assert spots[0] >= 2
-        for block in range(BLOCKS):
+        for block in range(plan.blocks):
             rows = torch.nonzero(batch.blocks[row] == block)[:, 0]
             seen = batch.mask[row, 0, rows]
             assert (seen[:, :vision] == seen[:1, :vision]).all(), "a question sees one moment"

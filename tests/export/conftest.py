@@ -1,43 +1,14 @@
-"""Tiny checkpoints and their bundles, made once a run and shared; ``checkpoints`` and ``reference_decoder`` importable."""
+"""``checkpoints``, ``runner``, ``fixtures`` and ``reference_decoder`` can be imported by name, wherever tests run from."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 for folder in (Path(__file__).parent, Path(__file__).parents[1]):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
+from fixtures import exported  # noqa: E402
 
-@dataclass(frozen=True)
-class Exported:
-    """A checkpoint folder and the bundle made from it."""
-
-    checkpoint: Path
-    bundle: Path
-
-
-@pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported]:
-    """``exported(family, **shape)``: the tiny checkpoint of that shape and its bundle, made once a run."""
-    from checkpoints import make_checkpoint
-
-    from edgevlm.export import export_checkpoint
-
-    made: dict[tuple[Any, ...], Exported] = {}
-
-    def export(family: str = "llava", **shape: Any) -> Exported:
-        key = (family, *sorted((name, str(value)) for name, value in shape.items()))
-        if key not in made:
-            folder = tmp_path_factory.mktemp(family)
-            checkpoint = make_checkpoint(folder / "checkpoint", family, **shape)
-            made[key] = Exported(checkpoint, export_checkpoint(checkpoint, folder / "bundle"))
-        return made[key]
-
-    return export
+__all__ = ["exported"]

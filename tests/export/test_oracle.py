@@ -24,9 +24,7 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
 def transformers_model(folder: Any, family: str) -> Any:
     import transformers
 
-    name = {"llava": "LlavaForConditionalGeneration", "llava_onevision": "LlavaOnevisionForConditionalGeneration"}[
-        family
-    ]
+    name = {"llava": "LlavaForConditionalGeneration", "llava_onevision": "LlavaOnevisionForConditionalGeneration"}[family]
     model = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
     model.generation_config.eos_token_id = None
     return model

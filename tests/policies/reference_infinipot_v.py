@@ -14,9 +14,7 @@ def unrotated(token, inv_freq):
     half = len(key) // 2
     angle = token["position"] * inv_freq
     first, second = key[:half], key[half:]
-    return np.concatenate(
-        [first * np.cos(angle) + second * np.sin(angle), second * np.cos(angle) - first * np.sin(angle)]
-    )
+    return np.concatenate([first * np.cos(angle) + second * np.sin(angle), second * np.cos(angle) - first * np.sin(angle)])
 
 
 def cosine(a, b):
@@ -74,8 +72,7 @@ def select(
     r = max(1, math.ceil(recent * budget / per_frame - 1e-9))
     if r * per_frame > target:
         return [
-            {t["seq"] for t in sorted(head, key=lambda t: t["seq"])[len(head) - min(target, len(head)) :]}
-            for head in heads
+            {t["seq"] for t in sorted(head, key=lambda t: t["seq"])[len(head) - min(target, len(head)) :]} for head in heads
         ]
     window = window_of(layer, layers, heads, thresholds)
     newest_frames = sorted({token["frame"] for head in heads for token in head})[-r:]

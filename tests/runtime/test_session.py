@@ -6,23 +6,13 @@ import threading
 import numpy as np
 import pytest
 import torch
+from pictures import frames
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.session import Session, TextRoom
 
 QUESTION = "what color was the square?"
-
-
-def frames(count, model, seed=0):
-    """Frames of the model's own size, uint8 RGB: a still picture with something moving over it."""
-    random = np.random.default_rng(seed)
-    height, width = model.bundle.vision.size
-    still = random.integers(0, 256, (height, width, 3), dtype=np.uint8)
-    for index in range(count):
-        frame = still.copy()
-        frame[:, (index * 5) % width :][:, :6] = random.integers(0, 256, 3, dtype=np.uint8)
-        yield frame
 
 
 def arena(session):
@@ -52,9 +42,7 @@ def hf_greedy(checkpoint, family, images, prompt_ids, per_frame, count):
     index = prompt_ids.index(place)
     ids = torch.tensor([prompt_ids[:index] + [place] * rows + prompt_ids[index + 1 :]])
     with torch.no_grad():
-        out = hf.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), **inputs, max_new_tokens=count, do_sample=False
-        )
+        out = hf.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs, max_new_tokens=count, do_sample=False)
     return out[0, ids.shape[1] :].tolist()
 
 

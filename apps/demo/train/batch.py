@@ -1,4 +1,4 @@
-"""Batches for the decoder: streams cut down to the tokens kept, with some 24 blocks of questions packed behind each.
+"""Batches for the decoder: streams cut down to the tokens kept, with some 20 blocks of questions packed behind each.
 
 A block is up to three turns about one moment; it sees the frames up to that moment and itself. Streams come as a memory
 may hold them: whole; thinned, at their original positions; thinned, with the older part re-indexed to dense positions; or
@@ -21,7 +21,6 @@ WEIGHTS = {  # how often each kind is drawn
     "past_color": 2.0, "past_shape": 2.0, "past_where": 2.0, "past_seen": 2.0, "first_shape": 1.0, "first_color": 1.0,
     "before": 3.0, "left_last": 2.0, "count_color": 2.0,
 }  # fmt: skip
-BLOCKS = 24  # per stream
 MAX_FRAMES = 72
 LENGTHS = {0.08: (4, 16), 0.2: (4, 32), 0.5: (4, 64), 1.0: (12, MAX_FRAMES)}  # frames, up to this progress
 LONG_FRAMES = 160  # of the streams of which little is left
@@ -56,6 +55,8 @@ class Plan:
     streams: int
     frames: int
     moments: int  # asked about, per stream
+    blocks: int = 12  # of questions, per stream
+    talks: bool = True  # whether blocks may have earlier turns
     thinned: bool = False
     reindexed: bool = False
     remnant: bool = False  # little left of a long stream; asked only about now
@@ -71,10 +72,13 @@ def plan_batch(rng: np.random.Generator, progress: float) -> Plan:
     frames = int(rng.integers(shortest, longest + 1))
     if progress >= 0.5 and rng.random() < 0.1:
         frames = MAX_FRAMES
+    blocks = 12 if frames <= 24 else 24
+    talks = progress > 0.25
     far = rng.random() < 0.3
     if rng.random() < (0.3 if progress < 0.67 else 0.6):
-        return Plan(max(2, min(8, 160 // frames)), frames, 6, far=far)
-    return Plan(max(3, min(8, 240 // frames)), frames, 4, thinned=True, reindexed=rng.random() < 0.5, far=far)
+        return Plan(max(2, min(8, 160 // frames)), frames, 6, blocks, talks, far=far)
+    streams, reindexed = max(3, min(8, 240 // frames)), bool(rng.random() < 0.5)
+    return Plan(streams, frames, 4, blocks, talks, thinned=True, reindexed=reindexed, far=far)
 
 
 def make_batch(seed: list[int], plan: Plan, tokenizer: PreTrainedTokenizerFast) -> Batch:
@@ -127,18 +131,18 @@ def ask_blocks(
     rng: np.random.Generator,
     tokenizer: PreTrainedTokenizerFast,
 ) -> list[tuple]:
-    """BLOCKS packed blocks: (kind of the last turn, moment, tokens, labels, position of the first token)."""
+    """The packed blocks: (kind of the last turn, moment, tokens, labels, position of the first token)."""
     names = [kind for kind in WEIGHTS if kind in KINDS and (is_about_now(kind) or not plan.remnant)]
     weights = np.array([WEIGHTS[name] for name in names])
     frames = np.nonzero(kept)[0]
     moments = sorted(stream.asked)
     blocks = []
-    for index in range(BLOCKS):
+    for index in range(plan.blocks):
         moment = moments[index % len(moments)]
         start = int(positions[frames <= moment].max()) + 1
         earlier = [asked for asked in moments if asked <= moment]
         turns = []
-        for _ in range(int(rng.choice(3, p=(0.7, 0.2, 0.1)))):  # a conversation so far, of any earlier moment
+        for _ in range(int(rng.choice(3, p=(0.7, 0.2, 0.1))) if plan.talks else 0):  # of any earlier moment
             history = stream.asked[earlier[int(rng.integers(len(earlier)))]]
             turns.append(draw_any(names, weights, history, rng)[1:])
         kind, text, answer = draw_any(names, weights, stream.asked[moment], rng)

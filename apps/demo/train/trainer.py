@@ -27,7 +27,7 @@ class Settings:
     out: Path  # gets state.pt and checkpoint/
     minutes: float  # of the whole run, the vision tower's included
     seed: int = 0
-    vision_minutes: float = 3.0
+    vision_minutes: float = 2.0
     save_every: float = 3.0  # minutes
     evaluate_every: float = 8.0  # minutes
 
@@ -74,7 +74,7 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.step()
         self.steps += 1
-        return float(answers)
+        return answers.item()
 
     def save(self, path: Path) -> None:
         """Write the state atomically."""

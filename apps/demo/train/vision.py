@@ -71,8 +71,8 @@ def pretrain_vision(model: LlavaForConditionalGeneration, seed: int, minutes: fl
         total.backward()
         nn.utils.clip_grad_norm_(tower.parameters(), 1.0)
         optimizer.step()
-        accuracy += (float(right) - accuracy) * max(0.02, 1 / (step + 1))
+        accuracy += (right.item() - accuracy) * max(0.02, 1 / (step + 1))
         if step % 50 == 0:
-            report(f"vision step {step} loss {float(total):.3f} accuracy {accuracy:.4f} {1 - progress:.0%} left")
+            report(f"vision step {step} loss {total.item():.3f} accuracy {accuracy:.4f} {1 - progress:.0%} left")
         step += 1
     return accuracy

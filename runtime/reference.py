@@ -1,0 +1,115 @@
+"""Slow, plain float64 twins of the cache's kernels, to test those against. Nothing at run time uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float64 = NDArray[np.float64]
+Bool = NDArray[np.bool_]
+Int = NDArray[np.integer]
+
+
+def rotate(x: NDArray[np.floating], position: Int | int, inv_freq: Float64) -> Float64:
+    """Turn ``x [..., D]`` by ``position [...]``: rotate-half pairs ``(d, d + D / 2)``, as Hugging Face has it."""
+    angle = np.asarray(position, np.float64)[..., None] * inv_freq
+    first, second = np.split(x.astype(np.float64), 2, axis=-1)
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def _unit(x: Float64) -> Float64:
+    length = np.linalg.norm(x)
+    return x / length if length > 0 else np.zeros_like(x)
+
+
+def temporal_similarity(
+    key: NDArray[np.float32],
+    position: NDArray[np.int32],
+    row: NDArray[np.int16],
+    col: NDArray[np.int16],
+    recent: Bool,
+    valid: Bool,
+    inv_freq: Float64,
+    *,
+    rotated: bool = False,
+) -> Float64:
+    """InfiniPot-V eq. 4 before its sign; arguments and result as in :mod:`edgevlm.runtime.primitives`."""
+    out = np.zeros(valid.shape)
+    for head in range(len(key)):
+        keys = key[head].astype(np.float64) if rotated else rotate(key[head], -position[head, :, 0], inv_freq)
+        for t in np.flatnonzero(valid[head] & ~recent[head]):
+            same_patch = (row[head] == row[head, t]) & (col[head] == col[head, t])
+            counterparts = np.flatnonzero(valid[head] & recent[head] & same_patch)
+            cosines = [_unit(keys[t]) @ _unit(keys[r]) for r in counterparts]
+            out[head, t] = np.mean(cosines) if cosines else -1.0
+    return out
+
+
+def value_norms(value: NDArray[np.float32]) -> Float64:
+    """L2 norms ``[H, n]`` of ``[H, n, D]``."""
+    return np.sqrt(np.square(value.astype(np.float64)).sum(-1))
+
+
+def pool_norms(
+    norms: NDArray[np.floating],
+    frame: NDArray[np.int32],
+    row: NDArray[np.int16],
+    col: NDArray[np.int16],
+    valid: Bool,
+    window: int,
+) -> Float64:
+    """InfiniPot-V's VaN pooling: the mean over the neighbours that are there, each frame by itself."""
+    reach = window // 2
+    out = np.zeros(valid.shape)
+    for head, t in np.argwhere(valid):
+        down = np.abs(row[head].astype(int) - row[head, t]) <= reach
+        across = np.abs(col[head].astype(int) - col[head, t]) <= reach
+        near = valid[head] & (frame[head] == frame[head, t]) & down & across
+        out[head, t] = norms[head, near].astype(np.float64).mean()
+    return out
+
+
+def top_k(scores: NDArray[np.floating], seq: NDArray[np.int64], candidates: Bool, k: int) -> Bool:
+    """The k best candidates of each head: by score (NaN last), then by newer ``seq``, then by lower row."""
+    out = np.zeros(candidates.shape, np.bool_)
+    for head in range(len(scores)):
+
+        def order(i: int, head: int = head) -> tuple[bool, float, int, int]:
+            score = float(scores[head, i])
+            return score != score, 0.0 if score != score else -score, -int(seq[head, i]), i
+
+        best = sorted(np.flatnonzero(candidates[head]).tolist(), key=order)[:k]
+        out[head, best] = True
+    return out
+
+
+def evict(arrays: Sequence[NDArray], keep: Bool) -> list[NDArray]:
+    """What is left of arrays ``[H, n, ...]``: the k-th hole among the first m rows takes the k-th kept row behind them."""
+    kept = int(keep[0].sum()) if len(keep) else 0
+    left = []
+    for array in arrays:
+        out = array[:, :kept].copy()
+        for head in range(len(keep)):
+            holes = np.flatnonzero(~keep[head, :kept])
+            survivors = kept + np.flatnonzero(keep[head, kept:])
+            out[head, holes] = array[head, survivors]
+        left.append(out)
+    return left
+
+
+def shift(key: NDArray[np.floating], old: NDArray[np.int32], new: NDArray[np.int32], inv_freq: Float64) -> Float64:
+    """Keys ``[H, n, D]`` rotated from positions ``old`` to ``new``, both ``[H, n, 1]``."""
+    return rotate(key, new[..., 0].astype(np.int64) - old[..., 0], inv_freq)
+
+
+def reindex(positions: Sequence[NDArray[np.int32]], prefix: int) -> tuple[list[NDArray[np.int32]], int]:
+    """New positions of each layer's ``[H, n, 1]``, and the next free one: dense ranks from ``prefix`` on, head by head."""
+    dense = [position.copy() for position in positions]
+    for layer in dense:
+        for head in layer:
+            later = head >= prefix
+            head[later] = prefix + np.unique(head[later], return_inverse=True)[1].reshape(-1)
+    return dense, 1 + max((int(layer.max()) for layer in dense if layer.size), default=-1)

@@ -1,0 +1,202 @@
+"""The command as a person and a program use it: real processes, real exit codes, stdout and stderr apart."""
+
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from clips import clip
+
+from edgevlm.runtime.model import demo_bundle
+
+COUNT = "how many objects are there now?"
+
+
+def edgevlm(*arguments, **options):
+    command = [sys.executable, "-m", "edgevlm", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+def events(done):
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+STATS = {
+    "event", "frames", "dropped", "fps", "cache_tokens", "cache_bytes", "compressions", "compress_ms", "rss_bytes",
+    "source_state",
+}  # fmt: skip
+
+
+def test_the_json_of_a_run():
+    done = edgevlm("run", "--frames", 64, "--ask", COUNT, "--ask-at", f"10:{COUNT}", "--ask-at", f"5.4:{COUNT}", "--json")
+    assert done.returncode == 0
+    lines = events(done)
+    answers = [line for line in lines if line["event"] == "answer"]
+    assert [answer["time_s"] for answer in answers] == [5.0, 10.0, 32.0], "the frames up to that time and no later"
+    for answer in answers:
+        assert set(answer) == {"event", "time_s", "question", "text", "token_ids", "ttft_ms", "tpot_ms", "truth"}
+        assert answer["text"]
+        assert answer["ttft_ms"] > 0
+    assert lines[-1]["event"] == "summary"
+    assert set(lines[-1]) == STATS
+    assert (lines[-1]["frames"], lines[-1]["dropped"], lines[-1]["source_state"]) == (64, 0, "ended")
+    assert all(set(line) == STATS for line in lines if line["event"] == "stats")
+
+
+def test_the_demo_without_a_terminal_asks_and_tells_the_truth():
+    done = edgevlm("run")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert len(lines) >= 6
+    assert all("(truth: " in line for line in lines)
+    assert "64 frames" in done.stderr
+
+
+def test_every_question_it_lists_is_one_it_was_taught():
+    listed = edgevlm("run", "--questions").stdout.splitlines()
+    assert COUNT in listed
+    filled = [text.replace("<color>", "red").replace("<shape>", "square") for text in listed]
+    asks = [part for text in filled for part in ("--ask", text)]
+    answers = [line for line in events(edgevlm("run", "--frames", 4, "--json", *asks)) if line["event"] == "answer"]
+    assert len(answers) == len(filled)
+    assert all(answer["token_ids"] for answer in answers)
+
+
+def test_a_question_it_was_never_taught():
+    done = edgevlm("run", "--frames", 2, "--ask", "what is the meaning of life?")
+    assert done.returncode == 0
+    assert "never taught" in done.stdout
+    assert done.stdout.count("\n") == 1
+
+
+def test_another_source_is_warned_about():
+    done = edgevlm("run", "--video", clip("bikes.mp4"), "--ask", COUNT)
+    assert done.returncode == 0
+    assert "only knows its own world" in done.stderr
+    assert "only knows" not in done.stdout
+
+
+@pytest.mark.parametrize("policy", ["full", "sliding-window", "infinipot-v", "infinipot-v:alpha=1,keys=rotated"])
+@pytest.mark.parametrize("chunk", [1, 16])
+def test_policies_and_chunks(policy, chunk):
+    budget = [] if policy == "full" else ["--budget", "256"]
+    done = edgevlm("run", "--policy", policy, *budget, "--chunk", chunk, "--frames", 40, "--json", "--ask", COUNT)
+    summary = events(done)[-1]
+    assert summary["cache_tokens"] == 640 if policy == "full" else summary["cache_tokens"] <= 256
+
+
+MISTAKES = [
+    (["--camera", "0"], "there is no /dev/video0"),
+    (["--model", "/nonexistent"], "no such bundle"),
+    (["--budget", "8"], "less than one frame"),
+    (["--budget", "9k"], "passes the model's limit"),
+    (["--budget", "many"], "like 512 or 6k"),
+    (["--policy", "infinipot"], "did you mean infinipot-v"),
+    (["--policy", "infinipot-v:alpha=x"], "does not fit alpha"),
+    (["--ask-at", "soon:what?"], "give seconds"),
+    (["--fps", "0"], "rate above 0"),
+    (["--camera", "http://user:secret@127.0.0.1:9/x", "--ask", COUNT], "add --seconds or --frames"),
+    (["--camera", "http://user:secret@127.0.0.1:9/x"], r"http://\*\*\*@127"),
+    (["--video", "/nonexistent.mp4"], "no such file"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_a_mistake_is_one_line_and_exit_code_2(arguments, says):
+    done = edgevlm("run", *arguments)
+    assert done.returncode == 2
+    assert re.search(says, done.stderr)
+    assert done.stderr.count("\n") == 1
+    assert "secret" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
+def test_a_damaged_bundle_is_one_line_and_exit_code_2(tmp_path, damage):
+    bundle = shutil.copytree(demo_bundle(), tmp_path / "bundle")
+    victim = bundle / "decoder.weights"
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    if damage == "flip":
+        victim.write_bytes(data)
+    elif damage == "truncate":
+        victim.write_bytes(data[:-1])
+    else:
+        victim.unlink()
+    done = edgevlm("run", "--model", bundle)
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
+    assert "decoder.weights" in done.stderr
+
+
+def test_a_truncated_clip_and_a_text_file_are_one_line(tmp_path):
+    text = tmp_path / "notes.mp4"
+    text.write_text("not a film\n" * 50)
+    done = edgevlm("run", "--video", text)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    cut = tmp_path / "cut.avi"
+    whole = clip("vtest.avi").read_bytes()
+    cut.write_bytes(whole[: len(whole) // 4])
+    done = edgevlm("run", "--video", cut, "--json")
+    assert done.returncode == 2
+    assert events(done)[-1]["event"] == "summary", "what was watched is still reported"
+    assert [line for line in done.stderr.splitlines() if "cut.avi" in line and "cut short" in line]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_with_the_summary(number):
+    command = [sys.executable, "-m", "edgevlm", "run", "--realtime", "--frames", "1000", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    first = process.stdout.readline()
+    assert json.loads(first)["event"] == "stats"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert json.loads(out.splitlines()[-1])["event"] == "summary"
+    assert "Traceback" not in err
+
+
+def test_a_closed_stdout_is_a_quiet_end():
+    command = f"{sys.executable} -m edgevlm run --frames 200 --json --realtime | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.count("\n") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_version_help_and_the_library_do_not_load_backends():
+    assert re.fullmatch(r"edgevlm \d+\.\d+\.\d+\n", edgevlm("--version").stdout)
+    text = edgevlm("run", "--help", env={**os.environ, "COLUMNS": "160", "NO_COLOR": "1"}).stdout
+    for part in ("--ask-at", "Examples", "default: 8", "default: infinipot-v", "default: 2.0", "half of the"):
+        assert part in text
+
+
+def test_a_terminal_shows_the_camera_and_takes_typed_questions():
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update(TERM="xterm-256color", COLUMNS="120", LINES="40")
+        os.execv(sys.executable, [sys.executable, "-m", "edgevlm", "run"])
+    shown, deadline, typed, stopped = "", time.monotonic() + 40, False, False
+    while time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                shown += os.read(terminal, 65536).decode(errors="replace")
+            except OSError:
+                break
+        if not typed and "frames" in shown:
+            os.write(terminal, b"how many objexx\x7f\x7fcts are there now\r")
+            typed = True
+        if not stopped and re.search(r"how many objects are there now .*truth: \S*\d", shown):
+            os.write(terminal, b"\x03")
+            stopped = True
+    _, status = os.waitpid(pid, 0)
+    assert stopped, shown[-2000:]
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert "▀" in shown
+    assert "ask> " in shown
+    assert "ended" in shown

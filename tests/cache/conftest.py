@@ -1,0 +1,95 @@
+"""Caches, and rows to put into them the way an engine does: through the raw addresses."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from edgevlm.runtime import _native
+from edgevlm.runtime.cache import Kind, KVCache, Rows
+
+SANITIZED = "EDGEVLM_SANITIZE" in os.environ  # set by tests/sanitize.sh, which puts its build first on the path
+if SANITIZED:
+    assert _native.__file__.startswith(os.environ["PYTHONPATH"]), f"not the sanitized build: {_native.__file__}"
+
+
+def frequencies(head_dim, base=1e4):
+    return 1 / base ** (np.arange(0, head_dim, 2) / head_dim)
+
+
+def make(layers=2, kv_heads=2, head_dim=8, capacity=32, axes=1):
+    return KVCache(layers, kv_heads, head_dim, capacity, inv_freq=frequencies(head_dim), axes=axes)
+
+
+def memory(buffer):
+    """(key, value) of one layer, writable, ``[H, C, D]``."""
+    shape = buffer.shape[1:]
+    kind = ctypes.c_float * int(np.prod(shape))
+    return tuple(
+        np.ctypeslib.as_array(kind.from_address(address)).reshape(shape)
+        for address in (buffer.key_address, buffer.value_address)
+    )
+
+
+def rows(n, start=0, axes=1, kind=Kind.VISION, per_frame=4, width=2):
+    """n rows whose seq and position run on from ``start``, laid out as frames of ``per_frame`` patches."""
+    token = np.arange(start, start + n)
+    patch = token % per_frame
+    return Rows(
+        kind=np.full(n, kind, np.uint8),
+        seq=token.astype(np.int64),
+        frame=(token // per_frame).astype(np.int32),
+        row=(patch // width).astype(np.int16),
+        col=(patch % width).astype(np.int16),
+        position=np.repeat(token[:, None], axes, axis=1).astype(np.int32),
+    )
+
+
+def write(cache, n, rng):
+    """Fill rows ``[n_l, n_l + n)`` of every layer with normal noise."""
+    for buffer, length in zip(cache.buffers(), cache.lengths, strict=True):
+        for array in memory(buffer):
+            new = array[:, length : length + n]
+            new[...] = rng.standard_normal(new.shape, np.float32)
+
+
+def append(cache, n, start=0, rng=None, **kwargs):
+    """Reserve, write noise, commit; returns the rows."""
+    cache.reserve(n)
+    write(cache, n, rng or np.random.default_rng(start))
+    new = rows(n, start, cache.axes, **kwargs)
+    cache.commit(new)
+    return new
+
+
+def arrays(cache, layer):
+    """Copies of everything a layer holds, each ``[H, n, ...]``."""
+    names = ("key", "value", "kind", "seq", "frame", "row", "col", "position")
+    return {name: getattr(cache, name)(layer).copy() for name in names}
+
+
+def random_keep(rng, heads, n, kept):
+    """A mask ``[heads, n]`` that keeps ``kept`` rows of each head."""
+    keep = np.zeros((heads, n), np.bool_)
+    for head in keep:
+        head[rng.permutation(n)[:kept]] = True
+    return keep
+
+
+@pytest.fixture(scope="session")
+def kit():
+    return SimpleNamespace(
+        frequencies=frequencies,
+        make=make,
+        memory=memory,
+        rows=rows,
+        write=write,
+        append=append,
+        arrays=arrays,
+        random_keep=random_keep,
+        sanitized=SANITIZED,
+    )

@@ -1,0 +1,173 @@
+"""Reserve, write in place, commit or abort; mark and roll back."""
+
+import numpy as np
+import pytest
+
+from edgevlm.errors import CacheError, CacheFull
+
+
+def test_an_engine_appends_in_place(kit):
+    cache = kit.make(kv_heads=3)
+    kit.append(cache, 5, start=0)
+    before = kit.arrays(cache, 1)
+    cache.reserve(4)
+    key, value = kit.memory(cache.buffers()[1])
+    key[:, 5:9], value[:, 5:9] = 7, 8
+    assert cache.lengths.tolist() == [5, 5]
+    cache.commit(kit.rows(4, 5))
+    assert cache.lengths.tolist() == [9, 9]
+    after = kit.arrays(cache, 1)
+    for name in before:
+        np.testing.assert_array_equal(after[name][:, :5], before[name])
+    assert (after["key"][:, 5:] == 7).all()
+    assert (after["value"][:, 5:] == 8).all()
+    assert after["seq"].tolist() == [list(range(9))] * 3
+
+
+def test_layers_of_different_lengths_append_side_by_side(kit):
+    cache = kit.make(capacity=[10, 20])
+    kit.append(cache, 6)
+    cache.evict([kit.random_keep(np.random.default_rng(0), 2, 6, 2), None])
+    kit.append(cache, 8, start=6)
+    assert cache.lengths.tolist() == [10, 14]
+    assert sorted(cache.seq(0)[0, 2:].tolist()) == list(range(6, 14))
+
+
+def test_an_aborted_append_leaves_no_trace(kit):
+    cache = kit.make()
+    kit.append(cache, 6)
+    cache.evict([kit.random_keep(np.random.default_rng(1), 2, 6, 3)] * 2)
+    before = cache.memory.copy()
+    cache.reserve(9)
+    kit.write(cache, 9, np.random.default_rng(2))
+    assert (cache.memory != before).any()
+    cache.abort()
+    np.testing.assert_array_equal(cache.memory, before)
+
+
+def test_a_refused_commit_changes_nothing_and_stays_reserved(kit):
+    cache = kit.make()
+    cache.reserve(2)
+    before = cache.memory.copy()
+    with pytest.raises(CacheError, match="2 rows are reserved, but 3 were committed"):
+        cache.commit(kit.rows(3))
+    np.testing.assert_array_equal(cache.memory, before)
+    cache.commit(kit.rows(2))
+    assert cache.lengths.tolist() == [2, 2]
+
+
+def test_a_full_layer_says_so_and_nothing_is_reserved(kit):
+    cache = kit.make(capacity=[40, 16])
+    kit.append(cache, 12)
+    with pytest.raises(CacheFull, match="layer 1 holds 12 of 16 rows and cannot take 5 more: evict at least 1"):
+        cache.reserve(5)
+    cache.reserve(4)
+    cache.abort()
+    with pytest.raises(CacheFull):
+        cache.reserve(2**62)
+
+
+def test_no_rows_are_rows_too(kit):
+    cache = kit.make()
+    mark = cache.mark()
+    kit.append(cache, 0)
+    assert cache.lengths.tolist() == [0, 0]
+    assert cache.key(0).shape == (2, 0, 8)
+    cache.rollback(mark)
+
+
+def test_a_question_is_rolled_back_to_the_byte(kit):
+    cache = kit.make()
+    kit.append(cache, 6)
+    before, mark = cache.memory.copy(), cache.mark()
+    for repeat in range(3):
+        kit.append(cache, 5, start=6 + repeat)
+        for token in range(4):
+            kit.append(cache, 1, start=11 + token)
+        assert cache.lengths.tolist() == [15, 15]
+        cache.rollback(mark)
+        assert cache.lengths.tolist() == [6, 6]
+        # the serial numbers of commits, in front of the layers, are bookkeeping and no rows
+        first = cache.buffers()[0].key_address - cache.memory.ctypes.data
+        np.testing.assert_array_equal(cache.memory[first:], before[first:])
+
+
+def test_marks_nest(kit):
+    cache = kit.make()
+    outer = cache.mark()
+    kit.append(cache, 3)
+    inner = cache.mark()
+    kit.append(cache, 2, start=3)
+    cache.rollback(inner)
+    assert cache.lengths.tolist() == [3, 3]
+    cache.rollback(outer)
+    assert cache.lengths.tolist() == [0, 0]
+
+
+def test_a_mark_is_stale_once_its_rows_were_rolled_back(kit):
+    cache = kit.make()
+    outer = cache.mark()
+    kit.append(cache, 3)
+    inner = cache.mark()
+    cache.rollback(outer)
+    with pytest.raises(CacheError, match="themselves rolled back"):
+        cache.rollback(inner)
+    kit.append(cache, 5, start=100)  # other rows in the same places do not bring it back
+    with pytest.raises(CacheError, match="themselves rolled back"):
+        cache.rollback(inner)
+    cache.rollback(outer)
+
+
+@pytest.mark.parametrize("touch", ["evict", "shift", "reindex", "append"])
+def test_a_mark_is_stale_once_rows_were_touched(kit, touch):
+    cache = kit.make()
+    kit.append(cache, 6, start=2)
+    mark = cache.mark()
+    if touch == "evict":
+        cache.evict([kit.random_keep(np.random.default_rng(0), 2, 6, 3), None])
+    elif touch == "shift":
+        cache.shift(1, cache.position(1) + np.int32(1))
+    elif touch == "reindex":
+        cache.reindex(0)
+    else:
+        cache.append(0, np.ones((2, 1, 8), np.float32), np.ones((2, 1, 8), np.float32), kit.rows(1, 9))
+    before = cache.memory.copy()
+    with pytest.raises(CacheError, match="stale"):
+        cache.rollback(mark)
+    np.testing.assert_array_equal(cache.memory, before)
+    held, fresh = cache.lengths, cache.mark()
+    kit.append(cache, 2, start=50)
+    cache.rollback(fresh)
+    np.testing.assert_array_equal(cache.lengths, held)
+
+
+def test_a_mark_survives_what_touches_nothing(kit):
+    cache = kit.make()
+    kit.append(cache, 6)
+    mark = cache.mark()
+    assert cache.evict([np.ones((2, 6), np.bool_), None]) == 0
+    assert cache.reindex(0) == 6
+    cache.shift(0, cache.position(0))
+    kit.append(cache, 2, start=6)
+    cache.rollback(mark)
+    assert cache.lengths.tolist() == [6, 6]
+
+
+def test_a_mark_of_another_cache(kit):
+    mark = kit.make().mark()
+    with pytest.raises(CacheError, match="another cache"):
+        kit.make().rollback(mark)
+
+
+def test_rows_that_a_policy_made_go_to_one_layer(kit):
+    cache = kit.make(capacity=8)
+    kit.append(cache, 6)
+    rng = np.random.default_rng(0)
+    key, value = rng.standard_normal((2, 2, 4, 8), np.float32)[:, :, ::2]  # strided, dense in the last axis
+    cache.append(1, key, value, kit.rows(2, 90))
+    assert cache.lengths.tolist() == [6, 8]
+    np.testing.assert_array_equal(cache.key(1)[:, 6:], key)
+    np.testing.assert_array_equal(cache.value(1)[:, 6:], value)
+    assert cache.seq(1)[:, 6:].tolist() == [[90, 91]] * 2
+    with pytest.raises(CacheFull, match="layer 1 holds 8 of 8 rows"):
+        cache.append(1, key, value, kit.rows(2, 92))

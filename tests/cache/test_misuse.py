@@ -1,0 +1,114 @@
+"""Every misuse is a CacheError that says what is wrong, before a byte is changed."""
+
+import numpy as np
+import pytest
+
+from edgevlm.errors import CacheError
+from edgevlm.runtime.cache import Rows
+
+
+def rows(kit, **change):
+    good = kit.rows(2, 6)
+    return Rows(**{name: change.get(name, getattr(good, name)) for name in Rows.__slots__})
+
+
+KEEP = np.ones((2, 6), np.bool_)
+NEW = np.ones((2, 2, 8), np.float32)
+
+RESERVED = {
+    "reserve twice": (lambda kit, c: c.reserve(1), "cannot reserve while 2 rows are reserved"),
+    "mark": (lambda kit, c: c.mark(), "cannot mark while"),
+    "evict": (lambda kit, c: c.evict([None, None]), "cannot evict while"),
+    "shift": (lambda kit, c: c.shift(0, c.position(0)), "cannot shift while"),
+    "reindex": (lambda kit, c: c.reindex(0), "cannot reindex while"),
+    "append": (lambda kit, c: c.append(0, NEW, NEW, kit.rows(2)), "cannot append while"),
+    "too few rows": (lambda kit, c: c.commit(kit.rows(1)), "2 rows are reserved, but 1 were committed"),
+    "kind dtype": (lambda kit, c: c.commit(rows(kit, kind=np.ones(2, np.int64))), "kind must be uint8, not int64"),
+    "seq dtype": (lambda kit, c: c.commit(rows(kit, seq=np.ones(2, np.int32))), "seq must be int64, not int32"),
+    "frame shape": (lambda kit, c: c.commit(rows(kit, frame=np.ones(3, np.int32))), r"frame must be \[2\], not \[3\]"),
+    "row a list": (lambda kit, c: c.commit(rows(kit, row=[0, 0])), r"row must be a numpy array of int16 \[2\]"),
+    "col byte order": (lambda kit, c: c.commit(rows(kit, col=np.ones(2, ">i2"))), "col must be int16, not >i2"),
+    "position flat": (
+        lambda kit, c: c.commit(rows(kit, position=np.ones(2, np.int32))),
+        r"position must be \[2, 1\], not \[2\]",
+    ),
+    "position negative": (
+        lambda kit, c: c.commit(rows(kit, position=np.array([[0], [-1]], np.int32))),
+        "must not be negative: row 1 has -1",
+    ),
+}
+SETTLED = {
+    "commit": (lambda kit, c: c.commit(kit.rows(2)), "nothing is reserved"),
+    "abort": (lambda kit, c: c.abort(), "nothing is reserved"),
+    "reserve less than none": (lambda kit, c: c.reserve(-1), "cannot reserve -1 rows"),
+    "one mask short": (lambda kit, c: c.evict([KEEP]), "each of the 2 layers, not 1"),
+    "mask shape": (lambda kit, c: c.evict([None, KEEP[:, :5]]), r"mask of layer 1 must be \[2, 6\], not \[2, 5\]"),
+    "mask heads": (lambda kit, c: c.evict([KEEP[:1], None]), r"mask of layer 0 must be \[2, 6\], not \[1, 6\]"),
+    "mask dtype": (lambda kit, c: c.evict([KEEP.astype(np.uint8), None]), "keep must be bool, not uint8"),
+    "mask flat": (lambda kit, c: c.evict([KEEP[0], None]), r"keep must be \[any, any\], not \[6\]"),
+    "layer too high": (lambda kit, c: c.key(2), r"no layer 2: the cache has layers 0\.\.1"),
+    "layer negative": (lambda kit, c: c.position(-1), "no layer -1"),
+    "shift layer": (lambda kit, c: c.shift(5, c.position(0)), "no layer 5"),
+    "shift dtype": (lambda kit, c: c.shift(0, c.position(0).astype(np.int64)), "position must be int32, not int64"),
+    "shift shape": (lambda kit, c: c.shift(0, c.position(0)[:, :3]), r"must be \[2, 6, 1\], not \[2, 3, 1\]"),
+    "shift negative": (lambda kit, c: c.shift(0, c.position(0) - np.int32(3)), "not be negative: head 0, row 0"),
+    "reindex prefix": (lambda kit, c: c.reindex(-1), "prefix cannot be -1"),
+    "append layer": (lambda kit, c: c.append(2, NEW, NEW, kit.rows(2)), "no layer 2"),
+    "append shape": (
+        lambda kit, c: c.append(0, NEW[:1], NEW, kit.rows(2)),
+        r"key must be \[2, 2, 8\], not \[1, 2, 8\]",
+    ),
+    "append dtype": (lambda kit, c: c.append(0, NEW, NEW.astype(np.float16), kit.rows(2)), "value must be float32"),
+    "append sparse": (
+        lambda kit, c: c.append(0, np.ones((2, 2, 16), np.float32)[..., ::2], NEW, kit.rows(2)),
+        "key must be dense in its last axis",
+    ),
+    "append position": (
+        lambda kit, c: c.append(0, NEW, NEW, rows(kit, position=np.array([[-5], [1]], np.int32))),
+        "row 0 has -5",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_with_rows_reserved(kit, name):
+    misuse, message = RESERVED[name]
+    cache = kit.make()
+    kit.append(cache, 6)
+    cache.reserve(2)
+    before = cache.memory.copy()
+    with pytest.raises(CacheError, match=message):
+        misuse(kit, cache)
+    np.testing.assert_array_equal(cache.memory, before)
+    cache.commit(kit.rows(2, 6))  # the reservation still stands
+    assert cache.lengths.tolist() == [8, 8]
+
+
+@pytest.mark.parametrize("name", SETTLED)
+def test_with_nothing_reserved(kit, name):
+    misuse, message = SETTLED[name]
+    cache = kit.make()
+    kit.append(cache, 6)
+    before, mark = cache.memory.copy(), cache.mark()
+    with pytest.raises(CacheError, match=message):
+        misuse(kit, cache)
+    np.testing.assert_array_equal(cache.memory, before)
+    cache.rollback(mark)
+    kit.append(cache, 2, start=6)
+    assert cache.lengths.tolist() == [8, 8]
+
+
+def test_rollback_with_rows_reserved(kit):
+    cache = kit.make()
+    mark = cache.mark()
+    cache.reserve(2)
+    with pytest.raises(CacheError, match="cannot roll back while"):
+        cache.rollback(mark)
+
+
+def test_an_unaligned_array_is_refused(kit):
+    cache = kit.make()
+    kit.append(cache, 6)
+    odd = np.frombuffer(bytearray(2 * 6 * 4 + 1), np.uint8)[1:].view(np.int32).reshape(2, 6, 1)
+    with pytest.raises(CacheError, match="position must be aligned"):
+        cache.shift(0, odd)

@@ -1,0 +1,131 @@
+"""Keys turned from one position to another, and positions made dense."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgevlm.errors import CacheError
+from edgevlm.runtime import reference
+
+PLACES = st.one_of(st.integers(0, 80), st.integers(0, 2**18 + 9), st.integers(2**31 - 99, 2**31 - 1))
+
+
+def place(kit, cache, raw, position):
+    """Append keys ``raw [H, n, D]`` rotated to ``position [n]``; the same in every layer."""
+    n = len(position)
+    cache.reserve(n)
+    for buffer in cache.buffers():
+        kit.memory(buffer)[0][:, :n] = reference.rotate(raw, position, cache.inv_freq)
+    rows = kit.rows(n)
+    rows.position[:, 0] = position
+    cache.commit(rows)
+
+
+@given(st.lists(PLACES, min_size=1, max_size=12), st.data())
+@settings(deadline=None, max_examples=80)
+def test_shift_equals_the_reference(kit, old, data):
+    n, rng = len(old), np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    cache = kit.make(layers=2, kv_heads=2, head_dim=data.draw(st.sampled_from([2, 6, 8, 64])))
+    place(kit, cache, rng.standard_normal((2, n, cache.head_dim)), np.array(old, np.int32))
+    new = np.array(data.draw(st.lists(PLACES, min_size=2 * n, max_size=2 * n)), np.int32).reshape(2, n, 1)
+    before, untouched = kit.arrays(cache, 1), kit.arrays(cache, 0)
+    cache.shift(1, new)
+    after = kit.arrays(cache, 1)
+    expected = reference.shift(before["key"], before["position"], new, cache.inv_freq)
+    np.testing.assert_allclose(after["key"], expected, atol=2e-6, rtol=0)
+    np.testing.assert_array_equal(after["position"], new)
+    for name in ("value", "seq", "kind", "frame", "row", "col"):
+        np.testing.assert_array_equal(after[name], before[name])
+    for name, array in kit.arrays(cache, 0).items():
+        np.testing.assert_array_equal(array, untouched[name])
+
+
+def test_a_shifted_key_is_what_hugging_face_would_have_stored(kit):
+    if kit.sanitized:
+        pytest.skip("torch does not load under the sanitizer")
+    torch = pytest.importorskip("torch")
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    qwen2 = pytest.importorskip("transformers.models.qwen2.modeling_qwen2")
+    rng, dim, n = np.random.default_rng(0), 64, 40
+    cache = kit.make(layers=1, kv_heads=2, head_dim=dim, capacity=n)
+    raw = rng.standard_normal((2, n, dim)).astype(np.float32)
+    place(kit, cache, raw, np.arange(100, 100 + n, dtype=np.int32))
+    new = rng.permutation(3000)[: 2 * n].astype(np.int32).reshape(2, n)
+    cache.shift(0, new[..., None])
+    for head in range(2):
+        angle = torch.from_numpy(np.outer(new[head], np.concatenate([cache.inv_freq] * 2)))
+        cos, sin = angle.cos().float()[None], angle.sin().float()[None]
+        key = torch.from_numpy(raw[head])[None, None]
+        for family in (llama, qwen2):
+            _, rotated = family.apply_rotary_pos_emb(key, key, cos, sin)
+            np.testing.assert_allclose(cache.key(0)[head], rotated[0, 0].numpy(), atol=2e-6)
+
+
+def test_the_drift_of_10000_shifts(kit):
+    """Relative error of a key after 10,000 random shifts in float32: below 1e-5 (measured: 5.4e-6 at worst)."""
+    rng, n, dim, limit = np.random.default_rng(0), 64, 64, 32768
+    cache = kit.make(layers=1, kv_heads=1, head_dim=dim, capacity=n)
+    raw = rng.standard_normal((1, n, dim))
+    place(kit, cache, raw, np.arange(n, dtype=np.int32))
+    start = cache.key(0).copy()
+    for _ in range(10_000):
+        cache.shift(0, rng.integers(0, limit, (1, n, 1), dtype=np.int32))
+    end = cache.position(0)
+    exact = reference.shift(start, np.arange(n, dtype=np.int32).reshape(1, n, 1), end, cache.inv_freq)
+    error = np.linalg.norm(cache.key(0) - exact, axis=-1) / np.linalg.norm(exact, axis=-1)
+    print(f"drift after 10,000 shifts: worst {error.max():.2e}, mean {error.mean():.2e}")
+    assert error.max() < 1e-5
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=60)
+def test_reindex_equals_the_reference(kit, data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    cache = kit.make(layers=3, kv_heads=2, capacity=40)
+    n, prefix = data.draw(st.integers(0, 40)), data.draw(st.integers(0, 12))
+    raw = rng.standard_normal((2, n, 8))
+    gap = data.draw(st.sampled_from([1, 2, 50, 10_000]))
+    position = np.minimum(np.arange(n), prefix) + np.cumsum(rng.integers(0, gap, n) * (np.arange(n) >= prefix))
+    place(kit, cache, raw, position.astype(np.int32))  # equal positions occur, as in a summary beside its token
+    cache.evict([kit.random_keep(rng, 2, n, data.draw(st.integers(0, n))), None, kit.random_keep(rng, 2, n, n // 2)])
+    before = [kit.arrays(cache, layer) for layer in range(3)]
+    expected, following = reference.reindex([rows["position"] for rows in before], prefix)
+    assert cache.reindex(prefix) == following
+    for layer in range(3):
+        after = kit.arrays(cache, layer)
+        np.testing.assert_array_equal(after["position"], expected[layer])
+        np.testing.assert_array_equal(after["seq"], before[layer]["seq"])
+        shifted = reference.shift(before[layer]["key"], before[layer]["position"], expected[layer], cache.inv_freq)
+        np.testing.assert_allclose(after["key"], shifted, atol=2e-6)
+    assert cache.reindex(prefix) == following  # dense already
+    for layer in range(3):
+        np.testing.assert_array_equal(cache.position(layer), expected[layer])
+
+
+def test_reindex_goes_on_from_the_largest_of_all_heads(kit):
+    cache = kit.make(layers=2, kv_heads=2)
+    kit.append(cache, 10)
+    keep = np.zeros((2, 10), np.bool_)
+    keep[:, :2] = keep[0, 4:6] = keep[1, 8:] = True
+    cache.evict([None, keep])
+    assert cache.reindex(2) == 10  # layer 0 still holds all ten
+    assert np.sort(cache.position(1)[..., 0]).tolist() == [[0, 1, 2, 3]] * 2
+    cache.evict([keep, None])
+    assert cache.reindex(2) == 4
+
+
+def test_reindex_of_nothing(kit):
+    assert kit.make().reindex(5) == 0
+
+
+def test_three_axes_wait_for_part_two(kit):
+    cache = kit.make(axes=3)
+    kit.append(cache, 4)
+    assert cache.position(0).shape == (2, 4, 3)
+    before = cache.memory.copy()
+    with pytest.raises(CacheError, match="one position axis, and this cache has 3"):
+        cache.reindex(0)
+    with pytest.raises(CacheError, match="one position axis, and this cache has 3"):
+        cache.shift(0, cache.position(0))
+    np.testing.assert_array_equal(cache.memory, before)

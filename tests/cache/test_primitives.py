@@ -1,0 +1,267 @@
+"""Native kernels against their plain float64 twins: random, and as nasty as it gets."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgevlm.errors import CacheError
+from edgevlm.runtime import _native, primitives, reference
+
+QUICK = settings(deadline=None, max_examples=150)
+
+
+def strided(array, rng):
+    """The same numbers in memory that is not dense: part of a larger array, as a layer's valid rows are."""
+    larger = rng.integers(0, 2, (array.shape[0] + 1, array.shape[1] + 3, *array.shape[2:])).astype(array.dtype)
+    view = larger[: array.shape[0], : array.shape[1]]
+    view[...] = array
+    return view
+
+
+@st.composite
+def scenes(draw):
+    """Tokens ``[H, n]`` of a few frames and patches: holes, duplicates, missing counterparts, one frame, no rows."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    heads, n = draw(st.integers(1, 3)), draw(st.sampled_from([0, 1, 2, 7, 30, 60]))
+    frames, side = draw(st.sampled_from([1, 2, 9])), draw(st.sampled_from([1, 3, 8, 64]))
+    shape = (heads, n)
+    offset = draw(st.sampled_from([0, 0, 32767 - 63]))
+    far = draw(st.sampled_from([0, 0, -(2**31), 2**31 - 9]))
+    scene = {
+        "frame": (far + rng.integers(0, frames, shape)).astype(np.int32),
+        "row": (offset + rng.integers(0, side, shape)).astype(np.int16),
+        "col": (offset + rng.integers(0, side, shape)).astype(np.int16),
+        "valid": rng.random(shape) < draw(st.sampled_from([0.0, 0.5, 0.9, 1.0])),
+        "recent": rng.random(shape) < draw(st.sampled_from([0.0, 0.2, 0.7, 1.0])),
+    }
+    if draw(st.booleans()):
+        scene = {name: strided(array, rng) for name, array in scene.items()}
+    return rng, heads, n, scene
+
+
+@given(scenes(), st.data())
+@QUICK
+def test_temporal_similarity(scene, data):
+    rng, heads, n, tokens = scene
+    dim = data.draw(st.sampled_from([2, 6, 8, 64]))
+    scale = data.draw(st.sampled_from([1, 1e-30, 1e18]))
+    key = (scale * rng.standard_normal((heads, n, dim))).astype(np.float32)
+    key[rng.random((heads, n)) < data.draw(st.sampled_from([0, 0.3]))] = 0
+    if data.draw(st.booleans()) and n:
+        key[:] = key[:, :1]  # all alike
+    most = data.draw(st.sampled_from([1, 64, 5000, 2**18 + 50, 2**31 - 1]))
+    position = rng.integers(0, most, (heads, n, 1), dtype=np.int32)
+    if data.draw(st.booleans()):
+        key, position = strided(key, rng), strided(position, rng)
+    inv_freq = 1 / 1e4 ** (np.arange(0, dim, 2) / dim)
+    names = ("row", "col", "recent", "valid")
+    arguments = (key, position, *(tokens[name] for name in names), inv_freq)
+    rotated = data.draw(st.booleans())
+    found = primitives.temporal_similarity(*arguments, rotated=rotated)
+    expected = reference.temporal_similarity(*arguments, rotated=rotated)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+
+
+def test_similarity_sees_through_the_rotation():
+    """One key at every position is similar to itself un-rotated, and not as stored."""
+    inv_freq = 1 / 1e4 ** (np.arange(0, 32, 2) / 32)
+    raw = np.random.default_rng(0).standard_normal(32)
+    position = np.arange(0, 6000, 60, dtype=np.int32).reshape(1, 100, 1)
+    key = reference.rotate(np.broadcast_to(raw, (1, 100, 32)), position[..., 0], inv_freq).astype(np.float32)
+    patch, valid = np.zeros((1, 100), np.int16), np.ones((1, 100), np.bool_)
+    recent = np.arange(100)[None] >= 90
+    arguments = (key, position, patch, patch, recent, valid, inv_freq)
+    np.testing.assert_allclose(primitives.temporal_similarity(*arguments)[:, :90], 1, atol=1e-5)
+    assert primitives.temporal_similarity(*arguments, rotated=True)[:, :90].max() < 0.9
+
+
+def test_similarity_of_patches_with_no_counterpart_and_of_zero_vectors():
+    key = np.array([[[1, 0], [0, 2], [3, 0], [0, 0], [5, 0]]], np.float32)
+    row = np.array([[0, 1, 2, 0, 0]], np.int16)
+    recent = np.array([[False, False, False, False, True]])
+    position = np.zeros((1, 5, 1), np.int32)
+    arguments = (key, position, row, row, recent, np.ones((1, 5), np.bool_), np.ones(1))
+    assert primitives.temporal_similarity(*arguments).tolist() == [[1, -1, -1, 0, 0]]
+    zero = key.copy()
+    zero[0, 4] = 0  # the recent one is zero: it counts, and is like nothing
+    assert primitives.temporal_similarity(zero, *arguments[1:]).tolist() == [[0, -1, -1, 0, 0]]
+
+
+def test_similarity_on_three_axes_compares_keys_as_stored():
+    rng = np.random.default_rng(0)
+    key, position = rng.standard_normal((2, 9, 8), np.float32), np.zeros((2, 9, 3), np.int32)
+    patch, valid, recent = np.zeros((2, 9), np.int16), np.ones((2, 9), np.bool_), np.arange(18).reshape(2, 9) % 2 == 0
+    arguments = (key, position, patch, patch, recent, valid, np.ones(4))
+    found = primitives.temporal_similarity(*arguments, rotated=True)
+    np.testing.assert_allclose(found, reference.temporal_similarity(*arguments, rotated=True), atol=1e-5)
+    with pytest.raises(CacheError, match="one position axis, not 3"):
+        primitives.temporal_similarity(*arguments)
+
+
+@given(st.data())
+@QUICK
+def test_value_norms(data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    shape = tuple(data.draw(st.sampled_from([(1, 0, 4), (2, 5, 1), (3, 17, 7), (1, 30, 64), (2, 3, 0)])))
+    value = rng.standard_normal(shape) * data.draw(st.sampled_from([1, 0, 1e-42, 1e19, 1e37]))
+    value = value.astype(np.float32)
+    if data.draw(st.booleans()):
+        value = strided(value, rng)
+    np.testing.assert_allclose(primitives.value_norms(value), reference.value_norms(value), rtol=1e-6, atol=2e-45)
+
+
+@given(scenes(), st.data())
+@QUICK
+def test_pool_norms(scene, data):
+    rng, heads, n, tokens = scene
+    norms = (rng.random((heads, n)) * data.draw(st.sampled_from([1, 0, 1e19]))).astype(np.float32)
+    arguments = (norms, *(tokens[name] for name in ("frame", "row", "col", "valid")))
+    for window in (1, 3, 5, 7):
+        found = primitives.pool_norms(*arguments, window)
+        np.testing.assert_allclose(found, reference.pool_norms(*arguments, window), rtol=1e-6)
+
+
+def test_pooling_of_a_whole_frame_is_an_average_with_cut_edges(kit):
+    if kit.sanitized:
+        pytest.skip("torch does not load under the sanitizer")
+    torch = pytest.importorskip("torch")
+    rng, side = np.random.default_rng(0), 27
+    norms = rng.random((2, side * side), np.float32)
+    row, col = (np.broadcast_to(axis.reshape(1, -1), norms.shape).astype(np.int16) for axis in np.indices((side, side)))
+    frame, valid = np.full(norms.shape, 5, np.int32), np.ones(norms.shape, np.bool_)
+    for window in (1, 3, 5, 7):
+        grid = torch.from_numpy(norms.reshape(2, 1, side, side))
+        pooled = torch.nn.functional.avg_pool2d(grid, window, 1, window // 2, count_include_pad=False)
+        found = primitives.pool_norms(norms, frame, row, col, valid, window)
+        np.testing.assert_allclose(found, pooled.numpy().reshape(2, -1), rtol=1e-5)
+
+
+TIES = st.sampled_from([0.0, -0.0, 1.0, 1.0000001, -1.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3e38])
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=300)
+def test_top_k(data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    heads, n = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 40))
+    if data.draw(st.booleans()):
+        flat = data.draw(st.lists(TIES, min_size=heads * n, max_size=heads * n))
+        scores = np.array(flat, np.float32).reshape(heads, n)
+    else:
+        scores = rng.standard_normal((heads, n), np.float32)
+    seq = np.stack([rng.permutation(10 * n + 1)[:n] for _ in range(heads)]).astype(np.int64)
+    seq += data.draw(st.sampled_from([0, 2**40, -(2**62)]))
+    if data.draw(st.booleans()):
+        seq //= 4  # the same seq twice
+    candidates = rng.random((heads, n)) < data.draw(st.sampled_from([0.0, 0.5, 1.0]))
+    if data.draw(st.booleans()):
+        scores, seq, candidates = (strided(array, rng) for array in (scores, seq, candidates))
+    k = data.draw(st.integers(0, n + 3))
+    found = primitives.top_k(scores, seq, candidates, k)
+    assert found.dtype == np.bool_
+    np.testing.assert_array_equal(found, reference.top_k(scores, seq, candidates, k))
+    assert found.sum(1).tolist() == np.minimum(k, candidates.sum(1)).tolist()
+
+
+def test_top_k_takes_scores_shared_by_all_heads():
+    score = np.broadcast_to(np.array([3, 1, 2], np.float32), (4, 3))
+    seq, candidates = np.zeros((4, 3), np.int64), np.ones((4, 3), np.bool_)
+    assert primitives.top_k(score, seq, candidates, 2).tolist() == [[True, False, True]] * 4
+    assert primitives.top_k(score.T, seq.T, candidates.T, 2).sum() == 6
+
+
+@pytest.mark.parametrize("n", [1000, 6272])
+def test_many_tokens(n):
+    """At the size of a real budget, where nth_element and sort take their other paths."""
+    rng, heads, dim, side = np.random.default_rng(n), 2, 16, 14
+    frame = np.broadcast_to(np.arange(n, dtype=np.int32) // side**2, (heads, n))
+    row, col = (np.broadcast_to(np.arange(n) % side**2 // part % side, (heads, n)).astype(np.int16) for part in (side, 1))
+    key = rng.standard_normal((heads, n, dim), np.float32)
+    position = rng.integers(0, 30_000, (heads, n, 1), dtype=np.int32)
+    valid, recent = rng.random((heads, n)) < 0.9, frame >= frame.max() - 1
+    some = slice(0, n, n // 100)  # the reference is slow: check a sample of past tokens
+    checked = recent.copy()
+    checked[:, some] = True
+    arguments = (key, position, row, col, recent)
+    inv_freq = 1 / 1e4 ** (np.arange(0, dim, 2) / dim)
+    found = primitives.temporal_similarity(*arguments, valid, inv_freq)
+    expected = reference.temporal_similarity(*arguments, valid & checked, inv_freq)
+    np.testing.assert_allclose(found[checked], expected[checked], atol=1e-5)
+    norms = primitives.value_norms(key)
+    np.testing.assert_allclose(
+        primitives.pool_norms(norms, frame, row, col, valid, 5),
+        reference.pool_norms(norms, frame, row, col, valid, 5),
+        rtol=1e-6,
+    )
+    seq = rng.permuted(np.broadcast_to(np.arange(n), (heads, n)), axis=1)
+    coarse = np.round(norms, 1)
+    np.testing.assert_array_equal(primitives.top_k(coarse, seq, valid, n // 2), reference.top_k(coarse, seq, valid, n // 2))
+
+
+FLOAT, SHORT, BOOL = np.zeros((2, 4), np.float32), np.zeros((2, 4), np.int16), np.zeros((2, 4), np.bool_)
+KEY, INT, LONG = np.zeros((2, 4, 6), np.float32), np.zeros((2, 4), np.int32), np.zeros((2, 4), np.int64)
+SIMILARITY = {
+    "key": KEY,
+    "position": INT[..., None],
+    "row": SHORT,
+    "col": SHORT,
+    "recent": BOOL,
+    "valid": BOOL,
+    "inv_freq": np.ones(3),
+}
+POOL = {"norms": FLOAT, "frame": INT, "row": SHORT, "col": SHORT, "valid": BOOL, "window": 3}
+TOP = {"scores": FLOAT, "seq": LONG, "candidates": BOOL, "k": 1}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "good", "change", "message"),
+    [
+        ("temporal_similarity", SIMILARITY, {"key": KEY.astype(np.float64)}, "key must be float32, not float64"),
+        ("temporal_similarity", SIMILARITY, {"key": KEY[0]}, r"key must be \[any, any, any\], not \[4, 6\]"),
+        ("temporal_similarity", SIMILARITY, {"key": KEY[..., ::2], "inv_freq": np.ones(2)}, "key must be dense"),
+        ("temporal_similarity", SIMILARITY, {"position": INT}, r"position must be \[2, 4, any\], not \[2, 4\]"),
+        ("temporal_similarity", SIMILARITY, {"row": SHORT[:1]}, r"row must be \[2, 4\], not \[1, 4\]"),
+        ("temporal_similarity", SIMILARITY, {"col": INT}, "col must be int16, not int32"),
+        ("temporal_similarity", SIMILARITY, {"recent": INT}, "recent must be bool, not int32"),
+        ("temporal_similarity", SIMILARITY, {"valid": BOOL[:, :3]}, r"valid must be \[2, 4\], not \[2, 3\]"),
+        ("temporal_similarity", SIMILARITY, {"inv_freq": np.ones(2)}, "D / 2 numbers of a key's 6, not 2"),
+        ("value_norms", {"value": KEY}, {"value": KEY.astype(np.float16)}, "value must be float32, not float16"),
+        ("value_norms", {"value": KEY}, {"value": KEY[..., ::2]}, "value must be dense in its last axis"),
+        ("pool_norms", POOL, {"window": 2}, "window must be 1, 3, 5 or 7, not 2"),
+        ("pool_norms", POOL, {"norms": FLOAT[0]}, r"norms must be \[any, any\], not \[4\]"),
+        ("pool_norms", POOL, {"frame": LONG}, "frame must be int32, not int64"),
+        ("top_k", TOP, {"k": -1}, "cannot choose -1 rows"),
+        ("top_k", TOP, {"scores": LONG}, "scores must be float32, not int64"),
+        ("top_k", TOP, {"seq": INT}, "seq must be int64, not int32"),
+        ("top_k", TOP, {"candidates": FLOAT}, "candidates must be bool, not float32"),
+    ],
+)
+def test_misuse(kernel, good, change, message):
+    getattr(primitives, kernel)(**good)
+    with pytest.raises(CacheError, match=message):
+        getattr(primitives, kernel)(**{**good, **change})
+
+
+def test_kernels_given_views_of_a_cache_work_in_its_scratch(kit):
+    cache = kit.make(layers=2, capacity=64)
+    kit.append(cache, 60)
+    before = _native.loose_allocations()
+    score(cache, cache.inv_freq.copy())
+    assert _native.loose_allocations() == before
+    score(cache, 2 * cache.inv_freq)  # not the cache's own angles: a table of its own
+    assert _native.loose_allocations() == before + 1
+    primitives.top_k(np.zeros((2, 60), np.float32), cache.seq(0).copy(), np.ones((2, 60), np.bool_), 3)
+    assert _native.loose_allocations() == before + 2
+
+
+def score(cache, inv_freq):
+    valid = np.ones((2, int(cache.lengths[0])), np.bool_)
+    recent = cache.frame(0) == cache.frame(0).max()
+    similar = primitives.temporal_similarity(
+        cache.key(0), cache.position(0), cache.row(0), cache.col(0), recent, valid, inv_freq
+    )
+    norms = primitives.value_norms(cache.value(0)[:, ::-1][:, ::-1])
+    pooled = primitives.pool_norms(norms, cache.frame(0)[:, :], cache.row(0), cache.col(0), valid, 3)
+    return primitives.top_k(similar, cache.seq(0), valid, 9), primitives.top_k(pooled, cache.seq(0), valid, 9)

@@ -1,0 +1,164 @@
+"""Any sequence of operations, checked after each against plain arrays that do the same."""
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+
+from edgevlm.errors import CacheError, CacheFull
+from edgevlm.runtime import reference
+
+NAMES = ("key", "value", "kind", "seq", "frame", "row", "col", "position")
+LAYERS, CAPACITIES = 3, [24, 30, 40]
+
+
+class Twin(RuleBasedStateMachine):
+    """``held[l]`` is what layer l must hold, name -> ``[H, n, ...]``; ``marks`` the moments to go back to, newest last."""
+
+    kit = None
+
+    @initialize(seed=st.integers(0, 2**32), heads=st.integers(1, 3))
+    def start(self, seed, heads):
+        self.rng, self.heads, self.next = np.random.default_rng(seed), heads, 0
+        self.cache = self.kit.make(layers=LAYERS, kv_heads=heads, head_dim=6, capacity=CAPACITIES)
+        self.nbytes = self.cache.nbytes
+        self.held = [self.kit.arrays(self.cache, layer) for layer in range(LAYERS)]
+        self.marks, self.stale = [], []
+
+    @property
+    def length(self):
+        return [layer["key"].shape[1] for layer in self.held]
+
+    def restructured(self):
+        self.stale += [mark for mark, _, _ in self.marks]
+        self.marks = []
+
+    @rule(n=st.integers(0, 9), goes_wrong=st.booleans())
+    def append(self, n, goes_wrong):
+        if any(length + n > capacity for length, capacity in zip(self.length, CAPACITIES, strict=True)):
+            before = self.cache.memory.copy()
+            try:
+                self.cache.reserve(n)
+            except CacheFull:
+                np.testing.assert_array_equal(self.cache.memory, before)
+                return
+            raise AssertionError("reserved more than fits")
+        self.cache.reserve(n)
+        self.kit.write(self.cache, n, self.rng)
+        if goes_wrong:
+            self.cache.abort()
+            return
+        rows = self.kit.rows(n, self.next)
+        for layer, buffer in zip(self.held, self.cache.buffers(), strict=True):
+            length = layer["key"].shape[1]
+            new = dict(zip(("key", "value"), (array[:, length : length + n] for array in self.kit.memory(buffer)), strict=True))
+            for name in NAMES[2:]:
+                array = getattr(rows, name)
+                new[name] = np.broadcast_to(array, (self.heads, *array.shape))
+            for name in NAMES:
+                layer[name] = np.concatenate([layer[name], new[name]], axis=1)
+        self.cache.commit(rows)
+        self.next += n
+
+    @rule()
+    def mark(self):
+        self.marks.append((self.cache.mark(), [dict(layer) for layer in self.held], self.next))
+
+    @precondition(lambda self: self.marks)
+    @rule(data=st.data())
+    def rollback(self, data):
+        chosen = data.draw(st.integers(0, len(self.marks) - 1))
+        mark, held, _ = self.marks[chosen]
+        shorter = held[0]["key"].shape[1]
+        self.cache.rollback(mark)
+        # marks that stand on more rows than are left are gone; those on as many are still good
+        gone = [m for m, layers, _ in self.marks if layers[0]["key"].shape[1] > shorter]
+        self.marks = [entry for entry in self.marks if entry[1][0]["key"].shape[1] <= shorter]
+        self.stale += gone
+        self.held = [dict(layer) for layer in held]  # seq and position go on: only the rows go back
+
+    @precondition(lambda self: self.stale)
+    @rule(data=st.data())
+    def rollback_to_a_stale_mark(self, data):
+        mark, before = data.draw(st.sampled_from(self.stale)), self.cache.memory.copy()
+        try:
+            self.cache.rollback(mark)
+        except CacheError:
+            np.testing.assert_array_equal(self.cache.memory, before)
+            return
+        raise AssertionError("rolled back to a stale mark")
+
+    @rule(data=st.data())
+    def evict(self, data):
+        keep = []
+        for length in self.length:
+            kept = data.draw(st.integers(0, length))
+            keep.append(None if data.draw(st.booleans()) else self.kit.random_keep(self.rng, self.heads, length, kept))
+        before = self.length
+        evicted = self.cache.evict(keep)
+        for layer, mask in zip(self.held, keep, strict=True):
+            if mask is not None:
+                layer.update(zip(NAMES, reference.evict([layer[name] for name in NAMES], mask), strict=True))
+        assert evicted == sum(before) - sum(self.length)
+        if evicted:
+            self.restructured()
+
+    @rule(layer=st.integers(0, LAYERS - 1), furthest=st.sampled_from([1, 100, 2**31 - 1]))
+    def shift(self, layer, furthest):
+        held = self.held[layer]
+        new = self.rng.integers(0, furthest, held["position"].shape, dtype=np.int32)
+        if (new != held["position"]).any():
+            self.restructured()
+        self.cache.shift(layer, new)
+        self.turned(layer, new)
+
+    @rule(prefix=st.integers(0, 10))
+    def reindex(self, prefix):
+        dense, following = reference.reindex([layer["position"] for layer in self.held], prefix)
+        assert self.cache.reindex(prefix) == following
+        if any((new != layer["position"]).any() for new, layer in zip(dense, self.held, strict=True)):
+            self.restructured()
+        for layer, new in enumerate(dense):
+            self.turned(layer, new)
+
+    def turned(self, layer, new):
+        held, stored = self.held[layer], self.cache.key(layer).copy()
+        exact = reference.shift(held["key"], held["position"], new, self.cache.inv_freq)
+        np.testing.assert_allclose(stored, exact, atol=3e-6)
+        held["key"], held["position"] = stored, new
+
+    @rule(layer=st.integers(0, LAYERS - 1))
+    def append_to_one_layer(self, layer):
+        if self.length[layer] == CAPACITIES[layer]:
+            return
+        held, rows = self.held[layer], self.kit.rows(1, self.next)
+        key, value = self.rng.standard_normal((2, self.heads, 1, 6), np.float32)
+        self.cache.append(layer, key, value, rows)
+        new = {"key": key, "value": value}
+        for name in NAMES:
+            array = new.get(name)
+            if array is None:
+                array = np.broadcast_to(getattr(rows, name), (self.heads, *getattr(rows, name).shape))
+            held[name] = np.concatenate([held[name], array], axis=1)
+        self.next += 1
+        self.restructured()
+
+    @invariant()
+    def holds_what_the_twin_holds(self):
+        assert self.cache.lengths.tolist() == self.length
+        assert self.cache.nbytes == self.nbytes
+        assert self.cache.allocations == 1
+        for layer, held in enumerate(self.held):
+            for name in NAMES:
+                np.testing.assert_array_equal(getattr(self.cache, name)(layer), held[name])
+
+    @invariant()
+    def free_rows_are_zero(self):
+        for buffer, length in zip(self.cache.buffers(), self.length, strict=True):
+            for array in self.kit.memory(buffer):
+                assert not array[:, length:].any()
+
+
+def test_any_sequence_of_operations(kit):
+    Twin.kit = kit
+    run_state_machine_as_test(Twin, settings=settings(deadline=None, max_examples=60, stateful_step_count=30))

@@ -1,0 +1,80 @@
+"""Long loops run without the GIL, and kernels take turns in a cache's scratch."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from edgevlm.runtime import primitives
+
+
+def scores(cache):
+    valid = np.ones((cache.kv_heads, int(cache.lengths[0])), np.bool_)
+    recent = cache.frame(0) == cache.frame(0).max()
+    patch = cache.row(0), cache.col(0)
+    similar = primitives.temporal_similarity(cache.key(0), cache.position(0), *patch, recent, valid, cache.inv_freq)
+    pooled = primitives.pool_norms(primitives.value_norms(cache.value(0)), cache.frame(0), *patch, valid, 3)
+    return similar, pooled, primitives.top_k(pooled, cache.seq(0), valid, 9)
+
+
+def test_threads_take_turns_in_the_scratch_of_one_cache(kit):
+    cache = kit.make(layers=1, capacity=2048, head_dim=32)
+    kit.append(cache, 2000)
+    expected, found = scores(cache), []
+    threads = [threading.Thread(target=lambda: found.extend(scores(cache) for _ in range(20))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 80
+    for result in found:
+        for array, wanted in zip(result, expected, strict=True):
+            np.testing.assert_array_equal(array, wanted)
+
+
+@pytest.fixture(scope="module")
+def large(kit):
+    n = 400_000
+    cache = kit.make(layers=1, kv_heads=1, head_dim=32, capacity=n)
+    kit.append(cache, n, per_frame=196, width=14)
+    return cache
+
+
+@pytest.mark.parametrize("kernel", ["temporal_similarity", "value_norms", "pool_norms", "top_k", "evict", "reindex"])
+def test_other_threads_run_meanwhile(large, kernel):
+    n = int(large.lengths[0])
+    valid, patch = np.ones((1, n), np.bool_), (large.row(0), large.col(0))
+    norms = np.random.default_rng(0).random((1, n), np.float32)
+    recent = large.frame(0) > large.frame(0).max() // 2
+    thin = valid.copy()
+    thin[:, : n // 8] = False
+    work = {
+        "temporal_similarity": lambda: primitives.temporal_similarity(
+            large.key(0), large.position(0), *patch, recent, valid, large.inv_freq
+        ),
+        "value_norms": lambda: primitives.value_norms(np.broadcast_to(large.value(0), (4, *large.value(0).shape[1:]))),
+        "pool_norms": lambda: primitives.pool_norms(norms, large.frame(0), *patch, valid, 7),
+        "top_k": lambda: primitives.top_k(np.broadcast_to(norms, (4, n)), *many(large.seq(0), valid), n // 2),
+        "evict": lambda: large.evict([thin]),
+        "reindex": lambda: large.reindex(7),
+    }[kernel]
+    span: list[float] = []
+
+    def timed():
+        span.append(time.perf_counter())
+        work()
+        span.append(time.perf_counter())
+
+    ticks, thread = [], threading.Thread(target=timed)
+    thread.start()
+    while thread.is_alive():
+        ticks.append(time.perf_counter())
+        time.sleep(0.0002)
+    begin, end = span
+    quarter = (end - begin) / 4
+    assert any(begin + quarter < tick < end - quarter for tick in ticks), f"nothing else ran for {end - begin:.4f} s"
+
+
+def many(*arrays):
+    return [np.broadcast_to(array, (4, *array.shape[1:])) for array in arrays]

@@ -1,0 +1,210 @@
+"""The ONNX Runtime engine: what a step writes, what it refuses, what it holds on to."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from reference_decoder import ReferenceDecoder
+from runner import Runner
+
+from edgevlm.engines import load_engine
+from edgevlm.engines.base import KVBuffer
+from edgevlm.errors import CacheError, CacheFull, UserError
+from edgevlm.runtime.bundle import Bundle
+
+SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
+
+
+@pytest.fixture
+def runner(exported: Any) -> Runner:
+    return Runner(exported("llava", **SHAPE).bundle, capacity=64)
+
+
+def rows(count: int, seed: int = 0) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal((count, 96)) * 0.2).astype(np.float32)
+
+
+def fill(runner: Runner, seed: int = 1) -> list[np.ndarray]:
+    """Random bytes in the whole memory; returns a copy of every array."""
+    rng = np.random.default_rng(seed)
+    arrays = [*runner.keys, *runner.values]
+    for array in arrays:
+        array[:] = rng.standard_normal(array.shape)
+    return [array.copy() for array in arrays]
+
+
+@pytest.mark.parametrize("count", [1, 2, 17])
+def test_a_step_writes_exactly_its_rows(runner: Runner, count: int) -> None:
+    before = fill(runner)
+    past = np.array([0, 7, 64 - count], np.int32)
+    cos, sin = runner.tables(np.arange(count, dtype=np.int32))
+    runner.decoder.step(rows(count), cos, sin, past, (-1,))
+    for index, (old, new) in enumerate(zip(before, [*runner.keys, *runner.values], strict=True)):
+        start = past[index % 3]
+        changed = (old.view(np.uint32) != new.view(np.uint32)).all(axis=(0, 1, 3))
+        touched = (old.view(np.uint32) != new.view(np.uint32)).any(axis=(0, 1, 3))
+        inside = np.isin(np.arange(64), np.arange(start, start + count))
+        assert (changed == inside).all()
+        assert (touched == inside).all()
+
+
+def test_layers_may_hold_different_numbers_of_rows(exported: Any) -> None:
+    """Rows dropped per layer and head, and the rest in any order, against the readable decoder."""
+    made = exported("llava", **SHAPE)
+    runner, reference = Runner(made.bundle, capacity=64), ReferenceDecoder(made.checkpoint)
+    rng = np.random.default_rng(3)
+    runner.step(rows(40))
+    reference.append(rows(40), range(40))
+    for layer, left in enumerate((5, 29, 40)):
+        for head in range(2):
+            kept = rng.permutation(40)[:left]
+            for memory in (runner.keys[layer], runner.values[layer]):
+                memory[0, head, :left] = memory[0, head, kept]
+            reference.cache[layer][head].keep(kept)
+        runner.past_len[layer] = left
+    for count, seed in ((1, 5), (6, 6), (1, 7)):
+        expected = reference.append(rows(count, seed), range(runner.position, runner.position + count))
+        found = runner.step(rows(count, seed), range(count)).logits
+        assert np.abs(found - expected).max() < 1e-3
+        assert (found.argmax(1) == expected.argmax(1)).all()
+
+
+def test_logit_rows(runner: Runner) -> None:
+    everything = runner.step(rows(9), range(9)).logits
+    for asked in ((), (-1,), (0, 8, 4), (-9,), (3, 3)):
+        runner.past_len[:], runner.position = 0, 0
+        found = runner.step(rows(9), asked).logits
+        assert found.shape == (len(asked), runner.bundle.decoder.vocab)
+        assert found.dtype == np.float32
+        assert np.abs(found - everything[list(asked)]).max(initial=0) < 1e-5
+
+
+def test_results_of_earlier_steps_stay_as_they_were(runner: Runner) -> None:
+    first = runner.step(rows(1)).logits
+    copy = first.copy()
+    runner.step(rows(1, 2))
+    assert (first == copy).all()
+
+
+def test_probes_are_the_rotated_queries(exported: Any) -> None:
+    made = exported("llava", **SHAPE)
+    runner, reference = Runner(made.bundle, 64, probes=(2, 0)), ReferenceDecoder(made.checkpoint)
+    for count in (5, 1):
+        start = runner.position
+        probes = runner.step(rows(count)).probes
+        assert sorted(probes) == [0, 2]
+        normed = reference._norm(rows(count).astype(np.float64), "layers.0.input_layernorm")
+        query = reference._heads(0, "q", normed)
+        expected = np.stack([reference._rotate(head, np.arange(start, start + count)) for head in query])
+        assert probes[2].shape == expected.shape == (6, count, 16)
+        assert np.abs(probes[0] - expected).max() < 1e-4
+    assert runner.decoder.step(rows(1), *runner.tables(np.array([9], np.int32)), runner.past_len).probes.keys() == {0, 2}
+
+
+def test_a_step_that_does_not_fit_changes_nothing(runner: Runner) -> None:
+    before = fill(runner)
+    good = runner.tables(np.arange(4, dtype=np.int32))
+    cases: list[tuple[type[Exception], str, tuple[Any, ...]]] = [
+        (CacheFull, "layer 1 holds 61 rows and has room for 64", (rows(4), *good, np.array([0, 61, 0], np.int32))),
+        (CacheError, "embeds must be", (rows(4)[:, :5], *good, np.zeros(3, np.int32))),
+        (CacheError, "embeds must be", (rows(0), *good, np.zeros(3, np.int32))),
+        (CacheError, "cos and sin", (rows(3), *good, np.zeros(3, np.int32))),
+        (CacheError, "past_len", (rows(4), *good, np.zeros(2, np.int32))),
+        (CacheError, "past_len", (rows(4), *good, np.array([0, -1, 0], np.int32))),
+        (CacheError, "logit_rows", (rows(4), *good, np.zeros(3, np.int32), (4,))),
+    ]
+    for kind, message, arguments in cases:
+        with pytest.raises(kind, match=message):
+            runner.decoder.step(*arguments)
+    for old, new in zip(before, [*runner.keys, *runner.values], strict=True):
+        assert (old.view(np.uint32) == new.view(np.uint32)).all()
+
+
+def test_buffers_must_fit_the_model(runner: Runner) -> None:
+    def buffer(shape: tuple[int, ...], dtype: Any = np.float32) -> KVBuffer:
+        memory = np.zeros(shape, dtype)
+        return KVBuffer(memory.ctypes.data, memory.ctypes.data, shape, np.dtype(dtype), memory)  # type: ignore[arg-type]
+
+    for wrong in (buffer((1, 3, 64, 16)), buffer((1, 2, 64, 8)), buffer((1, 2, 64, 16), np.float16)):
+        with pytest.raises(CacheError, match="layer 0"):
+            runner.engine.bind([wrong] * 3)
+    with pytest.raises(CacheError, match="3 layers; 2 buffers"):
+        runner.engine.bind([buffer((1, 2, 64, 16))] * 2)
+    with pytest.raises(ValueError, match="probes"):
+        runner.engine.bind([buffer((1, 2, 64, 16))] * 3, probes=[3])
+
+
+def test_a_decoder_keeps_its_memory_alive_and_lets_it_go(exported: Any) -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.memory = np.zeros((2, 1, 2, 32, 16), np.float32)
+
+    engine = load_engine("onnxruntime-cpu", Bundle.load(exported("llava", **SHAPE).bundle), threads=1)
+    owners = [Owner() for _ in range(3)]
+    alive = [weakref.ref(owner) for owner in owners]
+    address = [(o.memory[0].ctypes.data, o.memory[1].ctypes.data) for o in owners]
+    shape = (1, 2, 32, 16)
+    pairs = zip(address, owners, strict=True)
+    decoder: Any = engine.bind([KVBuffer(k, v, shape, np.dtype(np.float32), owner) for (k, v), owner in pairs])
+    del owners, pairs
+    gc.collect()
+    assert all(ref() is not None for ref in alive)
+    engine.close()
+    table = np.ones((1, 8), np.float32)
+    assert np.isfinite(decoder.step(rows(1), table, 0 * table, np.zeros(3, np.int32)).logits).all()
+    del decoder
+    gc.collect()
+    assert all(ref() is None for ref in alive)
+
+
+def test_two_streams_on_one_engine_do_not_meet(runner: Runner) -> None:
+    memory = [np.zeros((2, 1, 2, 48, 16), np.float32) for _ in range(3)]
+    other = runner.engine.bind([KVBuffer(m[0].ctypes.data, m[1].ctypes.data, (1, 2, 48, 16), m.dtype, m) for m in memory])
+    alone = [runner.step(rows(n, n)).logits for n in (5, 1, 1)]
+    runner.past_len[:], runner.position = 0, 0
+    past = np.zeros(3, np.int32)
+    for n, expected in zip((5, 1, 1), alone, strict=True):
+        cos, sin = runner.tables(np.arange(past[0], past[0] + n, dtype=np.int32))
+        assert (other.step(rows(n, n), cos, sin, past).logits == expected).all()
+        past += n
+        runner.step(rows(3, 99))
+
+
+def test_embed_and_encode_refuse_what_does_not_fit(runner: Runner) -> None:
+    vocab = runner.bundle.decoder.vocab
+    assert runner.embed([]).shape == (0, 96)
+    assert runner.embed([0, vocab - 1]).dtype == np.float32
+    for wrong in ([-1], [vocab]):
+        with pytest.raises(ValueError, match="token ids"):
+            runner.embed(wrong)
+    for pixels in (np.zeros((3, 56, 56), np.float32), np.zeros((1, 3, 56, 55), np.float32), np.zeros((1, 3, 56, 56))):
+        with pytest.raises(ValueError, match="pixels"):
+            runner.engine.encode(pixels)
+
+
+def test_engine_choice(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = Bundle.load(exported("llava", **SHAPE).bundle)
+    with pytest.raises(UserError, match="no engine is called 'cuda'; there is onnxruntime-cpu"):
+        load_engine("cuda", bundle)
+    with pytest.raises(UserError, match="threads must be at least 1"):
+        load_engine("onnxruntime-cpu", bundle, threads=0)
+    monkeypatch.delitem(sys.modules, "edgevlm.engines.onnxruntime_cpu", raising=False)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(UserError, match=r"onnxruntime.*pip install 'edgevlm\[cpu\]'"):
+        load_engine("onnxruntime-cpu", bundle)
+
+
+def test_a_graph_that_cannot_be_loaded_is_one_line(exported: Any, tmp_path: Any) -> None:
+    import shutil
+
+    folder = shutil.copytree(exported("llava", **SHAPE).bundle, tmp_path / "bundle")
+    bundle = Bundle.load(folder)
+    (folder / "decoder.onnx").write_bytes(b"not a graph")
+    with pytest.raises(UserError, match=r"decoder\.onnx") as error:
+        load_engine("onnxruntime-cpu", bundle)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,38 @@
+"""Fixtures shared by the tests of several folders: tiny checkpoints and their bundles, made once a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A checkpoint folder and the bundle made from it."""
+
+    checkpoint: Path
+    bundle: Path
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported]:
+    """``exported(family, **shape)``: the tiny checkpoint of that shape and its bundle, made once a run."""
+    from checkpoints import make_checkpoint
+
+    from edgevlm.export import export_checkpoint
+
+    made: dict[tuple[Any, ...], Exported] = {}
+
+    def export(family: str = "llava", **shape: Any) -> Exported:
+        key = (family, *sorted((name, str(value)) for name, value in shape.items()))
+        if key not in made:
+            folder = tmp_path_factory.mktemp(family)
+            checkpoint = make_checkpoint(folder / "checkpoint", family, **shape)
+            made[key] = Exported(checkpoint, export_checkpoint(checkpoint, folder / "bundle"))
+        return made[key]
+
+    return export

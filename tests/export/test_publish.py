@@ -1,0 +1,172 @@
+"""A bundle appears whole or not at all: kills, full disks, and what may be replaced."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgevlm.errors import UserError
+from edgevlm.export import export_checkpoint
+from edgevlm.export.publish import published
+from edgevlm.runtime.bundle import Bundle
+
+SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
+REPLACING = """
+import itertools, shutil, sys
+from pathlib import Path
+from edgevlm.export.publish import published
+target, *sources = map(Path, sys.argv[1:])
+print("ready", flush=True)
+for source in itertools.cycle(sources):
+    with published(target, force=True) as folder:
+        for path in source.iterdir():
+            shutil.copyfile(path, folder / path.name)
+"""
+EXPORTING = """
+import os, signal, sys
+from edgevlm.export import export_checkpoint
+def progress(what):
+    if sys.argv[3] in what:
+        os.kill(os.getpid(), signal.SIGKILL)
+export_checkpoint(sys.argv[1], sys.argv[2], progress=progress, force=True)
+"""
+LIMITED = """
+import resource, sys
+from edgevlm.errors import UserError
+from edgevlm.export import export_checkpoint
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+for size in sys.argv[3:]:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(size), limits[1]))
+    try:
+        export_checkpoint(sys.argv[1], sys.argv[2], force=True)
+    except UserError as error:
+        print(error)
+"""
+
+
+def python(program: str, *arguments: Any) -> list[str]:
+    return [sys.executable, "-c", program, *map(str, arguments)]
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_a_kill_at_any_moment_leaves_a_whole_bundle(exported: Any, tmp_path: Path) -> None:
+    first, second = exported("llava", **SHAPE).bundle, exported("llava", **SHAPE, seed=1).bundle
+    target = tmp_path / "bundle"
+    shutil.copytree(first, target)
+    rng, seen = random.Random(0), set()
+    for _ in range(25):
+        process = subprocess.Popen(python(REPLACING, target, first, second), stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(rng.uniform(0, 0.06))
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        seen.add(Bundle.load(target).files["decoder.weights"].sha256)
+    assert len(seen) == 2
+    assert len(leftovers(tmp_path)) <= 1
+    with published(target, force=True) as folder:
+        shutil.copytree(first, folder, dirs_exist_ok=True)
+    assert leftovers(tmp_path) == []
+
+
+def test_an_export_killed_half_way_leaves_the_old_bundle(exported: Any, tmp_path: Path) -> None:
+    made = exported("llava", **SHAPE)
+    target = tmp_path / "bundle"
+    shutil.copytree(exported("llava", **SHAPE, seed=1).bundle, target)
+    old = Bundle.load(target).files
+    (tmp_path / ".bundle.edgevlm-abandoned").mkdir()
+    result = subprocess.run(python(EXPORTING, made.checkpoint, target, "hashing"), capture_output=True)
+    assert result.returncode == -signal.SIGKILL
+    assert Bundle.load(target).files == old
+    assert len(leftovers(tmp_path)) == 1  # its own: what was abandoned before it is gone
+    export_checkpoint(made.checkpoint, target, force=True)
+    assert Bundle.load(target).files != old
+    assert leftovers(tmp_path) == []
+
+
+def test_a_full_disk_is_one_line_and_changes_nothing(exported: Any, tmp_path: Path) -> None:
+    """The file size limit stands for the disk: it strikes in the vision graph, in its weights, in the decoder's."""
+    made = exported("llava", **SHAPE)
+    target = tmp_path / "bundle"
+    shutil.copytree(made.bundle, target)
+    sizes = (200, 5_000, 100_000, 500_000)
+    result = subprocess.run(python(LIMITED, made.checkpoint, target, *sizes), capture_output=True, text=True)
+    lines = result.stdout.splitlines()
+    assert len(lines) == len(sizes), result.stderr
+    assert all("could not be written (the file grew too large)" in line for line in lines)
+    Bundle.load(target)
+    assert leftovers(tmp_path) == []
+
+
+def test_what_is_there_is_not_replaced_unasked(exported: Any, tmp_path: Path) -> None:
+    made = exported("llava", **SHAPE)
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "photo.jpg").write_text("x")
+    cases = [(made.bundle, False, "--force"), (tmp_path / "file", True, "is a file"), (tmp_path / "other", True, "else")]
+    for target, force, message in cases:
+        said: list[str] = []
+        with pytest.raises(UserError, match=message):
+            export_checkpoint(made.checkpoint, target, force=force, progress=said.append)
+        assert said == []
+    assert (tmp_path / "other" / "photo.jpg").exists()
+    Bundle.load(made.bundle)
+
+
+def test_an_empty_folder_and_missing_parents_are_taken(exported: Any, tmp_path: Path) -> None:
+    made = exported("llava", **SHAPE)
+    for target in (tmp_path / "empty", tmp_path / "a" / "b" / "c"):
+        if target.name == "empty":
+            target.mkdir()
+        with published(target) as folder:
+            shutil.copytree(made.bundle, folder, dirs_exist_ok=True)
+        Bundle.load(target)
+        assert target.stat().st_mode & 0o777 == 0o777 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_another_export_in_progress_is_left_alone(exported: Any, tmp_path: Path) -> None:
+    made = exported("llava", **SHAPE)
+    target = tmp_path / "bundle"
+    with published(target) as folder:
+        shutil.copytree(made.bundle, folder, dirs_exist_ok=True)
+        with published(target) as other:
+            shutil.copytree(made.bundle, other, dirs_exist_ok=True)
+            assert folder.exists()
+        Bundle.load(target)
+        shutil.rmtree(target)
+    Bundle.load(target)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_failure_inside_removes_the_temporary_folder(tmp_path: Path) -> None:
+    def fail(error: type[BaseException]) -> None:
+        with published(tmp_path / "bundle") as folder:
+            (folder / "file").write_text("x")
+            raise error
+
+    for error in (KeyboardInterrupt, RuntimeError):
+        with pytest.raises(error):
+            fail(error)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="cannot be written"), published(tmp_path / "file" / "bundle"):
+        pass
