@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.engines.base import StepResult
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cache import KVCache, Rows
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.policies import Policy, StreamShape
+from edgevlm.runtime.policies import Appended, Policy, StreamShape
 from edgevlm.runtime.positions import Positions, Reindexing, rope_tables
 
 Float32 = NDArray[np.float32]
@@ -26,7 +27,8 @@ class MemoryStats:
     """Counted since the stream opened; times in milliseconds."""
 
     compressions: int = 0
-    compress_ms: float = 0.0
+    compress_ms: float = 0.0  # the policy's own time and the eviction; guidance forwards are apart
+    guidance_ms: float = 0.0
     evicted: int = 0
     reindexings: int = 0
     reindex_ms: float = 0.0
@@ -60,16 +62,20 @@ class Stream:
         decoder, vision = model.bundle.decoder, model.bundle.vision
         check_budget(policy, budget, model.bundle, text_room, len(prefix))
         self.model, self.policy, self.budget, self.prefix = model, policy, budget, len(prefix)
-        policy.attach(budget, StreamShape(decoder.layers, vision.tokens_per_frame, len(prefix)))
+        policy.attach(budget, StreamShape(decoder.layers, vision.tokens_per_frame, len(prefix), model.bundle.family))
+        needs = policy.needs
+        self._guidance = model.engine.embed(np.asarray(model.encode(needs.guidance), np.int64)) if needs.guidance else None
+        if self._guidance is not None:
+            text_room = max(text_room, len(self._guidance))
         self.inv_freq = model.bundle.inv_freq
         self.cache = KVCache(
             decoder.layers,
             decoder.kv_heads,
             decoder.head_dim,
-            len(prefix) + budget + text_room,
+            [len(prefix) + int(rows) + text_room for rows in policy.layer_budgets],
             inv_freq=self.inv_freq.astype(np.float64),
         )
-        self.decoder = model.engine.bind(self.cache.buffers())
+        self.decoder = model.engine.bind(self.cache.buffers(), tuple(sorted({*needs.probe_layers, *needs.guidance_layers})))
         self.positions = Positions(model.bundle.limit, text_room, reindexing if policy.bounded else "never")
         self.stats = MemoryStats()
         self.frames = 0
@@ -105,24 +111,46 @@ class Stream:
     def _append_piece(self, piece: Float32) -> None:
         count, per_frame, hidden = piece.shape
         frame = np.repeat(np.arange(self.frames, self.frames + count, dtype=np.int32), per_frame)
+        first, position = self._seq, self.positions.next
         started = time.perf_counter()
-        self._append(piece.reshape(-1, hidden), Kind.VISION, (), frame, np.tile(self._row, count), np.tile(self._col, count))
+        result = self._append(
+            piece.reshape(-1, hidden), Kind.VISION, (), frame, np.tile(self._row, count), np.tile(self._col, count)
+        )
         self.stats.prefill_ms += 1e3 * (time.perf_counter() - started)
         self.frames += count
+        rows = np.arange(count * per_frame)
+        queries = {layer: result.probes[layer] for layer in self.policy.needs.probe_layers}
+        appended = Appended(first + rows, (position + rows).astype(np.int32)[:, None], queries)
+        started = time.perf_counter()
+        self.policy.after_append(self.cache, appended)
+        self.stats.compress_ms += 1e3 * (time.perf_counter() - started)
 
     def _make_room(self, rows: int) -> None:
         """Compress before an append that would cross |M|, and re-index when it is due."""
         started = time.perf_counter()
-        keep = self.policy.before_append(self.cache, rows)
-        if keep is not None:
-            self.stats.evicted += self.cache.evict(keep)
+        guided = self.stats.guidance_ms
+        plan = self.policy.before_append(self.cache, rows, self._guide)
+        if plan is not None:
+            self.stats.evicted += self.cache.evict(plan.keep)
+            for layer, new in plan.add.items():
+                self.cache.append(layer, new.key, new.value, new.rows)
             self.stats.compressions += 1
-            self.stats.compress_ms += 1e3 * (time.perf_counter() - started)
-        if self.positions.due(rows, keep is not None):
+            guided = self.stats.guidance_ms - guided
+            self.stats.compress_ms += 1e3 * (time.perf_counter() - started) - guided
+        if self.positions.due(rows, plan is not None):
             started = time.perf_counter()
             self.positions.compact(self.cache, self.prefix)
             self.stats.reindexings += 1
             self.stats.reindex_ms += 1e3 * (time.perf_counter() - started)
+
+    def _guide(self) -> Mapping[int, Float32]:
+        """One causal forward of the guidance text after the memory, rolled back: the queries of its rows."""
+        assert self._guidance is not None
+        started = time.perf_counter()
+        with self.question():
+            queries = self._append(self._guidance, Kind.TEXT, ()).probes
+        self.stats.guidance_ms += 1e3 * (time.perf_counter() - started)
+        return {layer: queries[layer] for layer in self.policy.needs.guidance_layers}
 
     @contextmanager
     def question(self) -> Iterator[None]:
@@ -136,7 +164,7 @@ class Stream:
 
     def append_text(self, embeds: Float32) -> Float32:
         """Append text rows ``[S, hidden]`` and return the last row's logits, ``[vocabulary]``."""
-        return self._append(embeds, Kind.TEXT, (len(embeds) - 1,))[0]
+        return self._append(embeds, Kind.TEXT, (len(embeds) - 1,)).logits[0]
 
     def _append(
         self,
@@ -146,7 +174,7 @@ class Stream:
         frame: NDArray[np.int32] | None = None,
         row: NDArray[np.int16] | None = None,
         col: NDArray[np.int16] | None = None,
-    ) -> Float32:
+    ) -> StepResult:
         count = len(embeds)
         position = self.positions.next
         self.cache.reserve(count)
@@ -169,4 +197,4 @@ class Stream:
             )
         )
         self._seq += count
-        return result.logits
+        return result

@@ -1,8 +1,15 @@
-// What Python sees. Arrays are checked here, down to dtype and shape, before anything below runs; the work runs without the GIL.
+// What Python sees. Arrays are checked here, down to dtype and shape, before anything below runs; long work releases the GIL.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "arrays.h"
 #include "cache.h"
@@ -181,11 +188,12 @@ Scratch* scratch_of(py::handle array) {
 }
 
 bool turns_alike(const Rotary& rotary, const py::array_t<double, py::array::c_style>& inv_freq) {
-    return rotary.pairs() == inv_freq.size() && std::equal(inv_freq.data(), inv_freq.data() + inv_freq.size(), rotary.inv_freq());
+    const double* const first = inv_freq.data();
+    return rotary.pairs() == inv_freq.size() && std::equal(first, first + inv_freq.size(), rotary.inv_freq());
 }
 
-py::array_t<float> call_temporal_similarity(py::handle key, py::handle position, py::handle row, py::handle col, py::handle recent,
-                                       py::handle valid, py::handle inv_freq, bool rotated) {
+py::array_t<float> call_temporal_similarity(py::handle key, py::handle position, py::handle row, py::handle col,
+                                            py::handle recent, py::handle valid, py::handle inv_freq, bool rotated) {
     PatchedKeys tokens;
     tokens.key = as_volume<float>(key, "key", any, any, any);
     const std::int64_t heads = tokens.key.heads, rows = tokens.key.rows;
@@ -230,7 +238,8 @@ py::array_t<float> call_value_norms(py::handle value) {
     return out;
 }
 
-py::array_t<float> call_pool_norms(py::handle norms, py::handle frame, py::handle row, py::handle col, py::handle valid, int window) {
+py::array_t<float> call_pool_norms(py::handle norms, py::handle frame, py::handle row, py::handle col, py::handle valid,
+                                   int window) {
     if (window != 1 && window != 3 && window != 5 && window != 7) refuse("window must be 1, 3, 5 or 7, not ", window);
     PatchedNorms tokens;
     tokens.norm = as_plane<float>(norms, "norms", any, any);

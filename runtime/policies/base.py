@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from edgevlm.runtime.cache import KVCache
+    from edgevlm.runtime.cache import KVCache, Rows
 
+Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
 
 
@@ -21,14 +22,14 @@ Bool = NDArray[np.bool_]
 class Needs:
     """What a policy asks of the session beyond the cache.
 
-    probe_layers: layers whose queries it wants after each chunk. guidance: text of a guidance forward before each
-    compression. variant: the decoder graph to prefill with. per_layer_selection: keys are chosen between layers.
+    probe_layers: layers whose queries it wants after each vision append. guidance: text of the forward it may ask for before
+    a compression, and guidance_layers, whose queries that forward returns. variant: the decoder graph to prefill with.
     """
 
     probe_layers: tuple[int, ...] = ()
     guidance: str | None = None
+    guidance_layers: tuple[int, ...] = ()
     variant: str = "whole"
-    per_layer_selection: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +39,52 @@ class StreamShape:
     layers: int
     tokens_per_frame: int
     prefix: int
+    family: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Vision rows just published: their ``seq`` ``[n]`` and ``position`` ``[n, axes]``, the same in every layer and head.
+
+    queries: per probe layer the rotated queries of these rows, float32 ``[heads, n, head_dim]``.
+    """
+
+    seq: NDArray[np.int64]
+    position: NDArray[np.int32]
+    queries: Mapping[int, Float32]
+
+
+@dataclass(frozen=True, slots=True)
+class NewRows:
+    """Rows that a policy makes for one layer: key (rotated to ``rows.position``) and value, ``[kv_heads, n, head_dim]``."""
+
+    key: Float32
+    value: Float32
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a compression does: per layer a mask ``[kv_heads, n_l]`` of rows to keep (None: all), then rows to add."""
+
+    keep: list[Bool | None]
+    add: Mapping[int, NewRows] = field(default_factory=dict)
+
+
+Guide = Callable[[], Mapping[int, Float32]]
+"""Runs the guidance forward over the memory as it is; per guidance layer the rotated queries ``[heads, rows, head_dim]``."""
 
 
 class Policy(ABC):
     """A policy with a vision budget |M| per layer.
 
     Subclasses are dataclasses whose fields are the settings, and write one method, :meth:`select`. ``compress_to`` is |C|:
-    the rows a compression leaves.
+    the rows a compression leaves. Those that score by attention take the queries they asked for in :meth:`after_append`.
     """
 
     name: ClassVar[str]
     paper: ClassVar[str]
     bounded: ClassVar[bool] = True
-    needs: ClassVar[Needs] = Needs()
 
     budget: int
     shape: StreamShape
@@ -58,6 +92,16 @@ class Policy(ABC):
     def attach(self, budget: int, shape: StreamShape) -> None:
         """Fix the budget |M| (vision tokens per layer) and the stream's shape, before the first row."""
         self.budget, self.shape = budget, shape
+
+    @property
+    def needs(self) -> Needs:
+        """Known once attached."""
+        return Needs()
+
+    @property
+    def layer_budgets(self) -> NDArray[np.int64]:
+        """|M_l| of each layer, ``[layers]``; known once attached."""
+        return np.full(self.shape.layers, self.budget, np.int64)
 
     @property
     def compress_to(self) -> int:
@@ -69,16 +113,21 @@ class Policy(ABC):
         """The most rows to append at once: what one compression makes free, and never less than a frame."""
         return max(self.budget - self.compress_to, self.shape.tokens_per_frame)
 
-    def before_append(self, cache: KVCache, rows: int) -> list[Bool | None] | None:
-        """Say what stays so that ``rows`` more fit in |M| in every layer.
-
-        Returns per layer a mask ``[kv_heads, n_l]``, or None for a layer left as it is; None altogether when nothing is due.
-        """
-        held = cache.lengths - self.shape.prefix
-        if not self.bounded or np.all(held + rows <= self.budget):
+    def before_append(self, cache: KVCache, rows: int, guide: Guide) -> Plan | None:
+        """Say what stays so that ``rows`` more fit in |M_l| in every layer; None when nothing is due."""
+        held, budgets = cache.lengths - self.shape.prefix, self.layer_budgets
+        if not self.bounded or np.all(held + rows <= budgets):
             return None
-        target = max(0, min(self.compress_to, self.budget - rows))
-        return [self.select(cache, layer, target) if held[layer] > target else None for layer in range(cache.layers)]
+        share = self.compress_to / self.budget
+        targets = [max(0, min(tokens_of(share, int(budget)), int(budget) - rows)) for budget in budgets]
+        self.prepare(cache, guide)
+        return Plan([self.select(cache, layer, t) if held[layer] > t else None for layer, t in enumerate(targets)])
+
+    def prepare(self, cache: KVCache, guide: Guide) -> None:
+        """Called once before the layers of a compression are selected."""
+
+    def after_append(self, cache: KVCache, appended: Appended) -> None:
+        """Called when vision rows have been published, with the queries of ``needs.probe_layers``."""
 
     @abstractmethod
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:

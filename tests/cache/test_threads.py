@@ -1,5 +1,6 @@
 """Long loops run without the GIL, and kernels take turns in a cache's scratch."""
 
+import itertools
 import threading
 import time
 
@@ -41,14 +42,14 @@ def large(kit):
     return cache
 
 
-@pytest.mark.parametrize("kernel", ["temporal_similarity", "value_norms", "pool_norms", "top_k", "evict", "reindex"])
+@pytest.mark.parametrize("kernel", ["temporal_similarity", "value_norms", "pool_norms", "top_k", "shift", "reindex"])
 def test_other_threads_run_meanwhile(large, kernel):
     n = int(large.lengths[0])
     valid, patch = np.ones((1, n), np.bool_), (large.row(0), large.col(0))
     norms = np.random.default_rng(0).random((1, n), np.float32)
     recent = large.frame(0) > large.frame(0).max() // 2
-    thin = valid.copy()
-    thin[:, : n // 8] = False
+    places = np.random.default_rng(0).integers(0, 30_000, (1, n, 1), dtype=np.int32)
+    turns = itertools.count()
     work = {
         "temporal_similarity": lambda: primitives.temporal_similarity(
             large.key(0), large.position(0), *patch, recent, valid, large.inv_freq
@@ -56,24 +57,30 @@ def test_other_threads_run_meanwhile(large, kernel):
         "value_norms": lambda: primitives.value_norms(np.broadcast_to(large.value(0), (4, *large.value(0).shape[1:]))),
         "pool_norms": lambda: primitives.pool_norms(norms, large.frame(0), *patch, valid, 7),
         "top_k": lambda: primitives.top_k(np.broadcast_to(norms, (4, n)), *many(large.seq(0), valid), n // 2),
-        "evict": lambda: large.evict([thin]),
-        "reindex": lambda: large.reindex(7),
+        "shift": lambda: large.shift(0, places[:, :: (-1) ** next(turns)]),
+        "reindex": lambda: large.reindex(next(turns)),
     }[kernel]
-    span: list[float] = []
+    # A busy machine may starve us in one try; a kernel that held the GIL would in every one.
+    assert any(runs_beside(work) for _ in range(20))
+
+
+def runs_beside(work):
+    """Whether this thread ran in the middle half of the time that another spent in ``work``."""
+    span, ticks = [], []
 
     def timed():
         span.append(time.perf_counter())
         work()
         span.append(time.perf_counter())
 
-    ticks, thread = [], threading.Thread(target=timed)
+    thread = threading.Thread(target=timed)
     thread.start()
     while thread.is_alive():
         ticks.append(time.perf_counter())
         time.sleep(0.0002)
     begin, end = span
     quarter = (end - begin) / 4
-    assert any(begin + quarter < tick < end - quarter for tick in ticks), f"nothing else ran for {end - begin:.4f} s"
+    return any(begin + quarter < tick < end - quarter for tick in ticks)
 
 
 def many(*arrays):

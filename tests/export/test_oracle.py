@@ -71,8 +71,12 @@ def test_logits_and_greedy_tokens_equal_transformers(exported: Any, family: str,
         print(f"{family} {shape} chunk {chunk}: max error {error:.1e}, logit deviation {expected.std():.2f}")
         assert error < 1e-3
         assert runner.greedy(found[-1], 16) == tokens
-    print(sorted(set(tokens)))
     assert len(set(tokens)) > 3
+    runner.past_len[:], runner.position = 0, 0
+    runner.step(runner.embed(prefix), ())
+    runner.step(runner.engine.encode(pixels[::-1].copy()).reshape(-1, runner.bundle.decoder.hidden), ())
+    other = runner.step(np.concatenate([closing, runner.embed(suffix)])).logits[0]
+    assert np.abs(other - expected[-1]).max() > 0.02  # what was seen, and in which order, does matter
 
 
 def test_a_frame_is_encoded_alike_alone_and_in_company(exported: Any) -> None:

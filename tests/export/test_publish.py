@@ -30,6 +30,7 @@ for source in itertools.cycle(sources):
     with published(target, force=True) as folder:
         for path in source.iterdir():
             shutil.copyfile(path, folder / path.name)
+    print("published", flush=True)
 """
 EXPORTING = """
 import os, signal, sys
@@ -66,11 +67,16 @@ def test_a_kill_at_any_moment_leaves_a_whole_bundle(exported: Any, tmp_path: Pat
     target = tmp_path / "bundle"
     shutil.copytree(first, target)
     rng, seen = random.Random(0), set()
-    for _ in range(25):
+    for attempt in range(20):
         process = subprocess.Popen(python(REPLACING, target, first, second), stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()
-        time.sleep(rng.uniform(0, 0.06))
+        started = time.monotonic()
+        process.stdout.readline()
+        once = time.monotonic() - started
+        for _ in range(attempt % 2):
+            process.stdout.readline()
+        time.sleep(rng.uniform(0, 1.2 * once))
         process.kill()
         process.wait()
         process.stdout.close()

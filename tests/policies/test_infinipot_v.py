@@ -98,12 +98,12 @@ def write(cache, layer, key, value):
 def compress(filled, policy, budget, incoming, settings_of_reference):
     """Run the policy and the reference on the same cache; check every layer and evict."""
     cache, per_frame = filled.cache, filled.grid[0] * filled.grid[1]
-    keep = policy.before_append(cache, incoming)
-    if keep is None:
+    plan = policy.before_append(cache, incoming, None)
+    if plan is None:
         assert np.all(cache.lengths - PREFIX + incoming <= budget)
         return
     target = max(0, min(int(budget * 0.75), budget - incoming))
-    for layer, mask in enumerate(keep):
+    for layer, mask in enumerate(plan.keep):
         if mask is None:
             assert cache.lengths[layer] - PREFIX <= target
             continue
@@ -114,7 +114,7 @@ def compress(filled, policy, budget, incoming, settings_of_reference):
             vision = cache.kind(layer)[head] == Kind.VISION
             assert mask[head][~vision].all(), "the prefix stays"
             assert set(cache.seq(layer)[head][mask[head] & vision].tolist()) == expected[head]
-    cache.evict(keep)
+    cache.evict(plan.keep)
     cache.reindex(PREFIX)
     assert np.all(cache.lengths - PREFIX <= target)
 
@@ -157,9 +157,9 @@ def test_adversarial_content(content):
     value = {"zero": 0.0, "equal": 1.0, "huge": 1e18}[content]
     for _ in range(20):
         cache = filled.cache
-        keep = policy.before_append(cache, 4)
-        if keep is not None:
-            for layer, mask in enumerate(keep):
+        plan = policy.before_append(cache, 4, None)
+        if plan is not None:
+            for layer, mask in enumerate(plan.keep):
                 assert (mask.sum(1) == PREFIX + 18).all()
                 expected = reference.select(
                     filled.heads(layer), layer, 3, budget, 4, 18, INV_FREQ, rotated=True
@@ -168,7 +168,7 @@ def test_adversarial_content(content):
                     for head in range(HEADS):
                         vision = cache.kind(layer)[head] == Kind.VISION
                         assert set(cache.seq(layer)[head][mask[head] & vision].tolist()) == expected[head]
-            cache.evict(keep)
+            cache.evict(plan.keep)
         filled.cache.reserve(4)
         for layer in range(3):
             constant = np.full((HEADS, 4, DIM), value)
@@ -186,7 +186,7 @@ def test_recent_frames_larger_than_the_target_leave_only_the_newest():
     policy.attach(8, StreamShape(2, 4, PREFIX))  # |C| = 3, r = 1 frame of 4
     filled.frame()
     filled.frame()
-    (mask, _) = policy.before_append(filled.cache, 4)
+    mask, _ = policy.before_append(filled.cache, 4, None).keep
     kept = filled.cache.seq(0)[0][mask[0]]
     assert sorted(kept.tolist()) == [0, 1, 2, 8, 9, 10]
 
@@ -202,6 +202,6 @@ def test_alg2_without_recent_frames_can_drop_them():
             filled.frame()
         filled.base *= 0.01
         filled.frame()
-        (mask,) = policy.before_append(filled.cache, 4)
+        (mask,) = policy.before_append(filled.cache, 4, None).keep
         kept[text] = int((mask & (filled.cache.frame(0) == 3)).sum())
     assert kept == {"infinipot-v": 8, "infinipot-v:keep_recent=off": 0}

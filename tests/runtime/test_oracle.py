@@ -20,14 +20,14 @@ class Shadow:
         self.step, self.before_append = stream.decoder.step, stream.policy.before_append
         stream.decoder.step, stream.policy.before_append = self._step, self._before_append
 
-    def _before_append(self, cache, rows):
-        keep = self.before_append(cache, rows)
-        for layer, mask in enumerate(keep or []):
+    def _before_append(self, cache, rows, guide):
+        plan = self.before_append(cache, rows, guide)
+        for layer, mask in enumerate(plan.keep if plan else []):
             for head in range(cache.kv_heads if mask is not None else 0):
                 kept = cache.seq(layer)[head][mask[head]]
                 rows_of = self.decoder.cache[layer][head]
                 rows_of.keep(np.flatnonzero(np.isin(rows_of.seq, kept)))
-        return keep
+        return plan
 
     def _step(self, embeds, cos, sin, past_len, logit_rows=(-1,)):
         if self.stream.stats.reindexings > self.reindexed:
