@@ -81,6 +81,7 @@ class Session:
         self._turnstile = Turnstile()
         self._conversations: dict[str, list[Turn]] = {}
         self._running: set[Answer] = set()
+        self._owns_model = False
         self._frames = self._chunks = 0
         self._encode_ms = 0.0
         self._time_s = 0.0
@@ -113,7 +114,9 @@ class Session:
         if budget is None:
             budget = default_budget(loaded, chosen, loaded.bundle.limit - len(prefix) - text_room(loaded, room))
         stream = Stream(loaded, chosen, budget, prefix, text_room(loaded, room), reindexing)
-        return cls(loaded, stream, chat, chunk, room)
+        session = cls(loaded, stream, chat, chunk, room)
+        session._owns_model = loaded is not model
+        return session
 
     def watch(self, frame: NDArray[np.uint8], time_s: float | None = None) -> None:
         """Take in one frame, uint8 RGB ``[H, W, 3]``, seen at ``time_s`` seconds of the stream.
@@ -251,10 +254,12 @@ class Session:
         return self._time_s
 
     def close(self) -> None:
-        """Cancel what is being answered and wait for it."""
+        """Cancel what is being answered and wait for it; a model that this session loaded is closed with it."""
         for answer in list(self._running):
             answer.cancel()
             answer.settle()
+        if self._owns_model:
+            self.model.close()
 
     def __enter__(self) -> Session:
         return self

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from edgevlm.engines.base import StepResult
 from edgevlm.errors import UserError
-from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.bundle import Bundle, DecoderSpec
 from edgevlm.runtime.cache import KVCache, Rows
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.policies import Appended, Policy, StreamShape
+from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape
 from edgevlm.runtime.positions import Positions, Reindexing, rope_tables
 
 Float32 = NDArray[np.float32]
@@ -50,6 +51,18 @@ def check_budget(policy: Policy, budget: int, bundle: Bundle, text_room: int, pr
         )
 
 
+def allocate(decoder: DecoderSpec, capacities: list[int], inv_freq: NDArray[np.float32]) -> KVCache:
+    """The arena of one stream; raises UserError, before it is touched, when it does not fit in the memory that is free."""
+    shape = (decoder.layers, decoder.kv_heads, decoder.head_dim, capacities)
+    frequencies = inv_freq.astype(np.float64)
+    wanted, free = KVCache.bytes_for(*shape, inv_freq=frequencies), psutil.virtual_memory().available
+    if wanted > free:
+        raise UserError(
+            f"this budget's cache takes {wanted / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; give a lower --budget"
+        )
+    return KVCache(*shape, inv_freq=frequencies)
+
+
 class Stream:
     """Appends prefix, frames and questions to a cache of fixed size.
 
@@ -64,17 +77,10 @@ class Stream:
         self.model, self.policy, self.budget, self.prefix = model, policy, budget, len(prefix)
         policy.attach(budget, StreamShape(decoder.layers, vision.tokens_per_frame, len(prefix), model.bundle.family))
         needs = policy.needs
-        self._guidance = model.engine.embed(np.asarray(model.encode(needs.guidance), np.int64)) if needs.guidance else None
-        if self._guidance is not None:
-            text_room = max(text_room, len(self._guidance))
+        self._guidance = [model.engine.embed(np.asarray(model.encode(text), np.int64)) for text in needs.guidance]
+        text_room = max(text_room, sum(map(len, self._guidance)))
         self.inv_freq = model.bundle.inv_freq
-        self.cache = KVCache(
-            decoder.layers,
-            decoder.kv_heads,
-            decoder.head_dim,
-            [len(prefix) + int(rows) + text_room for rows in policy.layer_budgets],
-            inv_freq=self.inv_freq.astype(np.float64),
-        )
+        self.cache = allocate(decoder, [len(prefix) + int(rows) + text_room for rows in policy.layer_budgets], self.inv_freq)
         self.decoder = model.engine.bind(self.cache.buffers(), tuple(sorted({*needs.probe_layers, *needs.guidance_layers})))
         self.positions = Positions(model.bundle.limit, text_room, reindexing if policy.bounded else "never")
         self.stats = MemoryStats()
@@ -143,14 +149,15 @@ class Stream:
             self.stats.reindexings += 1
             self.stats.reindex_ms += 1e3 * (time.perf_counter() - started)
 
-    def _guide(self) -> Mapping[int, Float32]:
-        """One causal forward of the guidance text after the memory, rolled back: the queries of its rows."""
-        assert self._guidance is not None
+    def _guide(self) -> Guidance:
+        """One causal forward of the guidance texts after the memory, rolled back."""
         started = time.perf_counter()
+        held, layers = self.cache.lengths, self.policy.needs.guidance_layers
         with self.question():
-            queries = self._append(self._guidance, Kind.TEXT, ()).probes
+            probes = self._append(np.concatenate(self._guidance), Kind.TEXT, ()).probes
+            keys = {layer: self.cache.key(layer)[:, held[layer] :].copy() for layer in layers}
         self.stats.guidance_ms += 1e3 * (time.perf_counter() - started)
-        return {layer: queries[layer] for layer in self.policy.needs.guidance_layers}
+        return Guidance({layer: probes[layer] for layer in layers}, keys, tuple(map(len, self._guidance)))
 
     @contextmanager
     def question(self) -> Iterator[None]:

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from edgevlm.errors import CacheError
 from edgevlm.runtime import reference
 
-PLACES = st.one_of(st.integers(0, 80), st.integers(0, 2**18 + 9), st.integers(2**31 - 99, 2**31 - 1))
+PLACES = st.one_of(  # where the table of angles has one, two and three digits, and where it ends
+    st.integers(0, 80), st.integers(0, 2**18), st.integers(2**18 - 9, 2**18 + 9), st.integers(2**31 - 99, 2**31 - 1)
+)
 
 
 def place(kit, cache, raw, position):

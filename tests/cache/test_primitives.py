@@ -26,12 +26,13 @@ def scenes(draw):
     heads, n = draw(st.integers(1, 3)), draw(st.sampled_from([0, 1, 2, 7, 30, 60]))
     frames, side = draw(st.sampled_from([1, 2, 9])), draw(st.sampled_from([1, 3, 8, 64]))
     shape = (heads, n)
-    offset = draw(st.sampled_from([0, 0, 32767 - 63]))
+    corners = draw(st.sampled_from([[0], [0], [32767 - 63], [-32768], [-32768, 32767 - side + 1]]))  # of int16
+    across = rng.choice(corners, shape)
     far = draw(st.sampled_from([0, 0, -(2**31), 2**31 - 9]))
     scene = {
         "frame": (far + rng.integers(0, frames, shape)).astype(np.int32),
-        "row": (offset + rng.integers(0, side, shape)).astype(np.int16),
-        "col": (offset + rng.integers(0, side, shape)).astype(np.int16),
+        "row": (rng.choice(corners[:1]) + rng.integers(0, side, shape)).astype(np.int16),
+        "col": (across + rng.integers(0, side, shape)).astype(np.int16),
         "valid": rng.random(shape) < draw(st.sampled_from([0.0, 0.5, 0.9, 1.0])),
         "recent": rng.random(shape) < draw(st.sampled_from([0.0, 0.2, 0.7, 1.0])),
     }
@@ -50,8 +51,8 @@ def test_temporal_similarity(scene, data):
     key[rng.random((heads, n)) < data.draw(st.sampled_from([0, 0.3]))] = 0
     if data.draw(st.booleans()) and n:
         key[:] = key[:, :1]  # all alike
-    most = data.draw(st.sampled_from([1, 64, 5000, 2**18 + 50, 2**31 - 1]))
-    position = rng.integers(0, most, (heads, n, 1), dtype=np.int32)
+    least, most = data.draw(st.sampled_from([(0, 1), (0, 64), (0, 5000), (2**18 - 50, 2**18 + 50), (0, 2**31 - 1)]))
+    position = rng.integers(least, most, (heads, n, 1), dtype=np.int32)
     if data.draw(st.booleans()):
         key, position = strided(key, rng), strided(position, rng)
     inv_freq = 1 / 1e4 ** (np.arange(0, dim, 2) / dim)

@@ -253,3 +253,9 @@ def test_the_cache_allocates_nothing_after_start(model):
         assert [buffer.key_address for buffer in cache.buffers()] == address
         assert all(pointer % 64 == 0 for pointer in address)
         assert ctypes.sizeof(ctypes.c_float) * 2 * cache.kv_heads * cache.head_dim * int(cache.capacities.sum()) < size
+
+
+def test_a_cache_larger_than_memory_is_refused_before_it_is_allocated(model, monkeypatch):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 10_000}))
+    with pytest.raises(UserError, match=r"takes 0\.0 GB and 0\.0 GB are free"):
+        Session.open(model, budget=4 * model.bundle.vision.tokens_per_frame)

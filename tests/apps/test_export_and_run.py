@@ -1,0 +1,68 @@
+"""A checkpoint directory exported by the command and run on real clips."""
+
+import json
+import subprocess
+import sys
+
+import checkpoints
+import pytest
+from clips import clip
+
+
+def edgevlm(*arguments):
+    command = [sys.executable, "-m", "edgevlm", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shop")
+    checkpoints.make_checkpoint(folder / "checkpoint", "llava_onevision", max_positions=4096)
+    done = edgevlm("export", folder / "checkpoint", "--out", folder / "bundle")
+    assert (done.returncode, done.stdout) == (0, f"{folder / 'bundle'}\n"), done.stderr
+    return folder / "bundle"
+
+
+@pytest.mark.parametrize("name", ["bikes.mp4", "vtest.avi"])
+def test_a_real_clip(bundle, name):
+    question = "how many are there now?"
+    done = edgevlm(
+        "run",
+        "--video",
+        clip(name),
+        "--model",
+        bundle,
+        "--budget",
+        "32",
+        "--ask",
+        question,
+        "--ask-at",
+        f"5:{question}",
+        "--json",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    answers = [line for line in lines if line["event"] == "answer"]
+    assert len(answers) == 2
+    assert 4.4 < answers[0]["time_s"] <= 5
+    assert all(answer["token_ids"] for answer in answers)
+    summary = lines[-1]
+    assert summary["frames"] == {"bikes.mp4": 20, "vtest.avi": 159}[name]
+    assert summary["compressions"] > 3
+    assert summary["cache_tokens"] <= 32
+
+
+def test_an_existing_bundle_is_replaced_only_when_told(bundle):
+    done = edgevlm("export", bundle.parent / "checkpoint", "--out", bundle)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert edgevlm("export", bundle.parent / "checkpoint", "--out", bundle, "--force").returncode == 0
+
+
+def test_what_cannot_be_exported_is_one_line(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llava_onevison"}')
+    for checkpoint in (tmp_path, tmp_path / "nowhere"):
+        done = edgevlm("export", checkpoint, "--out", tmp_path / "out")
+        assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
+        assert not (tmp_path / "out").exists()
