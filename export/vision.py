@@ -44,7 +44,8 @@ class SiglipFeatures(nn.Module):
         config = SiglipVisionConfig(**{k: v for k, v in section.items() if k != "model_type"})
         if not isinstance(config.image_size, int) or not isinstance(config.patch_size, int):
             raise UserError("config.json: vision image_size and patch_size must be whole numbers (square frames)")
-        model = SiglipVisionModel(config)
+        with torch.device("meta"):  # shapes only: the checkpoint brings the numbers
+            model = SiglipVisionModel(config)
         tower: Any = getattr(model, "vision_model", model)  # transformers before 5.6 keeps the tower one level down
         chosen = checkpoint.config.get("vision_feature_layer", -1)
         self.chosen = [
@@ -55,6 +56,7 @@ class SiglipFeatures(nn.Module):
         self.encoder.layers = tower.encoder.layers[: max(self.chosen)]
         self.side = config.image_size // config.patch_size
         self.size = config.image_size
+        self.embeddings.position_ids = torch.arange(self.side**2)[None]  # a buffer that no checkpoint stores
         self.projector = _projector(checkpoint, config.hidden_size * len(self.chosen))
         self.pool = pool
         _load(self.embeddings, checkpoint, "vision.embeddings.")
@@ -107,8 +109,6 @@ def write_vision(module: SiglipFeatures, folder: Path) -> tuple[int, int]:
     import onnx_ir
 
     example = torch.zeros(2, 3, module.size, module.size)
-    with torch.no_grad():
-        features = module(example)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), _quiet("torch.onnx", "onnxscript"):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
@@ -131,7 +131,9 @@ def write_vision(module: SiglipFeatures, folder: Path) -> tuple[int, int]:
             value.metadata_props.clear()
     model.producer_name, model.producer_version = "edgevlm", None
     onnx_ir.save(model, folder / GRAPH, external_data=WEIGHTS, alignment=64, align_threshold=0)
-    return int(features.shape[1]), int(features.shape[2])
+    shape = model.graph.outputs[0].shape
+    assert shape is not None
+    return int(shape[1]), int(shape[2])
 
 
 @contextlib.contextmanager
