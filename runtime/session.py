@@ -43,13 +43,20 @@ class TextRoom:
 
 @dataclass(frozen=True, slots=True)
 class SessionStats:
-    """``frames`` watched, ``tokens`` of memory held in the fullest layer, ``cache_bytes`` allocated once at start."""
+    """What a session has done so far.
+
+    frames watched, and fps since the first of them; tokens of memory held in the fullest layer; cache_bytes allocated once at
+    start; ttft_ms (from ask to the first token) and tpot_ms (each further one) of the newest answer.
+    """
 
     frames: int
     chunks: int
+    fps: float
     tokens: int
     cache_bytes: int
     encode_ms: float
+    ttft_ms: float
+    tpot_ms: float
     memory: MemoryStats
 
 
@@ -83,7 +90,8 @@ class Session:
         self._running: set[Answer] = set()
         self._owns_model = False
         self._frames = self._chunks = 0
-        self._encode_ms = 0.0
+        self._encode_ms = self._ttft_ms = self._tpot_ms = 0.0
+        self._started: float | None = None  # when the first frame came
         self._time_s = 0.0
 
     @classmethod
@@ -128,6 +136,7 @@ class Session:
             self._pending[self._held_back] = pixels
             self._held_back += 1
             self._frames += 1
+            self._started = self._started or time.perf_counter()
             self._time_s = float(self._frames) if time_s is None else time_s
             if self._held_back == self.chunk:
                 self._flush()
@@ -183,6 +192,7 @@ class Session:
                 self._flush()
                 answer.time_s = self._time_s
                 reason = self._generate(answer, asked, conversation, max_tokens, sampler)
+                self._ttft_ms, self._tpot_ms = answer.ttft_ms, answer.tpot_ms
                 if conversation is not None and reason != "cancelled":
                     self._remember(conversation, (answer.question, answer.so_far))
             except BaseException as caught:
@@ -246,7 +256,18 @@ class Session:
     @property
     def stats(self) -> SessionStats:
         stream = self._stream
-        return SessionStats(self._frames, self._chunks, stream.tokens, stream.cache.nbytes, self._encode_ms, stream.stats)
+        elapsed = time.perf_counter() - self._started if self._started else 0.0
+        return SessionStats(
+            frames=self._frames,
+            chunks=self._chunks,
+            fps=self._frames / elapsed if elapsed else 0.0,
+            tokens=stream.tokens,
+            cache_bytes=stream.cache.nbytes,
+            encode_ms=self._encode_ms,
+            ttft_ms=self._ttft_ms,
+            tpot_ms=self._tpot_ms,
+            memory=stream.stats,
+        )
 
     @property
     def time_s(self) -> float:
