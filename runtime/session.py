@@ -249,6 +249,12 @@ class Session:
         return SessionStats(self._frames, self._chunks, stream.tokens, stream.cache.nbytes, self._encode_ms, stream.stats)
 
     @property
+    def basis(self) -> str:
+        """Whether the policy runs on what was measured of the model or on presets, one line; empty: neither."""
+        basis = self._stream.policy.basis
+        return basis and f"{self._stream.policy.name}: {basis}"
+
+    @property
     def time_s(self) -> float:
         """The stream's time at the newest frame."""
         return self._time_s
