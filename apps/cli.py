@@ -1,4 +1,4 @@
-"""The command line: ``edgevlm run``, ``edgevlm export`` and ``edgevlm policies``."""
+"""The command line: ``edgevlm run``, ``export``, ``calibrate`` and ``policies``."""
 
 from __future__ import annotations
 
@@ -122,6 +122,39 @@ def export(
     with Console(stderr=True).status("reading the checkpoint") as status:
         path = export_checkpoint(checkpoint, out, progress=status.update, force=force)
     typer.echo(str(path))
+
+
+@app.command()
+def calibrate(
+    bundle: Annotated[str, typer.Argument(metavar="demo|BUNDLE", help="The model to measure.")],
+    video: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A clip to measure on; once or more.", show_default="the demo world, for demo"),
+    ] = None,
+    frames: Annotated[
+        int | None,
+        typer.Option(help="Frames of each clip.", show_default="all that the model holds, 6,000 tokens at most", min=1),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write a calibrated copy and leave the bundle as it is.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg|png", help="Draw the attention of each layer over age.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads.", show_default="physical cores", min=1)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Measure what the policies need to know of a model, and write it into its bundle.
+
+    The thresholds of infinipot-v's windows, the layer classes of hermes, the agreement of layers that purekv stands on.
+    """
+    from rich.console import Console
+
+    from edgevlm.apps import calibrate as command
+
+    with Console(stderr=True).status("starting") as status:
+        result = command.start(command.CalibrateRequest(bundle, video or [], frames, out, plot, threads), status.update)
+    typer.echo((command.as_json if as_json else command.describe)(*result))
 
 
 @app.command()

@@ -62,6 +62,8 @@ def start(request: RunRequest) -> None:
         session = Session.open(model, policy=request.policy, budget=budget, chunk=request.chunk)
         output = make_output(request.as_json, interactive)
         run = Run(session, source, output, plan)
+        if session.basis:
+            output.notice(session.basis)
         if model.is_demo and not is_demo_source:
             output.notice("note: the demo model only knows its own world; give --model BUNDLE for real pictures")
         if model.is_demo and is_demo_source and not (plan.end or plan.at):

@@ -16,8 +16,8 @@ from edgevlm.export.checkpoint import Checkpoint, nearest
 from edgevlm.export.family import FamilyParts
 from edgevlm.export.frames import frame_preparation
 from edgevlm.export.graph import save_array
-from edgevlm.export.publish import check_target, published
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, Progress, hash_file, seal_manifest
+from edgevlm.runtime.publish import check_target, published
 
 CLOSING = "closing.npy"
 

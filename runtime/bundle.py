@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import BundleError
+from edgevlm.runtime.calibration import CALIBRATION, Calibration
 
 FORMAT = 1
 MANIFEST = "bundle.json"
@@ -164,6 +165,19 @@ class Bundle:
         if self.vision.closing is None:
             return np.zeros((0, self.decoder.hidden), np.float32)
         return np.load(self.file(self.vision.closing), allow_pickle=False)
+
+    def calibration(self) -> Calibration | None:
+        """What ``edgevlm calibrate`` measured of this model, None before that. Raises BundleError if it cannot be used."""
+        if CALIBRATION not in self.files:
+            return None
+        path = self.file(CALIBRATION)
+        try:
+            measured = Calibration.from_json(path.read_bytes())
+            if len(measured.cv) != self.decoder.layers:
+                raise ValueError(f"is of {len(measured.cv)} layers and the model has {self.decoder.layers}")
+        except (OSError, ValueError) as error:
+            raise BundleError(f"{path}: {error}; measure it again (edgevlm calibrate {self.path})") from None
+        return measured
 
 
 def seal_manifest(manifest: Mapping[str, Any]) -> bytes:

@@ -270,6 +270,12 @@ class Session:
         )
 
     @property
+    def basis(self) -> str:
+        """Whether the policy runs on what was measured of the model or on presets, one line; empty: neither."""
+        basis = self._stream.policy.basis
+        return basis and f"{self._stream.policy.name}: {basis}"
+
+    @property
     def time_s(self) -> float:
         """The stream's time at the newest frame."""
         return self._time_s

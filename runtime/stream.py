@@ -77,7 +77,9 @@ class Stream:
     ) -> None:
         decoder, vision = model.bundle.decoder, model.bundle.vision
         self.model, self.policy, self.budget, self.prefix = model, policy, budget, len(prefix)
-        policy.attach(budget, StreamShape(decoder.layers, vision.tokens_per_frame, len(prefix), model.bundle.family))
+        calibration = model.bundle.calibration()
+        shape = StreamShape(decoder.layers, vision.tokens_per_frame, len(prefix), model.bundle.family, calibration)
+        policy.attach(budget, shape)
         needs = policy.needs
         self._guidance = [model.engine.embed(np.asarray(model.encode(text), np.int64)) for text in needs.guidance]
         text_room = max(text_room, sum(map(len, self._guidance)))
@@ -176,6 +178,10 @@ class Stream:
     def append_text(self, embeds: Float32) -> Float32:
         """Append text rows ``[S, hidden]`` and return the last row's logits, ``[vocabulary]``."""
         return self._append(embeds, Kind.TEXT, (len(embeds) - 1,)).logits[0]
+
+    def probe_text(self, embeds: Float32) -> dict[int, Float32]:
+        """Append text rows ``[S, hidden]``; the rotated queries ``[heads, S, head_dim]`` of the policy's layers."""
+        return self._append(embeds, Kind.TEXT, ()).probes
 
     def _append(
         self,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache, Rows
+    from edgevlm.runtime.calibration import Calibration
 
 Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
@@ -34,12 +35,16 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class StreamShape:
-    """What a policy may know of the model: ``layers``, ``tokens_per_frame`` p, and ``prefix``, the rows never evicted."""
+    """What a policy may know of the model: ``layers``, ``tokens_per_frame`` p, and ``prefix``, the rows never evicted.
+
+    calibration: what was measured of the model, if it was.
+    """
 
     layers: int
     tokens_per_frame: int
     prefix: int
     family: str = ""
+    calibration: Calibration | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,11 @@ class Policy(ABC):
     def needs(self) -> Needs:
         """Known once attached."""
         return Needs()
+
+    @property
+    def basis(self) -> str:
+        """Known once attached: whether what depends on the model was measured or is a preset; empty: nothing does."""
+        return ""
 
     @property
     def layer_budgets(self) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from edgevlm.runtime import primitives
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import Bool, Policy, newest, tokens_of
+from edgevlm.runtime.policies.base import Bool, Policy, StreamShape, newest, tokens_of
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
@@ -25,8 +25,9 @@ class InfiniPotV(Policy):
     alpha: share of |C| that goes to TaR, the recent frames counted in. target: |C| / |M|. recent: r / f, rounded up, at least
     one frame. keys: compare keys ``unrotated`` (ours) or ``rotated`` (as the authors' program does). heads: each KV head
     chooses its own tokens, or all heads of a layer share the choice by mean score. keep_recent: Alg. 1 keeps the recent
-    frames; Alg. 2 (off) leaves them to VaN. tau: the calibrated thresholds tau1 < tau2 < tau3 on the coefficient of variation
-    of a layer's value norms, as ``tau1/tau2/tau3``; empty: windows 7, 5, 3, 1 by quartiles of depth.
+    frames; Alg. 2 (off) leaves them to VaN. tau: thresholds tau1 < tau2 < tau3 on the coefficient of variation of a layer's
+    value norms, as ``tau1/tau2/tau3``, for VaN's windows 7, 5, 3, 1; ``preset``: those windows by quartiles of depth; empty:
+    the thresholds measured for the model if it was calibrated, else the preset.
     """
 
     alpha: float = 0.5
@@ -43,9 +44,23 @@ class InfiniPotV(Policy):
     def __post_init__(self) -> None:
         if not (0 <= self.alpha <= 1 and 0 < self.target <= 1 and 0 <= self.recent <= 1):
             raise ValueError("alpha and recent lie in 0..1 and target in (0, 1]")
-        self.thresholds = tuple(float(part) for part in self.tau.split("/") if part)
+        self.thresholds = tuple(float(part) for part in self.tau.split("/") if part and self.tau != "preset")
         if self.thresholds and not (len(self.thresholds) == 3 and self.thresholds[0] < self.thresholds[1] < self.thresholds[2]):
-            raise ValueError("tau takes three rising numbers, tau1/tau2/tau3")
+            raise ValueError("tau takes three rising numbers, tau1/tau2/tau3, or preset")
+
+    def attach(self, budget: int, shape: StreamShape) -> None:
+        super().attach(budget, shape)
+        if not self.tau:
+            self.thresholds = shape.calibration.thresholds if shape.calibration is not None else ()
+
+    @property
+    def basis(self) -> str:
+        tau = "/".join(f"{threshold:.3g}" for threshold in self.thresholds)
+        if self.tau:
+            return f"thresholds {tau}, as set" if tau else "presets, as set"
+        if self.shape.calibration is None:
+            return "presets; this model is not calibrated (edgevlm calibrate)"
+        return f"calibrated {self.shape.calibration.described}: thresholds {tau}"
 
     @property
     def compress_to(self) -> int:
@@ -87,5 +102,9 @@ class InfiniPotV(Policy):
         """The pooling window of a layer: Alg. 2, lines 16 to 21, or the preset by depth."""
         if not self.thresholds:
             return WINDOWS[4 * layer // self.shape.layers]
-        spread = float(np.std(norms, dtype=np.float64) / max(float(np.mean(norms, dtype=np.float64)), 1e-30))
-        return WINDOWS[int(np.searchsorted(self.thresholds, spread, side="right"))]
+        return WINDOWS[int(np.searchsorted(self.thresholds, variation(norms), side="right"))]
+
+
+def variation(norms: np.ndarray) -> float:
+    """The coefficient of variation, sigma / mu, of value norms (Alg. 2, line 18); all heads of a layer together."""
+    return float(np.std(norms, dtype=np.float64) / max(float(np.mean(norms, dtype=np.float64)), 1e-30))

@@ -1,0 +1,139 @@
+"""Watching a clip under full KV with the queries of every layer, and what of it the measurements need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies import Appended, Needs
+from edgevlm.runtime.policies.attention import attention_mass
+from edgevlm.runtime.policies.full import Full
+from edgevlm.runtime.preprocess import Preprocessor
+from edgevlm.runtime.primitives import value_norms
+from edgevlm.runtime.stream import Stream
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+WINDOW = 32  # newest vision rows whose queries score the older tokens, PureKV's w
+MOST_TOKENS = 6000  # vision tokens watched unless more frames are asked for: the length of HERMES's Fig. 2
+FEWEST_FRAMES = 10  # that an age profile can be read from: its newest tenth is a frame
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """Frames uint8 RGB ``[H, W, 3]`` to watch, and questions to ask at their end."""
+
+    name: str
+    frames: Iterable[NDArray[np.uint8]]
+    questions: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One clip of ``frames`` frames of p tokens, all of them held; n = frames * p tokens in stream order.
+
+    attention: what each vision token gets from the question rows, mean over heads, rows and questions of ``softmax(q K^T /
+    sqrt D)``. norms: L2 norms of values. mass: PureKV's eq. 2, attention summed over the w newest rows and the query group.
+    """
+
+    frames: int
+    attention: list[Float64]  # per layer [n]
+    norms: list[Float32]  # per layer [kv_heads, n]
+    mass: list[Float32]  # per layer [kv_heads, n - w]
+
+
+@dataclass
+class Watched(Full):
+    """The full policy, keeping the rotated queries of the newest WINDOW vision rows in all layers."""
+
+    def __post_init__(self) -> None:
+        self.queries: dict[int, Float32] = {}  # layer -> [heads, w, head_dim]
+        self.seq = np.zeros(0, np.int64)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(probe_layers=tuple(range(self.shape.layers)))
+
+    def after_append(self, cache: KVCache, appended: Appended) -> None:
+        self.seq = np.concatenate([self.seq, appended.seq])[-WINDOW:]
+        for layer, queries in appended.queries.items():
+            rows = [self.queries[layer], queries] if layer in self.queries else [queries]
+            self.queries[layer] = np.concatenate(rows, 1)[:, -WINDOW:]
+
+
+class Observer:
+    """Watches clips with one model. ``frames``: as many as asked for; None: all that fit, up to MOST_TOKENS.
+
+    Raises UserError when they cannot be held in full.
+    """
+
+    def __init__(self, model: Model, frames: int | None, questions: Iterable[str]) -> None:
+        self.model, self._chat = model, Chat(model.bundle.chat)
+        self._prefix = model.encode(self._chat.prefix)
+        longest = max(len(self._asked(question)) for question in questions)
+        per_frame, limit = model.bundle.vision.tokens_per_frame, model.bundle.limit
+        self._text_room = longest + len(model.closing)
+        most = (limit - len(self._prefix) - self._text_room) // per_frame
+        self.frames = min(most, max(FEWEST_FRAMES, MOST_TOKENS // per_frame)) if frames is None else frames
+        if self.frames > most:
+            raise UserError(f"--frames {frames}: the model's {limit} positions hold {most} frames in full; give fewer")
+        if self.frames < FEWEST_FRAMES:
+            raise UserError(f"{self.frames} frames are too few to calibrate on; it takes {FEWEST_FRAMES}")
+
+    def _asked(self, question: str) -> list[int]:
+        return self.model.encode(self._chat.suffix([], question))
+
+    def __call__(self, clip: Clip) -> Observation:
+        """Watch a clip, or its beginning. Raises UserError for one that is too short."""
+        policy = Watched()
+        stream = self._watch(clip, policy)
+        if stream.frames < FEWEST_FRAMES:
+            raise UserError(f"{clip.name}: {stream.frames} frames are too few to calibrate on; it takes {FEWEST_FRAMES}")
+        cache, layers = stream.cache, range(stream.cache.layers)
+        vision = slice(stream.prefix, None)  # nothing is evicted, so rows are in stream order
+        older = slice(stream.prefix, int(cache.lengths[0]) - len(policy.seq))
+        return Observation(
+            frames=stream.frames,
+            norms=[value_norms(cache.value(layer)[:, vision]) for layer in layers],
+            mass=[
+                attention_mass(policy.queries[layer], policy.seq, cache.key(layer), cache.seq(layer))[:, older]
+                for layer in layers
+            ],
+            attention=self._attention(stream, clip.questions),
+        )
+
+    def _watch(self, clip: Clip, policy: Watched) -> Stream:
+        bundle, engine = self.model.bundle, self.model.engine
+        budget = self.frames * bundle.vision.tokens_per_frame
+        try:
+            stream = Stream(self.model, policy, budget, self._prefix, self._text_room, "never")
+        except UserError as error:
+            raise UserError(f"{self.frames} frames cannot be held in full ({error}); give fewer --frames") from None
+        preprocess = Preprocessor(bundle.vision)
+        for frame in islice(clip.frames, self.frames):
+            stream.append_frames(engine.encode(preprocess(frame)[None]))
+        return stream
+
+    def _attention(self, stream: Stream, questions: Sequence[str]) -> list[Float64]:
+        cache, engine, closing = stream.cache, self.model.engine, self.model.closing
+        held = int(cache.lengths[0])
+        total = [np.zeros(held - stream.prefix) for _ in range(cache.layers)]
+        for question in questions:
+            embeds = np.concatenate([closing, engine.embed(np.asarray(self._asked(question), np.int64))])
+            with stream.question():
+                probes = stream.probe_text(embeds)
+                asked = cache.seq(0)[0, held + len(closing) :].copy()
+                for layer, queries in probes.items():
+                    rows = queries[:, len(closing) :]
+                    mass = attention_mass(rows, asked, cache.key(layer), cache.seq(layer))[:, stream.prefix : held]
+                    total[layer] += mass.sum(0, dtype=np.float64) / (len(rows) * len(asked) * len(questions))
+        return total

@@ -1,0 +1,75 @@
+"""``edgevlm calibrate`` as it is typed: what it prints, what it refuses, and that a run then says so."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import checkpoints
+import pytest
+from clips import clip
+
+from edgevlm.export import export_checkpoint
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.calibration import Calibration
+
+
+def edgevlm(*arguments):
+    command = [sys.executable, "-m", "edgevlm", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("measured")
+    checkpoints.make_checkpoint(folder / "checkpoint", "llava", max_positions=1024)
+    return export_checkpoint(folder / "checkpoint", folder / "bundle")
+
+
+def test_the_demo_is_measured_on_its_own_world(tmp_path):
+    out, plot = tmp_path / "demo", tmp_path / "age.svg"
+    done = edgevlm("calibrate", "demo", "--frames", 20, "--out", out, "--plot", plot, "--json")
+    assert done.returncode == 0, done.stderr
+    event = json.loads(done.stdout)
+    assert (event["event"], event["bundle"], event["frames"]) == ("calibration", str(out), [20] * 4)
+    measured = Bundle.load(out).calibration()
+    fields = {name: value for name, value in event.items() if name not in ("event", "bundle")}
+    assert Calibration.from_json(json.dumps({"format": 1, **fields}).encode()) == measured
+    assert plot.read_text().startswith("<svg")
+    done = edgevlm("run", "--model", out, "--frames", 8, "--budget", 64)
+    assert done.stderr.startswith("infinipot-v: calibrated ")
+    done = edgevlm("run", "--model", out, "--frames", 8, "--budget", 64, "--policy", "infinipot-v:tau=preset", "--json")
+    assert done.stderr == "infinipot-v: presets, as set\n"
+
+
+def test_a_real_clip_into_the_bundle_itself(bundle, tmp_path):
+    copy = shutil.copytree(bundle, tmp_path / "bundle")
+    done = edgevlm("calibrate", copy, "--video", clip("bikes.mp4"), "--frames", 12)
+    assert done.returncode == 0, done.stderr
+    measured = Bundle.load(copy).calibration()
+    assert (measured.clips, measured.frames) == (("bikes.mp4",), (12,))
+    tau = "/".join(f"{threshold:.4f}" for threshold in measured.thresholds)
+    assert f"infinipot-v  tau {tau}" in done.stdout
+    assert done.stdout.splitlines()[-1] == f"calibrated {measured.described}: {copy}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["BUNDLE"], "say on which clips"),
+        (["BUNDLE", "--video", "nothing.mp4"], "nothing.mp4: there is no such file"),
+        (["nowhere", "--video", __file__], "no such bundle folder"),
+        (["BUNDLE", "--video", __file__], "not a video that can be read"),
+        (["demo", "--frames", "3"], "3 frames are too few"),
+        (["demo", "--frames", "100000"], "give fewer"),
+        (["demo", "--plot", "age.pdf"], "ends in .svg or .png"),
+        (["demo", "--out", "BUNDLE"], "a bundle is there already"),
+    ],
+)
+def test_what_is_refused_is_one_line_and_changes_nothing(bundle, arguments, says):
+    before = (bundle / "bundle.json").read_bytes()
+    done = edgevlm("calibrate", *(bundle if part == "BUNDLE" else part for part in arguments))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert done.stderr.startswith("edgevlm: ")
+    assert says in done.stderr
+    assert (bundle / "bundle.json").read_bytes() == before

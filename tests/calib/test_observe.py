@@ -1,0 +1,103 @@
+"""What is observed of a clip is what transformers computes over the same rows in one forward."""
+
+import numpy as np
+import pytest
+import torch
+from pictures import frames
+
+from edgevlm.calib import Clip, calibrate
+from edgevlm.calib.observe import WINDOW, Observer
+from edgevlm.errors import UserError
+
+QUESTIONS = ("what color was the square?", "how many are there now?")
+
+
+@pytest.fixture(scope="module")
+def oracle(checkpoint):
+    import transformers
+
+    loaded = transformers.LlavaOnevisionForConditionalGeneration.from_pretrained(
+        checkpoint, attn_implementation="eager", dtype=torch.float32
+    )
+    return loaded.model.language_model.eval()
+
+
+def clip(model, count, name="clip", questions=QUESTIONS):
+    return Clip(name, frames(count, model), questions)
+
+
+def test_attention_norms_and_mass_are_those_of_transformers(model, oracle, monkeypatch):
+    """Every row that was appended, in one forward without a cache: a question's sees the prefix, the frames and itself."""
+    appended = []
+    bind = model.engine.bind
+
+    def recording(buffers, probes=()):
+        decoder = bind(buffers, probes)
+        step = decoder.step
+
+        def recorded(embeds, *rest):
+            appended.append(np.array(embeds))
+            return step(embeds, *rest)
+
+        decoder.step = recorded
+        return decoder
+
+    monkeypatch.setattr(model.engine, "bind", recording)
+    seen = Observer(model, 10, QUESTIONS)(clip(model, 10))
+    *memory, first, second = appended
+    prefix, vision = len(memory[0]), sum(map(len, memory[1:]))
+    closing, layers, w = len(model.closing), len(seen.norms), min(WINDOW, vision)
+    total = np.zeros((layers, vision))
+    for question in (first, second):
+        rows = torch.from_numpy(np.concatenate([*memory, question]))[None]
+        with torch.no_grad():
+            out = oracle(inputs_embeds=rows, output_attentions=True, use_cache=True)
+        for layer in range(layers):
+            attention = out.attentions[layer][0].double().numpy()  # [heads, rows, rows]
+            total[layer] += attention[:, prefix + vision + closing :, prefix : prefix + vision].mean((0, 1)) / 2
+    for layer in range(layers):
+        heads, kv_heads = attention.shape[0], seen.norms[layer].shape[0]
+        assert seen.attention[layer] == pytest.approx(total[layer], abs=1e-5)
+        value = out.past_key_values.layers[layer].values[0, :, prefix : prefix + vision].double()
+        assert seen.norms[layer] == pytest.approx(value.norm(dim=2).numpy(), rel=1e-4)
+        attention = out.attentions[layer][0].double().numpy()
+        newest = attention[:, prefix + vision - w : prefix + vision, prefix : prefix + vision - w]
+        mass = newest.sum(1).reshape(kv_heads, heads // kv_heads, -1).sum(1)
+        assert seen.mass[layer] == pytest.approx(mass, abs=1e-4)
+
+
+def test_a_calibration_says_what_it_was_measured_on(model):
+    said = []
+    clips = [clip(model, 12, "a"), clip(model, 99, "b", QUESTIONS[:1])]
+    measured = calibrate(model, clips, frames=14, progress=said.append)
+    assert (measured.clips, measured.frames, measured.questions) == (("a", "b"), (12, 14), QUESTIONS)
+    assert said == ["watching a (1 of 2)", "watching b (2 of 2)"]
+    assert len(measured.cv) == len(measured.classes) == 5
+    assert all(len(row) == 14 and sum(row) == pytest.approx(1, abs=1e-4) for row in measured.ages)
+    again = calibrate(model, [clip(model, 12, "a"), clip(model, 99, "b", QUESTIONS[:1])], frames=14)
+    assert (again.cv, again.ages, again.agreement) == (measured.cv, measured.ages, measured.agreement)
+
+
+def test_all_frames_that_fit_are_taken_and_no_more(model):
+    observer = Observer(model, None, QUESTIONS)
+    per_frame, limit = model.bundle.vision.tokens_per_frame, model.bundle.limit
+    assert observer.frames == observer(clip(model, 999)).frames
+    assert limit - 96 < observer.frames * per_frame < limit
+    Observer(model, observer.frames, QUESTIONS)
+    with pytest.raises(UserError, match=rf"--frames {observer.frames + 1}: .* hold {observer.frames} frames"):
+        Observer(model, observer.frames + 1, QUESTIONS)
+
+
+def test_too_little_is_refused(model):
+    with pytest.raises(UserError, match=r"short.mp4: 9 frames are too few"):
+        calibrate(model, [clip(model, 9, "short.mp4")])
+    with pytest.raises(UserError, match="5 frames are too few"):
+        calibrate(model, [clip(model, 99)], frames=5)
+
+
+def test_frames_that_memory_cannot_hold(model, monkeypatch):
+    from collections import namedtuple
+
+    monkeypatch.setattr("psutil.virtual_memory", lambda: namedtuple("Memory", "available")(1000))
+    with pytest.raises(UserError, match=r"12 frames cannot be held in full \(.*\); give fewer --frames"):
+        calibrate(model, [clip(model, 99)], frames=12)

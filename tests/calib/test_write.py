@@ -1,0 +1,221 @@
+"""A calibration is in its bundle whole or not at all, and a bundle with one is as well verified as one without."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+
+import pytest
+
+from edgevlm.calib import check_writable, write_calibration
+from edgevlm.errors import BundleError, UserError
+from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
+from edgevlm.runtime.calibration import CALIBRATION, Calibration
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.session import Session
+
+WRITING = """
+import itertools, sys
+from dataclasses import replace
+from edgevlm.calib import write_calibration
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.calibration import Calibration
+made = Calibration.from_json(open(sys.argv[2], "rb").read())
+print("ready", flush=True)
+for turn in itertools.count():
+    write_calibration(Bundle.load(sys.argv[1]), replace(made, flat=float(turn)))
+    print("written", flush=True)
+"""
+
+
+@pytest.fixture
+def copy(bundle, tmp_path):
+    return shutil.copytree(bundle, tmp_path / "bundle")
+
+
+def leftovers(folder):
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def reseal(folder, raw):
+    """Put other bytes into calibration.json, hashed and sealed as if they belonged there."""
+    (folder / CALIBRATION).write_bytes(raw)
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    record = hash_file(folder / CALIBRATION)
+    manifest["files"][CALIBRATION] = {"bytes": record.bytes, "sha256": record.sha256}
+    (folder / MANIFEST).write_bytes(seal_manifest(manifest))
+
+
+def test_what_is_written_is_read_again(copy, made_up):
+    before = Bundle.load(copy)
+    assert before.calibration() is None
+    weights = (copy / "decoder.weights").stat().st_ino
+    assert write_calibration(before, made_up()) == copy
+    after = Bundle.load(copy)
+    assert after.calibration() == made_up()
+    assert set(after.files) == {*before.files, CALIBRATION}
+    assert (copy / "decoder.weights").stat().st_ino == weights, "linked, not copied"
+    assert leftovers(copy.parent) == []
+    with (copy / MANIFEST).open("rb") as manifest, (copy / CALIBRATION).open("rb") as calibration:
+        write_calibration(after, made_up(flat=0.5))
+        assert Calibration.from_json(calibration.read()).flat == 0.1, "whoever reads the old bundle goes on reading it"
+        assert json.loads(manifest.read())["files"] == {name: asdict(record) for name, record in after.files.items()}
+    assert Bundle.load(copy).calibration().flat == 0.5
+
+
+def test_every_byte_of_it_is_guarded(copy, made_up):
+    write_calibration(Bundle.load(copy), made_up())
+    raw = (copy / CALIBRATION).read_bytes()
+    (copy / CALIBRATION).write_bytes(raw.replace(b"0.15", b"0.16"))
+    with pytest.raises(BundleError, match=r"calibration.json: is damaged"):
+        Bundle.load(copy)
+    (copy / CALIBRATION).unlink()
+    with pytest.raises(BundleError, match=r"calibration.json: is missing"):
+        Bundle.load(copy)
+
+
+def test_a_copy_leaves_the_bundle_as_it_is(copy, made_up, tmp_path):
+    before = (copy / MANIFEST).read_bytes()
+    out = tmp_path / "out"
+    assert write_calibration(Bundle.load(copy), made_up(), out) == out
+    assert (copy / MANIFEST).read_bytes() == before
+    assert not (copy / CALIBRATION).exists()
+    assert Bundle.load(out).calibration() == made_up()
+    assert (copy / "decoder.weights").stat().st_ino != (out / "decoder.weights").stat().st_ino
+    with pytest.raises(UserError, match="a bundle is there already"):
+        check_writable(Bundle.load(copy), out)
+
+
+def test_a_link_to_a_bundle_stays_one(copy, made_up, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(copy)
+    (copy / "notes.txt").write_text("mine")
+    write_calibration(Bundle.load(link), made_up())
+    assert link.is_symlink()
+    assert Bundle.load(copy).calibration() == made_up()
+    assert (copy / "notes.txt").read_text() == "mine", "what else lies in the folder stays"
+
+
+def test_a_bundle_replaced_meanwhile_is_left_alone(copy, made_up):
+    measured = Bundle.load(copy)
+    write_calibration(measured, made_up())
+    with pytest.raises(UserError, match="has changed while it was measured"):
+        write_calibration(measured, made_up(flat=0.5))
+    assert Bundle.load(copy).calibration() == made_up()
+    assert leftovers(copy.parent) == []
+
+
+def test_a_kill_at_any_moment_leaves_a_whole_bundle(copy, made_up, tmp_path):
+    (tmp_path / "made.json").write_bytes(made_up().to_json())
+    rng, seen = random.Random(0), set()
+    for attempt in range(8):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITING, str(copy), str(tmp_path / "made.json")], stdout=subprocess.PIPE
+        )
+        process.stdout.readline()
+        started = time.monotonic()
+        process.stdout.readline()
+        once = time.monotonic() - started
+        for _ in range(attempt % 2):
+            process.stdout.readline()
+        time.sleep(rng.uniform(0, 1.2 * once))
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        seen.add(Bundle.load(copy).calibration().flat)
+    assert len(seen) > 1
+    assert len(leftovers(tmp_path)) <= 1
+    write_calibration(Bundle.load(copy), made_up())
+    assert leftovers(tmp_path) == []
+
+
+def test_a_read_only_bundle_is_one_line(copy, made_up):
+    """Root may write anywhere, so the question is asked as nobody."""
+    if os.getuid() == 0:
+        copy.chmod(0o755)
+        program = (
+            "import os, sys; from pathlib import Path; from types import SimpleNamespace\n"
+            "from edgevlm.calib import check_writable; from edgevlm.errors import UserError\n"
+            "os.setgid(65534); os.setuid(65534)\n"
+            "try: check_writable(SimpleNamespace(path=Path(sys.argv[1])), None)\n"
+            "except UserError as error: print(error)"
+        )
+        done = subprocess.run([sys.executable, "-c", program, str(copy)], capture_output=True, text=True)
+        said = done.stdout
+    else:
+        copy.chmod(0o555)
+        with pytest.raises(UserError) as caught:
+            check_writable(Bundle.load(copy), None)
+        copy.chmod(0o755)
+        said = f"{caught.value}\n"
+    assert said == f"{copy}: is read-only; give --out DIR, and a calibrated copy is written there\n"
+    check_writable(Bundle.load(copy), copy.parent / "out")
+
+
+def test_another_format_is_one_line_and_can_be_measured_again(copy, made_up):
+    write_calibration(Bundle.load(copy), made_up())
+    reseal(copy, made_up().to_json().replace(b'"format": 1', b'"format": 2'))
+    later = Bundle.load(copy)
+    with pytest.raises(BundleError, match=r"format 2 .* reads format 1; measure it again \(edgevlm calibrate") as caught:
+        later.calibration()
+    assert "\n" not in str(caught.value)
+    write_calibration(later, made_up())
+    assert Bundle.load(copy).calibration() == made_up()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"thresholds": [0.3, 0.2, 0.1]}, "do not rise"),
+        ({"thresholds": [0.1, 0.2]}, "do not rise"),
+        ({"cv": [0.1]}, "different length"),
+        ({"cv": [0.1, 0.2, 0.3, 0.4, None]}, "does not describe"),
+        ({"classes": ["deep", "deep", "deep", "deep", "bottomless"]}, "layer classes"),
+        ({"deep_from": 6}, "layer classes"),
+        ({"recency": 3}, "does not describe"),
+    ],
+)
+def test_what_cannot_be_a_calibration_is_refused(copy, made_up, changes, says):
+    raw = json.dumps(json.loads(made_up().to_json()) | changes).encode()
+    with pytest.raises(ValueError, match=says):
+        Calibration.from_json(raw)
+    write_calibration(Bundle.load(copy), made_up())
+    reseal(copy, raw)
+    with pytest.raises(BundleError, match=r"calibration.json: .*edgevlm calibrate"):
+        Bundle.load(copy).calibration()
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b"null", b"\xff"])
+def test_what_is_no_json_object_is_refused(raw):
+    with pytest.raises(ValueError, match=r".+"):
+        Calibration.from_json(raw)
+
+
+def test_a_calibration_of_another_model_is_refused(copy, made_up):
+    write_calibration(Bundle.load(copy), made_up())
+    four = {
+        name: [row[:4] for row in values] if name == "agreement" else values[:4]
+        for name, values in json.loads(made_up().to_json()).items()
+        if name in ("cv", "ages", "recency", "periodicity", "classes", "agreement")
+    }
+    reseal(copy, json.dumps(json.loads(made_up().to_json()) | four).encode())
+    with pytest.raises(BundleError, match="of 4 layers and the model has 5"):
+        Bundle.load(copy).calibration()
+
+
+def test_a_session_of_a_calibrated_bundle_uses_its_thresholds(copy, made_up):
+    write_calibration(Bundle.load(copy), made_up(thresholds=(1e-9, 2e-9, 3e-9)))  # every layer is above: window 1
+    with Session.open(Model.load(copy, threads=1), budget=64) as session:
+        policy = session._stream.policy
+        norms = [session._stream.cache.value(layer)[..., 0] for layer in range(5)]
+        assert [policy._window(layer, abs(norm)) for layer, norm in enumerate(norms)] == [1] * 5
+        assert session.basis.startswith("infinipot-v: calibrated 2026-11-21")
+    with Session.open(Model.load(copy, threads=1), budget=64, policy="infinipot-v:tau=preset") as session:
+        assert [session._stream.policy._window(layer, abs(norm)) for layer, norm in enumerate(norms)] == [7, 7, 5, 3, 1]
+        assert session.basis == "infinipot-v: presets, as set"
+    with Session.open(Model.load(copy, threads=1), budget=64, policy="sliding-window") as session:
+        assert session.basis == ""
