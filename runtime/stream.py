@@ -39,12 +39,15 @@ class MemoryStats:
 def check_budget(policy: Policy, budget: int, bundle: Bundle, text_room: int, prefix: int) -> None:
     """Refuse a budget that cannot work, before anything is allocated."""
     frame, limit = bundle.vision.tokens_per_frame, bundle.limit
-    if budget < frame:
+    smallest, largest = int(policy.layer_budgets.min()), int(policy.layer_budgets.max())
+    if smallest < frame:
+        of_layer = "" if smallest == budget else f", {smallest} in its smallest layer,"
+        enough = -(-budget * frame // max(smallest, 1))
         raise UserError(
-            f"a budget of {budget} tokens is less than one frame, which takes {frame}; give --budget {frame} or more"
+            f"a budget of {budget} tokens{of_layer} is less than one frame, which takes {frame}; give --budget {enough} or more"
         )
-    if prefix + budget + text_room > limit:
-        most = limit - prefix - text_room
+    if prefix + largest + text_room > limit:
+        most = (limit - prefix - text_room) * budget // largest
         raise UserError(
             f"a budget of {budget} tokens passes the model's limit of {limit} positions "
             f"(prefix {prefix}, text room {text_room}); policy {policy.name} can have {max(most, 0)} at most"
@@ -73,12 +76,12 @@ class Stream:
         self, model: Model, policy: Policy, budget: int, prefix: Sequence[int], text_room: int, reindexing: Reindexing
     ) -> None:
         decoder, vision = model.bundle.decoder, model.bundle.vision
-        check_budget(policy, budget, model.bundle, text_room, len(prefix))
         self.model, self.policy, self.budget, self.prefix = model, policy, budget, len(prefix)
         policy.attach(budget, StreamShape(decoder.layers, vision.tokens_per_frame, len(prefix), model.bundle.family))
         needs = policy.needs
         self._guidance = [model.engine.embed(np.asarray(model.encode(text), np.int64)) for text in needs.guidance]
         text_room = max(text_room, sum(map(len, self._guidance)))
+        check_budget(policy, budget, model.bundle, text_room, len(prefix))
         self.inv_freq = model.bundle.inv_freq
         self.cache = allocate(decoder, [len(prefix) + int(rows) + text_room for rows in policy.layer_budgets], self.inv_freq)
         self.decoder = model.engine.bind(self.cache.buffers(), tuple(sorted({*needs.probe_layers, *needs.guidance_layers})))
@@ -140,6 +143,7 @@ class Stream:
             self.stats.evicted += self.cache.evict(plan.keep)
             for layer, new in plan.add.items():
                 self.cache.append(layer, new.key, new.value, new.rows)
+                self.positions.next = max(self.positions.next, int(new.rows.position.max()) + 1)
             self.stats.compressions += 1
             guided = self.stats.guidance_ms - guided
             self.stats.compress_ms += 1e3 * (time.perf_counter() - started) - guided

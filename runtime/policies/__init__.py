@@ -7,14 +7,14 @@ from dataclasses import fields
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.policies.base import Appended, Needs, NewRows, Plan, Policy, StreamShape, parse_settings
+from edgevlm.runtime.policies.base import Appended, Guidance, Needs, NewRows, Plan, Policy, StreamShape, parse_settings
 from edgevlm.runtime.policies.full import Full
 from edgevlm.runtime.policies.infinipot_v import InfiniPotV
 from edgevlm.runtime.policies.sliding_window import SlidingWindow
 
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Full, SlidingWindow, InfiniPotV)}
 
-__all__ = ["POLICIES", "Appended", "Needs", "NewRows", "Plan", "Policy", "StreamShape", "create_policy"]
+__all__ = ["POLICIES", "Appended", "Guidance", "Needs", "NewRows", "Plan", "Policy", "StreamShape", "create_policy"]
 
 
 def create_policy(text: str) -> Policy:

@@ -22,12 +22,12 @@ Bool = NDArray[np.bool_]
 class Needs:
     """What a policy asks of the session beyond the cache.
 
-    probe_layers: layers whose queries it wants after each vision append. guidance: text of the forward it may ask for before
-    a compression, and guidance_layers, whose queries that forward returns. variant: the decoder graph to prefill with.
+    probe_layers: layers whose queries it wants after each vision append. guidance: texts, in order, of the forward it may ask
+    for before a compression, and guidance_layers, which that forward reports on. variant: the decoder graph to prefill with.
     """
 
     probe_layers: tuple[int, ...] = ()
-    guidance: str | None = None
+    guidance: tuple[str, ...] = ()
     guidance_layers: tuple[int, ...] = ()
     variant: str = "whole"
 
@@ -71,8 +71,20 @@ class Plan:
     add: Mapping[int, NewRows] = field(default_factory=dict)
 
 
-Guide = Callable[[], Mapping[int, Float32]]
-"""Runs the guidance forward over the memory as it is; per guidance layer the rotated queries ``[heads, rows, head_dim]``."""
+@dataclass(frozen=True, slots=True)
+class Guidance:
+    """What the guidance rows were in each guidance layer, all rotated.
+
+    queries: ``[heads, rows, head_dim]``; keys: ``[kv_heads, rows, head_dim]``; rows: how many each of the texts has.
+    """
+
+    queries: Mapping[int, Float32]
+    keys: Mapping[int, Float32]
+    rows: tuple[int, ...]
+
+
+Guide = Callable[[], Guidance]
+"""Runs the guidance forward over the memory as it is and takes its rows out again."""
 
 
 class Policy(ABC):
@@ -120,13 +132,15 @@ class Policy(ABC):
             return None
         share = self.compress_to / self.budget
         targets = [max(0, min(tokens_of(share, int(budget)), int(budget) - rows)) for budget in budgets]
+        if np.all(held <= targets):
+            return None
         self.prepare(cache, guide)
         return Plan([self.select(cache, layer, t) if held[layer] > t else None for layer, t in enumerate(targets)])
 
-    def prepare(self, cache: KVCache, guide: Guide) -> None:
+    def prepare(self, cache: KVCache, guide: Guide) -> None:  # noqa: B027
         """Called once before the layers of a compression are selected."""
 
-    def after_append(self, cache: KVCache, appended: Appended) -> None:
+    def after_append(self, cache: KVCache, appended: Appended) -> None:  # noqa: B027
         """Called when vision rows have been published, with the queries of ``needs.probe_layers``."""
 
     @abstractmethod
