@@ -93,8 +93,8 @@ class Engine(Protocol):
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "whole") -> Decoder:
         """Bind the decoder to one buffer a layer; bindings persist until the decoder is dropped.
 
-        ``probes`` are the layers whose queries each step returns. ``variant`` is one of the bundle's decoder graphs; decoders of
-        several variants may be bound to the same buffers. Raises UserError for a variant that the bundle does not have.
+        ``probes`` are the layers whose queries each step returns. ``variant`` is one of the bundle's decoder graphs; decoders
+        of several variants may be bound to the same buffers. Raises UserError for a variant that the bundle does not have.
         """
         ...
 

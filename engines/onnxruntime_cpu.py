@@ -40,7 +40,11 @@ class OnnxRuntimeCpu:
         self._decoders = {"whole": self._open(spec.graphs["whole"])}
 
     def _open(self, name: str, *, prepack: bool = True) -> Any:
-        """``prepack``: keep matrices in the kernels' own layout too, in memory of their own; without, the mapped file is read."""
+        """A session of one graph.
+
+        With ``prepack`` it holds the matrices in the kernels' own layout, in memory of its own. Without, it reads them from the
+        mapped file, whose pages all sessions and processes share and the system can drop; a call of few rows is slower.
+        """
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
@@ -215,7 +219,8 @@ class OnnxRuntimeDecoder:
             return
         s, shape = self._spec, pattern.previous.shape
         if len(shape) != 3 or shape[:2] != (s.layers, s.kv_heads) or shape[2] < 1 or rows % shape[2]:
-            raise CacheError(f"previous must be [{s.layers}, {s.kv_heads}, p] for {rows} rows of whole frames, not {list(shape)}")
+            wanted = f"[{s.layers}, {s.kv_heads}, p] for {rows} rows of whole frames"
+            raise CacheError(f"previous must be {wanted}, not {list(shape)}")
         if not 0 <= pattern.shared <= int(past_len.min()):
             raise CacheError(f"{pattern.shared} shared slots: the layers hold from {past_len.min()} rows")
         if np.any(pattern.previous >= past_len[:, None, None]) or int(pattern.previous.min()) < -1:
