@@ -1,4 +1,4 @@
-"""The command line: ``edgevlm run`` and ``edgevlm export``."""
+"""The command line: ``edgevlm run``, ``edgevlm export`` and ``edgevlm policies``."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run(
     model: Annotated[str, typer.Option(metavar="demo|BUNDLE", help="The embedded demo model, or an exported bundle.")] = "demo",
     policy: Annotated[
         str,
-        typer.Option(metavar="NAME[:K=V,...]", help="How the memory is kept small: infinipot-v, sliding-window, full."),
+        typer.Option(metavar="NAME[:K=V,...]", help="How the memory is kept small; `edgevlm policies` lists the ways."),
     ] = "infinipot-v",
     budget: Annotated[
         str | None,
@@ -131,6 +131,16 @@ def export(
     with Console(stderr=True).status("reading the checkpoint") as status:
         path = export_checkpoint(checkpoint, out, progress=status.update, force=force, st_spattn_from=st_spattn)
     typer.echo(str(path))
+
+
+@app.command()
+def policies(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+) -> None:
+    """List the policies of --policy: paper, settings with their defaults, and what is not as the paper has it."""
+    from edgevlm.apps.policies import list_policies
+
+    typer.echo(list_policies(as_json))
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
+from rich.console import Console
 
 from edgevlm.apps.output import JsonOutput, Output, TextOutput
 from edgevlm.apps.run import Plan, Run
@@ -56,7 +57,8 @@ def start(request: RunRequest) -> None:
     create_policy(request.policy)
     source = open_source(request.camera, request.video, fps=request.fps, realtime=realtime, seed=request.seed)
     try:
-        model = Model.load(request.model, threads=request.threads)
+        with Console(stderr=True).status("verifying and loading the model"):  # a large bundle takes seconds
+            model = Model.load(request.model, threads=request.threads)
         session = Session.open(model, policy=request.policy, budget=budget, chunk=request.chunk)
         output = make_output(request.as_json, interactive)
         run = Run(session, source, output, plan)

@@ -9,10 +9,20 @@ from typing import Literal, get_args, get_origin, get_type_hints
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies.base import Appended, Guidance, Needs, NewRows, Plan, Policy, StreamShape, parse_settings
 from edgevlm.runtime.policies.full import Full
+from edgevlm.runtime.policies.h2o import H2O
+from edgevlm.runtime.policies.hermes import Hermes
 from edgevlm.runtime.policies.infinipot_v import InfiniPotV
+from edgevlm.runtime.policies.purekv import PureKV
+from edgevlm.runtime.policies.random_tokens import RandomTokens
 from edgevlm.runtime.policies.sliding_window import SlidingWindow
+from edgevlm.runtime.policies.snapkv import SnapKV
+from edgevlm.runtime.policies.streaming_llm import StreamingLLM
+from edgevlm.runtime.policies.uniform import Uniform
 
-POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Full, SlidingWindow, InfiniPotV)}
+POLICIES: dict[str, type[Policy]] = {
+    policy.name: policy
+    for policy in (Full, SlidingWindow, StreamingLLM, Uniform, RandomTokens, SnapKV, H2O, InfiniPotV, Hermes, PureKV)
+}
 
 __all__ = ["POLICIES", "Appended", "Guidance", "Needs", "NewRows", "Plan", "Policy", "StreamShape", "create_policy"]
 

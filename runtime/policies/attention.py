@@ -17,7 +17,7 @@ def attention_mass(query: Float32, query_seq: Int64, key: Float32, seq: Int64) -
     ``softmax(q K^T / sqrt(D))`` summed over the w rows and over the query heads of each group.
     """
     heads, rows, width = query.shape
-    kv_heads, n, _ = key.shape
+    kv_heads = len(key)
     grouped = query.reshape(kv_heads, heads // kv_heads * rows, width) * np.float32(width**-0.5)
     scores = np.matmul(grouped, key.transpose(0, 2, 1))  # [kv_heads, group * rows, n]
     unseen = seq[:, None, :] > np.tile(query_seq, heads // kv_heads)[None, :, None]

@@ -5,94 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policies import reference_infinipot_v as reference
+from policies.filled import DIM, HEADS, INV_FREQ, PREFIX, Filled, rows_of, write
 
-from edgevlm.runtime.cache import KVCache, Rows
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies import StreamShape, create_policy
-
-HEADS, DIM, PREFIX = 2, 8, 3
-INV_FREQ = 100.0 ** (-np.arange(DIM // 2) / (DIM // 2))
-
-
-def rows_of(kind, seq, frame, row, col, position):
-    return Rows(
-        kind=np.full(len(seq), kind, np.uint8),
-        seq=np.asarray(seq, np.int64),
-        frame=np.asarray(frame, np.int32),
-        row=np.asarray(row, np.int16),
-        col=np.asarray(col, np.int16),
-        position=np.asarray(position, np.int32)[:, None],
-    )
-
-
-class Filled:
-    """A cache that frames of a small moving grid are appended to, as an engine would."""
-
-    def __init__(self, layers, capacity, grid, random):
-        self.cache = KVCache(layers, HEADS, DIM, capacity + PREFIX, inv_freq=INV_FREQ)
-        self.grid, self.random, self.frames, self.seq = grid, random, 0, 0
-        self.base = random.normal(size=(layers, HEADS, grid[0] * grid[1], DIM))
-        self.append(
-            Kind.PREFIX,
-            PREFIX,
-            [-1] * PREFIX,
-            [0] * PREFIX,
-            [0] * PREFIX,
-            random.normal(size=(layers, HEADS, PREFIX, DIM)),
-        )
-
-    def append(self, kind, count, frame, row, col, content):
-        position = np.arange(self.seq, self.seq + count)
-        self.cache.reserve(count)
-        for layer, (key, value) in enumerate(zip(self.keys(content, position), 2 * content, strict=True)):
-            write(self.cache, layer, key, value)
-        self.cache.commit(rows_of(kind, position, frame, row, col, position))
-        self.seq += count
-
-    def keys(self, content, position):
-        angle = position[:, None] * INV_FREQ
-        first, second = content[..., : DIM // 2], content[..., DIM // 2 :]
-        return np.concatenate(
-            [first * np.cos(angle) - second * np.sin(angle), second * np.cos(angle) + first * np.sin(angle)], -1
-        )
-
-    def frame(self, noise=0.3):
-        rows, cols = self.grid
-        content = self.base + noise * self.random.normal(size=self.base.shape)
-        row, col = np.divmod(np.arange(rows * cols), cols)
-        self.append(Kind.VISION, rows * cols, [self.frames] * (rows * cols), row, col, content)
-        self.frames += 1
-
-    def heads(self, layer):
-        """The vision tokens of a layer as the reference wants them."""
-        cache = self.cache
-        return [
-            [
-                {
-                    "seq": int(cache.seq(layer)[h, s]),
-                    "frame": int(cache.frame(layer)[h, s]),
-                    "row": int(cache.row(layer)[h, s]),
-                    "col": int(cache.col(layer)[h, s]),
-                    "position": int(cache.position(layer)[h, s, 0]),
-                    "key": cache.key(layer)[h, s],
-                    "value": cache.value(layer)[h, s],
-                }
-                for s in range(cache.lengths[layer])
-                if cache.kind(layer)[h, s] == Kind.VISION
-            ]
-            for h in range(HEADS)
-        ]
-
-
-def write(cache, layer, key, value):
-    """Write the reserved rows of a layer through its raw addresses, as an engine does: [Hkv, n, D]."""
-    import ctypes
-
-    buffer = cache.buffers()[layer]
-    start, count = int(cache.lengths[layer]), key.shape[1]
-    for address, rows in ((buffer.key_address, key), (buffer.value_address, value)):
-        memory = (ctypes.c_float * int(np.prod(buffer.shape))).from_address(address)
-        np.ctypeslib.as_array(memory).reshape(buffer.shape)[0, :, start : start + count] = rows
 
 
 def compress(filled, policy, budget, incoming, settings_of_reference):

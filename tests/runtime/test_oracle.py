@@ -50,7 +50,9 @@ class Shadow:
                 head.positions[moved] = self.stream.prefix + ranks
 
 
-@pytest.mark.parametrize("policy", ["infinipot-v", "sliding-window"])
+@pytest.mark.parametrize(
+    "policy", ["infinipot-v", "sliding-window", "streaming-llm", "uniform", "random", "snapkv:window=8", "h2o"]
+)
 @pytest.mark.parametrize("reindexing", ["lazy", "eager"])
 def test_greedy_tokens_equal_the_numpy_decoder(model, checkpoint, policy, reindexing):
     per_frame = model.bundle.vision.tokens_per_frame

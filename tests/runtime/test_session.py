@@ -63,7 +63,10 @@ def test_full_answers_as_transformers_does(model, checkpoint, family, chunk):
     assert len(answer.token_ids) > 3
 
 
-@pytest.mark.parametrize("policy", ["infinipot-v", "sliding-window"])
+BOUNDED = ["infinipot-v", "sliding-window", "streaming-llm", "uniform", "random", "snapkv:window=8", "h2o"]
+
+
+@pytest.mark.parametrize("policy", BOUNDED)
 def test_the_cap_holds_inside_every_chunk_size(model, policy):
     per_frame = model.bundle.vision.tokens_per_frame
     budget = 5 * per_frame + 3
@@ -86,7 +89,7 @@ def test_the_cap_holds_inside_every_chunk_size(model, policy):
             assert stream.frames == 21
 
 
-@pytest.mark.parametrize("policy", ["infinipot-v", "sliding-window", "full"])
+@pytest.mark.parametrize("policy", [*BOUNDED, "full"])
 def test_questions_leave_no_trace(model, policy):
     per_frame = model.bundle.vision.tokens_per_frame
     arenas = []

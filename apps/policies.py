@@ -1,0 +1,104 @@
+"""``edgevlm policies``: what there is to choose from, read from the policies' own docstrings so that it is written once."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import shutil
+import textwrap
+from dataclasses import dataclass, fields
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from edgevlm.runtime.policies import POLICIES, Policy
+
+LEGEND = (
+    "|M|: the budget, in vision tokens per layer. f: the same in frames. |C|: what a compression leaves. "
+    "A setting is given as in --policy NAME:SETTING=VALUE,SETTING=VALUE"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """``choices``: the words it takes, none for numbers and texts."""
+
+    name: str
+    default: object
+    choices: list[str]
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """``ours``: what is not as the paper has it, or needed deciding; empty for baselines without a paper."""
+
+    name: str
+    paper: str
+    idea: str
+    settings: list[Setting]
+    ours: str
+
+
+def describe(policy: type[Policy]) -> Description:
+    """Read a policy's fields and docstring: the idea, then ``setting: meaning`` one after another, then ``Ours: ...``."""
+    text = [" ".join(part.split()).replace("``", "") for part in (inspect.getdoc(policy) or "").split("\n\n")]
+    ours = next((part.removeprefix("Ours: ") for part in text if part.startswith("Ours: ")), "")
+    hints = get_type_hints(policy)
+    meanings = _meanings(text, [field.name for field in fields(policy)])  # type: ignore[arg-type]
+    settings = [
+        Setting(field.name, field.default, _choices(hints[field.name]), meanings.get(field.name, ""))
+        for field in fields(policy)  # type: ignore[arg-type]
+    ]
+    return Description(policy.name, policy.paper, text[0], settings, ours)
+
+
+def list_policies(as_json: bool) -> str:
+    """All of them: a JSON object a line, or a page for a person."""
+    described = [describe(policy) for policy in POLICIES.values()]
+    if as_json:
+        return "\n".join(json.dumps(_record(one), ensure_ascii=False) for one in described)
+    width = min(shutil.get_terminal_size().columns, 128)
+    return "\n\n".join([*(_page(one, width) for one in described), textwrap.fill(LEGEND, width)])
+
+
+def _meanings(paragraphs: list[str], names: list[str]) -> dict[str, str]:
+    """The text after each ``name:`` or ``name, other:`` that starts a sentence or clause, up to the next such or the end."""
+    any_name = "|".join(names) or "(?!)"
+    start = re.compile(rf"(?:^|(?<=[.;] ))((?:{any_name})(?:, (?:{any_name}))*): ")
+    found: dict[str, str] = {}
+    for paragraph in paragraphs:
+        hits = list(start.finditer(paragraph))
+        for hit, after in zip(hits, [*hits[1:], None], strict=False):
+            end = after.start() if after else len(paragraph)
+            found |= dict.fromkeys(hit[1].split(", "), paragraph[hit.end() : end].strip(" .;"))
+    return found
+
+
+def _choices(kind: object) -> list[str]:
+    if kind is bool:
+        return ["on", "off"]
+    return list(get_args(kind)) if get_origin(kind) is Literal else []
+
+
+def _record(one: Description) -> dict[str, object]:
+    settings = [
+        {"name": each.name, "default": each.default, "choices": each.choices, "meaning": each.meaning} for each in one.settings
+    ]
+    return {"policy": one.name, "paper": one.paper, "idea": one.idea, "settings": settings, "ours": one.ours}
+
+
+def _page(one: Description, width: int) -> str:
+    lines = [f"{one.name}   {one.paper}", _indented(one.idea, "  ", "  ", width)]
+    for each in one.settings:
+        choices = f" ({'|'.join(each.choices)})" if each.choices else ""
+        lines.append(_indented(f"{each.name}={_typed(each.default)}{choices}  {each.meaning}", "    ", "        ", width))
+    return "\n".join([*lines, *([_indented(f"Ours: {one.ours}", "  ", "  ", width)] if one.ours else [])])
+
+
+def _indented(text: str, first: str, rest: str, width: int) -> str:
+    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+
+
+def _typed(value: object) -> str:
+    """A value as it is typed on the command line."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

@@ -1,0 +1,73 @@
+"""H2O: heavy hitters by accumulated attention, and the newest tokens. arXiv 2306.14048."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.policies.attention import attention_mass
+from edgevlm.runtime.policies.base import Appended, Bool, Needs, Policy, StreamShape, newest, tokens_of
+from edgevlm.runtime.policies.scores import SeqScores
+from edgevlm.runtime.primitives import top_k
+
+if TYPE_CHECKING:
+    from edgevlm.runtime.cache import KVCache
+
+ROWS = 32  # of a piece scored at a time: bounds the attention matrix that numpy makes
+
+
+@dataclass
+class H2O(Policy):
+    """Keep the newest tokens and, of the others, those that all rows since they came attended to most.
+
+    F_t += sum over the rows i of each appended piece of softmax(q_i K^T / sqrt(D))_t, summed over the query heads of a KV
+    head; each KV head keeps its own top of F.
+
+    recent: share of the tokens kept that goes to the newest; the rest goes to the heavy hitters.
+
+    Ours: one choice a KV head; a piece of frames is scored whole before any token goes, where the paper evicts one token for
+    every new one; rows of questions and answers are not counted, because they leave no trace in the memory.
+    """
+
+    recent: float = 0.5
+
+    name: ClassVar[str] = "h2o"
+    paper: ClassVar[str] = "H2O, arXiv 2306.14048"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.recent <= 1:
+            raise ValueError("recent lies in 0..1")
+
+    def attach(self, budget: int, shape: StreamShape) -> None:
+        super().attach(budget, shape)
+        self._scores: dict[int, SeqScores] = {}
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(probe_layers=tuple(range(self.shape.layers)))
+
+    @property
+    def room(self) -> int:
+        """A quarter of |M|: as much is evicted as is asked, and a larger piece would be scored by its own rows most."""
+        return max(self.budget // 4, self.shape.tokens_per_frame)
+
+    def after_append(self, cache: KVCache, appended: Appended) -> None:
+        for layer, query in appended.queries.items():
+            key, seq = cache.key(layer), cache.seq(layer)
+            mass = np.zeros(seq.shape)
+            for start in range(0, len(appended.seq), ROWS):
+                rows = slice(start, start + ROWS)
+                mass += attention_mass(query[:, rows], appended.seq[rows], key, seq)
+            if layer not in self._scores:
+                self._scores[layer] = SeqScores(cache.kv_heads, int(cache.capacities[layer]))
+            self._scores[layer].add(seq, mass)
+
+    def select(self, cache: KVCache, layer: int, target: int) -> Bool:
+        seq, prefix = cache.seq(layer), cache.kind(layer) == Kind.PREFIX
+        count = tokens_of(self.recent, target)
+        recent = newest(seq, ~prefix, count)
+        score = self._scores[layer].get(seq).astype(np.float32)
+        return prefix | recent | top_k(score, seq, ~(prefix | recent), target - count)

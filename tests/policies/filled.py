@@ -1,0 +1,149 @@
+"""A cache filled with frames of a small moving grid, as an engine would: what the tests of every policy stand on."""
+
+import ctypes
+
+import numpy as np
+
+from edgevlm.runtime.cache import KVCache, Rows
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.policies import Appended
+from edgevlm.runtime.reference import rotate
+
+HEADS, DIM, PREFIX = 2, 8, 3  # KV heads, head size, rows of the prefix
+GROUP = 2  # query heads of a KV head
+INV_FREQ = 100.0 ** (-np.arange(DIM // 2) / (DIM // 2))
+
+
+def rows_of(kind, seq, frame, row, col, position):
+    return Rows(
+        kind=np.full(len(seq), kind, np.uint8),
+        seq=np.asarray(seq, np.int64),
+        frame=np.asarray(frame, np.int32),
+        row=np.asarray(row, np.int16),
+        col=np.asarray(col, np.int16),
+        position=np.asarray(position, np.int32)[:, None],
+    )
+
+
+class Filled:
+    """A cache that frames of a small moving grid are appended to, as an engine would.
+
+    ``frame()`` returns what a policy is told of it, queries of every layer included; ``bare`` keeps those before their rotary
+    embedding by layer and seq, ``[query heads, DIM]``, for references.
+    """
+
+    def __init__(self, layers, capacity, grid, random):
+        self.cache = KVCache(layers, HEADS, DIM, capacity + PREFIX, inv_freq=INV_FREQ)
+        self.grid, self.random, self.frames, self.seq, self.position = grid, random, 0, 0, 0
+        self.noise = 0.3
+        self.query_random, self.bare = np.random.default_rng(7), [{} for _ in range(layers)]
+        self.base = random.normal(size=(layers, HEADS, grid[0] * grid[1], DIM))
+        self.append(
+            Kind.PREFIX,
+            PREFIX,
+            [-1] * PREFIX,
+            [0] * PREFIX,
+            [0] * PREFIX,
+            random.normal(size=(layers, HEADS, PREFIX, DIM)),
+        )
+
+    def append(self, kind, count, frame, row, col, content):
+        seq, position = np.arange(self.seq, self.seq + count), np.arange(self.position, self.position + count)
+        self.cache.reserve(count)
+        for layer, (key, value) in enumerate(zip(rotate(content, position, INV_FREQ), 2 * content, strict=True)):
+            write(self.cache, layer, key, value)
+        rows = rows_of(kind, seq, frame, row, col, position)
+        self.cache.commit(rows)
+        self.seq += count
+        self.position += count
+        return Appended(rows.seq, rows.position, self.queries(rows.seq, position))
+
+    def queries(self, seq, position):
+        """Random queries of new rows in every layer, rotated: ``[query heads, n, DIM]``."""
+        bare = self.query_random.normal(size=(self.cache.layers, HEADS * GROUP, len(seq), DIM))
+        for layer, queries in enumerate(bare):
+            self.bare[layer].update(zip(seq.tolist(), queries.transpose(1, 0, 2), strict=True))
+        return dict(enumerate(rotate(bare, position, INV_FREQ).astype(np.float32)))
+
+    def reindex(self):
+        """Make positions dense, as a session does: the next rows go on from the largest."""
+        self.position = self.cache.reindex(PREFIX)
+
+    def frame(self, noise=None, count=1):
+        """Append ``count`` frames at once, of ``self.noise`` or another."""
+        noise = self.noise if noise is None else noise
+        rows, cols = self.grid
+        content = np.concatenate([self.base + noise * self.random.normal(size=self.base.shape) for _ in range(count)], 2)
+        row, col = np.divmod(np.tile(np.arange(rows * cols), count), cols)
+        frame = np.repeat(np.arange(self.frames, self.frames + count), rows * cols)
+        appended = self.append(Kind.VISION, len(frame), frame, row, col, content)
+        self.frames += count
+        return appended
+
+    def heads(self, layer, kinds=(Kind.VISION,)):
+        """The vision tokens of a layer, or those of ``kinds``, as the references want them."""
+        cache = self.cache
+        return [
+            [
+                {
+                    "seq": int(cache.seq(layer)[h, s]),
+                    "frame": int(cache.frame(layer)[h, s]),
+                    "row": int(cache.row(layer)[h, s]),
+                    "col": int(cache.col(layer)[h, s]),
+                    "position": int(cache.position(layer)[h, s, 0]),
+                    "key": cache.key(layer)[h, s],
+                    "value": cache.value(layer)[h, s],
+                }
+                for s in range(cache.lengths[layer])
+                if cache.kind(layer)[h, s] in kinds
+            ]
+            for h in range(HEADS)
+        ]
+
+
+def play(filled, policy, pieces, expected, appended=lambda layer, rows: None, reindex_every=3):
+    """Append pieces of so many frames as a session does; every compression must keep what ``expected`` says.
+
+    ``expected(layer, target)``: the vision seqs that each head keeps; ``appended(layer, seqs)`` tells the reference of new
+    rows. Re-indexes at every ``reindex_every``-th compression. Returns the compressions.
+    """
+    cache, per_frame, compressions = filled.cache, filled.grid[0] * filled.grid[1], 0
+    for frames in pieces:
+        rows = frames * per_frame
+        plan = policy.before_append(cache, rows, None)
+        if plan is not None:
+            target = max(0, min(policy.compress_to, policy.budget - rows))
+            for layer, mask in enumerate(plan.keep):
+                if mask is None:
+                    assert cache.lengths[layer] - PREFIX <= target
+                else:
+                    check(cache, layer, mask, target, expected(layer, target))
+            cache.evict(plan.keep)
+            compressions += 1
+            if compressions % reindex_every == 0:
+                filled.reindex()
+        assert np.all(cache.lengths - PREFIX + rows <= max(policy.budget, rows)), "the cap holds"
+        news = filled.frame(count=frames)
+        policy.after_append(cache, news)
+        for layer in range(cache.layers):
+            appended(layer, news.seq.tolist())
+    return compressions
+
+
+def check(cache, layer, mask, target, expected):
+    """The mask of one layer keeps the prefix and, of the vision tokens, just the expected."""
+    for head in range(cache.kv_heads):
+        vision = cache.kind(layer)[head] == Kind.VISION
+        assert mask[head][~vision].all(), "the prefix stays"
+        kept = cache.seq(layer)[head][mask[head] & vision].tolist()
+        assert len(kept) == target
+        assert sorted(kept) == sorted(expected[head])
+
+
+def write(cache, layer, key, value):
+    """Write the reserved rows of a layer through its raw addresses, as an engine does: [Hkv, n, D]."""
+    buffer = cache.buffers()[layer]
+    start, count = int(cache.lengths[layer]), key.shape[1]
+    for address, rows in ((buffer.key_address, key), (buffer.value_address, value)):
+        memory = (ctypes.c_float * int(np.prod(buffer.shape))).from_address(address)
+        np.ctypeslib.as_array(memory).reshape(buffer.shape)[0, :, start : start + count] = rows

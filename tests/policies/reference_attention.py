@@ -1,0 +1,63 @@
+"""Attention as SnapKV and H2O score by it, written down in float64, one row at a time.
+
+A token is a dict with seq, position and key, as `Filled.heads` makes it; a head is a list of tokens, the prefix among them.
+"""
+
+import numpy as np
+from policies.filled import DIM, GROUP, INV_FREQ
+
+from edgevlm.runtime.reference import rotate
+
+
+def row_attention(head, query, seq):
+    """What one row, its query rotated, gives to each token it sees: seq -> weight."""
+    seen = [token for token in head if token["seq"] <= seq]
+    logits = np.array([token["key"].astype(np.float64) @ query for token in seen]) / np.sqrt(DIM)
+    weights = np.exp(logits - logits.max())
+    return dict(zip([token["seq"] for token in seen], weights / weights.sum(), strict=True))
+
+
+def mass(head, kv_head, bare, rows):
+    """What the rows ``rows`` give to each token, summed over them and over the query heads of the group: seq -> mass.
+
+    bare: seq -> queries not rotated, ``[query heads, DIM]``. A row's query stands where its key stands in this head.
+    """
+    total = {token["seq"]: 0.0 for token in head}
+    position = {token["seq"]: token["position"] for token in head}
+    for seq in rows:
+        for query in bare[seq][kv_head * GROUP : (kv_head + 1) * GROUP]:
+            for other, weight in row_attention(head, rotate(query, position[seq], INV_FREQ), seq).items():
+                total[other] += weight
+    return total
+
+
+def best(scores, count):
+    """The ``count`` highest of seq -> score, as float32 has them; ties go to the newer token."""
+    return set(sorted(scores, key=lambda seq: (np.float32(scores[seq]), seq), reverse=True)[:count])
+
+
+def pooled(scores, kernel, pool):
+    """Each score becomes the largest, or the mean, of those within ``kernel`` // 2 places of it by seq."""
+    seqs, reach = sorted(scores), kernel // 2
+    out = {}
+    for i, seq in enumerate(seqs):
+        near = [float(np.float32(scores[other])) for other in seqs[max(0, i - reach) : i + reach + 1]]
+        out[seq] = max(near) if pool == "max" else sum(near) / len(near)
+    return out
+
+
+def snapkv(head, kv_head, bare, target, vision, window, kernel, pool):
+    """The vision seqs that one head keeps; ``vision`` are those it holds."""
+    seqs = sorted(vision)
+    if target <= window:
+        return set(seqs[len(seqs) - target :])
+    observers, past = seqs[-window:], seqs[:-window]
+    given = mass(head, kv_head, bare, observers)
+    return set(observers) | best(pooled({seq: given[seq] for seq in past}, kernel, pool), target - window)
+
+
+def h2o(accumulated, target, vision, recent):
+    """The vision seqs that one head keeps, of seq -> attention accumulated."""
+    seqs = sorted(vision)
+    newest = seqs[len(seqs) - int(recent * target) :]
+    return set(newest) | best({seq: accumulated[seq] for seq in seqs if seq not in newest}, target - len(newest))

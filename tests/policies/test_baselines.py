@@ -1,0 +1,154 @@
+"""streaming-llm, uniform and random against readable references: which tokens are kept, whatever the budget."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policies import reference_baselines as reference
+from policies.filled import HEADS, PREFIX, Filled, play
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.policies import StreamShape, create_policy
+from edgevlm.runtime.policies.random_tokens import mix, priority
+from edgevlm.runtime.policies.uniform import thin
+
+GRIDS = [(1, 1), (2, 2), (3, 2), (1, 5)]
+
+
+def open_filled(data, policy, layers=2):
+    """A policy attached and an empty stream, of any budget: less than a frame, not a whole number of frames, many."""
+    grid = data.draw(st.sampled_from(GRIDS), label="grid")
+    per_frame = grid[0] * grid[1]
+    budget = data.draw(st.integers(1, 14 * per_frame), label="budget")
+    policy.attach(budget, StreamShape(layers, per_frame, PREFIX))
+    filled = Filled(layers, budget + per_frame, grid, np.random.default_rng(0))
+    most = max(1, min(policy.room, budget) // per_frame)
+    pieces = data.draw(st.lists(st.integers(1, most), min_size=25, max_size=25), label="frames a piece")
+    return filled, per_frame, pieces
+
+
+@pytest.mark.parametrize("sinks", [4, 0, 9])
+@given(data=st.data())
+@settings(max_examples=8, deadline=None)
+def test_streaming_llm(sinks, data):
+    policy = create_policy(f"streaming-llm:sinks={sinks}")
+    filled, _, pieces = open_filled(data, policy)
+    assert play(
+        filled,
+        policy,
+        pieces,
+        lambda layer, target: [reference.streaming_llm(head, target, sinks) for head in filled.heads(layer)],
+    )
+
+
+def test_streaming_llm_holds_the_first_tokens_of_the_stream_for_ever():
+    policy = create_policy("streaming-llm")
+    policy.attach(30, StreamShape(1, 6, PREFIX))
+    filled = Filled(1, 30, (3, 2), np.random.default_rng(0))
+    play(filled, policy, [1] * 40, lambda layer, target: [reference.streaming_llm(h, target) for h in filled.heads(layer)])
+    held = sorted(filled.cache.seq(0)[0].tolist())[PREFIX:]
+    assert held == [*range(PREFIX, PREFIX + 4), *range(filled.seq - 26, filled.seq)]
+
+
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_uniform(data):
+    policy = create_policy("uniform")
+    filled, per_frame, pieces = open_filled(data, policy)
+
+    def expected(layer, target):
+        kept = [reference.uniform(head, target, per_frame) for head in filled.heads(layer)]
+        newest = set(range(filled.seq - min(per_frame, target), filled.seq))
+        assert all(newest <= seqs for seqs in kept), "the newest frame stays"
+        return kept
+
+    assert play(filled, policy, pieces, expected)
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_uniform_spacing_stays_even(data):
+    """Whatever the pieces, no gap behind the newest frame is larger than two neighbouring ones together."""
+    per_frame, budget = data.draw(st.integers(1, 6)), data.draw(st.integers(12, 80))
+    policy = create_policy("uniform")
+    policy.attach(budget, StreamShape(1, per_frame, 0))
+    frames, held, time = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
+    for _ in range(120):
+        count = data.draw(st.integers(1, policy.room // per_frame))
+        if held.sum() + count * per_frame > budget:
+            kept = thin(frames, held, per_frame, policy.compress_to)
+            assert kept.sum() == policy.compress_to
+            assert ((kept > 0) & (kept < per_frame)).sum() <= 1
+            assert kept[-1] == min(per_frame, policy.compress_to)
+            frames, held = frames[kept > 0], kept[kept > 0]
+            gaps = np.diff(frames[held == per_frame])[:-1]
+            assert len(gaps) < 2 or gaps.max() <= (gaps[:-1] + gaps[1:]).min()
+            assert frames[held == per_frame][0] == 0 or len(gaps) == 0
+        frames = np.append(frames, np.arange(time, time + count))
+        held = np.append(held, np.full(count, per_frame))
+        time += count
+
+
+@pytest.mark.parametrize("heads", ["alike", "own"])
+@given(data=st.data())
+@settings(max_examples=8, deadline=None)
+def test_random_is_the_largest_priorities_of_all_ever_seen(heads, data):
+    seed = data.draw(st.sampled_from([0, 1, -7, 2**40]))
+    policy = create_policy(f"random:seed={seed},heads={heads}")
+    filled, _, pieces = open_filled(data, policy)
+
+    def expected(layer, target):
+        streams = [1 + layer * HEADS + head if heads == "own" else 0 for head in range(HEADS)]
+        return [reference.random_tokens(range(PREFIX, filled.seq), target, seed, stream) for stream in streams]
+
+    assert play(filled, policy, pieces, expected)
+
+
+def test_random_holds_every_token_with_the_same_probability():
+    """Chi-square over 4,000 seeds: 60 tokens seen, 20 held; and pairs of neighbours as often as chance has it."""
+    seen, target, seeds = 60, 20, 4000
+    seq = np.tile(np.arange(PREFIX, PREFIX + seen), (seeds, 1))
+    policies = [create_policy(f"random:seed={seed}") for seed in range(seeds)]
+    drawn = priority(seq, np.concatenate([policy._streams(0, 1) for policy in policies]))
+    held = drawn >= np.sort(drawn, axis=1)[:, -target, None]
+    assert (held.sum(1) == target).all()
+    chance = target / seen
+    # counts of a draw without replacement have variance seeds * chance * (1 - chance) and sum to a constant
+    chi_square = ((held.sum(0) - seeds * chance) ** 2).sum() / (seeds * chance * (1 - chance)) * (seen - 1) / seen
+    assert 27.2 < chi_square < 107.3, "within the central 99.98 % of 59 degrees of freedom"
+    pairs = (held[:, 1:] & held[:, :-1]).mean()
+    assert abs(pairs - chance * (target - 1) / (seen - 1)) < 5 * np.sqrt(0.1 / (seeds * (seen - 1)))
+
+
+def test_random_draws_own_tokens_for_each_layer_and_head_or_the_same_for_all():
+    for heads, different in (("alike", 1), ("own", 2 * HEADS)):
+        policy = create_policy(f"random:heads={heads}")
+        policy.attach(40, StreamShape(2, 4, PREFIX))
+        filled = Filled(2, 40, (2, 2), np.random.default_rng(0))
+        for _ in range(10):
+            filled.frame()
+        keep = policy.before_append(filled.cache, 4, None).keep
+        assert len({mask[head].tobytes() for mask in keep for head in range(HEADS)}) == different
+
+
+def test_splitmix64():
+    """Known outputs of the generator started at 0: mix of 0, of one step and of two."""
+    with np.errstate(over="ignore"):
+        states = np.arange(3, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    assert [hex(int(x)) for x in mix(states)] == ["0xe220a8397b1dcdaf", "0x6e789e6aa1b965f4", "0x6c45d188009454f"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("streaming-llm:sinks=-1", "0 or more"),
+        ("uniform:target=0", "target lies in"),
+        ("random:target=1.5", "target lies in"),
+        ("random:heads=shared", "does not fit heads"),
+        ("streaming-lm", "did you mean streaming-llm"),
+        ("streaming-llm:sink=1", "did you mean sinks"),
+    ],
+)
+def test_wrong_settings_are_named(text, says):
+    with pytest.raises(UserError, match=says):
+        create_policy(text)

@@ -1,0 +1,211 @@
+"""HERMES and PureKV in sessions on a tiny random model: the cap, guidance and questions without a trace, positions."""
+
+import checkpoints
+import numpy as np
+import pytest
+from pictures import frames
+
+from edgevlm.errors import UserError
+from edgevlm.export import export_checkpoint
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies import StreamShape, create_policy
+from edgevlm.runtime.policies.hermes_scores import guidance_attention
+from edgevlm.runtime.session import Session, TextRoom
+
+ROOM = TextRoom(16, 64, 8)
+POLICIES = [
+    "hermes",
+    "hermes:target=0.6,summary=off",
+    "hermes:layer_weights=0.7/1/1.3",
+    "hermes:join=rank,summary=last",
+    "purekv:window=6",
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Ten layers: one shallow, six middle, three deep."""
+    folder = tmp_path_factory.mktemp("ten") / "checkpoint"
+    checkpoints.make_checkpoint(folder, layers=10, hidden=48, intermediate=64, head_dim=8, max_positions=2048)
+    loaded = Model.load(export_checkpoint(folder, folder.parent / "bundle"), threads=1)
+    yield loaded
+    loaded.close()
+
+
+def arena(stream):
+    """Every valid row of the memory, byte for byte, and where the stream goes on."""
+    cache = stream.cache
+    parts = [
+        of(layer)
+        for layer in range(cache.layers)
+        for of in (cache.key, cache.value, cache.kind, cache.seq, cache.frame, cache.row, cache.col, cache.position)
+    ]
+    return b"".join(np.ascontiguousarray(part).tobytes() for part in parts), stream.positions.next, stream._seq
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_cap_holds_inside_every_chunk_size(model, policy):
+    per_frame = model.bundle.vision.tokens_per_frame
+    for chunk in range(1, 9):
+        with Session.open(model, policy=policy, budget=9 * per_frame + 3, chunk=chunk, room=ROOM) as session:
+            stream, fullest = session._stream, [0]
+            budgets, append_piece = stream.policy.layer_budgets, stream._append_piece
+            capacity = stream.cache.capacities
+
+            def watched(piece, stream=stream, fullest=fullest, append_piece=append_piece, budgets=budgets):
+                after = stream.cache.lengths + piece.shape[0] * piece.shape[1] - stream.prefix
+                assert (after <= budgets).all()
+                fullest.append(int((budgets - after).min()))
+                append_piece(piece)
+
+            stream._append_piece = watched
+            for image in frames(21, model):
+                session.watch(image)
+            session.flush()
+            stats = session.stats.memory
+            assert stats.compressions > 0
+            assert min(fullest[1:]) < per_frame, "the budget is used"
+            assert stream.frames == 21
+            assert (stream.cache.capacities == capacity).all()
+            assert (stats.guidance_ms > 0) == policy.startswith("hermes")
+
+
+def test_guidance_leaves_no_trace(model):
+    per_frame = model.bundle.vision.tokens_per_frame
+    with Session.open(model, policy="hermes", budget=6 * per_frame, chunk=2, room=ROOM) as session:
+        for image in frames(20, model):
+            session.watch(image)
+        stream = session._stream
+        before, held = arena(stream), stream.cache.lengths
+        guidance = stream._guide()
+        assert arena(stream) == before
+        assert guidance.rows == tuple(len(model.encode(text)) for text in stream.policy.needs.guidance)
+        with stream.question():
+            stream.append_text(np.concatenate(stream._guidance))
+            for layer, keys in guidance.keys.items():
+                np.testing.assert_array_equal(keys, stream.cache.key(layer)[:, held[layer] :])
+                assert guidance.queries[layer].shape == (6, sum(guidance.rows), 8)
+        assert arena(stream) == before
+        assert stream.cache.capacities.max() >= stream.prefix + 6 * per_frame + sum(guidance.rows)
+
+
+def test_guidance_attention_is_what_transformers_computes(model):
+    """Eq. 2 on the memory of a stream equals the attention weights of one forward over everything."""
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    per_frame, given = model.bundle.vision.tokens_per_frame, []
+    with Session.open(model, policy="hermes", budget=12 * per_frame, chunk=3, room=ROOM) as session:
+        stream = session._stream
+        append = stream._append
+        stream._append = lambda embeds, *rest: given.append(embeds) or append(embeds, *rest)
+        for image in frames(9, model):
+            session.watch(image)
+        guidance, cache = stream._guide(), stream.cache
+        found = {
+            layer: guidance_attention(guidance.queries[layer], guidance.keys[layer], cache.key(layer), cache.seq(layer))
+            for layer in stream.policy.needs.guidance_layers
+        }
+        order, rows = np.argsort(cache.seq(0)[0]), sum(guidance.rows)
+        embeds = [model.engine.embed(np.asarray(model.encode(session._chat.prefix), np.int64))]
+    path = model.bundle.path.parent / "checkpoint"
+    hf = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        everything = torch.from_numpy(np.concatenate(embeds + given))[None]
+        weights = hf.model.language_model(inputs_embeds=everything, output_attentions=True).attentions
+    for layer, mine in found.items():
+        theirs = weights[layer][0, :, -rows:, :-rows].mean((0, 1)).numpy()
+        np.testing.assert_allclose(mine[order], theirs, atol=2e-6, rtol=1e-3)
+
+
+@pytest.mark.parametrize("policy", ["hermes", "purekv"])
+def test_questions_leave_no_trace(model, policy):
+    per_frame, arenas = model.bundle.vision.tokens_per_frame, []
+    for asks in (0, 2):
+        with Session.open(model, policy=policy, budget=6 * per_frame, chunk=2, room=ROOM) as session:
+            for index, image in enumerate(frames(18, model)):
+                session.watch(image)
+                for n in range(asks * (index % 6 == 3)):
+                    session.ask(f"what color was it? {n}", conversation="one", max_tokens=3).wait()
+            arenas.append(arena(session._stream))
+    assert arenas[0] == arenas[1]
+
+
+@pytest.mark.parametrize("reindexing", ["eager", "lazy"])
+@pytest.mark.parametrize("policy", ["hermes", "hermes:layer_weights=0.7/1/1.3", "hermes:join=rank,summary=last", "purekv"])
+def test_positions_stay_unique_and_below_the_limit(model, policy, reindexing):
+    per_frame = model.bundle.vision.tokens_per_frame
+    with Session.open(model, policy=policy, budget=8 * per_frame, chunk=3, room=ROOM, reindexing=reindexing) as session:
+        stream = session._stream
+        cache, stream.positions.limit, highest = stream.cache, 480, 0
+        guided = sum(len(rows) for rows in stream._guidance)
+        for image in frames(180, model):
+            session.watch(image)
+            highest = max(highest, stream.positions.next)
+        assert session.stats.memory.reindexings >= 2
+        assert highest + guided <= 480
+        for layer in range(cache.layers):
+            kind, seq, position = cache.kind(layer), cache.seq(layer), cache.position(layer)[..., 0]
+            assert (position < stream.positions.next).all()
+            for head in range(cache.kv_heads):
+                assert len(np.unique(position[head])) == len(position[head])
+                if "last" not in policy:  # which puts a summary of old tokens behind the newest
+                    assert (np.diff(position[head][np.argsort(seq[head])]) > 0).all(), "positions follow the stream"
+            if policy.startswith("hermes") and "last" not in policy:
+                assert (kind == Kind.SUMMARY).sum(1).tolist() == [int(layer >= 7)] * cache.kv_heads
+
+
+def test_a_summary_is_the_mean_of_all_that_was_evicted(model):
+    """Over a whole stream with eager re-indexing: as many tokens as are gone, and values that are their plain mean."""
+    per_frame, images = model.bundle.vision.tokens_per_frame, list(frames(30, model))
+    with Session.open(model, policy="hermes", budget=6 * per_frame, chunk=2, room=ROOM, reindexing="eager") as session:
+        stream, cache = session._stream, session._stream.cache
+        gone, evict = {layer: [] for layer in (7, 8, 9)}, cache.evict
+
+        class Watched:
+            def __getattr__(self, name):
+                return getattr(cache, name)
+
+            def evict(self, keep):
+                for layer, values in gone.items():
+                    if keep[layer] is not None:
+                        out = ~keep[layer][0] & (cache.kind(layer)[0] == Kind.VISION)
+                        values.append(cache.value(layer)[:, out].astype(np.float64))
+                return evict(keep)
+
+        stream.cache = Watched()
+        for image in images:
+            session.watch(image)
+        for layer, values in gone.items():
+            evicted, summary = np.concatenate(values, 1), cache.kind(layer)[0] == Kind.SUMMARY
+            assert summary.sum() == 1
+            assert stream.policy._merged[layer] == evicted.shape[1]
+            vision = int((cache.kind(layer)[0] == Kind.VISION).sum())
+            assert vision + evicted.shape[1] == stream.frames * per_frame
+            np.testing.assert_allclose(cache.value(layer)[:, summary][:, 0], evicted.mean(1), atol=1e-5, rtol=1e-4)
+
+
+def test_weights_that_leave_a_layer_less_than_a_frame_are_refused(model):
+    per_frame = model.bundle.vision.tokens_per_frame
+    with pytest.raises(
+        UserError, match=r"8 tokens, 2 in its smallest layer, is less than one frame, which takes 4; give --budget 16"
+    ):
+        Session.open(model, policy="hermes:layer_weights=0.25/1/1", budget=2 * per_frame, room=ROOM)
+    with pytest.raises(UserError, match="passes the model's limit"):
+        Session.open(model, policy="hermes:layer_weights=0.5/0.5/2", budget=1400, room=ROOM)
+
+
+def test_the_prompts_a_session_runs():
+    def needs(text):
+        policy = create_policy(text)
+        policy.attach(20, StreamShape(10, 4, 3))
+        return policy.needs.guidance
+
+    both = needs("hermes")
+    assert len(both) == 2
+    assert both[0].startswith("Summarize the video")
+    assert both[1].startswith(" Describe the current scene")
+    assert needs("hermes:global_prompt=What happens in the video?,local_prompt=") == ("What happens in the video?",)
+    assert needs("hermes:global_prompt=,local_prompt=What is here?") == ("What is here?",)
+    assert needs("hermes:shallow=1,deep=1") == ()

@@ -1,0 +1,63 @@
+"""``edgevlm policies``: every policy with its settings, and defaults that can be typed back."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from edgevlm.apps.cli import app
+from edgevlm.apps.policies import describe, list_policies
+from edgevlm.runtime.policies import POLICIES, create_policy
+
+
+def records():
+    done = CliRunner().invoke(app, ["policies", "--json"])
+    assert done.exit_code == 0
+    return {record["policy"]: record for record in map(json.loads, done.stdout.splitlines())}
+
+
+def test_the_json_has_every_policy_on_a_line_of_its_own():
+    assert list(records()) == list(POLICIES)
+    for record in records().values():
+        assert set(record) == {"policy", "paper", "idea", "settings", "ours"}
+        assert record["paper"]
+        assert record["idea"].endswith(".")
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_every_setting_has_a_meaning_and_its_default_can_be_typed(name):
+    for setting in records()[name]["settings"]:
+        assert setting["meaning"], f"{name}'s docstring says nothing of {setting['name']}"
+        typed = {True: "on", False: "off"}[setting["default"]] if setting["choices"] == ["on", "off"] else setting["default"]
+        if "," not in str(typed):  # a text with commas cannot be typed
+            made = create_policy(f"{name}:{setting['name']}={typed}")
+            assert getattr(made, setting["name"]) == setting["default"]
+
+
+def test_meanings_are_read_from_the_docstring():
+    streaming, infinipot = describe(POLICIES["streaming-llm"]), describe(POLICIES["infinipot-v"])
+    (sinks,) = streaming.settings
+    assert sinks.meaning.startswith("vision tokens at the start of the stream")
+    assert streaming.ours.startswith("the paper's sinks")
+    keys = next(setting for setting in infinipot.settings if setting.name == "keys")
+    assert keys.choices == ["unrotated", "rotated"]
+    assert keys.meaning == "compare keys unrotated (ours) or rotated (as the authors' program does)"
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_the_documentation_has_a_section_with_every_setting(name):
+    page = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
+    section = page.split(f"\n## {name}\n")[1].split("\n## ")[0]
+    if "<!--" in section:
+        pytest.skip("the section is not written yet")
+    missing = [setting.name for setting in describe(POLICIES[name]).settings if f"`{setting.name}`" not in section]
+    assert not missing
+
+
+def test_the_page_fits_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    page = list_policies(as_json=False)
+    assert max(map(len, page.splitlines())) <= 70
+    for words in ("streaming-llm   StreamingLLM, arXiv 2309.17453", "    sinks=4  vision", "    pool=max (max|avg)", "Ours: "):
+        assert words in page

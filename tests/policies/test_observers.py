@@ -1,0 +1,234 @@
+"""snapkv and h2o against the float64 reference: which tokens are kept, re-indexings between capture and use included."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policies import reference_attention as reference
+from policies.filled import DIM, GROUP, HEADS, INV_FREQ, PREFIX, Filled, play
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.policies import StreamShape, create_policy
+from edgevlm.runtime.policies.queries import QueryWindow
+from edgevlm.runtime.policies.scores import SeqScores
+from edgevlm.runtime.policies.snapkv import select_under_question
+from edgevlm.runtime.reference import rotate
+
+BOTH = (Kind.PREFIX, Kind.VISION)
+REPRODUCIBLE = settings(max_examples=6, deadline=None, derandomize=True)  # near ties would differ in float32 and float64
+
+
+def open_filled(data, policy, layers=2):
+    grid = data.draw(st.sampled_from([(1, 1), (2, 2), (3, 2), (1, 5)]), label="grid")
+    per_frame = grid[0] * grid[1]
+    budget = data.draw(st.integers(1, 10 * per_frame), label="budget")
+    policy.attach(budget, StreamShape(layers, per_frame, PREFIX))
+    filled = Filled(layers, budget + per_frame, grid, np.random.default_rng(data.draw(st.integers(0, 99), label="seed")))
+    most = max(1, min(policy.room, budget) // per_frame)
+    return filled, data.draw(st.lists(st.integers(1, most), min_size=14, max_size=14), label="frames a piece")
+
+
+def vision(filled, layer):
+    return [[token["seq"] for token in head] for head in filled.heads(layer)]
+
+
+def snapkv_of(filled, **settings_of_reference):
+    def expected(layer, target):
+        tokens = zip(filled.heads(layer, BOTH), vision(filled, layer), strict=True)
+        return [
+            reference.snapkv(head, h, filled.bare[layer], target, seqs, **settings_of_reference)
+            for h, (head, seqs) in enumerate(tokens)
+        ]
+
+    return expected
+
+
+class Accumulated:
+    """H2O's sums as the reference has them: per layer and head, seq -> attention since the token came."""
+
+    def __init__(self, filled, recent):
+        self.filled, self.recent = filled, recent
+        self.scores = [[{} for _ in range(HEADS)] for _ in range(filled.cache.layers)]
+
+    def appended(self, layer, seqs):
+        for h, head in enumerate(self.filled.heads(layer, BOTH)):
+            known = self.scores[layer][h]
+            for seq, new in reference.mass(head, h, self.filled.bare[layer], seqs).items():
+                known[seq] = known.get(seq, 0.0) + new
+
+    def expected(self, layer, target):
+        held = vision(self.filled, layer)
+        return [reference.h2o(self.scores[layer][h], target, held[h], self.recent) for h in range(HEADS)]
+
+
+@pytest.mark.parametrize(("window", "kernel", "pool"), [(32, 7, "max"), (4, 7, "max"), (5, 3, "avg"), (1, 1, "max")])
+@given(data=st.data())
+@REPRODUCIBLE
+def test_snapkv(window, kernel, pool, data):
+    policy = create_policy(f"snapkv:window={window},kernel={kernel},pool={pool}")
+    filled, pieces = open_filled(data, policy)
+    assert play(filled, policy, pieces, snapkv_of(filled, window=window, kernel=kernel, pool=pool), reindex_every=2)
+
+
+@pytest.mark.parametrize("recent", [0.5, 0.0, 1.0])
+@given(data=st.data())
+@REPRODUCIBLE
+def test_h2o(recent, data):
+    policy = create_policy(f"h2o:recent={recent}")
+    filled, pieces = open_filled(data, policy)
+    sums = Accumulated(filled, recent)
+    assert play(filled, policy, pieces, sums.expected, sums.appended)
+
+
+@pytest.mark.parametrize("name", ["snapkv:window=4", "h2o"])
+def test_layers_of_different_length(name):
+    """A layer that has lost rows on its own is compressed to the same target, or not at all where it holds no more."""
+    policy = create_policy(name)
+    policy.attach(26, StreamShape(3, 4, PREFIX))
+    filled = Filled(3, 30, (2, 2), np.random.default_rng(2))
+    sums = Accumulated(filled, 0.5)
+    expected = sums.expected if name == "h2o" else snapkv_of(filled, window=4, kernel=7, pool="max")
+    for lost in (2, 7, 0, 12):
+        play(filled, policy, [1] * 6, expected, sums.appended)
+        keep = np.ones((HEADS, int(filled.cache.lengths[1])), bool)
+        oldest = np.argsort(filled.cache.seq(1), 1)[:, PREFIX : PREFIX + lost]
+        np.put_along_axis(keep, oldest, False, 1)
+        filled.cache.evict([None, keep, None])
+
+
+def test_h2o_scores_a_large_piece_in_blocks_of_rows(monkeypatch):
+    monkeypatch.setattr("edgevlm.runtime.policies.h2o.ROWS", 5)
+    policy = create_policy("h2o")
+    policy.attach(60, StreamShape(2, 6, PREFIX))
+    filled = Filled(2, 60, (3, 2), np.random.default_rng(1))
+    sums = Accumulated(filled, 0.5)
+    assert play(filled, policy, [2] * 12, sums.expected, sums.appended)
+
+
+@pytest.mark.parametrize("name", ["snapkv:window=4", "h2o"])
+@pytest.mark.parametrize("content", [0.0, 1.0, 1e15])
+def test_adversarial_content(name, content):
+    """Keys of zeros, all equal, and huge: equal scores go to the newer token, as the reference has it."""
+    policy = create_policy(name)
+    policy.attach(26, StreamShape(2, 4, PREFIX))
+    filled = Filled(2, 30, (2, 2), np.random.default_rng(0))
+    filled.base, filled.noise = np.full_like(filled.base, content), 0.0
+    if content == 1.0:  # equal keys differ by their rotation only; queries of zeros do not see even that
+        filled.query_random = Zeros()
+    sums = Accumulated(filled, 0.5)
+    expected = sums.expected if name == "h2o" else snapkv_of(filled, window=4, kernel=7, pool="max")
+    assert play(filled, policy, [1] * 16, expected, sums.appended) > 5
+
+
+class Zeros:
+    """A generator that draws nothing but zeros."""
+
+    def normal(self, size):
+        return np.zeros(size)
+
+
+def test_query_window_follows_its_rows_through_a_reindexing():
+    """Untouched as long as its rows are where they were; afterwards rotated head by head, each by what its row moved."""
+    filled = Filled(2, 60, (2, 3), np.random.default_rng(0))
+    window = QueryWindow(8)
+    for _ in range(4):
+        window.add(filled.frame())
+    for layer in range(2):
+        query, seq = window.at(filled.cache, layer)
+        assert seq.tolist() == list(range(filled.seq - 8, filled.seq))
+        bare = np.stack([filled.bare[layer][s] for s in seq.tolist()], 1)
+        np.testing.assert_array_equal(query, rotate(bare, seq, INV_FREQ).astype(np.float32))
+    keep = [np.ones((HEADS, int(n)), bool) for n in filled.cache.lengths]
+    keep[0][0, [4, 6, 7]] = keep[0][1, [12, 13, 14]] = False
+    filled.cache.evict(keep)
+    filled.reindex()
+    window.add(filled.frame())
+    filled.cache.shift(1, filled.cache.position(1) + np.array([0, 5], np.int32)[:, None, None])
+    for layer in range(2):
+        query, seq = window.at(filled.cache, layer)
+        bare = np.stack([filled.bare[layer][s] for s in seq.tolist()], 1)  # [query heads, w, DIM]
+        for head in range(HEADS):
+            place = dict(zip(filled.cache.seq(layer)[head], filled.cache.position(layer)[head, :, 0], strict=True))
+            now = np.array([place[s] for s in seq])
+            group = slice(head * GROUP, (head + 1) * GROUP)
+            np.testing.assert_allclose(query[group], rotate(bare[group], now, INV_FREQ), atol=1e-6)
+    assert all(queries.shape == (HEADS * GROUP, 8, DIM) for queries in window._queries.values())
+
+
+def test_query_window_gives_only_the_rows_that_every_head_holds():
+    filled = Filled(1, 60, (1, 3), np.random.default_rng(0))
+    window = QueryWindow(8)
+    for _ in range(4):
+        window.add(filled.frame())  # seq 3..14, the window's 7..14
+    keep = np.ones((HEADS, 15), bool)
+    keep[0, 4] = keep[1, 10] = False
+    filled.cache.evict([keep])
+    query, seq = window.at(filled.cache, 0)
+    assert seq.tolist() == [11, 12, 13, 14]
+    assert query.shape == (HEADS * GROUP, 4, DIM)
+
+
+def test_query_window_with_fewer_rows_than_it_has_room_for():
+    filled = Filled(1, 60, (1, 3), np.random.default_rng(0))
+    window = QueryWindow(8)
+    window.add(filled.frame())
+    query, seq = window.at(filled.cache, 0)
+    assert seq.tolist() == [3, 4, 5]
+    assert query.shape == (HEADS * GROUP, 3, DIM)
+
+
+@given(st.integers(0, 2**16))
+@settings(max_examples=30, deadline=None)
+def test_scores_are_joined_by_seq(seed):
+    """Against a dict, over tokens that come, go and stand in any order."""
+    random = np.random.default_rng(seed)
+    scores, known, held = SeqScores(2, 40), [{}, {}], [[], []]
+    size = scores.nbytes
+    for step in range(12):
+        kept = int(random.integers(0, min(len(held[0]), 30) + 1))
+        new = list(range(10 * step, 10 * step + int(random.integers(0, 11))))
+        held = [list(random.permutation([*random.permutation(h)[:kept], *new]).astype(int)) for h in held]
+        seq = np.array(held, np.int64).reshape(2, -1)
+        added = random.normal(size=seq.shape)
+        scores.add(seq, added)
+        known = [
+            {s: k.get(s, 0.0) + a for s, a in zip(h, row, strict=True)} for k, h, row in zip(known, held, added, strict=True)
+        ]
+        asked = np.tile(random.permutation(10 * step + 20), (2, 1))
+        assert scores.get(asked).tolist() == [[k.get(int(s), 0.0) for s in asked[0]] for k in known]
+    assert scores.nbytes == size
+
+
+@pytest.mark.parametrize("target", [0, 5, 17])
+def test_selection_under_a_question(target):
+    """The question's rows observe from inside the cache; only memory is chosen from, and each head has its own."""
+    filled = Filled(2, 60, (2, 3), np.random.default_rng(5))
+    for _ in range(7):
+        filled.frame()
+    memory = filled.cache.lengths
+    asked = filled.append(Kind.TEXT, 6, [-1] * 6, [0] * 6, [0] * 6, np.random.default_rng(6).normal(size=(2, HEADS, 6, DIM)))
+    for layer in range(2):
+        mask = select_under_question(filled.cache, layer, asked.queries[layer], target, window=4)
+        assert mask.shape == (HEADS, memory[layer])
+        for h, head in enumerate(filled.heads(layer, (*BOTH, Kind.TEXT))):
+            given_ = reference.mass(head, h, filled.bare[layer], asked.seq.tolist()[-4:])
+            past = {seq: given_[seq] for seq in vision(filled, layer)[h]}
+            expected = reference.best(reference.pooled(past, 7, "max"), target)
+            kept = filled.cache.seq(layer)[h, : memory[layer]][mask[h]]
+            assert sorted(kept) == [0, 1, 2, *sorted(expected)]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("snapkv:window=0", "1 or more"),
+        ("snapkv:kernel=4", "kernel odd"),
+        ("snapkv:pool=mean", "does not fit pool"),
+        ("h2o:recent=2", "recent lies in"),
+        ("h20", "did you mean h2o"),
+    ],
+)
+def test_wrong_settings_are_named(text, says):
+    with pytest.raises(UserError, match=says):
+        create_policy(text)

@@ -1,0 +1,110 @@
+"""PureKV against the float64 reference: which tokens each head keeps, also of those that the CLIE layer has dropped."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policies.filled import DIM, HEADS, PREFIX, Filled, play
+from policies.reference_purekv import PureKV
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.policies import StreamShape, create_policy
+from edgevlm.runtime.policies.purekv import CrossLayer
+
+REPRODUCIBLE = settings(max_examples=6, deadline=None, derandomize=True)  # near ties would differ in float32 and float64
+
+
+def opened(text, layers, budget, grid, seed, **expected):
+    policy, per_frame = create_policy(text), grid[0] * grid[1]
+    policy.attach(budget, StreamShape(layers, per_frame, PREFIX))
+    filled = Filled(layers, budget + per_frame, grid, np.random.default_rng(seed))
+    return policy, filled, PureKV(filled, **expected)
+
+
+CASES = [
+    ("purekv", {}),
+    ("purekv:window=4", {"window": 4}),
+    ("purekv:clie=0,window=4", {"clie": 0, "window": 4}),
+    ("purekv:clie=1,values=off", {"clie": 1, "values": False}),
+    ("purekv:cross=off,window=6", {"cross": False, "window": 6}),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), CASES, ids=[case[0] for case in CASES])
+@given(data=st.data())
+@REPRODUCIBLE
+def test_keeps_what_the_reference_keeps(text, expected, data):
+    grid = data.draw(st.sampled_from([(1, 1), (2, 2), (3, 2), (1, 5)]), label="grid")
+    per_frame = grid[0] * grid[1]
+    budget = data.draw(st.integers(1, 8 * per_frame), label="budget")  # less than a frame, any remainder
+    layers, seed = data.draw(st.sampled_from([1, 3, 5]), label="layers"), data.draw(st.integers(0, 99), label="seed")
+    policy, filled, reference = opened(text, layers, budget, grid, seed, **expected)
+    most = max(1, min(policy.room, budget) // per_frame)
+    pieces = data.draw(st.lists(st.integers(1, most), min_size=10, max_size=10), label="frames a piece")
+    assert play(filled, policy, pieces, reference.expected)
+
+
+def test_a_token_that_the_clie_layer_has_dropped_keeps_its_last_score():
+    policy, filled, reference = opened("purekv:clie=0,window=4", 3, 30, (2, 2), 1, clie=0, window=4)
+    assert play(filled, policy, [1] * 20, reference.expected) > 5
+    assert reference.from_memory > 100
+
+
+@pytest.mark.parametrize("content", [0.0, 1.0, 1e15])
+def test_zero_vectors_and_equal_scores_leave_the_newer_tokens(content):
+    """Zero values: all scores are 0. Equal ones of any size: what is left is float32's rounding of equal sums."""
+    policy, filled, reference = opened("purekv:window=4", 4, 18, (2, 2), 1, window=4)
+    filled.noise, filled.base = 0.0, np.full_like(filled.base, content)
+    if content == 0.0:
+        assert play(filled, policy, [1] * 10, reference.expected)
+        newest = np.arange(filled.seq - 14 - 4, filled.seq)
+        assert np.isin(np.sort(filled.cache.seq(3)[0])[PREFIX:], newest).all()
+    else:
+        for _ in range(10):
+            if (plan := policy.before_append(filled.cache, 4, None)) is not None:
+                assert all((mask.sum(1) == PREFIX + 14).all() for mask in plan.keep)
+                filled.cache.evict(plan.keep)
+            policy.after_append(filled.cache, filled.frame())
+
+
+@pytest.mark.parametrize("norm", [1e4, 1e12])
+def test_huge_norms(norm):
+    """A patch with huge keys and values takes all the attention of some queries and none of others."""
+    policy, filled, reference = opened("purekv:window=4", 5, 18, (2, 2), 3, window=4)
+    filled.base[:, :, 0] *= norm
+    assert play(filled, policy, [1] * 12, reference.expected)
+
+
+def test_only_low_layers_are_probed():
+    def probes(text, layers=6):
+        policy = create_policy(text)
+        policy.attach(20, StreamShape(layers, 4, PREFIX))
+        return policy.needs.probe_layers
+
+    assert probes("purekv") == (0, 1, 2)
+    assert probes("purekv:clie=0") == (0,)
+    assert probes("purekv", layers=2) == (0, 1)
+    assert probes("purekv:cross=off") == tuple(range(6))
+
+
+def test_as_a_booster_it_scores_for_other_policies():
+    """Tab. 6: the importance is the same for whoever asks, and reaches layers that nobody probed."""
+    policy, filled, _ = opened("purekv:window=4", 4, 40, (2, 2), 2)
+    booster = CrossLayer(4, clie=2, window=4)
+    for _ in range(6):
+        booster.add(filled.frame())
+    booster.score(filled.cache, 4)
+    scores = [booster.importance(filled.cache, layer) for layer in range(4)]
+    assert all(score.shape == (HEADS, PREFIX + 24) and (score[:, :-4] > 0).all() for score in scores)
+    norms = [np.linalg.norm(filled.cache.value(layer), axis=2) for layer in (2, 3)]
+    np.testing.assert_allclose(scores[3] / norms[1], scores[2] / norms[0], rtol=1e-5)
+    assert filled.cache.key(0).shape[2] == DIM
+    assert policy.needs.probe_layers == booster.probe_layers
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"), [("clie=-1", "from 0 up"), ("window=0", "1 or more"), ("cile=2", "did you mean clie")]
+)
+def test_what_cannot_work_is_refused(setting, says):
+    with pytest.raises(UserError, match=says):
+        create_policy(f"purekv:{setting}")
