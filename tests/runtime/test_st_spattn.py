@@ -122,11 +122,12 @@ class Shadow:
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])
-def test_answers_equal_the_numpy_decoder(made, chunk):
+@pytest.mark.parametrize(("policy", "at_once"), [("lottery", 4), ("purekv:st_spattn=on", 2)])
+def test_answers_equal_the_numpy_decoder(made, chunk, policy, at_once):
     """With evictions other in every head and layer, two re-indexings, and a question in the middle."""
     model, checkpoint = made
     p = model.bundle.vision.tokens_per_frame
-    with Session.open(model, policy="lottery", budget=8 * p, chunk=chunk, room=TextRoom(16, 64, 16)) as session:
+    with Session.open(model, policy=policy, budget=8 * p, chunk=chunk, room=TextRoom(16, 64, 16)) as session:
         stream = session._stream
         stream.positions.limit = stream.prefix + 8 * p + stream.positions.text_room + 40
         shadow = Shadow(checkpoint, stream, model.encode(session._chat.prefix))
@@ -140,7 +141,7 @@ def test_answers_equal_the_numpy_decoder(made, chunk):
         assert stream.stats.reindexings >= 2
         assert shadow.dense_rows[0] == p, "frame 0 goes in alone"
         assert sum(shadow.sparse_frames) == 60 * p
-        assert max(shadow.sparse_frames) == min(chunk, 4) * p
+        assert max(shadow.sparse_frames) == min(chunk, at_once) * p
         for layer in range(5):
             assert (stream.cache.frame(layer)[:, stream.prefix : stream.prefix + p] == 0).all()
             for head, rows in enumerate(shadow.decoder.cache[layer]):
