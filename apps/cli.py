@@ -113,6 +113,15 @@ def export(
     checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face checkpoint directory, as save_pretrained writes it.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The bundle to write.")],
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there.")] = False,
+    st_spattn: Annotated[
+        int | None,
+        typer.Option(
+            metavar="LAYER",
+            help="The first layer that prefills sparsely when a policy asks for PureKV's ST-SpAttn.",
+            show_default="3",
+            min=0,
+        ),
+    ] = None,
 ) -> None:
     """Turn a checkpoint into a bundle that edgevlm runs: ONNX graphs, weights, tokenizer, manifest."""
     from rich.console import Console
@@ -120,7 +129,7 @@ def export(
     from edgevlm.export import export_checkpoint
 
     with Console(stderr=True).status("reading the checkpoint") as status:
-        path = export_checkpoint(checkpoint, out, progress=status.update, force=force)
+        path = export_checkpoint(checkpoint, out, progress=status.update, force=force, st_spattn_from=st_spattn)
     typer.echo(str(path))
 
 

@@ -33,6 +33,18 @@ class KVBuffer:
 
 
 @dataclass(frozen=True, slots=True)
+class FramePattern:
+    """What the rows of an ``st-spattn`` call see of the cache; the call appends whole frames of p rows.
+
+    A row sees slots ``[0, shared)`` of every layer and KV head, its own frame up to itself, and the row at its own place in the
+    frame before: for the call's first frame the one in slot ``previous[l, head, place]``, -1 for none.
+    """
+
+    shared: int
+    previous: Int64  # [layers, kv_heads, p]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step gives back.
 
@@ -48,14 +60,21 @@ class Decoder(Protocol):
     """A decoder bound to one stream's KV buffers."""
 
     def step(
-        self, embeds: Float32, cos: Float32, sin: Float32, past_len: Int32, logit_rows: Sequence[int] = (-1,)
+        self,
+        embeds: Float32,
+        cos: Float32,
+        sin: Float32,
+        past_len: Int32,
+        logit_rows: Sequence[int] = (-1,),
+        pattern: FramePattern | None = None,
     ) -> StepResult:
         """Append S rows in place and return the logits of the rows asked for.
 
         embeds: ``[S, hidden]``; cos, sin: ``[S, head_dim / 2]`` of the new rows; past_len: ``[layers]``, the valid
         rows of each layer before the call. Afterwards rows ``[past_len[l], past_len[l] + S)`` of layer ``l`` hold the
         new keys (rotated) and values; publishing them is the caller's business. ``logit_rows`` index the S rows
-        (negative from the end), ``()`` for none. Raises CacheFull or CacheError before a byte is changed.
+        (negative from the end), ``()`` for none. ``pattern`` goes with the ``st-spattn`` variant, and only with it. Raises
+        CacheFull or CacheError before a byte is changed.
         """
         ...
 
@@ -71,10 +90,11 @@ class Engine(Protocol):
         """Token ids ``[N]`` to embeddings ``[N, hidden]``."""
         ...
 
-    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = ()) -> Decoder:
+    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "whole") -> Decoder:
         """Bind the decoder to one buffer a layer; bindings persist until the decoder is dropped.
 
-        ``probes`` are the layers whose queries each step returns.
+        ``probes`` are the layers whose queries each step returns. ``variant`` is one of the bundle's decoder graphs; decoders
+        of several variants may be bound to the same buffers. Raises UserError for a variant that the bundle does not have.
         """
         ...
 

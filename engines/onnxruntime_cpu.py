@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime as ort
 import psutil
 
-from edgevlm.engines.base import Float32, Int32, Int64, KVBuffer, StepResult
+from edgevlm.engines.base import Float32, FramePattern, Int32, Int64, KVBuffer, StepResult
 from edgevlm.errors import CacheError, CacheFull, UserError
 from edgevlm.runtime.bundle import Bundle
 
@@ -37,15 +37,21 @@ class OnnxRuntimeCpu:
         spec = bundle.decoder
         self._embedding = np.load(bundle.file(spec.embedding), mmap_mode="r", allow_pickle=False)
         self._vision = self._open(bundle.vision.graph)
-        self._decoder = self._open(spec.graphs["whole"])
+        self._decoders = {"whole": self._open(spec.graphs["whole"])}
 
-    def _open(self, name: str) -> Any:
+    def _open(self, name: str, *, prepack: bool = True) -> Any:
+        """A session of one graph.
+
+        With ``prepack`` it holds the matrices in the kernels' own layout, in memory of its own. Without, it reads them from the
+        mapped file, whose pages all sessions and processes share and the system can drop; a call of few rows is slower.
+        """
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
         options.log_severity_level = 4  # what goes wrong is raised
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.disable_prepacking", "0" if prepack else "1")
         path = self.bundle.file(name)
         try:
             return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -71,14 +77,28 @@ class OnnxRuntimeCpu:
             raise ValueError(f"token ids must lie in [0, {len(self._embedding)}), not {ids.min()} to {ids.max()}")
         return np.asarray(self._embedding[ids])
 
-    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = ()) -> OnnxRuntimeDecoder:
-        """A decoder bound to one buffer a layer, which also returns the queries of the layers in ``probes``."""
-        return OnnxRuntimeDecoder(self._decoder, self.bundle, buffers, probes)
+    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "whole") -> OnnxRuntimeDecoder:
+        """A decoder bound to one buffer a layer, which also returns the queries of the layers in ``probes``.
+
+        The graph of another variant is opened when first asked for.
+        """
+        if variant not in self._decoders:
+            self._decoders[variant] = self._open(self._graph(variant), prepack=False)
+        return OnnxRuntimeDecoder(self._decoders[variant], self.bundle, buffers, probes)
+
+    def _graph(self, variant: str) -> str:
+        graphs = self.bundle.decoder.graphs
+        if variant not in graphs:
+            raise UserError(
+                f"{self.bundle.path}: has no {variant} decoder graph (it has {', '.join(graphs)}); "
+                "export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
+            )
+        return graphs[variant]
 
     def close(self) -> None:
         """Let go of the sessions; decoders already bound keep what they need until they are dropped."""
         self.__dict__.pop("_vision", None)
-        self.__dict__.pop("_decoder", None)
+        self.__dict__.pop("_decoders", None)
         self.__dict__.pop("_embedding", None)
 
 
@@ -87,6 +107,7 @@ class OnnxRuntimeDecoder:
 
     Two sets of bindings: one for a single row and its logits, in which nothing is rebound between calls, and one for
     everything else, in which only the small inputs and the outputs are. Not for use by two threads at once.
+    A graph that takes a pattern is told it with each call.
     """
 
     def __init__(self, session: Any, bundle: Bundle, buffers: Sequence[KVBuffer], probes: Sequence[int]) -> None:
@@ -95,6 +116,7 @@ class OnnxRuntimeDecoder:
         if any(not 0 <= layer < spec.layers for layer in probes):
             raise ValueError(f"probes must be layers of 0 to {spec.layers - 1}, not {list(probes)}")
         self._session, self._spec = session, spec
+        self._takes_pattern = any(node.name == "previous" for node in session.get_inputs())
         self._buffers = tuple(buffers)  # keeps their owners alive
         self._capacity = np.array([buffer.shape[2] for buffer in buffers], np.int64)
         self._probes = tuple(probes)
@@ -105,16 +127,26 @@ class OnnxRuntimeDecoder:
         self._bind_arrays(self._one, self._one_arrays)
 
     def step(
-        self, embeds: Float32, cos: Float32, sin: Float32, past_len: Int32, logit_rows: Sequence[int] = (-1,)
+        self,
+        embeds: Float32,
+        cos: Float32,
+        sin: Float32,
+        past_len: Int32,
+        logit_rows: Sequence[int] = (-1,),
+        pattern: FramePattern | None = None,
     ) -> StepResult:
         """Append S rows in place; see the protocol. Raises CacheFull or CacheError before a byte is changed."""
         rows = len(embeds)
         self._check_step(embeds, cos, sin, past_len, logit_rows)
+        self._check_pattern(rows, past_len, pattern)
         np.add(past_len, rows, out=self._total_len, casting="same_kind")
-        if rows == 1 and len(logit_rows) == 1:
+        if rows == 1 and len(logit_rows) == 1 and pattern is None:
             arrays, binding = self._one_arrays, self._one
         else:
             arrays, binding = self._arrays(rows, len(logit_rows)), self._many
+            if pattern is not None:
+                arrays["shared"] = np.array([pattern.shared], np.int64)
+                arrays["previous"] = np.ascontiguousarray(pattern.previous, np.int64)
             self._bind_arrays(binding, arrays)
         arrays["inputs_embeds"][0], arrays["cos"][0], arrays["sin"][0] = embeds, cos, sin
         arrays["logit_rows"][:] = logit_rows
@@ -179,6 +211,20 @@ class OnnxRuntimeDecoder:
             raise CacheFull(f"layer {layer} holds {have} rows and has room for {room}: {rows} more do not fit")
         if any(not -rows <= row < rows for row in logit_rows):
             raise CacheError(f"logit_rows {list(logit_rows)} must index the {rows} rows of this call")
+
+    def _check_pattern(self, rows: int, past_len: Int32, pattern: FramePattern | None) -> None:
+        if (pattern is not None) != self._takes_pattern:
+            raise CacheError(f"this decoder graph {'needs a pattern' if self._takes_pattern else 'takes no pattern'}")
+        if pattern is None:
+            return
+        s, shape = self._spec, pattern.previous.shape
+        if len(shape) != 3 or shape[:2] != (s.layers, s.kv_heads) or shape[2] < 1 or rows % shape[2]:
+            wanted = f"[{s.layers}, {s.kv_heads}, p] for {rows} rows of whole frames"
+            raise CacheError(f"previous must be {wanted}, not {list(shape)}")
+        if not 0 <= pattern.shared <= int(past_len.min()):
+            raise CacheError(f"{pattern.shared} shared slots: the layers hold from {past_len.min()} rows")
+        if np.any(pattern.previous >= past_len[:, None, None]) or int(pattern.previous.min()) < -1:
+            raise CacheError("previous must hold slots of valid rows, or -1")
 
 
 def _check_buffers(bundle: Bundle, buffers: Sequence[KVBuffer]) -> None:

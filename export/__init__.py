@@ -21,11 +21,18 @@ __all__ = ["FAMILIES", "export_checkpoint"]
 
 
 def export_checkpoint(
-    checkpoint_dir: str | Path, out_dir: str | Path, *, progress: Progress | None = None, force: bool = False
+    checkpoint_dir: str | Path,
+    out_dir: str | Path,
+    *,
+    progress: Progress | None = None,
+    force: bool = False,
+    st_spattn_from: int | None = None,
 ) -> Path:
     """Write the bundle of a Hugging Face checkpoint folder to ``out_dir`` and return its path.
 
     ``progress(what)`` is told of each step. With ``force`` an existing bundle is replaced, once the new one is whole.
+    ``st_spattn_from`` is the first layer that prefills frames sparsely when a policy asks for PureKV's ST-SpAttn; 3, the layer
+    above PureKV's CLIE layer, or a smaller model's last layer by default.
     Raises UserError, one line, for a checkpoint that is damaged or of an unknown kind and for a disk that is full.
     """
     try:
@@ -34,5 +41,6 @@ def export_checkpoint(
         raise UserError(
             f"exporting needs the package {error.name}, which is not installed: pip install 'edgevlm[export]'"
         ) from None
-    path: Path = writer.write_bundle(Path(checkpoint_dir), Path(out_dir), FAMILIES, progress or (lambda _: None), force)
+    told = progress or (lambda _: None)
+    path: Path = writer.write_bundle(Path(checkpoint_dir), Path(out_dir), FAMILIES, told, force, st_spattn_from)
     return path

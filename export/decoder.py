@@ -10,31 +10,68 @@ Traced decoders concatenate their cache; this one appends in place to memory it 
 ``total_len[l]`` counts the rows valid in layer ``l`` after the call. A layer is three functions: ``project`` (residual
 to q, k, v), ``attend`` (the only one that knows the cache) and ``finish`` (to residual again), so that a graph can be
 cut between them.
+
+Two graphs of one builder and one weights file: ``whole``, and ``st-spattn`` for the prefill of frames, in which the layers
+from one on attend by the pattern of :mod:`edgevlm.export.st_spattn` and which has its two inputs more.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
+from edgevlm.errors import UserError
 from edgevlm.export.backbones import Backbone, DecoderShape, LayerWeights
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.graph import CONTRIB, GraphBuilder, WeightsFile, external_tensor, save_array
+from edgevlm.export.st_spattn import SparseAttention
 from edgevlm.runtime.bundle import Progress
 
-GRAPH, WEIGHTS, EMBEDDING = "decoder.onnx", "decoder.weights", "embedding.npy"
+GRAPHS = {"whole": "decoder.onnx", "st-spattn": "decoder-st-spattn.onnx"}  # variant -> file
+WEIGHTS, EMBEDDING = "decoder.weights", "embedding.npy"
+ST_SPATTN_FROM = 3  # the first sparse layer: the one above PureKV's CLIE layer, whose scores need dense attention
 
 
 @dataclass(slots=True)
 class _Decoder:
-    """One decoder graph under construction. ``residual`` and ``delta`` add up to the stream's hidden state."""
+    """One decoder graph under construction: ``start``, each layer in turn, ``logits``.
+
+    ``residual`` and ``delta`` add up to the stream's hidden state. Layers from ``sparse_from`` on attend sparsely.
+    """
 
     graph: GraphBuilder
     shape: DecoderShape
+    sparse_from: int | None = None
+    residual: str = ""
+    delta: str | None = None
+    sparse: SparseAttention = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sparse = SparseAttention(self.graph, self.shape)
+
+    def start(self) -> None:
+        """The inputs that are not a layer's, and what is made of them once."""
+        self.residual = self.graph.input("inputs_embeds", TensorProto.FLOAT, [1, "S", self.shape.hidden])
+        self.tables()
+        self.lengths()
+        self.graph.input("logit_rows", TensorProto.INT64, ["R"])
+        if self.sparse_from is not None:
+            self.sparse.inputs()
+
+    def layer(self, layer: int, w: LayerWeights) -> None:
+        """One layer of the stream; of the last, past its cache rows, only the rows asked for."""
+        query, key, value, self.residual = self.project(layer, w, self.residual, self.delta)
+        is_sparse = self.sparse_from is not None and layer >= self.sparse_from
+        attend = self.sparse.attend if is_sparse else self.attend
+        attention = attend(layer, query, key, value)
+        if layer == self.shape.layers - 1:
+            attention = self.graph.node("Gather", [attention, "logit_rows"], ["last.attention"], axis=1)
+            self.residual = self.graph.node("Gather", [self.residual, "logit_rows"], ["last.residual"], axis=1)
+        self.residual, self.delta = self.finish(layer, w, attention, self.residual)
 
     def norm(self, name: str, gamma: np.ndarray, residual: str, delta: str | None) -> tuple[str, str]:
         """RMS norm of ``residual + delta``; returns the normed rows and the sum."""
@@ -117,46 +154,63 @@ class _Decoder:
         for name in ("cos", "sin"):
             g.node("Reshape", [g.input(name, TensorProto.FLOAT, [1, "S", half]), table], [f"{name}.table"])
 
-    def logits(self, final_norm: np.ndarray, head: str, residual: str, delta: str) -> None:
+    def logits(self, final_norm: np.ndarray, head: str) -> None:
         """Final norm and vocabulary scores ``[1, R, V]`` of the rows that are left."""
         s, g = self.shape, self.graph
-        normed, _ = self.norm("final_norm", final_norm, residual, delta)
+        normed, _ = self.norm("final_norm", final_norm, self.residual, self.delta)
         rows = g.node("Reshape", [normed, g.constant("rows.shape", np.array([-1, s.hidden], np.int64))], ["rows"])
         scores = g.node("Gemm", [rows, head], ["scores"], transB=1)
         shape = g.constant("logits.shape", np.array([1, -1, s.vocab], np.int64))
         g.output(g.node("Reshape", [scores, shape], ["logits"]), TensorProto.FLOAT, [1, "R", s.vocab])
 
 
-def write_decoder(checkpoint: Checkpoint, backbone: Backbone, shape: DecoderShape, folder: Path, progress: Progress) -> None:
-    """Write ``decoder.onnx``, ``decoder.weights`` and ``embedding.npy`` into ``folder``.
+def write_decoder(
+    checkpoint: Checkpoint,
+    backbone: Backbone,
+    shape: DecoderShape,
+    folder: Path,
+    progress: Progress,
+    st_spattn_from: int | None = None,
+) -> None:
+    """Write a graph for each of GRAPHS, ``decoder.weights`` and ``embedding.npy`` into ``folder``.
 
-    A tied head is the embedding file itself: the graph refers to its bytes. Raises UserError for a checkpoint whose
-    tensors are missing or of another shape, OSError if the disk does not take them.
+    ``st_spattn_from``: see :func:`first_sparse_layer`. A tied head is the embedding file itself: the graphs refer to its
+    bytes. Raises UserError for a checkpoint whose tensors are missing or of another shape, OSError if the disk does not take
+    them.
     """
+    sparse_from = first_sparse_layer(shape, st_spattn_from)
     embedding = checkpoint.tensor("text.embed_tokens.weight", (shape.vocab, shape.hidden))
     start = save_array(folder / EMBEDDING, embedding)
     with (folder / WEIGHTS).open("wb") as stream:
-        g = GraphBuilder("decoder", WeightsFile(stream, WEIGHTS))
-        d = _Decoder(g, shape)
-        residual: str = g.input("inputs_embeds", TensorProto.FLOAT, [1, "S", shape.hidden])
-        delta: str | None = None
-        d.tables()
-        d.lengths()
-        logit_rows = g.input("logit_rows", TensorProto.INT64, ["R"])
+        weights = WeightsFile(stream, WEIGHTS)
+        variants = {"whole": _Decoder(GraphBuilder("decoder", weights), shape)}
+        variants["st-spattn"] = _Decoder(GraphBuilder("decoder-st-spattn", weights), shape, sparse_from)
+        for d in variants.values():
+            d.start()
         for layer in range(shape.layers):
             w = backbone.layer(checkpoint, shape, layer)
-            query, key, value, residual = d.project(layer, w, residual, delta)
-            attention = d.attend(layer, query, key, value)
-            if layer == shape.layers - 1:  # past the last cache row only the rows asked for matter
-                attention = g.node("Gather", [attention, logit_rows], ["last.attention"], axis=1)
-                residual = g.node("Gather", [residual, logit_rows], ["last.residual"], axis=1)
-            residual, delta = d.finish(layer, w, attention, residual)
+            for d in variants.values():
+                d.layer(layer, w)
             progress(f"decoder layer {layer + 1} of {shape.layers}")
-        assert delta is not None
         if shape.tied:
             dims = (shape.vocab, shape.hidden)
-            g.initializers.append(external_tensor("head", EMBEDDING, TensorProto.FLOAT, dims, start, embedding.nbytes))
+            head = external_tensor("head", EMBEDDING, TensorProto.FLOAT, dims, start, embedding.nbytes)
         else:
-            g.weight("head", checkpoint.tensor("text.lm_head.weight", (shape.vocab, shape.hidden)))
-        d.logits(checkpoint.tensor("text.norm.weight", (shape.hidden,)), "head", residual, delta)
-        g.save(folder / GRAPH)
+            head = weights.add("head", checkpoint.tensor("text.lm_head.weight", (shape.vocab, shape.hidden)))
+        final_norm = checkpoint.tensor("text.norm.weight", (shape.hidden,))
+        for variant, d in variants.items():
+            d.graph.initializers.append(head)
+            d.logits(final_norm, "head")
+            d.graph.save(folder / GRAPHS[variant])
+
+
+def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:
+    """The layer from which the ``st-spattn`` graph is sparse: the one wanted, else ST_SPATTN_FROM or a small model's last.
+
+    Raises UserError for a layer that the model does not have.
+    """
+    if wanted is None:
+        return min(ST_SPATTN_FROM, shape.layers - 1)
+    if not 0 <= wanted < shape.layers:
+        raise UserError(f"ST-SpAttn cannot start at layer {wanted}: the model has layers 0 to {shape.layers - 1}")
+    return wanted

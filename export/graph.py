@@ -36,14 +36,23 @@ def save_array(path: Path, array: NDArray[np.float32]) -> int:
 
 
 class WeightsFile:
-    """Float32 tensors one after another, 64-byte aligned, written as they come: one in memory at a time."""
+    """Float32 tensors one after another, 64-byte aligned, written as they come: one in memory at a time.
+
+    Graphs that share the file share its tensors: a name is written once.
+    """
 
     def __init__(self, stream: BinaryIO, name: str) -> None:
         self.stream = stream
         self.name = name
+        self._written: dict[str, TensorProto] = {}
 
     def add(self, name: str, array: NDArray[Any]) -> TensorProto:
-        """Append ``array`` as float32 and return the initializer that refers to it."""
+        """The initializer that refers to ``array`` as float32, appended to the file the first time that ``name`` comes."""
+        if name not in self._written:
+            self._written[name] = self._append(name, array)
+        return self._written[name]
+
+    def _append(self, name: str, array: NDArray[Any]) -> TensorProto:
         data = np.ascontiguousarray(array, np.float32)
         self.stream.write(b"\0" * (-self.stream.tell() % ALIGNMENT))
         offset = self.stream.tell()

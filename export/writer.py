@@ -22,7 +22,14 @@ from edgevlm.runtime.publish import check_target, published
 CLOSING = "closing.npy"
 
 
-def write_bundle(source: Path, out_dir: Path, families: Mapping[str, str], progress: Progress, force: bool) -> Path:
+def write_bundle(
+    source: Path,
+    out_dir: Path,
+    families: Mapping[str, str],
+    progress: Progress,
+    force: bool,
+    st_spattn_from: int | None = None,
+) -> Path:
     """See :func:`edgevlm.export.export_checkpoint`."""
     checkpoint = Checkpoint(source)
     model_type = str(checkpoint.config.get("model_type"))
@@ -30,6 +37,7 @@ def write_bundle(source: Path, out_dir: Path, families: Mapping[str, str], progr
         where = checkpoint.folder / "config.json"
         raise UserError(f"{where}: model type {model_type!r} cannot be exported; {nearest(model_type, families)}")
     backbone, shape = _decoder_shape(checkpoint)
+    decoder.first_sparse_layer(shape, st_spattn_from)
     check_target(out_dir, force)
     progress("reading the vision tower")
     parts = _family_parts(checkpoint, families[model_type])
@@ -38,7 +46,7 @@ def write_bundle(source: Path, out_dir: Path, families: Mapping[str, str], progr
     with published(out_dir, force=force) as folder:
         progress("tracing the vision tower")
         tokens, _ = vision.write_vision(parts.vision, folder)
-        decoder.write_decoder(checkpoint, backbone, shape, folder, progress)
+        decoder.write_decoder(checkpoint, backbone, shape, folder, progress, st_spattn_from)
         (folder / talk["tokenizer"]).write_text(tokenizer, encoding="utf-8")
         if parts.closing is not None:
             save_array(folder / CLOSING, parts.closing)
@@ -97,7 +105,7 @@ def _decoder_section(checkpoint: Checkpoint, shape: DecoderShape) -> dict[str, A
         "inv_freq": shape.inv_freq(),
         "model_limit": shape.model_limit,
         "trained_length": int(trained),
-        "graphs": {"whole": decoder.GRAPH},
+        "graphs": decoder.GRAPHS,
         "embedding": decoder.EMBEDDING,
     }
 

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from edgevlm.engines.base import StepResult
+from edgevlm.engines.base import FramePattern, StepResult
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle, DecoderSpec
 from edgevlm.runtime.cache import KVCache, Rows
@@ -19,6 +19,7 @@ from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape
 from edgevlm.runtime.positions import Positions, Reindexing, rope_tables
+from edgevlm.runtime.st_spattn import frame_pattern
 
 Float32 = NDArray[np.float32]
 
@@ -40,12 +41,11 @@ def check_budget(policy: Policy, budget: int, bundle: Bundle, text_room: int, pr
     """Refuse a budget that cannot work, before anything is allocated."""
     frame, limit = bundle.vision.tokens_per_frame, bundle.limit
     smallest, largest = int(policy.layer_budgets.min()), int(policy.layer_budgets.max())
-    if smallest < frame:
+    least, what = (2 * frame, "two frames, which take") if policy.keeps_first_frame else (frame, "one frame, which takes")
+    if smallest < least:
         of_layer = "" if smallest == budget else f", {smallest} in its smallest layer,"
-        enough = -(-budget * frame // max(smallest, 1))
-        raise UserError(
-            f"a budget of {budget} tokens{of_layer} is less than one frame, which takes {frame}; give --budget {enough} or more"
-        )
+        enough = -(-budget * least // max(smallest, 1))
+        raise UserError(f"a budget of {budget} tokens{of_layer} is less than {what} {least}; give --budget {enough} or more")
     if prefix + largest + text_room > limit:
         most = (limit - prefix - text_room) * budget // largest
         raise UserError(
@@ -86,7 +86,9 @@ class Stream:
         check_budget(policy, budget, model.bundle, text_room, len(prefix))
         self.inv_freq = model.bundle.inv_freq
         self.cache = allocate(decoder, [len(prefix) + int(rows) + text_room for rows in policy.layer_budgets], self.inv_freq)
-        self.decoder = model.engine.bind(self.cache.buffers(), tuple(sorted({*needs.probe_layers, *needs.guidance_layers})))
+        buffers, probes = self.cache.buffers(), tuple(sorted({*needs.probe_layers, *needs.guidance_layers}))
+        self.decoder = model.engine.bind(buffers, probes)
+        self.sparse = None if needs.variant == "whole" else model.engine.bind(buffers, probes, needs.variant)
         self.positions = Positions(model.bundle.limit, text_room, reindexing if policy.bounded else "never")
         self.stats = MemoryStats()
         self.frames = 0
@@ -108,9 +110,10 @@ class Stream:
         policy's capacity is used up.
         """
         per_frame = features.shape[1]
-        whole = max(1, self.policy.room // per_frame)
-        for start in range(0, len(features), whole):
-            piece = features[start : start + whole]
+        start = 0
+        while start < len(features):
+            piece = features[start : start + self._frames_at_once(per_frame)]
+            start += len(piece)
             if not self.policy.bounded and self.tokens + piece.shape[0] * per_frame > self.budget:
                 raise UserError(
                     f"the {self.policy.name} cache is full: {self.budget} tokens hold {self.budget // per_frame} frames; "
@@ -119,14 +122,22 @@ class Stream:
             self._make_room(piece.shape[0] * per_frame)
             self._append_piece(piece)
 
+    def _frames_at_once(self, per_frame: int) -> int:
+        """Frames that one compression makes room for. Frame 0 goes in alone, densely, if later ones see it for good."""
+        if not self.policy.keeps_first_frame:
+            return max(1, self.policy.room // per_frame)
+        free = int(self.policy.layer_budgets.min()) - per_frame
+        return max(1, min(self.policy.room, free) // per_frame) if self.frames else 1
+
     def _append_piece(self, piece: Float32) -> None:
         count, per_frame, hidden = piece.shape
         frame = np.repeat(np.arange(self.frames, self.frames + count, dtype=np.int32), per_frame)
         first, position = self._seq, self.positions.next
         started = time.perf_counter()
-        result = self._append(
-            piece.reshape(-1, hidden), Kind.VISION, (), frame, np.tile(self._row, count), np.tile(self._col, count)
-        )
+        sparsely = self.sparse is not None and self.frames > 0
+        pattern = frame_pattern(self.cache, self.prefix, self.frames, self.model.bundle.vision.grid) if sparsely else None
+        row, col = np.tile(self._row, count), np.tile(self._col, count)
+        result = self._append(piece.reshape(-1, hidden), Kind.VISION, (), frame, row, col, pattern)
         self.stats.prefill_ms += 1e3 * (time.perf_counter() - started)
         self.frames += count
         rows = np.arange(count * per_frame)
@@ -191,14 +202,19 @@ class Stream:
         frame: NDArray[np.int32] | None = None,
         row: NDArray[np.int16] | None = None,
         col: NDArray[np.int16] | None = None,
+        pattern: FramePattern | None = None,
     ) -> StepResult:
+        """Append and publish rows ``[S, hidden]``, through the sparse prefill graph when there is a pattern."""
         count = len(embeds)
         position = self.positions.next
         self.cache.reserve(count)
         try:
             positions = self.positions.take(count)
             cos, sin = rope_tables(positions, self.inv_freq)
-            result = self.decoder.step(embeds, cos, sin, self.cache.lengths, logit_rows)
+            if pattern is None or self.sparse is None:
+                result = self.decoder.step(embeds, cos, sin, self.cache.lengths, logit_rows)
+            else:
+                result = self.sparse.step(embeds, cos, sin, self.cache.lengths, logit_rows, pattern)
         except BaseException:
             self.cache.abort()
             self.positions.next = position

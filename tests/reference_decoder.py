@@ -7,7 +7,7 @@ rotated when they are used, so re-positioning is an assignment and evicting is a
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 Array = NDArray[Any]
+Sees = Callable[[int, NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
+"""``sees(layer, new [S, 1], cached [1, n])``: which rows may look at which, all named by ``seq``; broadcast to ``[S, n]``."""
 
 
 @dataclass
@@ -76,16 +78,17 @@ class ReferenceDecoder:
         """Embeddings ``[n, hidden]``."""
         return self.weights["embed_tokens.weight"][np.asarray(token_ids, np.int64)]
 
-    def append(self, embeds: Array, positions: Sequence[int] | Array) -> Array:
+    def append(self, embeds: Array, positions: Sequence[int] | Array, sees: Sees | None = None) -> Array:
         """Append rows ``[S, hidden]`` at ``positions [S]`` to every layer; returns their logits ``[S, vocab]``.
 
-        A new row sees every cached row of its head, whatever its position, and the new rows up to itself.
+        A new row sees every cached row of its head, whatever its position, and the new rows up to itself, or of these only
+        what ``sees`` lets it.
         """
         positions = np.asarray(positions, np.int64)
         seq = np.arange(self.count, self.count + len(embeds))
         hidden = np.asarray(embeds, self.dtype)
         for layer in range(self.layers):
-            hidden = hidden + self._attention(layer, hidden, positions, seq)
+            hidden = hidden + self._attention(layer, hidden, positions, seq, sees)
             hidden = hidden + self._mlp(layer, hidden)
         self.count += len(embeds)
         return self._norm(hidden, "norm") @ self.head.T
@@ -101,7 +104,7 @@ class ReferenceDecoder:
             position += 1
         return tokens
 
-    def _attention(self, layer: int, hidden: Array, positions: Array, seq: Array) -> Array:
+    def _attention(self, layer: int, hidden: Array, positions: Array, seq: Array, sees: Sees | None = None) -> Array:
         """``[S, hidden]`` to ``[S, hidden]``; appends to the layer's cache."""
         normed = self._norm(hidden, f"layers.{layer}.input_layernorm")
         query = self._heads(layer, "q", normed)  # (heads, S, head_dim)
@@ -112,10 +115,12 @@ class ReferenceDecoder:
             cache = self.cache[layer][kv_head]
             cache.append(key[kv_head], value[kv_head], positions, seq)
             keys = self._rotate(cache.keys, cache.positions)
-            future = np.arange(len(cache))[None, :] > (len(cache) - rows + np.arange(rows))[:, None]
+            hidden_from = np.arange(len(cache))[None, :] > (len(cache) - rows + np.arange(rows))[:, None]
+            if sees is not None:
+                hidden_from = hidden_from | ~sees(layer, seq[:, None], cache.seq[None, :])
             for head in range(kv_head * group, (kv_head + 1) * group):
                 scores = self._rotate(query[head], positions) @ keys.T / np.sqrt(self.head_dim)  # (S, n)
-                scores = np.where(future, -np.inf, scores)
+                scores = np.where(hidden_from, -np.inf, scores)
                 weights = np.exp(scores - scores.max(1, keepdims=True))
                 outputs.append(weights / weights.sum(1, keepdims=True) @ cache.values)
         joined = np.concatenate(outputs, axis=1)  # (S, heads * head_dim)

@@ -153,6 +153,22 @@ class Policy(ABC):
     def after_append(self, cache: KVCache, appended: Appended) -> None:  # noqa: B027
         """Called when vision rows have been published, with the queries of ``needs.probe_layers``."""
 
+    @property
+    def keeps_first_frame(self) -> bool:
+        """Whether frame 0 never leaves: later frames see it for good when they are prefilled with ST-SpAttn."""
+        return self.needs.variant == "st-spattn"
+
+    def protected(self, cache: KVCache, layer: int) -> Bool:
+        """Rows that every compression keeps, ``[kv_heads, n_l]``: the prefix, and frame 0 if :attr:`keeps_first_frame`.
+
+        Rows of frame 0 count in |M|, and in the ``target`` of :meth:`select`.
+        """
+        from edgevlm.runtime.kinds import Kind
+
+        kind = cache.kind(layer)
+        mask: Bool = kind == Kind.PREFIX
+        return mask | ((kind == Kind.VISION) & (cache.frame(layer) == 0)) if self.keeps_first_frame else mask
+
     @abstractmethod
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
         """Rows of ``layer`` to keep: a mask ``[kv_heads, n_l]`` with the prefix and exactly ``target`` others per head."""

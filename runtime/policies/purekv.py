@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime import primitives
-from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.attention import attention_mass
 from edgevlm.runtime.policies.base import Appended, Bool, Float32, Guide, Needs, Plan, Policy, StreamShape, newest
 from edgevlm.runtime.policies.queries import QueryWindow
@@ -76,7 +75,8 @@ class PureKV(Policy):
 
     clie: the layer whose attention ranks the tokens of all layers above it (0 and 1 do worse, fig. 5). window: the newest rows,
     which stay and whose queries are the observers, at most half of what is kept. cross: off, every layer is ranked by its own
-    attention (Tab. 4). values: weight by the L2 norm of the value (Tab. 4).
+    attention (Tab. 4). values: weight by the L2 norm of the value (Tab. 4). st_spattn: prefill frames by sparse attention in
+    space and time in high layers (sec. 3.2); frame 0 then stays, in |M|.
 
     Ours: a token that the clie layer has dropped keeps the last score it had there; KV heads of two layers meet by number.
     """
@@ -85,6 +85,7 @@ class PureKV(Policy):
     window: int = 32
     cross: bool = True
     values: bool = True
+    st_spattn: bool = False
 
     name: ClassVar[str] = "purekv"
     paper: ClassVar[str] = "PureKV, arXiv 2510.25600"
@@ -100,7 +101,7 @@ class PureKV(Policy):
 
     @property
     def needs(self) -> Needs:
-        return Needs(probe_layers=self._cross.probe_layers)
+        return Needs(probe_layers=self._cross.probe_layers, variant="st-spattn" if self.st_spattn else "whole")
 
     @property
     def room(self) -> int:
@@ -111,15 +112,15 @@ class PureKV(Policy):
         self._cross.add(appended)
 
     def before_append(self, cache: KVCache, rows: int, guide: Guide) -> Plan | None:
-        self._recent = min(self.window, max(0, self.budget - rows) // 2)
+        kept = self.shape.tokens_per_frame if self.keeps_first_frame else 0
+        self._recent = min(self.window, max(0, self.budget - rows - kept) // 2)
         return super().before_append(cache, rows, guide)
 
     def prepare(self, cache: KVCache, guide: Guide) -> None:
         self._cross.score(cache, self._recent)
 
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
-        kind, seq = cache.kind(layer), cache.seq(layer)
-        vision = kind == Kind.VISION
-        recent = newest(seq, vision, self._recent)
-        rest = primitives.top_k(self._cross.importance(cache, layer), seq, vision & ~recent, target - self._recent)
-        return (kind == Kind.PREFIX) | recent | rest
+        seq, keep = cache.seq(layer), self.protected(cache, layer)
+        recent = newest(seq, ~keep, self._recent)
+        rest = target - self._recent - (int(keep[0].sum()) - self.shape.prefix)
+        return keep | recent | primitives.top_k(self._cross.importance(cache, layer), seq, ~(keep | recent), rest)

@@ -53,6 +53,12 @@ def test_a_real_clip(bundle, name):
     assert summary["cache_tokens"] <= 32
 
 
+def test_where_sparse_prefill_starts(bundle):
+    done = edgevlm("export", bundle.parent / "checkpoint", "--out", bundle.parent / "other", "--st-spattn", 9)
+    assert done.returncode == 2
+    assert done.stderr == "edgevlm: ST-SpAttn cannot start at layer 9: the model has layers 0 to 2\n"
+
+
 def test_an_existing_bundle_is_replaced_only_when_told(bundle):
     done = edgevlm("export", bundle.parent / "checkpoint", "--out", bundle)
     assert done.returncode == 2

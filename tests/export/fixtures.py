@@ -20,7 +20,10 @@ class Exported:
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported]:
-    """``exported(family, **shape)``: the tiny checkpoint of that shape and its bundle, made once a run."""
+    """``exported(family, **shape)``: the tiny checkpoint of that shape and its bundle, made once a run.
+
+    ``st_spattn_from`` goes to the export, the rest to the checkpoint.
+    """
     from checkpoints import make_checkpoint
 
     from edgevlm.export import export_checkpoint
@@ -31,8 +34,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported
         key = (family, *sorted((name, str(value)) for name, value in shape.items()))
         if key not in made:
             folder = tmp_path_factory.mktemp(family)
+            start = shape.pop("st_spattn_from", None)
             checkpoint = make_checkpoint(folder / "checkpoint", family, **shape)
-            made[key] = Exported(checkpoint, export_checkpoint(checkpoint, folder / "bundle"))
+            made[key] = Exported(checkpoint, export_checkpoint(checkpoint, folder / "bundle", st_spattn_from=start))
         return made[key]
 
     return export

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgevlm.engines import load_engine
-from edgevlm.engines.base import Float32, KVBuffer, StepResult
+from edgevlm.engines.base import Decoder, Float32, FramePattern, KVBuffer, StepResult
 from edgevlm.runtime.bundle import Bundle
 
 
@@ -28,8 +28,8 @@ class Runner:
         self.past_len = np.zeros(spec.layers, np.int32)
         self.position = 0
         pairs = zip(self.keys, self.values, strict=True)
-        buffers = [KVBuffer(k.ctypes.data, v.ctypes.data, shape, k.dtype, (k, v)) for k, v in pairs]
-        self.decoder = self.engine.bind(buffers, probes)
+        self.buffers = [KVBuffer(k.ctypes.data, v.ctypes.data, shape, k.dtype, (k, v)) for k, v in pairs]
+        self.decoder = self.engine.bind(self.buffers, probes)
 
     def tokens(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -38,10 +38,17 @@ class Runner:
     def embed(self, ids: Sequence[int]) -> Float32:
         return self.engine.embed(np.asarray(ids, np.int64))
 
-    def step(self, embeds: Float32, logit_rows: Sequence[int] = (-1,)) -> StepResult:
-        """Append at the next positions."""
+    def step(
+        self,
+        embeds: Float32,
+        logit_rows: Sequence[int] = (-1,),
+        decoder: Decoder | None = None,
+        pattern: FramePattern | None = None,
+    ) -> StepResult:
+        """Append at the next positions, through another bound decoder when one is given."""
         positions = np.arange(self.position, self.position + len(embeds), dtype=np.int32)
-        result = self.decoder.step(embeds, *self.tables(positions), self.past_len, logit_rows)
+        taken = decoder or self.decoder
+        result = taken.step(embeds, *self.tables(positions), self.past_len, logit_rows, pattern)
         self.past_len += len(embeds)
         self.position += len(embeds)
         return result

@@ -14,7 +14,10 @@ import pytest
 from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.bundle import Bundle, hash_file, seal_manifest
 
-FILES = ("bundle.json closing.npy decoder.onnx decoder.weights embedding.npy tokenizer.json vision.onnx vision.weights").split()  # noqa: SIM905
+FILES = [
+    *("bundle.json", "closing.npy", "decoder-st-spattn.onnx", "decoder.onnx", "decoder.weights", "embedding.npy"),
+    *("tokenizer.json", "vision.onnx", "vision.weights"),
+]
 
 
 @pytest.fixture

@@ -1,0 +1,74 @@
+"""A model of any shape with random weights, the same for the same seed: for measuring speed without a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from edgevlm.export.backbones import DecoderShape, qwen2
+from edgevlm.export.checkpoint import Checkpoint
+from edgevlm.export.decoder import EMBEDDING, GRAPHS, WEIGHTS, write_decoder
+from edgevlm.export.graph import GraphBuilder, WeightsFile
+from edgevlm.runtime.bundle import Bundle, ChatSpec, DecoderSpec, FileRecord, VisionSpec
+
+VISION = "vision.onnx"
+
+
+class SeededTensors:
+    """What the decoder builder asks of a checkpoint: each tensor from its own name and the seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """Float32 normal numbers over the square root of the last size; ones for norms."""
+        if len(shape) == 1 and name.endswith("norm.weight"):
+            return np.ones(shape, np.float32)
+        rng = np.random.default_rng([self.seed, crc32(name.encode())])
+        return rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[-1]))
+
+
+def seeded_bundle(
+    folder: Path, shape: DecoderShape, tokens_per_frame: int, *, seed: int = 0, st_spattn_from: int | None = None
+) -> Bundle:
+    """Write the decoder of ``shape`` into ``folder`` and return a bundle of it, ready for an engine.
+
+    Its vision tower is a stand-in (features ``[F, tokens_per_frame, hidden]`` repeat one pixel), and it has no chat.
+    """
+    checkpoint = cast(Checkpoint, SeededTensors(seed))
+    write_decoder(checkpoint, qwen2, shape, folder, lambda _: None, st_spattn_from)
+    _write_vision(folder, tokens_per_frame, shape.hidden)
+    sizes = ("layers", "heads", "kv_heads", "head_dim", "hidden", "vocab")
+    spec: dict[str, Any] = {name: getattr(shape, name) for name in sizes}
+    decoder = DecoderSpec(
+        **spec,
+        backbone="qwen2",
+        rope_theta=shape.rope_theta,
+        inv_freq=tuple((shape.rope_theta ** -(np.arange(0, shape.head_dim, 2) / shape.head_dim)).astype(np.float32).tolist()),
+        model_limit=shape.model_limit,
+        trained_length=shape.model_limit,
+        graphs=GRAPHS,
+        embedding=EMBEDDING,
+    )
+    third = (0.5, 0.5, 0.5)
+    grid = (1, tokens_per_frame)
+    vision = VisionSpec(VISION, (1, 1), "stretch", None, "nearest", 1 / 255, third, third, tokens_per_frame, grid, None)
+    chat = ChatSpec("", "", "video", "", 0, {}, ())
+    files = {name: FileRecord((folder / name).stat().st_size, "") for name in (*GRAPHS.values(), WEIGHTS, EMBEDDING, VISION)}
+    return Bundle(folder, "", "seeded", "seeded", decoder, vision, chat, files)
+
+
+def _write_vision(folder: Path, tokens_per_frame: int, hidden: int) -> None:
+    with (folder / "vision.weights").open("wb") as stream:
+        g = GraphBuilder("vision", WeightsFile(stream, "vision.weights"))
+        pixels = g.input("pixel_values", TensorProto.FLOAT, ["F", 3, 1, 1])
+        mean = g.node("ReduceMean", [pixels, g.constant("axes", np.array([1, 2, 3]))], ["mean"], keepdims=0)
+        rows = g.node("Unsqueeze", [mean, g.constant("last", np.array([1, 2]))], ["rows"])
+        ones = g.constant("ones", np.ones((1, tokens_per_frame, hidden), np.float32))
+        g.output(g.node("Mul", [rows, ones], ["features"]), TensorProto.FLOAT, ["F", tokens_per_frame, hidden])
+        g.save(folder / VISION)

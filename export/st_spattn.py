@@ -1,0 +1,193 @@
+"""Spatial-temporal sparse attention (PureKV, arXiv 2510.25600, sec. 3.2) as nodes of the decoder graph.
+
+A call appends F whole frames of p tokens, none of them frame 0. A token sees slots ``[0, m)`` of its layer and KV head (the
+prefix and frame 0), its own frame up to itself, and the one token at its own patch in the frame before: for the call's first
+frame the row at slot ``previous[l]`` of the cache (-1: absent), for the others a row of the call itself.
+
+That is dense attention over m + p keys and one more logit a row. The extra logit rides along as one more dimension: a query
+is ``[its logit with the previous token, q]``, a key is ``[0, k]``, and one more key is ``[1, 0, ...]`` whose value is zero;
+the weight that this key gets is the previous token's. Only standard operators of opset 18 are used. ScatterND writes new rows
+in place when its output is bound to its input's address, and copies nothing.
+
+In the shapes below H is KV heads, g the query heads that share one, S = F p, T = 1 + m + p.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from edgevlm.export.backbones import DecoderShape
+from edgevlm.export.graph import GraphBuilder
+
+UNSEEN = np.float32(-1e30)  # a logit whose weight is exactly 0
+
+
+class SparseAttention:
+    """``inputs`` once a graph, then ``attend`` for each layer that is sparse."""
+
+    def __init__(self, graph: GraphBuilder, shape: DecoderShape) -> None:
+        self.graph, self.shape = graph, shape
+        self.group = shape.heads // shape.kv_heads
+
+    def inputs(self) -> None:
+        """``shared`` int64 ``[1]`` (m) and ``previous`` int64 ``[L, H, p]``, and what every layer makes of them."""
+        g, s = self.graph, self.shape
+        g.input("shared", TensorProto.INT64, [1])
+        previous = g.input("previous", TensorProto.INT64, [s.layers, s.kv_heads, "p"])
+        g.node("Shape", [previous], ["p"], start=2, end=3)
+        g.node("Shape", ["inputs_embeds"], ["S"], start=1, end=2)
+        g.node("Neg", ["p"], ["-p"])
+        g.node("Div", ["S", "p"], ["F"])
+        g.node("Mul", ["p", self._numbers(self.group)], ["gp"])
+        g.node("Add", ["shared", self._numbers(1)], ["1+m"])
+        g.node("Add", ["1+m", "p"], ["T"])
+        heads, group, dim = s.kv_heads, self.group, s.head_dim
+        self._shape_of("shape.query", -1, "p", heads, group, dim)
+        self._shape_of("shape.augmented", heads, -1, "gp", dim + 1)
+        self._shape_of("shape.scores", -1, "p", "T")
+        self._shape_of("shape.weights", heads, -1, "gp", "T")
+        self._shape_of("shape.weight", heads, -1, group, "p", 1)
+        self._shape_of("shape.own", heads, -1, "p", dim)
+        self._shape_of("shape.previous", heads, -1, 1, "p", dim)
+        self._shape_of("shape.absent", heads, -1, 1, "p", 1)
+        self._shape_of("shape.out", heads, -1, group, "p", dim)
+        self._shape_of("shape.frames", 1, "F", 1, 1)
+        self._causal_mask()
+        self._previous()
+        self._write_index()
+
+    def attend(self, layer: int, query: str, key: str, value: str) -> str:
+        """Append key and value in place and attend by the pattern: ``[1, S, Hq D]``, as ``_Decoder.attend`` does."""
+        g, s, name = self.graph, self.shape, f"layer{layer}"
+        memory: list[int | str] = [1, s.kv_heads, f"C{layer}", s.head_dim]
+        past_key, past_value = (g.input(f"{part}{layer}", TensorProto.FLOAT, memory) for part in ("key", "value"))
+        new_key, new_value = self._by_head(f"{name}.key", key), self._by_head(f"{name}.value", value)
+        self._write(layer, {"key": (past_key, new_key), "value": (past_value, new_value)})
+        previous_key = self._previous_rows(layer, f"{name}.previous_key", past_key, new_key)
+        previous_value = self._previous_rows(layer, f"{name}.previous_value", past_value, new_value)
+
+        rows = g.node("Reshape", [query, "shape.query"], [f"{name}.q.rows"])  # [F, p, H, g, D]
+        split = g.node("Transpose", [rows], [f"{name}.q.split"], perm=[2, 0, 3, 1, 4])  # [H, F, g, p, D]
+        scale = g.constant("scale", np.float32(1 / np.sqrt(s.head_dim)))
+        scaled = g.node("Mul", [split, scale], [f"{name}.q"])
+        products = g.node("Mul", [scaled, previous_key], [f"{name}.previous.products"])
+        dot = g.node("ReduceSum", [products, self._numbers(-1)], [f"{name}.previous.dot"], keepdims=1)
+        logit = g.node("Add", [dot, self._of_layer(layer, "absent", "shape.absent")], [f"{name}.previous.logit"])
+        joined = g.node("Concat", [logit, scaled], [f"{name}.q.joined"], axis=-1)  # [H, F, g, p, 1 + D]
+        queries = g.node("Reshape", [joined, "shape.augmented"], [f"{name}.queries"])  # [H, F, g p, 1 + D]
+
+        keys = self._seen(f"{name}.keys", past_key, new_key, augmented=True)  # [H, F, T, 1 + D]
+        across = g.node("Transpose", [keys], [f"{name}.keys.across"], perm=[0, 1, 3, 2])
+        scores = g.node("MatMul", [queries, across], [f"{name}.scores"])  # [H, F, g p, T]
+        by_row = g.node("Reshape", [scores, "shape.scores"], [f"{name}.scores.rows"])  # [H F g, p, T]
+        masked = g.node("Add", [by_row, "mask"], [f"{name}.scores.masked"])
+        soft = g.node("Softmax", [masked], [f"{name}.soft"], axis=-1)
+        weights = g.node("Reshape", [soft, "shape.weights"], [f"{name}.weights"])  # [H, F, g p, T]
+
+        values = self._seen(f"{name}.values", past_value, new_value, augmented=False)  # [H, F, T, D]
+        dense = g.node("MatMul", [weights, values], [f"{name}.dense"])
+        dense = g.node("Reshape", [dense, "shape.out"], [f"{name}.dense.split"])  # [H, F, g, p, D]
+        ends = [self._numbers(0), self._numbers(1), self._numbers(-1)]
+        weight = g.node("Slice", [weights, *ends], [f"{name}.previous.weight"])
+        weight = g.node("Reshape", [weight, "shape.weight"], [f"{name}.previous.weight.split"])  # [H, F, g, p, 1]
+        sparse = g.node("Mul", [weight, previous_value], [f"{name}.sparse"])
+        total = g.node("Add", [dense, sparse], [f"{name}.attention.split"])
+        by_token = g.node("Transpose", [total], [f"{name}.attention.tokens"], perm=[1, 3, 0, 2, 4])  # [F, p, H, g, D]
+        shape = g.constant("shape.attention", np.array([1, -1, s.heads * s.head_dim], np.int64))
+        return g.node("Reshape", [by_token, shape], [f"{name}.attention"])
+
+    def _numbers(self, *values: int) -> str:
+        return self.graph.constant("int64." + ".".join(map(str, values)), np.array(values, np.int64))
+
+    def _shape_of(self, name: str, *sizes: int | str) -> None:
+        """A shape of numbers and of tensors of one number."""
+        parts = [size if isinstance(size, str) else self._numbers(size) for size in sizes]
+        self.graph.node("Concat", parts, [name], axis=0)
+
+    def _count(self, name: str, start: str, end: str) -> str:
+        """``[start, end)`` as int64; both tensors of one number."""
+        g = self.graph
+        scalars = [g.node("Squeeze", [part], [f"{name}.{which}"]) for which, part in (("start", start), ("end", end))]
+        one = g.constant("int64.one", np.array(1, np.int64))
+        return g.node("Range", [*scalars, one], [name])
+
+    def _causal_mask(self) -> None:
+        """``mask [p, T]``: 0, and UNSEEN for the later tokens of a row's own frame."""
+        g = self.graph
+        g.node("Neg", ["1+m"], ["-(1+m)"])
+        rows = g.node("Unsqueeze", [self._count("mask.row", self._numbers(0), "p"), self._numbers(1)], ["mask.rows"])
+        later = g.node("Greater", [self._count("mask.columns", "-(1+m)", "p"), rows], ["mask.later"])
+        g.node("Where", [later, g.constant("unseen", UNSEEN), g.constant("seen", np.float32(0))], ["mask"])
+
+    def _previous(self) -> None:
+        """``slots [L, H, p, 1]``, absent ones at 0, and ``absent [L, H, S]``: UNSEEN where the previous token is absent."""
+        g = self.graph
+        zero = g.constant("int64.zero", np.array(0, np.int64))
+        slots = g.node("Max", ["previous", zero], ["previous.slots"])
+        g.node("Unsqueeze", [slots, self._numbers(-1)], ["slots"])
+        missing = g.node("Less", ["previous", zero], ["previous.missing"])
+        first = g.node("Where", [missing, g.constant("unseen", UNSEEN), g.constant("seen", np.float32(0))], ["absent.first"])
+        g.node("Sub", ["S", "p"], ["S-p"])
+        pads = g.node("Concat", [self._numbers(0, 0, 0, 0, 0), "S-p"], ["absent.pads"], axis=0)
+        g.node("Pad", [first, pads], ["absent"])
+
+    def _write_index(self) -> None:
+        """``write [1, H, S, 3]``: where row s of head h goes when the cache is empty, (0, h, s)."""
+        g, s = self.graph, self.shape
+        shape = g.node("Concat", [self._numbers(1, s.kv_heads), "S", self._numbers(1)], ["write.shape"], axis=0)
+        heads = g.constant("write.heads", np.arange(s.kv_heads, dtype=np.int64).reshape(1, -1, 1, 1))
+        rows = g.node("Reshape", [self._count("write.row", self._numbers(0), "S"), self._numbers(1, 1, -1, 1)], ["write.rows"])
+        batch = g.constant("write.batch", np.zeros((1, 1, 1, 1), np.int64))
+        parts = [g.node("Expand", [part, shape], [f"{part}.expanded"]) for part in (batch, heads, rows)]
+        g.node("Concat", parts, ["write"], axis=-1)
+
+    def _write(self, layer: int, parts: dict[str, tuple[str, str]]) -> None:
+        """New rows to slots ``[past, past + S)``: outputs ``key{l}_out``, ``value{l}_out``, to be bound to the inputs."""
+        g, s, name = self.graph, self.shape, f"layer{layer}"
+        total = g.node("Cast", [f"total_len{layer}"], [f"{name}.total"], to=TensorProto.INT64)
+        past = g.node("Sub", [total, "S"], [f"{name}.past"])
+        offset = g.node("Concat", [self._numbers(0, 0), past], [f"{name}.offset"], axis=0)
+        index = g.node("Add", ["write", offset], [f"{name}.write"])
+        memory: list[int | str] = [1, s.kv_heads, f"C{layer}", s.head_dim]
+        for part, (past_rows, new_rows) in parts.items():
+            out = g.output(f"{part}{layer}_out", TensorProto.FLOAT, memory)
+            g.node("ScatterND", [past_rows, index, new_rows], [out])
+
+    def _by_head(self, name: str, rows: str) -> str:
+        """``[1, S, H D]`` to ``[1, H, S, D]``."""
+        g, s = self.graph, self.shape
+        split = g.node("Reshape", [rows, self._numbers(1, -1, s.kv_heads, s.head_dim)], [f"{name}.split"])
+        return g.node("Transpose", [split], [f"{name}.heads"], perm=[0, 2, 1, 3])
+
+    def _of_layer(self, layer: int, what: str, shape: str | None = None) -> str:
+        """A layer's part of ``slots`` (``[1, H, p, 1]``) or ``absent``, reshaped."""
+        g, name = self.graph, f"layer{layer}.{what}"
+        part = g.node("Gather", [what, self._numbers(layer)], [name], axis=0)
+        return part if shape is None else g.node("Reshape", [part, shape], [f"{name}.shaped"])
+
+    def _previous_rows(self, layer: int, name: str, past: str, new: str) -> str:
+        """The previous frame's row of every new row, ``[H, F, 1, p, D]``."""
+        g = self.graph
+        slots = f"layer{layer}.slots" if name.endswith("value") else self._of_layer(layer, "slots")
+        first = g.node("GatherND", [past, slots], [f"{name}.first"], batch_dims=2)  # [1, H, p, D]
+        others = g.node("Slice", [new, self._numbers(0), "-p", self._numbers(2)], [f"{name}.others"])
+        rows = g.node("Concat", [first, others], [f"{name}.rows"], axis=2)
+        return g.node("Reshape", [rows, "shape.previous"], [name])
+
+    def _seen(self, name: str, past: str, new: str, *, augmented: bool) -> str:
+        """What each frame's rows see densely, after the row that stands for the previous token: ``[H, F, T, D]``."""
+        g, s = self.graph, self.shape
+        shared = g.node("Slice", [past, self._numbers(0), "shared", self._numbers(2)], [f"{name}.slots"])
+        shared = g.node("Reshape", [shared, self._numbers(s.kv_heads, 1, -1, s.head_dim)], [f"{name}.shared"])
+        own = g.node("Reshape", [new, "shape.own"], [f"{name}.own"])  # [H, F, p, D]
+        stand_in = np.zeros((s.kv_heads, 1, 1, s.head_dim + augmented), np.float32)
+        if augmented:
+            stand_in[..., 0] = 1
+            pads = self._numbers(0, 0, 0, 1, 0, 0, 0, 0)
+            shared = g.node("Pad", [shared, pads], [f"{name}.shared.padded"])
+            own = g.node("Pad", [own, pads], [f"{name}.own.padded"])
+        first = g.constant("stand_in.key" if augmented else "stand_in.value", stand_in)
+        common = g.node("Concat", [first, shared], [f"{name}.common"], axis=2)  # [H, 1, 1 + m, ...]
+        common = g.node("Expand", [common, "shape.frames"], [f"{name}.frames"])
+        return g.node("Concat", [common, own], [name], axis=2)

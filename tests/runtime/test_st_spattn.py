@@ -1,0 +1,247 @@
+"""Sessions that prefill with ST-SpAttn: the same memory and answers as a readable numpy decoder that masks."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import checkpoints
+import numpy as np
+import pytest
+from pictures import frames
+from reference_decoder import ReferenceDecoder
+
+from edgevlm.errors import CacheError, UserError
+from edgevlm.export import export_checkpoint
+from edgevlm.runtime.cache import KVCache, Rows
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies import POLICIES, Needs, Policy
+from edgevlm.runtime.primitives import top_k
+from edgevlm.runtime.session import Session, TextRoom
+from edgevlm.runtime.st_spattn import frame_pattern
+
+QUESTION = "what color was the square?"
+START = 3
+
+
+@dataclass
+class Lottery(Policy):
+    """Keeps what is protected and a random choice of the rest, another in each layer and head."""
+
+    variant: str = "st-spattn"
+
+    name: ClassVar[str] = "lottery"
+    paper: ClassVar[str] = "none"
+
+    @property
+    def needs(self):
+        return Needs(probe_layers=(0, START), variant=self.variant)
+
+    @property
+    def compress_to(self):
+        return self.budget // 2
+
+    def after_append(self, cache, appended):
+        assert sorted(appended.queries) == [0, START]
+        assert appended.queries[START].shape[1] == len(appended.seq)
+
+    def select(self, cache, layer, target):
+        seq, keep = cache.seq(layer), self.protected(cache, layer)
+        lots = np.random.default_rng(int(seq.max()) + layer).random(seq.shape, np.float32)
+        return keep | top_k(lots, seq, ~keep, target - (int(keep[0].sum()) - self.shape.prefix))
+
+
+@pytest.fixture(autouse=True)
+def lottery(monkeypatch):
+    monkeypatch.setitem(POLICIES, "lottery", Lottery)
+
+
+@pytest.fixture(scope="module", params=["llava_onevision", "llava"])
+def made(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    shape = {"layers": 5, "heads": 6, "kv_heads": 2, "max_positions": 2048}
+    checkpoint = checkpoints.make_checkpoint(folder / "checkpoint", request.param, **shape)
+    model = Model.load(export_checkpoint(checkpoint, folder / "bundle"), threads=1)
+    yield model, checkpoint
+    model.close()
+
+
+class Shadow:
+    """Does to a ReferenceDecoder what a stream does to its cache, and gives it the mask when the stream prefills sparsely."""
+
+    def __init__(self, checkpoint, stream, prefix_ids):
+        self.decoder, self.stream = ReferenceDecoder(checkpoint), stream
+        self.per_frame = stream.model.bundle.vision.tokens_per_frame
+        self.reindexed, self.errors, self.choices, self.sparse_frames, self.dense_rows = 0, [], [], [], []
+        self.decoder.append(stream.model.engine.embed(np.array(prefix_ids)), np.arange(len(prefix_ids)))
+        self.before_append, stream.policy.before_append = stream.policy.before_append, self._before_append
+        for bound in (stream.decoder, stream.sparse):
+            bound.step = self._watched(bound.step)
+
+    def _before_append(self, cache, rows, guide):
+        plan = self.before_append(cache, rows, guide)
+        for layer, mask in enumerate(plan.keep if plan else []):
+            for head in range(cache.kv_heads if mask is not None else 0):
+                rows_of = self.decoder.cache[layer][head]
+                rows_of.keep(np.flatnonzero(np.isin(rows_of.seq, cache.seq(layer)[head][mask[head]])))
+        return plan
+
+    def _watched(self, step):
+        def watched(embeds, cos, sin, past_len, logit_rows=(-1,), pattern=None):
+            if self.stream.stats.reindexings > self.reindexed:
+                self.reindexed = self.stream.stats.reindexings
+                self.make_dense()
+            first = self.stream.positions.next - len(embeds)  # already taken for these rows
+            self.decoder.count = self.stream._seq
+            sees = None if pattern is None else self.sees
+            logits = self.decoder.append(embeds, np.arange(first, first + len(embeds)), sees)
+            (self.dense_rows if pattern is None else self.sparse_frames).append(len(embeds))
+            result = step(embeds, cos, sin, past_len, logit_rows, pattern)
+            if len(result.logits):
+                self.choices.append(int(np.argmax(logits[-1])))
+                self.errors.append(float(np.abs(logits[-1] - result.logits[-1]).max()))
+            return result
+
+        return watched
+
+    def sees(self, layer, new, cached):
+        """Vision rows follow the prefix without a gap in ``seq``: a question's rows give theirs back."""
+        p, prefix = self.per_frame, self.stream.prefix
+        if layer < START:
+            return np.ones((1, 1), bool)
+        return (cached < prefix + p) | ((new - prefix) // p == (cached - prefix) // p) | (cached == new - p)
+
+    def make_dense(self):
+        for head in (head for layer in self.decoder.cache for head in layer):
+            moved = head.positions >= self.stream.prefix
+            head.positions[moved] = self.stream.prefix + np.argsort(np.argsort(head.positions[moved]))
+
+    def forget(self, rows):
+        """The last rows of every head: a question is over."""
+        for head in (head for layer in self.decoder.cache for head in layer):
+            head.keep(range(len(head) - rows))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+@pytest.mark.parametrize(("policy", "at_once"), [("lottery", 4), ("purekv:st_spattn=on", 2)])
+def test_answers_equal_the_numpy_decoder(made, chunk, policy, at_once):
+    """With evictions other in every head and layer, two re-indexings, and a question in the middle."""
+    model, checkpoint = made
+    p = model.bundle.vision.tokens_per_frame
+    with Session.open(model, policy=policy, budget=8 * p, chunk=chunk, room=TextRoom(16, 64, 16)) as session:
+        stream = session._stream
+        stream.positions.limit = stream.prefix + 8 * p + stream.positions.text_room + 40
+        shadow = Shadow(checkpoint, stream, model.encode(session._chat.prefix))
+        for index, image in enumerate(frames(61, model)):
+            session.watch(image)
+            if index == 30:
+                before = shadow.dense_rows.copy()
+                session.ask(QUESTION, max_tokens=4).wait()
+                shadow.forget(sum(shadow.dense_rows[len(before) :]))
+        assert stream.stats.compressions >= 10
+        assert stream.stats.reindexings >= 2
+        assert shadow.dense_rows[0] == p, "frame 0 goes in alone"
+        assert sum(shadow.sparse_frames) == 60 * p
+        assert max(shadow.sparse_frames) == min(chunk, at_once) * p
+        for layer in range(5):
+            assert (stream.cache.frame(layer)[:, stream.prefix : stream.prefix + p] == 0).all()
+            for head, rows in enumerate(shadow.decoder.cache[layer]):
+                held = np.argsort(stream.cache.seq(layer)[head])
+                order = np.argsort(rows.seq)
+                assert (stream.cache.seq(layer)[head][held] == rows.seq[order]).all()
+                assert np.abs(stream.cache.value(layer)[head][held] - rows.values[order]).max() < 1e-3
+        shadow.choices.clear()
+        answer = session.ask(QUESTION, max_tokens=16)
+        answer.wait()
+    stop = [] if answer.finish_reason == "length" else [shadow.choices[-1]]
+    assert shadow.choices == answer.token_ids + stop
+    assert max(shadow.errors) < 1e-3
+
+
+def test_one_frame_is_the_same_as_without(made):
+    model, _ = made
+    p = model.bundle.vision.tokens_per_frame
+    texts = []
+    for policy in ("lottery", "lottery:variant=whole"):
+        with Session.open(model, policy=policy, budget=4 * p, chunk=4) as session:
+            session.watch(next(frames(1, model)))
+            answer = session.ask(QUESTION, max_tokens=8)
+            answer.wait()
+            texts.append(answer.token_ids)
+            assert (session._stream.sparse is None) == policy.endswith("whole")
+    assert texts[0] == texts[1]
+
+
+def test_the_graph_is_opened_only_when_a_policy_asks(made):
+    model, _ = made
+    p = model.bundle.vision.tokens_per_frame
+    fresh = Model.load(model.bundle.path, threads=1)
+    with Session.open(fresh, policy="lottery:variant=whole", budget=4 * p):
+        assert list(fresh.engine._decoders) == ["whole"]
+    with Session.open(fresh, policy="lottery", budget=4 * p):
+        assert list(fresh.engine._decoders) == ["whole", "st-spattn"]
+    fresh.close()
+
+
+def test_the_smallest_budget_is_two_frames(made):
+    model, _ = made
+    p = model.bundle.vision.tokens_per_frame
+    with pytest.raises(UserError, match=rf"less than two frames, which take {2 * p}; give --budget {2 * p} or more"):
+        Session.open(model, policy="lottery", budget=2 * p - 1)
+    with Session.open(model, policy="lottery", budget=2 * p, chunk=3) as session:
+        for image in frames(10, model):
+            session.watch(image)
+        session.flush()
+        assert session.stats.tokens == 2 * p
+        assert sorted(set(session._stream.cache.frame(0)[0].tolist())) == [-1, 0, 9]
+
+
+def a_cache(seen, prefix=2, grid=(2, 3)):
+    """One layer, two heads; ``seen``: (frame, place) of the vision rows after the prefix."""
+    cache = KVCache(1, 2, 8, 64, inv_freq=np.ones(4))
+    count = prefix + len(seen)
+    frame = np.array([-1] * prefix + [frame for frame, _ in seen], np.int32)
+    place = np.array([0] * prefix + [place for _, place in seen])
+    kind = np.array([Kind.PREFIX] * prefix + [Kind.VISION] * len(seen), np.uint8)
+    cache.reserve(count)
+    row, col = (place // grid[1]).astype(np.int16), (place % grid[1]).astype(np.int16)
+    cache.commit(Rows(kind, np.arange(count), frame, row, col, np.arange(count, dtype=np.int32)[:, None]))
+    return cache
+
+
+def test_where_the_previous_tokens_are():
+    first = [(0, place) for place in range(6)]
+    cache = a_cache([*first, *((1, place) for place in range(6)), *((2, place) for place in range(6))])
+    keep = np.ones((2, 20), bool)
+    keep[0, [9, 15]] = False  # (1, 1) and (2, 1): hole 9 is filled by the tail
+    keep[1, [14, 19]] = False  # (2, 0) and (2, 5)
+    cache.evict([keep])
+    pattern = frame_pattern(cache, 2, 3, (2, 3))
+    assert pattern.shared == 8
+    for head in range(2):
+        for place, slot in enumerate(pattern.previous[0, head]):
+            there = (cache.frame(0)[head] == 2) & (cache.row(0)[head] == place // 3) & (cache.col(0)[head] == place % 3)
+            assert there.sum() == (slot >= 0)
+            assert slot < 0 or there[slot]
+    assert (pattern.previous < 0).sum(-1).tolist() == [[1, 2]]
+    assert (frame_pattern(cache, 2, 9, (2, 3)).previous == -1).all()
+
+
+def test_frame_one_has_no_previous_tokens():
+    cache = a_cache([(0, place) for place in range(6)])
+    assert (frame_pattern(cache, 2, 1, (2, 3)).previous == -1).all()
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [[], [(0, 0)], [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 5)], [(1, place) for place in range(6)]],
+    ids=["nothing", "a part", "another frame's token", "another frame"],
+)
+def test_frame_zero_must_be_in_its_place(seen):
+    with pytest.raises(CacheError, match="layer 0: ST-SpAttn needs frame 0 in rows 2 to 8"):
+        frame_pattern(a_cache(seen), 2, 2, (2, 3))
+
+
+def test_protected_rows():
+    cache = a_cache([(0, 0), (1, 0), (0, 1)])
+    for variant, expected in (("whole", [1, 1, 0, 0, 0]), ("st-spattn", [1, 1, 1, 0, 1])):
+        assert (Lottery(variant).protected(cache, 0) == np.array(expected, bool)).all()
