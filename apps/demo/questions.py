@@ -46,8 +46,8 @@ def truth(question: Question, history: History) -> str | None:
 
 
 def all_questions() -> list[str]:
-    """Every phrasing, with its slots `<color>` and `<shape>` open, kind by kind."""
-    return [phrasing for kind in KINDS.values() for phrasing in kind.phrasings]
+    """Every phrasing that is offered, with its slots `<color>` and `<shape>` open, kind by kind."""
+    return [phrasing for kind in OFFERED for phrasing in KINDS[kind].phrasings]
 
 
 def is_about_now(kind: str) -> bool:
@@ -78,8 +78,8 @@ def parse(text: str) -> Question | None:
 
 
 def sample(history: History, rng: np.random.Generator) -> list[tuple[str, str, str]]:
-    """One (kind, text, answer) of every kind that can be asked after the newest frame."""
-    asked = ((kind, draw(kind, history, rng)) for kind in KINDS)
+    """One (kind, text, answer) of every offered kind that can be asked after the newest frame."""
+    asked = ((kind, draw(kind, history, rng)) for kind in OFFERED)
     return [(kind, question.text, answer) for kind, pair in asked if pair for question, answer in [pair]]
 
 
@@ -175,7 +175,12 @@ def _before(question: Question, history: History) -> str | None:
 
 
 def _left_last(question: Question, history: History) -> str | None:
-    return max(history.gone, key=lambda thing: thing.left or 0).name if history.gone else None
+    thing = _left_last_thing(history)
+    return thing.name if thing else None
+
+
+def _left_last_thing(history: History) -> Thing | None:
+    return max(history.gone, key=lambda thing: thing.left or 0, default=None)
 
 
 def _count_color(question: Question, history: History) -> str | None:
@@ -222,7 +227,23 @@ KINDS = {
     "count_color": Kind(("how many <color> objects were there?", "how many <color> objects did you see?"), _count_color),
 }
 
+# Kinds learned but not offered, because the shipped model answers too few of them right: the share of 200 held-out streams
+# of 64 frames, asked after the last, under full KV. `parse` does not know them.
+WEAK: dict[str, float] = {}
+OFFERED = tuple(kind for kind in KINDS if kind not in WEAK)
+
 ANSWERS = (*COLORS, *SHAPES, *QUADRANTS, *COUNTS, "yes", "no")
+
+
+def subject(question: Question, history: History) -> Thing | None:
+    """The object whose patches hold the answer, if it is one; `before` is answered by the one that it asks about."""
+    if question.kind == "left_last":
+        return _left_last_thing(history)
+    if question.kind.startswith("first_"):
+        return history.first
+    if question.color is None and question.shape is None:
+        return None
+    return _only(history.present if is_about_now(question.kind) else history.things, question)
 
 
 def _pattern(phrasing: str) -> re.Pattern[str]:
@@ -231,4 +252,4 @@ def _pattern(phrasing: str) -> re.Pattern[str]:
     )
 
 
-_PATTERNS = [(_pattern(text), name, place) for name, kind in KINDS.items() for place, text in enumerate(kind.phrasings)]
+_PATTERNS = [(_pattern(text), kind, place) for kind in OFFERED for place, text in enumerate(KINDS[kind].phrasings)]

@@ -1,5 +1,6 @@
 """Training: the packed forward is Hugging Face's, batches keep their promises, a resumed run goes on identically."""
 
+import itertools
 import re
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 import torch
 import transformers
 
-from edgevlm.apps.demo.questions import ANSWERS, KINDS, all_questions, parse
-from edgevlm.apps.demo.train.batch import MAX_FRAMES, Plan, make_batch, plan_batch
+from edgevlm.apps.demo.questions import ANSWERS, KINDS, ask
+from edgevlm.apps.demo.train.batch import MAX_FRAMES, TEXT_ROOM, Plan, make_batch, place, plan_batch
 from edgevlm.apps.demo.train.decoder import forward, right_answers
 from edgevlm.apps.demo.train.evaluate import clustered, evaluate, exam
 from edgevlm.apps.demo.train.model import PATCHES, TRAINED_LENGTH, pixels, save_model
@@ -16,7 +17,7 @@ from edgevlm.apps.demo.train.stream import FACTS, UNKNOWN, make_stream
 from edgevlm.apps.demo.train.tokenizer import build_tokenizer
 from edgevlm.apps.demo.train.trainer import Settings, Trainer
 from edgevlm.apps.demo.train.vision import EMPTY, make_frames
-from edgevlm.apps.demo.world import COLORS, SHAPES
+from edgevlm.apps.demo.world import COLORS
 
 PLANS = [
     Plan(2, 12, 4),
@@ -40,9 +41,9 @@ def checkpoint(tmp_path_factory):
 
 
 def test_the_tokenizer_knows_every_word(tokenizer):
-    for text in all_questions():
-        for color, shape in zip(COLORS, SHAPES, strict=True):
-            question = parse(text.replace("<color>", color).replace("<shape>", shape)).text
+    for kind, rule in KINDS.items():
+        for phrasing, color in itertools.product(range(len(rule.phrasings)), range(len(COLORS))):
+            question = ask(kind, phrasing, color, shape=color).text
             ids = tokenizer.encode(question, add_special_tokens=False)
             assert tokenizer.unk_token_id not in ids
             assert tokenizer.decode(ids).replace(" ?", "?") == question
@@ -115,10 +116,30 @@ def test_batches_keep_their_promises(plan, tokenizer):
             assert batch.positions[row, vision + rows[0]] == spots[count - 3] + 1, "text follows the newest token"
             assert (spots[count - 3] - spots[count - 2 - PATCHES]) == PATCHES - 1, "whose frame is whole"
             assert (seen[:, vision:].sum(1) == torch.arange(1, len(rows) + 1)).all(), "causal, itself alone"
-            answer = batch.labels[row, rows]
-            answer = answer[answer != UNKNOWN].tolist()
-            assert answer[-1] == tokenizer.eos_token_id
-            assert re.fullmatch(r"\w+( \w+)?", tokenizer.decode(answer[:-1]))
+            evidence = batch.evidence[row, rows]
+            assert not (evidence & ~seen[:, :vision]).any(), "evidence is among what is seen"
+            assert (batch.labels[row, rows][evidence.any(1)] > tokenizer.eos_token_id).all(), "and for words that are learned"
+            answers = batch.labels[row, rows]
+            answers = tokenizer.decode(answers[answers != UNKNOWN])
+            assert re.fullmatch(r"(\w+( \w+)? <eos> ?){1,3}", answers), answers
+
+
+def test_evidence_is_where_the_object_was_shown(tokenizer):
+    seed, frames = [8, 2], 20
+    batch = make_batch(seed, Plan(1, frames, 3), tokenizer)
+    facts = torch.full((batch.vision_length, len(FACTS)), UNKNOWN)
+    facts[batch.places] = batch.facts
+    quadrants = {f"{a} {b}": 2 * i + j for i, a in enumerate(("top", "bottom")) for j, b in enumerate(("left", "right"))}
+    looked = 0
+    for block, kind in enumerate(batch.kinds[0]):
+        rows = torch.nonzero((batch.blocks[0] == block) & batch.evidence[0].any(1))[:, 0]
+        if kind.endswith("_where"):
+            last = batch.evidence[0, rows[-1]]
+            assert set(facts[last, list(FACTS).index("quadrant")].tolist()) == {
+                quadrants[tokenizer.decode(batch.labels[0, rows[-2:]])]
+            }
+            looked += 1
+    assert looked
 
 
 def test_batches_depend_on_the_seed_alone(tokenizer):
@@ -128,13 +149,14 @@ def test_batches_depend_on_the_seed_alone(tokenizer):
     assert one.patches.shape != other.patches.shape or not torch.equal(one.patches, other.patches)
 
 
-def test_plans_reach_the_trained_length(tokenizer):
+def test_plans_reach_the_trained_length():
     rng = np.random.default_rng(0)
     plans = [plan_batch(rng, progress) for progress in np.linspace(0, 1, 300)]
     assert max(plan.frames for plan in plans if not plan.remnant) == MAX_FRAMES
     assert all(any(getattr(plan, flag) for plan in plans) for flag in ("thinned", "reindexed", "remnant", "far"))
-    reached = max(int(make_batch([seed], Plan(8, 8, 1, far=True), tokenizer).positions.max()) for seed in range(10))
-    assert TRAINED_LENGTH - 100 < reached < TRAINED_LENGTH
+    whole = np.ones((8, PATCHES), dtype=bool)
+    reached = max(int(place(whole, Plan(1, 8, 1, far=True), rng)[-1]) for _ in range(200))
+    assert TRAINED_LENGTH - 100 < reached + TEXT_ROOM <= TRAINED_LENGTH
 
 
 def test_facts_are_about_the_object_in_the_patch():
@@ -159,7 +181,7 @@ def test_vision_labels_match_the_frames():
     frames, labels = make_frames([0])
     assert frames.shape[0] == labels.shape[0] == 128
     assert ((labels[..., 0] == EMPTY) == (labels[..., 1] == EMPTY)).all()
-    assert ((labels[..., 0] != EMPTY).sum(1) == labels[:, -1, 2]).all()
+    assert ((labels[..., 0] != EMPTY).sum(1) == labels[:, -1, 3]).all()
 
 
 def test_a_resumed_run_goes_on_with_the_same_data_and_weights(tmp_path):

@@ -11,18 +11,18 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from ..questions import KINDS, draw, is_about_now
+from ..questions import KINDS, draw, is_about_now, subject
 from ..world import History
 from .model import PATCHES, TRAINED_LENGTH, prefix_ids, turn_ids
 from .stream import UNKNOWN, Stream, make_stream
 
 WEIGHTS = {  # how often each kind is drawn
-    "now_count": 3.0, "now_color": 1.0, "now_shape": 1.0, "now_where": 1.0, "now_seen": 1.0,
-    "past_color": 2.0, "past_shape": 2.0, "past_where": 2.0, "past_seen": 2.0, "first_shape": 1.0, "first_color": 1.0,
-    "before": 3.0, "left_last": 2.0, "count_color": 2.0,
+    "now_count": 1.2, "now_color": 2.5, "now_shape": 1.5, "now_where": 2.0, "now_seen": 2.0,
+    "past_color": 4.0, "past_shape": 1.5, "past_where": 2.0, "past_seen": 2.0, "first_shape": 0.7, "first_color": 0.7,
+    "before": 2.5, "left_last": 1.5, "count_color": 1.0,
 }  # fmt: skip
 MAX_FRAMES = 72
-LENGTHS = {0.08: (4, 16), 0.2: (4, 32), 0.5: (4, 64), 1.0: (12, MAX_FRAMES)}  # frames, up to this progress
+LENGTHS = {0.1: (4, 16), 0.25: (4, 40), 1.0: (4, MAX_FRAMES)}  # frames, up to this progress
 LONG_FRAMES = 160  # of the streams of which little is left
 TEXT_ROOM = 64  # positions kept free for a conversation
 
@@ -39,6 +39,7 @@ class Batch:
     positions: torch.Tensor  # int64 [B, V + Q]
     mask: torch.Tensor  # bool [B, 1, Q, V + Q]
     labels: torch.Tensor  # int64 [B, Q]: the next token where it belongs to an answer, else UNKNOWN
+    evidence: torch.Tensor  # bool [B, Q, V]: the tokens that show the answer of which the next token is a word
     facts: torch.Tensor  # int64 [N, len(FACTS)]
     blocks: torch.Tensor  # int64 [B, Q]: the block of each question token, -1 for padding
     kinds: list[list[str]]  # [B][blocks]: the kind of each block's last turn
@@ -46,6 +47,29 @@ class Batch:
     @property
     def vision_length(self) -> int:
         return self.positions.shape[1] - self.questions.shape[1]
+
+
+@dataclass(slots=True)
+class Turn:
+    """A question about one moment with its answer, and where the answer is to be seen."""
+
+    kind: str
+    question: str
+    answer: str
+    subject: int | None = None  # number of the object that shows the answer, if it is one
+    since: int = 0  # first frame that may show it
+
+
+@dataclass(slots=True)
+class Block:
+    """Turns written as n tokens that see the frames up to `moment`."""
+
+    kind: str  # of the last turn
+    moment: int
+    start: int  # position of the first token
+    tokens: list[int]  # n
+    labels: list[int]  # n: the next token where it is to be learned, else UNKNOWN
+    turns: list[Turn | None]  # n: the turn whose answer the next token is a word of, if it is to be learned
 
 
 @dataclass(slots=True)
@@ -130,8 +154,8 @@ def ask_blocks(
     plan: Plan,
     rng: np.random.Generator,
     tokenizer: PreTrainedTokenizerFast,
-) -> list[tuple]:
-    """The packed blocks: (kind of the last turn, moment, tokens, labels, position of the first token)."""
+) -> list[Block]:
+    """The packed blocks of one stream."""
     names = [kind for kind in WEIGHTS if kind in KINDS and (is_about_now(kind) or not plan.remnant)]
     weights = np.array([WEIGHTS[name] for name in names])
     frames = np.nonzero(kept)[0]
@@ -141,39 +165,46 @@ def ask_blocks(
         moment = moments[index % len(moments)]
         start = int(positions[frames <= moment].max()) + 1
         earlier = [asked for asked in moments if asked <= moment]
-        turns = []
-        for _ in range(int(rng.choice(3, p=(0.7, 0.2, 0.1))) if plan.talks else 0):  # of any earlier moment
-            history = stream.asked[earlier[int(rng.integers(len(earlier)))]]
-            turns.append(draw_any(names, weights, history, rng)[1:])
-        kind, text, answer = draw_any(names, weights, stream.asked[moment], rng)
-        blocks.append((kind, moment, *write_block([*turns, (text, answer)], tokenizer), start))
+        then = moment if rng.random() < 0.7 else earlier[int(rng.integers(len(earlier)))]  # of the conversation so far
+        talk = int(rng.choice(3, p=(0.75, 0.15, 0.1))) if plan.talks else 0
+        turns = [draw_turn(names, weights, stream.asked[then], rng) for _ in range(talk)]
+        turns.append(draw_turn(names, weights, stream.asked[moment], rng))
+        blocks.append(write_block(turns, moment, start, tokenizer, learn_all=then == moment))
     return blocks
 
 
-def draw_any(names: list[str], weights: np.ndarray, history: History, rng: np.random.Generator) -> tuple[str, str, str]:
-    """(kind, text, answer) of a random kind that can be asked; now and then the text lacks its question mark."""
+def draw_turn(names: list[str], weights: np.ndarray, history: History, rng: np.random.Generator) -> Turn:
+    """A random question that can be asked, and its answer; now and then it lacks its question mark."""
     while True:
         kind = str(rng.choice(names, p=weights / weights.sum()))
         if drawn := draw(kind, history, rng):
             question, answer = drawn
-            return kind, question.text.rstrip("?" if rng.random() < 0.1 else ""), answer
+            thing = subject(question, history)
+            text = question.text.rstrip("?" if rng.random() < 0.1 else "")
+            return Turn(kind, text, answer, thing.number if thing else None, history.now if is_about_now(kind) else 0)
 
 
-def write_block(turns: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
-    """(question, answer) turns as tokens in the template's way, and their labels: only the last answer counts."""
+def write_block(
+    turns: list[Turn], moment: int, start: int, tokenizer: PreTrainedTokenizerFast, learn_all: bool = False
+) -> Block:
+    """Turns as tokens in the template's way, at positions from `start`; the last answer is learned, or all are."""
     user = prefix_ids(tokenizer)[-1]
-    tokens: list[int] = []
-    for question, answer in turns:
-        asked, answered = turn_ids(tokenizer, question, answer)
-        tokens += [user] * bool(tokens) + asked + answered
-    return tokens, [UNKNOWN] * (len(tokens) - len(answered) - 1) + answered + [UNKNOWN]
+    block = Block(turns[-1].kind, moment, start, [], [], [])
+    for turn in turns:
+        asked, answered = turn_ids(tokenizer, turn.question, turn.answer)
+        asked = [user] * bool(block.tokens) + asked
+        learned = learn_all or turn is turns[-1]
+        block.tokens += asked + answered
+        block.labels += [UNKNOWN] * (len(asked) - 1) + (answered if learned else [UNKNOWN] * len(answered)) + [UNKNOWN]
+        block.turns += [None] * (len(asked) - 1) + [turn if learned else None] * (len(answered) - 1) + [None, None]
+    return block
 
 
 def collate(rows: list[tuple], tokenizer: PreTrainedTokenizerFast) -> Batch:
     """Put (stream, kept, positions, blocks) of every row into padded arrays."""
     prefix = prefix_ids(tokenizer)
     vision = len(prefix) + max(int(kept.sum()) for _, kept, _, _ in rows)
-    asked = max(sum(len(block[2]) for block in blocks) for *_, blocks in rows)
+    asked = max(sum(len(block.tokens) for block in blocks) for *_, blocks in rows)
     size = len(rows)
     positions = np.zeros((size, vision + asked), dtype=np.int64)
     questions = np.full((size, asked), tokenizer.pad_token_id, dtype=np.int64)
@@ -181,6 +212,7 @@ def collate(rows: list[tuple], tokenizer: PreTrainedTokenizerFast) -> Batch:
     block_of = np.full((size, asked), -1, dtype=np.int64)
     moment_of = np.full((size, asked), -1, dtype=np.int64)
     frame_of = np.full((size, vision), 1 << 30, dtype=np.int64)  # padding is later than any moment
+    evidence = np.zeros((size, asked, vision), dtype=bool)
     patches, sources, places, facts = [], [], [], []
     held = 0  # frames in `patches` so far
     for row, (stream, kept, spots, blocks) in enumerate(rows):
@@ -196,12 +228,17 @@ def collate(rows: list[tuple], tokenizer: PreTrainedTokenizerFast) -> Batch:
         positions[row, len(prefix) : len(prefix) + count] = spots
         frame_of[row, : len(prefix)] = -1
         frame_of[row, len(prefix) : len(prefix) + count] = frames
+        owners = stream.owners[kept]
         at = 0
-        for index, (_, moment, tokens, targets, start) in enumerate(blocks):
-            span = slice(at, at + len(tokens))
-            questions[row, span], labels[row, span] = tokens, targets
-            block_of[row, span], moment_of[row, span] = index, moment
-            positions[row, vision + span.start : vision + span.stop] = start + np.arange(len(tokens))
+        for index, block in enumerate(blocks):
+            span = slice(at, at + len(block.tokens))
+            questions[row, span], labels[row, span] = block.tokens, block.labels
+            block_of[row, span], moment_of[row, span] = index, block.moment
+            positions[row, vision + span.start : vision + span.stop] = block.start + np.arange(len(block.tokens))
+            for place, turn in enumerate(block.turns, start=at):
+                if turn and turn.subject is not None:
+                    shown = (owners == turn.subject) & (frames >= turn.since) & (frames <= block.moment)
+                    evidence[row, place, len(prefix) : len(prefix) + count] = shown
             at = span.stop
     seen = frame_of[:, None, :] <= moment_of[:, :, None]
     seen[:, :, : len(prefix)] = True
@@ -216,7 +253,8 @@ def collate(rows: list[tuple], tokenizer: PreTrainedTokenizerFast) -> Batch:
         positions=torch.from_numpy(positions),
         mask=torch.from_numpy(mask),
         labels=torch.from_numpy(labels),
+        evidence=torch.from_numpy(evidence),
         facts=torch.from_numpy(np.concatenate(facts)),
         blocks=torch.from_numpy(block_of),
-        kinds=[[block[0] for block in blocks] for *_, blocks in rows],
+        kinds=[[block.kind for block in blocks] for *_, blocks in rows],
     )

@@ -10,7 +10,8 @@ from .model import features
 from .stream import FACTS, UNKNOWN
 
 FACT_LAYER = 3  # after this many layers, so that the last one can read the facts from the cache
-FACT_WEIGHT = 0.3
+FACT_WEIGHT = 0.15
+EVIDENCE_WEIGHT = 1.0
 
 
 class FactHeads(nn.Module):
@@ -29,7 +30,9 @@ class FactHeads(nn.Module):
         )
 
 
-def forward(model: LlavaForConditionalGeneration, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def forward(
+    model: LlavaForConditionalGeneration, batch: Batch, asked_of: list[tuple[torch.Tensor, torch.Tensor]] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns question tokens' last hidden states [B, Q, E] and vision tokens' after FACT_LAYER layers [N, E]."""
     with torch.no_grad():  # the tower is trained before, and frozen
         seen = features(model, batch.patches).flatten(0, 1)[batch.sources]
@@ -45,6 +48,7 @@ def forward(model: LlavaForConditionalGeneration, batch: Batch) -> tuple[torch.T
         attention_mask={"full_attention": batch.mask},
         use_cache=False,
         output_hidden_states=True,
+        asked_of=asked_of,
     )
     known = output.hidden_states[FACT_LAYER][:, :vision].reshape(rows * vision, width)[batch.places]
     return output.last_hidden_state[:, vision:], known
@@ -52,10 +56,21 @@ def forward(model: LlavaForConditionalGeneration, batch: Batch) -> tuple[torch.T
 
 def loss(model: LlavaForConditionalGeneration, heads: FactHeads, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss to minimise and its part that is about answers."""
-    hidden, known = forward(model, batch)
+    asked_of: list[tuple[torch.Tensor, torch.Tensor]] = []
+    hidden, known = forward(model, batch, asked_of)
     wanted = batch.labels != UNKNOWN
     answers = cross_entropy(model.lm_head(hidden[wanted]), batch.labels[wanted])
-    return answers + FACT_WEIGHT * heads.loss(known, batch.facts), answers.detach()
+    hints = FACT_WEIGHT * heads.loss(known, batch.facts) + EVIDENCE_WEIGHT * evidence_loss(*asked_of[-1], batch)
+    return answers + hints, answers.detach()
+
+
+def evidence_loss(query: torch.Tensor, key: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """How far the last layer's first KV head, query [B, G, Q, D] and key [B, V + Q, D], is from looking at the evidence."""
+    rows = batch.evidence.any(-1)
+    scores = query @ key[:, None].transpose(-1, -2) / key.shape[-1] ** 0.5
+    attended = scores.float().masked_fill(~batch.mask, float("-inf")).transpose(1, 2)[rows].log_softmax(-1)  # [n, G, V + Q]
+    elsewhere = ~batch.evidence[rows][:, None]
+    return -attended[..., : batch.vision_length].masked_fill(elsewhere, float("-inf")).logsumexp(-1).mean()
 
 
 @torch.no_grad()

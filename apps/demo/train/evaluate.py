@@ -13,7 +13,7 @@ from transformers import LlavaForConditionalGeneration
 
 from ..questions import KINDS, draw
 from . import attention  # noqa: F401  (registers edgevlm_packed)
-from .batch import Batch, Plan, collate, place, write_block
+from .batch import Batch, Plan, Turn, collate, place, write_block
 from .decoder import right_answers
 from .stream import make_stream
 from .tokenizer import build_tokenizer
@@ -47,7 +47,7 @@ def exam(seeds: list[list[int]], frames: int) -> Batch:
         positions = place(kept, plan, rng)
         drawn = [(kind, pair) for kind in KINDS for _ in range(DRAWS) if (pair := draw(kind, history, rng))]
         blocks = [
-            (kind, frames - 1, *write_block([(question.text, answer)], tokenizer), int(positions[-1]) + 1)
+            write_block([Turn(kind, question.text, answer)], frames - 1, int(positions[-1]) + 1, tokenizer)
             for kind, (question, answer) in drawn
         ]
         rows.append((stream, kept, positions, blocks))

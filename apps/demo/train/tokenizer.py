@@ -5,8 +5,7 @@ import re
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from ..questions import ANSWERS, all_questions
-from ..world import COLORS, SHAPES
+from ..questions import ANSWERS, KINDS
 
 PAD, BOS, EOS, UNK, USER, ASSISTANT, IMAGE = SPECIAL = (
     "<pad>", "<bos>", "<eos>", "<unk>", "<user>", "<assistant>", "<image>",
@@ -29,7 +28,8 @@ CHAT_TEMPLATE = (
 
 def words() -> list[str]:
     """Every word and mark of every question and answer, sorted."""
-    texts = (*all_questions(), *ANSWERS, *COLORS, *SHAPES, "an")
+    phrasings = (text for kind in KINDS.values() for text in kind.phrasings)
+    texts = (*phrasings, *ANSWERS, "an")
     return sorted({word for text in texts for word in re.findall(r"\w+|\?", re.sub(r"<\w+>", "", text))})
 
 

@@ -20,6 +20,7 @@ from .vision import pretrain_vision
 
 MUON_RATE, ADAM_RATE = 4e-3, 2e-3
 WARMUP = 50  # steps
+DECAY = 0.6  # the last share of the run, in which the rates fall linearly
 
 
 @dataclass(slots=True)
@@ -27,6 +28,7 @@ class Settings:
     out: Path  # gets state.pt and checkpoint/
     minutes: float  # of the whole run, the vision tower's included
     seed: int = 0
+    bf16: bool = False  # multiply in bfloat16: faster where the processor can
     vision_minutes: float = 2.0
     save_every: float = 3.0  # minutes
     evaluate_every: float = 8.0  # minutes
@@ -39,8 +41,9 @@ class Settings:
 class Trainer:
     """Everything that a checkpoint holds, and one optimiser step at a time."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, bf16: bool = False):
         torch.manual_seed(seed)
+        self.bf16 = bf16  # multiply in bfloat16: faster where the processor can
         self.seed = seed
         self.steps = 0  # of the decoder
         self.elapsed = 0.0  # seconds, over all sittings
@@ -62,11 +65,13 @@ class Trainer:
 
     def step(self, progress: float) -> float:
         """One step; returns the loss on answers. The batch depends on seed, number of the step and progress alone."""
-        scale = min(1.0, (self.steps + 1) / WARMUP) * min(1.0, max(0.02, 2 * (1 - progress)))
+        scale = min(1.0, (self.steps + 1) / WARMUP) * min(1.0, max(0.02, (1 - progress) / DECAY))
         for optimizer, rate in zip(self.optimizers, (MUON_RATE, ADAM_RATE), strict=True):
             optimizer.param_groups[0]["lr"] = rate * scale
         plan = plan_batch(np.random.default_rng([self.seed, 2, self.steps]), progress)
-        total, answers = loss(self.model, self.heads, make_batch([self.seed, 3, self.steps], plan, self.tokenizer))
+        batch = make_batch([self.seed, 3, self.steps], plan, self.tokenizer)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+            total, answers = loss(self.model, self.heads, batch)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         total.backward()
@@ -90,9 +95,9 @@ class Trainer:
         os.replace(path.with_suffix(".tmp"), path)
 
     @classmethod
-    def load(cls, path: Path) -> "Trainer":
+    def load(cls, path: Path, bf16: bool = False) -> "Trainer":
         state = torch.load(path, weights_only=True)
-        trainer = cls(state["seed"])
+        trainer = cls(state["seed"], bf16)
         trainer.steps, trainer.elapsed = state["steps"], state["elapsed"]
         trainer.model.load_state_dict(state["model"])
         trainer.heads.load_state_dict(state["heads"])
@@ -105,7 +110,8 @@ def train(settings: Settings, resume: bool = False) -> None:
     """Run to the end of `settings.minutes`, counted over all sittings."""
     state = settings.out / "state.pt"
     settings.out.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer.load(state) if resume and state.exists() else Trainer(settings.seed)
+    going_on = resume and state.exists()
+    trainer = Trainer.load(state, settings.bf16) if going_on else Trainer(settings.seed, settings.bf16)
     whole, vision = 60 * settings.minutes, 60 * settings.vision_minutes
     begun = time.monotonic() - trainer.elapsed
 
@@ -117,11 +123,11 @@ def train(settings: Settings, resume: bool = False) -> None:
         trainer.elapsed = time.monotonic() - begun
         report(f"vision done, accuracy {accuracy:.4f}")
     saved = evaluated = time.monotonic()
-    average = 0.0
+    average: float | None = None
     while trainer.elapsed < whole:
         answers = trainer.step(progress=max(0.0, (trainer.elapsed - vision) / (whole - vision)))
         trainer.elapsed = time.monotonic() - begun
-        average += (answers - average) * max(0.05, 1 / trainer.steps)
+        average = answers if average is None else 0.95 * average + 0.05 * answers
         if trainer.steps % 25 == 0:
             report(f"step {trainer.steps} loss on answers {average:.4f}")
         if time.monotonic() - saved > 60 * settings.save_every:

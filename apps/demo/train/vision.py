@@ -1,4 +1,8 @@
-"""Pretraining of the vision tower alone: what is in each patch, and, in the last one, how many objects there are."""
+"""Pretraining of vision tower and projector: each patch's colour, shape and quadrant, in the last one the objects' number.
+
+The tower then stays frozen: what the projected patches do not show by well separated directions, the decoder learns late
+or never (a tower trained without the quadrants forgot them).
+"""
 
 import time
 from collections.abc import Callable
@@ -6,51 +10,67 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, normalize
 from transformers import LlavaForConditionalGeneration
 
-from ..world import COLORS, SHAPES, World
+from ..world import COLORS, GRID, SHAPES, World
 from .model import PATCHES, features
 
+QUADRANT_OF = np.add.outer(np.arange(GRID) // 2 * 2, np.arange(GRID) // 2).reshape(-1)  # int64 [16]
 EMPTY = 8  # the class of a patch without an object
 FRAMES = 128  # per step
+RATE = 2e-3
+SHARPNESS = 16.0  # of the heads' softmax over cosines
+
+
+class CosineHead(nn.Module):
+    """Logits from the cosines of [..., E] with one direction per class, so that only well separated classes can be told."""
+
+    def __init__(self, width: int, classes: int):
+        super().__init__()
+        self.directions = nn.Parameter(torch.randn(classes, width))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return SHARPNESS * normalize(tokens, dim=-1) @ normalize(self.directions, dim=-1).T
 
 
 class PatchHeads(nn.Module):
-    """Linear readers of colour, shape and the number of objects present; dropped after the pretraining."""
+    """Readers of what a projected patch should show; dropped after the pretraining."""
 
     def __init__(self, width: int):
         super().__init__()
-        self.color = nn.Linear(width, len(COLORS) + 1)
-        self.shape = nn.Linear(width, len(SHAPES) + 1)
-        self.present = nn.Linear(width, 4)
+        self.color = CosineHead(width, len(COLORS) + 1)
+        self.shape = CosineHead(width, len(SHAPES) + 1)
+        self.quadrant = CosineHead(width, 4)
+        self.present = CosineHead(width, 4)
 
-    def loss(self, seen: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """seen [F, 16, W], labels int64 [F, 16, 3]; the loss, and the share of objects and counts told right."""
-        told = [head(seen) for head in (self.color, self.shape)]
-        count = self.present(seen[:, -1])
-        held = labels[..., 0] != EMPTY
-        right = (told[0].argmax(-1) == labels[..., 0]) & (told[1].argmax(-1) == labels[..., 1])
-        accuracy = torch.cat([right[held], count.argmax(-1) == labels[:, -1, 2]]).float().mean()
-        total = cross_entropy(count, labels[:, -1, 2])
-        for column, logits in enumerate(told):  # a half for the few objects, a half for the many empty patches
-            classes = labels[..., column]
+    def loss(self, tokens: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """tokens [F, 16, E], labels int64 [F, 16, 4]; the loss, and the share of objects and counts told right."""
+        color, shape, quadrant, present = labels.unbind(-1)
+        told = {"color": self.color(tokens), "shape": self.shape(tokens), "quadrant": self.quadrant(tokens)}
+        count = self.present(tokens[:, -1])
+        held = color != EMPTY
+        total = cross_entropy(count, present[:, -1])
+        for logits, classes in zip(told.values(), (color, shape, quadrant), strict=True):
+            # a half for the few objects, a half for the many empty patches
             total = total + cross_entropy(logits[held], classes[held]) + cross_entropy(logits[~held], classes[~held])
-        return total, accuracy
+        right = torch.stack([told["color"].argmax(-1) == color, told["shape"].argmax(-1) == shape]).all(0)[held]
+        return total, torch.cat([right, count.argmax(-1) == present[:, -1]]).float().mean()
 
 
 def make_frames(seed: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Busy frames, uint8 [F, 56, 56, 3], and int64 [F, 16, 3]: colour and shape of each patch or EMPTY, objects present."""
+    """Busy frames, uint8 [F, 56, 56, 3], and int64 [F, 16, 4]: colour and shape or EMPTY, quadrant, objects present."""
     frames, labels = [], []
     for stream in range(FRAMES // 16):
         world = World([*seed, stream], event_rate=1.0)
         for _ in range(4 * 16):
             frame = world.step()
             if world.history.now % 4 == 0:
-                label = np.full((PATCHES, 3), EMPTY, dtype=np.int64)
+                label = np.full((PATCHES, 4), EMPTY, dtype=np.int64)
                 for thing in world.history.present:
                     label[thing.cell, :2] = thing.color, thing.shape
-                label[:, 2] = len(world.history.present)
+                label[:, 2] = QUADRANT_OF
+                label[:, 3] = len(world.history.present)
                 frames.append(frame)
                 labels.append(label)
     return torch.from_numpy(np.stack(frames)), torch.from_numpy(np.stack(labels))
@@ -58,21 +78,21 @@ def make_frames(seed: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def pretrain_vision(model: LlavaForConditionalGeneration, seed: int, minutes: float, report: Callable[[str], None]) -> float:
     """Train the tower for `minutes`; returns the accuracy over the last steps."""
-    tower = model.model.vision_tower
-    heads = PatchHeads(tower.config.hidden_size)
-    optimizer = torch.optim.AdamW([*tower.parameters(), *heads.parameters()], lr=2e-3, weight_decay=0.01)
+    tower, projector = model.model.vision_tower, model.model.multi_modal_projector
+    heads = PatchHeads(model.config.text_config.hidden_size)
+    trained = [*tower.parameters(), *projector.parameters(), *heads.parameters()]
+    optimizer = torch.optim.AdamW(trained, lr=RATE, weight_decay=0.01)
     begun, step, accuracy = time.monotonic(), 0, 0.0
     while (progress := (time.monotonic() - begun) / (60 * minutes)) < 1:
-        for group in optimizer.param_groups:
-            group["lr"] = 2e-3 * min(1.0, (step + 1) / 50) * min(1.0, 2 * (1 - progress))
+        optimizer.param_groups[0]["lr"] = RATE * min(1.0, (step + 1) / 50) * min(1.0, 2 * (1 - progress))
         frames, labels = make_frames([seed, 1, step])
-        total, right = heads.loss(features(model, frames), labels)
+        total, right = heads.loss(projector(features(model, frames)), labels)
         optimizer.zero_grad(set_to_none=True)
         total.backward()
-        nn.utils.clip_grad_norm_(tower.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         accuracy += (right.item() - accuracy) * max(0.02, 1 / (step + 1))
         if step % 50 == 0:
-            report(f"vision step {step} loss {total.item():.3f} accuracy {accuracy:.4f} {1 - progress:.0%} left")
+            report(f"vision step {step} loss {total.item():.3f} accuracy {accuracy:.4f}")
         step += 1
     return accuracy
