@@ -152,7 +152,13 @@ def test_a_truncated_clip_and_a_text_file_are_one_line(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_with_the_summary(number):
     command = [sys.executable, "-m", "edgevlm", "run", "--realtime", "--frames", "1000", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background inherits it ignored
+    )
     first = process.stdout.readline()
     assert json.loads(first)["event"] == "stats"
     process.send_signal(number)
