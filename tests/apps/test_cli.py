@@ -185,6 +185,7 @@ def test_version_help_and_the_library_do_not_load_backends():
 def test_a_terminal_shows_the_camera_and_takes_typed_questions():
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.environ.update(TERM="xterm-256color", COLUMNS="120", LINES="40")
         os.execv(sys.executable, [sys.executable, "-m", "edgevlm", "run"])
     shown, deadline, typed, stopped = "", time.monotonic() + 40, False, False
@@ -200,6 +201,8 @@ def test_a_terminal_shows_the_camera_and_takes_typed_questions():
         if not stopped and re.search(r"how many objects are there now .*truth: \S*\d", shown):
             os.write(terminal, b"\x03")
             stopped = True
+    else:
+        os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     assert stopped, shown[-2000:]
     assert os.waitstatus_to_exitcode(status) == 0
