@@ -64,9 +64,9 @@ def start(request: CalibrateRequest, progress: Progress) -> tuple[Path, Calibrat
 
 def demo_clips() -> list[Clip]:
     """Worlds of the demo, and a question of each kind that its model was taught."""
-    from edgevlm.apps.demo.questions import KINDS, ask
+    from edgevlm.apps.demo.questions import OFFERED, ask
 
-    questions = [ask(kind, 0, 0, 0).text for kind in KINDS]
+    questions = [ask(kind, 0, 0, 0).text for kind in OFFERED]
     return [Clip(f"demo world {seed}", _frames(None, seed), questions) for seed in DEMO_SEEDS]
 
 

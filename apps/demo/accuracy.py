@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edgevlm.apps.demo.questions import KINDS, sample
+from edgevlm.apps.demo.questions import OFFERED, sample
 from edgevlm.apps.demo.world import World
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
@@ -32,7 +32,7 @@ def measure(
             for kind, question, answer in sample(world.history, random):
                 right[kind].append(session.ask(question).text.strip() == answer)
         progress(stream + 1)
-    return {kind: right[kind] for kind in KINDS if kind in right}
+    return {kind: right[kind] for kind in OFFERED if kind in right}
 
 
 def table(right: dict[str, list[bool]]) -> str:
