@@ -35,7 +35,7 @@ def test_shift_equals_the_reference(kit, old, data):
     cache.shift(1, new)
     after = kit.arrays(cache, 1)
     expected = reference.shift(before["key"], before["position"], new, cache.inv_freq)
-    np.testing.assert_allclose(after["key"], expected, atol=2e-6, rtol=0)
+    np.testing.assert_allclose(after["key"], expected, atol=kit.error, rtol=0)
     np.testing.assert_array_equal(after["position"], new)
     for name in ("value", "seq", "kind", "frame", "row", "col"):
         np.testing.assert_array_equal(after[name], before[name])
@@ -61,11 +61,15 @@ def test_a_shifted_key_is_what_hugging_face_would_have_stored(kit):
         key = torch.from_numpy(raw[head])[None, None]
         for family in (llama, qwen2):
             _, rotated = family.apply_rotary_pos_emb(key, key, cos, sin)
-            np.testing.assert_allclose(cache.key(0)[head], rotated[0, 0].numpy(), atol=2e-6)
+            np.testing.assert_allclose(cache.key(0)[head], rotated[0, 0].numpy(), atol=2 * kit.error)
 
 
 def test_the_drift_of_10000_shifts(kit):
-    """Relative error of a key after 10,000 random shifts in float32: below 1e-5 (measured: 5.4e-6 at worst)."""
+    """Relative error of a key after 10,000 random shifts, each rounded to the cache's dtype: a random walk of roundings.
+
+    Measured, at worst of 64 keys: fp32 5.4e-6, fp16 DRIFT16; bounded at twice that. A token meets one re-indexing whenever
+    the stream has used up its positions, so 10,000 are months for a token that is never evicted.
+    """
     rng, n, dim, limit = np.random.default_rng(0), 64, 64, 32768
     cache = kit.make(layers=1, kv_heads=1, head_dim=dim, capacity=n)
     raw = rng.standard_normal((1, n, dim))
@@ -76,8 +80,8 @@ def test_the_drift_of_10000_shifts(kit):
     end = cache.position(0)
     exact = reference.shift(start, np.arange(n, dtype=np.int32).reshape(1, n, 1), end, cache.inv_freq)
     error = np.linalg.norm(cache.key(0) - exact, axis=-1) / np.linalg.norm(exact, axis=-1)
-    print(f"drift after 10,000 shifts: worst {error.max():.2e}, mean {error.mean():.2e}")
-    assert error.max() < 1e-5
+    print(f"drift after 10,000 shifts in {kit.dtype}: worst {error.max():.2e}, mean {error.mean():.2e}")
+    assert error.max() < {"fp32": 1.1e-5, "fp16": 0.1}[kit.dtype]
 
 
 @given(st.data())
@@ -99,7 +103,7 @@ def test_reindex_equals_the_reference(kit, data):
         np.testing.assert_array_equal(after["position"], expected[layer])
         np.testing.assert_array_equal(after["seq"], before[layer]["seq"])
         shifted = reference.shift(before[layer]["key"], before[layer]["position"], expected[layer], cache.inv_freq)
-        np.testing.assert_allclose(after["key"], shifted, atol=2e-6)
+        np.testing.assert_allclose(after["key"], shifted, atol=kit.error)
     assert cache.reindex(prefix) == following  # dense already
     for layer in range(3):
         np.testing.assert_array_equal(cache.position(layer), expected[layer])
@@ -121,13 +125,13 @@ def test_reindex_of_nothing(kit):
     assert kit.make().reindex(5) == 0
 
 
-def test_three_axes_wait_for_part_two(kit):
+def test_three_axes_without_sections_are_stored_and_not_turned(kit):
     cache = kit.make(axes=3)
     kit.append(cache, 4)
     assert cache.position(0).shape == (2, 4, 3)
     before = cache.memory.copy()
-    with pytest.raises(CacheError, match="one position axis, and this cache has 3"):
+    with pytest.raises(CacheError, match="3 position axes: open the cache with the sections"):
         cache.reindex(0)
-    with pytest.raises(CacheError, match="one position axis, and this cache has 3"):
+    with pytest.raises(CacheError, match="3 position axes: open the cache with the sections"):
         cache.shift(0, cache.position(0))
     np.testing.assert_array_equal(cache.memory, before)
