@@ -146,7 +146,7 @@ def newest_frames(frame: NDArray[np.int32], among: Bool, count: int) -> Bool:
 def attention_mass(
     query: NDArray[np.float32], query_seq: NDArray[np.int64], key: NDArray[np.floating], seq: NDArray[np.int64]
 ) -> Float64:
-    """Softmax attention of each query row over the tokens not above it in ``seq``, summed over rows and each KV head's group."""
+    """Softmax attention of each row over the tokens not above it in ``seq``, summed over rows and each KV head's group."""
     group = len(query) // len(key)
     mass = np.zeros(seq.shape)
     for head, rows in enumerate(query.astype(np.float64)):

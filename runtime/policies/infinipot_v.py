@@ -88,9 +88,7 @@ class InfiniPotV(Policy):
     def _score(self, cache: KVCache) -> list[Scored]:
         """Every layer in one call, so that keys and values are read once and by all threads."""
         vision = [cache.kind(layer) == Kind.VISION for layer in range(cache.layers)]
-        recent = [
-            primitives.newest_frames(cache.frame(layer), among, self.recent_frames) for layer, among in enumerate(vision)
-        ]
+        recent = [primitives.newest_frames(cache.frame(layer), among, self.recent_frames) for layer, among in enumerate(vision)]
         scores = primitives.infinipot_scores(cache, recent, vision, rotated=self.keys == "rotated")
         return [Scored(*masks, *score) for *masks, score in zip(vision, recent, scores, strict=True)]
 

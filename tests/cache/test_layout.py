@@ -59,7 +59,9 @@ def test_byte_count_is_known_before(kit, threads, capacity, heads, dim, axes):
     known = KVCache.bytes_for(*arguments, inv_freq=kit.frequencies(dim), axes=axes, dtype=kit.dtype)
     cache = KVCache(*arguments, inv_freq=kit.frequencies(dim), axes=axes, dtype=kit.dtype)
     assert known == cache.nbytes == cache.memory.nbytes
-    before, rows, behind = formula(3, heads, dim, capacity if isinstance(capacity, list) else [capacity] * 3, axes, kit.numpy.itemsize)
+    before, rows, behind = formula(
+        3, heads, dim, capacity if isinstance(capacity, list) else [capacity] * 3, axes, kit.numpy.itemsize
+    )
     assert known == before + rows + behind
     assert cache.buffers()[0].key_address == cache.memory.ctypes.data + before
     assert not cache.memory[before : before + rows].any()

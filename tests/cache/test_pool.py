@@ -57,9 +57,7 @@ def test_more_threads_than_a_cache_was_made_for(kit, threads):
     expected = primitives.top_k(cache.key(0)[..., 0].astype(np.float32), cache.seq(0), valid, 7)
     threads(4)
     before = _native.loose_allocations()
-    np.testing.assert_array_equal(
-        primitives.top_k(cache.key(0)[..., 0].astype(np.float32), cache.seq(0), valid, 7), expected
-    )
+    np.testing.assert_array_equal(primitives.top_k(cache.key(0)[..., 0].astype(np.float32), cache.seq(0), valid, 7), expected)
     assert _native.loose_allocations() == before  # it goes on with the one slot it has
 
 

@@ -110,7 +110,9 @@ def test_value_norms(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     shape = tuple(data.draw(st.sampled_from([(1, 0, 4), (2, 5, 1), (3, 17, 7), (1, 30, 64), (2, 3, 0)])))
     value = rng.standard_normal(shape) * data.draw(st.sampled_from([1, 0, 1e-42, 1e19, 1e37]))
-    value = value.astype(data.draw(st.sampled_from([np.float32, np.float16])) if np.abs(value).max(initial=0) < 6e4 else np.float32)
+    value = value.astype(
+        data.draw(st.sampled_from([np.float32, np.float16])) if np.abs(value).max(initial=0) < 6e4 else np.float32
+    )
     if data.draw(st.booleans()):
         value = strided(value, rng)
     np.testing.assert_allclose(primitives.value_norms(value), reference.value_norms(value), rtol=1e-6, atol=2e-45)
@@ -270,7 +272,14 @@ def test_scores_of_all_layers_are_those_of_each(kit):
     for rotated in (False, True):
         both = primitives.infinipot_scores(cache, recent, valid, rotated=rotated)
         for layer, (similarity, norms) in enumerate(both):
-            arguments = (cache.key(layer), cache.position(layer), cache.row(layer), cache.col(layer), recent[layer], valid[layer])
+            arguments = (
+                cache.key(layer),
+                cache.position(layer),
+                cache.row(layer),
+                cache.col(layer),
+                recent[layer],
+                valid[layer],
+            )
             expected = primitives.temporal_similarity(*arguments, cache.inv_freq, rotated=rotated)
             np.testing.assert_array_equal(similarity, expected)
             np.testing.assert_array_equal(norms, primitives.value_norms(cache.value(layer)))
