@@ -27,7 +27,7 @@ setup(
             "edgevlm.runtime._native",
             sources,
             include_dirs=["runtime/csrc"],
-            depends=sorted(str(path) for path in Path("runtime/csrc").glob("*.h")),
+            depends=sorted(str(path) for path in Path("runtime/csrc").glob("*.[hi]*")),
             cxx_std=17,
             extra_compile_args=compile_args,
             extra_link_args=link_args,

@@ -1,4 +1,4 @@
-"""The command line: ``edgevlm run``, ``export``, ``calibrate`` and ``policies``."""
+"""The command line: ``edgevlm run``, ``export``, ``calibrate``, ``policies`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 
 from edgevlm import __version__
 from edgevlm.apps.sources.base import mask_credentials
+from edgevlm.bench.cli import app as bench
 from edgevlm.errors import UserError
 
 app = typer.Typer(
@@ -35,6 +36,8 @@ RUN_EXAMPLES = """
 
   edgevlm run --video shop.mp4 --model BUNDLE --ask-at 60:"Who came in?" --budget 6k
 """
+
+app.add_typer(bench, name="bench")
 
 
 def _print_version(wanted: bool) -> None:

@@ -44,15 +44,17 @@ class KVCache:
     """Keys, values and metadata of one stream, allocated once.
 
     layers, kv_heads, head_dim: the decoder's. capacity: rows of every layer, or one number a layer. inv_freq: float64
-    ``[head_dim / 2]``, the rotary frequencies that keys were rotated with. axes: of a position, 1, or 3 for M-RoPE.
-    dtype: of keys and values, ``fp32``.
+    ``[head_dim / 2]``, the rotary frequencies that keys were rotated with. axes: of a position, 1, or 3 for M-RoPE (frame,
+    row, column). sections: with 3 axes, how many rotary pairs turn by each, one after the other (Qwen2-VL: 16, 24, 24) or
+    ``interleaved`` (Qwen3-VL); without them keys of 3 axes can be stored but not turned. dtype: of keys and values, ``fp32``
+    or ``fp16``; keys are turned in float32 whatever it is.
 
     Arrays that methods return are read-only views that keep the cache alive. They show the rows valid when they were
     made: take them again after anything that adds, removes or moves rows. Rows past the valid ones are always zero.
     One thread at a time may change a cache; the long loops run without the GIL.
     """
 
-    __slots__ = ("_native", "axes", "head_dim", "inv_freq", "kv_heads", "layers")
+    __slots__ = ("axes", "dtype", "head_dim", "inv_freq", "kv_heads", "layers", "native", "pair_axis")
 
     def __init__(
         self,
@@ -64,10 +66,14 @@ class KVCache:
         inv_freq: NDArray[np.float64],
         axes: int = 1,
         dtype: str = "fp32",
+        sections: Sequence[int] | None = None,
+        interleaved: bool = False,
     ) -> None:
         capacities = _per_layer(layers, capacity)
-        self._native = _native.Cache(capacities, kv_heads, head_dim, inv_freq, axes, dtype)
+        self.pair_axis = pair_axes(sections, interleaved, axes, head_dim // 2)
+        self.native = _native.Cache(capacities, kv_heads, head_dim, inv_freq, axes, dtype, self.pair_axis)
         self.layers, self.kv_heads, self.head_dim, self.axes = layers, kv_heads, head_dim, axes
+        self.dtype = np.dtype(np.float16 if dtype == "fp16" else np.float32)
         self.inv_freq = inv_freq.copy()
         self.inv_freq.flags.writeable = False
 
@@ -81,48 +87,51 @@ class KVCache:
         inv_freq: NDArray[np.float64],
         axes: int = 1,
         dtype: str = "fp32",
+        sections: Sequence[int] | None = None,
+        interleaved: bool = False,
     ) -> int:
         """``nbytes`` of the cache that the same arguments would make. Allocates nothing."""
-        return _native.Cache.bytes_for(_per_layer(layers, capacity), kv_heads, head_dim, inv_freq, axes, dtype)
+        pair_axis = pair_axes(sections, interleaved, axes, head_dim // 2)
+        return _native.Cache.bytes_for(_per_layer(layers, capacity), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis)
 
     @property
     def nbytes(self) -> int:
         """Every byte of the cache: rows, metadata, and the working memory of its kernels."""
-        return self._native.nbytes
+        return self.native.nbytes
 
     @property
     def allocations(self) -> int:
         """Blocks of memory the cache has ever allocated: one."""
-        return self._native.allocations
+        return self.native.allocations
 
     @property
     def rows_moved(self) -> int:
         """Rows (of one head) that evictions have moved since the cache was made: never more than they evicted."""
-        return self._native.rows_moved
+        return self.native.rows_moved
 
     @property
     def lengths(self) -> NDArray[np.int32]:
         """Valid rows of each layer, ``[layers]``, a copy. Reserved rows do not count."""
-        return self._native.lengths
+        return self.native.lengths
 
     @property
     def capacities(self) -> NDArray[np.int32]:
         """Rows each layer has room for, ``[layers]``."""
-        return self._native.capacities
+        return self.native.capacities
 
     @property
     def memory(self) -> NDArray[np.uint8]:
         """The whole block, ``[nbytes]``, read-only."""
-        return self._native.memory
+        return self.native.memory
 
     def buffers(self) -> list[KVBuffer]:
         """One buffer a layer, for an engine to bind once and append to between :meth:`reserve` and :meth:`commit`."""
         return [
             KVBuffer(
-                key_address=self._native.key_address(layer),
-                value_address=self._native.value_address(layer),
+                key_address=self.native.key_address(layer),
+                value_address=self.native.value_address(layer),
                 shape=(1, self.kv_heads, int(rows), self.head_dim),
-                dtype=np.dtype(np.float32),
+                dtype=self.dtype,
                 owner=self,
             )
             for layer, rows in enumerate(self.capacities)
@@ -130,37 +139,37 @@ class KVCache:
 
     # What a layer holds: views of its n valid rows.
 
-    def key(self, layer: int) -> NDArray[np.float32]:
-        """Keys as stored, rotated: ``[kv_heads, n, head_dim]``."""
-        return self._native.key(layer)
+    def key(self, layer: int) -> NDArray[np.floating]:
+        """Keys as stored, rotated: ``[kv_heads, n, head_dim]``, of ``dtype``."""
+        return self.native.key(layer)
 
-    def value(self, layer: int) -> NDArray[np.float32]:
-        """Values ``[kv_heads, n, head_dim]``."""
-        return self._native.value(layer)
+    def value(self, layer: int) -> NDArray[np.floating]:
+        """Values ``[kv_heads, n, head_dim]``, of ``dtype``."""
+        return self.native.value(layer)
 
     def kind(self, layer: int) -> NDArray[np.uint8]:
         """:class:`Kind` of each row, ``[kv_heads, n]``."""
-        return self._native.kind(layer)
+        return self.native.kind(layer)
 
     def seq(self, layer: int) -> NDArray[np.int64]:
         """Each token's place in the stream, ``[kv_heads, n]``."""
-        return self._native.seq(layer)
+        return self.native.seq(layer)
 
     def frame(self, layer: int) -> NDArray[np.int32]:
         """Each token's frame, ``[kv_heads, n]``."""
-        return self._native.frame(layer)
+        return self.native.frame(layer)
 
     def row(self, layer: int) -> NDArray[np.int16]:
         """Each token's patch row, ``[kv_heads, n]``."""
-        return self._native.row(layer)
+        return self.native.row(layer)
 
     def col(self, layer: int) -> NDArray[np.int16]:
         """Each token's patch column, ``[kv_heads, n]``."""
-        return self._native.col(layer)
+        return self.native.col(layer)
 
     def position(self, layer: int) -> NDArray[np.int32]:
         """The rotary position each key is rotated to, ``[kv_heads, n, axes]``."""
-        return self._native.position(layer)
+        return self.native.position(layer)
 
     # Appending.
 
@@ -169,27 +178,28 @@ class KVCache:
 
         Raises CacheFull, with nothing reserved, if a layer has no room; CacheError if rows are reserved already.
         """
-        self._native.reserve(n)
+        self.native.reserve(n)
 
     def commit(self, rows: Rows) -> None:
         """Publish the reserved rows. If ``rows`` is refused they stay reserved: abort, or commit them rightly."""
-        self._native.commit(rows.kind, rows.seq, rows.frame, rows.row, rows.col, rows.position)
+        self.native.commit(rows.kind, rows.seq, rows.frame, rows.row, rows.col, rows.position)
 
     def abort(self) -> None:
         """Forget the reserved rows, and whatever an engine has written there."""
-        self._native.abort()
+        self.native.abort()
 
     def append(self, layer: int, key: NDArray[np.float32], value: NDArray[np.float32], rows: Rows) -> None:
         """Add rows that a policy made to one layer.
 
-        key (rotated to ``rows.position``), value: float32 ``[kv_heads, n, head_dim]``, dense in the last axis.
+        key (rotated to ``rows.position``), value: float32 ``[kv_heads, n, head_dim]``, dense in the last axis, whatever
+        ``dtype`` they are stored in.
         Marks taken before are stale. Raises CacheFull if the layer has no room.
         """
-        self._native.append(layer, key, value, rows.kind, rows.seq, rows.frame, rows.row, rows.col, rows.position)
+        self.native.append(layer, key, value, rows.kind, rows.seq, rows.frame, rows.row, rows.col, rows.position)
 
     def mark(self) -> Mark:
         """This moment, to :meth:`rollback` to."""
-        return self._native.mark()
+        return self.native.mark()
 
     def rollback(self, mark: Mark) -> None:
         """Take out all rows committed since ``mark``; it can be used again.
@@ -197,7 +207,7 @@ class KVCache:
         Raises CacheError if the mark is stale: since it was taken rows were evicted or shifted, or appended to one
         layer, or the rows it stands on were rolled back.
         """
-        self._native.rollback(mark)
+        self.native.rollback(mark)
 
     # Compressing.
 
@@ -208,23 +218,42 @@ class KVCache:
         the k-th kept row behind them: as many rows move as there are holes. Returns the rows evicted, summed over
         layers.
         """
-        return self._native.evict(list(keep))
+        return self.native.evict(list(keep))
 
     def shift(self, layer: int, position: NDArray[np.int32]) -> None:
         """Give the rows of a layer new positions, int32 ``[kv_heads, n_l, axes]``, and rotate their keys to them.
 
-        float32 on rotate-half pairs ``(d, d + head_dim / 2)``, by float64 angles ``(new - old) * inv_freq``. One axis
-        only.
+        float32 on rotate-half pairs ``(d, d + head_dim / 2)``, by float64 angles ``(new - old) * inv_freq``, on 3 axes each
+        pair by its own axis.
         """
-        self._native.shift(layer, position)
+        self.native.shift(layer, position)
 
     def reindex(self, prefix: int) -> int:
         """Make positions dense: in each layer and head, those from ``prefix`` on become ``prefix`` + their rank.
 
-        Rows of one position stay together; positions below ``prefix`` stay (InfiniPot-V App. B.4, HERMES App. F).
-        Returns the next free position, 1 + the largest over all layers and heads. One axis only.
+        Rows of one position stay together; positions below ``prefix`` stay (InfiniPot-V App. B.4, HERMES App. F). On 3 axes
+        each axis by itself. Returns the next free position, 1 + the largest over all layers, heads and axes.
         """
-        return self._native.reindex(prefix)
+        return self.native.reindex(prefix)
+
+
+def pair_axes(sections: Sequence[int] | None, interleaved: bool, axes: int, pairs: int) -> NDArray[np.uint8] | None:
+    """The position axis that each of ``pairs`` rotary pairs turns by, uint8 ``[pairs]``; None without sections.
+
+    ``interleaved``: axes take turns, 0 1 2 0 1 2, until a later one has had its section; what is left is axis 0.
+    """
+    if sections is None:
+        return None
+    if len(sections) != axes or sum(sections) != pairs or min(sections) < 0:
+        raise CacheError(f"sections must be {axes} numbers that add up to head_dim / 2 = {pairs}, not {list(sections)}")
+    if not interleaved:
+        return np.repeat(np.arange(axes, dtype=np.uint8), sections)
+    axis_of = np.zeros(pairs, np.uint8)
+    for axis in range(1, axes):
+        axis_of[axis : sections[axis] * axes : axes] = axis
+    if np.bincount(axis_of, minlength=axes).tolist() != list(sections):
+        raise CacheError(f"sections {list(sections)} cannot be interleaved over {pairs} pairs")
+    return axis_of
 
 
 def _per_layer(layers: int, capacity: int | Sequence[int]) -> list[int]:

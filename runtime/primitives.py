@@ -1,23 +1,75 @@
 """The scores and choices that policies are made of, in C++ and without the GIL.
 
 Arrays may be strided views of a :class:`~edgevlm.runtime.cache.KVCache`; keys and values must be dense in their last
-axis. dtypes must be exactly those stated, else CacheError. Kernels given a view of a cache work in that cache's own
-scratch, one call at a time, and allocate nothing but the result. :mod:`edgevlm.runtime.reference` has a plain numpy
-twin of each.
+axis, float32 or float16. dtypes must be exactly those stated, else CacheError. Kernels given a view of a cache work in that
+cache's own scratch, one call at a time, and allocate nothing but the result. :mod:`edgevlm.runtime.reference` has a plain
+numpy twin of each.
+
+Inner loops are those of the best instruction set the processor has: avx512, avx2, neon or scalar, or the one that
+``EDGEVLM_SIMD`` names when this module is imported. Heads and layers are shared out over :func:`set_threads` threads, one
+unless set. Results are the same bits whatever the number of threads; between instruction sets sums may differ in the last
+places.
 """
 
 from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime import _native
 
-__all__ = ["pool_norms", "temporal_similarity", "top_k", "value_norms"]
+if TYPE_CHECKING:
+    from edgevlm.runtime.cache import KVCache
+
+__all__ = [
+    "attention_mass",
+    "infinipot_scores",
+    "newest_frames",
+    "pool_norms",
+    "set_threads",
+    "simd",
+    "temporal_similarity",
+    "threads",
+    "top_k",
+    "use_simd",
+    "value_norms",
+]
+
+
+def simd() -> str:
+    """The instruction set in use: avx512, avx2, neon or scalar."""
+    return _native.simd()
+
+
+def use_simd(name: str) -> None:
+    """Use another instruction set from now on; raises CacheError if this processor does not have it. For tests."""
+    _native.use_simd(name)
+
+
+def threads() -> int:
+    """Threads that a kernel may use."""
+    return _native.threads()
+
+
+def set_threads(count: int) -> None:
+    """Let kernels use up to ``count`` threads, the calling one included (1..256).
+
+    Set it before a cache is made: a cache has working memory for as many threads as were set then. The threads sleep between
+    calls and live as long as the process; a forked child starts its own.
+    """
+    _native.set_threads(count)
+
+
+if _wanted := os.environ.get("EDGEVLM_SIMD"):
+    use_simd(_wanted)
 
 
 def temporal_similarity(
-    key: NDArray[np.float32],  # [H, n, D], as stored, rotated
+    key: NDArray[np.floating],  # [H, n, D], as stored, rotated
     position: NDArray[np.int32],  # [H, n, axes]
     row: NDArray[np.int16],  # [H, n]
     col: NDArray[np.int16],  # [H, n]
@@ -26,18 +78,50 @@ def temporal_similarity(
     inv_freq: NDArray[np.float64],  # [D / 2]
     *,
     rotated: bool = False,
+    pair_axis: NDArray[np.uint8] | None = None,  # [D / 2]
 ) -> NDArray[np.float32]:
     """InfiniPot-V eq. 4 before its sign: the mean cosine of each past key with the recent keys of its own patch.
 
-    Per head, over the recent tokens with the same (row, col), on un-rotated keys (``rotated``: as stored; the only way
-    if axes > 1). Returns float32 ``[H, n]``: -1 where a patch has no recent token, so that the negated score is +1; 0
-    for rows that are recent or not ``valid``. A zero vector has cosine 0 with everything. O(n (D + log n)).
+    Per head, over the recent tokens with the same (row, col), on un-rotated keys (``rotated``: as stored). pair_axis: the
+    position axis that each rotary pair turns by, needed with 3 axes. Returns float32 ``[H, n]``: -1 where a patch has no
+    recent token, so that the negated score is +1; 0 for rows that are recent or not ``valid``. A zero vector has cosine 0
+    with everything. O(n D), each key read once.
     """
-    return _native.temporal_similarity(key, position, row, col, recent, valid, inv_freq, rotated)
+    return _native.temporal_similarity(key, position, row, col, recent, valid, inv_freq, pair_axis, rotated)
 
 
-def value_norms(value: NDArray[np.float32]) -> NDArray[np.float32]:
-    """L2 norms ``[H, n]`` of values float32 ``[H, n, D]``, summed in double: the V of InfiniPot-V's VaN."""
+def attention_mass(
+    query: NDArray[np.float32],  # [heads, w, D], rotated
+    query_seq: NDArray[np.int64],  # [w]
+    key: NDArray[np.floating],  # [H, n, D], rotated
+    seq: NDArray[np.int64],  # [H, n]
+) -> NDArray[np.float32]:
+    """How much attention each cached token gets from w rows: float32 ``[H, n]``.
+
+    ``softmax(q K^T / sqrt(D))``, where a row at stream place ``query_seq`` sees the tokens whose ``seq`` is not above its own,
+    summed over the w rows and over the query heads of each KV head's group. A row that sees nothing adds nothing. Scores take
+    32 numbers a key at a time.
+    """
+    return _native.attention_mass(query, query_seq, key, seq)
+
+
+def infinipot_scores(
+    cache: KVCache, recent: Sequence[NDArray[np.bool_]], valid: Sequence[NDArray[np.bool_]], *, rotated: bool = False
+) -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """:func:`temporal_similarity` and :func:`value_norms` of every layer of a cache, in one call that all threads share.
+
+    recent, valid: bool ``[H, n_l]``, one a layer. Returns ``(similarity, norms)``, float32 ``[H, n_l]``, one pair a layer.
+    """
+    return _native.infinipot_scores(cache.native, list(recent), list(valid), rotated)
+
+
+def newest_frames(frame: NDArray[np.int32], among: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:
+    """Rows of ``among`` that lie in one of its ``count`` newest frames, taken over all heads: bool ``[H, n]``."""
+    return _native.newest_frames(frame, among, count)
+
+
+def value_norms(value: NDArray[np.floating]) -> NDArray[np.float32]:
+    """L2 norms ``[H, n]`` of values ``[H, n, D]``, whatever their size: the V of InfiniPot-V's VaN."""
     return _native.value_norms(value)
 
 
@@ -52,7 +136,7 @@ def pool_norms(
     """InfiniPot-V's VaN pooling: the mean norm of the ``window x window`` patches around a token, in its frame.
 
     Per head. Absent neighbours are left out of the mean. window: 1, 3, 5 or 7. Returns float32 ``[H, n]``, 0 where not
-    ``valid``. O(n (window^2 + log n)).
+    ``valid``. Sums are in double. O(n window) on frames of up to some 60 x 60 patches.
     """
     return _native.pool_norms(norms, frame, row, col, valid, window)
 

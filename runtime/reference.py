@@ -12,9 +12,17 @@ Bool = NDArray[np.bool_]
 Int = NDArray[np.integer]
 
 
-def rotate(x: NDArray[np.floating], position: Int | int, inv_freq: Float64) -> Float64:
-    """Turn ``x [..., D]`` by ``position [...]``: rotate-half pairs ``(d, d + D / 2)``, as Hugging Face has it."""
-    angle = np.asarray(position, np.float64)[..., None] * inv_freq
+def rotate(
+    x: NDArray[np.floating], position: Int | int, inv_freq: Float64, pair_axis: NDArray[np.uint8] | None = None
+) -> Float64:
+    """Turn ``x [..., D]`` by ``position [...]``: rotate-half pairs ``(d, d + D / 2)``, as Hugging Face has it.
+
+    With ``pair_axis [D / 2]`` the positions are ``[..., axes]``, and each pair turns by the axis it names (M-RoPE).
+    """
+    if pair_axis is None:
+        angle = np.asarray(position, np.float64)[..., None] * inv_freq
+    else:
+        angle = np.asarray(position, np.float64)[..., pair_axis] * inv_freq
     first, second = np.split(x.astype(np.float64), 2, axis=-1)
     cos, sin = np.cos(angle), np.sin(angle)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -26,7 +34,7 @@ def _unit(x: Float64) -> Float64:
 
 
 def temporal_similarity(
-    key: NDArray[np.float32],
+    key: NDArray[np.floating],
     position: NDArray[np.int32],
     row: NDArray[np.int16],
     col: NDArray[np.int16],
@@ -35,11 +43,17 @@ def temporal_similarity(
     inv_freq: Float64,
     *,
     rotated: bool = False,
+    pair_axis: NDArray[np.uint8] | None = None,
 ) -> Float64:
     """InfiniPot-V eq. 4 before its sign; arguments and result as in :mod:`edgevlm.runtime.primitives`."""
     out = np.zeros(valid.shape)
     for head in range(len(key)):
-        keys = key[head].astype(np.float64) if rotated else rotate(key[head], -position[head, :, 0], inv_freq)
+        if rotated:
+            keys = key[head].astype(np.float64)
+        elif pair_axis is None:
+            keys = rotate(key[head], -position[head, :, 0], inv_freq)
+        else:
+            keys = rotate(key[head], -position[head], inv_freq, pair_axis)
         for t in np.flatnonzero(valid[head] & ~recent[head]):
             same_patch = (row[head] == row[head, t]) & (col[head] == col[head, t])
             counterparts = np.flatnonzero(valid[head] & recent[head] & same_patch)
@@ -48,7 +62,7 @@ def temporal_similarity(
     return out
 
 
-def value_norms(value: NDArray[np.float32]) -> Float64:
+def value_norms(value: NDArray[np.floating]) -> Float64:
     """L2 norms ``[H, n]`` of ``[H, n, D]``."""
     return np.sqrt(np.square(value.astype(np.float64)).sum(-1))
 
@@ -100,16 +114,46 @@ def evict(arrays: Sequence[NDArray], keep: Bool) -> list[NDArray]:
     return left
 
 
-def shift(key: NDArray[np.floating], old: NDArray[np.int32], new: NDArray[np.int32], inv_freq: Float64) -> Float64:
-    """Keys ``[H, n, D]`` rotated from positions ``old`` to ``new``, both ``[H, n, 1]``."""
-    return rotate(key, new[..., 0].astype(np.int64) - old[..., 0], inv_freq)
+def shift(
+    key: NDArray[np.floating],
+    old: NDArray[np.int32],
+    new: NDArray[np.int32],
+    inv_freq: Float64,
+    pair_axis: NDArray[np.uint8] | None = None,
+) -> Float64:
+    """Keys ``[H, n, D]`` rotated from positions ``old`` to ``new``, both ``[H, n, axes]``."""
+    delta = new.astype(np.int64) - old
+    return rotate(key, delta[..., 0], inv_freq) if pair_axis is None else rotate(key, delta, inv_freq, pair_axis)
 
 
 def reindex(positions: Sequence[NDArray[np.int32]], prefix: int) -> tuple[list[NDArray[np.int32]], int]:
-    """New positions of each layer's ``[H, n, 1]``, and the next free one: dense ranks from ``prefix`` on, head by head."""
+    """New positions of each layer's ``[H, n, axes]``, and the next free one: dense ranks from ``prefix`` on, head by head and
+    axis by axis."""
     dense = [position.copy() for position in positions]
     for layer in dense:
         for head in layer:
-            later = head >= prefix
-            head[later] = prefix + np.unique(head[later], return_inverse=True)[1].reshape(-1)
+            for place in head.T:
+                later = place >= prefix
+                place[later] = prefix + np.unique(place[later], return_inverse=True)[1].reshape(-1)
     return dense, 1 + max((int(layer.max()) for layer in dense if layer.size), default=-1)
+
+
+def newest_frames(frame: NDArray[np.int32], among: Bool, count: int) -> Bool:
+    """Rows of ``among`` in one of its ``count`` newest frames."""
+    return among & np.isin(frame, sorted(set(frame[among].tolist()))[-count:] if count else [])
+
+
+def attention_mass(
+    query: NDArray[np.float32], query_seq: NDArray[np.int64], key: NDArray[np.floating], seq: NDArray[np.int64]
+) -> Float64:
+    """Softmax attention of each row over the tokens not above it in ``seq``, summed over rows and each KV head's group."""
+    group = len(query) // len(key)
+    mass = np.zeros(seq.shape)
+    for head, rows in enumerate(query.astype(np.float64)):
+        kv = head // group
+        for row, place in zip(rows, query_seq, strict=True):
+            seen = seq[kv] <= place
+            score = key[kv, seen].astype(np.float64) @ row / np.sqrt(len(row))
+            weight = np.exp(score - score.max(initial=-np.inf))
+            mass[kv, seen] += weight / weight.sum()
+    return mass

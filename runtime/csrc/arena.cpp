@@ -1,10 +1,12 @@
 #include "arena.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 
 #include "errors.h"
+#include "pool.h"
 
 namespace edgevlm {
 
@@ -12,9 +14,9 @@ namespace {
 
 constexpr std::size_t kMost = std::numeric_limits<std::ptrdiff_t>::max() / 2;  // half of what an address can tell apart
 
-std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
 }  // namespace
+
+std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 void Release::operator()(std::byte* memory) const noexcept { std::free(memory); }
 
@@ -39,13 +41,17 @@ std::size_t Carver::advance(std::size_t count, std::size_t size) {
     return offset;
 }
 
-Lease::Lease(Scratch* scratch, std::size_t bytes) {
+Lease::Lease(Scratch* scratch, std::size_t bytes, std::int64_t tasks) {
+    workers_ = static_cast<int>(std::clamp<std::int64_t>(tasks, 1, threads()));
     if (scratch && scratch->bytes >= bytes) {
         lock_ = std::unique_lock<std::mutex>(scratch->busy);
-        carver_ = Carver(scratch->memory);
+        memory_ = scratch->memory;
+        bytes_ = scratch->bytes;
+        workers_ = std::min(workers_, scratch->slots);
     } else {
-        own_ = loose_heap().allocate(bytes);
-        carver_ = Carver(own_.get());
+        bytes_ = aligned(bytes);
+        own_ = loose_heap().allocate(workers_ * bytes_);
+        memory_ = own_.get();
     }
 }
 

@@ -29,6 +29,8 @@ private:
 // For kernels that are given arrays of no cache.
 Heap& loose_heap();
 
+std::size_t aligned(std::size_t bytes);
+
 // Cuts arrays out of a block, each aligned. Without a block it only adds up what they would take, so that the byte count
 // known before is, by construction, the byte count allocated.
 class Carver {
@@ -55,27 +57,29 @@ private:
     std::size_t used_ = 0;
 };
 
-// Working memory that a cache lends to one kernel call at a time.
+// Working memory that a cache lends to one kernel call at a time: a slot for each thread that may take part.
 struct Scratch {
     std::byte* memory = nullptr;
-    std::size_t bytes = 0;
+    std::size_t bytes = 0;  // of one slot
+    int slots = 0;
     std::mutex busy;
 };
 
-// One kernel call's working memory: the scratch if there is one and it is large enough, else a block of its own.
+// One kernel call's working memory, for up to `tasks` threads: the scratch if there is one and it is large enough, else a
+// block of its own.
 class Lease {
 public:
-    Lease(Scratch* scratch, std::size_t bytes);
+    Lease(Scratch* scratch, std::size_t bytes, std::int64_t tasks);
 
-    template <typename T>
-    T* take(std::size_t count) {
-        return carver_.take<T>(count);
-    }
+    int workers() const { return workers_; }
+    Carver of(int worker) const { return Carver(memory_ + worker * bytes_); }
 
 private:
     std::unique_lock<std::mutex> lock_;
     Block own_;
-    Carver carver_;
+    std::byte* memory_;
+    std::size_t bytes_;  // from one worker's to the next's
+    int workers_;
 };
 
 }  // namespace edgevlm

@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "errors.h"
+#include "simd.h"
 #include "strided.h"
 
 namespace edgevlm {
@@ -23,13 +25,24 @@ inline std::string shape_text(const std::vector<std::int64_t>& shape) {
 }
 
 template <typename T>
+pybind11::dtype dtype_of() {
+    if constexpr (std::is_same_v<T, Half>) return pybind11::dtype("float16");
+    else return pybind11::dtype::of<T>();
+}
+
+inline bool is_half(pybind11::handle object) {
+    namespace py = pybind11;
+    return py::isinstance<py::array>(object) && py::reinterpret_borrow<py::array>(object).dtype().equal(dtype_of<Half>());
+}
+
+template <typename T>
 pybind11::array checked(pybind11::handle object, const char* name, const std::vector<std::int64_t>& shape) {
     namespace py = pybind11;
-    const std::string wanted = py::str(py::dtype::of<T>());
+    const py::dtype dtype = dtype_of<T>();
+    const std::string wanted = py::str(dtype);
     if (!py::isinstance<py::array>(object)) refuse(name, " must be a numpy array of ", wanted, " ", shape_text(shape));
     auto array = py::reinterpret_borrow<py::array>(object);
-    if (!py::isinstance<py::array_t<T, 0>>(array))
-        refuse(name, " must be ", wanted, ", not ", std::string(py::str(array.dtype())));
+    if (!array.dtype().equal(dtype)) refuse(name, " must be ", wanted, ", not ", std::string(py::str(array.dtype())));
     std::vector<std::int64_t> found(array.shape(), array.shape() + array.ndim());
     bool fits = found.size() == shape.size();
     for (std::size_t axis = 0; fits && axis < shape.size(); ++axis) fits = shape[axis] == any || shape[axis] == found[axis];

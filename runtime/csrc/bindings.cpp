@@ -14,9 +14,9 @@
 #include "arrays.h"
 #include "cache.h"
 #include "errors.h"
-#include "norms.h"
-#include "select.h"
-#include "similarity.h"
+#include "kernels_api.h"
+#include "pool.h"
+#include "simd.h"
 
 namespace py = pybind11;
 
@@ -27,29 +27,52 @@ using Unlocked = py::gil_scoped_release;
 
 // ---- the cache ----
 
-Shape make_shape(std::vector<std::int64_t> capacities, std::int64_t kv_heads, std::int64_t head_dim, py::handle inv_freq,
-                 std::int64_t axes, const std::string& dtype) {
-    if (dtype != "fp32") refuse("dtype must be fp32 for now, not ", dtype);
-    const auto frequencies = dense<double>(inv_freq, "inv_freq", {-1});
-    const double* first = frequencies.data();
-    return {kv_heads, head_dim, axes, std::move(capacities), {first, first + frequencies.size()}, DType::fp32};
+DType dtype_named(const std::string& name) {
+    if (name == "fp32") return DType::fp32;
+    if (name == "fp16") return DType::fp16;
+    refuse("dtype must be fp32 or fp16, not ", name);
 }
 
-// Part of a layer's memory as a read-only array that keeps the cache alive.
-template <typename T>
-py::array view(const py::object& self, std::int64_t index, T* (*start)(const Layer&), std::int64_t width, bool has_width) {
-    const auto& cache = self.cast<const Cache&>();
-    const Layer& layer = cache.layer(index);
-    std::vector<py::ssize_t> shape{cache.kv_heads(), layer.length}, strides;
-    const auto item = static_cast<py::ssize_t>(sizeof(T));
-    strides = {item * width * layer.capacity, item * width};
-    if (has_width) {
+// pair_axis [head_dim / 2]: the position axis that each pair turns by; None with one axis, or where keys are never turned.
+Shape make_shape(std::vector<std::int64_t> capacities, std::int64_t kv_heads, std::int64_t head_dim, py::handle inv_freq,
+                 std::int64_t axes, const std::string& dtype, py::handle pair_axis) {
+    const DType stored = dtype_named(dtype);
+    const auto frequencies = dense<double>(inv_freq, "inv_freq", {-1});
+    const double* first = frequencies.data();
+    std::vector<double> values(first, first + frequencies.size());
+    auto runs = runs_of(pair_axis, axes, frequencies.size());
+    return {kv_heads, head_dim, axes, std::move(capacities), std::move(values), std::move(runs), stored, threads()};
+}
+
+void make_read_only(const py::array& array) {
+    py::detail::array_proxy(array.ptr())->flags &= ~py::detail::npy_api::NPY_ARRAY_WRITEABLE_;
+}
+
+// Part of a layer's memory, `width` numbers a row (0: one, and no axis for it), read-only; it keeps the cache alive.
+py::array view(const py::object& self, const Layer& layer, const py::dtype& dtype, const void* start, std::int64_t width) {
+    const auto item = static_cast<py::ssize_t>(dtype.itemsize());
+    const auto row = item * std::max<std::int64_t>(width, 1);
+    std::vector<py::ssize_t> shape{self.cast<const Cache&>().kv_heads(), layer.length}, strides{row * layer.capacity, row};
+    if (width) {
         shape.push_back(width);
         strides.push_back(item);
     }
-    py::array array(py::dtype::of<T>(), shape, strides, start(layer), self);
-    py::detail::array_proxy(array.ptr())->flags &= ~py::detail::npy_api::NPY_ARRAY_WRITEABLE_;
+    py::array array(dtype, shape, strides, start, self);
+    make_read_only(array);
     return array;
+}
+
+template <typename T>
+py::array view(const py::object& self, std::int64_t index, T* Layer::* field, std::int64_t width = 0) {
+    const Layer& layer = self.cast<const Cache&>().layer(index);
+    return view(self, layer, py::dtype::of<T>(), layer.*field, width);
+}
+
+py::array rows_view(const py::object& self, std::int64_t index, std::byte* Layer::* field) {
+    const auto& cache = self.cast<const Cache&>();
+    const Layer& layer = cache.layer(index);
+    const py::dtype dtype = cache.dtype() == DType::fp16 ? dtype_of<Half>() : dtype_of<float>();
+    return view(self, layer, dtype, layer.*field, cache.head_dim());
 }
 
 struct PyRows {
@@ -85,12 +108,14 @@ void bind_cache(py::module_& module) {
 
     py::class_<Cache> cache(module, "Cache");
     cache.def(py::init([](std::vector<std::int64_t> capacities, std::int64_t kv_heads, std::int64_t head_dim,
-                          const py::object& inv_freq, std::int64_t axes, const std::string& dtype) {
-        return std::make_unique<Cache>(make_shape(std::move(capacities), kv_heads, head_dim, inv_freq, axes, dtype));
+                          const py::object& inv_freq, std::int64_t axes, const std::string& dtype,
+                          const py::object& pair_axis) {
+        return std::make_unique<Cache>(make_shape(std::move(capacities), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis));
     }));
     cache.def_static("bytes_for", [](std::vector<std::int64_t> capacities, std::int64_t kv_heads, std::int64_t head_dim,
-                                     const py::object& inv_freq, std::int64_t axes, const std::string& dtype) {
-        return Cache::bytes_for(make_shape(std::move(capacities), kv_heads, head_dim, inv_freq, axes, dtype));
+                                     const py::object& inv_freq, std::int64_t axes, const std::string& dtype,
+                          const py::object& pair_axis) {
+        return Cache::bytes_for(make_shape(std::move(capacities), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis));
     });
     cache.def_property_readonly("nbytes", &Cache::nbytes);
     cache.def_property_readonly("allocations", &Cache::allocations);
@@ -104,37 +129,20 @@ void bind_cache(py::module_& module) {
               [](const Cache& self, std::int64_t l) { return reinterpret_cast<std::uintptr_t>(self.layer(l).key); });
     cache.def("value_address",
               [](const Cache& self, std::int64_t l) { return reinterpret_cast<std::uintptr_t>(self.layer(l).value); });
-    cache.def("key", [](const py::object& self, std::int64_t l) {
-        const std::int64_t width = self.cast<const Cache&>().head_dim();
-        return view<float>(self, l, [](const Layer& layer) { return reinterpret_cast<float*>(layer.key); }, width, true);
-    });
-    cache.def("value", [](const py::object& self, std::int64_t l) {
-        const std::int64_t width = self.cast<const Cache&>().head_dim();
-        return view<float>(self, l, [](const Layer& layer) { return reinterpret_cast<float*>(layer.value); }, width, true);
-    });
+    cache.def("key", [](const py::object& self, std::int64_t l) { return rows_view(self, l, &Layer::key); });
+    cache.def("value", [](const py::object& self, std::int64_t l) { return rows_view(self, l, &Layer::value); });
+    cache.def("kind", [](const py::object& self, std::int64_t l) { return view(self, l, &Layer::kind); });
+    cache.def("seq", [](const py::object& self, std::int64_t l) { return view(self, l, &Layer::seq); });
+    cache.def("frame", [](const py::object& self, std::int64_t l) { return view(self, l, &Layer::frame); });
+    cache.def("row", [](const py::object& self, std::int64_t l) { return view(self, l, &Layer::row); });
+    cache.def("col", [](const py::object& self, std::int64_t l) { return view(self, l, &Layer::col); });
     cache.def("position", [](const py::object& self, std::int64_t l) {
-        const std::int64_t width = self.cast<const Cache&>().axes();
-        return view<std::int32_t>(self, l, [](const Layer& layer) { return layer.position; }, width, true);
-    });
-    cache.def("kind", [](const py::object& self, std::int64_t l) {
-        return view<std::uint8_t>(self, l, [](const Layer& layer) { return layer.kind; }, 1, false);
-    });
-    cache.def("seq", [](const py::object& self, std::int64_t l) {
-        return view<std::int64_t>(self, l, [](const Layer& layer) { return layer.seq; }, 1, false);
-    });
-    cache.def("frame", [](const py::object& self, std::int64_t l) {
-        return view<std::int32_t>(self, l, [](const Layer& layer) { return layer.frame; }, 1, false);
-    });
-    cache.def("row", [](const py::object& self, std::int64_t l) {
-        return view<std::int16_t>(self, l, [](const Layer& layer) { return layer.row; }, 1, false);
-    });
-    cache.def("col", [](const py::object& self, std::int64_t l) {
-        return view<std::int16_t>(self, l, [](const Layer& layer) { return layer.col; }, 1, false);
+        return view(self, l, &Layer::position, self.cast<const Cache&>().axes());
     });
     cache.def_property_readonly("memory", [](const py::object& self) {
         const auto& block = self.cast<const Cache&>();
         py::array bytes(py::dtype::of<std::uint8_t>(), {static_cast<py::ssize_t>(block.nbytes())}, {1}, block.data(), self);
-        py::detail::array_proxy(bytes.ptr())->flags &= ~py::detail::npy_api::NPY_ARRAY_WRITEABLE_;
+        make_read_only(bytes);
         return bytes;
     });
 
@@ -174,105 +182,6 @@ void bind_cache(py::module_& module) {
     });
 }
 
-// ---- the kernels ----
-
-// The cache that an array is a view of, or null.
-Cache* cache_of(py::handle array) {
-    while (array && py::isinstance<py::array>(array)) array = py::detail::array_proxy(array.ptr())->base;
-    return array && py::isinstance<Cache>(array) ? &array.cast<Cache&>() : nullptr;
-}
-
-Scratch* scratch_of(py::handle array) {
-    Cache* const cache = cache_of(array);
-    return cache ? &cache->scratch() : nullptr;
-}
-
-bool turns_alike(const Rotary& rotary, const py::array_t<double, py::array::c_style>& inv_freq) {
-    const double* const first = inv_freq.data();
-    return rotary.pairs() == inv_freq.size() && std::equal(first, first + inv_freq.size(), rotary.inv_freq());
-}
-
-py::array_t<float> call_temporal_similarity(py::handle key, py::handle position, py::handle row, py::handle col,
-                                            py::handle recent, py::handle valid, py::handle inv_freq, bool rotated) {
-    PatchedKeys tokens;
-    tokens.key = as_volume<float>(key, "key", any, any, any);
-    const std::int64_t heads = tokens.key.heads, rows = tokens.key.rows;
-    tokens.position = as_volume<std::int32_t>(position, "position", heads, rows, any);
-    tokens.row = as_plane<std::int16_t>(row, "row", heads, rows);
-    tokens.col = as_plane<std::int16_t>(col, "col", heads, rows);
-    tokens.recent = as_mask(recent, "recent", heads, rows);
-    tokens.valid = as_mask(valid, "valid", heads, rows);
-    const auto frequencies = dense<double>(inv_freq, "inv_freq", {-1});
-    if (!rotated) {
-        if (tokens.position.width != 1) refuse("un-rotating knows one position axis, not ", tokens.position.width);
-        if (frequencies.size() * 2 != tokens.key.width)
-            refuse("inv_freq must hold D / 2 numbers of a key's ", tokens.key.width, ", not ", frequencies.size());
-    }
-    Cache* const cache = cache_of(key);
-    py::array_t<float> out({heads, rows});
-    float* const first = out.mutable_data();
-    const bool known = cache && turns_alike(cache->rotary(), frequencies);
-    {
-        Unlocked unlocked;
-        std::optional<Lease> table;
-        std::optional<Rotary> own;
-        if (!rotated && !known) {
-            const std::size_t size = Rotary::table_size(frequencies.size());
-            table.emplace(nullptr, size * sizeof(double));
-            own.emplace(frequencies.data(), frequencies.size(), table->take<double>(size));
-        }
-        const Rotary* const rotary = rotated ? nullptr : known ? &cache->rotary() : &*own;
-        temporal_similarity(tokens, rotary, first, cache ? &cache->scratch() : nullptr);
-    }
-    return out;
-}
-
-py::array_t<float> call_value_norms(py::handle value) {
-    const auto values = as_volume<float>(value, "value", any, any, any);
-    py::array_t<float> out({values.heads, values.rows});
-    float* const first = out.mutable_data();
-    {
-        Unlocked unlocked;
-        value_norms(values, first);
-    }
-    return out;
-}
-
-py::array_t<float> call_pool_norms(py::handle norms, py::handle frame, py::handle row, py::handle col, py::handle valid,
-                                   int window) {
-    if (window != 1 && window != 3 && window != 5 && window != 7) refuse("window must be 1, 3, 5 or 7, not ", window);
-    PatchedNorms tokens;
-    tokens.norm = as_plane<float>(norms, "norms", any, any);
-    const std::int64_t heads = tokens.norm.heads, rows = tokens.norm.rows;
-    tokens.frame = as_plane<std::int32_t>(frame, "frame", heads, rows);
-    tokens.row = as_plane<std::int16_t>(row, "row", heads, rows);
-    tokens.col = as_plane<std::int16_t>(col, "col", heads, rows);
-    tokens.valid = as_mask(valid, "valid", heads, rows);
-    Scratch* const scratch = scratch_of(frame);
-    py::array_t<float> out({heads, rows});
-    float* const first = out.mutable_data();
-    {
-        Unlocked unlocked;
-        pool_norms(tokens, window, first, scratch);
-    }
-    return out;
-}
-
-py::array_t<bool> call_top_k(py::handle scores, py::handle seq, py::handle candidates, std::int64_t k) {
-    if (k < 0) refuse("cannot choose ", k, " rows");
-    const auto score = as_plane<float>(scores, "scores", any, any);
-    const auto age = as_plane<std::int64_t>(seq, "seq", score.heads, score.rows);
-    const Mask mask = as_mask(candidates, "candidates", score.heads, score.rows);
-    Scratch* const scratch = scratch_of(seq);
-    py::array_t<bool> out({score.heads, score.rows});
-    bool* const first = out.mutable_data();
-    {
-        Unlocked unlocked;
-        top_k(score, age, mask, k, first, scratch);
-    }
-    return out;
-}
-
 // Errors become edgevlm.errors.CacheError and CacheFull.
 void raise(const char* name, const Misuse& error) {
     py::set_error(py::module_::import("edgevlm.errors").attr(name), error.what());
@@ -294,9 +203,6 @@ PYBIND11_MODULE(_native, module) {
         }
     });
     bind_cache(module);
-    module.def("temporal_similarity", &call_temporal_similarity);
-    module.def("value_norms", &call_value_norms);
-    module.def("pool_norms", &call_pool_norms);
-    module.def("top_k", &call_top_k);
+    bind_kernels(module);
     module.def("loose_allocations", [] { return loose_heap().allocations(); });
 }

@@ -6,8 +6,10 @@
 #include <cstring>
 #include <limits>
 
+#include "attention.h"
 #include "errors.h"
 #include "norms.h"
+#include "pool.h"
 #include "select.h"
 #include "similarity.h"
 
@@ -15,11 +17,15 @@ namespace edgevlm {
 
 namespace {
 
-std::size_t reindex_scratch(std::int64_t rows, std::int64_t pairs) {
+constexpr std::size_t kLarge = std::size_t{16} << 20;
+
+std::size_t reindex_scratch(std::int64_t rows, std::int64_t pairs, std::int64_t axes) {
     Carver sizes;
     sizes.take<std::uint64_t>(rows);
-    sizes.take<double>(pairs);
-    sizes.take<double>(pairs);
+    sizes.take<std::int32_t>(rows);
+    sizes.take<std::int32_t>(rows * axes);
+    for (int vector = 0; vector < 2; ++vector) sizes.take<double>(pairs);
+    for (int vector = 0; vector < 2; ++vector) sizes.take<float>(pairs);
     return sizes.bytes();
 }
 
@@ -43,13 +49,13 @@ void check(const Shape& shape) {
 
 // The block, in this order, every array 64-byte aligned, and zero where no valid row lies:
 //
-//   the table of layers, inv_freq f64 [D / 2], commit serials i64 [smallest capacity]
+//   the table of layers, inv_freq f64 [D / 2], runs [runs], commit serials i64 [smallest capacity]
 //   for each layer l:
 //     key, value            [H, C_l, D]  of dtype, keys rotated
 //     kind u8, seq i64, frame i32, row i16, col i16  [H, C_l]
 //     position i32          [H, C_l, axes]
-//   the table of angles f64 [3, 64, 2, D / 2]
-//   scratch for one kernel at a time: 16 bytes a row of the largest layer
+//   the table of angles [3, 64, 2, D / 2], in f64 and in f32
+//   scratch for one kernel at a time, a slot for each thread that may take part
 //
 // Without a block behind the carver this only measures.
 Parts carve(const Shape& shape, Carver& carver) {
@@ -58,6 +64,7 @@ Parts carve(const Shape& shape, Carver& carver) {
     Parts parts;
     parts.layer = carver.take<Layer>(shape.capacities.size());
     parts.inv_freq = carver.take<double>(shape.inv_freq.size());
+    parts.runs = carver.take<Run>(shape.runs.size());
     parts.serials = carver.take<std::int64_t>(*smallest);
     for (std::size_t l = 0; l < shape.capacities.size(); ++l) {
         const std::size_t slots = static_cast<std::size_t>(shape.kv_heads * shape.capacities[l]);
@@ -75,14 +82,22 @@ Parts carve(const Shape& shape, Carver& carver) {
         if (parts.layer) parts.layer[l] = layer;
     }
     parts.rotary = carver.take<double>(Rotary::table_size(shape.head_dim / 2));
+    parts.rounded = carver.take<float>(Rotary::table_size(shape.head_dim / 2));
     parts.scratch_bytes = std::max({similarity_scratch(*largest, shape.head_dim), pool_scratch(*largest),
-                                    top_k_scratch(*largest), reindex_scratch(*largest, shape.head_dim / 2)});
-    parts.scratch = carver.take<std::byte>(parts.scratch_bytes);
+                                    top_k_scratch(*largest), newest_scratch(shape.kv_heads * *largest),
+                                    attention_scratch(*largest, shape.head_dim),
+                                    reindex_scratch(*largest, shape.head_dim / 2, shape.axes)});
+    parts.scratch = carver.take_rows(shape.threads, parts.scratch_bytes);
     return parts;
 }
 
 std::int64_t count_kept(const Mask& keep, std::int64_t head) {
     std::int64_t kept = 0;
+    if (keep.row_stride == 1) {
+        const std::byte* const row = keep.data + head * keep.head_stride;
+        for (std::int64_t i = 0; i < keep.rows; ++i) kept += row[i] != std::byte{0};
+        return kept;
+    }
     for (std::int64_t i = 0; i < keep.rows; ++i) kept += keep.at(head, i) != 0;
     return kept;
 }
@@ -92,6 +107,7 @@ std::int64_t count_kept(const Mask& keep, std::int64_t head) {
 std::size_t element_size(DType dtype) {
     switch (dtype) {
         case DType::fp32: return 4;
+        case DType::fp16: return 2;
     }
     refuse("unknown dtype");
 }
@@ -108,7 +124,9 @@ Cache::Cache(const Shape& shape)
       head_dim_(shape.head_dim),
       axes_(shape.axes),
       layers_(static_cast<std::int64_t>(shape.capacities.size())),
-      nbytes_(bytes_for(shape)) {
+      dtype_(shape.dtype),
+      nbytes_(bytes_for(shape)),
+      large_(nbytes_ > kLarge) {
     static std::atomic<std::int64_t> caches{0};
     id_ = ++caches;
     row_bytes_ = head_dim_ * element_size(shape.dtype);
@@ -116,9 +134,12 @@ Cache::Cache(const Shape& shape)
     Carver carver(block_.get());
     parts_ = carve(shape, carver);
     std::copy(shape.inv_freq.begin(), shape.inv_freq.end(), parts_.inv_freq);
-    rotary_.emplace(parts_.inv_freq, head_dim_ / 2, parts_.rotary);
+    std::copy(shape.runs.begin(), shape.runs.end(), parts_.runs);
+    if (const auto runs = static_cast<std::int64_t>(shape.runs.size()))
+        rotary_.emplace(parts_.inv_freq, head_dim_ / 2, parts_.runs, runs, parts_.rotary, parts_.rounded);
     scratch_.memory = parts_.scratch;
     scratch_.bytes = parts_.scratch_bytes;
+    scratch_.slots = shape.threads;
 }
 
 const Layer& Cache::layer(std::int64_t index) const {
@@ -183,7 +204,7 @@ void Cache::abort() {
     if (reserved_ < 0) refuse("nothing is reserved: there is nothing to abort");
     for (std::int64_t l = 0; l < layers_; ++l) {
         Layer& layer = parts_.layer[l];
-        clear_rows(layer, layer.length, layer.length + reserved_);
+        for (std::int64_t head = 0; head < heads_; ++head) clear_rows(layer, head, layer.length, layer.length + reserved_);
     }
     reserved_ = -1;
 }
@@ -200,8 +221,13 @@ void Cache::append(std::int64_t index, const Volume<float>& key, const Volume<fl
     for (std::int64_t head = 0; head < heads_; ++head) {
         for (std::int64_t i = 0; i < rows.count; ++i) {
             const std::size_t at = (head * layer.capacity + layer.length + i) * row_bytes_;
-            std::memcpy(layer.key + at, key.at(head, i), row_bytes_);
-            std::memcpy(layer.value + at, value.at(head, i), row_bytes_);
+            if (dtype_ == DType::fp32) {
+                std::memcpy(layer.key + at, key.at(head, i), row_bytes_);
+                std::memcpy(layer.value + at, value.at(head, i), row_bytes_);
+            } else {
+                simd().fp16.store(key.at(head, i), head_dim_, reinterpret_cast<Half*>(layer.key + at));
+                simd().fp16.store(value.at(head, i), head_dim_, reinterpret_cast<Half*>(layer.value + at));
+            }
         }
     }
     write_metadata(layer, rows);
@@ -224,7 +250,7 @@ void Cache::rollback(const Mark& mark) {
     const std::int64_t dropped = grown_ - mark.grown;
     for (std::int64_t l = 0; l < layers_; ++l) {
         Layer& layer = parts_.layer[l];
-        clear_rows(layer, layer.length - dropped, layer.length);
+        for (std::int64_t head = 0; head < heads_; ++head) clear_rows(layer, head, layer.length - dropped, layer.length);
         layer.length -= dropped;
     }
     grown_ = mark.grown;
@@ -233,29 +259,43 @@ void Cache::rollback(const Mark& mark) {
 // ---- evicting ----
 
 void Cache::move_row(Layer& layer, std::int64_t from, std::int64_t to) {
-    std::memcpy(layer.key + to * row_bytes_, layer.key + from * row_bytes_, row_bytes_);
-    std::memcpy(layer.value + to * row_bytes_, layer.value + from * row_bytes_, row_bytes_);
+    for (std::byte* rows : {layer.key, layer.value}) {
+        if (large_) simd().copy(rows + from * row_bytes_, rows + to * row_bytes_, row_bytes_);
+        else std::memcpy(rows + to * row_bytes_, rows + from * row_bytes_, row_bytes_);
+    }
     layer.kind[to] = layer.kind[from];
     layer.seq[to] = layer.seq[from];
     layer.frame[to] = layer.frame[from];
     layer.row[to] = layer.row[from];
     layer.col[to] = layer.col[from];
     std::copy_n(layer.position + from * axes_, axes_, layer.position + to * axes_);
-    ++rows_moved_;
 }
 
-void Cache::clear_rows(Layer& layer, std::int64_t first, std::int64_t last) {
-    for (std::int64_t head = 0; head < heads_; ++head) {
-        const std::int64_t at = head * layer.capacity + first, count = last - first;
-        std::memset(layer.key + at * row_bytes_, 0, count * row_bytes_);
-        std::memset(layer.value + at * row_bytes_, 0, count * row_bytes_);
-        std::fill_n(layer.kind + at, count, std::uint8_t{0});
-        std::fill_n(layer.seq + at, count, std::int64_t{0});
-        std::fill_n(layer.frame + at, count, 0);
-        std::fill_n(layer.row + at, count, std::int16_t{0});
-        std::fill_n(layer.col + at, count, std::int16_t{0});
-        std::fill_n(layer.position + at * axes_, count * axes_, 0);
+void Cache::clear_rows(Layer& layer, std::int64_t head, std::int64_t first, std::int64_t last) {
+    const std::int64_t at = head * layer.capacity + first, count = last - first;
+    for (std::byte* rows : {layer.key, layer.value}) {
+        if (large_) simd().zero(rows + at * row_bytes_, count * row_bytes_);
+        else std::memset(rows + at * row_bytes_, 0, count * row_bytes_);
     }
+    if (large_) simd().drain();
+    std::fill_n(layer.kind + at, count, std::uint8_t{0});
+    std::fill_n(layer.seq + at, count, std::int64_t{0});
+    std::fill_n(layer.frame + at, count, 0);
+    std::fill_n(layer.row + at, count, std::int16_t{0});
+    std::fill_n(layer.col + at, count, std::int16_t{0});
+    std::fill_n(layer.position + at * axes_, count * axes_, 0);
+}
+
+// The first hole takes the first survivor behind `kept`, and so on: as many moves as holes.
+std::int64_t Cache::fill_holes(Layer& layer, std::int64_t head, const Mask& keep, std::int64_t kept) {
+    std::int64_t survivor = kept, moved = 0;
+    for (std::int64_t hole = 0; hole < kept; ++hole) {
+        if (keep.at(head, hole)) continue;
+        while (!keep.at(head, survivor)) ++survivor;
+        move_row(layer, head * layer.capacity + survivor++, head * layer.capacity + hole);
+        ++moved;
+    }
+    return moved;
 }
 
 std::int64_t Cache::evict(const std::vector<std::optional<Mask>>& keep) {
@@ -275,104 +315,181 @@ std::int64_t Cache::evict(const std::vector<std::optional<Mask>>& keep) {
                        " and head ", head, " keeps ", other);
         }
     }
+    std::atomic<std::int64_t> moved{0};
+    share(layers_ * heads_, threads(), [&](std::int64_t task, int) {
+        const std::int64_t l = task / heads_, head = task % heads_;
+        if (!keep[l]) return;
+        const std::int64_t kept = count_kept(*keep[l], head);
+        if (kept == parts_.layer[l].length) return;
+        moved += fill_holes(parts_.layer[l], head, *keep[l], kept);
+        clear_rows(parts_.layer[l], head, kept, parts_.layer[l].length);
+    });
     std::int64_t evicted = 0;
     for (std::int64_t l = 0; l < layers_; ++l) {
         if (!keep[l]) continue;
-        Layer& layer = parts_.layer[l];
         const std::int64_t kept = count_kept(*keep[l], 0);
-        if (kept == layer.length) continue;
-        for (std::int64_t head = 0; head < heads_; ++head) {
-            // The first hole takes the first survivor behind `kept`, and so on: as many moves as holes.
-            std::int64_t survivor = kept;
-            for (std::int64_t hole = 0; hole < kept; ++hole) {
-                if (keep[l]->at(head, hole)) continue;
-                while (!keep[l]->at(head, survivor)) ++survivor;
-                move_row(layer, head * layer.capacity + survivor++, head * layer.capacity + hole);
-            }
-        }
-        clear_rows(layer, kept, layer.length);
-        evicted += layer.length - kept;
-        layer.length = kept;
+        evicted += parts_.layer[l].length - kept;
+        parts_.layer[l].length = kept;
     }
+    rows_moved_ += moved;
     if (evicted) restructured();
     return evicted;
 }
 
 // ---- positions ----
 
+const Rotary& Cache::turning(const char* action) const {
+    require_settled(action);
+    if (!rotary_)
+        refuse("cannot ", action, " keys with ", axes_, " position axes: open the cache with the sections that each axis turns");
+    return *rotary_;
+}
+
+// Turns one key after another; neighbours are often turned by the same angles.
+class Cache::Turning {
+public:
+    Turning(const Rotary& rotary, Carver& memory) : rotary_(rotary), pairs_(rotary.pairs()) {
+        for (double** vector : {&exact_cosine_, &exact_sine_}) *vector = memory.take<double>(pairs_);
+        for (float** vector : {&cosine_, &sine_}) *vector = memory.take<float>(pairs_);
+    }
+
+    // Gives a row [dtype] at position `from` the position `to`; both [axes]. Returns whether they differed.
+    bool turn(std::byte* row, DType dtype, std::int32_t* from, const std::int32_t* to, std::int64_t axes) {
+        std::int64_t by[Rotary::kAxes] = {};
+        for (std::int64_t axis = 0; axis < axes; ++axis) by[axis] = std::int64_t{to[axis]} - from[axis];
+        if (std::all_of(by, by + axes, [](std::int64_t delta) { return delta == 0; })) return false;
+        if (!std::equal(by, by + axes, last_)) {
+            rotary_.angles(by, exact_cosine_, exact_sine_);
+            const auto rounded = [](double x) { return static_cast<float>(x); };
+            std::transform(exact_cosine_, exact_cosine_ + pairs_, cosine_, rounded);
+            std::transform(exact_sine_, exact_sine_ + pairs_, sine_, rounded);
+            std::copy_n(by, axes, last_);
+        }
+        if (dtype == DType::fp32) simd().fp32.rotate(reinterpret_cast<float*>(row), cosine_, sine_, pairs_);
+        else simd().fp16.rotate(reinterpret_cast<Half*>(row), cosine_, sine_, pairs_);
+        std::copy_n(to, axes, from);
+        return true;
+    }
+
+private:
+    const Rotary& rotary_;
+    std::int64_t pairs_;
+    double *exact_cosine_, *exact_sine_;
+    float *cosine_, *sine_;
+    std::int64_t last_[Rotary::kAxes] = {};  // 0: nothing turned yet
+};
+
 void Cache::shift(std::int64_t index, const Volume<std::int32_t>& position) {
-    require_settled("shift");
+    const Rotary& rotary = turning("shift");
     const Layer& layer = this->layer(index);
-    if (axes_ != 1) refuse("shift knows one position axis, and this cache has ", axes_);
     if (position.heads != heads_ || position.rows != layer.length || position.width != axes_)
         refuse("the positions of layer ", index, " must be [", heads_, ", ", layer.length, ", ", axes_, "], not [",
                position.heads, ", ", position.rows, ", ", position.width, "]");
     for (std::int64_t head = 0; head < heads_; ++head) {
         for (std::int64_t i = 0; i < layer.length; ++i) {
-            if (*position.at(head, i) < 0) refuse("positions must not be negative: head ", head, ", row ", i);
+            const std::int32_t* const place = position.at(head, i);
+            if (std::any_of(place, place + axes_, [](std::int32_t p) { return p < 0; }))
+                refuse("positions must not be negative: head ", head, ", row ", i);
         }
     }
-    const std::int64_t pairs = head_dim_ / 2;
-    Lease memory(&scratch_, reindex_scratch(0, pairs));
-    double* const cosine = memory.take<double>(pairs);
-    double* const sine = memory.take<double>(pairs);
-    bool moved = false;
-    for (std::int64_t head = 0; head < heads_; ++head) {
+    const Lease memory(&scratch_, reindex_scratch(0, rotary.pairs(), axes_), heads_);
+    std::atomic<bool> moved{false};
+    share(heads_, memory.workers(), [&](std::int64_t head, int worker) {
+        Carver part = memory.of(worker);
+        Turning turning(rotary, part);
+        bool any = false;
         for (std::int64_t i = 0; i < layer.length; ++i) {
             const std::int64_t at = head * layer.capacity + i;
-            const std::int64_t delta = std::int64_t{*position.at(head, i)} - layer.position[at];
-            if (delta == 0) continue;
-            rotary_->angles(delta, cosine, sine);
-            rotate(reinterpret_cast<float*>(layer.key + at * row_bytes_), cosine, sine, pairs);
-            layer.position[at] = *position.at(head, i);
-            moved = true;
+            any |= turning.turn(layer.key + at * row_bytes_, dtype_, layer.position + at * axes_, position.at(head, i), axes_);
         }
-    }
+        if (any) moved = true;
+    });
     if (moved) restructured();
 }
 
-std::int64_t Cache::reindex(std::int64_t prefix) {
-    require_settled("reindex");
-    if (axes_ != 1) refuse("reindex knows one position axis, and this cache has ", axes_);
-    if (prefix < 0) refuse("the prefix cannot be ", prefix, " positions long");
-    const std::int64_t pairs = head_dim_ / 2;
-    std::int64_t largest = 0;
-    for (std::int64_t l = 0; l < layers_; ++l) largest = std::max(largest, parts_.layer[l].length);
-    Lease memory(&scratch_, reindex_scratch(largest, pairs));
-    double* const cosine = memory.take<double>(pairs);
-    double* const sine = memory.take<double>(pairs);
-    std::uint64_t* const order = memory.take<std::uint64_t>(largest);  // position, then row
+namespace {
 
+// What each of n positions that are not below `prefix` becomes: prefix + its rank among the different ones. Strided by axes.
+// By counting bits where they lie close enough together, else by sorting. order [n], count [n].
+void dense_ranks(const std::int32_t* position, std::int64_t n, std::int64_t axes, std::int32_t prefix, std::uint64_t* order,
+                 std::int32_t* count, std::int32_t* dense) {
+    std::int32_t largest = prefix;
+    for (std::int64_t i = 0; i < n; ++i) largest = std::max(largest, position[i * axes]);
+    const std::int64_t words = (std::int64_t{largest} - prefix) / 64 + 1;
+    if (words <= n) {
+        std::fill_n(order, words, std::uint64_t{0});
+        const auto bit = [](std::int64_t offset) { return std::uint64_t{1} << (offset % 64); };
+        for (std::int64_t i = 0; i < n; ++i) {
+            const std::int64_t offset = std::int64_t{position[i * axes]} - prefix;
+            if (offset >= 0) order[offset / 64] |= bit(offset);
+        }
+        std::int32_t before = 0;
+        for (std::int64_t word = 0; word < words; ++word) {
+            count[word] = before;
+            before += __builtin_popcountll(order[word]);
+        }
+        for (std::int64_t i = 0; i < n; ++i) {
+            const std::int64_t offset = std::int64_t{position[i * axes]} - prefix;
+            if (offset < 0) dense[i * axes] = position[i * axes];
+            else dense[i * axes] = prefix + count[offset / 64] + __builtin_popcountll(order[offset / 64] & (bit(offset) - 1));
+        }
+        return;
+    }
+    std::int64_t later = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+        const std::int32_t place = position[i * axes];
+        dense[i * axes] = place;
+        if (place >= prefix) order[later++] = static_cast<std::uint64_t>(place) << 32 | static_cast<std::uint64_t>(i);
+    }
+    std::sort(order, order + later);
+    std::int32_t rank = prefix - 1;
+    std::int64_t previous = -1;
+    for (std::int64_t k = 0; k < later; ++k) {
+        const auto place = static_cast<std::int64_t>(order[k] >> 32);
+        rank += place != previous;
+        previous = place;
+        dense[static_cast<std::int64_t>(order[k] & 0xffffffffu) * axes] = rank;
+    }
+}
+
+}  // namespace
+
+bool Cache::make_dense(Layer& layer, std::int64_t head, std::int64_t prefix, Carver memory) {
+    std::uint64_t* const order = memory.take<std::uint64_t>(layer.length);
+    std::int32_t* const count = memory.take<std::int32_t>(layer.length);
+    std::int32_t* const dense = memory.take<std::int32_t>(layer.length * axes_);
+    Turning turning(*rotary_, memory);
+    const std::int64_t base = head * layer.capacity;
+    const auto first = static_cast<std::int32_t>(std::min<std::int64_t>(prefix, std::numeric_limits<std::int32_t>::max()));
+    for (std::int64_t axis = 0; axis < axes_; ++axis)
+        dense_ranks(layer.position + base * axes_ + axis, layer.length, axes_, first, order, count, dense + axis);
     bool moved = false;
+    for (std::int64_t i = 0; i < layer.length; ++i) {
+        const std::int64_t at = base + i;
+        moved |= turning.turn(layer.key + at * row_bytes_, dtype_, layer.position + at * axes_, dense + i * axes_, axes_);
+    }
+    return moved;
+}
+
+std::int64_t Cache::reindex(std::int64_t prefix) {
+    const Rotary& rotary = turning("reindex");
+    if (prefix < 0) refuse("the prefix cannot be ", prefix, " positions long");
+    std::int64_t longest = 0;
+    for (std::int64_t l = 0; l < layers_; ++l) longest = std::max(longest, parts_.layer[l].length);
+    const Lease memory(&scratch_, reindex_scratch(longest, rotary.pairs(), axes_), layers_ * heads_);
+    std::atomic<bool> moved{false};
+    share(layers_ * heads_, memory.workers(), [&](std::int64_t task, int worker) {
+        if (make_dense(parts_.layer[task / heads_], task % heads_, prefix, memory.of(worker))) moved = true;
+    });
+    if (moved) restructured();
     std::int64_t next = 0;
     for (std::int64_t l = 0; l < layers_; ++l) {
-        Layer& layer = parts_.layer[l];
+        const Layer& layer = parts_.layer[l];
         for (std::int64_t head = 0; head < heads_; ++head) {
-            const std::int64_t base = head * layer.capacity;
-            std::int64_t count = 0;
-            for (std::int64_t i = 0; i < layer.length; ++i) {
-                const std::int64_t position = layer.position[base + i];
-                if (position < prefix) next = std::max(next, position + 1);
-                else order[count++] = static_cast<std::uint64_t>(position) << 32 | static_cast<std::uint64_t>(i);
-            }
-            std::sort(order, order + count);
-            std::int64_t rank = prefix - 1;
-            std::int64_t previous = -1;
-            for (std::int64_t n = 0; n < count; ++n) {
-                const auto position = static_cast<std::int64_t>(order[n] >> 32);
-                const std::int64_t at = base + static_cast<std::int64_t>(order[n] & 0xffffffffu);
-                if (position != previous) ++rank;
-                previous = position;
-                if (rank == position) continue;
-                rotary_->angles(rank - position, cosine, sine);
-                rotate(reinterpret_cast<float*>(layer.key + at * row_bytes_), cosine, sine, pairs);
-                layer.position[at] = static_cast<std::int32_t>(rank);
-                moved = true;
-            }
-            if (count) next = std::max(next, rank + 1);
+            const std::int32_t* const places = layer.position + head * layer.capacity * axes_;
+            for (std::int64_t p = 0; p < layer.length * axes_; ++p) next = std::max(next, std::int64_t{places[p]} + 1);
         }
     }
-    if (moved) restructured();
     return next;
 }
 

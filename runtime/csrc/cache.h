@@ -8,20 +8,23 @@
 
 #include "arena.h"
 #include "rotary.h"
+#include "simd.h"
 #include "strided.h"
 
 namespace edgevlm {
 
-enum class DType : std::uint8_t { fp32 };  // of keys and values
+enum class DType : std::uint8_t { fp32, fp16 };  // of keys and values
 std::size_t element_size(DType dtype);
 
 struct Shape {
     std::int64_t kv_heads;
     std::int64_t head_dim;
-    std::int64_t axes;                    // of a position: 1, or 3 for M-RoPE
+    std::int64_t axes;                     // of a position: 1, or 3 for M-RoPE
     std::vector<std::int64_t> capacities;  // rows, one a layer
     std::vector<double> inv_freq;          // [head_dim / 2]
+    std::vector<Run> runs;                 // which axis turns which pairs; none: not known, keys cannot be turned
     DType dtype;
+    int threads;  // that kernels may use at most
 };
 
 // What is known of n new rows, the same for every layer and head; dense.
@@ -54,8 +57,10 @@ struct Parts {
     Layer* layer = nullptr;           // [L]
     double* inv_freq = nullptr;       // [D / 2]
     std::int64_t* serials = nullptr;  // [smallest capacity]: the commit that brought each row since the last restructuring
+    Run* runs = nullptr;              // [Shape::runs]
     double* rotary = nullptr;         // [Rotary::table_size]
-    std::byte* scratch = nullptr;
+    float* rounded = nullptr;         // the same
+    std::byte* scratch = nullptr;     // [threads, scratch_bytes]
     std::size_t scratch_bytes = 0;
 };
 
@@ -96,7 +101,8 @@ public:
     std::int64_t axes() const { return axes_; }
     std::size_t nbytes() const { return nbytes_; }
     const std::byte* data() const { return block_.get(); }
-    const Rotary& rotary() const { return *rotary_; }
+    DType dtype() const { return dtype_; }
+    const Rotary* rotary() const { return rotary_ ? &*rotary_ : nullptr; }  // null when it is not known what turns which pair
     std::int64_t allocations() const { return heap_.allocations(); }
     std::int64_t rows_moved() const { return rows_moved_; }
     Scratch& scratch() { return scratch_; }
@@ -106,10 +112,15 @@ private:
     void check_positions(const Rows& rows) const;
     void write_metadata(Layer& layer, const Rows& rows);
     void move_row(Layer& layer, std::int64_t from, std::int64_t to);  // indices over [H * capacity]
-    void clear_rows(Layer& layer, std::int64_t first, std::int64_t last);
+    void clear_rows(Layer& layer, std::int64_t head, std::int64_t first, std::int64_t last);
+    std::int64_t fill_holes(Layer& layer, std::int64_t head, const Mask& keep, std::int64_t kept);  // returns rows moved
+    const Rotary& turning(const char* action) const;
+    class Turning;
+    bool make_dense(Layer& layer, std::int64_t head, std::int64_t prefix, Carver memory);
     void restructured();  // marks taken before are stale
 
     std::int64_t heads_, head_dim_, axes_, layers_;
+    DType dtype_;
     std::size_t row_bytes_;  // of one key or value
 
     Heap heap_;
@@ -125,6 +136,7 @@ private:
     std::int64_t grown_ = 0;
     std::int64_t commits_ = 0;
     std::int64_t rows_moved_ = 0;
+    bool large_;  // more than stays in the processor's caches: what an eviction writes goes past them
 };
 
 }  // namespace edgevlm

@@ -9,8 +9,9 @@
 
 namespace edgevlm {
 
-// out [H, n]: the L2 norm of value [H, n, D], summed in double, so that no square overflows.
-void value_norms(const Volume<float>& value, float* out);
+// out [n], of one head: the L2 norm of value [H, n, D]; no square overflows.
+template <typename T>
+void value_norms(const Volume<T>& value, std::int64_t head, float* out);
 
 struct PatchedNorms {
     Plane<float> norm;             // [H, n]
@@ -21,8 +22,12 @@ struct PatchedNorms {
 
 std::size_t pool_scratch(std::int64_t rows);
 
-// out [H, n]: for valid tokens the mean norm over the valid tokens of the same frame and head whose row and column differ by
-// at most window / 2 (absent neighbours left out); 0 for all others.
-void pool_norms(const PatchedNorms& tokens, int window, float* out, Scratch* scratch);
+// out [n], of one head: for valid tokens the mean norm over the valid tokens of the same frame and head whose row and column
+// differ by at most window / 2 (absent neighbours left out); 0 for all others. memory: pool_scratch.
+void pool_norms(const PatchedNorms& tokens, std::int64_t head, int window, float* out, Carver memory);
+
+// out [H, n]: the tokens of `among` that lie in one of the `count` newest frames of all heads.
+std::size_t newest_scratch(std::int64_t count);
+void newest_frames(const Plane<std::int32_t>& frame, const Mask& among, std::int64_t count, bool* out, Carver memory);
 
 }  // namespace edgevlm

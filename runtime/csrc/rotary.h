@@ -1,4 +1,5 @@
-// Rotary position embedding, rotate-half pairs (d, d + D/2), as Hugging Face's llama and qwen2 have it.
+// Rotary position embedding, rotate-half pairs (d, d + D/2), as Hugging Face's llama and qwen2 have it; and M-RoPE, where
+// each pair turns by one of three positions.
 #pragma once
 
 #include <cstddef>
@@ -6,33 +7,60 @@
 
 namespace edgevlm {
 
-// cos and sin of position * inv_freq, in double, from a table of the position's base-64 digits: a complex product or two
-// instead of D/2 calls of sincos. Positions of 64^3 and beyond go the long way.
+// Pairs [begin, end) turn by position `axis`.
+struct Run {
+    std::int32_t axis, begin, end;
+};
+
+// cos and sin of position * inv_freq from a table of the position's base-64 digits: a complex product or two instead of D/2
+// calls of sincos. Positions of 64^3 and beyond go the long way.
 class Rotary {
 public:
-    static constexpr int kBits = 6, kDigits = 3, kBase = 1 << kBits;
+    static constexpr int kBits = 6, kDigits = 3, kBase = 1 << kBits, kAxes = 3;
 
     static std::size_t table_size(std::int64_t pairs) { return 2 * kDigits * kBase * static_cast<std::size_t>(pairs); }
 
-    // inv_freq [pairs] and table [table_size(pairs)] stay the caller's; the table is filled here.
-    Rotary(const double* inv_freq, std::int64_t pairs, double* table);
+    // inv_freq [pairs], runs [count] and the tables [table_size(pairs)] stay the caller's; the tables are filled here.
+    Rotary(const double* inv_freq, std::int64_t pairs, const Run* runs, std::int64_t count, double* table, float* rounded);
 
-    // Fills cosine [pairs] and sine [pairs].
-    void angles(std::int64_t position, double* cosine, double* sine) const;
+    // Fills cosine [pairs] and sine [pairs] of position [axes], in double.
+    void angles(const std::int64_t* position, double* cosine, double* sine) const;
 
     const double* inv_freq() const { return inv_freq_; }
     std::int64_t pairs() const { return pairs_; }
+    const Run* runs() const { return runs_; }
+    std::int64_t run_count() const { return count_; }
+    int axes() const { return axes_; }  // that its runs name
+    const float* digit(int place, std::int64_t value) const { return rounded_ + (place * kBase + value) * 2 * pairs_; }
 
 private:
     const double* inv_freq_;
     std::int64_t pairs_;
-    const double* table_;  // [kDigits, kBase, 2, pairs]: cosines, sines
+    const Run* runs_;
+    std::int64_t count_;
+    int axes_ = 1;
+    const double* table_;   // [kDigits, kBase, 2, pairs]: cosines, sines
+    const float* rounded_;  // the same in float32
 };
 
-// Turns row [2 * pairs] by the angles, in float32.
-void rotate(float* row, const double* cosine, const double* sine, std::int64_t pairs);
+// The angles of one position after another, in float32; quick when they lie close together.
+class Turner {
+public:
+    static std::size_t floats(std::int64_t pairs) { return 4 * static_cast<std::size_t>(pairs); }
+
+    Turner(const Rotary& rotary, float* memory);  // [floats(pairs)]
+
+    void to(const std::int32_t* position);  // [axes], not negative
+    const float* cosine() const { return memory_; }
+    const float* sine() const { return memory_ + rotary_.pairs(); }
+
+private:
+    const Rotary& rotary_;
+    float* memory_;  // cosine, sine; then those of all digits but the lowest
+    std::int64_t last_[Rotary::kAxes] = {-1, -1, -1};
+};
 
 // Writes row [2 * pairs], turned back by the angles, to out in double.
-void unrotate(const float* row, const double* cosine, const double* sine, std::int64_t pairs, double* out);
+void unrotate(const double* row, const double* cosine, const double* sine, std::int64_t pairs, double* out);
 
 }  // namespace edgevlm

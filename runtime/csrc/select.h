@@ -11,9 +11,9 @@ namespace edgevlm {
 
 std::size_t top_k_scratch(std::int64_t rows);
 
-// out [H, n]: per head the k candidates of the highest score, all of them if there are fewer. Equal scores: the larger seq
-// wins, then the lower row. NaN is lower than every number. O(n).
-void top_k(const Plane<float>& score, const Plane<std::int64_t>& seq, const Mask& candidates, std::int64_t k, bool* out,
-           Scratch* scratch);
+// out [n], of one head: the k candidates of the highest score, all of them if there are fewer. Equal scores: the larger seq
+// wins, then the lower row. NaN is lower than every number. O(n). memory: top_k_scratch.
+void top_k(const Plane<float>& score, const Plane<std::int64_t>& seq, const Mask& candidates, std::int64_t head,
+           std::int64_t k, bool* out, Carver memory);
 
 }  // namespace edgevlm

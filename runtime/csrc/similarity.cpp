@@ -2,92 +2,181 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
+#include <optional>
+
+#include "groups.h"
+#include "simd.h"
 
 namespace edgevlm {
 
 namespace {
 
-double dot(const double* a, const double* b, std::int64_t size) {
-    double lanes[4] = {0, 0, 0, 0};
-    std::int64_t d = 0;
-    for (; d + 4 <= size; d += 4) {
-        for (int lane = 0; lane < 4; ++lane) lanes[lane] += a[d + lane] * b[d + lane];
+// The mean of a key's cosines with the recent keys of its patch is its unit vector times the mean of theirs: each past key meets
+// one vector, whatever the number of recent ones. A batch of patches at a time, to bound the memory.
+constexpr std::int64_t kBatchFloats = 1 << 17;
+
+std::int64_t batch_size(std::int64_t rows, std::int64_t width) {
+    return std::clamp<std::int64_t>(kBatchFloats / std::max<std::int64_t>(width, 1), 1, std::max<std::int64_t>(rows, 1));
+}
+
+constexpr std::int32_t kRecent = std::int32_t{1} << 30;  // added to the patch of a recent token
+constexpr std::int32_t kNothing = -1;
+
+// Where a float32 sum of squares can be trusted: no square overflowed, and what underflowed does not matter.
+bool trusted(float square) { return square > 1e-24f && square < 1e30f; }
+
+// One key after another, turned back.
+template <typename T>
+class Keys {
+public:
+    static void measure(Carver& sizes, std::int64_t width) {
+        sizes.take<float>(Turner::floats(width / 2));
+        for (int vector = 0; vector < 2; ++vector) sizes.take<double>(width);
+        for (int vector = 0; vector < 2; ++vector) sizes.take<double>(width / 2);
+        sizes.take<float>(width);
     }
-    for (; d < size; ++d) lanes[0] += a[d] * b[d];
-    return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
-}
 
-// A token as one sortable number: its patch, then recent before past, then its row.
-constexpr std::uint64_t kPast = std::uint64_t{1} << 31;
-constexpr std::uint64_t kRow = kPast - 1;
+    Keys(const Rotary* rotary, std::int64_t width, Carver& memory)
+        : rotary_(rotary), width_(width), turner_(rotary, memory.take<float>(Turner::floats(width / 2))) {
+        for (double** vector : {&stored_, &exact_}) *vector = memory.take<double>(width);
+        for (double** vector : {&cosine_, &sine_}) *vector = memory.take<double>(width / 2);
+        loaded_ = memory.take<float>(width);
+    }
 
-std::uint64_t sort_key(std::int16_t row, std::int16_t col, bool past, std::int64_t index) {
-    const std::uint64_t patch = (std::uint64_t{static_cast<std::uint16_t>(row)} << 16) | static_cast<std::uint16_t>(col);
-    return (patch << 32) | (past ? kPast : 0) | static_cast<std::uint64_t>(index);
-}
+    // mean += key / |key|
+    void add_unit(const T* key, const std::int32_t* position, float* mean) {
+        const RowKernels<T>& kernels = simd().rows<T>();
+        const float square = kernels.square(key, width_);
+        if (square == 0 && is_zero(key)) return;
+        if (!trusted(square)) {
+            const double length = exact(key, position);
+            for (std::int64_t d = 0; d < width_; ++d) mean[d] += static_cast<float>(exact_[d] / length);
+        } else if (rotary_) {
+            turner_.to(position);
+            kernels.add_turned(key, 1 / std::sqrt(square), turner_.cosine(), turner_.sine(), width_ / 2, mean);
+        } else {
+            kernels.add(key, 1 / std::sqrt(square), width_, mean);
+        }
+    }
+
+    // key . mean / |key|
+    float compare(const T* key, const std::int32_t* position, const float* mean) {
+        const RowKernels<T>& kernels = simd().rows<T>();
+        Dots found;
+        if (rotary_) {
+            turner_.to(position);
+            found = kernels.turned_dots(key, mean, turner_.cosine(), turner_.sine(), width_ / 2);
+        } else {
+            found = kernels.dots(key, mean, width_);
+        }
+        if (trusted(found.square)) return found.dot / std::sqrt(found.square);
+        if (found.square == 0 && is_zero(key)) return 0;
+        const double length = exact(key, position);
+        double dot = 0;
+        for (std::int64_t d = 0; d < width_; ++d) dot += exact_[d] * mean[d];
+        return static_cast<float>(dot / length);
+    }
+
+private:
+    class OptionalTurner {  // a Turner if there is something to turn by
+    public:
+        OptionalTurner(const Rotary* rotary, float* memory) {
+            if (rotary) turner_.emplace(*rotary, memory);
+        }
+        void to(const std::int32_t* position) { turner_->to(position); }
+        const float* cosine() const { return turner_->cosine(); }
+        const float* sine() const { return turner_->sine(); }
+
+    private:
+        std::optional<Turner> turner_;
+    };
+
+    bool is_zero(const T* key) {
+        simd().rows<T>().load(key, width_, loaded_);
+        return std::all_of(loaded_, loaded_ + width_, [](float x) { return x == 0; });
+    }
+
+    // exact_ = key, turned back, in double; returns its length.
+    double exact(const T* key, const std::int32_t* position) {
+        simd().rows<T>().load(key, width_, loaded_);
+        std::copy_n(loaded_, width_, rotary_ ? stored_ : exact_);
+        if (rotary_) {
+            std::int64_t place[Rotary::kAxes];
+            for (int axis = 0; axis < rotary_->axes(); ++axis) place[axis] = position[axis];
+            rotary_->angles(place, cosine_, sine_);
+            unrotate(stored_, cosine_, sine_, width_ / 2, exact_);
+        }
+        double square = 0;
+        for (std::int64_t d = 0; d < width_; ++d) square += exact_[d] * exact_[d];
+        return std::sqrt(square);
+    }
+
+    const Rotary* rotary_;
+    std::int64_t width_;
+    OptionalTurner turner_;
+    double *stored_, *exact_, *cosine_, *sine_;
+    float* loaded_;
+};
 
 }  // namespace
 
-std::size_t similarity_scratch(std::int64_t rows, std::int64_t head_dim) {
+std::size_t similarity_scratch(std::int64_t rows, std::int64_t width) {
     Carver sizes;
-    sizes.take<std::uint64_t>(rows);
-    for (int vector = 0; vector < 4; ++vector) sizes.take<double>(head_dim);
+    Groups(sizes, rows);
+    sizes.take<std::int32_t>(rows);
+    sizes.take<std::int32_t>(rows);
+    sizes.take<float>(batch_size(rows, width) * width);
+    Keys<float>::measure(sizes, width);
     return sizes.bytes();
 }
 
-void temporal_similarity(const PatchedKeys& tokens, const Rotary* rotary, float* out, Scratch* scratch) {
-    const std::int64_t heads = tokens.key.heads, rows = tokens.key.rows, width = tokens.key.width;
-    Lease memory(scratch, similarity_scratch(rows, width));
-    std::uint64_t* const order = memory.take<std::uint64_t>(rows);
-    double* const key = memory.take<double>(width);
-    double* const mean = memory.take<double>(width);
-    double* const cosine = memory.take<double>(width);
-    double* const sine = memory.take<double>(width);
+template <typename T>
+void temporal_similarity(const PatchedKeys<T>& tokens, std::int64_t head, const Rotary* rotary, float* out, Carver memory) {
+    const std::int64_t rows = tokens.key.rows, width = tokens.key.width;
+    Groups patches(memory, rows);
+    std::int32_t* const patch = memory.take<std::int32_t>(rows);
+    std::int32_t* const count = memory.take<std::int32_t>(rows);
+    const std::int64_t batch = batch_size(rows, width);
+    float* const mean = memory.take<float>(batch * width);
+    Keys<T> keys(rotary, width, memory);
 
-    for (std::int64_t head = 0; head < heads; ++head, out += rows) {
-        std::fill_n(out, rows, 0.0f);
-        std::int64_t count = 0;
+    patches.clear();
+    std::fill_n(count, rows, 0);
+    for (std::int64_t i = 0; i < rows; ++i) {
+        patch[i] = kNothing;
+        if (!tokens.valid.at(head, i) || !tokens.recent.at(head, i)) continue;
+        const std::int32_t id = patches.find_or_add(patch_key(tokens.row.at(head, i), tokens.col.at(head, i)));
+        ++count[id];
+        patch[i] = id + kRecent;
+    }
+    for (std::int64_t i = 0; i < rows; ++i) {
+        out[i] = 0;
+        if (!tokens.valid.at(head, i) || tokens.recent.at(head, i)) continue;
+        patch[i] = patches.find(patch_key(tokens.row.at(head, i), tokens.col.at(head, i)));
+        if (patch[i] == Groups::kNone) out[i] = -1;
+    }
+    for (std::int64_t first = 0; first < patches.count(); first += batch) {
+        const std::int64_t size = std::min<std::int64_t>(batch, patches.count() - first);
+        std::fill_n(mean, size * width, 0.0f);
         for (std::int64_t i = 0; i < rows; ++i) {
-            if (!tokens.valid.at(head, i)) continue;
-            const bool past = !tokens.recent.at(head, i);
-            order[count++] = sort_key(tokens.row.at(head, i), tokens.col.at(head, i), past, i);
+            const std::int64_t slot = std::int64_t{patch[i]} - kRecent - first;
+            if (slot >= 0 && slot < size) keys.add_unit(tokens.key.at(head, i), tokens.position.at(head, i), mean + slot * width);
         }
-        std::sort(order, order + count);
-
-        // Loads a token's key, un-rotated, and returns its length.
-        const auto load = [&](std::int64_t i) {
-            const float* stored = tokens.key.at(head, i);
-            if (rotary) {
-                rotary->angles(*tokens.position.at(head, i), cosine, sine);
-                unrotate(stored, cosine, sine, width / 2, key);
-            } else {
-                std::copy_n(stored, width, key);
-            }
-            return std::sqrt(dot(key, key, width));
-        };
-
-        // One patch after the other: the mean of its recent unit keys, then each past key against that mean.
-        for (std::int64_t at = 0; at < count;) {
-            const std::uint64_t patch = order[at] >> 32;
-            const std::int64_t first = at;
-            std::fill_n(mean, width, 0.0);
-            for (; at < count && order[at] >> 32 == patch && !(order[at] & kPast); ++at) {
-                const double length = load(static_cast<std::int64_t>(order[at] & kRow));
-                if (length == 0) continue;
-                for (std::int64_t d = 0; d < width; ++d) mean[d] += key[d] / length;
-            }
-            const auto recent = static_cast<double>(at - first);
-            for (; at < count && order[at] >> 32 == patch; ++at) {
-                const auto i = static_cast<std::int64_t>(order[at] & kRow);
-                if (recent == 0) {
-                    out[i] = -1.0f;
-                    continue;
-                }
-                const double length = load(i);
-                out[i] = length == 0 ? 0.0f : static_cast<float>(dot(key, mean, width) / (length * recent));
-            }
+        for (std::int64_t slot = 0; slot < size; ++slot) {
+            const float share = 1.0f / static_cast<float>(count[first + slot]);
+            std::transform(mean + slot * width, mean + (slot + 1) * width, mean + slot * width,
+                           [share](float x) { return x * share; });
+        }
+        for (std::int64_t i = 0; i < rows; ++i) {
+            const std::int64_t slot = patch[i] - first;
+            if (patch[i] < 0 || slot < 0 || slot >= size) continue;
+            out[i] = keys.compare(tokens.key.at(head, i), tokens.position.at(head, i), mean + slot * width);
         }
     }
 }
+
+template void temporal_similarity(const PatchedKeys<float>&, std::int64_t, const Rotary*, float*, Carver);
+template void temporal_similarity(const PatchedKeys<Half>&, std::int64_t, const Rotary*, float*, Carver);
 
 }  // namespace edgevlm

@@ -10,8 +10,9 @@
 
 namespace edgevlm {
 
+template <typename T>
 struct PatchedKeys {
-    Volume<float> key;              // [H, n, D]
+    Volume<T> key;                  // [H, n, D]
     Volume<std::int32_t> position;  // [H, n, axes]
     Plane<std::int16_t> row, col;   // [H, n]
     Mask recent, valid;             // [H, n]
@@ -19,8 +20,10 @@ struct PatchedKeys {
 
 std::size_t similarity_scratch(std::int64_t rows, std::int64_t head_dim);
 
-// out [H, n]: for valid tokens that are not recent the mean cosine with the valid recent tokens of the same (row, col) in that
-// head, -1 where there is none; 0 for all others. rotary (of D / 2 pairs) un-rotates; null compares keys as stored.
-void temporal_similarity(const PatchedKeys& tokens, const Rotary* rotary, float* out, Scratch* scratch);
+// out [n], of one head: for valid tokens that are not recent the mean cosine with the valid recent tokens of the same
+// (row, col), -1 where there is none; 0 for all others. rotary (of D / 2 pairs) un-rotates; null compares keys as stored.
+// Reads each key once. memory: similarity_scratch.
+template <typename T>
+void temporal_similarity(const PatchedKeys<T>& tokens, std::int64_t head, const Rotary* rotary, float* out, Carver memory);
 
 }  // namespace edgevlm

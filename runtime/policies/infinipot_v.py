@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from edgevlm.runtime import primitives
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import Bool, Policy, StreamShape, newest, tokens_of
+from edgevlm.runtime.policies.base import Bool, Guide, Policy, StreamShape, newest, tokens_of
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
 
 WINDOWS = (7, 5, 3, 1)
+
+
+class Scored(NamedTuple):
+    """One layer, each ``[kv_heads, n]``: its vision rows, those of the recent frames, and the two scores before pooling."""
+
+    vision: Bool
+    recent: Bool
+    similarity: np.ndarray
+    norms: np.ndarray
 
 
 @dataclass
@@ -71,26 +80,32 @@ class InfiniPotV(Policy):
         """r = ceil(recent * f), f = |M| / p, at least 1."""
         return max(1, math.ceil(self.recent * self.budget / self.shape.tokens_per_frame - 1e-9))
 
+    def prepare(self, cache: KVCache, guide: Guide) -> None:
+        self._scored: list[Scored] = []  # of this compression, made when a layer first asks
+
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
-        kind, seq, frame = cache.kind(layer), cache.seq(layer), cache.frame(layer)
-        fixed, vision = kind == Kind.PREFIX, kind == Kind.VISION
+        kind, seq = cache.kind(layer), cache.seq(layer)
+        fixed = kind == Kind.PREFIX
         recent_rows = self.recent_frames * self.shape.tokens_per_frame
         if recent_rows > target:
-            return fixed | newest(seq, vision, target)
-        recent = vision & np.isin(frame, np.unique(frame[vision])[-self.recent_frames :])
-        chosen = recent if self.keep_recent else np.zeros_like(recent)
+            return fixed | newest(seq, kind == Kind.VISION, target)
+        self._scored = self._scored or self._score(cache)
+        vision, recent, similarity, norms = self._scored[layer]
         quota = max(0, math.floor(self.alpha * target + 0.5) - recent_rows * self.keep_recent)
-        distinct = -primitives.temporal_similarity(
-            cache.key(layer), cache.position(layer), cache.row(layer), cache.col(layer), recent, vision, cache.inv_freq,
-            rotated=self.keys == "rotated",
-        )  # fmt: skip
-        chosen = chosen | primitives.top_k(self._per_head(distinct), seq, vision & ~recent, quota)
-        norms = primitives.value_norms(cache.value(layer))
-        pooled = primitives.pool_norms(
-            norms, frame, cache.row(layer), cache.col(layer), vision, self._window(layer, norms[vision])
-        )
+        chosen = primitives.top_k(self._per_head(-similarity), seq, vision & ~recent, quota)
+        if self.keep_recent:
+            chosen |= recent
+        window = self._window(layer, norms, vision)
+        pooled = primitives.pool_norms(norms, cache.frame(layer), cache.row(layer), cache.col(layer), vision, window)
         salient = np.where(chosen, np.float32(np.inf), self._per_head(pooled))
         return fixed | primitives.top_k(salient, seq, vision, target)
+
+    def _score(self, cache: KVCache) -> list[Scored]:
+        """Every layer in one call, so that keys and values are read once and by all threads."""
+        vision = [cache.kind(layer) == Kind.VISION for layer in range(cache.layers)]
+        recent = [primitives.newest_frames(cache.frame(layer), among, self.recent_frames) for layer, among in enumerate(vision)]
+        scores = primitives.infinipot_scores(cache, recent, vision, rotated=self.keys == "rotated")
+        return [Scored(*masks, *score) for *masks, score in zip(vision, recent, scores, strict=True)]
 
     def _per_head(self, score: np.ndarray) -> np.ndarray:
         """Scores ``[kv_heads, n]`` as they are, or averaged so that all heads of the layer choose alike."""
@@ -98,11 +113,11 @@ class InfiniPotV(Policy):
             return score
         return np.broadcast_to(score.mean(0, dtype=np.float64).astype(np.float32), score.shape)
 
-    def _window(self, layer: int, norms: np.ndarray) -> int:
+    def _window(self, layer: int, norms: np.ndarray, vision: Bool) -> int:
         """The pooling window of a layer: Alg. 2, lines 16 to 21, or the preset by depth."""
         if not self.thresholds:
             return WINDOWS[4 * layer // self.shape.layers]
-        return WINDOWS[int(np.searchsorted(self.thresholds, variation(norms), side="right"))]
+        return WINDOWS[int(np.searchsorted(self.thresholds, variation(norms[vision]), side="right"))]
 
 
 def variation(norms: np.ndarray) -> float:

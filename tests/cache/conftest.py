@@ -1,15 +1,17 @@
-"""Caches, and rows to put into them the way an engine does: through the raw addresses."""
+"""Caches, in fp32 and in fp16, and rows to put into them the way an engine does: through the raw addresses."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from edgevlm.runtime import _native
+from edgevlm.errors import CacheError
+from edgevlm.runtime import _native, primitives
 from edgevlm.runtime.cache import Kind, KVCache, Rows
 
 SANITIZED = "EDGEVLM_SANITIZE" in os.environ  # set by tests/sanitize.sh, which puts its build first on the path
@@ -17,20 +19,45 @@ if SANITIZED:
     assert _native.__file__.startswith(os.environ["PYTHONPATH"]), f"not the sanitized build: {_native.__file__}"
 
 
+def runs_here(name):
+    before = primitives.simd()
+    try:
+        primitives.use_simd(name)
+    except CacheError:
+        return False
+    primitives.use_simd(before)
+    return True
+
+
+INSTRUCTION_SETS = [name for name in ("scalar", "neon", "avx2", "avx512") if runs_here(name)]  # the best one last
+
+
+@pytest.fixture(scope="module", params=INSTRUCTION_SETS)
+def isa(request):
+    """Each instruction set of this processor in turn."""
+    before = primitives.simd()
+    primitives.use_simd(request.param)
+    yield request.param
+    primitives.use_simd(before)
+
+
 def frequencies(head_dim, base=1e4):
     return 1 / base ** (np.arange(0, head_dim, 2) / head_dim)
 
 
-def make(layers=2, kv_heads=2, head_dim=8, capacity=32, axes=1):
-    return KVCache(layers, kv_heads, head_dim, capacity, inv_freq=frequencies(head_dim), axes=axes)
+def make(layers=2, kv_heads=2, head_dim=8, capacity=32, axes=1, dtype="fp32", sections=None, interleaved=False):
+    return KVCache(
+        layers, kv_heads, head_dim, capacity,
+        inv_freq=frequencies(head_dim), axes=axes, dtype=dtype, sections=sections, interleaved=interleaved,
+    )  # fmt: skip
 
 
 def memory(buffer):
     """(key, value) of one layer, writable, ``[H, C, D]``."""
     shape = buffer.shape[1:]
-    kind = ctypes.c_float * int(np.prod(shape))
+    kind = ctypes.c_char * int(np.prod(shape) * buffer.dtype.itemsize)
     return tuple(
-        np.ctypeslib.as_array(kind.from_address(address)).reshape(shape)
+        np.frombuffer(kind.from_address(address), buffer.dtype).reshape(shape)
         for address in (buffer.key_address, buffer.value_address)
     )
 
@@ -54,7 +81,7 @@ def write(cache, n, rng):
     for buffer, length in zip(cache.buffers(), cache.lengths, strict=True):
         for array in memory(buffer):
             new = array[:, length : length + n]
-            new[...] = rng.standard_normal(new.shape, np.float32)
+            new[...] = rng.standard_normal(new.shape, np.float32)  # rounded to the cache's dtype
 
 
 def append(cache, n, start=0, rng=None, **kwargs):
@@ -80,11 +107,16 @@ def random_keep(rng, heads, n, kept):
     return keep
 
 
-@pytest.fixture(scope="session")
-def kit():
+@pytest.fixture(scope="session", params=["fp32", "fp16"])
+def kit(request):
+    dtype = request.param
+    half = dtype == "fp16"
     return SimpleNamespace(
         frequencies=frequencies,
-        make=make,
+        make=partial(make, dtype=dtype),
+        dtype=dtype,
+        numpy=np.dtype(np.float16 if half else np.float32),
+        error=4e-3 if half else 3e-6,  # of a key of normal noise that was turned once: half an ulp of 8, and a few ulps
         memory=memory,
         rows=rows,
         write=write,
@@ -92,4 +124,5 @@ def kit():
         arrays=arrays,
         random_keep=random_keep,
         sanitized=SANITIZED,
+        instruction_sets=INSTRUCTION_SETS,
     )

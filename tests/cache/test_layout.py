@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from edgevlm.errors import CacheError
+from edgevlm.runtime import primitives
 from edgevlm.runtime.cache import KVCache
 
 
@@ -15,29 +16,52 @@ def up(count):
     return (count + 63) // 64 * 64
 
 
-def formula(layers, heads, dim, capacities, axes):
+def slots(rows):
+    """Of a hash table with room for ``rows`` keys."""
+    return max(2, 1 << (2 * rows - 1).bit_length())
+
+
+def formula(layers, heads, dim, capacities, axes, item):
     """The layout comment in csrc/cache.cpp as sums: (what lies before the rows, the rows, what lies behind them)."""
-    before = up(layers * 80) + up(dim // 2 * 8) + up(min(capacities) * 8)
+    runs = 1 if axes == 1 else 0  # without sections
+    before = up(layers * 80) + up(dim // 2 * 8) + up(runs * 12) + up(min(capacities) * 8)
     rows = 0
     for capacity in capacities:
-        slots = heads * capacity
-        rows += 2 * up(slots * dim * 4)
-        rows += up(slots) + up(slots * 8) + up(slots * 4) + 2 * up(slots * 2) + up(slots * axes * 4)
-    angles = up(3 * 64 * dim * 8)
-    scratch = max(up(max(capacities) * 8) + 4 * up(dim * 8), up(max(capacities) * 16))
-    return before, rows, angles + scratch
+        places = heads * capacity
+        rows += 2 * up(places * dim * item)
+        rows += up(places) + up(places * 8) + up(places * 4) + 2 * up(places * 2) + up(places * axes * 4)
+    angles = up(3 * 64 * dim * 8) + up(3 * 64 * dim * 4)
+    n = max(capacities)
+    means = min(max((1 << 17) // dim, 1), n)
+    attention = up(n * 32 * 4) + up(dim * 32 * 4) + up(64 * dim * 4) + 2 * up(32 * 4)
+    vectors = up(2 * dim * 4) + 2 * up(dim * 8) + 2 * up(dim // 2 * 8) + up(dim * 4)
+    similarity = up(slots(n) * 8) + 2 * up(n * 4) + up(means * dim * 4) + vectors
+    pool = max(up(n * 16), 2 * up(4096 * 16) + 3 * up((n + 1) * 4) + up(slots(n) * 8))
+    top = up(n * 8) + up(2048 * 4)
+    reindex = up(n * 8) + up(n * 4) + up(n * axes * 4) + 2 * up(dim // 2 * 8) + 2 * up(dim // 2 * 4)
+    scratch = primitives.threads() * max(similarity, pool, top, up(n * heads * 4), attention, reindex)
+    return before, rows, angles + up(scratch)
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request):
+    primitives.set_threads(request.param)
+    yield request.param
+    primitives.set_threads(1)
 
 
 @pytest.mark.parametrize("capacity", [1, 7, 64, 1000, [3, 50, 129]])
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("dim", [2, 64, 96])
 @pytest.mark.parametrize("axes", [1, 3])
-def test_byte_count_is_known_before(kit, capacity, heads, dim, axes):
+def test_byte_count_is_known_before(kit, threads, capacity, heads, dim, axes):
     arguments = (3, heads, dim, capacity)
-    known = KVCache.bytes_for(*arguments, inv_freq=kit.frequencies(dim), axes=axes)
-    cache = KVCache(*arguments, inv_freq=kit.frequencies(dim), axes=axes)
+    known = KVCache.bytes_for(*arguments, inv_freq=kit.frequencies(dim), axes=axes, dtype=kit.dtype)
+    cache = KVCache(*arguments, inv_freq=kit.frequencies(dim), axes=axes, dtype=kit.dtype)
     assert known == cache.nbytes == cache.memory.nbytes
-    before, rows, behind = formula(3, heads, dim, capacity if isinstance(capacity, list) else [capacity] * 3, axes)
+    before, rows, behind = formula(
+        3, heads, dim, capacity if isinstance(capacity, list) else [capacity] * 3, axes, kit.numpy.itemsize
+    )
     assert known == before + rows + behind
     assert cache.buffers()[0].key_address == cache.memory.ctypes.data + before
     assert not cache.memory[before : before + rows].any()
@@ -51,11 +75,11 @@ def test_buffers_are_aligned_and_lie_in_the_block(kit):
     spans = []
     for layer, buffer in enumerate(cache.buffers()):
         assert buffer.shape == (1, 3, (5, 7, 11, 13)[layer], 10)
-        assert buffer.dtype == np.float32
+        assert buffer.dtype == kit.numpy
         assert buffer.owner is cache
         for address in (buffer.key_address, buffer.value_address):
             assert address % 64 == 0
-            spans.append((address, address + int(np.prod(buffer.shape)) * 4))
+            spans.append((address, address + int(np.prod(buffer.shape)) * kit.numpy.itemsize))
     spans.sort()
     assert spans[0][0] >= start
     assert spans[-1][1] <= start + cache.nbytes
@@ -113,7 +137,7 @@ def test_a_view_keeps_the_memory_alive(kit):
 
 
 def test_the_memory_goes_with_the_last_view(kit):
-    native = kit.make()._native
+    native = kit.make().native
     alive = weakref.ref(native)
     views = [native.key(0), native.seq(0)[:, :0], native.memory[3:]]
     del native
@@ -135,7 +159,10 @@ def test_the_memory_goes_with_the_last_view(kit):
         ({"capacity": 2**31}, "capacity of layer 0"),
         ({"capacity": [4]}, "each of the 2 layers, not 1"),
         ({"axes": 2}, "axes must be 1, or 3"),
-        ({"dtype": "fp16"}, "dtype must be fp32 for now, not fp16"),
+        ({"dtype": "bf16"}, "dtype must be fp32 or fp16, not bf16"),
+        ({"axes": 3, "sections": (1, 1, 1)}, r"3 numbers that add up to head_dim / 2 = 4, not \[1, 1, 1\]"),
+        ({"axes": 3, "sections": (2, 2)}, "sections must be 3 numbers"),
+        ({"axes": 3, "sections": (0, 2, 2), "interleaved": True}, "cannot be interleaved over 4 pairs"),
         ({"inv_freq": np.ones(3)}, "head_dim / 2 = 4 numbers, not 3"),
         ({"inv_freq": np.ones(4, np.float32)}, "inv_freq must be float64, not float32"),
         ({"inv_freq": np.ones((2, 2))}, r"inv_freq must be \[any\], not \[2, 2\]"),

@@ -1,41 +1,67 @@
 """Keys turned from one position to another, and positions made dense."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgevlm.errors import CacheError
-from edgevlm.runtime import reference
+from edgevlm.runtime import primitives, reference
+
+pytestmark = pytest.mark.usefixtures("isa")
 
 PLACES = st.one_of(  # where the table of angles has one, two and three digits, and where it ends
     st.integers(0, 80), st.integers(0, 2**18), st.integers(2**18 - 9, 2**18 + 9), st.integers(2**31 - 99, 2**31 - 1)
 )
 
 
+AXES = st.sampled_from([{}, {"axes": 3, "sections": (1, 1, 2)}, {"axes": 3, "sections": (2, 1, 1), "interleaved": True}])
+
+
 def place(kit, cache, raw, position):
-    """Append keys ``raw [H, n, D]`` rotated to ``position [n]``; the same in every layer."""
+    """Append keys ``raw [H, n, D]`` rotated to ``position [n]`` or ``[n, axes]``; the same in every layer."""
     n = len(position)
     cache.reserve(n)
     for buffer in cache.buffers():
-        kit.memory(buffer)[0][:, :n] = reference.rotate(raw, position, cache.inv_freq)
-    rows = kit.rows(n)
-    rows.position[:, 0] = position
+        places = position if cache.axes > 1 else position.reshape(n)
+        kit.memory(buffer)[0][:, :n] = reference.rotate(raw, places, cache.inv_freq, cache.pair_axis)
+    rows = kit.rows(n, axes=cache.axes)
+    rows.position[:] = position.reshape(n, cache.axes)
     cache.commit(rows)
 
 
-@given(st.lists(PLACES, min_size=1, max_size=12), st.data())
+SHAPES = [
+    {"head_dim": 2},
+    {"head_dim": 6},
+    {"head_dim": 64},
+    {"head_dim": 8, "axes": 3, "sections": (1, 1, 2)},
+    {"head_dim": 8, "axes": 3, "sections": (0, 4, 0)},
+    {"head_dim": 128, "axes": 3, "sections": (16, 24, 24)},  # Qwen2-VL
+    {"head_dim": 128, "axes": 3, "sections": (24, 20, 20), "interleaved": True},  # Qwen3-VL
+]
+
+
+@given(st.sampled_from(SHAPES), st.integers(1, 12), st.data())
 @settings(deadline=None, max_examples=80)
-def test_shift_equals_the_reference(kit, old, data):
-    n, rng = len(old), np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    cache = kit.make(layers=2, kv_heads=2, head_dim=data.draw(st.sampled_from([2, 6, 8, 64])))
-    place(kit, cache, rng.standard_normal((2, n, cache.head_dim)), np.array(old, np.int32))
-    new = np.array(data.draw(st.lists(PLACES, min_size=2 * n, max_size=2 * n)), np.int32).reshape(2, n, 1)
+def test_shift_equals_the_reference(kit, shape, n, data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    cache = kit.make(layers=2, kv_heads=2, **shape)
+    axes = cache.axes
+
+    def places(count):
+        return np.array(data.draw(st.lists(PLACES, min_size=count * axes, max_size=count * axes)), np.int32).reshape(
+            count, axes
+        )
+
+    place(kit, cache, rng.standard_normal((2, n, cache.head_dim)), places(n))
+    new = places(2 * n).reshape(2, n, axes)
     before, untouched = kit.arrays(cache, 1), kit.arrays(cache, 0)
     cache.shift(1, new)
     after = kit.arrays(cache, 1)
-    expected = reference.shift(before["key"], before["position"], new, cache.inv_freq)
-    np.testing.assert_allclose(after["key"], expected, atol=2e-6, rtol=0)
+    expected = reference.shift(before["key"], before["position"], new, cache.inv_freq, cache.pair_axis)
+    np.testing.assert_allclose(after["key"], expected, atol=kit.error, rtol=0)
     np.testing.assert_array_equal(after["position"], new)
     for name in ("value", "seq", "kind", "frame", "row", "col"):
         np.testing.assert_array_equal(after[name], before[name])
@@ -61,11 +87,65 @@ def test_a_shifted_key_is_what_hugging_face_would_have_stored(kit):
         key = torch.from_numpy(raw[head])[None, None]
         for family in (llama, qwen2):
             _, rotated = family.apply_rotary_pos_emb(key, key, cos, sin)
-            np.testing.assert_allclose(cache.key(0)[head], rotated[0, 0].numpy(), atol=2e-6)
+            np.testing.assert_allclose(cache.key(0)[head], rotated[0, 0].numpy(), atol=2 * kit.error)
 
 
-def test_the_drift_of_10000_shifts(kit):
-    """Relative error of a key after 10,000 random shifts in float32: below 1e-5 (measured: 5.4e-6 at worst)."""
+MROPE = {  # sections as these models have them, and whether interleaved
+    "qwen2_vl.modeling_qwen2_vl.Qwen2VLRotaryEmbedding": ((16, 24, 24), False),
+    "qwen3_vl.modeling_qwen3_vl.Qwen3VLTextRotaryEmbedding": ((24, 20, 20), True),
+}
+
+
+@pytest.mark.parametrize("model", MROPE)
+def test_a_key_on_three_axes_is_what_hugging_face_would_have_stored(kit, model):
+    if kit.sanitized:
+        pytest.skip("torch does not load under the sanitizer")
+    torch = pytest.importorskip("torch")
+    module, name = model.rsplit(".", 1)
+    module = pytest.importorskip(f"transformers.models.{module}")
+    sections, interleaved = MROPE[model]
+    rng, dim, n = np.random.default_rng(0), 128, 40
+    cache = kit.make(layers=1, kv_heads=2, head_dim=dim, capacity=n, axes=3, sections=sections, interleaved=interleaved)
+    raw = rng.standard_normal((2, n, dim)).astype(np.float32)
+    place(kit, cache, raw, rng.integers(0, 500, (n, 3), dtype=np.int32))
+    new = rng.integers(0, 3000, (2, n, 3), dtype=np.int32)
+    cache.shift(0, new)
+    compose = getattr(module, name).recomposition_frequencies
+    for head in range(2):
+        angle = torch.from_numpy(new[head].T[:, None, :, None] * cache.inv_freq)  # [3, 1, n, dim / 2]
+        this = SimpleNamespace(mrope_section=list(sections))
+        cos, sin = (compose(this, part.clone()).float() for part in (angle.cos(), angle.sin()))
+        key = torch.from_numpy(raw[head])[None, None]
+        _, rotated = module.apply_rotary_pos_emb(key, key, cos, sin)
+        np.testing.assert_allclose(cache.key(0)[head], rotated[0, 0].numpy(), atol=2 * kit.error)
+
+
+def test_similarity_sees_through_three_axes(kit):
+    """One key everywhere is like itself un-rotated, on the cache's own tables and on tables made for the call."""
+    n, sections = 60, (16, 24, 24)
+    cache = kit.make(layers=1, kv_heads=1, head_dim=128, capacity=n, axes=3, sections=sections)
+    rng = np.random.default_rng(0)
+    raw = np.broadcast_to(rng.standard_normal(128), (1, n, 128))
+    place(kit, cache, raw, rng.integers(0, 6000, (n, 3), dtype=np.int32))
+    cache.shift(0, rng.integers(0, 300_000, (1, n, 3), dtype=np.int32))
+    recent, valid, patch = np.arange(n)[None] >= 50, np.ones((1, n), np.bool_), np.zeros((1, n), np.int16)
+    for key in (cache.key(0), cache.key(0).copy()):
+        arguments = (key, cache.position(0), patch, patch, recent, valid, cache.inv_freq)
+        found = primitives.temporal_similarity(*arguments, pair_axis=cache.pair_axis)
+        np.testing.assert_allclose(found[:, :50], 1, atol=1e-5 if kit.dtype == "fp32" else 2e-5)
+    ((similarity, _),) = primitives.infinipot_scores(cache, [recent], [valid])
+    expected = reference.temporal_similarity(
+        cache.key(0), cache.position(0), cache.row(0), cache.col(0), recent, valid, cache.inv_freq, pair_axis=cache.pair_axis
+    )
+    np.testing.assert_allclose(similarity, expected, atol=1e-5)
+
+
+def test_the_drift_of_10000_shifts(kit, isa):
+    """Relative error of a key after 10,000 random shifts, each rounded to the cache's dtype: a random walk of roundings.
+
+    Measured, at worst of 64 keys: fp32 5.4e-6, fp16 2.5e-2; bounded at twice that. A token meets one re-indexing whenever
+    the stream has used up its positions, so 10,000 are months for a token that is never evicted.
+    """
     rng, n, dim, limit = np.random.default_rng(0), 64, 64, 32768
     cache = kit.make(layers=1, kv_heads=1, head_dim=dim, capacity=n)
     raw = rng.standard_normal((1, n, dim))
@@ -76,19 +156,21 @@ def test_the_drift_of_10000_shifts(kit):
     end = cache.position(0)
     exact = reference.shift(start, np.arange(n, dtype=np.int32).reshape(1, n, 1), end, cache.inv_freq)
     error = np.linalg.norm(cache.key(0) - exact, axis=-1) / np.linalg.norm(exact, axis=-1)
-    print(f"drift after 10,000 shifts: worst {error.max():.2e}, mean {error.mean():.2e}")
-    assert error.max() < 1e-5
+    print(f"drift after 10,000 shifts in {kit.dtype} by {isa}: worst {error.max():.2e}, mean {error.mean():.2e}")
+    assert error.max() < {"fp32": 1.1e-5, "fp16": 0.05}[kit.dtype]
 
 
 @given(st.data())
 @settings(deadline=None, max_examples=60)
 def test_reindex_equals_the_reference(kit, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    cache = kit.make(layers=3, kv_heads=2, capacity=40)
+    cache = kit.make(layers=3, kv_heads=2, capacity=40, **data.draw(AXES))
     n, prefix = data.draw(st.integers(0, 40)), data.draw(st.integers(0, 12))
+    axes = cache.axes
     raw = rng.standard_normal((2, n, 8))
     gap = data.draw(st.sampled_from([1, 2, 50, 10_000]))
-    position = np.minimum(np.arange(n), prefix) + np.cumsum(rng.integers(0, gap, n) * (np.arange(n) >= prefix))
+    steps = rng.integers(0, gap, (n, axes)) * (np.arange(n) >= prefix)[:, None]
+    position = np.minimum(np.arange(n), prefix)[:, None] + np.cumsum(steps, 0)
     place(kit, cache, raw, position.astype(np.int32))  # equal positions occur, as in a summary beside its token
     cache.evict([kit.random_keep(rng, 2, n, data.draw(st.integers(0, n))), None, kit.random_keep(rng, 2, n, n // 2)])
     before = [kit.arrays(cache, layer) for layer in range(3)]
@@ -98,8 +180,10 @@ def test_reindex_equals_the_reference(kit, data):
         after = kit.arrays(cache, layer)
         np.testing.assert_array_equal(after["position"], expected[layer])
         np.testing.assert_array_equal(after["seq"], before[layer]["seq"])
-        shifted = reference.shift(before[layer]["key"], before[layer]["position"], expected[layer], cache.inv_freq)
-        np.testing.assert_allclose(after["key"], shifted, atol=2e-6)
+        shifted = reference.shift(
+            before[layer]["key"], before[layer]["position"], expected[layer], cache.inv_freq, cache.pair_axis
+        )
+        np.testing.assert_allclose(after["key"], shifted, atol=kit.error)
     assert cache.reindex(prefix) == following  # dense already
     for layer in range(3):
         np.testing.assert_array_equal(cache.position(layer), expected[layer])
@@ -121,13 +205,13 @@ def test_reindex_of_nothing(kit):
     assert kit.make().reindex(5) == 0
 
 
-def test_three_axes_wait_for_part_two(kit):
+def test_three_axes_without_sections_are_stored_and_not_turned(kit):
     cache = kit.make(axes=3)
     kit.append(cache, 4)
     assert cache.position(0).shape == (2, 4, 3)
     before = cache.memory.copy()
-    with pytest.raises(CacheError, match="one position axis, and this cache has 3"):
+    with pytest.raises(CacheError, match="3 position axes: open the cache with the sections"):
         cache.reindex(0)
-    with pytest.raises(CacheError, match="one position axis, and this cache has 3"):
+    with pytest.raises(CacheError, match="3 position axes: open the cache with the sections"):
         cache.shift(0, cache.position(0))
     np.testing.assert_array_equal(cache.memory, before)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from edgevlm.errors import CacheError
 from edgevlm.runtime import _native, primitives, reference
 
-QUICK = settings(deadline=None, max_examples=150)
+QUICK = settings(deadline=None, max_examples=100)
+pytestmark = pytest.mark.usefixtures("isa")
 
 
 def strided(array, rng):
@@ -45,22 +46,24 @@ def scenes(draw):
 @QUICK
 def test_temporal_similarity(scene, data):
     rng, heads, n, tokens = scene
-    dim = data.draw(st.sampled_from([2, 6, 8, 64]))
-    scale = data.draw(st.sampled_from([1, 1e-30, 1e18]))
-    key = (scale * rng.standard_normal((heads, n, dim))).astype(np.float32)
+    dim, axes = data.draw(st.sampled_from([2, 6, 8, 64, 72])), data.draw(st.sampled_from([1, 3]))
+    half = data.draw(st.booleans())
+    scale = data.draw(st.sampled_from([1, 1e-6, 1e4] if half else [1, 1e-30, 1e18]))
+    key = (scale * rng.standard_normal((heads, n, dim))).astype(np.float16 if half else np.float32)
     key[rng.random((heads, n)) < data.draw(st.sampled_from([0, 0.3]))] = 0
     if data.draw(st.booleans()) and n:
         key[:] = key[:, :1]  # all alike
     least, most = data.draw(st.sampled_from([(0, 1), (0, 64), (0, 5000), (2**18 - 50, 2**18 + 50), (0, 2**31 - 1)]))
-    position = rng.integers(least, most, (heads, n, 1), dtype=np.int32)
+    position = rng.integers(least, most, (heads, n, axes), dtype=np.int32)
+    pair_axis = None if axes == 1 else rng.integers(0, 3, dim // 2, dtype=np.uint8)
     if data.draw(st.booleans()):
         key, position = strided(key, rng), strided(position, rng)
     inv_freq = 1 / 1e4 ** (np.arange(0, dim, 2) / dim)
     names = ("row", "col", "recent", "valid")
     arguments = (key, position, *(tokens[name] for name in names), inv_freq)
     rotated = data.draw(st.booleans())
-    found = primitives.temporal_similarity(*arguments, rotated=rotated)
-    expected = reference.temporal_similarity(*arguments, rotated=rotated)
+    found = primitives.temporal_similarity(*arguments, rotated=rotated, pair_axis=pair_axis)
+    expected = reference.temporal_similarity(*arguments, rotated=rotated, pair_axis=pair_axis)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
 
@@ -97,7 +100,7 @@ def test_similarity_on_three_axes_compares_keys_as_stored():
     arguments = (key, position, patch, patch, recent, valid, np.ones(4))
     found = primitives.temporal_similarity(*arguments, rotated=True)
     np.testing.assert_allclose(found, reference.temporal_similarity(*arguments, rotated=True), atol=1e-5)
-    with pytest.raises(CacheError, match="one position axis, not 3"):
+    with pytest.raises(CacheError, match="needs pair_axis where there is more than one position axis, not 3"):
         primitives.temporal_similarity(*arguments)
 
 
@@ -107,10 +110,20 @@ def test_value_norms(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     shape = tuple(data.draw(st.sampled_from([(1, 0, 4), (2, 5, 1), (3, 17, 7), (1, 30, 64), (2, 3, 0)])))
     value = rng.standard_normal(shape) * data.draw(st.sampled_from([1, 0, 1e-42, 1e19, 1e37]))
-    value = value.astype(np.float32)
+    value = value.astype(
+        data.draw(st.sampled_from([np.float32, np.float16])) if np.abs(value).max(initial=0) < 6e4 else np.float32
+    )
     if data.draw(st.booleans()):
         value = strided(value, rng)
     np.testing.assert_allclose(primitives.value_norms(value), reference.value_norms(value), rtol=1e-6, atol=2e-45)
+
+
+@given(scenes(), st.integers(0, 12))
+@QUICK
+def test_newest_frames(scene, count):
+    _, _, _, tokens = scene
+    found = primitives.newest_frames(tokens["frame"], tokens["valid"], count)
+    np.testing.assert_array_equal(found, reference.newest_frames(tokens["frame"], tokens["valid"], count))
 
 
 @given(scenes(), st.data())
@@ -213,13 +226,14 @@ SIMILARITY = {
     "inv_freq": np.ones(3),
 }
 POOL = {"norms": FLOAT, "frame": INT, "row": SHORT, "col": SHORT, "valid": BOOL, "window": 3}
+NEWEST = {"frame": INT, "among": BOOL, "count": 1}
 TOP = {"scores": FLOAT, "seq": LONG, "candidates": BOOL, "k": 1}
 
 
 @pytest.mark.parametrize(
     ("kernel", "good", "change", "message"),
     [
-        ("temporal_similarity", SIMILARITY, {"key": KEY.astype(np.float64)}, "key must be float32, not float64"),
+        ("temporal_similarity", SIMILARITY, {"key": KEY.astype(np.float64)}, "key must be float32 or float16, not float64"),
         ("temporal_similarity", SIMILARITY, {"key": KEY[0]}, r"key must be \[any, any, any\], not \[4, 6\]"),
         ("temporal_similarity", SIMILARITY, {"key": KEY[..., ::2], "inv_freq": np.ones(2)}, "key must be dense"),
         ("temporal_similarity", SIMILARITY, {"position": INT}, r"position must be \[2, 4, any\], not \[2, 4\]"),
@@ -228,11 +242,14 @@ TOP = {"scores": FLOAT, "seq": LONG, "candidates": BOOL, "k": 1}
         ("temporal_similarity", SIMILARITY, {"recent": INT}, "recent must be bool, not int32"),
         ("temporal_similarity", SIMILARITY, {"valid": BOOL[:, :3]}, r"valid must be \[2, 4\], not \[2, 3\]"),
         ("temporal_similarity", SIMILARITY, {"inv_freq": np.ones(2)}, "D / 2 numbers of a key's 6, not 2"),
-        ("value_norms", {"value": KEY}, {"value": KEY.astype(np.float16)}, "value must be float32, not float16"),
+        ("value_norms", {"value": KEY}, {"value": KEY.astype(np.int16)}, "value must be float32 or float16, not int16"),
         ("value_norms", {"value": KEY}, {"value": KEY[..., ::2]}, "value must be dense in its last axis"),
         ("pool_norms", POOL, {"window": 2}, "window must be 1, 3, 5 or 7, not 2"),
         ("pool_norms", POOL, {"norms": FLOAT[0]}, r"norms must be \[any, any\], not \[4\]"),
         ("pool_norms", POOL, {"frame": LONG}, "frame must be int32, not int64"),
+        ("newest_frames", NEWEST, {"count": -1}, "cannot choose -1 frames"),
+        ("newest_frames", NEWEST, {"frame": LONG}, "frame must be int32, not int64"),
+        ("newest_frames", NEWEST, {"among": BOOL[:1]}, r"among must be \[2, 4\], not \[1, 4\]"),
         ("top_k", TOP, {"k": -1}, "cannot choose -1 rows"),
         ("top_k", TOP, {"scores": LONG}, "scores must be float32, not int64"),
         ("top_k", TOP, {"seq": INT}, "seq must be int64, not int32"),
@@ -243,6 +260,35 @@ def test_misuse(kernel, good, change, message):
     getattr(primitives, kernel)(**good)
     with pytest.raises(CacheError, match=message):
         getattr(primitives, kernel)(**{**good, **change})
+
+
+def test_scores_of_all_layers_are_those_of_each(kit):
+    cache = kit.make(layers=3, capacity=[40, 50, 60])
+    kit.append(cache, 40)
+    cache.evict([kit.random_keep(np.random.default_rng(0), 2, 40, kept) for kept in (40, 31, 0)])
+    rng = np.random.default_rng(1)
+    valid = [rng.random((2, int(n))) < 0.9 for n in cache.lengths]
+    recent = [primitives.newest_frames(cache.frame(layer), mask, 2) for layer, mask in enumerate(valid)]
+    for rotated in (False, True):
+        both = primitives.infinipot_scores(cache, recent, valid, rotated=rotated)
+        for layer, (similarity, norms) in enumerate(both):
+            arguments = (
+                cache.key(layer),
+                cache.position(layer),
+                cache.row(layer),
+                cache.col(layer),
+                recent[layer],
+                valid[layer],
+            )
+            expected = primitives.temporal_similarity(*arguments, cache.inv_freq, rotated=rotated)
+            np.testing.assert_array_equal(similarity, expected)
+            np.testing.assert_array_equal(norms, primitives.value_norms(cache.value(layer)))
+    with pytest.raises(CacheError, match="one mask for each of the 3 layers, not 2 and 3"):
+        primitives.infinipot_scores(cache, recent[:2], valid)
+    with pytest.raises(CacheError, match=r"recent must be \[2, 31\], not \[2, 40\]"):
+        primitives.infinipot_scores(cache, [recent[0]] * 3, valid)
+    with pytest.raises(CacheError, match="open the cache with the sections"):
+        primitives.infinipot_scores(kit.make(layers=1, axes=3), [np.ones((2, 0), np.bool_)], [np.ones((2, 0), np.bool_)])
 
 
 def test_kernels_given_views_of_a_cache_work_in_its_scratch(kit):

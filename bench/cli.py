@@ -1,0 +1,52 @@
+"""``edgevlm bench``: performance and accuracy as commands."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Measure what edgevlm claims.", no_args_is_help=True)
+
+
+class DType(str, Enum):
+    """Of keys and values."""
+
+    fp32 = "fp32"
+    fp16 = "fp16"
+
+
+@app.callback()
+def _bench() -> None:
+    pass
+
+
+@app.command()
+def compression(
+    policy: Annotated[
+        list[str] | None, typer.Option(metavar="NAME[:K=V,...]", help="One or more.", show_default="every bounded policy")
+    ] = None,
+    layers: Annotated[int, typer.Option(min=1)] = 36,
+    kv_heads: Annotated[int, typer.Option(min=1)] = 2,
+    head_dim: Annotated[int, typer.Option(min=2)] = 128,
+    tokens: Annotated[int, typer.Option(help="Held in each layer.", min=1)] = 6076,
+    dtype: Annotated[list[DType] | None, typer.Option(help="Of keys and values.", show_default="fp32 and fp16")] = None,
+    threads: Annotated[int, typer.Option(help="That kernels use.", min=1, max=256)] = 1,
+    rounds: Annotated[int, typer.Option(help="Medians are taken over as many.", min=1)] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+) -> None:
+    """Time each policy's compression beside a numpy rendition and beside one plain read of all keys and values."""
+    from edgevlm.bench.compression import Shape, run
+
+    head = f"{'policy':<24}{'dtype':>6}{'ms':>10}{'read ms':>10}{'pass/read':>11}{'numpy ms':>11}"
+    if not as_json:
+        typer.echo(f"{layers} layers x {kv_heads} KV heads x {tokens} tokens x {head_dim}, threads: {threads}\n{head}")
+    dtypes = [kind.value for kind in dtype or DType]
+    for result in run(policy or [], Shape(layers, kv_heads, head_dim, tokens), dtypes, threads, rounds):
+        line = result.line()
+        typer.echo(
+            json.dumps(line) if as_json else f"{result.policy:<24}{result.dtype:>6}{result.ms:>10.2f}{result.read_ms:>10.2f}"
+            f"{line['pass_over_read']:>11.2f}{result.reference_ms:>11.1f}"
+        )  # fmt: skip

@@ -1,0 +1,201 @@
+"""What a compression costs: each policy beside its numpy rendition and beside one plain read of the keys and values it holds.
+
+A pass is everything a policy does from one compression to the next: its scores, its choice, and the eviction. Guidance
+forwards are no part of it; their queries, and those of probed layers, are noise. All three are timed in turn, round by
+round, on the same memory, which is filled up again in between; medians are reported.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgevlm.bench import numpy_kernels
+from edgevlm.errors import UserError
+from edgevlm.runtime import _native, primitives, reference
+from edgevlm.runtime.cache import KVCache, Rows
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.policies import POLICIES, Appended, Guidance, Policy, StreamShape, create_policy
+
+FRAMES = 31  # held at the default shape: 31 frames of 14 x 14 tokens
+GROUP = 8  # query heads of each KV head, where a policy asks for queries
+GUIDANCE_ROWS = 16  # of each guidance text
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of the cache: ``tokens`` held in each layer and KV head, all of them vision."""
+
+    layers: int = 36
+    kv_heads: int = 2
+    head_dim: int = 128
+    tokens: int = 6076
+
+    def __post_init__(self) -> None:
+        if min(self.layers, self.kv_heads, self.tokens) < 1 or self.head_dim < 2 or self.head_dim % 2:
+            raise UserError("--layers, --kv-heads and --tokens are 1 or more, and --head-dim is even")
+
+    @property
+    def side(self) -> int:
+        """Patches along a frame."""
+        return max(1, round((self.tokens / FRAMES) ** 0.5))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Times in milliseconds, medians over the rounds."""
+
+    policy: str
+    dtype: str
+    threads: int
+    shape: Shape
+    ms: float
+    read_ms: float
+    reference_ms: float
+
+    def line(self) -> dict[str, Any]:
+        return {
+            "bench": "compression",
+            "policy": self.policy,
+            "dtype": self.dtype,
+            "threads": self.threads,
+            "layers": self.shape.layers,
+            "kv_heads": self.shape.kv_heads,
+            "head_dim": self.shape.head_dim,
+            "tokens": self.shape.tokens,
+            "ms": round(self.ms, 3),
+            "read_ms": round(self.read_ms, 3),
+            "pass_over_read": round(self.ms / self.read_ms, 2),
+            "reference_ms": round(self.reference_ms, 3),
+        }
+
+
+class Memory:
+    """A cache that is filled with noise up to its budget, again and again."""
+
+    def __init__(self, shape: Shape, dtype: str, seed: int = 0) -> None:
+        pairs = shape.head_dim // 2
+        inv_freq = 1 / 1e6 ** (np.arange(pairs) / pairs)
+        self.shape, self.next = shape, 0
+        capacity = shape.tokens + 1  # one for a summary
+        self.cache = KVCache(shape.layers, shape.kv_heads, shape.head_dim, capacity, inv_freq=inv_freq, dtype=dtype)
+        self._random = np.random.default_rng(seed)
+        noise = self._random.standard_normal((shape.kv_heads, shape.tokens, shape.head_dim), np.float32)
+        self._noise = noise.astype(self.cache.dtype)
+
+    def fill(self) -> Rows | None:
+        """Append rows, the next of the stream, until the fullest layer is at the budget; None if it is."""
+        count = self.shape.tokens - int(self.cache.lengths.max())
+        if count <= 0:
+            return None
+        token, side = np.arange(self.next, self.next + count), self.shape.side
+        patch = token % side**2
+        rows = Rows(
+            kind=np.full(count, Kind.VISION, np.uint8),
+            seq=token.astype(np.int64),
+            frame=(token // side**2).astype(np.int32),
+            row=(patch // side).astype(np.int16),
+            col=(patch % side).astype(np.int16),
+            position=token[:, None].astype(np.int32),
+        )
+        self.cache.reserve(count)
+        for buffer, held in zip(self.cache.buffers(), self.cache.lengths, strict=True):
+            kind = ctypes.c_char * (int(np.prod(buffer.shape)) * buffer.dtype.itemsize)
+            for address in (buffer.key_address, buffer.value_address):
+                memory = np.frombuffer(kind.from_address(address), buffer.dtype).reshape(buffer.shape[1:])
+                memory[:, held : held + count] = np.roll(self._noise, int(self._random.integers(self.shape.tokens)), 1)[
+                    :, :count
+                ]
+        self.cache.commit(rows)
+        self.next += count
+        return rows
+
+    def noise(self, heads: int, rows: int) -> np.ndarray:
+        return self._random.standard_normal((heads, rows, self.shape.head_dim), np.float32)
+
+
+def measure(text: str, shape: Shape, dtype: str, threads: int, rounds: int) -> Result:
+    """Time one policy, ``name`` or ``name:setting=value,...``, on a memory of ``shape``."""
+    before = primitives.threads()
+    primitives.set_threads(threads)
+    try:
+        times = list(_rounds(create_policy(text), shape, dtype, rounds))
+    finally:
+        primitives.set_threads(before)
+    return Result(text, dtype, threads, shape, *(statistics.median(part) for part in zip(*times, strict=True)))
+
+
+def _rounds(policy: Policy, shape: Shape, dtype: str, rounds: int) -> Iterator[tuple[float, float, float]]:
+    """(pass, plain read, rendition) in milliseconds; a first round is not counted."""
+    memory = Memory(shape, dtype)
+    cache = memory.cache
+    policy.attach(shape.tokens, StreamShape(shape.layers, shape.side**2, 0))
+    for turn in range(rounds + 1):
+        appended = _queries(policy, memory, memory.fill())
+        guidance = _guidance(policy, memory)
+        twin = copy.deepcopy(policy)
+        read = _timed(lambda: _native.read(cache.native))
+        slow = _timed(lambda twin=twin, seen=appended, guide=guidance: _rendition(twin, cache, seen, guide))
+        fast = _timed(lambda seen=appended, guide=guidance: _compress(policy, cache, seen, guide))
+        if turn:
+            yield fast, read, slow
+
+
+def _compress(policy: Policy, cache: KVCache, appended: Appended | None, guidance: Guidance) -> None:
+    if appended is not None:
+        policy.after_append(cache, appended)
+    plan = policy.before_append(cache, policy.shape.tokens_per_frame, lambda: guidance)
+    assert plan is not None, "the memory is full"
+    cache.evict(plan.keep)
+    for layer, new in plan.add.items():
+        cache.append(layer, new.key, new.value, new.rows)
+
+
+def _rendition(policy: Policy, cache: KVCache, appended: Appended | None, guidance: Guidance) -> None:
+    """The same with numpy; what is left of keys and values goes to new arrays, and the cache stays as it is."""
+    with numpy_kernels.in_place():
+        if appended is not None:
+            policy.after_append(cache, appended)
+        plan = policy.before_append(cache, policy.shape.tokens_per_frame, lambda: guidance)
+    assert plan is not None, "the memory is full"
+    for layer, keep in enumerate(plan.keep):
+        if keep is not None:
+            reference.evict([cache.key(layer), cache.value(layer)], keep)
+
+
+def _queries(policy: Policy, memory: Memory, rows: Rows | None) -> Appended | None:
+    if rows is None:
+        return None
+    heads = memory.shape.kv_heads * GROUP
+    queries = {layer: memory.noise(heads, len(rows)) for layer in policy.needs.probe_layers}
+    return Appended(rows.seq, rows.position, queries)
+
+
+def _guidance(policy: Policy, memory: Memory) -> Guidance:
+    rows = tuple(GUIDANCE_ROWS for _ in policy.needs.guidance or ())
+    layers, kv_heads = policy.needs.guidance_layers, memory.shape.kv_heads
+    queries: Mapping[int, np.ndarray] = {layer: memory.noise(kv_heads * GROUP, sum(rows)) for layer in layers}
+    return Guidance(queries, {layer: memory.noise(kv_heads, sum(rows)) for layer in layers}, rows)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return 1e3 * (time.perf_counter() - started)
+
+
+def run(policies: Sequence[str], shape: Shape, dtypes: Sequence[str], threads: int, rounds: int) -> Iterator[Result]:
+    """A result for each policy (all bounded ones if none is named) and dtype, as it comes."""
+    names = policies or [name for name, policy in POLICIES.items() if policy.bounded]
+    for name in names:
+        create_policy(name)  # wrong names are refused before anything is measured
+    for name in names:
+        for dtype in dtypes:
+            yield measure(name, shape, dtype, threads, rounds)

@@ -1,0 +1,129 @@
+"""The kernels as a vectorised numpy rendition in float32: what a policy would cost without C++. Not exact to the last places.
+
+:func:`in_place` puts them where policies look for the kernels, so that one policy file is measured both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from edgevlm.runtime import primitives, reference
+
+Array = Any
+
+
+def _turned_back(key: Array, position: Array, inv_freq: Array, pair_axis: Array | None) -> Array:
+    axis = np.zeros(len(inv_freq), np.uint8) if pair_axis is None else pair_axis
+    angle = position[:, axis] * inv_freq
+    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    first, second = np.split(key.astype(np.float32), 2, axis=-1)
+    return np.concatenate([first * cos + second * sin, second * cos - first * sin], axis=-1)
+
+
+def temporal_similarity(
+    key: Array, position: Array, row: Array, col: Array, recent: Array, valid: Array, inv_freq: Array,
+    *, rotated: bool = False, pair_axis: Array | None = None,
+) -> Array:  # fmt: skip
+    """Means of unit keys by patch with ``np.add.at``, then one product with every past key."""
+    out = np.zeros(valid.shape, np.float32)
+    for head in range(len(key)):
+        keys = key[head].astype(np.float32) if rotated else _turned_back(key[head], position[head], inv_freq, pair_axis)
+        keys = keys / np.maximum(np.linalg.norm(keys, axis=-1, keepdims=True), np.float32(1e-30))
+        patch = np.unique(row[head].astype(np.int64) << 16 | col[head].astype(np.int64) & 0xFFFF, return_inverse=True)[1]
+        new, past = valid[head] & recent[head], valid[head] & ~recent[head]
+        mean, count = (
+            np.zeros((patch.max(initial=-1) + 1, keys.shape[1]), np.float32),
+            np.bincount(patch[new], minlength=len(patch)),
+        )
+        np.add.at(mean, patch[new], keys[new])
+        cosine = np.einsum("nd,nd->n", keys[past], mean[patch[past]]) / np.maximum(count[patch[past]], 1)
+        out[head, past] = np.where(count[patch[past]] > 0, cosine, -1)
+    return out
+
+
+def value_norms(value: Array) -> Array:
+    return np.linalg.norm(value.astype(np.float32), axis=-1)
+
+
+def infinipot_scores(cache: Any, recent: Sequence[Array], valid: Sequence[Array], *, rotated: bool = False) -> list[tuple]:
+    return [
+        (
+            temporal_similarity(
+                cache.key(layer), cache.position(layer), cache.row(layer), cache.col(layer), recent[layer], valid[layer],
+                cache.inv_freq, rotated=rotated, pair_axis=cache.pair_axis,
+            ),
+            value_norms(cache.value(layer)),
+        )
+        for layer in range(cache.layers)
+    ]  # fmt: skip
+
+
+def pool_norms(norms: Array, frame: Array, row: Array, col: Array, valid: Array, window: int) -> Array:
+    """Every frame of a head on one grid, with shifted copies added up."""
+    out, reach = np.zeros(valid.shape, np.float32), window // 2
+    for head in range(len(norms)):
+        at = valid[head]
+        if not at.any():
+            continue
+        t = np.unique(frame[head, at], return_inverse=True)[1]
+        i, j = (part[head, at] - part[head, at].min() + reach for part in (row.astype(int), col.astype(int)))
+        total = np.zeros((t.max() + 1, i.max() + 1 + reach, j.max() + 1 + reach))
+        count = np.zeros(total.shape, np.int32)
+        np.add.at(total, (t, i, j), norms[head, at])
+        np.add.at(count, (t, i, j), 1)
+        steps = [(down, across) for down in range(-reach, reach + 1) for across in range(-reach, reach + 1)]
+        near = sum(total[t, i + down, j + across] for down, across in steps)
+        out[head, at] = near / sum(count[t, i + down, j + across] for down, across in steps)
+    return out
+
+
+def top_k(scores: Array, seq: Array, candidates: Array, k: int) -> Array:
+    """A whole sort of each head."""
+    out = np.zeros(candidates.shape, np.bool_)
+    for head in range(len(scores)):
+        rows = np.flatnonzero(candidates[head])
+        score = scores[head, rows]
+        order = np.lexsort((rows, -seq[head, rows], -np.nan_to_num(score, nan=-np.inf, posinf=np.inf, neginf=-np.inf)))
+        out[head, rows[order[:k]]] = True
+    return out
+
+
+def attention_mass(query: Array, query_seq: Array, key: Array, seq: Array) -> Array:
+    """One product, one softmax over all of it."""
+    heads, rows, width = query.shape
+    kv_heads = len(key)
+    grouped = query.reshape(kv_heads, heads // kv_heads * rows, width) * np.float32(width**-0.5)
+    scores = np.matmul(grouped, key.astype(np.float32).transpose(0, 2, 1))  # [kv_heads, group * rows, n]
+    scores[seq[:, None, :] > np.tile(query_seq, heads // kv_heads)[None, :, None]] = -np.inf
+    scores -= scores.max(2, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(2, keepdims=True)
+    return scores.sum(1, dtype=np.float32)
+
+
+KERNELS = {
+    "temporal_similarity": temporal_similarity,
+    "value_norms": value_norms,
+    "infinipot_scores": infinipot_scores,
+    "pool_norms": pool_norms,
+    "attention_mass": attention_mass,
+    "top_k": top_k,
+    "newest_frames": reference.newest_frames,
+}
+
+
+@contextmanager
+def in_place() -> Iterator[None]:
+    """Policies use these kernels inside."""
+    native = {name: getattr(primitives, name) for name in KERNELS}
+    try:
+        for name, kernel in KERNELS.items():
+            setattr(primitives, name, kernel)
+        yield
+    finally:
+        for name, kernel in native.items():
+            setattr(primitives, name, kernel)

@@ -1,0 +1,336 @@
+// The kernels as Python sees them: arrays checked, memory lent, heads and layers shared out, the GIL released.
+
+#include "kernels_api.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arrays.h"
+#include "attention.h"
+#include "cache.h"
+#include "errors.h"
+#include "norms.h"
+#include "pool.h"
+#include "select.h"
+#include "similarity.h"
+#include "simd.h"
+
+namespace py = pybind11;
+
+namespace edgevlm {
+
+std::vector<Run> runs_of(py::handle pair_axis, std::int64_t axes, std::int64_t pairs) {
+    if (pair_axis.is_none()) {
+        if (axes != 1) return {};
+        return {{0, 0, static_cast<std::int32_t>(pairs)}};
+    }
+    const auto axis_of = dense<std::uint8_t>(pair_axis, "pair_axis", {pairs});
+    std::vector<Run> runs;
+    for (std::int32_t d = 0; d < pairs; ++d) {
+        const std::int32_t axis = axis_of.at(d);
+        if (axis >= axes) refuse("pair_axis names axis ", axis, " of a position that has ", axes);
+        if (runs.empty() || runs.back().axis != axis) runs.push_back({axis, d, d});
+        ++runs.back().end;
+    }
+    return runs;
+}
+
+namespace {
+
+using Unlocked = py::gil_scoped_release;
+
+// The cache that an array is a view of, or null.
+Cache* cache_of(py::handle array) {
+    while (array && py::isinstance<py::array>(array)) array = py::detail::array_proxy(array.ptr())->base;
+    return array && py::isinstance<Cache>(array) ? &array.cast<Cache&>() : nullptr;
+}
+
+Scratch* scratch_of(py::handle array) {
+    Cache* const cache = cache_of(array);
+    return cache ? &cache->scratch() : nullptr;
+}
+
+// Calls f with a null float* or Half*, by the dtype of an array.
+template <typename F>
+auto by_dtype(py::handle array, const char* name, F&& f) {
+    if (is_half(array)) return f(static_cast<Half*>(nullptr));
+    if (py::isinstance<py::array>(array) && !py::isinstance<py::array_t<float, 0>>(array))
+        refuse(name, " must be float32 or float16, not ", std::string(py::str(array.attr("dtype"))));
+    return f(static_cast<float*>(nullptr));
+}
+
+// What turns keys back: the cache's own tables where they are the same, else tables made for one call.
+class Turned {
+public:
+    Turned(Cache* cache, const double* inv_freq, std::int64_t pairs, const std::vector<Run>& runs) {
+        const Rotary* const known = cache ? cache->rotary() : nullptr;
+        if (known && known->pairs() == pairs && std::equal(inv_freq, inv_freq + pairs, known->inv_freq()) &&
+            std::equal(runs.begin(), runs.end(), known->runs(), known->runs() + known->run_count(), same)) {
+            rotary_ = known;
+            return;
+        }
+        const std::size_t size = Rotary::table_size(pairs);
+        block_ = loose_heap().allocate(size * (sizeof(double) + sizeof(float)));
+        auto* const table = reinterpret_cast<double*>(block_.get());
+        own_.emplace(inv_freq, pairs, runs.data(), runs.size(), table, reinterpret_cast<float*>(table + size));
+        rotary_ = &*own_;
+    }
+    const Rotary* rotary() const { return rotary_; }
+
+private:
+    static bool same(const Run& a, const Run& b) { return a.axis == b.axis && a.begin == b.begin && a.end == b.end; }
+
+    Block block_;
+    std::optional<Rotary> own_;
+    const Rotary* rotary_;
+};
+
+py::array_t<float> call_temporal_similarity(py::handle key, py::handle position, py::handle row, py::handle col,
+                                            py::handle recent, py::handle valid, py::handle inv_freq, py::handle pair_axis,
+                                            bool rotated) {
+    return by_dtype(key, "key", [&](auto* type) {
+        PatchedKeys<std::remove_pointer_t<decltype(type)>> tokens;
+        tokens.key = as_volume<std::remove_pointer_t<decltype(type)>>(key, "key", any, any, any);
+        const std::int64_t heads = tokens.key.heads, rows = tokens.key.rows;
+        tokens.position = as_volume<std::int32_t>(position, "position", heads, rows, any);
+        tokens.row = as_plane<std::int16_t>(row, "row", heads, rows);
+        tokens.col = as_plane<std::int16_t>(col, "col", heads, rows);
+        tokens.recent = as_mask(recent, "recent", heads, rows);
+        tokens.valid = as_mask(valid, "valid", heads, rows);
+        const auto frequencies = dense<double>(inv_freq, "inv_freq", {-1});
+        const double* const inverse = frequencies.data();
+        const std::int64_t pairs = frequencies.size(), axes = tokens.position.width;
+        std::vector<Run> runs;
+        if (!rotated) {
+            if (axes != 1 && axes != Rotary::kAxes) refuse("a position has 1 or 3 axes, not ", axes);
+            if (pairs * 2 != tokens.key.width)
+                refuse("inv_freq must hold D / 2 numbers of a key's ", tokens.key.width, ", not ", pairs);
+            runs = runs_of(pair_axis, axes, pairs);
+            if (runs.empty()) refuse("un-rotating needs pair_axis where there is more than one position axis, not ", axes);
+        }
+        Cache* const cache = cache_of(key);
+        py::array_t<float> out({heads, rows});
+        float* const first = out.mutable_data();
+        {
+            Unlocked unlocked;
+            std::optional<Turned> turned;
+            if (!rotated) turned.emplace(cache, inverse, pairs, runs);
+            const Rotary* const rotary = turned ? turned->rotary() : nullptr;
+            const Lease memory(cache ? &cache->scratch() : nullptr, similarity_scratch(rows, tokens.key.width), heads);
+            share(heads, memory.workers(), [&](std::int64_t head, int worker) {
+                temporal_similarity(tokens, head, rotary, first + head * rows, memory.of(worker));
+            });
+        }
+        return out;
+    });
+}
+
+py::array_t<float> call_value_norms(py::handle value) {
+    return by_dtype(value, "value", [&](auto* type) {
+        const auto values = as_volume<std::remove_pointer_t<decltype(type)>>(value, "value", any, any, any);
+        py::array_t<float> out({values.heads, values.rows});
+        float* const first = out.mutable_data();
+        {
+            Unlocked unlocked;
+            share(values.heads, threads(), [&](std::int64_t head, int) { value_norms(values, head, first + head * values.rows); });
+        }
+        return out;
+    });
+}
+
+py::array_t<float> call_pool_norms(py::handle norms, py::handle frame, py::handle row, py::handle col, py::handle valid,
+                                   int window) {
+    if (window != 1 && window != 3 && window != 5 && window != 7) refuse("window must be 1, 3, 5 or 7, not ", window);
+    PatchedNorms tokens;
+    tokens.norm = as_plane<float>(norms, "norms", any, any);
+    const std::int64_t heads = tokens.norm.heads, rows = tokens.norm.rows;
+    tokens.frame = as_plane<std::int32_t>(frame, "frame", heads, rows);
+    tokens.row = as_plane<std::int16_t>(row, "row", heads, rows);
+    tokens.col = as_plane<std::int16_t>(col, "col", heads, rows);
+    tokens.valid = as_mask(valid, "valid", heads, rows);
+    Scratch* const scratch = scratch_of(frame);
+    py::array_t<float> out({heads, rows});
+    float* const first = out.mutable_data();
+    {
+        Unlocked unlocked;
+        const Lease memory(scratch, pool_scratch(rows), heads);
+        share(heads, memory.workers(), [&](std::int64_t head, int worker) {
+            pool_norms(tokens, head, window, first + head * rows, memory.of(worker));
+        });
+    }
+    return out;
+}
+
+py::array_t<bool> call_top_k(py::handle scores, py::handle seq, py::handle candidates, std::int64_t k) {
+    if (k < 0) refuse("cannot choose ", k, " rows");
+    const auto score = as_plane<float>(scores, "scores", any, any);
+    const auto age = as_plane<std::int64_t>(seq, "seq", score.heads, score.rows);
+    const Mask mask = as_mask(candidates, "candidates", score.heads, score.rows);
+    Scratch* const scratch = scratch_of(seq);
+    py::array_t<bool> out({score.heads, score.rows});
+    bool* const first = out.mutable_data();
+    {
+        Unlocked unlocked;
+        const Lease memory(scratch, top_k_scratch(score.rows), score.heads);
+        share(score.heads, memory.workers(), [&](std::int64_t head, int worker) {
+            top_k(score, age, mask, head, k, first + head * score.rows, memory.of(worker));
+        });
+    }
+    return out;
+}
+
+py::array_t<bool> call_newest_frames(py::handle frame, py::handle among, std::int64_t count) {
+    if (count < 0) refuse("cannot choose ", count, " frames");
+    const auto frames = as_plane<std::int32_t>(frame, "frame", any, any);
+    const Mask mask = as_mask(among, "among", frames.heads, frames.rows);
+    Scratch* const scratch = scratch_of(frame);
+    py::array_t<bool> out({frames.heads, frames.rows});
+    bool* const first = out.mutable_data();
+    {
+        Unlocked unlocked;
+        count = std::min(count, frames.heads * frames.rows);
+        const Lease memory(scratch, newest_scratch(count), 1);
+        newest_frames(frames, mask, count, first, memory.of(0));
+    }
+    return out;
+}
+
+py::array_t<float> call_attention_mass(py::handle query, py::handle query_seq, py::handle key, py::handle seq) {
+    return by_dtype(key, "key", [&](auto* type) {
+        Attended<std::remove_pointer_t<decltype(type)>> tokens;
+        tokens.key = as_volume<std::remove_pointer_t<decltype(type)>>(key, "key", any, any, any);
+        const std::int64_t heads = tokens.key.heads, rows = tokens.key.rows, width = tokens.key.width;
+        tokens.seq = as_plane<std::int64_t>(seq, "seq", heads, rows);
+        const auto queries = dense<float>(query, "query", {any, any, width});
+        const auto places = dense<std::int64_t>(query_seq, "query_seq", {queries.shape(1)});
+        if (heads < 1 || queries.shape(0) % heads)
+            refuse("query heads must be a multiple of the ", heads, " KV heads, not ", queries.shape(0));
+        tokens.query = queries.data();
+        tokens.query_seq = places.data();
+        tokens.group = queries.shape(0) / heads;
+        tokens.queries = queries.shape(1);
+        Scratch* const scratch = scratch_of(key);
+        py::array_t<float> out({heads, rows});
+        float* const first = out.mutable_data();
+        {
+            Unlocked unlocked;
+            const Lease memory(scratch, attention_scratch(rows, width), heads);
+            share(heads, memory.workers(), [&](std::int64_t head, int worker) {
+                attention_mass(tokens, head, first + head * rows, memory.of(worker));
+            });
+        }
+        return out;
+    });
+}
+
+// Both scores of one layer, in one list of tasks with those of all others.
+template <typename T>
+struct LayerScores {
+    PatchedKeys<T> keys;
+    Volume<T> value;
+    float *similarity, *norm;
+};
+
+template <typename T>
+Plane<T> plane(const Cache& cache, const Layer& layer, const T* first) {
+    constexpr std::ptrdiff_t item = sizeof(T);
+    return {reinterpret_cast<const std::byte*>(first), item * layer.capacity, item, cache.kv_heads(), layer.length};
+}
+
+template <typename T>
+Volume<T> volume(const Cache& cache, const Layer& layer, const void* first, std::int64_t width) {
+    const auto row = static_cast<std::ptrdiff_t>(sizeof(T)) * width;
+    return {static_cast<const std::byte*>(first), row * layer.capacity, row, cache.kv_heads(), layer.length, width};
+}
+
+template <typename T>
+py::list infinipot_scores(Cache& cache, const py::list& recent, const py::list& valid, const Rotary* rotary) {
+    const std::int64_t layers = cache.layers(), heads = cache.kv_heads();
+    std::vector<LayerScores<T>> work(layers);
+    py::list out;
+    std::int64_t longest = 0;
+    for (std::int64_t l = 0; l < layers; ++l) {
+        const Layer& layer = cache.layer(l);
+        LayerScores<T>& scores = work[l];
+        scores.keys = {volume<T>(cache, layer, layer.key, cache.head_dim()),
+                       volume<std::int32_t>(cache, layer, layer.position, cache.axes()),
+                       plane(cache, layer, layer.row),
+                       plane(cache, layer, layer.col),
+                       as_mask(recent[l], "recent", heads, layer.length),
+                       as_mask(valid[l], "valid", heads, layer.length)};
+        scores.value = volume<T>(cache, layer, layer.value, cache.head_dim());
+        py::array_t<float> similarity({heads, layer.length}), norm({heads, layer.length});
+        scores.similarity = similarity.mutable_data();
+        scores.norm = norm.mutable_data();
+        out.append(py::make_tuple(std::move(similarity), std::move(norm)));
+        longest = std::max(longest, layer.length);
+    }
+    {
+        Unlocked unlocked;
+        const Lease memory(&cache.scratch(), similarity_scratch(longest, cache.head_dim()), layers * heads);
+        share(layers * heads, memory.workers(), [&](std::int64_t task, int worker) {
+            const LayerScores<T>& scores = work[task / heads];
+            const std::int64_t head = task % heads, at = head * scores.value.rows;
+            temporal_similarity(scores.keys, head, rotary, scores.similarity + at, memory.of(worker));
+            value_norms(scores.value, head, scores.norm + at);
+        });
+    }
+    return out;
+}
+
+py::list call_infinipot_scores(Cache& cache, const py::list& recent, const py::list& valid, bool rotated) {
+    const auto layers = static_cast<std::size_t>(cache.layers());
+    if (recent.size() != layers || valid.size() != layers)
+        refuse("recent and valid need one mask for each of the ", layers, " layers, not ", recent.size(), " and ", valid.size());
+    if (!rotated && !cache.rotary())
+        refuse("cannot un-rotate keys with ", cache.axes(), " position axes: open the cache with the sections that each axis turns");
+    const Rotary* const rotary = rotated ? nullptr : cache.rotary();
+    return cache.dtype() == DType::fp16 ? infinipot_scores<Half>(cache, recent, valid, rotary)
+                                        : infinipot_scores<float>(cache, recent, valid, rotary);
+}
+
+void call_use_simd(const std::string& name) {
+    const Simd* const table = simd_named(name.c_str());
+    if (!table) refuse("this processor does not run ", name, ": EDGEVLM_SIMD may be scalar, avx2, avx512 or neon");
+    use_simd(*table);
+}
+
+// Reads every byte of keys and values once, on as many threads as the kernels: what their speed is measured against.
+bool call_read(const Cache& cache) {
+    const Unlocked unlocked;
+    const std::int64_t heads = cache.kv_heads();
+    const auto row = static_cast<std::int64_t>(cache.head_dim() * element_size(cache.dtype()));
+    std::atomic<bool> found{false};
+    share(cache.layers() * heads, threads(), [&](std::int64_t task, int) {
+        const Layer& layer = cache.layer(task / heads);
+        const std::int64_t at = task % heads * layer.capacity * row, bytes = layer.length * row;
+        if (simd().read(layer.key + at, bytes) | simd().read(layer.value + at, bytes)) found = true;
+    });
+    return found;
+}
+
+}  // namespace
+
+void bind_kernels(py::module_& module) {
+    module.def("temporal_similarity", &call_temporal_similarity);
+    module.def("value_norms", &call_value_norms);
+    module.def("pool_norms", &call_pool_norms);
+    module.def("top_k", &call_top_k);
+    module.def("newest_frames", &call_newest_frames);
+    module.def("attention_mass", &call_attention_mass);
+    module.def("infinipot_scores", &call_infinipot_scores);
+    module.def("read", &call_read);
+    module.def("simd", [] { return simd().name; });
+    module.def("use_simd", &call_use_simd);
+    module.def("threads", &threads);
+    module.def("set_threads", &set_threads);
+}
+
+}  // namespace edgevlm

@@ -1,0 +1,19 @@
+// What bindings.cpp takes from kernels_api.cpp, the kernels' side of the Python module.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "rotary.h"
+
+namespace edgevlm {
+
+// The runs of pairs that turn by the same position axis. pair_axis: None or uint8 [pairs]; None means axis 0 where there is
+// but one axis, and nothing known (no runs) where there are more.
+std::vector<Run> runs_of(pybind11::handle pair_axis, std::int64_t axes, std::int64_t pairs);
+
+void bind_kernels(pybind11::module_& module);
+
+}  // namespace edgevlm

@@ -1,0 +1,116 @@
+#include "pool.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "errors.h"
+
+namespace edgevlm {
+
+namespace {
+
+std::atomic<int> wanted{1};
+
+// Never destroyed: its threads sleep in it until the process is gone. A forked child, which has none of them, makes its own.
+class Pool {
+public:
+    void start(int helpers) {
+        const std::lock_guard<std::mutex> lock(busy_);
+        start_missing(helpers);
+    }
+
+    void share(std::int64_t tasks, int workers, void (*call)(void*, std::int64_t, int), void* context) {
+        const std::unique_lock<std::mutex> ours(busy_, std::try_to_lock);
+        if (!ours) {
+            for (std::int64_t task = 0; task < tasks; ++task) call(context, task, 0);
+            return;
+        }
+        start_missing(workers - 1);
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            call_ = call;
+            context_ = context;
+            tasks_ = tasks;
+            next_ = 0;
+            helpers_ = working_ = workers - 1;
+            ++job_;
+        }
+        wake_.notify_all();
+        take_tasks(0);
+        std::unique_lock<std::mutex> lock(mutex_);
+        done_.wait(lock, [this] { return working_ == 0; });
+    }
+
+private:
+    void start_missing(int helpers) {
+        for (; started_ < helpers; ++started_) std::thread(&Pool::help, this, started_ + 1, job_).detach();
+    }
+
+    void take_tasks(int worker) {
+        for (std::int64_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) call_(context_, task, worker);
+    }
+
+    void help(int worker, std::uint64_t seen) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        for (;;) {
+            wake_.wait(lock, [&] { return job_ != seen; });
+            seen = job_;
+            if (worker > helpers_) continue;
+            lock.unlock();
+            take_tasks(worker);
+            lock.lock();
+            if (--working_ == 0) done_.notify_one();
+        }
+    }
+
+    std::mutex busy_;  // held by the thread whose call is shared out
+    int started_ = 0;
+
+    std::mutex mutex_;  // of what follows
+    std::condition_variable wake_, done_;
+    std::uint64_t job_ = 0;
+    int helpers_ = 0, working_ = 0;
+    void (*call_)(void*, std::int64_t, int) = nullptr;
+    void* context_ = nullptr;
+    std::int64_t tasks_ = 0;
+    std::atomic<std::int64_t> next_{0};
+};
+
+std::atomic<Pool*> current{nullptr};
+
+Pool& pool() {
+    Pool* found = current;
+    if (found) return *found;
+    static const int watched = pthread_atfork(nullptr, nullptr, [] { current = nullptr; });
+    static_cast<void>(watched);
+    Pool* const fresh = new Pool;
+    if (current.compare_exchange_strong(found, fresh)) return *fresh;
+    delete fresh;
+    return *found;
+}
+
+}  // namespace
+
+int threads() { return wanted; }
+
+void set_threads(int count) {
+    if (count < 1 || count > 256) refuse("threads must lie in 1..256, not ", count);
+    if (count > 1) pool().start(count - 1);
+    wanted = count;
+}
+
+void detail::share(std::int64_t tasks, int workers, void (*call)(void*, std::int64_t, int), void* context) {
+    const auto most = static_cast<int>(std::min<std::int64_t>({tasks, workers, wanted.load()}));
+    if (most > 1) {
+        pool().share(tasks, most, call, context);
+    } else {
+        for (std::int64_t task = 0; task < tasks; ++task) call(context, task, 0);
+    }
+}
+
+}  // namespace edgevlm

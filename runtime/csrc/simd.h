@@ -1,0 +1,110 @@
+// The inner loops, compiled once per instruction set and chosen at run time. kernels.inc holds their one source.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace edgevlm {
+
+struct Half {  // IEEE binary16, a storage type
+    std::uint16_t bits;
+};
+
+struct Dots {
+    float dot, square;
+};
+
+// Of rows stored as T. Sums are float32 in a fixed number of lanes: the same bits whenever the instruction set is the same.
+// Rotary pairs are (d, d + pairs); cosine, sine [pairs]. "Turned back" is un-rotated by those angles.
+template <typename T>
+struct RowKernels {
+    void (*load)(const T* row, std::int64_t size, float* out);
+    void (*store)(const float* row, std::int64_t size, T* out);
+    float (*square)(const T* row, std::int64_t size);                                     // |row|^2
+    Dots (*dots)(const T* row, const float* other, std::int64_t size);                    // row . other, |row|^2
+    Dots (*turned_dots)(const T* row, const float* other, const float* cosine, const float* sine,
+                        std::int64_t pairs);                                              // the same, row turned back
+    void (*add)(const T* row, float scale, std::int64_t size, float* out);                // out += scale row
+    void (*add_turned)(const T* row, float scale, const float* cosine, const float* sine, std::int64_t pairs,
+                       float* out);                                                       // the same, row turned back
+    void (*rotate)(T* row, const float* cosine, const float* sine, std::int64_t pairs);   // in float32, then rounded to T
+};
+
+// Softmax of many query rows at once: lanes are query rows, `rows` of them (a multiple of 4, 32 at most).
+struct AttentionKernels {
+    std::int64_t rows;
+    // scores [keys, rows] = keys [keys, size] x query [size, rows]; stride: floats from key to key.
+    void (*scores)(const float* keys, std::int64_t stride, std::int64_t count, const float* query, std::int64_t size,
+                   float* scores);
+    void (*peak)(const float* scores, std::int64_t count, float* most);                   // most[r] = max over keys
+    void (*exponents)(float* scores, std::int64_t count, const float* most, float* sum);  // e^(s - most) in place; sum += e
+    void (*weigh)(const float* scores, std::int64_t count, const float* weight, float* mass);  // mass[key] += e . weight
+};
+
+struct Simd {
+    const char* name;
+    RowKernels<float> fp32;
+    RowKernels<Half> fp16;
+    AttentionKernels attention;
+    // (cos, sin) of the sum of two angles; n of each.
+    void (*turn)(const float* cosine_a, const float* sine_a, const float* cosine_b, const float* sine_b, std::int64_t n,
+                 float* cosine, float* sine);
+    void (*zero)(void* memory, std::int64_t bytes);                       // past the caches
+    void (*copy)(const void* from, void* to, std::int64_t bytes);         // `to` written past the caches
+    void (*drain)();                                                      // makes those writes seen by other threads
+    std::int64_t (*read)(const void* memory, std::int64_t bytes);         // the plain read that speeds are measured against
+
+    template <typename T>
+    const RowKernels<T>& rows() const;
+};
+
+template <>
+inline const RowKernels<float>& Simd::rows<float>() const { return fp32; }
+template <>
+inline const RowKernels<Half>& Simd::rows<Half>() const { return fp16; }
+
+const Simd& simd();                // the one in use
+const Simd* simd_named(const char* name);  // scalar, avx2, avx512, neon; null if unknown or not for this processor
+void use_simd(const Simd& table);
+
+// Where each instruction set is compiled.
+const Simd& simd_scalar();
+const Simd& simd_avx2();
+const Simd& simd_avx512();
+const Simd& simd_neon();
+
+inline float to_float(Half half) {
+    const std::uint32_t sign = static_cast<std::uint32_t>(half.bits & 0x8000u) << 16;
+    const std::uint32_t exponent = half.bits >> 10 & 31u, fraction = half.bits & 1023u;
+    std::uint32_t bits;
+    float value;
+    if (exponent == 0) {  // zero, or a fraction of 2^-24
+        value = static_cast<float>(fraction) * 0x1p-24f;
+        std::memcpy(&bits, &value, sizeof bits);
+        bits |= sign;
+    } else {
+        bits = sign | (exponent == 31 ? 255u : exponent + 112u) << 23 | fraction << 13;
+    }
+    std::memcpy(&value, &bits, sizeof bits);
+    return value;
+}
+
+inline Half to_half(float value) {  // to nearest, ties to even
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const auto sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000u);
+    bits &= 0x7fffffffu;
+    if (bits >= 0x7f800000u)  // infinite, or not a number
+        return {static_cast<std::uint16_t>(sign | 0x7c00u | (bits > 0x7f800000u ? 0x200u | (bits >> 13 & 0x3ffu) : 0u))};
+    if (bits >= 0x477ff000u) return {static_cast<std::uint16_t>(sign | 0x7c00u)};  // 65520 and beyond round to infinity
+    if (bits < 0x38800000u) {  // below 2^-14: adding 0.5 leaves the rounded fraction in the lowest bits
+        std::memcpy(&value, &bits, sizeof bits);
+        value += 0.5f;
+        std::memcpy(&bits, &value, sizeof bits);
+        return {static_cast<std::uint16_t>(sign | (bits - 0x3f000000u))};
+    }
+    bits += 0xfffu + (bits >> 13 & 1u);
+    return {static_cast<std::uint16_t>(sign | (bits - 0x38000000u) >> 13)};
+}
+
+}  // namespace edgevlm

@@ -1,0 +1,66 @@
+// AVX2 with FMA and F16C.
+#include "simd.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+#endif
+
+namespace edgevlm {
+namespace {
+
+struct V {
+    static constexpr std::int64_t W = 8;
+    __m256 v;
+
+    static V zero() { return {_mm256_setzero_ps()}; }
+    static V set(float x) { return {_mm256_set1_ps(x)}; }
+    static V load(const float* from) { return {_mm256_loadu_ps(from)}; }
+    static V load(const Half* from) { return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))}; }
+    void store(float* to) const { _mm256_storeu_ps(to, v); }
+    void store(Half* to) const {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+    }
+};
+
+inline V operator+(V a, V b) { return {_mm256_add_ps(a.v, b.v)}; }
+inline V operator-(V a, V b) { return {_mm256_sub_ps(a.v, b.v)}; }
+inline V operator*(V a, V b) { return {_mm256_mul_ps(a.v, b.v)}; }
+inline V fma(V a, V b, V c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+inline V fnma(V a, V b, V c) { return {_mm256_fnmadd_ps(a.v, b.v, c.v)}; }
+inline V most(V a, V b) { return {_mm256_max_ps(a.v, b.v)}; }
+inline float sum(V a) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline V round(V a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline V pow2(V n) {
+    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23))};
+}
+inline V keep_from(V a, V x, V least) { return {_mm256_and_ps(a.v, _mm256_cmp_ps(x.v, least.v, _CMP_GE_OQ))}; }
+
+#include "kernels.inc"
+#include "streaming.inc"
+
+}  // namespace
+
+const Simd& simd_avx2() {
+    static constexpr Simd table{"avx2", kRowKernels<float>, kRowKernels<Half>, kAttention, turn, zero, copy, drain, read};
+    return table;
+}
+
+}  // namespace edgevlm
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif

@@ -1,0 +1,67 @@
+// AVX-512F.
+#include "simd.h"
+
+#if defined(__x86_64__)
+#if defined(__GNUC__) && !defined(__clang__)  // GCC 12's own header, not this file (bug 105593)
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h>
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx2,fma,f16c")
+#endif
+
+namespace edgevlm {
+namespace {
+
+struct V {
+    static constexpr std::int64_t W = 16;
+    __m512 v;
+
+    static V zero() { return {_mm512_setzero_ps()}; }
+    static V set(float x) { return {_mm512_set1_ps(x)}; }
+    static V load(const float* from) { return {_mm512_loadu_ps(from)}; }
+    static V load(const Half* from) {
+        return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))};
+    }
+    void store(float* to) const { _mm512_storeu_ps(to, v); }
+    void store(Half* to) const {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+    }
+};
+
+inline V operator+(V a, V b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline V operator-(V a, V b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline V operator*(V a, V b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline V fma(V a, V b, V c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline V fnma(V a, V b, V c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
+inline V most(V a, V b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline float sum(V a) { return _mm512_reduce_add_ps(a.v); }
+inline V round(V a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline V pow2(V n) { return {_mm512_scalef_ps(_mm512_set1_ps(1.0f), n.v)}; }
+inline V keep_from(V a, V x, V least) {
+    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, least.v, _CMP_GE_OQ), a.v)};
+}
+
+#include "kernels.inc"
+#include "streaming.inc"
+
+}  // namespace
+
+const Simd& simd_avx512() {
+    static constexpr Simd table{"avx512", kRowKernels<float>, kRowKernels<Half>, kAttention, turn, zero, copy, drain, read};
+    return table;
+}
+
+}  // namespace edgevlm
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif

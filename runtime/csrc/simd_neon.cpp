@@ -1,0 +1,53 @@
+// NEON, part of every aarch64 processor.
+#include "simd.h"
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+
+namespace edgevlm {
+namespace {
+
+struct V {
+    static constexpr std::int64_t W = 4;
+    float32x4_t v;
+
+    static V zero() { return {vdupq_n_f32(0)}; }
+    static V set(float x) { return {vdupq_n_f32(x)}; }
+    static V load(const float* from) { return {vld1q_f32(from)}; }
+    static V load(const Half* from) {
+        return {vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const std::uint16_t*>(from))))};
+    }
+    void store(float* to) const { vst1q_f32(to, v); }
+    void store(Half* to) const { vst1_u16(reinterpret_cast<std::uint16_t*>(to), vreinterpret_u16_f16(vcvt_f16_f32(v))); }
+};
+
+inline V operator+(V a, V b) { return {vaddq_f32(a.v, b.v)}; }
+inline V operator-(V a, V b) { return {vsubq_f32(a.v, b.v)}; }
+inline V operator*(V a, V b) { return {vmulq_f32(a.v, b.v)}; }
+inline V fma(V a, V b, V c) { return {vfmaq_f32(c.v, a.v, b.v)}; }
+inline V fnma(V a, V b, V c) { return {vfmsq_f32(c.v, a.v, b.v)}; }
+inline V most(V a, V b) { return {vmaxq_f32(a.v, b.v)}; }
+inline float sum(V a) { return vaddvq_f32(a.v); }
+inline V round(V a) { return {vrndnq_f32(a.v)}; }
+inline V pow2(V n) {
+    return {vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n.v), vdupq_n_s32(127)), 23))};
+}
+inline V keep_from(V a, V x, V least) {
+    return {vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(a.v), vcgeq_f32(x.v, least.v)))};
+}
+
+#include "kernels.inc"
+
+void zero(void* memory, std::int64_t bytes) { std::memset(memory, 0, bytes); }
+void copy(const void* from, void* to, std::int64_t bytes) { std::memcpy(to, from, bytes); }
+void drain() {}
+
+}  // namespace
+
+const Simd& simd_neon() {
+    static constexpr Simd table{"neon", kRowKernels<float>, kRowKernels<Half>, kAttention, turn, zero, copy, drain, read};
+    return table;
+}
+
+}  // namespace edgevlm
+#endif

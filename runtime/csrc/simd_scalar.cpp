@@ -1,0 +1,57 @@
+// Plain C++, four numbers at a time, on any processor.
+#include "simd.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace edgevlm {
+namespace {
+
+struct V {
+    static constexpr std::int64_t W = 4;
+    float v[W];
+
+    template <typename F>
+    static V from(F&& lane) { return {{lane(0), lane(1), lane(2), lane(3)}}; }
+
+    static V zero() { return set(0); }
+    static V set(float x) { return {{x, x, x, x}}; }
+    static V load(const float* at) { return from([&](int i) { return at[i]; }); }
+    static V load(const Half* at) { return from([&](int i) { return to_float(at[i]); }); }
+    void store(float* to) const { std::copy_n(v, W, to); }
+    void store(Half* to) const { std::transform(v, v + W, to, to_half); }
+};
+
+inline V operator+(V a, V b) { return V::from([&](int i) { return a.v[i] + b.v[i]; }); }
+inline V operator-(V a, V b) { return V::from([&](int i) { return a.v[i] - b.v[i]; }); }
+inline V operator*(V a, V b) { return V::from([&](int i) { return a.v[i] * b.v[i]; }); }
+inline V fma(V a, V b, V c) { return a * b + c; }
+inline V fnma(V a, V b, V c) { return c - a * b; }
+inline V most(V a, V b) { return V::from([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
+inline float sum(V a) { return (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]); }
+inline V round(V a) { return V::from([&](int i) { return std::nearbyint(a.v[i]); }); }
+inline V pow2(V n) {
+    return V::from([&](int i) {
+        const std::int32_t bits = (static_cast<std::int32_t>(n.v[i]) + 127) * (1 << 23);
+        float value;
+        std::memcpy(&value, &bits, sizeof value);
+        return value;
+    });
+}
+inline V keep_from(V a, V x, V least) { return V::from([&](int i) { return x.v[i] >= least.v[i] ? a.v[i] : 0.0f; }); }
+
+#include "kernels.inc"
+
+void zero(void* memory, std::int64_t bytes) { std::memset(memory, 0, bytes); }
+void copy(const void* from, void* to, std::int64_t bytes) { std::memcpy(to, from, bytes); }
+void drain() {}
+
+}  // namespace
+
+const Simd& simd_scalar() {
+    static constexpr Simd table{"scalar", kRowKernels<float>, kRowKernels<Half>, kAttention, turn, zero, copy, drain, read};
+    return table;
+}
+
+}  // namespace edgevlm

@@ -1,0 +1,80 @@
+"""The compression bench on shapes small enough for a test: what it prints, and that its rendition is the policy."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from edgevlm.apps.cli import app
+from edgevlm.bench import compression, numpy_kernels
+from edgevlm.errors import UserError
+from edgevlm.runtime import primitives
+from edgevlm.runtime.policies import POLICIES, StreamShape, create_policy
+
+FIELDS = ["bench", "policy", "dtype", "threads", "layers", "kv_heads", "head_dim", "tokens"]
+FIELDS += ["ms", "read_ms", "pass_over_read", "reference_ms"]
+    "bench",
+    "policy",
+    "dtype",
+    "threads",
+    "layers",
+    "kv_heads",
+    "head_dim",
+    "tokens",
+    "ms",
+    "read_ms",
+    "pass_over_read",
+    "reference_ms",
+]
+TINY = ["--layers", "4", "--kv-heads", "2", "--head-dim", "8", "--tokens", "130", "--rounds", "2"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_json_line_for_each_policy_and_dtype(threads):
+    command = ["bench", "compression", *TINY, "--threads", str(threads), "--json"]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    bounded = [name for name, policy in POLICIES.items() if policy.bounded]
+    assert [(line["policy"], line["dtype"]) for line in lines] == [(name, d) for name in bounded for d in ("fp32", "fp16")]
+    for line in lines:
+        assert list(line) == FIELDS
+        assert line["bench"] == "compression"
+        assert [line[name] for name in ("threads", "layers", "kv_heads", "head_dim", "tokens")] == [threads, 4, 2, 8, 130]
+        assert min(line["ms"], line["read_ms"], line["reference_ms"]) > 0
+    assert primitives.threads() == 1
+
+
+def test_a_table_for_people():
+    command = ["bench", "compression", *TINY, "--policy", "infinipot-v:alpha=1", "--dtype", "fp16"]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    shape, head, row = done.stdout.splitlines()
+    assert shape == "4 layers x 2 KV heads x 130 tokens x 8, threads: 1"
+    assert head.split() == ["policy", "dtype", "ms", "read", "ms", "pass/read", "numpy", "ms"]
+    assert row.split()[:2] == ["infinipot-v:alpha=1", "fp16"]
+
+
+def test_what_cannot_be_measured():
+    with pytest.raises(UserError, match="there is no policy 'infinipot'"):
+        list(compression.run(["infinipot"], compression.Shape(), ["fp32"], 1, 1))
+    with pytest.raises(UserError, match="--head-dim is even"):
+        compression.Shape(head_dim=7)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("policy", ["infinipot-v", "infinipot-v:keys=rotated,heads=shared,tau=0.1/0.2/0.3", "sliding-window"])
+def test_the_rendition_chooses_what_the_policy_chooses(policy, dtype):
+    shape = compression.Shape(layers=4, kv_heads=2, head_dim=16, tokens=500)
+    memory, policy = compression.Memory(shape, dtype), create_policy(policy)
+    policy.attach(shape.tokens, StreamShape(shape.layers, shape.side**2, 0))
+    for _ in range(4):
+        memory.fill()
+        assert memory.cache.lengths.tolist() == [500] * 4
+        twin = copy.deepcopy(policy)
+        with numpy_kernels.in_place():
+            slow = twin.before_append(memory.cache, 16, None)
+        fast = policy.before_append(memory.cache, 16, None)
+        for one, other in zip(slow.keep, fast.keep, strict=True):
+            np.testing.assert_array_equal(one, other)
+        memory.cache.evict(fast.keep)

@@ -1,0 +1,73 @@
+"""Attention mass against its float64 twin."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgevlm.errors import CacheError
+from edgevlm.runtime import _native, primitives, reference
+
+pytestmark = pytest.mark.usefixtures("isa")
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=100)
+def test_attention_mass_equals_the_reference(data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    kv_heads, group = data.draw(st.sampled_from([(1, 1), (2, 1), (2, 7), (1, 3)]))
+    rows, n = data.draw(st.sampled_from([0, 1, 5, 32, 33])), data.draw(st.sampled_from([1, 2, 63, 64, 65, 200]))
+    width = data.draw(st.sampled_from([1, 2, 8, 33, 64]))
+    loud = data.draw(st.sampled_from([0, 1, 30]))  # all alike; ordinary; all mass on one token
+    query = (loud * rng.standard_normal((kv_heads * group, rows, width))).astype(np.float32)
+    key = rng.standard_normal((kv_heads, n + 3, width)).astype(data.draw(st.sampled_from([np.float32, np.float16])))[:, :n]
+    seq = np.stack([rng.permutation(2 * n)[:n] for _ in range(kv_heads)]).astype(np.int64)
+    seq[:, 0] = 0  # one that every row sees
+    query_seq = np.sort(rng.integers(0, 2 * n, rows)).astype(np.int64)
+    found = primitives.attention_mass(query, query_seq, key, seq)
+    expected = reference.attention_mass(query, query_seq, key, seq)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
+    np.testing.assert_allclose(found.sum(), kv_heads * group * rows, rtol=1e-5)
+    assert (found[seq > query_seq.max(initial=-1)] == 0).all()
+
+
+def test_a_row_that_sees_nothing_adds_nothing():
+    query, key = np.ones((1, 2, 4), np.float32), np.ones((1, 3, 4), np.float32)
+    seq, query_seq = np.array([[5, 6, 7]]), np.array([4, 5])
+    assert primitives.attention_mass(query, query_seq, key, seq).tolist() == [[1, 0, 0]]
+    assert primitives.attention_mass(query, query_seq, key[:, :0], seq[:, :0]).shape == (1, 0)
+
+
+def test_it_works_in_the_scratch_of_the_cache(kit):
+    cache = kit.make(layers=1, capacity=64)
+    kit.append(cache, 60)
+    before = _native.loose_allocations()
+    query = np.random.default_rng(0).standard_normal((6, 40, 8), np.float32)
+    found = primitives.attention_mass(query, np.arange(20, 60), cache.key(0), cache.seq(0))
+    assert _native.loose_allocations() == before
+    expected = reference.attention_mass(query, np.arange(20, 60), cache.key(0), cache.seq(0))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"query": np.ones((3, 2, 4), np.float32)}, "query heads must be a multiple of the 2 KV heads, not 3"),
+        ({"query": np.ones((4, 2, 4))}, "query must be float32, not float64"),
+        ({"query": np.ones((4, 2, 6), np.float32)}, r"query must be \[any, any, 4\], not \[4, 2, 6\]"),
+        ({"query_seq": np.zeros(3, np.int64)}, r"query_seq must be \[2\], not \[3\]"),
+        ({"key": np.ones((2, 5, 4))}, "key must be float32 or float16, not float64"),
+        ({"seq": np.zeros((2, 4), np.int64)}, r"seq must be \[2, 5\], not \[2, 4\]"),
+    ],
+)
+def test_misuse(change, message):
+    good = {
+        "query": np.ones((4, 2, 4), np.float32),
+        "query_seq": np.zeros(2, np.int64),
+        "key": np.ones((2, 5, 4), np.float32),
+        "seq": np.zeros((2, 5), np.int64),
+    }
+    primitives.attention_mass(**good)
+    with pytest.raises(CacheError, match=message):
+        primitives.attention_mass(**{**good, **change})

@@ -1,0 +1,84 @@
+"""The instruction sets: chosen, forced, and each doing what the others do."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from edgevlm.errors import CacheError
+from edgevlm.runtime import _native, primitives, reference
+
+
+def test_the_best_of_this_processor_is_used_unless_told_otherwise(kit):
+    if kit.sanitized:
+        pytest.skip("the sanitizer slows a new process down")
+    code = "from edgevlm.runtime import primitives; print(primitives.simd())"
+    best = kit.instruction_sets[-1]
+    for wanted in (None, *kit.instruction_sets):
+        environment = {name: value for name, value in os.environ.items() if name != "EDGEVLM_SIMD"}
+        environment |= {"EDGEVLM_SIMD": wanted} if wanted else {}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == (wanted or best)
+
+
+def test_an_instruction_set_that_is_not_there():
+    before = primitives.simd()
+    for name in ("sse9", "", "AVX2"):
+        with pytest.raises(CacheError, match="EDGEVLM_SIMD may be scalar, avx2, avx512 or neon"):
+            primitives.use_simd(name)
+    assert primitives.simd() == before
+
+
+def test_every_half_is_rounded_as_numpy_rounds_it(kit, isa):
+    """Through append, which rounds, and value_norms, which reads: all 65,536 patterns, and numbers between them."""
+    if kit.dtype != "fp16":
+        pytest.skip("fp32 is not rounded")
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    halves = halves[np.isfinite(halves)].astype(np.float32)
+    ordered = np.unique(halves)
+    between = np.float32(0.5) * ordered[1:] + np.float32(0.5) * ordered[:-1]  # exact ties
+    past = np.array([65519.99, 65520, 1e9, np.inf, -np.inf, 1e-8, 2.0**-25, -(2.0**-25), 3e-45], np.float32)
+    numbers = np.concatenate([halves, between, np.nextafter(between, np.inf, dtype=np.float32), past])
+    width = 6  # so that rows end in part of a vector
+    rows = -(-len(numbers) // width)
+    given = np.resize(numbers, (1, rows, width))
+    cache = kit.make(layers=1, kv_heads=1, head_dim=width, capacity=rows)
+    cache.append(0, given, given, kit.rows(rows))
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(cache.key(0), given.astype(np.float16))
+    finite = cache.value(0)[:, np.isfinite(cache.value(0)).all(-1)[0]]
+    np.testing.assert_allclose(primitives.value_norms(finite), reference.value_norms(finite), rtol=1e-6)
+
+
+def test_all_instruction_sets_agree(kit):
+    """On one cache, to the last places: what a policy would choose by does not depend on the processor."""
+    results = []
+    for name in kit.instruction_sets:
+        cache = kit.make(layers=2, kv_heads=2, head_dim=72, capacity=300)
+        kit.append(cache, 300, rng=np.random.default_rng(1), per_frame=36, width=6)
+        before = primitives.simd()
+        primitives.use_simd(name)
+        try:
+            valid = [np.ones((2, 300), np.bool_)] * 2
+            recent = [primitives.newest_frames(cache.frame(layer), valid[0], 2) for layer in range(2)]
+            scores = primitives.infinipot_scores(cache, recent, valid)
+            query = np.random.default_rng(2).standard_normal((4, 5, 72), np.float32)
+            mass = primitives.attention_mass(query, np.arange(295, 300), cache.key(0), cache.seq(0))
+            cache.shift(0, cache.position(0)[:, ::-1])
+            results.append([*(array for pair in scores for array in pair), mass, cache.key(0).astype(np.float32)])
+        finally:
+            primitives.use_simd(before)
+    for other in results[1:]:
+        for array, expected in zip(other, results[0], strict=True):
+            np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-3 if array.ndim == 3 else 1e-6)
+
+
+def test_the_plain_read_reads(kit, isa):
+    cache = kit.make(layers=1, kv_heads=1, head_dim=64, capacity=16)
+    cache.reserve(16)
+    cache.commit(kit.rows(16))
+    assert not _native.read(cache.native)  # all zero
+    kit.memory(cache.buffers()[0])[1][0, 9, 3] = 1
+    assert _native.read(cache.native)
