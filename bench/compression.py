@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -107,9 +108,10 @@ class Memory:
         )
         self.cache.reserve(count)
         for buffer, held in zip(self.cache.buffers(), self.cache.lengths, strict=True):
-            kind = ctypes.c_char * (int(np.prod(buffer.shape)) * buffer.dtype.itemsize)
+            kind = ctypes.c_uint16 if buffer.dtype.itemsize == 2 else ctypes.c_uint32
+            block = kind * int(np.prod(buffer.shape))
             for address in (buffer.key_address, buffer.value_address):
-                memory = np.frombuffer(kind.from_address(address), buffer.dtype).reshape(buffer.shape[1:])
+                memory = np.ctypeslib.as_array(block.from_address(address)).view(buffer.dtype).reshape(buffer.shape[1:])
                 memory[:, held : held + count] = np.roll(self._noise, int(self._random.integers(self.shape.tokens)), 1)[
                     :, :count
                 ]
@@ -142,8 +144,8 @@ def _rounds(policy: Policy, shape: Shape, dtype: str, rounds: int) -> Iterator[t
         guidance = _guidance(policy, memory)
         twin = copy.deepcopy(policy)
         read = _timed(lambda: _native.read(cache.native))
-        slow = _timed(lambda twin=twin, seen=appended, guide=guidance: _rendition(twin, cache, seen, guide))
-        fast = _timed(lambda seen=appended, guide=guidance: _compress(policy, cache, seen, guide))
+        slow = _timed(partial(_rendition, twin, cache, appended, guidance))
+        fast = _timed(partial(_compress, policy, cache, appended, guidance))
         if turn:
             yield fast, read, slow
 

@@ -5,6 +5,10 @@
 #include <cstring>
 #include <limits>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "errors.h"
 #include "pool.h"
 
@@ -14,6 +18,8 @@ namespace {
 
 constexpr std::size_t kMost = std::numeric_limits<std::ptrdiff_t>::max() / 2;  // half of what an address can tell apart
 
+constexpr std::size_t kHugePage = std::size_t{2} << 20, kManyPages = 8;
+
 }  // namespace
 
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -21,10 +27,14 @@ std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlig
 void Release::operator()(std::byte* memory) const noexcept { std::free(memory); }
 
 Block Heap::allocate(std::size_t bytes) {
-    bytes = aligned(bytes ? bytes : 1);
-    Block block(static_cast<std::byte*>(std::aligned_alloc(kAlignment, bytes)));
+    const std::size_t unit = bytes < kManyPages * kHugePage ? kAlignment : kHugePage;
+    bytes = (std::max<std::size_t>(bytes, 1) + unit - 1) / unit * unit;
+    Block block(static_cast<std::byte*>(std::aligned_alloc(unit, bytes)));
     if (!block) refuse("cannot allocate ", bytes, " bytes for the cache: give a smaller budget");
     ++allocations_;
+#if defined(__linux__)
+    if (unit == kHugePage) madvise(block.get(), bytes, MADV_HUGEPAGE);  // fewer pages to look up; no matter if refused
+#endif
     std::memset(block.get(), 0, bytes);  // touches every page: resident from the start, and no larger later
     return block;
 }

@@ -11,6 +11,7 @@ template <typename T>
 void value_norms(const Volume<T>& value, std::int64_t head, float* out) {
     const RowKernels<T>& kernels = simd().rows<T>();
     for (std::int64_t i = 0; i < value.rows; ++i) {
+        value.prefetch_behind(head, i);
         const T* row = value.at(head, i);
         const float square = kernels.square(row, value.width);
         if (square > 1e-24f && square < 1e30f) {

@@ -56,7 +56,7 @@ void Turner::to(const std::int32_t* position) {
     const std::int64_t pairs = rotary_.pairs();
     float* const cosine = memory_;
     float* const sine = memory_ + pairs;
-    float* const upper = sine + pairs;
+    float* const held = sine + pairs;
     std::int64_t now[Rotary::kAxes] = {-1, -1, -1};
     for (const Run* run = rotary_.runs(); run < rotary_.runs() + rotary_.run_count(); ++run) {
         const std::int64_t place = now[run->axis] = position[run->axis], last = last_[run->axis];
@@ -74,13 +74,34 @@ void Turner::to(const std::int32_t* position) {
         if (high >= Rotary::kBase) {
             if (last < 0 || high != last >> Rotary::kBits) {
                 const float* const top = rotary_.digit(2, high >> Rotary::kBits) + begin;
-                simd().turn(middle, middle + pairs, top, top + pairs, size, upper + begin, upper + pairs + begin);
+                simd().turn(middle, middle + pairs, top, top + pairs, size, held + begin, held + pairs + begin);
             }
-            middle = upper + begin;
+            middle = held + begin;
         }
         simd().turn(low, low + pairs, middle, middle + pairs, size, cosine + begin, sine + begin);
     }
     std::copy_n(now, Rotary::kAxes, last_);
+}
+
+const float* Turner::upper(std::int64_t high) {
+    const std::int64_t pairs = rotary_.pairs();
+    if (high < Rotary::kBase) return rotary_.digit(1, high);
+    float* const held = memory_ + 4 * pairs;
+    if (high != high_) {
+        const float* const middle = rotary_.digit(1, high % Rotary::kBase);
+        const float* const top = rotary_.digit(2, high >> Rotary::kBits);
+        simd().turn(middle, middle + pairs, top, top + pairs, pairs, held, held + pairs);
+        high_ = high;
+    }
+    return held;
+}
+
+Turner::Two Turner::split(const std::int32_t* position) {
+    const std::int64_t high = position[0] >> Rotary::kBits;
+    if (rotary_.run_count() == 1 && rotary_.axes() == 1 && high >> (Rotary::kBits * (Rotary::kDigits - 1)) == 0)
+        return {rotary_.digit(0, position[0] % Rotary::kBase), upper(high)};
+    to(position);
+    return {memory_, rotary_.digit(0, 0)};
 }
 
 void unrotate(const double* row, const double* cosine, const double* sine, std::int64_t pairs, double* out) {

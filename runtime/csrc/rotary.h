@@ -46,7 +46,7 @@ private:
 // The angles of one position after another, in float32; quick when they lie close together.
 class Turner {
 public:
-    static std::size_t floats(std::int64_t pairs) { return 4 * static_cast<std::size_t>(pairs); }
+    static std::size_t floats(std::int64_t pairs) { return 6 * static_cast<std::size_t>(pairs); }
 
     Turner(const Rotary& rotary, float* memory);  // [floats(pairs)]
 
@@ -54,10 +54,19 @@ public:
     const float* cosine() const { return memory_; }
     const float* sine() const { return memory_ + rotary_.pairs(); }
 
+    // The same as the sum of two angles, each cosines [pairs], then sines [pairs]: what tables hold, where they do.
+    struct Two {
+        const float *angle, *more;
+    };
+    Two split(const std::int32_t* position);
+
 private:
+    const float* upper(std::int64_t high);  // angles of high << kBits, where all pairs turn by one axis
+
     const Rotary& rotary_;
-    float* memory_;  // cosine, sine; then those of all digits but the lowest
+    float* memory_;  // cosine, sine; then those of all digits but the lowest, for to() and for upper()
     std::int64_t last_[Rotary::kAxes] = {-1, -1, -1};
+    std::int64_t high_ = -1;  // whose angles upper() holds
 };
 
 // Writes row [2 * pairs], turned back by the angles, to out in double.

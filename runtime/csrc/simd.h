@@ -22,8 +22,8 @@ struct RowKernels {
     void (*store)(const float* row, std::int64_t size, T* out);
     float (*square)(const T* row, std::int64_t size);                                     // |row|^2
     Dots (*dots)(const T* row, const float* other, std::int64_t size);                    // row . other, |row|^2
-    Dots (*turned_dots)(const T* row, const float* other, const float* cosine, const float* sine,
-                        std::int64_t pairs);                                              // the same, row turned back
+    // The same, row turned back by the sum of two angles, given as cosines [pairs], then sines [pairs].
+    Dots (*turned_dots)(const T* row, const float* other, const float* angle, const float* more, std::int64_t pairs);
     void (*add)(const T* row, float scale, std::int64_t size, float* out);                // out += scale row
     void (*add_turned)(const T* row, float scale, const float* cosine, const float* sine, std::int64_t pairs,
                        float* out);                                                       // the same, row turned back

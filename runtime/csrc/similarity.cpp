@@ -65,8 +65,8 @@ public:
         const RowKernels<T>& kernels = simd().rows<T>();
         Dots found;
         if (rotary_) {
-            turner_.to(position);
-            found = kernels.turned_dots(key, mean, turner_.cosine(), turner_.sine(), width_ / 2);
+            const Turner::Two by = turner_.split(position);
+            found = kernels.turned_dots(key, mean, by.angle, by.more, width_ / 2);
         } else {
             found = kernels.dots(key, mean, width_);
         }
@@ -85,6 +85,7 @@ private:
             if (rotary) turner_.emplace(*rotary, memory);
         }
         void to(const std::int32_t* position) { turner_->to(position); }
+        Turner::Two split(const std::int32_t* position) { return turner_->split(position); }
         const float* cosine() const { return turner_->cosine(); }
         const float* sine() const { return turner_->sine(); }
 
@@ -171,6 +172,7 @@ void temporal_similarity(const PatchedKeys<T>& tokens, std::int64_t head, const 
         for (std::int64_t i = 0; i < rows; ++i) {
             const std::int64_t slot = patch[i] - first;
             if (patch[i] < 0 || slot < 0 || slot >= size) continue;
+            tokens.key.prefetch_behind(head, i);
             out[i] = keys.compare(tokens.key.at(head, i), tokens.position.at(head, i), mean + slot * width);
         }
     }

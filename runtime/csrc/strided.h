@@ -35,6 +35,15 @@ struct Volume {
     const T* at(std::int64_t head, std::int64_t row) const {
         return reinterpret_cast<const T*>(data + head * head_stride + row * row_stride);
     }
+
+    // Asks for the row some way behind this one: a loop that works on each row would else wait for every one of them.
+    void prefetch_behind(std::int64_t head, std::int64_t row) const {
+        constexpr std::int64_t kAhead = 4096, kLine = 64;
+        const std::int64_t bytes = width * static_cast<std::int64_t>(sizeof(T)), far = row + 1 + kAhead / (bytes + 1);
+        if (far >= rows) return;
+        const auto* const first = reinterpret_cast<const char*>(at(head, far));
+        for (std::int64_t line = 0; line < bytes; line += kLine) __builtin_prefetch(first + line);
+    }
 };
 
 }  // namespace edgevlm

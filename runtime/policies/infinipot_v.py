@@ -105,7 +105,7 @@ class InfiniPotV(Policy):
         vision = [cache.kind(layer) == Kind.VISION for layer in range(cache.layers)]
         recent = [primitives.newest_frames(cache.frame(layer), among, self.recent_frames) for layer, among in enumerate(vision)]
         scores = primitives.infinipot_scores(cache, recent, vision, rotated=self.keys == "rotated")
-        return [Scored(*masks, *score) for *masks, score in zip(vision, recent, scores, strict=True)]
+        return [Scored(seen, new, *score) for seen, new, score in zip(vision, recent, scores, strict=True)]
 
     def _per_head(self, score: np.ndarray) -> np.ndarray:
         """Scores ``[kv_heads, n]`` as they are, or averaged so that all heads of the layer choose alike."""

@@ -15,19 +15,6 @@ from edgevlm.runtime.policies import POLICIES, StreamShape, create_policy
 
 FIELDS = ["bench", "policy", "dtype", "threads", "layers", "kv_heads", "head_dim", "tokens"]
 FIELDS += ["ms", "read_ms", "pass_over_read", "reference_ms"]
-    "bench",
-    "policy",
-    "dtype",
-    "threads",
-    "layers",
-    "kv_heads",
-    "head_dim",
-    "tokens",
-    "ms",
-    "read_ms",
-    "pass_over_read",
-    "reference_ms",
-]
 TINY = ["--layers", "4", "--kv-heads", "2", "--head-dim", "8", "--tokens", "130", "--rounds", "2"]
 
 
