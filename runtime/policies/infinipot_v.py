@@ -95,7 +95,7 @@ class InfiniPotV(Policy):
         chosen = primitives.top_k(self._per_head(-similarity), seq, vision & ~recent, quota)
         if self.keep_recent:
             chosen |= recent
-        window = self._window(layer, norms, vision)
+        window = self._window(layer, norms[vision])
         pooled = primitives.pool_norms(norms, cache.frame(layer), cache.row(layer), cache.col(layer), vision, window)
         salient = np.where(chosen, np.float32(np.inf), self._per_head(pooled))
         return fixed | primitives.top_k(salient, seq, vision, target)
@@ -113,11 +113,11 @@ class InfiniPotV(Policy):
             return score
         return np.broadcast_to(score.mean(0, dtype=np.float64).astype(np.float32), score.shape)
 
-    def _window(self, layer: int, norms: np.ndarray, vision: Bool) -> int:
+    def _window(self, layer: int, norms: np.ndarray) -> int:
         """The pooling window of a layer: Alg. 2, lines 16 to 21, or the preset by depth."""
         if not self.thresholds:
             return WINDOWS[4 * layer // self.shape.layers]
-        return WINDOWS[int(np.searchsorted(self.thresholds, variation(norms[vision]), side="right"))]
+        return WINDOWS[int(np.searchsorted(self.thresholds, variation(norms), side="right"))]
 
 
 def variation(norms: np.ndarray) -> float:
