@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edgevlm.runtime import primitives
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Bool, Guidance, Guide, Needs, NewRows, Plan, Policy, StreamShape, tokens_of
-from edgevlm.runtime.policies.hermes_scores import Float64, guidance_attention, normalised, recency, smoothed, summary_of
+from edgevlm.runtime.policies.hermes_scores import Float64, Int64, guidance_attention, normalised, recency, smoothed, summary_of
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
@@ -127,7 +127,7 @@ class Hermes(Policy):
         kind = cache.kind(layer)[0]
         gone = ~keep & np.isin(kind, (Kind.VISION, Kind.SUMMARY))
         if self.summary == "last":
-            after = int(cache.position(layer)[0, keep, 0].max(initial=-1)) + 1
+            after = int(cache.position(layer)[0, keep].max(initial=-1)) + 1
             return summary_of(cache, layer, gone, np.ones(len(gone)), after)
         weight = np.where(kind == Kind.SUMMARY, float(self._merged[layer]), 1.0)
         self._merged[layer] = int(weight[gone].sum())
@@ -143,16 +143,21 @@ class Hermes(Policy):
         tokens = [self._tokens(cache, layer) for layer in range(self.shape.layers)]
         scores = [self._score(cache, layer, tokens[layer], guidance) for layer in range(self.shape.layers)]
         if self.smoothing:
-            by_rank = self.join == "rank"
-            orders = [
-                (cache.position(layer)[0, :, 0] if by_rank else cache.seq(layer)[0])[among].astype(np.int64)
-                for layer, among in enumerate(tokens)
-            ]
+            orders = [self._order(cache, layer, among) for layer, among in enumerate(tokens)]
             weights = [self._lambdas[self._class(layer)] for layer in range(self.shape.layers)]
-            scores = smoothed(scores, orders, weights, by_rank)
+            scores = smoothed(scores, orders, weights, self.join == "rank")
         self._scores = [np.zeros(len(among)) for among in tokens]
         for placed, among, score in zip(self._scores, tokens, scores, strict=True):
             placed[among] = score
+
+    def _order(self, cache: KVCache, layer: int, among: Bool) -> Int64:
+        """What the rows ``among`` are joined by, ``[n]``: seq, or their place in the layer (of one frame axis: by seq)."""
+        seq = cache.seq(layer)[0, among].astype(np.int64)
+        if self.join == "seq":
+            return seq
+        place = np.empty_like(seq)
+        place[np.lexsort((seq, cache.position(layer)[0, among, 0]))] = np.arange(len(seq))
+        return place
 
     def _score(self, cache: KVCache, layer: int, among: Bool, guidance: Guidance | None) -> Float64:
         """Eqs. 1 to 4: raw importance of the rows ``among`` of a layer."""

@@ -70,16 +70,18 @@ def smoothed(scores: Sequence[Float64], orders: Sequence[Int64], weights: Sequen
 def summary_of(cache: KVCache, layer: int, gone: Bool, weight: Float64, position: int | None = None) -> NewRows:
     """One row that stands for the rows ``gone`` ``[n]`` of a layer whose heads hold the same tokens, by ``weight`` ``[n]``.
 
-    It takes the place of the newest of them in the stream: key = weighted mean of their keys rotated to its position (or to
-    ``position``), value = weighted mean of their values.
+    It takes the place of the newest of them in the stream: key = weighted mean of their keys rotated to its position on every
+    axis (or to ``position`` on all of them), value = weighted mean of their values (App. G; eqs. 10 and 13). Raises CacheError
+    for a cache that does not say which axis a rotary pair turns by.
     """
-    if cache.axes != 1:
-        raise CacheError(f"summary tokens know one position axis, and this cache has {cache.axes}: use summary=off")
-    seq, at = cache.seq(layer)[0], cache.position(layer)[0, :, 0].astype(np.int64)
+    if cache.axes > 1 and cache.pair_axis is None:
+        raise CacheError(f"a summary turns keys, and this cache of {cache.axes} position axes has no sections: use summary=off")
+    seq, at = cache.seq(layer)[0], cache.position(layer)[0].astype(np.int64)
     newest = int(np.argmax(np.where(gone, seq, -1)))
-    target = int(at[newest]) if position is None else position
+    target = at[newest] if position is None else np.full(cache.axes, position)
     share = weight[gone] / weight[gone].sum()
-    angle = (target - at[gone])[:, None] * cache.inv_freq
+    pair_axis = np.zeros(len(cache.inv_freq), np.uint8) if cache.pair_axis is None else cache.pair_axis
+    angle = (target - at[gone])[:, pair_axis] * cache.inv_freq
     first, second = np.split(cache.key(layer)[:, gone].astype(np.float64), 2, -1)
     cos, sin = np.cos(angle), np.sin(angle)
     aligned = np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
@@ -89,7 +91,7 @@ def summary_of(cache: KVCache, layer: int, gone: Bool, weight: Float64, position
         frame=np.array([-1], np.int32),
         row=np.zeros(1, np.int16),
         col=np.zeros(1, np.int16),
-        position=np.array([[target]], np.int32),
+        position=target[None].astype(np.int32),
     )
     value = cache.value(layer)[:, gone].astype(np.float64)
     mean = [np.einsum("n,hnd->hd", share, part)[:, None].astype(np.float32) for part in (aligned, value)]
