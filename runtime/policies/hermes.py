@@ -16,9 +16,11 @@ from edgevlm.runtime.policies.hermes_scores import Float64, Int64, guidance_atte
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
+    from edgevlm.runtime.calibration import Calibration
 
 GLOBAL = "Summarize the video narrative, identifying main characters, key events, timeline changes, and the overall theme."
 LOCAL = "Describe the current scene in detail, focusing on specific objects, fine-grained actions, and spatial relationships."
+SHALLOW, DEEP = "0.1", "0.7"  # of the paper
 FADING = {"llava": ("20/19.5", "1.0/0.9"), "qwen": ("20/12", "0.75/0.6")}  # k and omega by family
 
 
@@ -27,7 +29,8 @@ class Hermes(Policy):
     """Shallow layers keep what is recent, deep layers what a guidance prompt attends to, middle layers a blend of both.
 
     target: |C| / |M|; below 1 the guidance forward runs less often. shallow, deep: the depths, as shares, at which the shallow
-    layers end and the deep ones begin. k, omega: forgetting rate and share of recency, as value at the first middle layer /
+    layers end and the deep ones begin; both empty: those measured for the model if it was calibrated, else 0.1 and 0.7; one of
+    them empty: that one's preset. k, omega: forgetting rate and share of recency, as value at the first middle layer /
     fall until the first deep one; empty: the family's own. smoothing: take a share of each layer's scores from the layer
     above; lambdas: those shares, shallow/middle/deep; join: tokens of two layers meet by ``seq`` or (as the authors' program
     does) by rank. summary: a deep layer keeps one token that stands for all it evicted; ``last``: as the authors' program
@@ -40,8 +43,8 @@ class Hermes(Policy):
     """
 
     target: float = 1.0
-    shallow: float = 0.1
-    deep: float = 0.7
+    shallow: str = ""
+    deep: str = ""
     k: str = ""
     omega: str = ""
     smoothing: bool = True
@@ -62,7 +65,8 @@ class Hermes(Policy):
                 "mode=official is not built: it needs queries of raw embeddings from the engine, an arena for "
                 "append-then-compress and the conversation; join=rank with summary=last are the parts of it there are"
             )
-        if not (0 < self.target <= 1 and 0 <= self.shallow <= self.deep <= 1):
+        self._depths = _numbers(self.shallow or SHALLOW, 1, "shallow") + _numbers(self.deep or DEEP, 1, "deep")
+        if not (0 < self.target <= 1 and self._depths[0] <= self._depths[1] <= 1):
             raise ValueError("target lies in (0, 1], and 0 <= shallow <= deep <= 1")
         if not (self.global_prompt or self.local_prompt):
             raise ValueError("one of global_prompt and local_prompt must say something")
@@ -77,12 +81,29 @@ class Hermes(Policy):
 
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
-        self._middle_from, self._deep_from = (tokens_of(share, shape.layers) for share in (self.shallow, self.deep))
+        if self._calibrated is not None:
+            self._middle_from, self._deep_from = self._calibrated.middle_from, self._calibrated.deep_from
+        else:
+            self._middle_from, self._deep_from = (tokens_of(share, shape.layers) for share in self._depths)
         k, omega = FADING["qwen" if shape.family.startswith("qwen") else "llava"]
         self._k, self._omega = _numbers(self.k or k, 2, "k"), _numbers(self.omega or omega, 2, "omega")
         self._budgets = _shares(budget, [self._weights[self._class(layer)] for layer in range(shape.layers)])
         self._merged = np.zeros(shape.layers, np.int64)  # tokens that each layer's summary stands for
         self._scores: list[Float64] = []
+
+    @property
+    def _calibrated(self) -> Calibration | None:
+        """The measurements that the depths come from, if they do."""
+        return None if self.shallow or self.deep else self.shape.calibration
+
+    @property
+    def basis(self) -> str:
+        depths = f"middle from layer {self._middle_from}, deep from {self._deep_from}"
+        if self._calibrated is not None:
+            return f"calibrated {self._calibrated.described}: {depths}"
+        if self.shallow or self.deep:
+            return f"{depths}, as set"
+        return f"presets, {depths}; this model is not calibrated (edgevlm calibrate)"
 
     def _class(self, layer: int) -> int:
         """0 shallow, 1 middle, 2 deep."""
@@ -198,5 +219,5 @@ def _numbers(text: str, count: int, name: str) -> tuple[float, ...]:
     except ValueError:
         numbers = ()
     if len(numbers) != count or not all(0 <= number < np.inf for number in numbers):
-        raise ValueError(f"{name} takes {count} numbers from 0 up, like {'/'.join(['1'] * count)}")
+        raise ValueError(f"{name} takes {count} number{'s' * (count > 1)} from 0 up, like {'/'.join(['1'] * count)}")
     return numbers
