@@ -120,8 +120,9 @@ class Session:
         prefix = loaded.encode(chat.prefix)
         chosen = create_policy(policy)
         if budget is None:
-            budget = default_budget(loaded, chosen, loaded.bundle.limit - len(prefix) - text_room(loaded, room))
-        stream = Stream(loaded, chosen, budget, prefix, text_room(loaded, room), reindexing)
+            ahead = chunk * loaded.bundle.vision.tokens_per_frame * chosen.appends_first
+            budget = default_budget(loaded, chosen, loaded.bundle.limit - len(prefix) - text_room(loaded, room) - ahead)
+        stream = Stream(loaded, chosen, budget, prefix, text_room(loaded, room), reindexing, chunk)
         session = cls(loaded, stream, chat, chunk, room)
         session._owns_model = loaded is not model
         return session
@@ -193,8 +194,10 @@ class Session:
                 answer.time_s = self._time_s
                 reason = self._generate(answer, asked, conversation, max_tokens, sampler)
                 self._ttft_ms, self._tpot_ms = answer.ttft_ms, answer.tpot_ms
-                if conversation is not None and reason != "cancelled":
-                    self._remember(conversation, (answer.question, answer.so_far))
+                if reason != "cancelled":
+                    self._stream.policy.answered(answer.question, answer.so_far)
+                    if conversation is not None:
+                        self._remember(conversation, (answer.question, answer.so_far))
             except BaseException as caught:
                 error = caught
         self._running.discard(answer)

@@ -24,12 +24,15 @@ class Needs:
     """What a policy asks of the session beyond the cache.
 
     probe_layers: layers whose queries it wants after each vision append. guidance: texts, in order, of the forward it may ask
-    for before a compression, and guidance_layers, which that forward reports on. variant: the decoder graph to prefill with.
+    for before a compression, and guidance_layers, which that forward reports on. raw_guidance: no forward, but the raw
+    embeddings of each text by itself, projected in every layer as they are; asked for anew each time, so that the texts may
+    change. variant: the decoder graph to prefill with.
     """
 
     probe_layers: tuple[int, ...] = ()
     guidance: tuple[str, ...] = ()
     guidance_layers: tuple[int, ...] = ()
+    raw_guidance: bool = False
     variant: str = "whole"
 
 
@@ -89,7 +92,7 @@ class Guidance:
 
 
 Guide = Callable[[], Guidance]
-"""Runs the guidance forward over the memory as it is and takes its rows out again."""
+"""Runs the guidance over the memory as it is and leaves no rows behind."""
 
 
 class Policy(ABC):
@@ -135,6 +138,15 @@ class Policy(ABC):
         """The most rows to append at once: what one compression makes free, and never less than a frame."""
         return max(self.budget - self.compress_to, self.shape.tokens_per_frame)
 
+    @property
+    def appends_first(self) -> bool:
+        """Whether a chunk is appended whole before the memory is compressed, as the authors' programs do.
+
+        Its arena holds a chunk more, :meth:`before_append` is asked for 0 rows after each append, and every compression
+        re-indexes.
+        """
+        return False
+
     def before_append(self, cache: KVCache, rows: int, guide: Guide) -> Plan | None:
         """Say what stays so that ``rows`` more fit in |M_l| in every layer; None when nothing is due."""
         held, budgets = cache.lengths - self.shape.prefix, self.layer_budgets
@@ -152,6 +164,9 @@ class Policy(ABC):
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:  # noqa: B027
         """Called when vision rows have been published, with the queries of ``needs.probe_layers``."""
+
+    def answered(self, question: str, answer: str) -> None:  # noqa: B027
+        """Called when a question has been answered, whichever conversation it belongs to."""
 
     @property
     def keeps_first_frame(self) -> bool:

@@ -36,7 +36,8 @@ class Hermes(Policy):
     does) by rank. summary: a deep layer keeps one token that stands for all it evicted; ``last``: as the authors' program
     does, a new one each time, after the newest token, evictable. layer_weights: shares of the budget, shallow/middle/deep.
     global_prompt, local_prompt: the guidance (App. C); with one of them empty the other serves all layers. mode: ``official``
-    is refused, because parts of it are missing.
+    does as the authors' program: append, then compress, in an arena with a chunk more, and re-index each time; the prompts,
+    with the last question and answer in them, are raw embeddings projected in each layer; join=rank and summary=last.
 
     Ours: room is made before rows come; the guidance is one causal forward, rolled back; tokens of two layers meet by seq; the
     summary is one row for the whole stream, a running mean at the place of the newest evicted token, never evicted.
@@ -61,10 +62,7 @@ class Hermes(Policy):
 
     def __post_init__(self) -> None:
         if self.mode == "official":
-            raise ValueError(
-                "mode=official is not built: it needs queries of raw embeddings from the engine, an arena for "
-                "append-then-compress and the conversation; join=rank with summary=last are the parts of it there are"
-            )
+            self.join, self.summary = "rank", "off" if self.summary == "off" else "last"
         self._depths = _numbers(self.shallow or SHALLOW, 1, "shallow") + _numbers(self.deep or DEEP, 1, "deep")
         if not (0 < self.target <= 1 and self._depths[0] <= self._depths[1] <= 1):
             raise ValueError("target lies in (0, 1], and 0 <= shallow <= deep <= 1")
@@ -90,11 +88,12 @@ class Hermes(Policy):
         self._budgets = _shares(budget, [self._weights[self._class(layer)] for layer in range(shape.layers)])
         self._merged = np.zeros(shape.layers, np.int64)  # tokens that each layer's summary stands for
         self._scores: list[Float64] = []
+        self._last_turn = ""
 
     @property
     def _calibrated(self) -> Calibration | None:
         """The measurements that the depths come from, if they do."""
-        return None if self.shallow or self.deep else self.shape.calibration
+        return None if self.shallow or self.deep or self.mode == "official" else self.shape.calibration
 
     @property
     def basis(self) -> str:
@@ -103,6 +102,8 @@ class Hermes(Policy):
             return f"calibrated {self._calibrated.described}: {depths}"
         if self.shallow or self.deep:
             return f"{depths}, as set"
+        if self.mode == "official":
+            return f"presets of mode=official, {depths}"
         return f"presets, {depths}; this model is not calibrated (edgevlm calibrate)"
 
     def _class(self, layer: int) -> int:
@@ -112,8 +113,18 @@ class Hermes(Policy):
     @property
     def needs(self) -> Needs:
         texts = (self.global_prompt, " " * bool(self.global_prompt) + self.local_prompt)
+        if self.mode == "official":
+            texts = official_prompts(self.global_prompt, self.local_prompt, self._last_turn)
         layers = tuple(range(self._middle_from, self.shape.layers))
-        return Needs(guidance=tuple(filter(str.strip, texts)) if layers else (), guidance_layers=layers)
+        guidance = tuple(filter(str.strip, texts)) if layers else ()
+        return Needs(guidance=guidance, guidance_layers=layers, raw_guidance=self.mode == "official")
+
+    @property
+    def appends_first(self) -> bool:
+        return self.mode == "official"
+
+    def answered(self, question: str, answer: str) -> None:
+        self._last_turn = f"Question: {question} Answer: {answer}"
 
     @property
     def layer_budgets(self) -> NDArray[np.int64]:
@@ -184,12 +195,15 @@ class Hermes(Policy):
         """Eqs. 1 to 4: raw importance of the rows ``among`` of a layer."""
         depth, seq = self._class(layer), cache.seq(layer)
         x = (layer - self._middle_from) / (self._deep_from - self._middle_from) if depth == 1 else 0.0
-        recent = normalised(recency(seq[0, among], self._k[0] - self._k[1] * x))
+        official = self.mode == "official"
+        added = 1e-6 if official else 0.0
+        recent = normalised(recency(seq[0, among], self._k[0] - self._k[1] * x), added)
         if depth == 0 or guidance is None:
             return recent
-        rows = guidance.rows[0] if depth == 2 else sum(guidance.rows)
-        queries, keys = guidance.queries[layer][:, :rows], guidance.keys[layer][:, :rows]
-        attended = normalised(guidance_attention(queries, keys, cache.key(layer), seq)[among])
+        end = guidance.rows[0] if depth == 2 else sum(guidance.rows)
+        rows = slice(end - guidance.rows[-1] if official and depth == 1 else 0, end)
+        queries, keys = guidance.queries[layer][:, rows], guidance.keys[layer][:, rows]
+        attended = normalised(guidance_attention(queries, keys, cache.key(layer), seq, causal=not official)[among], added)
         if depth == 2:
             return attended
         omega = self._omega[0] - self._omega[1] * x
@@ -200,6 +214,19 @@ class Hermes(Policy):
         kind, seq, score = cache.kind(layer)[:1], cache.seq(layer)[:1], self._scores[layer].astype(np.float32)[None]
         keep = (kind == Kind.PREFIX) | primitives.top_k(score, seq, self._tokens(cache, layer)[None], count)
         return np.repeat(keep, cache.kv_heads, 0)
+
+
+def official_prompts(global_prompt: str, local_prompt: str, last_turn: str) -> tuple[str, str]:
+    """App. C: the prompt of the deep layers and that of the middle ones, with the last turn of a conversation in both.
+
+    The program's third, the local prompt alone, is for the shallow layers, which give its attention no weight.
+    """
+    if last_turn:
+        global_prompt = global_prompt and f"Context summary: {last_turn}. {global_prompt}"
+        local_prompt = local_prompt and f"Find recent details related to: {last_turn}. {local_prompt}"
+    if not (global_prompt and local_prompt):
+        return global_prompt, local_prompt
+    return global_prompt, f"{local_prompt}; {global_prompt}"
 
 
 def _shares(budget: int, weights: list[float]) -> NDArray[np.int64]:

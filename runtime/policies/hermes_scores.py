@@ -21,10 +21,10 @@ Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 
 
-def normalised(score: Float64) -> Float64:
-    """Min-max over one layer's tokens; 0 where all are equal or one is not a number."""
+def normalised(score: Float64, added: float = 0.0) -> Float64:
+    """Min-max over one layer's tokens, ``added`` to the range; 0 where all are equal or one is not a number."""
     low, high = score.min(initial=np.inf), score.max(initial=-np.inf)
-    return (score - low) / (high - low) if high > low else np.zeros_like(score)
+    return (score - low) / (high - low + added) if high > low else np.zeros_like(score)
 
 
 def recency(order: Int64, k: float) -> Float64:
@@ -34,14 +34,14 @@ def recency(order: Int64, k: float) -> Float64:
     return np.exp(-k * age / max(len(order) - 1, 1))
 
 
-def guidance_attention(queries: Float32, own_keys: Float32, key: Float32, seq: Int64) -> Float64:
+def guidance_attention(queries: Float32, own_keys: Float32, key: Float32, seq: Int64, *, causal: bool = True) -> Float64:
     """Eq. 2: the attention weight of each row of a layer, averaged over heads and guidance rows, ``[n]``.
 
-    queries: ``[heads, rows, head_dim]``; own_keys: ``[kv_heads, rows, head_dim]``, which a guidance row sees up to its own;
-    key: ``[kv_heads, n, head_dim]``, seq: ``[kv_heads, n]``.
+    queries: ``[heads, rows, head_dim]``; own_keys: ``[kv_heads, rows, head_dim]``, which a guidance row sees up to its own, or
+    all of them unless ``causal``; key: ``[kv_heads, n, head_dim]``, seq: ``[kv_heads, n]``.
     """
     heads, rows, _ = queries.shape
-    places = seq.max(initial=-1) + 1 + np.arange(rows)
+    places = seq.max(initial=-1) + 1 + np.arange(rows) * causal
     seen = np.concatenate([seq, np.broadcast_to(places, (len(seq), rows))], 1)
     mass = attention_mass(queries, places, np.concatenate([key, own_keys], 1), seen)
     return mass[:, : seq.shape[1]].sum(0, dtype=np.float64) / (heads * rows)
