@@ -4,6 +4,7 @@ import checkpoints
 import numpy as np
 import pytest
 from pictures import frames
+from policies.filled import DIM, HEADS, PREFIX, Filled
 from policies.reference_hermes_official import Program
 from reference_decoder import ReferenceDecoder
 
@@ -11,7 +12,8 @@ from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.policies import create_policy
+from edgevlm.runtime.policies import Guidance, StreamShape, create_policy
+from edgevlm.runtime.policies.hermes_scores import normalised
 from edgevlm.runtime.session import Session, TextRoom
 
 ROOM, BUDGET = TextRoom(16, 64, 8), 38
@@ -169,3 +171,21 @@ def test_a_bundle_of_an_older_export_is_refused_at_once(made):
     assert "\n" not in str(caught.value)
     Session.open(older, policy="hermes", budget=BUDGET, room=ROOM).close()
     older.close()
+
+
+def test_min_max_adds_what_the_program_adds():
+    """Which shows where attention hardly differs: the scores stay away from 1."""
+    scores = np.array([0.25, 0.25 + 1e-6, 0.25 + 3e-6])
+    np.testing.assert_allclose(normalised(scores, 1e-6), [0, 0.25, 0.75], atol=1e-9)
+    filled = Filled(10, 60, (2, 2), np.random.default_rng(0))
+    for _ in range(5):
+        filled.frame()
+    queries = {layer: np.full((4, 3, DIM), 1e-6, np.float32) for layer in range(1, 10)}
+    guidance = Guidance(queries, {layer: queries[layer][:HEADS] for layer in queries}, (2, 1))
+    highest = {}
+    for mode in ("official", "streaming"):
+        policy = create_policy(f"hermes:mode={mode}")
+        policy.attach(12, StreamShape(10, 4, PREFIX))
+        highest[mode] = policy._score(filled.cache, 9, policy._tokens(filled.cache, 9), guidance).max()
+    assert highest["streaming"] == 1
+    assert 0 < highest["official"] < 0.9
