@@ -11,6 +11,7 @@ import numpy as np
 from edgevlm.runtime import primitives
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Bool, Guide, Policy, StreamShape, newest, tokens_of
+from edgevlm.runtime.policies.infinipot_v_official import official_choice
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
@@ -32,7 +33,8 @@ class InfiniPotV(Policy):
     """Keep the r newest frames whole, the least redundant past tokens (TaR), and of the rest those of high value norm (VaN).
 
     alpha: share of |C| that goes to TaR, the recent frames counted in. target: |C| / |M|. recent: r / f, rounded up, at least
-    one frame. keys: compare keys ``unrotated`` (ours) or ``rotated`` (as the authors' program does). heads: each KV head
+    one frame. mode: ``official`` appends, compresses to whole frames and chooses as the authors' program does, by alpha, target
+    and recent alone. keys: compare keys ``unrotated`` (ours) or ``rotated`` (as the authors' program does). heads: each KV head
     chooses its own tokens, or all heads of a layer share the choice by mean score. keep_recent: Alg. 1 keeps the recent
     frames; Alg. 2 (off) leaves them to VaN. tau: thresholds tau1 < tau2 < tau3 on the coefficient of variation of a layer's
     value norms, as ``tau1/tau2/tau3``, for VaN's windows 7, 5, 3, 1; ``preset``: those windows by quartiles of depth; empty:
@@ -42,6 +44,7 @@ class InfiniPotV(Policy):
     alpha: float = 0.5
     target: float = 0.75
     recent: float = 0.125
+    mode: Literal["streaming", "official"] = "streaming"
     keys: Literal["unrotated", "rotated"] = "unrotated"
     heads: Literal["own", "shared"] = "own"
     keep_recent: bool = True
@@ -67,13 +70,21 @@ class InfiniPotV(Policy):
         tau = "/".join(f"{threshold:.3g}" for threshold in self.thresholds)
         if self.tau:
             return f"thresholds {tau}, as set" if tau else "presets, as set"
+        if self.mode == "official":
+            return "presets of mode=official"
         if self.shape.calibration is None:
             return "presets; this model is not calibrated (edgevlm calibrate)"
         return f"calibrated {self.shape.calibration.described}: thresholds {tau}"
 
     @property
     def compress_to(self) -> int:
-        return tokens_of(self.target, self.budget)
+        target = tokens_of(self.target, self.budget)
+        frames = max(1, target // self.shape.tokens_per_frame)
+        return frames * self.shape.tokens_per_frame if self.mode == "official" else target
+
+    @property
+    def appends_first(self) -> bool:
+        return self.mode == "official"
 
     @property
     def recent_frames(self) -> int:
@@ -84,6 +95,8 @@ class InfiniPotV(Policy):
         self._scored: list[Scored] = []  # of this compression, made when a layer first asks
 
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
+        if self.mode == "official":
+            return official_choice(cache, layer, target, self.shape.tokens_per_frame, self.alpha, self.recent)
         kind, seq = cache.kind(layer), cache.seq(layer)
         fixed = kind == Kind.PREFIX
         recent_rows = self.recent_frames * self.shape.tokens_per_frame
