@@ -90,12 +90,12 @@ class Stream:
         shape = StreamShape(decoder.layers, vision.tokens_per_frame, len(prefix), model.bundle.family, calibration)
         policy.attach(budget, shape)
         needs = policy.needs
-        self._guidance = [] if needs.raw_guidance else [self._embed(text) for text in needs.guidance]
+        self._guidance = [] if needs.raw_layers else [self._embed(text) for text in needs.guidance]
         text_room = max(text_room, sum(map(len, self._guidance)))
         self.chunk, ahead = chunk, chunk * vision.tokens_per_frame if policy.appends_first else 0
         check_budget(policy, budget, model.bundle, text_room, len(prefix), ahead)
         self.inv_freq = model.bundle.inv_freq
-        if needs.raw_guidance:
+        if needs.raw_layers:
             self._project(needs.guidance, 0)  # a bundle that cannot is refused now
         capacities = [len(prefix) + int(rows) + ahead + text_room for rows in policy.layer_budgets]
         self.cache = allocate(decoder, capacities, self.inv_freq)
@@ -193,7 +193,7 @@ class Stream:
     def _guide(self) -> Guidance:
         """The guidance texts after the memory: one causal forward that is rolled back, or projections that leave nothing."""
         started, needs = time.perf_counter(), self.policy.needs
-        guidance = self._project(needs.guidance, self.positions.next) if needs.raw_guidance else self._forward_guidance()
+        guidance = self._project(needs.guidance, self.positions.next) if needs.raw_layers else self._forward_guidance()
         self.stats.guidance_ms += 1e3 * (time.perf_counter() - started)
         return guidance
 
@@ -210,7 +210,7 @@ class Stream:
         tables = [rope_tables(np.arange(start, start + len(of), dtype=np.int32), self.inv_freq) for of in rows]
         found = [self.model.engine.project(of, *table) for of, table in zip(rows, tables, strict=True)]
         queries, keys = (
-            {layer: np.concatenate([each[part][layer] for each in found], 1) for layer in self.policy.needs.guidance_layers}
+            {layer: np.concatenate([each[part][layer] for each in found], 1) for layer in self.policy.needs.raw_layers}
             for part in (0, 1)
         )
         return Guidance(queries, keys, tuple(map(len, rows)))

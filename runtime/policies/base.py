@@ -24,15 +24,15 @@ class Needs:
     """What a policy asks of the session beyond the cache.
 
     probe_layers: layers whose queries it wants after each vision append. guidance: texts, in order, of the forward it may ask
-    for before a compression, and guidance_layers, which that forward reports on. raw_guidance: no forward, but the raw
-    embeddings of each text by itself, projected in every layer as they are; asked for anew each time, so that the texts may
-    change. variant: the decoder graph to prefill with.
+    for before a compression, and guidance_layers, which that forward reports on. raw_layers: instead of a forward, layers that
+    project the raw embeddings of each text by itself as they are; the texts are asked for anew each time and may change.
+    variant: the decoder graph to prefill with.
     """
 
     probe_layers: tuple[int, ...] = ()
     guidance: tuple[str, ...] = ()
     guidance_layers: tuple[int, ...] = ()
-    raw_guidance: bool = False
+    raw_layers: tuple[int, ...] = ()
     variant: str = "whole"
 
 

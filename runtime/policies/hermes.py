@@ -117,7 +117,9 @@ class Hermes(Policy):
             texts = official_prompts(self.global_prompt, self.local_prompt, self._last_turn)
         layers = tuple(range(self._middle_from, self.shape.layers))
         guidance = tuple(filter(str.strip, texts)) if layers else ()
-        return Needs(guidance=guidance, guidance_layers=layers, raw_guidance=self.mode == "official")
+        if self.mode == "official":
+            return Needs(guidance=guidance, raw_layers=layers)
+        return Needs(guidance=guidance, guidance_layers=layers)
 
     @property
     def appends_first(self) -> bool:
@@ -171,7 +173,7 @@ class Hermes(Policy):
         return (kind == Kind.VISION) | ((kind == Kind.SUMMARY) & (self.summary == "last"))
 
     def prepare(self, cache: KVCache, guide: Guide) -> None:
-        guidance = guide() if self.needs.guidance_layers else None
+        guidance = guide() if self.needs.guidance else None
         tokens = [self._tokens(cache, layer) for layer in range(self.shape.layers)]
         scores = [self._score(cache, layer, tokens[layer], guidance) for layer in range(self.shape.layers)]
         if self.smoothing:
@@ -183,7 +185,7 @@ class Hermes(Policy):
             placed[among] = score
 
     def _order(self, cache: KVCache, layer: int, among: Bool) -> Int64:
-        """What the rows ``among`` are joined by, ``[n]``: seq, or their place in the layer (of one frame axis: by seq)."""
+        """What the rows ``among`` are joined by, ``[n]``: seq, or their rank in the layer by position, then by seq."""
         seq = cache.seq(layer)[0, among].astype(np.int64)
         if self.join == "seq":
             return seq

@@ -157,6 +157,8 @@ def test_what_it_runs_on_and_what_it_cannot(made, tmp_path):
     model = made[0]
     with Session.open(model, policy="hermes:mode=official", budget=BUDGET, room=ROOM) as session:
         assert session.basis == "hermes: presets of mode=official, middle from layer 1, deep from 7"
+        assert session._stream.policy.needs.raw_layers == tuple(range(1, 10))
+        assert not session._stream.probe_text(model.engine.embed(np.array([1]))), "frames and answers pay for no queries"
     with pytest.raises(UserError, match=r"limit of 2048 positions \(prefix \d+, text room \d+, a chunk of 800\)"):
         Session.open(model, policy="hermes:mode=official", budget=1200, chunk=200, room=ROOM)
     policy = create_policy("hermes:mode=official,summary=on")
