@@ -131,6 +131,11 @@ class Policy(ABC):
         return self.budget
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of the arrays that the policy now keeps from one call to the next, beside the cache."""
+        return 0
+
+    @property
     def room(self) -> int:
         """The most rows to append at once: what one compression makes free, and never less than a frame."""
         return max(self.budget - self.compress_to, self.shape.tokens_per_frame)
@@ -172,6 +177,20 @@ class Policy(ABC):
     @abstractmethod
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
         """Rows of ``layer`` to keep: a mask ``[kv_heads, n_l]`` with the prefix and exactly ``target`` others per head."""
+
+
+class SteadyTarget(Policy):
+    """A policy whose |C| does not depend on the rows that come: ``target`` |M|, or less where a frame needs more room."""
+
+    target: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.target <= 1:
+            raise ValueError("target lies in (0, 1]")
+
+    @property
+    def compress_to(self) -> int:
+        return max(0, min(tokens_of(self.target, self.budget), self.budget - self.shape.tokens_per_frame))
 
 
 def tokens_of(fraction: float, whole: int) -> int:

@@ -1,6 +1,7 @@
 """A cache filled with frames of a small moving grid, as an engine would: what the tests of every policy stand on."""
 
 import ctypes
+from dataclasses import replace
 
 import numpy as np
 
@@ -77,7 +78,7 @@ class Filled:
         return Appended(rows.seq, rows.position, self.queries(rows.seq, position))
 
     def positions(self, kind, count, frame, row, col):
-        """Of new rows: the next indices, ``[n]``, or with 3 axes frame, row and column from where the video starts, ``[n, 3]``."""
+        """Of new rows: the next indices, ``[n]``, or with 3 axes frame, row and column from the video's start, ``[n, 3]``."""
         if self.cache.axes == 1:
             return np.arange(self.position, self.position + count)
         if kind != Kind.VISION:
@@ -99,6 +100,12 @@ class Filled:
         """Make positions dense, as a session does: the next rows go on from the largest."""
         self.position = self.next = self.cache.reindex(PREFIX)
         self.first = self.frames
+
+    def lose(self, layer, count):
+        """Take the ``count`` oldest vision rows out of each head of one layer."""
+        keep = [np.ones((HEADS, int(n)), bool) for n in self.cache.lengths]
+        np.put_along_axis(keep[layer], np.argsort(self.cache.seq(layer), 1)[:, PREFIX : PREFIX + count], False, 1)
+        self.cache.evict(keep)
 
     def frame(self, noise=None, count=1):
         """Append ``count`` frames at once, of ``self.noise`` or another."""
@@ -155,10 +162,15 @@ def play(filled, policy, pieces, expected, appended=lambda layer, rows: None, re
                 filled.reindex()
         assert np.all(cache.lengths - PREFIX + rows <= max(policy.budget, rows)), "the cap holds"
         news = filled.frame(count=frames)
-        policy.after_append(cache, news)
+        policy.after_append(cache, told(policy, news))
         for layer in range(cache.layers):
             appended(layer, news.seq.tolist())
     return compressions
+
+
+def told(policy, news):
+    """What a session tells the policy: the queries of no more layers than it asked for."""
+    return replace(news, queries={layer: news.queries[layer] for layer in policy.needs.probe_layers})
 
 
 def check(cache, layer, mask, target, expected):
