@@ -15,15 +15,17 @@ from edgevlm.runtime.policies.scores import SeqScores
 from edgevlm.runtime.policies.snapkv import select_under_question
 
 BOTH = (Kind.PREFIX, Kind.VISION)
-REPRODUCIBLE = settings(max_examples=6, deadline=None, derandomize=True)  # near ties would differ in float32 and float64
+HUGE = (1e15, "fp16")  # which has no such number
+REPRODUCIBLE = settings(max_examples=3, deadline=None, derandomize=True)  # near ties would differ in float32 and float64
 
 
-def open_filled(data, policy, layers=2):
+def open_filled(data, policy, storage, layers=2):
     grid = data.draw(st.sampled_from([(1, 1), (2, 2), (3, 2), (1, 5)]), label="grid")
     per_frame = grid[0] * grid[1]
     budget = data.draw(st.integers(1, 10 * per_frame), label="budget")
     policy.attach(budget, StreamShape(layers, per_frame, PREFIX))
-    filled = Filled(layers, budget + per_frame, grid, np.random.default_rng(data.draw(st.integers(0, 99), label="seed")))
+    random = np.random.default_rng(data.draw(st.integers(0, 99), label="seed"))
+    filled = Filled(layers, budget + per_frame, grid, random, *storage)
     most = max(1, min(policy.room, budget) // per_frame)
     return filled, data.draw(st.lists(st.integers(1, most), min_size=14, max_size=14), label="frames a piece")
 
@@ -61,21 +63,23 @@ class Accumulated:
         return [reference.h2o(self.scores[layer][h], target, held[h], self.recent) for h in range(HEADS)]
 
 
+@pytest.mark.parametrize("storage", STORAGE, ids=str)
 @pytest.mark.parametrize(("window", "kernel", "pool"), [(32, 7, "max"), (4, 7, "max"), (5, 3, "avg"), (1, 1, "max")])
 @given(data=st.data())
 @REPRODUCIBLE
-def test_snapkv(window, kernel, pool, data):
+def test_snapkv(window, kernel, pool, storage, data):
     policy = create_policy(f"snapkv:window={window},kernel={kernel},pool={pool}")
-    filled, pieces = open_filled(data, policy)
+    filled, pieces = open_filled(data, policy, storage)
     assert play(filled, policy, pieces, snapkv_of(filled, window=window, kernel=kernel, pool=pool), reindex_every=2)
 
 
+@pytest.mark.parametrize("storage", STORAGE, ids=str)
 @pytest.mark.parametrize("recent", [0.5, 0.0, 1.0])
 @given(data=st.data())
 @REPRODUCIBLE
-def test_h2o(recent, data):
+def test_h2o(recent, storage, data):
     policy = create_policy(f"h2o:recent={recent}")
-    filled, pieces = open_filled(data, policy)
+    filled, pieces = open_filled(data, policy, storage)
     sums = Accumulated(filled, recent)
     assert play(filled, policy, pieces, sums.expected, sums.appended)
 
@@ -90,10 +94,7 @@ def test_layers_of_different_length(name):
     expected = sums.expected if name == "h2o" else snapkv_of(filled, window=4, kernel=7, pool="max")
     for lost in (2, 7, 0, 12):
         play(filled, policy, [1] * 6, expected, sums.appended)
-        keep = np.ones((HEADS, int(filled.cache.lengths[1])), bool)
-        oldest = np.argsort(filled.cache.seq(1), 1)[:, PREFIX : PREFIX + lost]
-        np.put_along_axis(keep, oldest, False, 1)
-        filled.cache.evict([None, keep, None])
+        filled.lose(1, lost)
 
 
 def test_h2o_scores_a_large_piece_in_blocks_of_rows(monkeypatch):
@@ -106,12 +107,14 @@ def test_h2o_scores_a_large_piece_in_blocks_of_rows(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["snapkv:window=4", "h2o"])
-@pytest.mark.parametrize("content", [0.0, 1.0, 1e15])
-def test_adversarial_content(name, content):
+@pytest.mark.parametrize(
+    ("content", "storage"), [(size, storage) for size in (0.0, 1.0, 1e15) for storage in STORAGE if (size, storage[0]) != HUGE]
+)
+def test_adversarial_content(name, content, storage):
     """Keys of zeros, all equal, and huge: equal scores go to the newer token, as the reference has it."""
     policy = create_policy(name)
     policy.attach(26, StreamShape(2, 4, PREFIX))
-    filled = Filled(2, 30, (2, 2), np.random.default_rng(0))
+    filled = Filled(2, 30, (2, 2), np.random.default_rng(0), *storage)
     filled.base, filled.noise = np.full_like(filled.base, content), 0.0
     if content == 1.0:  # equal keys differ by their rotation only; queries of zeros do not see even that
         filled.query_random = Zeros()
