@@ -92,21 +92,6 @@ class SnapKV(Policy):
         return attention_mass(query, query_seq, cache.key(layer), cache.seq(layer))
 
 
-def select_under_question(
-    cache: KVCache, layer: int, query: Float32, target: int, *, window: int = 32, kernel: int = 7, pool: Pool = "max"
-) -> Bool:
-    """SnapKV guided by a question, offline: which of a full memory's rows to keep, a mask ``[kv_heads, n_l - rows]``.
-
-    Called while the question's rows are in the cache, after everything else, as the paper's prompt has them; they are not in
-    the mask. query: their rotated queries, ``[heads, rows, head_dim]``; the last ``window`` of them observe. The prefix and
-    ``target`` others stay in each head.
-    """
-    seq, memory = cache.seq(layer), int(cache.lengths[layer]) - query.shape[1]
-    mass = attention_mass(query[:, -window:], seq[0, memory:][-window:], cache.key(layer), seq)[:, :memory]
-    seq, prefix = seq[:, :memory], cache.kind(layer)[:, :memory] == Kind.PREFIX
-    return prefix | top_k(pooled(mass, seq, ~prefix, kernel, pool), seq, ~prefix, target)
-
-
 def pooled(score: Float32, seq: NDArray[np.int64], among: Bool, kernel: int, pool: Pool) -> Float32:
     """1-D pooling of ``score`` along ``seq`` over the ``kernel`` nearest rows ``among`` each head's; all ``[kv_heads, n]``.
 

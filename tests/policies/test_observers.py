@@ -12,7 +12,6 @@ from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.policies.queries import QueryWindow
 from edgevlm.runtime.policies.scores import SeqScores
-from edgevlm.runtime.policies.snapkv import select_under_question
 
 BOTH = (Kind.PREFIX, Kind.VISION)
 HUGE = (1e15, "fp16")  # which has no such number
@@ -211,23 +210,28 @@ def test_scores_are_joined_by_seq(seed):
     assert scores.nbytes == size
 
 
-@pytest.mark.parametrize("target", [0, 5, 17])
-def test_selection_under_a_question(target):
-    """The question's rows observe from inside the cache; only memory is chosen from, and each head has its own."""
-    filled = Filled(2, 60, (2, 3), np.random.default_rng(5))
+@pytest.mark.parametrize("storage", STORAGE, ids=str)
+@pytest.mark.parametrize(("target", "pool"), [(1, "max"), (5, "avg"), (17, "max")])
+def test_selection_under_a_question(target, pool, storage):
+    """The question's rows observe from inside the cache and stay; only memory is chosen from, and each head has its own."""
+    filled = Filled(2, 60, (2, 3), np.random.default_rng(5), *storage)
+    policy = create_policy(f"snapkv-guided:window=4,target={target / 50},pool={pool}")
+    policy.attach(50, StreamShape(2, 6, PREFIX))
     for _ in range(7):
         filled.frame()
-    memory = filled.cache.lengths
-    asked = filled.append(Kind.TEXT, 6, [-1] * 6, [0] * 6, [0] * 6, np.random.default_rng(6).normal(size=(2, HEADS, 6, DIM)))
-    for layer in range(2):
-        mask = select_under_question(filled.cache, layer, asked.queries[layer], target, window=4)
-        assert mask.shape == (HEADS, memory[layer])
+    content = np.random.default_rng(6).normal(size=(2, HEADS, 6, DIM))
+    asked = filled.append(Kind.TEXT, 6, [-1] * 6, [0] * 6, [0] * 6, content)
+    masks = policy.under_question(filled.cache, asked.queries)
+    for layer, mask in enumerate(masks):
         for h, head in enumerate(filled.heads(layer, (*BOTH, Kind.TEXT))):
             given_ = reference.mass(head, h, filled.bare[layer], asked.seq.tolist()[-4:])
             past = {seq: given_[seq] for seq in vision(filled, layer)[h]}
-            expected = reference.best(reference.pooled(past, 7, "max"), target)
-            kept = filled.cache.seq(layer)[h, : memory[layer]][mask[h]]
-            assert sorted(kept) == [0, 1, 2, *sorted(expected)]
+            expected = reference.best(reference.pooled(past, 7, pool), target)
+            assert len(expected) == target
+            kept = filled.cache.seq(layer)[h][mask[h]]
+            assert sorted(kept) == [0, 1, 2, *sorted(expected), *asked.seq.tolist()]
+    filled.cache.evict(masks)
+    assert policy.under_question(filled.cache, asked.queries) == [None, None], "no more than |C| are held"
 
 
 @pytest.mark.parametrize(
@@ -236,6 +240,7 @@ def test_selection_under_a_question(target):
         ("snapkv:window=0", "1 or more"),
         ("snapkv:kernel=4", "kernel odd"),
         ("snapkv:pool=mean", "does not fit pool"),
+        ("snapkv-guided:target=0", "target lies in"),
         ("h2o:recent=2", "recent lies in"),
         ("h20", "did you mean h2o"),
     ],
