@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policies import reference_attention as reference
 from policies.filled import DIM, GROUP, HEADS, PREFIX, STORAGE, Filled, play
+from policies.references import BOTH, Accumulated, snapkv_of, vision
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.kinds import Kind
@@ -13,7 +14,6 @@ from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.policies.queries import QueryWindow
 from edgevlm.runtime.policies.scores import SeqScores
 
-BOTH = (Kind.PREFIX, Kind.VISION)
 HUGE = (1e15, "fp16")  # which has no such number
 REPRODUCIBLE = settings(max_examples=3, deadline=None, derandomize=True)  # near ties would differ in float32 and float64
 
@@ -27,39 +27,6 @@ def open_filled(data, policy, storage, layers=2):
     filled = Filled(layers, budget + per_frame, grid, random, *storage)
     most = max(1, min(policy.room, budget) // per_frame)
     return filled, data.draw(st.lists(st.integers(1, most), min_size=14, max_size=14), label="frames a piece")
-
-
-def vision(filled, layer):
-    return [[token["seq"] for token in head] for head in filled.heads(layer)]
-
-
-def snapkv_of(filled, **settings_of_reference):
-    def expected(layer, target):
-        tokens = zip(filled.heads(layer, BOTH), vision(filled, layer), strict=True)
-        return [
-            reference.snapkv(head, h, filled.bare[layer], target, seqs, **settings_of_reference)
-            for h, (head, seqs) in enumerate(tokens)
-        ]
-
-    return expected
-
-
-class Accumulated:
-    """H2O's sums as the reference has them: per layer and head, seq -> attention since the token came."""
-
-    def __init__(self, filled, recent):
-        self.filled, self.recent = filled, recent
-        self.scores = [[{} for _ in range(HEADS)] for _ in range(filled.cache.layers)]
-
-    def appended(self, layer, seqs):
-        for h, head in enumerate(self.filled.heads(layer, BOTH)):
-            known = self.scores[layer][h]
-            for seq, new in reference.mass(head, h, self.filled.bare[layer], seqs).items():
-                known[seq] = known.get(seq, 0.0) + new
-
-    def expected(self, layer, target):
-        held = vision(self.filled, layer)
-        return [reference.h2o(self.scores[layer][h], target, held[h], self.recent) for h in range(HEADS)]
 
 
 @pytest.mark.parametrize("storage", STORAGE, ids=str)
@@ -81,19 +48,6 @@ def test_h2o(recent, storage, data):
     filled, pieces = open_filled(data, policy, storage)
     sums = Accumulated(filled, recent)
     assert play(filled, policy, pieces, sums.expected, sums.appended)
-
-
-@pytest.mark.parametrize("name", ["snapkv:window=4", "h2o"])
-def test_layers_of_different_length(name):
-    """A layer that has lost rows on its own is compressed to the same target, or not at all where it holds no more."""
-    policy = create_policy(name)
-    policy.attach(26, StreamShape(3, 4, PREFIX))
-    filled = Filled(3, 30, (2, 2), np.random.default_rng(2))
-    sums = Accumulated(filled, 0.5)
-    expected = sums.expected if name == "h2o" else snapkv_of(filled, window=4, kernel=7, pool="max")
-    for lost in (2, 7, 0, 12):
-        play(filled, policy, [1] * 6, expected, sums.appended)
-        filled.lose(1, lost)
 
 
 def test_h2o_scores_a_large_piece_in_blocks_of_rows(monkeypatch):

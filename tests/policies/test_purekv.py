@@ -45,16 +45,6 @@ def test_keeps_what_the_reference_keeps(text, expected, storage, data):
     assert play(filled, policy, pieces, reference.expected, reindex_every=2)
 
 
-def test_layers_of_different_length():
-    """Also the CLIE layer and one above may have lost rows on their own."""
-    policy, filled, reference = opened("purekv:clie=1,window=4", 4, 26, (2, 2), 2, clie=1, window=4)
-    for layer, lost in ((1, 7), (2, 5), (3, 12), (0, 6), (1, 12)):
-        play(filled, policy, [1] * 5, reference.expected)
-        filled.lose(layer, lost)
-    play(filled, policy, [1] * 5, reference.expected)
-    assert reference.from_memory > 50
-
-
 def test_a_token_that_the_clie_layer_has_dropped_keeps_its_last_score():
     policy, filled, reference = opened("purekv:clie=0,window=4", 3, 30, (2, 2), 1, clie=0, window=4)
     assert play(filled, policy, [1] * 20, reference.expected) > 5
