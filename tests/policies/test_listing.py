@@ -37,7 +37,7 @@ def test_every_setting_has_a_meaning_and_its_default_can_be_typed(name):
 
 def test_meanings_are_read_from_the_docstring():
     streaming, infinipot = describe(POLICIES["streaming-llm"]), describe(POLICIES["infinipot-v"])
-    (sinks,) = streaming.settings
+    sinks = streaming.settings[0]
     assert sinks.meaning.startswith("vision tokens at the start of the stream")
     assert streaming.ours.startswith("the paper's sinks")
     keys = next(setting for setting in infinipot.settings if setting.name == "keys")
