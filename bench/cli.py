@@ -91,13 +91,13 @@ def share(
         list[str] | None,
         typer.Option(
             metavar="seeded-0.5b|demo|BUNDLE",
-            help="One or more. seeded-0.5b: LLaVA-OneVision-0.5B's decoder with random weights; vision is left out.",
-            show_default="seeded-0.5b and demo",
+            help="One or more. seeded-0.5b: LLaVA-OneVision-0.5B's decoder, random weights, filled with noise; no vision.",
+            show_default="seeded-0.5b, demo",
         ),
     ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME[:K=V,...]", help="One or more.", show_default="infinipot-v, hermes and purekv"),
+        typer.Option(metavar="NAME[:K=V,...]", help="One or more.", show_default="infinipot-v, hermes, purekv"),
     ] = None,
     budget: Annotated[
         str | None,
@@ -111,8 +111,7 @@ def share(
 ) -> None:
     """Say what a frame's time goes to once the memory is full, and compression's share of it.
 
-    Guidance forwards are apart. seeded-0.5b takes 5 GB of memory, 1.5 GB of disk for a while, and some 2 minutes a policy on
-    one core; its memory is filled with noise first, other models' by watching.
+    Guidance is apart. seeded-0.5b takes 5 GB of memory, 1.5 GB of disk for a while, and 2 minutes a policy on one core.
     """
     from edgevlm.apps.start import parse_count
     from edgevlm.bench.share import PARTS, SEEDED, run
