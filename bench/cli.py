@@ -104,7 +104,7 @@ def share(
         typer.Option(metavar="N|6k", help="Vision tokens per layer.", show_default="6144; others: as run"),
     ] = None,
     frames: Annotated[
-        int | None, typer.Option(help="Measured, in whole chunks of 8.", show_default="16; demo: 1024", min=1)
+        int | None, typer.Option(help="Measured; on to the end of a cycle.", show_default="16; demo: 1024", min=1)
     ] = None,
     threads: Threads = None,
     as_json: Json = False,

@@ -1,12 +1,13 @@
 """What a frame's time goes to once the memory is full, and compression's share of it.
 
-A memory is filled until its policy has compressed, and one chunk more. Then whole chunks are watched as a session does it, and
-every part of their time is divided by their frames. A re-indexing comes once in hundreds of frames: one is timed by itself and
-shared out over the frames between two.
+A memory is filled until its policy compresses. From then on chunks are watched as a session does it, in whole cycles from one
+compression to the next, and every part of their time is divided by their frames; the first cycle does not count. A re-indexing
+comes once in hundreds of frames: one is timed by itself and shared out over those between two.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ def run(
 ) -> Iterator[Share]:
     """A result for each model (``demo``, SEEDED or a bundle's folder) and policy, as it comes.
 
-    budget: SEEDED_BUDGET for the seeded model and the model's own by default. frames: rounded up to whole chunks; DEMO_FRAMES
+    budget: SEEDED_BUDGET for the seeded model and the model's own by default. frames: rounded up to whole cycles; DEMO_FRAMES
     for the demo and FRAMES for others by default. Raises UserError for a policy that never compresses.
     """
     for text in policies:
@@ -132,19 +133,30 @@ def opened(name: str, threads: int, progress: Progress) -> Iterator[Subject]:
 
 
 def measure(subject: Subject, policy: str, budget: int | None, frames: int, progress: Progress) -> Share:
-    """Fill a stream's memory, then watch ``frames`` frames in whole chunks."""
+    """Fill a stream's memory, then watch ``frames`` frames and to the end of the cycle."""
     stream, noise = open_stream(subject.model, policy, budget), subject.noise
-    watch, chunks = Watcher(subject.model, stream), -(-frames // CHUNK)
+    watch = Watcher(subject.model, stream)
     progress(f"{subject.name}, {policy}: filling {stream.budget:,} tokens{' with noise' if noise else ''}")
     with noise.filling() if noise else nullcontext():
-        while not stream.stats.compressions:
-            watch.chunk()
-    progress(f"{subject.name}, {policy}: {chunks * CHUNK} frames, after {CHUNK} that do not count")
-    watch.chunk()
-    stream.stats, watch.vision_ms = MemoryStats(), 0.0
-    for _ in range(chunks):
-        watch.chunk()
-    return _shared_out(subject, policy, stream, chunks * CHUNK, None if noise else watch.vision_ms)
+        watch.cycle()
+    progress(f"{subject.name}, {policy}: a cycle that does not count, then {frames} frames")
+    watch.cycle()
+    stream.stats, watch.vision_ms, seen = MemoryStats(), 0.0, 0
+    while seen < frames:
+        seen += watch.cycle()
+    stats = stream.stats
+    return Share(
+        model=subject.name,
+        policy=policy,
+        budget=stream.budget,
+        threads=subject.threads,
+        frames=seen,
+        vision_ms=None if noise else watch.vision_ms / seen,
+        prefill_ms=stats.prefill_ms / seen,
+        compress_ms=stats.compress_ms / seen,
+        guidance_ms=stats.guidance_ms / seen,
+        reindex_ms=reindex_ms(stream) / frames_between_reindexings(stream),
+    )
 
 
 def open_stream(model: Model, policy: str, budget: int | None) -> Stream:
@@ -157,33 +169,36 @@ def open_stream(model: Model, policy: str, budget: int | None) -> Stream:
 
 
 class Watcher:
-    """Watches the demo world, a chunk at a time, and sums up the vision tower's milliseconds."""
+    """Watches the demo world with a stream. ``vision_ms``: the vision tower's time so far."""
 
     def __init__(self, model: Model, stream: Stream) -> None:
         self.vision_ms = 0.0
         self._model, self._stream, self._world = model, stream, World(0)
         self._preprocess = Preprocessor(model.bundle.vision)
 
+    def cycle(self) -> int:
+        """Watch chunks up to one that compresses; returns their frames."""
+        before, frames = self._stream.stats.compressions, 0
+        while self._stream.stats.compressions == before:
+            self.chunk()
+            frames += CHUNK
+        return frames
+
     def chunk(self) -> None:
         pixels = np.stack([self._preprocess(self._world.step()) for _ in range(CHUNK)])
-        features: list[np.ndarray] = []
-        self.vision_ms += timed(lambda: features.append(self._model.engine.encode(pixels)))
-        self._stream.append_frames(features[0])
+        started = time.perf_counter()
+        features = self._model.engine.encode(pixels)
+        self.vision_ms += 1e3 * (time.perf_counter() - started)
+        self._stream.append_frames(features)
 
 
-def _shared_out(subject: Subject, policy: str, stream: Stream, frames: int, vision_ms: float | None) -> Share:
-    stats, positions = stream.stats, stream.positions
-    reindex_ms = timed(lambda: positions.compact(stream.cache, stream.prefix))
-    between = (positions.limit - positions.margin - positions.next) / subject.model.bundle.vision.tokens_per_frame
-    return Share(
-        model=subject.name,
-        policy=policy,
-        budget=stream.budget,
-        threads=subject.threads,
-        frames=frames,
-        vision_ms=None if vision_ms is None else vision_ms / frames,
-        prefill_ms=stats.prefill_ms / frames,
-        compress_ms=stats.compress_ms / frames,
-        guidance_ms=stats.guidance_ms / frames,
-        reindex_ms=reindex_ms / max(between, 1.0),
-    )
+def reindex_ms(stream: Stream) -> float:
+    """Milliseconds of one re-indexing of what is held."""
+    return timed(lambda: stream.positions.compact(stream.cache, stream.prefix))
+
+
+def frames_between_reindexings(stream: Stream) -> float:
+    """Just after one: how many frames it is to the next, not less than one."""
+    positions = stream.positions
+    free = positions.limit - positions.margin - positions.next
+    return max(1.0, free / stream.policy.shape.tokens_per_frame)
