@@ -117,15 +117,16 @@ def share(
     from edgevlm.bench.share import PARTS, SEEDED, run
 
     heads = ("frame ms", "fps", *(name.removesuffix("_ms") for name in PARTS), "share %")
-    if not as_json:
-        typer.echo(f"{'model':<14}{'policy':<24}{'budget':>8}{''.join(f'{head:>10}' for head in heads)}")
     names, policies = model or [SEEDED, "demo"], policy or ["infinipot-v", "hermes", "purekv"]
     tokens = parse_count(budget) if budget is not None else None
-    for result in run(names, policies, tokens, frames, threads, lambda what: typer.echo(what, err=True)):
+    results = run(names, policies, tokens, frames, threads, lambda what: typer.echo(what, err=True))
+    for number, result in enumerate(results):
         line = result.line()
         if as_json:
             typer.echo(json.dumps(line))
             continue
+        if number == 0:
+            typer.echo(f"{'model':<14}{'policy':<24}{'budget':>8}{''.join(f'{head:>10}' for head in heads)}")
         numbers = (line["frame_ms"], line["fps"], *(line[name] for name in PARTS), 100 * line["share"])
-        cells = "".join(f"{'-':>10}" if number is None else f"{number:>10.3f}" for number in numbers)
+        cells = "".join(f"{'-':>10}" if value is None else f"{value:>10.3f}" for value in numbers)
         typer.echo(f"{result.model:<14}{result.policy:<24}{result.budget:>8}{cells}")

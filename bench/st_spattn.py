@@ -108,4 +108,6 @@ def _check(held: int, rows: int, tokens_per_frame: int, shape: DecoderShape) -> 
         raise UserError(f"--held {held} is no more than a frame; give {tokens_per_frame + 1} or more")
     wanted, free = 8 * shape.layers * shape.kv_size * (PREFIX + held + rows), psutil.virtual_memory().available
     if wanted > free:
-        raise UserError(f"--held {held} takes {wanted / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; give less")
+        raise UserError(
+            f"{held + rows:,} tokens take {wanted / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; lower --held or --frames"
+        )

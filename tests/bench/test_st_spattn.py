@@ -49,7 +49,9 @@ def test_the_command(tiny):
     assert [row.split()[0] for row in rows] == ["12", "40"]
 
 
-@pytest.mark.parametrize(("held", "says"), [(6, "is no more than a frame; give 7 or more"), (10**12, "GB are free; give less")])
+@pytest.mark.parametrize(
+    ("held", "says"), [(6, "is no more than a frame; give 7 or more"), (10**12, "GB are free; lower --held")]
+)
 def test_a_memory_that_cannot_be(held, says):
     with pytest.raises(UserError, match=says):
         list(prefill_pattern(**SHAPE, held=(12, held), threads=1))
