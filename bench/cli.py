@@ -111,7 +111,7 @@ def share(
 ) -> None:
     """Say what a frame's time goes to once the memory is full, and compression's share of it.
 
-    Guidance is apart. seeded-0.5b takes 5 GB of memory, 1.5 GB of disk for a while, and 2 minutes a policy on one core.
+    Guidance is apart. seeded-0.5b takes 3 GB of memory, 1.5 GB of disk for a while, and 2 minutes a policy on one core.
     """
     from edgevlm.apps.start import parse_count
     from edgevlm.bench.share import PARTS, SEEDED, run
