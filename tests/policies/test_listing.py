@@ -1,6 +1,7 @@
 """``edgevlm policies``: every policy with its settings, and defaults that can be typed back."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,14 @@ def test_the_documentation_has_a_section_with_every_setting(name):
     section = page.split(f"\n## {name}\n")[1].split("\n## ")[0]
     missing = [setting.name for setting in describe(POLICIES[name]).settings if f"`{setting.name}`" not in section]
     assert not missing
+
+
+def test_settings_written_in_the_documentation_can_be_typed():
+    page = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
+    written = re.findall(rf"`((?:{'|'.join(POLICIES)}):[^`]*=[^`]*)`", page)
+    assert len(written) > 8
+    for text in written:
+        create_policy(text)
 
 
 def test_the_page_fits_the_terminal(monkeypatch):
