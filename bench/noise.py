@@ -40,6 +40,9 @@ class NoiseEngine:
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "whole") -> NoiseDecoder:
         return NoiseDecoder(self, self._engine.bind(buffers, probes, variant), buffers, probes)
 
+    def project(self, embeds: Float32, cos: Float32, sin: Float32) -> tuple[list[Float32], list[Float32]]:
+        return self._engine.project(embeds, cos, sin)
+
     @contextmanager
     def filling(self) -> Iterator[None]:
         self.is_filling = True
