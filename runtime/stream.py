@@ -99,11 +99,13 @@ class Stream:
             self._project(needs.guidance, 0)  # a bundle that cannot is refused now
         capacities = [len(prefix) + int(rows) + ahead + text_room for rows in policy.layer_budgets]
         self.cache = allocate(decoder, capacities, self.inv_freq)
-        buffers, probes = self.cache.buffers(), tuple(sorted({*needs.probe_layers, *needs.guidance_layers}))
+        asked = {*needs.probe_layers, *needs.guidance_layers, *needs.question_layers}
+        buffers, probes = self.cache.buffers(), tuple(sorted(asked))
         self.decoder = model.engine.bind(buffers, probes)
         self.sparse = None if needs.variant == "whole" else model.engine.bind(buffers, probes, needs.variant)
         rule: Reindexing = "eager" if policy.appends_first else reindexing
-        self.positions = Positions(model.bundle.limit, text_room, rule if policy.bounded else "never")
+        unbounded: Reindexing = "lazy" if needs.question_layers else "never"
+        self.positions = Positions(model.bundle.limit, text_room, rule if policy.bounded else unbounded)
         self.stats = MemoryStats()
         self.frames = 0
         self._seq = 0
@@ -221,12 +223,30 @@ class Stream:
     @contextmanager
     def question(self) -> Iterator[None]:
         """Whatever is appended inside is taken out at the end, position counter included."""
-        mark, position, seq = self.cache.mark(), self.positions.next, self._seq
+        mark, position, seq, evicted = self.cache.mark(), self.positions.next, self._seq, self.stats.evicted
         try:
             yield
         finally:
-            self.cache.rollback(mark)
+            if self.stats.evicted == evicted:
+                self.cache.rollback(mark)
+            else:
+                self.cache.evict([self.cache.seq(layer) < seq for layer in range(self.cache.layers)])
             self.positions.next, self._seq = position, seq
+
+    def append_question(self, embeds: Float32) -> Float32:
+        """Append a question's rows ``[S, hidden]``, and let a policy that asks for it compress the memory under them.
+
+        Returns the last row's logits, ``[vocabulary]``: as of before that. What was evicted does not come back.
+        """
+        result, layers = self._append(embeds, Kind.TEXT, (len(embeds) - 1,)), self.policy.needs.question_layers
+        if layers:
+            started = time.perf_counter()
+            keep = self.policy.under_question(self.cache, {layer: result.probes[layer] for layer in layers})
+            if any(mask is not None for mask in keep):
+                self.stats.evicted += self.cache.evict(keep)
+                self.stats.compressions += 1
+            self.stats.compress_ms += 1e3 * (time.perf_counter() - started)
+        return result.logits[0]
 
     def append_text(self, embeds: Float32) -> Float32:
         """Append text rows ``[S, hidden]`` and return the last row's logits, ``[vocabulary]``."""
