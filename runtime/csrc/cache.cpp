@@ -8,10 +8,8 @@
 
 #include "attention.h"
 #include "errors.h"
-#include "norms.h"
+#include "infinipot.h"
 #include "pool.h"
-#include "select.h"
-#include "similarity.h"
 
 namespace edgevlm {
 
@@ -83,8 +81,7 @@ Parts carve(const Shape& shape, Carver& carver) {
     }
     parts.rotary = carver.take<double>(Rotary::table_size(shape.head_dim / 2));
     parts.rounded = carver.take<float>(Rotary::table_size(shape.head_dim / 2));
-    parts.scratch_bytes = std::max({similarity_scratch(*largest, shape.head_dim), pool_scratch(*largest),
-                                    top_k_scratch(*largest), newest_scratch(shape.kv_heads * *largest),
+    parts.scratch_bytes = std::max({infinipot_scratch(shape.kv_heads, *largest, shape.head_dim),  // and its parts
                                     attention_scratch(*largest, shape.head_dim),
                                     reindex_scratch(*largest, shape.head_dim / 2, shape.axes)});
     parts.scratch = carver.take_rows(shape.threads, parts.scratch_bytes);
@@ -92,13 +89,9 @@ Parts carve(const Shape& shape, Carver& carver) {
 }
 
 std::int64_t count_kept(const Mask& keep, std::int64_t head) {
+    const std::uint8_t* const rows = keep.of(head);
     std::int64_t kept = 0;
-    if (keep.row_stride == 1) {
-        const std::byte* const row = keep.data + head * keep.head_stride;
-        for (std::int64_t i = 0; i < keep.rows; ++i) kept += row[i] != std::byte{0};
-        return kept;
-    }
-    for (std::int64_t i = 0; i < keep.rows; ++i) kept += keep.at(head, i) != 0;
+    for (std::int64_t i = 0; i < keep.rows; ++i) kept += rows[i] != 0;
     return kept;
 }
 

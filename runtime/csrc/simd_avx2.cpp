@@ -39,6 +39,13 @@ inline float sum(V a) {
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
+inline Dots sums(V a, V b, V c) {
+    const __m256 ab = _mm256_hadd_ps(a.v, b.v), cd = _mm256_hadd_ps(c.v, _mm256_setzero_ps());
+    const __m256 all = _mm256_hadd_ps(ab, cd);
+    float four[4];
+    _mm_storeu_ps(four, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+    return {four[0], four[1], four[2]};
+}
 inline V round(V a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 inline V pow2(V n) {
     const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
@@ -52,7 +59,8 @@ inline V keep_from(V a, V x, V least) { return {_mm256_and_ps(a.v, _mm256_cmp_ps
 }  // namespace
 
 const Simd& simd_avx2() {
-    static constexpr Simd table{"avx2", kRowKernels<float>, kRowKernels<Half>, kAttention, turn, zero, copy, drain, read};
+    static constexpr Simd table{"avx2", kRowKernels<float>, kRowKernels<Half>, kAttention, box<double>, box<std::int32_t>,
+                                turn, zero, copy, drain, read};
     return table;
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "groups.h"
+#include "norms.h"
 #include "simd.h"
 
 namespace edgevlm {
@@ -19,12 +20,6 @@ constexpr std::int64_t kBatchFloats = 1 << 17;
 std::int64_t batch_size(std::int64_t rows, std::int64_t width) {
     return std::clamp<std::int64_t>(kBatchFloats / std::max<std::int64_t>(width, 1), 1, std::max<std::int64_t>(rows, 1));
 }
-
-constexpr std::int32_t kRecent = std::int32_t{1} << 30;  // added to the patch of a recent token
-constexpr std::int32_t kNothing = -1;
-
-// Where a float32 sum of squares can be trusted: no square overflowed, and what underflowed does not matter.
-bool trusted(float square) { return square > 1e-24f && square < 1e30f; }
 
 // One key after another, turned back.
 template <typename T>
@@ -60,16 +55,17 @@ public:
         }
     }
 
-    // key . mean / |key|
-    float compare(const T* key, const std::int32_t* position, const float* mean) {
+    // key . mean / |key|; and into `square`, |value|^2.
+    float compare(const T* key, const T* value, const std::int32_t* position, const float* mean, float* square) {
         const RowKernels<T>& kernels = simd().rows<T>();
         Dots found;
         if (rotary_) {
             const Turner::Two by = turner_.split(position);
-            found = kernels.turned_dots(key, mean, by.angle, by.more, width_ / 2);
+            found = kernels.turned_dots(key, value, mean, by.angle, by.more, width_ / 2);
         } else {
-            found = kernels.dots(key, mean, width_);
+            found = kernels.dots(key, value, mean, width_);
         }
+        *square = found.second;
         if (trusted(found.square)) return found.dot / std::sqrt(found.square);
         if (found.square == 0 && is_zero(key)) return 0;
         const double length = exact(key, position);
@@ -120,65 +116,107 @@ private:
     float* loaded_;
 };
 
+// The means of the recent keys of each patch.
+template <typename T>
+class Means {
+public:
+    Means(std::int64_t rows, std::int64_t width, Carver& memory)
+        : width_(width), batch_(batch_size(rows, width)), patches_(memory, rows) {
+        for (std::int32_t** list : {&recent_, &group_, &count_}) *list = memory.take<std::int32_t>(rows);
+        mean_ = memory.take<float>(batch_ * width);
+    }
+
+    void find_recent(const PatchedKeys<T>& tokens, std::int64_t head, const Extent& extent) {
+        const std::int16_t *const row = tokens.row.of(head), *const col = tokens.col.of(head);
+        const std::uint8_t *const valid = tokens.valid.of(head), *const recent = tokens.recent.of(head);
+        patches_.clear(0, extent.cells());
+        found_ = 0;
+        for (std::int64_t i = 0; i < tokens.key.rows; ++i) {
+            if (!valid[i] || !recent[i]) continue;
+            const std::int32_t known = patches_.count(), id = patches_.find_or_add(extent.cell(row[i], col[i]));
+            if (id == known) count_[id] = 0;
+            ++count_[id];
+            group_[found_] = id;
+            recent_[found_++] = static_cast<std::int32_t>(i);
+        }
+    }
+
+    // Takes the next batch of patches, or none where there is no recent key at all.
+    void take(const PatchedKeys<T>& tokens, std::int64_t head, std::int32_t first, Keys<T>& keys) {
+        first_ = first;
+        size_ = std::min<std::int64_t>(batch_, patches_.count() - first);
+        std::fill_n(mean_, size_ * width_, 0.0f);
+        for (std::int32_t r = 0; r < found_; ++r) {
+            const std::int64_t slot = std::int64_t{group_[r]} - first;
+            if (slot >= 0 && slot < size_)
+                keys.add_unit(tokens.key.at(head, recent_[r]), tokens.position.at(head, recent_[r]), mean_ + slot * width_);
+        }
+        for (std::int64_t slot = 0; slot < size_; ++slot) {
+            const float share = 1.0f / static_cast<float>(count_[first + slot]);
+            std::transform(mean_ + slot * width_, mean_ + (slot + 1) * width_, mean_ + slot * width_,
+                           [share](float x) { return x * share; });
+        }
+    }
+
+    bool more() const { return first_ + size_ < patches_.count(); }
+    std::int32_t next() const { return static_cast<std::int32_t>(first_ + size_); }
+    std::int32_t patch(std::uint32_t cell) const { return patches_.find(cell); }
+    const float* of(std::int32_t patch) const {  // null if in another batch
+        const std::int64_t slot = std::int64_t{patch} - first_;
+        return slot >= 0 && slot < size_ ? mean_ + slot * width_ : nullptr;
+    }
+
+private:
+    std::int64_t width_, batch_;
+    Groups patches_;
+    std::int32_t *recent_, *group_, *count_;
+    std::int32_t found_ = 0, first_ = 0;
+    std::int64_t size_ = 0;
+    float* mean_;
+};
+
 }  // namespace
 
 std::size_t similarity_scratch(std::int64_t rows, std::int64_t width) {
     Carver sizes;
-    Groups(sizes, rows);
-    sizes.take<std::int32_t>(rows);
-    sizes.take<std::int32_t>(rows);
-    sizes.take<float>(batch_size(rows, width) * width);
+    Means<float>(rows, width, sizes);
     Keys<float>::measure(sizes, width);
     return sizes.bytes();
 }
 
 template <typename T>
-void temporal_similarity(const PatchedKeys<T>& tokens, std::int64_t head, const Rotary* rotary, float* out, Carver memory) {
+void temporal_similarity(const PatchedKeys<T>& tokens, std::int64_t head, const Rotary* rotary, float* out, float* norm,
+                         Carver memory) {
     const std::int64_t rows = tokens.key.rows, width = tokens.key.width;
-    Groups patches(memory, rows);
-    std::int32_t* const patch = memory.take<std::int32_t>(rows);
-    std::int32_t* const count = memory.take<std::int32_t>(rows);
-    const std::int64_t batch = batch_size(rows, width);
-    float* const mean = memory.take<float>(batch * width);
+    const std::int16_t *const row = tokens.row.of(head), *const col = tokens.col.of(head);
+    const std::uint8_t *const valid = tokens.valid.of(head), *const recent = tokens.recent.of(head);
+    const Volume<T>& value = norm ? tokens.value : tokens.key;
+    const Extent extent(row, col, rows);
+    Means<T> means(rows, width, memory);
     Keys<T> keys(rotary, width, memory);
-
-    patches.clear();
-    std::fill_n(count, rows, 0);
-    for (std::int64_t i = 0; i < rows; ++i) {
-        patch[i] = kNothing;
-        if (!tokens.valid.at(head, i) || !tokens.recent.at(head, i)) continue;
-        const std::int32_t id = patches.find_or_add(patch_key(tokens.row.at(head, i), tokens.col.at(head, i)));
-        ++count[id];
-        patch[i] = id + kRecent;
-    }
-    for (std::int64_t i = 0; i < rows; ++i) {
-        out[i] = 0;
-        if (!tokens.valid.at(head, i) || tokens.recent.at(head, i)) continue;
-        patch[i] = patches.find(patch_key(tokens.row.at(head, i), tokens.col.at(head, i)));
-        if (patch[i] == Groups::kNone) out[i] = -1;
-    }
-    for (std::int64_t first = 0; first < patches.count(); first += batch) {
-        const std::int64_t size = std::min<std::int64_t>(batch, patches.count() - first);
-        std::fill_n(mean, size * width, 0.0f);
+    means.find_recent(tokens, head, extent);
+    std::fill_n(out, rows, 0.0f);
+    std::int32_t first = 0;
+    do {
+        means.take(tokens, head, first, keys);
         for (std::int64_t i = 0; i < rows; ++i) {
-            const std::int64_t slot = std::int64_t{patch[i]} - kRecent - first;
-            if (slot >= 0 && slot < size) keys.add_unit(tokens.key.at(head, i), tokens.position.at(head, i), mean + slot * width);
-        }
-        for (std::int64_t slot = 0; slot < size; ++slot) {
-            const float share = 1.0f / static_cast<float>(count[first + slot]);
-            std::transform(mean + slot * width, mean + (slot + 1) * width, mean + slot * width,
-                           [share](float x) { return x * share; });
-        }
-        for (std::int64_t i = 0; i < rows; ++i) {
-            const std::int64_t slot = patch[i] - first;
-            if (patch[i] < 0 || slot < 0 || slot >= size) continue;
             tokens.key.prefetch_behind(head, i);
-            out[i] = keys.compare(tokens.key.at(head, i), tokens.position.at(head, i), mean + slot * width);
+            if (norm) value.prefetch_behind(head, i);
+            const std::int32_t patch = valid[i] && !recent[i] ? means.patch(extent.cell(row[i], col[i])) : Groups::kNone;
+            const float* const mean = patch == Groups::kNone ? nullptr : means.of(patch);
+            float square = 0;
+            if (mean) out[i] = keys.compare(tokens.key.at(head, i), value.at(head, i), tokens.position.at(head, i), mean, &square);
+            else if (valid[i] && !recent[i] && patch == Groups::kNone) out[i] = -1;
+            if (norm && (mean || first == 0)) {
+                if (!mean) square = simd().rows<T>().square(value.at(head, i), width);
+                norm[i] = norm_of(value.at(head, i), square, width);
+            }
         }
-    }
+        first = means.next();
+    } while (means.more());
 }
 
-template void temporal_similarity(const PatchedKeys<float>&, std::int64_t, const Rotary*, float*, Carver);
-template void temporal_similarity(const PatchedKeys<Half>&, std::int64_t, const Rotary*, float*, Carver);
+template void temporal_similarity(const PatchedKeys<float>&, std::int64_t, const Rotary*, float*, float*, Carver);
+template void temporal_similarity(const PatchedKeys<Half>&, std::int64_t, const Rotary*, float*, float*, Carver);
 
 }  // namespace edgevlm

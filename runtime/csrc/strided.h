@@ -6,18 +6,16 @@
 
 namespace edgevlm {
 
-// [heads, rows], any strides (in bytes).
+// [heads, rows], each head's rows dense; head_stride in bytes.
 template <typename T>
 struct Plane {
     const std::byte* data = nullptr;
     std::ptrdiff_t head_stride = 0;
-    std::ptrdiff_t row_stride = 0;
     std::int64_t heads = 0;
     std::int64_t rows = 0;
 
-    T at(std::int64_t head, std::int64_t row) const {
-        return *reinterpret_cast<const T*>(data + head * head_stride + row * row_stride);
-    }
+    const T* of(std::int64_t head) const { return reinterpret_cast<const T*>(data + head * head_stride); }
+    T at(std::int64_t head, std::int64_t row) const { return of(head)[row]; }
 };
 
 using Mask = Plane<std::uint8_t>;  // numpy bool: any byte but 0 is true
