@@ -70,8 +70,8 @@ struct Extent {
         if (n == 0) return;
         std::int16_t top = rows[0], bottom = top, left = cols[0], right = left;
         for (std::int64_t i = 0; i < n; ++i) {
-            top = std::min(top, rows[i]), bottom = std::max(bottom, rows[i]);
-            left = std::min(left, cols[i]), right = std::max(right, cols[i]);
+            top = rows[i] < top ? rows[i] : top, bottom = rows[i] > bottom ? rows[i] : bottom;
+            left = cols[i] < left ? cols[i] : left, right = cols[i] > right ? cols[i] : right;
         }
         row = top, col = left;
         height = bottom - top + 1, width = right - left + 1;

@@ -56,8 +56,7 @@ struct Memory {
 
 // Fills `keep` of one head up to `target` rows: first those of the best TaR, then those of the best pooled norm.
 template <typename T>
-void choose(const LayerRows<T>& layer, std::int64_t head, const Selection& how, const Memory& at, const float* pooled, bool* keep,
-            Carver memory) {
+void choose(const LayerRows<T>& layer, std::int64_t head, const Selection& how, const Memory& at, bool* keep, Carver memory) {
     const std::int64_t rows = layer.key.rows;
     const std::int64_t* const seq = layer.seq.of(head);
     const std::uint8_t* const vision = at.vision + head * rows;
@@ -72,7 +71,7 @@ void choose(const LayerRows<T>& layer, std::int64_t head, const Selection& how, 
         count += keep[i];
     }
     if (count <= how.target) {
-        top_k(pooled, seq, at.open, rows, how.target - count, at.chosen, memory);
+        top_k(at.pooled, seq, at.open, rows, how.target - count, at.chosen, memory);
     } else {  // frames of more tokens than was said: the newest of what was chosen
         std::transform(keep, keep + rows, at.open, [](bool k) { return k; });
         std::fill_n(at.similarity, rows, 0.0f);
@@ -104,16 +103,14 @@ void infinipot_select(const LayerRows<T>& layer, const Selection& how, bool* kee
     newest_frames(layer.frame, vision, std::min(how.recent_frames, heads * rows), at.recent, memory);
 
     const Mask recent = plane_of<std::uint8_t>(at.recent, heads, rows);
-    const PatchedKeys<T> keys{layer.key, layer.position, layer.row, layer.col, recent, vision, layer.value};
+    const PatchedKeys<T> keys{layer.key, layer.position, layer.row, layer.col, recent, vision};
     const PatchedNorms norms{plane_of<float>(at.norm, heads, rows), layer.frame, layer.row, layer.col, vision};
-    const bool own_window = how.thresholds != nullptr;  // which takes the norms of all heads
-    for (std::int64_t head = 0; own_window && head < heads; ++head) value_norms(layer.value, head, at.norm + head * rows);
+    for (std::int64_t head = 0; head < heads; ++head) value_norms(layer.value, head, at.norm + head * rows);
     const int window = window_of(how, at.norm, at.vision, heads * rows);
     for (std::int64_t head = 0; head < heads; ++head) {
-        float* const norm = at.norm + head * rows;
-        temporal_similarity(keys, head, how.rotary, at.similarity, own_window ? nullptr : norm, memory);
-        if (window > 1) pool_norms(norms, head, window, at.pooled, memory);
-        choose(layer, head, how, at, window > 1 ? at.pooled : norm, keep + head * rows, memory);
+        temporal_similarity(keys, head, how.rotary, at.similarity, memory);
+        pool_norms(norms, head, window, at.pooled, memory);
+        choose(layer, head, how, at, keep + head * rows, memory);
     }
 }
 

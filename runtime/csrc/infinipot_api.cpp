@@ -14,6 +14,7 @@
 #include "errors.h"
 #include "infinipot.h"
 #include "kernels_api.h"
+#include "norms.h"
 #include "pool.h"
 #include "similarity.h"
 
@@ -66,6 +67,7 @@ template <typename T>
 py::list infinipot_scores(Cache& cache, const py::list& recent, const py::list& valid, const Rotary* rotary) {
     struct Scores {
         PatchedKeys<T> keys;
+        Volume<T> value;
         float *similarity, *norm;
     };
     const std::int64_t layers = cache.layers(), heads = cache.kv_heads();
@@ -78,7 +80,7 @@ py::list infinipot_scores(Cache& cache, const py::list& recent, const py::list& 
         const Held<bool> is_recent = as_mask(recent[l], "recent", heads, n), is_valid = as_mask(valid[l], "valid", heads, n);
         masks.insert(masks.end(), {is_recent, is_valid});
         py::array_t<float> similarity({heads, n}), norm({heads, n});
-        work[l] = {{rows.key, rows.position, rows.row, rows.col, is_recent, is_valid, rows.value},
+        work[l] = {{rows.key, rows.position, rows.row, rows.col, is_recent, is_valid}, rows.value,
                    similarity.mutable_data(), norm.mutable_data()};
         out.append(py::make_tuple(std::move(similarity), std::move(norm)));
     }
@@ -87,7 +89,8 @@ py::list infinipot_scores(Cache& cache, const py::list& recent, const py::list& 
     share(layers * heads, memory.workers(), [&](std::int64_t task, int worker) {
         const Scores& scores = work[task / heads];
         const std::int64_t head = task % heads, at = head * scores.keys.key.rows;
-        temporal_similarity(scores.keys, head, rotary, scores.similarity + at, scores.norm + at, memory.of(worker));
+        temporal_similarity(scores.keys, head, rotary, scores.similarity + at, memory.of(worker));
+        value_norms(scores.value, head, scores.norm + at);
     });
     return out;
 }

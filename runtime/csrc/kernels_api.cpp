@@ -128,7 +128,7 @@ py::array_t<float> call_temporal_similarity(py::handle key, py::handle position,
             const Rotary* const rotary = turned ? turned->rotary() : nullptr;
             const Lease memory(cache ? &cache->scratch() : nullptr, similarity_scratch(rows, tokens.key.width), heads);
             share(heads, memory.workers(), [&](std::int64_t head, int worker) {
-                temporal_similarity(tokens, head, rotary, first + head * rows, nullptr, memory.of(worker));
+                temporal_similarity(tokens, head, rotary, first + head * rows, memory.of(worker));
             });
         }
         return out;

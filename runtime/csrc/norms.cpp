@@ -7,30 +7,29 @@
 
 namespace edgevlm {
 
+namespace {
+
 template <typename T>
-float norm_of(const T* row, float square, std::int64_t width) {
-    if (trusted(square)) return std::sqrt(square);
-    double exact = 0;
+float exact_norm(const T* row, std::int64_t width) {
+    double square = 0;
     for (std::int64_t d = 0; d < width; ++d) {
         float x;
         simd().rows<T>().load(row + d, 1, &x);
-        exact += static_cast<double>(x) * x;
+        square += static_cast<double>(x) * x;
     }
-    return static_cast<float>(std::sqrt(exact));
+    return static_cast<float>(std::sqrt(square));
 }
+
+}  // namespace
 
 template <typename T>
 void value_norms(const Volume<T>& value, std::int64_t head, float* out) {
-    const RowKernels<T>& kernels = simd().rows<T>();
-    for (std::int64_t i = 0; i < value.rows; ++i) {
-        value.prefetch_behind(head, i);
-        const T* const row = value.at(head, i);
-        out[i] = norm_of(row, kernels.square(row, value.width), value.width);
-    }
+    const auto stride = value.row_stride / static_cast<std::ptrdiff_t>(sizeof(T));
+    simd().rows<T>().squares(value.at(head, 0), stride, value.rows, value.width, out);
+    for (std::int64_t i = 0; i < value.rows; ++i)
+        out[i] = trusted(out[i]) ? std::sqrt(out[i]) : exact_norm(value.at(head, i), value.width);
 }
 
-template float norm_of(const float*, float, std::int64_t);
-template float norm_of(const Half*, float, std::int64_t);
 template void value_norms(const Volume<float>&, std::int64_t, float*);
 template void value_norms(const Volume<Half>&, std::int64_t, float*);
 

@@ -45,9 +45,10 @@ void top_k(const float* score, const std::int64_t* seq, const std::uint8_t* cand
     std::uint32_t* const bucket = memory.take<std::uint32_t>(kBuckets + 1);
     std::int64_t open = 0, count = rows;
     for (std::int64_t i = 0; i < rows; ++i) {
-        rank[i] = candidates[i] ? rank_of(score[i]) : kOut;
+        const std::uint32_t among = 0u - (candidates[i] != 0);
+        rank[i] = rank_of(score[i]) & among;
         index[i] = static_cast<std::uint32_t>(i);
-        open += rank[i] != kOut;
+        open += candidates[i] != 0;
     }
     std::fill_n(out, rows, false);
     while (k > 0 && k < open) {
@@ -58,7 +59,7 @@ void top_k(const float* score, const std::int64_t* seq, const std::uint8_t* cand
         }
         if (low + 1 == high) break;
         const int shift = shift_of(high - low - 1);
-        const auto place = [=](std::uint32_t r) { return r == kOut ? 0 : 1 + ((r - 1 - low) >> shift); };
+        const auto place = [=](std::uint32_t r) { return (1 + ((r - 1 - low) >> shift)) & (0u - (r != kOut)); };  // no branch
         std::fill_n(bucket, kBuckets + 1, 0u);
         for (std::int64_t c = 0; c < count; ++c) ++bucket[place(rank[c])];
         std::uint32_t last = kBuckets;

@@ -12,7 +12,14 @@ struct Half {  // IEEE binary16, a storage type
 
 struct Dots {
     float dot, square;  // row . other, |row|^2
-    float second;       // |second row|^2
+};
+
+// What one Dots is of. angle: cosines [pairs], then sines [pairs], that the row is turned back by, or nothing.
+template <typename T>
+struct Compared {
+    const T* row;
+    const float *other, *angle;
+    const T* next;  // a row to ask the second-level cache for meanwhile
 };
 
 // Of rows stored as T. Sums are float32 in a fixed number of lanes: the same bits whenever the instruction set is the same.
@@ -21,11 +28,10 @@ template <typename T>
 struct RowKernels {
     void (*load)(const T* row, std::int64_t size, float* out);
     void (*store)(const float* row, std::int64_t size, T* out);
-    float (*square)(const T* row, std::int64_t size);                                     // |row|^2
-    Dots (*dots)(const T* row, const T* second, const float* other, std::int64_t size);
-    // The same, row turned back by the sum of two angles, given as cosines [pairs], then sines [pairs].
-    Dots (*turned_dots)(const T* row, const T* second, const float* other, const float* angle, const float* more,
-                        std::int64_t pairs);
+    // |row|^2 of `count` rows, `stride` numbers apart.
+    void (*squares)(const T* row, std::int64_t stride, std::int64_t count, std::int64_t size, float* out);
+    void (*dots)(const Compared<T>* rows, std::int64_t count, std::int64_t size, Dots* out);
+    void (*turned_dots)(const Compared<T>* rows, std::int64_t count, std::int64_t size, Dots* out);
     void (*add)(const T* row, float scale, std::int64_t size, float* out);                // out += scale row
     void (*add_turned)(const T* row, float scale, const float* cosine, const float* sine, std::int64_t pairs,
                        float* out);                                                       // the same, row turned back

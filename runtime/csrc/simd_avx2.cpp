@@ -39,12 +39,11 @@ inline float sum(V a) {
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
-inline Dots sums(V a, V b, V c) {
-    const __m256 ab = _mm256_hadd_ps(a.v, b.v), cd = _mm256_hadd_ps(c.v, _mm256_setzero_ps());
-    const __m256 all = _mm256_hadd_ps(ab, cd);
-    float four[4];
-    _mm_storeu_ps(four, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
-    return {four[0], four[1], four[2]};
+inline Dots sums(V a, V b) {
+    const __m256 four = _mm256_add_ps(_mm256_unpacklo_ps(a.v, b.v), _mm256_unpackhi_ps(a.v, b.v));  // a, b, a, b in each half
+    const __m128 two = _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1));
+    const __m128 one = _mm_add_ps(two, _mm_movehl_ps(two, two));
+    return {_mm_cvtss_f32(one), _mm_cvtss_f32(_mm_movehdup_ps(one))};
 }
 inline V round(V a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 inline V pow2(V n) {

@@ -41,18 +41,13 @@ inline V fma(V a, V b, V c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline V fnma(V a, V b, V c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
 inline V most(V a, V b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline float sum(V a) { return _mm512_reduce_add_ps(a.v); }
-inline Dots sums(V a, V b, V c) {
-    const __m512 none = _mm512_setzero_ps();
-    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a.v, b.v), _mm512_unpackhi_ps(a.v, b.v));
-    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c.v, none), _mm512_unpackhi_ps(c.v, none));
-    const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
-    const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
-    const __m512 all = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
-    const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(all), 1));
-    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), upper);
-    float four[4];
-    _mm_storeu_ps(four, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
-    return {four[0], four[1], four[2]};
+inline Dots sums(V a, V b) {
+    const __m512 four = _mm512_add_ps(_mm512_unpacklo_ps(a.v, b.v), _mm512_unpackhi_ps(a.v, b.v));  // a, b, a, b in each 128 bits
+    const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(four), 1));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(four), upper);
+    const __m128 two = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    const __m128 one = _mm_add_ps(two, _mm_movehl_ps(two, two));
+    return {_mm_cvtss_f32(one), _mm_cvtss_f32(_mm_movehdup_ps(one))};
 }
 inline V round(V a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 inline V pow2(V n) { return {_mm512_scalef_ps(_mm512_set1_ps(1.0f), n.v)}; }

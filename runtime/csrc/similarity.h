@@ -16,17 +16,14 @@ struct PatchedKeys {
     Volume<std::int32_t> position;  // [H, n, axes]
     Plane<std::int16_t> row, col;   // [H, n]
     Mask recent, valid;             // [H, n]
-    Volume<T> value;                // [H, n, D], or nothing
 };
 
 std::size_t similarity_scratch(std::int64_t rows, std::int64_t head_dim);
 
 // out [n], of one head: for valid tokens that are not recent the mean cosine with the valid recent tokens of the same
 // (row, col), -1 where there is none; 0 for all others. rotary (of D / 2 pairs) un-rotates; null compares keys as stored.
-// norm [n], or null: the L2 norms of the values, which come by on the way. Each key and value is read once.
-// memory: similarity_scratch.
+// Reads each key once. memory: similarity_scratch.
 template <typename T>
-void temporal_similarity(const PatchedKeys<T>& tokens, std::int64_t head, const Rotary* rotary, float* out, float* norm,
-                         Carver memory);
+void temporal_similarity(const PatchedKeys<T>& tokens, std::int64_t head, const Rotary* rotary, float* out, Carver memory);
 
 }  // namespace edgevlm

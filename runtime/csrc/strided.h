@@ -1,6 +1,7 @@
 // Arrays that belong to someone else: numpy arrays, or parts of the cache.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -34,13 +35,11 @@ struct Volume {
         return reinterpret_cast<const T*>(data + head * head_stride + row * row_stride);
     }
 
-    // Asks for the row some way behind this one: a loop that works on each row would else wait for every one of them.
-    void prefetch_behind(std::int64_t head, std::int64_t row) const {
-        constexpr std::int64_t kAhead = 4096, kLine = 64;
-        const std::int64_t bytes = width * static_cast<std::int64_t>(sizeof(T)), far = row + 1 + kAhead / (bytes + 1);
-        if (far >= rows) return;
-        const auto* const first = reinterpret_cast<const char*>(at(head, far));
-        for (std::int64_t line = 0; line < bytes; line += kLine) __builtin_prefetch(first + line);
+    // The row some way behind this one, for a loop over rows to prefetch: it would else wait for every one of them.
+    const T* behind(std::int64_t head, std::int64_t row) const {
+        constexpr std::int64_t kAhead = 16384;
+        const std::int64_t bytes = width * static_cast<std::int64_t>(sizeof(T));
+        return at(head, std::min(row + 1 + kAhead / (bytes + 1), rows - 1));
     }
 };
 
