@@ -23,12 +23,11 @@ std::int64_t batch_size(std::int64_t rows, std::int64_t width) {
     return std::clamp<std::int64_t>(kBatchFloats / std::max<std::int64_t>(width, 1), 1, std::max<std::int64_t>(rows, 1));
 }
 
-// A key, where it stands, where it is to be turned to ([axes] both), and one that comes later.
+// A key, where it stands, and where it is to be turned to; [axes] both.
 template <typename T>
 struct Key {
     const T* row;
     const std::int32_t *at, *to;
-    const T* next;
 };
 
 template <typename T>
@@ -69,11 +68,11 @@ public:
         }
     }
 
-    // To be compared by the next call of compare(). Returns whether there is room for no more.
-    bool add(const Key<T>& key, const float* mean, float* out) {
+    // To be compared by the next call of compare(); `next`, a key that comes later. Returns whether there is room for no more.
+    bool add(const Key<T>& key, const float* mean, const T* next, float* out) {
         key_[count_] = key;
         out_[count_] = out;
-        compared_[count_++] = {key.row, mean, rotary_ ? turner_->of(key.to, key.at) : nullptr, key.next};
+        compared_[count_++] = {key.row, mean, rotary_ ? turner_->of(key.to, key.at) : nullptr, next};
         return count_ == kBlock;
     }
 
@@ -179,8 +178,7 @@ public:
 
     // Key i, to be turned to where the mean of its patch stands.
     Key<T> key(const PatchedKeys<T>& tokens, std::int64_t head, std::int64_t i, std::int32_t patch) const {
-        return {tokens.key.at(head, i), tokens.position.at(head, i), tokens.position.at(head, place_[patch]),
-                tokens.key.behind(head, i)};
+        return {tokens.key.at(head, i), tokens.position.at(head, i), tokens.position.at(head, place_[patch])};
     }
 
 private:
@@ -212,11 +210,13 @@ void temporal_similarity(const PatchedKeys<T>& tokens, std::int64_t head, const 
     Keys<T> keys(rotary, width, memory);
     means.find_recent(tokens, head, extent);
     for (std::int64_t i = 0; i < rows; ++i) out[i] = valid[i] && !recent[i] ? -1.0f : 0.0f;
+    const std::int64_t ahead = tokens.key.rows_ahead();
     while (means.take(tokens, head, keys)) {
         for (std::int64_t i = 0; i < rows; ++i) {
             if (!valid[i] || recent[i]) continue;
             const std::int32_t patch = means.patch(extent.cell(row[i], col[i]));
-            if (means.has(patch) && keys.add(means.key(tokens, head, i, patch), means.of(patch), out + i)) keys.compare();
+            const T* const next = tokens.key.at(head, std::min(i + ahead, rows - 1));
+            if (means.has(patch) && keys.add(means.key(tokens, head, i, patch), means.of(patch), next, out + i)) keys.compare();
         }
         keys.compare();
     }

@@ -1,7 +1,6 @@
 // Arrays that belong to someone else: numpy arrays, or parts of the cache.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -35,11 +34,10 @@ struct Volume {
         return reinterpret_cast<const T*>(data + head * head_stride + row * row_stride);
     }
 
-    // The row some way behind this one, for a loop over rows to prefetch: it would else wait for every one of them.
-    const T* behind(std::int64_t head, std::int64_t row) const {
-        constexpr std::int64_t kAhead = 16384;
-        const std::int64_t bytes = width * static_cast<std::int64_t>(sizeof(T));
-        return at(head, std::min(row + 1 + kAhead / (bytes + 1), rows - 1));
+    // How far ahead a loop over rows should prefetch: it would else wait for every one of them.
+    std::int64_t rows_ahead() const {
+        constexpr std::int64_t kBytes = 16384;
+        return 1 + kBytes / (width * static_cast<std::int64_t>(sizeof(T)) + 1);
     }
 };
 
