@@ -1,9 +1,9 @@
 """The scores and choices that policies are made of, in C++ and without the GIL.
 
 Arrays may be strided views of a :class:`~edgevlm.runtime.cache.KVCache`; keys and values must be dense in their last
-axis, float32 or float16. dtypes must be exactly those stated, else CacheError. Kernels given a view of a cache work in that
-cache's own scratch, one call at a time, and allocate nothing but the result. :mod:`edgevlm.runtime.reference` has a plain
-numpy twin of each.
+axis, float32 or float16; other arrays whose rows are not dense are copied. dtypes must be exactly those stated, else
+CacheError. Kernels given a view of a cache work in that cache's own scratch, one call at a time, and allocate nothing but
+the result. :mod:`edgevlm.runtime.reference` has a plain numpy twin of each.
 
 Inner loops are those of the best instruction set the processor has: avx512, avx2, neon or scalar, or the one that
 ``EDGEVLM_SIMD`` names when this module is imported. Heads and layers are shared out over :func:`set_threads` threads, one
