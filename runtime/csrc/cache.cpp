@@ -46,7 +46,7 @@ void check(const Shape& shape) {
     }
 }
 
-// The block, in this order, every array 64-byte aligned, and zero where no valid row lies:
+// The block, in this order, every array 64-byte aligned, and zero at the start:
 //
 //   the table of layers, inv_freq f64 [D / 2], runs [runs], commit serials i64 [smallest capacity]
 //   for each layer l:
@@ -267,11 +267,7 @@ void Cache::move_row(Layer& layer, std::int64_t from, std::int64_t to) {
 
 void Cache::clear_rows(Layer& layer, std::int64_t head, std::int64_t first, std::int64_t last) {
     const std::int64_t at = head * layer.capacity + first, count = last - first;
-    for (std::byte* rows : {layer.key, layer.value}) {
-        if (large_) simd().zero(rows + at * row_bytes_, count * row_bytes_);
-        else std::memset(rows + at * row_bytes_, 0, count * row_bytes_);
-    }
-    if (large_) simd().drain();
+    for (std::byte* rows : {layer.key, layer.value}) std::memset(rows + at * row_bytes_, 0, count * row_bytes_);
     std::fill_n(layer.kind + at, count, std::uint8_t{0});
     std::fill_n(layer.seq + at, count, std::int64_t{0});
     std::fill_n(layer.frame + at, count, 0);
@@ -336,7 +332,7 @@ std::int64_t Cache::evict(const std::vector<std::optional<Mask>>& keep) {
         const std::int64_t l = task / heads_, head = task % heads_;
         if (!keep[l] || kept[l] == parts_.layer[l].length) return;
         moved += fill_holes(parts_.layer[l], head, *keep[l], kept[l]);
-        clear_rows(parts_.layer[l], head, kept[l], parts_.layer[l].length);
+        if (large_) simd().drain();
     });
     std::int64_t evicted = 0;
     for (std::int64_t l = 0; l < layers_; ++l) {

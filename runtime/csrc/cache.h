@@ -38,7 +38,8 @@ struct Rows {
     const std::int32_t* position;  // [n, axes]
 };
 
-// One layer. Rows [0, length) are valid, in no order; rows [length, capacity) are zero, unless they are reserved.
+// One layer. Rows [0, length) are valid, in no order. Rows [length, capacity) are free and read by nobody: they are zero, or
+// what an eviction has left there, but finite, unless they are reserved.
 struct Layer {
     std::int64_t capacity;
     std::int64_t length;
