@@ -125,8 +125,16 @@ def places(seq: Array, known: Array) -> Array:
     return out
 
 
-def attention_mass(query: Array, query_seq: Array, key: Array, seq: Array) -> Array:
+def attention_mass(
+    query: Array, query_seq: Array, key: Array, seq: Array, own_key: Array = None, own_seq: Array = None
+) -> Array:
     """One product, one softmax over all of it."""
+    held = key.shape[1]
+    if own_key is not None:
+        key, seq = (
+            np.concatenate([key, own_key], 1),
+            np.concatenate([seq, np.broadcast_to(own_seq, (len(key), len(own_seq)))], 1),
+        )
     heads, rows, width = query.shape
     kv_heads = len(key)
     grouped = query.reshape(kv_heads, heads // kv_heads * rows, width) * np.float32(width**-0.5)
@@ -135,7 +143,7 @@ def attention_mass(query: Array, query_seq: Array, key: Array, seq: Array) -> Ar
     scores -= scores.max(2, keepdims=True)
     np.exp(scores, out=scores)
     scores /= scores.sum(2, keepdims=True)
-    return scores.sum(1, dtype=np.float32)
+    return scores.sum(1, dtype=np.float32)[:, :held]
 
 
 KERNELS = {

@@ -109,7 +109,13 @@ def top_k(
 def places(seq: NDArray[np.int64], known: NDArray[np.int64], /) -> NDArray[np.int32]: ...
 def newest_frames(frame: NDArray[np.int32], among: NDArray[np.bool_], count: int, /) -> NDArray[np.bool_]: ...
 def attention_mass(
-    query: NDArray[np.float32], query_seq: NDArray[np.int64], key: NDArray[np.floating], seq: NDArray[np.int64], /
+    query: NDArray[np.float32],
+    query_seq: NDArray[np.int64],
+    key: NDArray[np.floating],
+    seq: NDArray[np.int64],
+    own_key: NDArray[np.float32] | None,
+    own_seq: NDArray[np.int64] | None,
+    /,
 ) -> NDArray[np.float32]: ...
 def infinipot_scores(
     cache: Cache, recent: list[NDArray[np.bool_]], valid: list[NDArray[np.bool_]], rotated: bool, /

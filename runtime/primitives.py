@@ -97,14 +97,17 @@ def attention_mass(
     query_seq: NDArray[np.int64],  # [w]
     key: NDArray[np.floating],  # [H, n, D], rotated
     seq: NDArray[np.int64],  # [H, n]
+    own_key: NDArray[np.float32] | None = None,  # [H, m, D], rotated
+    own_seq: NDArray[np.int64] | None = None,  # [m]
 ) -> NDArray[np.float32]:
     """How much attention each cached token gets from w rows: float32 ``[H, n]``.
 
     ``softmax(q K^T / sqrt(D))``, where a row at stream place ``query_seq`` sees the tokens whose ``seq`` is not above its own,
-    summed over the w rows and over the query heads of each KV head's group. A row that sees nothing adds nothing. Scores take
-    32 numbers a key at a time.
+    summed over the w rows and over the query heads of each KV head's group. A row that sees nothing adds nothing. own_key:
+    keys outside the cache that the rows see as well, by ``own_seq``; what attention they get is not returned. Scores take 32
+    numbers a key at a time.
     """
-    return _native.attention_mass(query, query_seq, key, seq)
+    return _native.attention_mass(query, query_seq, key, seq, own_key, own_seq)
 
 
 def infinipot_scores(

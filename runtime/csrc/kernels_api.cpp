@@ -221,7 +221,8 @@ py::array_t<bool> call_newest_frames(py::handle frame, py::handle among, std::in
     return out;
 }
 
-py::array_t<float> call_attention_mass(py::handle query, py::handle query_seq, py::handle key, py::handle seq) {
+py::array_t<float> call_attention_mass(py::handle query, py::handle query_seq, py::handle key, py::handle seq,
+                                       py::handle own_key, py::handle own_seq) {
     return by_dtype(key, "key", [&](auto* type) {
         Attended<std::remove_pointer_t<decltype(type)>> tokens;
         tokens.key = as_volume<std::remove_pointer_t<decltype(type)>>(key, "key", any, any, any);
@@ -236,12 +237,18 @@ py::array_t<float> call_attention_mass(py::handle query, py::handle query_seq, p
         tokens.query_seq = places.data();
         tokens.group = queries.shape(0) / heads;
         tokens.queries = queries.shape(1);
+        std::optional<decltype(dense<std::int64_t>(own_seq, "own_seq", {}))> own_places;
+        if (!own_key.is_none()) {
+            tokens.own = as_volume<float>(own_key, "own_key", heads, any, width);
+            own_places = dense<std::int64_t>(own_seq, "own_seq", {tokens.own.rows});
+            tokens.own_seq = own_places->data();
+        }
         Scratch* const scratch = scratch_of(key);
         py::array_t<float> out({heads, rows});
         float* const first = out.mutable_data();
         {
             Unlocked unlocked;
-            const Lease memory(scratch, attention_scratch(rows, width), heads);
+            const Lease memory(scratch, attention_scratch(rows + tokens.own.rows, width), heads);
             share(heads, memory.workers(), [&](std::int64_t head, int worker) {
                 attention_mass(tokens, head, first + head * rows, memory.of(worker));
             });

@@ -43,9 +43,8 @@ def guidance_attention(queries: Float32, own_keys: Float32, key: Float32, seq: I
     """
     heads, rows, _ = queries.shape
     places = seq.max(initial=-1) + 1 + np.arange(rows) * causal
-    seen = np.concatenate([seq, np.broadcast_to(places, (len(seq), rows))], 1)
-    mass = attention_mass(queries, places, np.concatenate([key, own_keys], 1), seen)
-    return mass[:, : seq.shape[1]].sum(0, dtype=np.float64) / (heads * rows)
+    mass = attention_mass(queries, places, key, seq, own_keys.astype(np.float32, copy=False), places)
+    return mass.sum(0, dtype=np.float64) / (heads * rows)
 
 
 def smoothed(scores: Sequence[Float64], orders: Sequence[Int64], weights: Sequence[float], by_rank: bool) -> list[Float64]:

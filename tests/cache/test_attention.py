@@ -32,6 +32,41 @@ def test_attention_mass_equals_the_reference(data):
     assert (found[seq > query_seq.max(initial=-1)] == 0).all()
 
 
+@pytest.mark.parametrize("m", [0, 1, 33, 130])
+@pytest.mark.parametrize("n", [1, 70])
+def test_keys_of_the_rows_themselves_are_seen_too(n, m):
+    """Own keys take their share of the attention, just as if they lay in the cache, and are not returned."""
+    rng = np.random.default_rng(m)
+    query = 3 * rng.standard_normal((4, max(m, 1), 16), np.float32)
+    key, own = rng.standard_normal((2, n, 16), np.float32), rng.standard_normal((2, m, 16), np.float32)
+    seq, own_seq = np.tile(np.arange(n), (2, 1)), n + np.arange(m)
+    query_seq = n + np.arange(max(m, 1))
+    found = primitives.attention_mass(query, query_seq, key, seq, own, own_seq)
+    both = np.concatenate([key, own], 1), np.concatenate([seq, np.tile(own_seq, (2, 1))], 1)
+    expected = reference.attention_mass(query, query_seq, *both)[:, :n]
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("last", [-200.0, 0.0, 200.0])
+def test_scores_that_rise_or_fall_over_the_blocks_of_keys(last):
+    """The highest score may be the first or the last, far above the others; none of them overflows."""
+    key = np.zeros((1, 300, 4), np.float32)
+    key[0, :, 0] = np.linspace(-200, 200, 300) if last else 0
+    key[0, -1, 0] = last
+    query, query_seq, seq = np.full((1, 2, 4), 2, np.float32), np.array([500, 150]), np.arange(300)[None]
+    found = primitives.attention_mass(query, query_seq, key, seq)
+    np.testing.assert_allclose(found, reference.attention_mass(query, query_seq, key, seq), rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 63, 131, 200])
+def test_equal_scores_have_equal_mass(n):
+    """To the bit, in whatever block a key lies: policies break ties by age."""
+    query = np.random.default_rng(n).standard_normal((3, 9, 8), np.float32)
+    key = np.broadcast_to(np.random.default_rng(1).standard_normal(8).astype(np.float32), (1, n, 8))
+    found = primitives.attention_mass(query, np.full(9, n), np.ascontiguousarray(key), np.arange(n)[None])
+    assert len(np.unique(found)) == 1
+
+
 def test_a_row_that_sees_nothing_adds_nothing():
     query, key = np.ones((1, 2, 4), np.float32), np.ones((1, 3, 4), np.float32)
     seq, query_seq = np.array([[5, 6, 7]]), np.array([4, 5])
@@ -58,6 +93,8 @@ def test_it_works_in_the_scratch_of_the_cache(kit):
         ({"query": np.ones((4, 2, 6), np.float32)}, r"query must be \[any, any, 4\], not \[4, 2, 6\]"),
         ({"query_seq": np.zeros(3, np.int64)}, r"query_seq must be \[2\], not \[3\]"),
         ({"key": np.ones((2, 5, 4))}, "key must be float32 or float16, not float64"),
+        ({"own_key": np.zeros((1, 3, 4), np.float32)}, r"own_key must be \[2, any, 4\], not \[1, 3, 4\]"),
+        ({"own_key": np.zeros((2, 3, 4), np.float32)}, r"own_seq must be a numpy array of int64 \[3\]"),
         ({"seq": np.zeros((2, 4), np.int64)}, r"seq must be \[2, 5\], not \[2, 4\]"),
     ],
 )
