@@ -18,7 +18,7 @@ from edgevlm.runtime.bundle import Bundle
 
 @dataclass(slots=True)
 class Model:
-    """``is_demo`` marks the embedded model, which knows only the demo world."""
+    """``is_demo`` marks the embedded model, wherever its bundle lies: it knows only the demo world."""
 
     bundle: Bundle
     engine: Engine
@@ -28,14 +28,13 @@ class Model:
 
     @classmethod
     def load(cls, name: str | Path, *, engine: str = "onnxruntime-cpu", threads: int | None = None) -> Model:
-        """Load ``demo`` or a bundle directory; every file is verified. Raises BundleError, one line."""
-        is_demo = str(name) == "demo"
-        bundle = Bundle.load(demo_bundle() if is_demo else Path(name))
+        """Load ``demo`` or a bundle directory; every file is verified. Raises UserError, one line."""
+        bundle = Bundle.load(bundle_folder(name))
         try:
             tokenizer = Tokenizer.from_file(str(bundle.file(bundle.chat.tokenizer)))
         except Exception as error:  # tokenizers raises bare Exception
             raise BundleError(f"{bundle.path}: tokenizer.json cannot be read ({error}); export the model again") from None
-        return cls(bundle, load_engine(engine, bundle, threads=threads), tokenizer, bundle.closing_rows(), is_demo)
+        return cls(bundle, load_engine(engine, bundle, threads=threads), tokenizer, bundle.closing_rows(), is_demo(bundle))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of rendered prompt text; the template has already written the special tokens."""
@@ -43,6 +42,20 @@ class Model:
 
     def close(self) -> None:
         self.engine.close()
+
+
+def bundle_folder(name: str | Path) -> Path:
+    """The folder of ``demo`` or of the bundle at a path."""
+    return demo_bundle() if str(name) == "demo" else Path(name)
+
+
+def is_demo(bundle: Bundle) -> bool:
+    """Whether its weights are the embedded model's, as those of a copy and of a calibrated one are."""
+    try:
+        shipped = Bundle.load(demo_bundle(), verify="size").files
+    except BundleError:
+        return False
+    return all(bundle.files.get(name) == record for name, record in shipped.items() if name.endswith(".weights"))
 
 
 def demo_bundle() -> Path:
