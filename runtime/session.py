@@ -149,6 +149,16 @@ class Session:
         with self._turnstile.watcher():
             self._flush()
 
+    def check(self, question: str) -> None:
+        """Raise UserError if ``question`` cannot be asked: too long for its room, or holding what cannot be encoded."""
+        try:
+            question.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"the question {question!r} holds a character that is no valid Unicode; leave it out") from None
+        asked = len(self.model.encode(self._chat.suffix([], question)))
+        if asked > self.room.question:
+            raise UserError(f"this question takes {asked} tokens and {self.room.question} are set aside for one; shorten it")
+
     def ask(
         self,
         question: str,
@@ -171,9 +181,7 @@ class Session:
             sampler = Sampler(temperature, top_p, seed)
         except ValueError as error:
             raise UserError(str(error)) from None
-        asked = len(self.model.encode(self._chat.suffix([], question)))
-        if asked > self.room.question:
-            raise UserError(f"this question takes {asked} tokens and {self.room.question} are set aside for one; shorten it")
+        self.check(question)
         answer = Answer(question, self._time_s)
         ticket = self._turnstile.queue()
         thread = threading.Thread(
