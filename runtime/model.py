@@ -28,7 +28,12 @@ class Model:
 
     @classmethod
     def load(cls, name: str | Path, *, engine: str = "onnxruntime-cpu", threads: int | None = None) -> Model:
-        """Load ``demo`` or a bundle directory; every file is verified. Raises UserError, one line."""
+        """Load ``demo`` or a bundle directory; every file is verified.
+
+        engine: a name of :data:`edgevlm.engines.ENGINES`; threads: of the CPU, 1 to 256, the physical cores by default.
+        Raises BundleError for a bundle that is missing, damaged or of another version, and UserError for an engine that is
+        unknown or not installed and for threads out of range; each is one line.
+        """
         bundle = Bundle.load(bundle_folder(name))
         try:
             tokenizer = Tokenizer.from_file(str(bundle.file(bundle.chat.tokenizer)))

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgevlm.errors import UserError
@@ -128,6 +129,8 @@ def test_a_disk_that_is_really_full_is_named(exported: Any, tmp_path: Path) -> N
     try:
         with pytest.raises(UserError, match=r"could not be written \(the disk is full\); nothing was changed"):
             export_checkpoint(made.checkpoint, disk / "bundle")
+        with pytest.raises(UserError, match="the disk is full"), published(disk / "bundle") as folder:
+            np.zeros(1 << 20, np.float32).tofile(folder / "weights")
         assert list(disk.iterdir()) == []
     finally:
         subprocess.run(["umount", disk], check=True)
