@@ -28,7 +28,7 @@ from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.preprocess import Preprocessor
-from edgevlm.runtime.session import TextRoom, default_budget, text_room
+from edgevlm.runtime.room import TextRoom, default_budget, text_room
 from edgevlm.runtime.stream import MemoryStats, Stream
 
 SEEDED = "seeded-0.5b"

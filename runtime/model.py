@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from edgevlm.engines import load_engine
+from edgevlm.engines import DEFAULT_ENGINE, load_engine
 from edgevlm.engines.base import Engine
-from edgevlm.errors import BundleError
+from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.bundle import Bundle
 
 
@@ -27,12 +27,12 @@ class Model:
     is_demo: bool = False
 
     @classmethod
-    def load(cls, name: str | Path, *, engine: str = "onnxruntime-cpu", threads: int | None = None) -> Model:
+    def load(cls, name: str | Path, *, engine: str = DEFAULT_ENGINE, threads: int | None = None) -> Model:
         """Load ``demo`` or a bundle directory; every file is verified.
 
-        engine: a name of :data:`edgevlm.engines.ENGINES`; threads: of the CPU, 1 to 256, the physical cores by default.
-        Raises BundleError for a bundle that is missing, damaged or of another version, and UserError for an engine that is
-        unknown or not installed and for threads out of range; each is one line.
+        engine: a backend's name. threads: of one call of it, 1 to 256, the physical cores unless given. Raises BundleError for
+        a bundle that is missing, damaged or of another version; UserError for an engine that is unknown or not installed, or
+        that refuses the bundle or the number of threads.
         """
         bundle = Bundle.load(bundle_folder(name))
         try:
@@ -42,10 +42,18 @@ class Model:
         return cls(bundle, load_engine(engine, bundle, threads=threads), tokenizer, bundle.closing_rows(), is_demo(bundle))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of rendered prompt text; the template has already written the special tokens."""
+        """Token ids of rendered prompt text; the template has already written the special tokens.
+
+        Raises UserError for text that is not Unicode: a lone surrogate, as bytes that are not UTF-8 become.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"the text holds {text[error.start]!a}, which is no character; write it in UTF-8") from None
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def close(self) -> None:
+        """Let go of the engine; sessions of this model can do nothing any more. Closing it again does nothing."""
         self.engine.close()
 
 

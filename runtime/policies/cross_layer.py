@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime import primitives
-from edgevlm.runtime.policies.attention import attention_mass
 from edgevlm.runtime.policies.base import Appended, Float32
 from edgevlm.runtime.policies.queries import QueryWindow
+from edgevlm.runtime.primitives import attention_mass
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from edgevlm.errors import CacheError
 from edgevlm.runtime.cache import Rows
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.attention import attention_mass
 from edgevlm.runtime.policies.base import Bool, Float32, NewRows
+from edgevlm.runtime.primitives import attention_mass
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
