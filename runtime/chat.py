@@ -32,6 +32,8 @@ class Chat:
     def suffix(self, turns: Sequence[Turn], question: str) -> str:
         """What follows the vision tokens: earlier turns (oldest first), the question, and the generation prompt."""
         for text in (question, *(part for turn in turns for part in turn)):
+            if not isinstance(text, str):
+                raise UserError(f"a question is text, not {type(text).__name__}")
             if self.spec.placeholder in text:
                 raise UserError(f"a question cannot hold {self.spec.placeholder!r}, which stands for the video; leave it out")
         return self._render(turns, question)[1]

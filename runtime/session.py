@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,31 +20,18 @@ from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.preprocess import Preprocessor
 from edgevlm.runtime.room import TextRoom, default_budget, text_room
 from edgevlm.runtime.sampling import Sampler
-from edgevlm.runtime.stream import MemoryStats, Stream
+from edgevlm.runtime.stats import SessionStats
+from edgevlm.runtime.stream import Stream
 from edgevlm.runtime.turnstile import Turnstile
 
 RULES: tuple[Reindexing, ...] = ("lazy", "eager")  # of a session
 
 
-@dataclass(frozen=True, slots=True)
-class SessionStats:
-    """What a session has done so far.
-
-    frames watched, and fps since the first of them; tokens of memory held in the fullest layer; cache_bytes allocated once at
-    start, policy_bytes that the policy now keeps beside them; ttft_ms (from ask to the first token) and tpot_ms (each further
-    one) of the newest answer.
-    """
-
-    frames: int
-    chunks: int
-    fps: float
-    tokens: int
-    cache_bytes: int
-    policy_bytes: int
-    encode_ms: float
-    ttft_ms: float
-    tpot_ms: float
-    memory: MemoryStats
+def check_whole(**numbers: object) -> None:
+    """Refuse settings that are neither None nor whole numbers."""
+    for name, number in numbers.items():
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int | np.integer)):
+            raise UserError(f"{name} is a whole number, not {number!r}")
 
 
 class Session:
@@ -93,9 +79,7 @@ class Session:
         Raises BundleError for a model that cannot be loaded; UserError for a policy, setting or prompt that is not one, and for
         a budget or chunk that is less than a frame, passes the model's positions or does not fit in the free memory.
         """
-        for name, number in (("budget", budget), ("chunk", chunk)):
-            if number is not None and (isinstance(number, bool) or not isinstance(number, int | np.integer)):
-                raise UserError(f"{name} is a whole number, not {number!r}")
+        check_whole(budget=budget, chunk=chunk)
         if chunk < 1:
             raise UserError(f"a chunk of {chunk} frames is too small; give 1 or more")
         if reindexing not in RULES:
@@ -166,6 +150,7 @@ class Session:
         Raises UserError for a question that is longer than its room or holds what stands for the video, for sampling settings
         out of range, after :meth:`close`, and when the system starts no more threads.
         """
+        check_whole(max_tokens=max_tokens, seed=seed)
         if max_tokens is not None and not 1 <= max_tokens <= self.room.answer:
             raise UserError(f"an answer can have 1 to {self.room.answer} tokens here, not {max_tokens}")
         try:
@@ -173,12 +158,17 @@ class Session:
         except ValueError as error:
             raise UserError(str(error)) from None
         self.check(question)
-        answer, started = Answer(question, self._time_s), time.perf_counter()
+        answer = Answer(question, self._time_s)
+        self._start(answer, time.perf_counter(), conversation, max_tokens or self.room.answer, sampler)
+        return answer
+
+    def _start(self, answer: Answer, asked: float, conversation: str | None, max_tokens: int, sampler: Sampler) -> None:
+        """Take the next place for an answer, and start its thread."""
         with self._opening:
             self._refuse_when_closed()
             self._running.add(answer)
             ticket = self._turnstile.queue()
-        settings = (answer, ticket, started, conversation, max_tokens or self.room.answer, sampler)
+        settings = (answer, ticket, asked, conversation, max_tokens, sampler)
         try:
             threading.Thread(target=self._answer, args=settings, name="edgevlm-answer", daemon=True).start()
         except BaseException as error:
@@ -188,7 +178,6 @@ class Session:
             if isinstance(error, RuntimeError):
                 raise UserError(f"a question needs a thread of its own ({error}); end other programs and ask again") from None
             raise
-        return answer
 
     def _refuse_when_closed(self) -> None:
         if self._closed:

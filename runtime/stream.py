@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,21 +18,9 @@ from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape
 from edgevlm.runtime.positions import Positions, Reindexing, rope_tables
 from edgevlm.runtime.room import allocate, check_budget
 from edgevlm.runtime.st_spattn import frame_pattern
+from edgevlm.runtime.stats import MemoryStats
 
 Float32 = NDArray[np.float32]
-
-
-@dataclass(slots=True)
-class MemoryStats:
-    """Counted since the stream opened; times in milliseconds."""
-
-    compressions: int = 0
-    compress_ms: float = 0.0  # the policy's own time and the eviction; guidance forwards are apart
-    guidance_ms: float = 0.0
-    evicted: int = 0
-    reindexings: int = 0
-    reindex_ms: float = 0.0
-    prefill_ms: float = 0.0
 
 
 class Stream:

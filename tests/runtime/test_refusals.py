@@ -103,11 +103,17 @@ def test_what_cannot_be_asked(model):
             ({"temperature": float("inf")}, "temperature"),
             ({"seed": -1}, "seed must be 0 or more"),
             ({"max_tokens": 0}, "1 to 8 tokens"),
+            ({"max_tokens": 2.5}, "max_tokens is a whole number, not 2.5"),
+            ({"seed": 1.5}, "seed is a whole number, not 1.5"),
         ]:
             with pytest.raises(UserError, match=says):
                 session.ask(QUESTION, **settings)
         with pytest.raises(UserError, match=r"'\\udce9', which is no character"):
             session.ask("caf\udce9")
+        with pytest.raises(UserError, match="a question is text, not int"):
+            session.ask(3)
+        with pytest.raises(UserError, match=r"a frame is a numpy array.*not list"):
+            session.watch([[[0, 0, 0]]])
         greedy = session.ask(QUESTION, "one", max_tokens=4)
         assert greedy.text == session.ask(QUESTION, temperature=1e-320, max_tokens=4).text
         assert greedy.time_s == 3
