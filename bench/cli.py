@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="physical cores", min=1)]
+Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="physical cores", min=1, max=256)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
 
 app = typer.Typer(help="Measure what edgevlm claims.", no_args_is_help=True)

@@ -18,7 +18,7 @@ from edgevlm.runtime.bundle import Bundle
 
 @dataclass(slots=True)
 class Model:
-    """``is_demo`` marks the embedded model, which knows only the demo world."""
+    """``is_demo`` marks the embedded model, wherever its bundle lies: it knows only the demo world."""
 
     bundle: Bundle
     engine: Engine
@@ -30,17 +30,16 @@ class Model:
     def load(cls, name: str | Path, *, engine: str = DEFAULT_ENGINE, threads: int | None = None) -> Model:
         """Load ``demo`` or a bundle directory; every file is verified.
 
-        engine: a backend's name. threads: of one call of it, the physical cores unless given. Raises BundleError for a bundle
-        that is missing, damaged or of another version; UserError for an engine that is unknown or not installed, or that
-        refuses the bundle or the number of threads.
+        engine: a backend's name. threads: of one call of it, 1 to 256, the physical cores unless given. Raises BundleError for
+        a bundle that is missing, damaged or of another version; UserError for an engine that is unknown or not installed, or
+        that refuses the bundle or the number of threads.
         """
-        is_demo = str(name) == "demo"
-        bundle = Bundle.load(demo_bundle() if is_demo else Path(name))
+        bundle = Bundle.load(bundle_folder(name))
         try:
             tokenizer = Tokenizer.from_file(str(bundle.file(bundle.chat.tokenizer)))
         except Exception as error:  # tokenizers raises bare Exception
             raise BundleError(f"{bundle.path}: tokenizer.json cannot be read ({error}); export the model again") from None
-        return cls(bundle, load_engine(engine, bundle, threads=threads), tokenizer, bundle.closing_rows(), is_demo)
+        return cls(bundle, load_engine(engine, bundle, threads=threads), tokenizer, bundle.closing_rows(), is_demo(bundle))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of rendered prompt text; the template has already written the special tokens.
@@ -56,6 +55,20 @@ class Model:
     def close(self) -> None:
         """Let go of the engine; sessions of this model can do nothing any more. Closing it again does nothing."""
         self.engine.close()
+
+
+def bundle_folder(name: str | Path) -> Path:
+    """The folder of ``demo`` or of the bundle at a path."""
+    return demo_bundle() if str(name) == "demo" else Path(name)
+
+
+def is_demo(bundle: Bundle) -> bool:
+    """Whether its weights are the embedded model's, as those of a copy and of a calibrated one are."""
+    try:
+        shipped = Bundle.load(demo_bundle(), verify="size").files
+    except BundleError:
+        return False
+    return all(bundle.files.get(name) == record for name, record in shipped.items() if name.endswith(".weights"))
 
 
 def demo_bundle() -> Path:

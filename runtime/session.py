@@ -124,6 +124,12 @@ class Session:
             self._refuse_when_closed()
             self._flush()
 
+    def check(self, question: str) -> None:
+        """Raise UserError if ``question`` is longer than its room, holds what stands for the video, or is not Unicode."""
+        asked = len(self.model.encode(self._chat.suffix([], question)))
+        if asked > self.room.question:
+            raise UserError(f"this question takes {asked} tokens and {self.room.question} are set aside for one; shorten it")
+
     def ask(
         self,
         question: str,
@@ -151,9 +157,7 @@ class Session:
             sampler = Sampler(temperature, top_p, seed)
         except ValueError as error:
             raise UserError(str(error)) from None
-        asked = len(self.model.encode(self._chat.suffix([], question)))
-        if asked > self.room.question:
-            raise UserError(f"this question takes {asked} tokens and {self.room.question} are set aside for one; shorten it")
+        self.check(question)
         answer = Answer(question, self._time_s)
         self._start(answer, time.perf_counter(), conversation, max_tokens or self.room.answer, sampler)
         return answer
