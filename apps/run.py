@@ -57,6 +57,7 @@ class Run:
         self._process = psutil.Process()
 
     def stop(self) -> None:
+        """End the run after the frame in progress; from any thread."""
         self._stopped.set()
 
     def check(self) -> None:
@@ -130,6 +131,7 @@ class Run:
                     self.ask(question)
 
     def _ask_rest(self) -> None:
+        self.session.flush()  # once, and not under each question
         for time_s, question in self.plan.at:
             if self.frame is not None and time_s > self.session.time_s:
                 self.output.notice(
@@ -138,7 +140,6 @@ class Run:
             self.ask(question)
         for question in self.plan.end:
             self.ask(question)
-        self.session.flush()
 
     def _truth(self, question: str, time_s: float) -> str | None:
         """The right answer at the frame of that time, where the source knows it and the frame is not long gone."""

@@ -79,8 +79,8 @@ class Stream:
         """Append frames ``[F, tokens_per_frame, hidden]``, in pieces of whole frames, or in chunks.
 
         A piece is what fits as it is, else what one compression makes room for, and one frame at least: the least budget is a
-        frame. ``coming`` more frames of the chunk will follow: the piece that they fill up waits for them. Returns how many were
-        appended. Raises UserError when an unbounded policy's capacity is used up.
+        frame. ``coming`` more frames of the chunk will follow: the piece that they fill up waits for them. Returns how many
+        were appended. Raises UserError when an unbounded policy's capacity is used up.
         """
         done = 0
         while done < len(features):
