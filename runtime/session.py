@@ -13,6 +13,7 @@ from tokenizers.decoders import DecodeStream
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.answer import Answer, FinishReason
+from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.chat import Chat, Turn
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy, create_policy
@@ -99,7 +100,7 @@ class Session:
         cls,
         model: Model | str | Path = "demo",
         *,
-        policy: str = "infinipot-v",
+        policy: str | Policy = "infinipot-v",
         budget: int | None = None,
         chunk: int = 8,
         reindexing: Reindexing = "lazy",
@@ -108,6 +109,7 @@ class Session:
     ) -> Session:
         """Allocate the memory of one stream and append the prefix.
 
+        policy: ``name`` or ``name:setting=value,...`` of the registry, or a policy of your own, for this session alone.
         budget: vision tokens per layer (|M|), see :func:`default_budget`; for ``full`` the declared capacity. chunk: frames
         encoded and appended at once.
         Raises UserError when the budget is less than a frame or passes the model's positions.
@@ -118,7 +120,7 @@ class Session:
         room = room or TextRoom.fitting(loaded.bundle.limit)
         chat = Chat(loaded.bundle.chat, system)
         prefix = loaded.encode(chat.prefix)
-        chosen = create_policy(policy)
+        chosen = policy if isinstance(policy, Policy) else create_policy(policy)
         if budget is None:
             budget = default_budget(loaded, chosen, loaded.bundle.limit - len(prefix) - text_room(loaded, room))
         stream = Stream(loaded, chosen, budget, prefix, text_room(loaded, room), reindexing)
@@ -274,6 +276,11 @@ class Session:
         """Whether the policy runs on what was measured of the model or on presets, one line; empty: neither."""
         basis = self._stream.policy.basis
         return basis and f"{self._stream.policy.name}: {basis}"
+
+    @property
+    def cache(self) -> KVCache:
+        """What the session holds, to look at between calls of ``watch``; a question in progress stands in it too."""
+        return self._stream.cache
 
     @property
     def time_s(self) -> float:
