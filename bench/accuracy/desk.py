@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
@@ -145,12 +147,20 @@ class Desk:
 
 
 def perform_all(desk: Desk, tasks: Iterable[Task], workers: int) -> Iterator[Record]:
-    """Records as they are done: in this process, or in ``workers`` others with a desk each."""
+    """Records as they are done: in this process, or in others with a desk each. Raises UserError if one of those dies."""
     if workers == 1:
         yield from map(desk.perform, tasks)
         return
-    with get_context("spawn").Pool(workers, _take_seat, (desk.settings,)) as pool:
-        yield from pool.imap_unordered(_perform, tasks)
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _take_seat, (desk.settings,))
+    try:
+        for done in as_completed([pool.submit(_perform, task) for task in tasks]):
+            yield done.result()
+    except BrokenProcessPool:
+        raise UserError(
+            "a worker was killed, perhaps for want of memory; give fewer --workers, and --resume with --out"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 _seat: Callable[[Task], Record]

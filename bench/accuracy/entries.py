@@ -38,6 +38,7 @@ ABLATIONS = (
     "hermes:layer_weights=1.3/1/0.7",
     "hermes:layer_weights=0.7/1/1.3",
     "hermes:join=rank,summary=last",
+    "hermes:mode=official",
     "hermes@eager",
     "purekv",
     "purekv:cross=off",
@@ -45,9 +46,12 @@ ABLATIONS = (
     "purekv:st_spattn=on",
     "purekv:clie=0",
     "purekv:clie=1",
+    "snapkv:clie=2",
+    "h2o:clie=2",
+    "streaming-llm:clie=2",
 )
 """The papers' ablations that make sense here: InfiniPot-V Tabs. 5, A1, A2 and rotated keys; HERMES Tabs. 5, 6, 7 and 10; PureKV
-Tab. 4 and fig. 5. Rows whose settings the installed policies do not have are left out, and named."""
+Tabs. 4 and 6 and fig. 5. Rows whose settings the installed policies do not have are left out, and named."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
 """Equal bytes: what is counted, what is scratch, and the budget that is left."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from policies.filled import PREFIX, Filled
 
-from edgevlm.bench.accuracy.desk import PLAIN, Cell, Desk, Settings, Skipped
+from edgevlm.bench.accuracy.desk import PLAIN, Cell, Desk, Settings, Skipped, Task
 from edgevlm.bench.accuracy.entries import Budget, Entry
 from edgevlm.bench.accuracy.footprint import SCRATCH, fitted, state_bytes
 from edgevlm.bench.accuracy.sitting import sit
@@ -108,6 +110,13 @@ def test_every_policy_stays_within_the_bytes_of_a_plain_window(desk, name):
     assert plain.bytes == cell.allowed
     assert sitting.bytes <= plain.bytes
     assert cell.tokens == 128 or sit(desk.model, desk.exam(0), create_policy(name), 128).bytes > plain.bytes
+
+
+def test_a_session_that_passes_what_it_was_allowed_stops_the_run(desk):
+    (cell,) = desk.cells([PLAIN], Budget("25%", 0.25))
+    assert desk.perform(Task(cell, 1))["bytes"] == cell.allowed
+    with pytest.raises(RuntimeError, match="was allowed"):
+        desk.perform(Task(replace(cell, allowed=cell.allowed - 1), 1))
 
 
 def test_what_cannot_be_is_skipped_with_its_reason(desk):
