@@ -76,7 +76,12 @@ def accuracy(
     frames: Annotated[int, typer.Option(help="Of a stream.", min=4)] = 64,
     streams: Annotated[int, typer.Option(help="How many.", min=1)] = 200,
     seed: Annotated[str, typer.Option(metavar="N|test", help="Of the streams; test: seeds kept for reports alone.")] = "0",
-    against: Annotated[str, typer.Option(metavar="NAME", help="The policy that paired differences are to.")] = "infinipot-v",
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The policy that paired differences are to.", show_default="infinipot-v, or the first there is"
+        ),
+    ] = None,
     model: Annotated[str, typer.Option(metavar="demo|BUNDLE", help="A model that knows the demo world.")] = "demo",
     turns: Annotated[int, typer.Option(help="Questions to one memory, each compared with asking it alone; 0: off.", min=0)] = 0,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the work done, a JSON line a piece.")] = None,

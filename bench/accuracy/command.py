@@ -24,6 +24,8 @@ from edgevlm.bench.accuracy.turns import GUIDED
 from edgevlm.bench.accuracy.turns_report import describe_turns, turn_rows
 from edgevlm.errors import UserError
 
+USUAL = "infinipot-v"  # what paired differences are to, if it is there
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -35,7 +37,7 @@ class Request:
     frames: int
     streams: int
     seed: str
-    against: str
+    against: str | None
     turns: int
     out: Path | None
     resume: bool
@@ -56,7 +58,7 @@ def start(request: Request) -> str:
     if request.turns:
         rows = list(turn_rows(outcome))
         return _json_lines([row.line(outcome) for row in rows]) if request.as_json else describe_turns(outcome, rows)
-    report = make_report(outcome, request.against)
+    report = make_report(outcome, reference(request.against, entries))
     if request.plot:
         plot(report, request.plot)
     return _json_lines(list(report.lines())) if request.as_json else describe(report)
@@ -75,6 +77,7 @@ def parse_request(request: Request) -> tuple[list[Entry], list[Budget]]:
     if request.plot:
         check_plot(request.plot)
     entries, missing = parse_entries(request.policy)
+    reference(request.against, entries)
     if request.turns and exists(GUIDED):
         entries = list(dict.fromkeys([*entries, Entry(GUIDED)]))
     elif request.turns:
@@ -84,14 +87,24 @@ def parse_request(request: Request) -> tuple[list[Entry], list[Budget]]:
     return entries, parse_budgets(request.budget)
 
 
+def reference(against: str | None, entries: list[Entry]) -> str:
+    """The policy that differences are to. Raises UserError for one that is not compared."""
+    labels = [entry.label for entry in entries if not entry.is_oracle]
+    if against is not None and against not in labels:
+        raise UserError(f"--against {against}: is not among the policies compared; add it to --policy")
+    return against or next((label for label in labels if label == USUAL), labels[0] if labels else USUAL)
+
+
 def _json_lines(lines: list[dict[str, Any]]) -> str:
     return "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
 
 
 @contextmanager
 def _progress() -> Iterator[run.Progress]:
+    """A bar on stderr where that is a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("loading the model", total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
 

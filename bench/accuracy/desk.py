@@ -99,13 +99,24 @@ class Desk:
             name, _, oracle = cell.label.partition("/")
             return make_oracle(oracle, exam) if name == ORACLE else create_policy(entry.policy)
 
+        if cell.label == GUIDED:
+            return key | self._guided(cell, exam, task.stream)
         if self.settings.turns:
-            order = [*self.words, task.stream, 2]
+            order = self._order(task.stream)
             return key | take_turns(self.model, exam, policy, cell.tokens, entry.reindexing, self.settings.turns, order)
         sitting = sit(self.model, exam, policy(), cell.tokens, entry.reindexing)
         if cell.allowed and sitting.bytes > cell.allowed:
             raise RuntimeError(f"{cell.label} at {cell.budget} took {sitting.bytes} bytes and was allowed {cell.allowed}")
         return key | sitting.record(with_kept=task.stream == 0)
+
+    def _guided(self, cell: Cell, exam: Exam, stream: int) -> Record:
+        """It holds the whole stream, and each question leaves it the cell's tokens at most."""
+        whole = exam.owners.size
+        policy = partial(create_policy, f"{GUIDED}:target={cell.tokens / whole}")
+        return take_turns(self.model, exam, policy, whole, "lazy", self.settings.turns, self._order(stream))
+
+    def _order(self, stream: int) -> list[int]:
+        return [*self.words, stream, 2]
 
     def cells(self, entries: Sequence[Entry], budget: Budget) -> Iterator[Cell | Skipped]:
         """Each entry at the budget at which it takes no more bytes than a plain window does, or why it cannot be."""

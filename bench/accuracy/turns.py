@@ -13,8 +13,8 @@ from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.session import Session
 
-GUIDED = "snapkv:guided=question"
-"""SnapKV that compresses a full memory under the first question: what a policy guided by questions does to the later ones."""
+GUIDED = "snapkv-guided"
+"""SnapKV that holds whole streams and compresses them under a question: what that does to the questions after it."""
 
 
 def take_turns(

@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 
 from edgevlm.apps.cli import app
 from edgevlm.bench.accuracy import run
+from edgevlm.bench.accuracy.command import reference
+from edgevlm.bench.accuracy.entries import Entry
 from edgevlm.errors import UserError
 
 BASE = ["bench", "accuracy", "--suite", "streamqa", "--frames", "16", "--streams", "2", "--budget", "25%,3%"]
@@ -20,6 +22,7 @@ def invoke(*more):
 def test_json_lines_for_every_policy_and_what_was_skipped(tmp_path):
     svg, out = tmp_path / "p.svg", tmp_path / "run.jsonl"
     done = invoke("--policy", "uniform,oracle", "--against", "uniform", "--json", "--plot", str(svg), "--out", str(out))
+    assert done.stderr == ""
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert {(line["policy"], line["budget"]) for line in lines if "skipped" not in line} == {
         ("full", "100%"),
@@ -35,6 +38,13 @@ def test_json_lines_for_every_policy_and_what_was_skipped(tmp_path):
     assert ET.parse(svg).getroot().tag.endswith("svg")
     again = invoke("--policy", "uniform,oracle", "--against", "uniform", "--json", "--resume", "--out", str(out))
     assert again.stdout == done.stdout, "all of it is read, nothing is sat again"
+
+
+def test_what_differences_are_to():
+    entries = [Entry(label) for label in ("oracle", "uniform", "infinipot-v")]
+    assert reference(None, entries) == "infinipot-v"
+    assert reference("uniform", entries) == "uniform"
+    assert reference(None, entries[:2]) == "uniform"
 
 
 def test_two_workers_find_what_one_finds():
@@ -60,6 +70,7 @@ def test_turns():
         (["--resume"], "name it with --out FILE"),
         (["--policy", "unifrom"], "did you mean uniform"),
         (["--budget", "512"], "like 12.5%"),
+        (["--policy", "uniform", "--against", "h2o"], "add it to --policy"),
         (["--plot", "p.gif"], "ends in .svg"),
         (["--plot", "p.svg", "--turns", "2"], "leave out --turns"),
         (["--frames", "2000"], "--frames 2000: full KV must hold the stream"),

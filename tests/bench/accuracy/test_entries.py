@@ -36,6 +36,13 @@ def test_eager():
     assert Entry("hermes").reindexing == "lazy"
 
 
+def test_what_has_no_budget_is_refused(monkeypatch):
+    monkeypatch.setitem(POLICIES, "hoard", POLICIES["full"])
+    assert labels("full,uniform") == ["uniform"]
+    with pytest.raises(UserError, match="--policy hoard: holds whole streams"):
+        parse_entries(["uniform,hoard"])
+
+
 def test_what_does_not_exist_is_refused():
     with pytest.raises(UserError, match="there is no policy 'infinipot'"):
         parse_entries(["uniform,infinipot"])

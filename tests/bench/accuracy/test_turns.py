@@ -1,16 +1,19 @@
 """Several questions to one memory: no answer changes, and the comparison notices when one does."""
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 
-from edgevlm.bench.accuracy.desk import Cell, Settings
+from edgevlm.bench.accuracy.desk import Cell, Desk, Settings, Task
+from edgevlm.bench.accuracy.entries import Budget, Entry
 from edgevlm.bench.accuracy.run import Outcome
 from edgevlm.bench.accuracy.streamqa import make_exam, seed_words
-from edgevlm.bench.accuracy.turns import choose, take_turns
+from edgevlm.bench.accuracy.turns import GUIDED, choose, take_turns
 from edgevlm.bench.accuracy.turns_report import describe_turns, turn_rows
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies import POLICIES, create_policy
+from edgevlm.runtime.policies.full import Full
 from edgevlm.runtime.stream import Stream
 
 EXAM = make_exam(seed_words("0"), 2, 16)
@@ -20,7 +23,7 @@ def turns(demo, name, budget=64, count=5):
     return take_turns(demo, EXAM, lambda: create_policy(name), budget, "lazy", count, [1])["turns"]
 
 
-@pytest.mark.parametrize("name", list(POLICIES))
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != GUIDED])
 def test_no_answer_is_affected_by_the_questions_before_it(demo, name):
     found = turns(demo, name, budget=64 if POLICIES[name].bounded else 256)
     assert len(found) == 5
@@ -40,6 +43,26 @@ def test_a_question_that_empties_the_memory_is_noticed(demo, monkeypatch):
     found = turns(demo, "full", budget=256)
     assert found[0]["same"], "the first has none before it"
     assert not all(turn["same"] for turn in found)
+
+
+def test_the_guided_policy_holds_the_stream_and_is_left_its_share(monkeypatch):
+    made = []
+
+    @dataclass
+    class Guided(Full):
+        target: float = 0.5
+
+        def attach(self, budget, shape):
+            made.append((budget, self.target))
+            super().attach(budget, shape)
+
+    monkeypatch.setitem(POLICIES, GUIDED, Guided)
+    desk = Desk(Settings(frames=8, turns=2))
+    (cell,) = desk.cells([Entry(GUIDED)], Budget("25%", 0.25))
+    record = desk.perform(Task(cell, 0))
+    assert (cell.label, cell.tokens) == (GUIDED, 32)
+    assert made == [(128, 0.25)] * 3, "one session for all turns, and one for each"
+    assert [turn["same"] for turn in record["turns"]] == [True, True], "this one keeps everything"
 
 
 def test_questions_about_before_are_chosen_first():
