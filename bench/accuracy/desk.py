@@ -11,6 +11,8 @@ from functools import partial
 from multiprocessing import get_context
 from typing import cast
 
+import numpy as np
+
 from edgevlm.bench.accuracy.entries import ORACLE, Budget, Entry
 from edgevlm.bench.accuracy.footprint import Footprint, fitted
 from edgevlm.bench.accuracy.journal import Record
@@ -21,6 +23,7 @@ from edgevlm.bench.accuracy.turns import GUIDED, take_turns
 from edgevlm.engines.base import Engine
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import MANIFEST, hash_file
+from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.session import Session
@@ -123,7 +126,6 @@ class Desk:
         tokens = budget.tokens(self.settings.frames * self.per_frame)
         try:
             allowed = self._taken(PLAIN, tokens)
-            per_token = self._taken(PLAIN, tokens + 1) - allowed
         except UserError as error:
             names = dict.fromkeys(ORACLE if entry.is_oracle else entry.label for entry in entries)
             yield from (Skipped(name, budget.text, str(error)) for name in names)
@@ -133,7 +135,7 @@ class Desk:
                 if entry.is_oracle or entry.label == GUIDED:
                     yield Cell(entry.label, budget.text, tokens)
                 else:
-                    fits = fitted(tokens, allowed, per_token, self.per_frame, partial(self._taken, entry))
+                    fits = fitted(tokens, allowed, self._bytes_per_token, self.per_frame, partial(self._taken, entry))
                     yield Cell(entry.label, budget.text, fits, allowed)
             except UserError as error:
                 yield Skipped(entry.label, budget.text, str(error))
@@ -144,6 +146,14 @@ class Desk:
             Session.open(self.model, policy="full", budget=tokens).close()
         except UserError as error:
             raise UserError(f"--frames {self.settings.frames}: full KV must hold the stream, and {error}; give fewer") from None
+
+    @property
+    def _bytes_per_token(self) -> int:
+        """What one more token in every layer adds to a cache, alignment evened out."""
+        spec = self.model.bundle.decoder
+        shape, inv_freq = (spec.layers, spec.kv_heads, spec.head_dim), np.array(spec.inv_freq)
+        few, many = (KVCache.bytes_for(*shape, rows, inv_freq=inv_freq) for rows in (1024, 2048))
+        return (many - few) // 1024
 
     def _taken(self, entry: Entry, tokens: int) -> int:
         """Bytes that cache and policy take at most, watching one stream."""

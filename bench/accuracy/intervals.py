@@ -56,7 +56,7 @@ def difference(ours: Sequence[Cluster], theirs: Sequence[Cluster]) -> Estimate:
     sums = sums - _totals(theirs)[0]
     value = float(sums.sum() / sizes.sum())
     half = Z * float(np.sqrt(ratio_variance(sums, sizes)))
-    return Estimate(value, value - half, value + half, len(sums), int(sizes.sum()))
+    return Estimate(value, max(-1.0, value - half), min(1.0, value + half), len(sums), int(sizes.sum()))
 
 
 def ratio_variance(sums: np.ndarray, sizes: np.ndarray) -> float:

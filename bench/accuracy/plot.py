@@ -14,7 +14,10 @@ from edgevlm.bench.accuracy.report import BACKWARD, Report, Row
 from edgevlm.bench.accuracy.streamqa import seed_words
 from edgevlm.errors import UserError
 
-PALETTE = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bb5566", "#004488", "#997700", "#117733")
+PALETTE = (
+    "#222222", "#999999", "#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#004488", "#997700", "#117733",
+    "#882255", "#ee7733", "#6699cc", "#994455", "#44aa99",
+)  # fmt: skip
 INK, FAINT = "#222", "#ddd"
 LEFT, TOP, WIDE, HIGH = 60, 40, 640, 320  # of the chart, pixels
 PATCH, GAP, STRIP = 3, 3, 22  # of the picture: a patch, between frames, between policies
@@ -69,15 +72,15 @@ def _chart(report: Report) -> Iterator[str]:
     for percent in budgets:
         yield _text(x(percent) - 12, TOP + HIGH + 18, f"{percent:g} %")
     yield _text(LEFT, TOP + HIGH + 38, "budget, share of the stream's vision tokens")
-    names = []
-    for number, policy in enumerate(dict.fromkeys(row.policy for row in rows)):
+    names, policies = [], list(dict.fromkeys(row.policy for row in rows))
+    for number, policy in enumerate(policies):
+        aside = 3 * (number - len(policies) / 2)  # so that bars stand side by side
         own = sorted((row for row in rows if row.policy == policy), key=_percent)
         if policy == FULL:
             points = [(float(LEFT), _y(own[0].share.value)), (float(LEFT + WIDE), _y(own[0].share.value))]
         else:
-            points = [(x(_percent(row)), _y(row.share.value)) for row in own]
-            for row in own:
-                place = x(_percent(row)) + (number % 5 - 2)
+            points = [(x(_percent(row)) + aside, _y(row.share.value)) for row in own]
+            for row, (place, _) in zip(own, points, strict=True):
                 yield _line([(place, _y(row.share.low)), (place, _y(row.share.high))], _colour(number))
         yield _line(points, _colour(number), 2, dashed=policy in (FULL, ORACLE))
         names.append((points[-1][1], policy, number))
@@ -93,7 +96,8 @@ def _strips(report: Report, top: int) -> Iterator[str]:
     if not shown:
         return
     numbers, colours = _objects(report)
-    yield _text(12, top - 8, f"one stream, {shown[0].budget}: its objects, and the patches held after the last frame")
+    title = f"the first stream at {shown[0].budget}, oldest frame left: its objects, and the patches held after the last frame"
+    yield _text(12, top - 8, title)
     for place, colour in zip(_places(len(numbers), top), colours, strict=True):
         yield _patch(*place, colour or FAINT, 1.0)
     for line, cell in enumerate(shown, start=1):

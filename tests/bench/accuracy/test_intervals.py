@@ -20,9 +20,11 @@ def streams(random, units=150, luck=0.25, base=0.7, most=9):
     return [(random.random(random.integers(1, most)) < p).tolist() for p in chance]
 
 
-def bootstrap(of_streams, units, random, rounds=4000):
-    """The middle 95 % of a statistic of streams drawn with replacement."""
-    return np.percentile([of_streams(random.integers(units, size=units)) for _ in range(rounds)], [2.5, 97.5])
+def bootstrap(right, clusters, random, rounds=4000):
+    """The middle 95 % of the sum of ``right``, a number a stream, over all questions, of streams drawn with replacement."""
+    drawn = random.integers(len(clusters), size=(rounds, len(clusters)))
+    asked = np.array([len(cluster) for cluster in clusters])
+    return np.percentile(np.array(right)[drawn].sum(1) / asked[drawn].sum(1), [2.5, 97.5])
 
 
 def mean_of(clusters):
@@ -34,7 +36,7 @@ def test_a_share_has_the_interval_that_a_bootstrap_of_streams_gives(seed):
     random = np.random.default_rng(seed)
     clusters = streams(random)
     found = share(clusters)
-    low, high = bootstrap(lambda drawn: mean_of([clusters[i] for i in drawn]), len(clusters), random)
+    low, high = bootstrap([sum(cluster) for cluster in clusters], clusters, random)
     assert found.value == pytest.approx(mean_of(clusters))
     assert (found.low, found.high) == (pytest.approx(low, abs=0.012), pytest.approx(high, abs=0.012))
     naive = wilson(sum(map(sum, clusters)), found.count)
@@ -68,8 +70,7 @@ def test_a_paired_difference_has_the_interval_that_a_bootstrap_of_streams_gives(
     theirs = streams(random)
     ours = [[answer or random.random() < 0.2 for answer in cluster] for cluster in theirs]
     found = difference(ours, theirs)
-    pick = lambda clusters, drawn: mean_of([clusters[i] for i in drawn])  # noqa: E731
-    low, high = bootstrap(lambda drawn: pick(ours, drawn) - pick(theirs, drawn), len(ours), random)
+    low, high = bootstrap([sum(a) - sum(b) for a, b in zip(ours, theirs, strict=True)], ours, random)
     assert found.value == pytest.approx(mean_of(ours) - mean_of(theirs))
     assert (found.low, found.high) == (pytest.approx(low, abs=0.01), pytest.approx(high, abs=0.01))
     assert found.low > 0
@@ -80,6 +81,11 @@ def test_a_paired_difference_has_the_interval_that_a_bootstrap_of_streams_gives(
 def test_what_cannot_be_paired():
     with pytest.raises(ValueError, match="same questions"):
         difference([[True], [True, False]], [[True], [True]])
+
+
+def test_no_difference_is_larger_than_one():
+    found = difference([[True], [True], [False]], [[False], [False], [False]])
+    assert (found.value, found.high) == (pytest.approx(2 / 3), 1.0)
 
 
 def test_alike_is_no_difference():

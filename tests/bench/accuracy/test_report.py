@@ -135,3 +135,14 @@ def test_what_cannot_be_plotted(tmp_path):
         check_plot(tmp_path / "p.png")
     with pytest.raises(UserError, match="there is no folder"):
         check_plot(tmp_path / "no" / "p.svg")
+
+
+def test_a_model_that_knows_nothing_leaves_every_kind_out(tmp_path):
+    cells = [Cell("full", "100%", 128), Cell("ours", "25%", 32), Cell("oracle/newest", "25%", 32)]
+    report = make_report(
+        Outcome(Settings(frames=8), cells, [], {cell: records(lambda s: (False,) * 4) for cell in cells}), "ours"
+    )
+    assert (report.rows, len(report.left_out)) == ([], 4)
+    assert describe(report).count("left out") == 4
+    plot(report, tmp_path / "p.svg")
+    ET.parse(tmp_path / "p.svg")
