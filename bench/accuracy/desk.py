@@ -95,31 +95,26 @@ class Desk:
     def perform(self, task: Task) -> Record:
         """One policy at one budget on one stream."""
         cell, exam = task.cell, self.exam(task.stream)
+        policy, tokens = self._candidate(cell, exam)
+        reindexing = Entry(cell.label).reindexing
         key = {"policy": cell.label, "budget": cell.budget, "stream": task.stream}
-        entry = Entry(cell.label)
-
-        def policy() -> Policy:
-            name, _, oracle = cell.label.partition("/")
-            return make_oracle(oracle, exam) if name == ORACLE else create_policy(entry.policy)
-
-        if cell.label == GUIDED:
-            return key | self._guided(cell, exam, task.stream)
         if self.settings.turns:
-            order = self._order(task.stream)
-            return key | take_turns(self.model, exam, policy, cell.tokens, entry.reindexing, self.settings.turns, order)
-        sitting = sit(self.model, exam, policy(), cell.tokens, entry.reindexing)
+            order = [*self.words, task.stream, 2]
+            return key | take_turns(self.model, exam, policy, tokens, reindexing, self.settings.turns, order)
+        sitting = sit(self.model, exam, policy(), tokens, reindexing)
         if cell.allowed and sitting.bytes > cell.allowed:
             raise RuntimeError(f"{cell.label} at {cell.budget} took {sitting.bytes} bytes and was allowed {cell.allowed}")
         return key | sitting.record(with_kept=task.stream == 0)
 
-    def _guided(self, cell: Cell, exam: Exam, stream: int) -> Record:
-        """It holds the whole stream, and each question leaves it the cell's tokens at most."""
-        whole = exam.owners.size
-        policy = partial(create_policy, f"{GUIDED}:target={cell.tokens / whole}")
-        return take_turns(self.model, exam, policy, whole, "lazy", self.settings.turns, self._order(stream))
-
-    def _order(self, stream: int) -> list[int]:
-        return [*self.words, stream, 2]
+    def _candidate(self, cell: Cell, exam: Exam) -> tuple[Callable[[], Policy], int]:
+        """What makes the policy, and its |M|: for the guided one the whole stream, of which a question leaves the cell's."""
+        entry = Entry(cell.label)
+        if cell.label == GUIDED:
+            whole = exam.owners.size
+            return partial(create_policy, f"{GUIDED}:target={cell.tokens / whole}"), whole
+        if entry.is_oracle:
+            return partial(make_oracle, cell.label.removeprefix(f"{ORACLE}/"), exam), cell.tokens
+        return partial(create_policy, entry.policy), cell.tokens
 
     def cells(self, entries: Sequence[Entry], budget: Budget) -> Iterator[Cell | Skipped]:
         """Each entry at the budget at which it takes no more bytes than a plain window does, or why it cannot be."""
@@ -128,7 +123,7 @@ class Desk:
             allowed = self._taken(PLAIN, tokens)
         except UserError as error:
             names = dict.fromkeys(ORACLE if entry.is_oracle else entry.label for entry in entries)
-            yield from (Skipped(name, budget.text, str(error)) for name in names)
+            yield from (Skipped(name, budget.text, reason_of(error)) for name in names)
             return
         for entry in entries:
             try:
@@ -138,7 +133,7 @@ class Desk:
                     fits = fitted(tokens, allowed, self._bytes_per_token, self.per_frame, partial(self._taken, entry))
                     yield Cell(entry.label, budget.text, fits, allowed)
             except UserError as error:
-                yield Skipped(entry.label, budget.text, str(error))
+                yield Skipped(entry.label, budget.text, reason_of(error))
 
     def check_full(self, tokens: int) -> None:
         """Raises UserError when the model has no positions for all of a stream."""
@@ -165,6 +160,11 @@ class Desk:
             else:
                 footprint = watch(session, policy, exam)
         return footprint.peak
+
+
+def reason_of(error: UserError) -> str:
+    """Without the advice on tokens, which are not what ``--budget`` is given in here."""
+    return str(error).partition("; give --budget")[0]
 
 
 def perform_all(desk: Desk, tasks: Iterable[Task], workers: int) -> Iterator[Record]:
