@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -38,6 +39,13 @@ RUN_EXAMPLES = """
 """
 
 app.add_typer(bench, name="bench")
+
+
+class Reindexing(str, Enum):
+    """When kept positions are made dense."""
+
+    LAZY = "lazy"
+    EAGER = "eager"
 
 
 def _print_version(wanted: bool) -> None:
@@ -76,6 +84,9 @@ def run(
     ] = None,
     fps: Annotated[float, typer.Option(help="Frames a second taken from the source, by its own timestamps.")] = 2.0,
     chunk: Annotated[int, typer.Option(help="Frames encoded and added to the memory at once.", min=1)] = 8,
+    reindexing: Annotated[
+        Reindexing, typer.Option(help="Make kept positions dense near the model's limit, or at every compression.")
+    ] = Reindexing.LAZY,
     realtime: Annotated[
         bool | None,
         typer.Option(
@@ -106,7 +117,8 @@ def run(
     start(
         RunRequest(
             camera=camera, video=video, model=model, policy=policy, budget=budget, fps=fps, chunk=chunk, realtime=realtime,
-            frames=frames, seconds=seconds, ask=ask or [], ask_at=ask_at or [], seed=seed, threads=threads, as_json=as_json,
+            reindexing=reindexing.value, frames=frames, seconds=seconds, ask=ask or [], ask_at=ask_at or [], seed=seed,
+            threads=threads, as_json=as_json,
         )
     )  # fmt: skip
 

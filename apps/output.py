@@ -24,7 +24,10 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """A run's figures at one moment; ``fps`` over the last second, in a summary over the whole run."""
+    """A run's figures at one moment; ``fps`` over the last second, in a summary over the whole run.
+
+    ``policy_bytes``: what the policy keeps beside the cache's ``cache_bytes``.
+    """
 
     frames: int
     dropped: int
@@ -35,6 +38,7 @@ class Stats:
     compress_ms: float
     rss_bytes: int
     source_state: str
+    policy_bytes: int
 
 
 class Output(Protocol):

@@ -92,6 +92,7 @@ class Run:
             compress_ms=session.memory.compress_ms,
             rss_bytes=self._process.memory_info().rss,
             source_state=self.source.state.value,
+            policy_bytes=session.policy_bytes,
         )
 
     def _watch(self) -> None:

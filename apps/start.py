@@ -16,6 +16,7 @@ from edgevlm.apps.sources import open_source
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import create_policy
+from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.session import Session
 
 DEMO_FRAMES = 64  # of the demo without a terminal
@@ -32,6 +33,7 @@ class RunRequest:
     budget: str | None
     fps: float
     chunk: int
+    reindexing: Reindexing
     realtime: bool | None
     frames: int | None
     seconds: float | None
@@ -59,7 +61,7 @@ def start(request: RunRequest) -> None:
     try:
         with Console(stderr=True).status("verifying and loading the model"):  # a large bundle takes seconds
             model = Model.load(request.model, threads=request.threads)
-        session = Session.open(model, policy=request.policy, budget=budget, chunk=request.chunk)
+        session = Session.open(model, policy=request.policy, budget=budget, chunk=request.chunk, reindexing=request.reindexing)
         output = make_output(request.as_json, interactive)
         run = Run(session, source, output, plan)
         if session.basis:

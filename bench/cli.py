@@ -9,6 +9,9 @@ from typing import Annotated
 
 import typer
 
+Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="physical cores", min=1)]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
+
 app = typer.Typer(help="Measure what edgevlm claims.", no_args_is_help=True)
 
 
@@ -42,7 +45,7 @@ def compression(
     dtype: Annotated[list[DType] | None, typer.Option(help="Of keys and values.", show_default="fp32 and fp16")] = None,
     threads: Annotated[int, typer.Option(help="That kernels use.", min=1, max=256)] = 1,
     rounds: Annotated[int, typer.Option(help="Medians are taken over as many.", min=1)] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Time each policy's compression beside a numpy rendition and beside one plain read of all keys and values."""
     from edgevlm.bench.compression import Shape, run
@@ -57,6 +60,83 @@ def compression(
             json.dumps(line) if as_json else f"{result.policy:<24}{result.dtype:>6}{result.ms:>10.2f}{result.read_ms:>10.2f}"
             f"{line['pass_over_read']:>11.2f}{result.reference_ms:>11.1f}"
         )  # fmt: skip
+
+
+@app.command("prefill-pattern")
+def prefill_pattern(
+    held: Annotated[
+        list[int] | None, typer.Option(help="Vision tokens in the memory; one or more.", show_default="6144 and 24576", min=1)
+    ] = None,
+    frames: Annotated[int, typer.Option(help="Of 196 tokens, in one call.", min=1)] = 1,
+    layers: Annotated[int, typer.Option(help="Of LLaVA-OneVision-0.5B's shape.", min=1)] = 8,
+    threads: Threads = None,
+    repeats: Annotated[int, typer.Option(help="Pairs of calls that medians are taken over.", min=1)] = 5,
+    as_json: Json = False,
+) -> None:
+    """Time a frame's prefill through PureKV's ST-SpAttn graph beside dense prefill, in pairs.
+
+    The weights are random. With the defaults it takes 2 GB of memory, half a GB of disk for a while and about a minute.
+    """
+    from edgevlm.bench import writing
+
+    bench = writing("edgevlm.bench.st_spattn")
+    lines = bench.prefill_pattern(held=held or bench.HELD, frames=frames, layers=layers, threads=threads, repeats=repeats)
+    for number, line in enumerate(lines):
+        if as_json:
+            typer.echo(json.dumps(line))
+            continue
+        if number == 0:
+            rows = f"{frames} x {line['tokens_per_frame']} rows"
+            typer.echo(f"{layers} layers, sparse from layer {line['st_spattn_from']}; {rows}")
+            typer.echo(f"{'held':>8}{'dense ms':>11}{'ST-SpAttn ms':>14}{'dense/sparse':>14}")
+        typer.echo(f"{line['held']:>8}{line['dense_ms']:>11.1f}{line['st_spattn_ms']:>14.1f}{line['ratio']:>14.2f}")
+
+
+@app.command()
+def share(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="seeded-0.5b|demo|BUNDLE",
+            help="One or more. seeded-0.5b: LLaVA-OneVision-0.5B's decoder, random weights, filled with noise; no vision.",
+            show_default="seeded-0.5b, demo",
+        ),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[:K=V,...]", help="One or more.", show_default="infinipot-v, hermes, purekv"),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="N|6k", help="Vision tokens per layer.", show_default="6144; others: as run"),
+    ] = None,
+    frames: Annotated[
+        int | None, typer.Option(help="Measured; on to the end of a cycle.", show_default="16; demo: 1024", min=1)
+    ] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a frame's time goes to once the memory is full, and compression's share of it.
+
+    Guidance is apart. seeded-0.5b takes 3 GB of memory, 1.5 GB of disk for a while, and 2 minutes a policy on one core.
+    """
+    from edgevlm.apps.start import parse_count
+    from edgevlm.bench.share import PARTS, SEEDED, run
+
+    heads = ("frame ms", "fps", *(name.removesuffix("_ms") for name in PARTS), "share %")
+    names, policies = model or [SEEDED, "demo"], policy or ["infinipot-v", "hermes", "purekv"]
+    tokens = parse_count(budget) if budget is not None else None
+    results = run(names, policies, tokens, frames, threads, lambda what: typer.echo(what, err=True))
+    for number, result in enumerate(results):
+        line = result.line()
+        if as_json:
+            typer.echo(json.dumps(line))
+            continue
+        if number == 0:
+            typer.echo(f"{'model':<14}{'policy':<24}{'budget':>8}{''.join(f'{head:>10}' for head in heads)}")
+        numbers = (line["frame_ms"], line["fps"], *(line[name] for name in PARTS), 100 * line["share"])
+        cells = "".join(f"{'-':>10}" if value is None else f"{value:>10.3f}" for value in numbers)
+        typer.echo(f"{result.model:<14}{result.policy:<24}{result.budget:>8}{cells}")
 
 
 @app.command()
@@ -90,7 +170,7 @@ def accuracy(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Draw accuracy against budget, and what was kept of one stream.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Ask every policy at every budget the same questions about the same streams, and say who still knows what happened.
 

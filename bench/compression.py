@@ -8,10 +8,8 @@ round, on the same memory, which is filled up again in between; medians are repo
 from __future__ import annotations
 
 import copy
-import ctypes
 import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from edgevlm.bench import numpy_kernels
+from edgevlm.bench.noise import arrays_of
+from edgevlm.bench.timing import timed
 from edgevlm.errors import UserError
 from edgevlm.runtime import _native, primitives, reference
 from edgevlm.runtime.cache import KVCache, Rows
@@ -108,13 +108,9 @@ class Memory:
         )
         self.cache.reserve(count)
         for buffer, held in zip(self.cache.buffers(), self.cache.lengths, strict=True):
-            kind = ctypes.c_uint16 if buffer.dtype.itemsize == 2 else ctypes.c_uint32
-            block = kind * int(np.prod(buffer.shape))
-            for address in (buffer.key_address, buffer.value_address):
-                memory = np.ctypeslib.as_array(block.from_address(address)).view(buffer.dtype).reshape(buffer.shape[1:])
-                memory[:, held : held + count] = np.roll(self._noise, int(self._random.integers(self.shape.tokens)), 1)[
-                    :, :count
-                ]
+            for memory in arrays_of(buffer):
+                shift = int(self._random.integers(self.shape.tokens))
+                memory[:, held : held + count] = np.roll(self._noise, shift, 1)[:, :count]
         self.cache.commit(rows)
         self.next += count
         return rows
@@ -143,9 +139,9 @@ def _rounds(policy: Policy, shape: Shape, dtype: str, rounds: int) -> Iterator[t
         appended = _queries(policy, memory, memory.fill())
         guidance = _guidance(policy, memory)
         twin = copy.deepcopy(policy)
-        read = _timed(lambda: _native.read(cache.native))
-        slow = _timed(partial(_rendition, twin, cache, appended, guidance))
-        fast = _timed(partial(_compress, policy, cache, appended, guidance))
+        read = timed(lambda: _native.read(cache.native))
+        slow = timed(partial(_rendition, twin, cache, appended, guidance))
+        fast = timed(partial(_compress, policy, cache, appended, guidance))
         if turn:
             yield fast, read, slow
 
@@ -185,12 +181,6 @@ def _guidance(policy: Policy, memory: Memory) -> Guidance:
     layers, kv_heads = policy.needs.guidance_layers, memory.shape.kv_heads
     queries: Mapping[int, np.ndarray] = {layer: memory.noise(kv_heads * GROUP, sum(rows)) for layer in layers}
     return Guidance(queries, {layer: memory.noise(kv_heads, sum(rows)) for layer in layers}, rows)
-
-
-def _timed(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return 1e3 * (time.perf_counter() - started)
 
 
 def run(policies: Sequence[str], shape: Shape, dtypes: Sequence[str], threads: int, rounds: int) -> Iterator[Result]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isqrt
 from pathlib import Path
 from typing import Any, cast
 from zlib import crc32
@@ -9,14 +10,21 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
+from edgevlm.bench.noise import NoiseEngine
+from edgevlm.engines import load_engine
 from edgevlm.export.backbones import DecoderShape, qwen2
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.decoder import EMBEDDING, GRAPHS, WEIGHTS, write_decoder
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.runtime.bundle import Bundle, ChatSpec, DecoderSpec, FileRecord, VisionSpec
+from edgevlm.runtime.model import Model
 
 VISION = "vision.onnx"
+CHAT = "You are watching a video and answer questions about it. <video> {{ messages[-1]['content'][-1]['text'] }}"
 
 
 class SeededTensors:
@@ -38,7 +46,8 @@ def seeded_bundle(
 ) -> Bundle:
     """Write the decoder of ``shape`` into ``folder`` and return a bundle of it, ready for an engine.
 
-    Its vision tower is a stand-in (features ``[F, tokens_per_frame, hidden]`` repeat one pixel), and it has no chat.
+    Its vision tower is a stand-in (features ``[F, tokens_per_frame, hidden]`` repeat one pixel); a frame's grid is as square as
+    it can be. Its chat is a few words.
     """
     checkpoint = cast(Checkpoint, SeededTensors(seed))
     write_decoder(checkpoint, qwen2, shape, folder, lambda _: None, st_spattn_from)
@@ -56,11 +65,34 @@ def seeded_bundle(
         embedding=EMBEDDING,
     )
     third = (0.5, 0.5, 0.5)
-    grid = (1, tokens_per_frame)
-    vision = VisionSpec(VISION, (1, 1), "stretch", None, "nearest", 1 / 255, third, third, tokens_per_frame, grid, None)
-    chat = ChatSpec("", "", "video", "", 0, {}, ())
+    rows = max(size for size in range(1, isqrt(tokens_per_frame) + 1) if tokens_per_frame % size == 0)
+    grid = (rows, tokens_per_frame // rows)
+    vision = VisionSpec(VISION, (1, 1), "stretch", None, "bilinear", 1 / 255, third, third, tokens_per_frame, grid, None)
+    chat = ChatSpec("", CHAT, "video", "<video>", 0, {}, ())
     files = {name: FileRecord((folder / name).stat().st_size, "") for name in (*GRAPHS.values(), WEIGHTS, EMBEDDING, VISION)}
     return Bundle(folder, "", "seeded", "seeded", decoder, vision, chat, files)
+
+
+def word_tokenizer() -> Tokenizer:
+    """A tokenizer to which every word is token 0."""
+    tokenizer = Tokenizer(WordLevel({"word": 0}, unk_token="word"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return tokenizer
+
+
+def seeded_model(folder: Path, shape: DecoderShape, tokens_per_frame: int, threads: int) -> Model:
+    """A decoder of ``shape``, loaded, whose memory can be filled with noise; its features are noise, whatever the frame."""
+    bundle = seeded_bundle(folder, shape, tokens_per_frame)
+    engine = NoiseEngine(load_engine("onnxruntime-cpu", bundle, threads=threads), bundle)
+    return Model(bundle, engine, word_tokenizer(), bundle.closing_rows())
+
+
+def llava_onevision_05b() -> DecoderShape:
+    """The decoder of LLaVA-OneVision-0.5B but for its vocabulary: frames have no logits."""
+    return DecoderShape(
+        layers=24, heads=14, kv_heads=2, head_dim=64, hidden=896, intermediate=4864, vocab=1024, norm_eps=1e-6, rope_theta=1e6,
+        model_limit=32768, tied=True,
+    )  # fmt: skip
 
 
 def _write_vision(folder: Path, tokens_per_frame: int, hidden: int) -> None:

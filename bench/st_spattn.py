@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import psutil
 
 from edgevlm.bench.seeded import seeded_bundle
+from edgevlm.bench.timing import timed
 from edgevlm.engines import load_engine
 from edgevlm.engines.base import Engine, FramePattern, KVBuffer
+from edgevlm.errors import UserError
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.decoder import first_sparse_layer
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.positions import rope_tables
 
 PREFIX = 16
+HELD = (6144, 24576)
 
 
 def prefill_pattern(
     *,
-    held: Sequence[int] = (6000, 24000),
+    held: Sequence[int] = HELD,
     frames: int = 1,
     tokens_per_frame: int = 196,
     layers: int = 8,
@@ -39,19 +42,23 @@ def prefill_pattern(
 ) -> Iterator[dict[str, Any]]:
     """One line for each number of vision tokens ``held`` per layer: median milliseconds of a call of ``frames`` frames.
 
-    Both graphs append to the same buffers, in turn. The weights are random and the shape is one's own; the default is eight
-    layers of LLaVA-OneVision-0.5B.
+    Both graphs append to the same buffers, in turn; ``ratio`` is the median over these pairs, dense over sparse. The weights
+    are random and the shape is one's own; the default is eight layers of LLaVA-OneVision-0.5B. Raises UserError for a ``held``
+    of no more than a frame or of more than fits in free memory.
     """
     shape = DecoderShape(
         layers, heads, kv_heads, head_dim, hidden, intermediate, vocab=1024, norm_eps=1e-6, rope_theta=1e6,
         model_limit=1 << 20, tied=True,
     )  # fmt: skip
     start = first_sparse_layer(shape, st_spattn_from)
+    for rows in held:
+        _check(rows, frames * tokens_per_frame, tokens_per_frame, shape)
     with TemporaryDirectory(prefix="edgevlm-bench-") as folder:
         bundle = seeded_bundle(Path(folder), shape, tokens_per_frame, st_spattn_from=start)
         engine = load_engine("onnxruntime-cpu", bundle, threads=threads)
         for rows in held:
-            dense, sparse = _median_ms(_calls(engine, bundle, rows, frames), repeats)
+            pairs = _pairs(*_calls(engine, bundle, rows, frames), repeats)
+            dense, sparse = (statistics.median(times) for times in zip(*pairs, strict=True))
             yield {
                 "bench": "prefill-pattern",
                 "held": rows,
@@ -66,7 +73,7 @@ def prefill_pattern(
                 "threads": threads,
                 "dense_ms": round(dense, 1),
                 "st_spattn_ms": round(sparse, 1),
-                "ratio": round(dense / sparse, 2),
+                "ratio": round(statistics.median(one / other for one, other in pairs), 2),
             }
         engine.close()
 
@@ -91,12 +98,16 @@ def _calls(engine: Engine, bundle: Bundle, held: int, frames: int) -> tuple[Call
     )
 
 
-def _median_ms(calls: Sequence[Callable[[], object]], repeats: int) -> list[float]:
-    """The median of each call's times; they take turns, after one round that does not count."""
-    times: list[list[float]] = [[] for _ in calls]
-    for _ in range(repeats + 1):
-        for taken, call in zip(times, calls, strict=True):
-            started = time.perf_counter()
-            call()
-            taken.append(1e3 * (time.perf_counter() - started))
-    return [statistics.median(taken[1:]) for taken in times]
+def _pairs(dense: Callable[[], object], sparse: Callable[[], object], repeats: int) -> list[tuple[float, float]]:
+    """Milliseconds of both, in turn, after one round that does not count."""
+    return [(timed(dense), timed(sparse)) for _ in range(repeats + 1)][1:]
+
+
+def _check(held: int, rows: int, tokens_per_frame: int, shape: DecoderShape) -> None:
+    if held <= tokens_per_frame:
+        raise UserError(f"--held {held} is no more than a frame; give {tokens_per_frame + 1} or more")
+    wanted, free = 8 * shape.layers * shape.kv_size * (PREFIX + held + rows), psutil.virtual_memory().available
+    if wanted > free:
+        raise UserError(
+            f"{held + rows:,} tokens take {wanted / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; lower --held or --frames"
+        )

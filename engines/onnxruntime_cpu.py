@@ -82,9 +82,20 @@ class OnnxRuntimeCpu:
 
         The graph of another variant is opened when first asked for.
         """
+        return OnnxRuntimeDecoder(self._session(variant), self.bundle, buffers, probes)
+
+    def project(self, embeds: Float32, cos: Float32, sin: Float32) -> tuple[list[Float32], list[Float32]]:
+        """Queries and keys of raw embeddings in every layer; see the protocol."""
+        spec = self.bundle.decoder
+        names = [f"{part}{layer}" for part in ("query", "key") for layer in range(spec.layers)]
+        found = self._session("projections").run(names, {"inputs_embeds": embeds[None], "cos": cos[None], "sin": sin[None]})
+        by_head = [np.ascontiguousarray(x.reshape(len(embeds), -1, spec.head_dim).transpose(1, 0, 2)) for x in found]
+        return by_head[: spec.layers], by_head[spec.layers :]
+
+    def _session(self, variant: str) -> Any:
         if variant not in self._decoders:
             self._decoders[variant] = self._open(self._graph(variant), prepack=False)
-        return OnnxRuntimeDecoder(self._decoders[variant], self.bundle, buffers, probes)
+        return self._decoders[variant]
 
     def _graph(self, variant: str) -> str:
         graphs = self.bundle.decoder.graphs

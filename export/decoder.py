@@ -11,8 +11,9 @@ Traced decoders concatenate their cache; this one appends in place to memory it 
 to q, k, v), ``attend`` (the only one that knows the cache) and ``finish`` (to residual again), so that a graph can be
 cut between them.
 
-Two graphs of one builder and one weights file: ``whole``, and ``st-spattn`` for the prefill of frames, in which the layers
-from one on attend by the pattern of :mod:`edgevlm.export.st_spattn` and which has its two inputs more.
+Three graphs of one builder and one weights file: ``whole``; ``st-spattn`` for the prefill of frames, in which the layers
+from one on attend by the pattern of :mod:`edgevlm.export.st_spattn` and which has its two inputs more; and ``projections``,
+which takes ``inputs_embeds``, ``cos`` and ``sin`` through ``project`` of every layer and nothing else.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ from edgevlm.export.graph import CONTRIB, GraphBuilder, WeightsFile, external_te
 from edgevlm.export.st_spattn import SparseAttention
 from edgevlm.runtime.bundle import Progress
 
-GRAPHS = {"whole": "decoder.onnx", "st-spattn": "decoder-st-spattn.onnx"}  # variant -> file
+GRAPHS = {  # variant -> file
+    "whole": "decoder.onnx",
+    "st-spattn": "decoder-st-spattn.onnx",
+    "projections": "decoder-projections.onnx",
+}
 WEIGHTS, EMBEDDING = "decoder.weights", "embedding.npy"
 ST_SPATTN_FROM = 3  # the first sparse layer: the one above PureKV's CLIE layer, whose scores need dense attention
 
@@ -154,14 +159,32 @@ class _Decoder:
         for name in ("cos", "sin"):
             g.node("Reshape", [g.input(name, TensorProto.FLOAT, [1, "S", half]), table], [f"{name}.table"])
 
-    def logits(self, final_norm: np.ndarray, head: str) -> None:
+    def logits(self, final_norm: np.ndarray, head: TensorProto) -> None:
         """Final norm and vocabulary scores ``[1, R, V]`` of the rows that are left."""
         s, g = self.shape, self.graph
+        g.initializers.append(head)
         normed, _ = self.norm("final_norm", final_norm, self.residual, self.delta)
         rows = g.node("Reshape", [normed, g.constant("rows.shape", np.array([-1, s.hidden], np.int64))], ["rows"])
-        scores = g.node("Gemm", [rows, head], ["scores"], transB=1)
+        scores = g.node("Gemm", [rows, head.name], ["scores"], transB=1)
         shape = g.constant("logits.shape", np.array([1, -1, s.vocab], np.int64))
         g.output(g.node("Reshape", [scores, shape], ["logits"]), TensorProto.FLOAT, [1, "R", s.vocab])
+
+
+@dataclass(slots=True)
+class _Projections(_Decoder):
+    """What every layer would make of the call's raw embeddings: ``query{l}``, and ``key{l}`` ``[1, S, Hkv D]``, rotated."""
+
+    def start(self) -> None:
+        self.graph.input("inputs_embeds", TensorProto.FLOAT, [1, "S", self.shape.hidden])
+        self.tables()
+
+    def layer(self, layer: int, w: LayerWeights) -> None:
+        _, key, _, _ = self.project(layer, w, "inputs_embeds", None)
+        self.graph.node("Identity", [key], [f"key{layer}"])
+        self.graph.output(f"key{layer}", TensorProto.FLOAT, [1, "S", self.shape.kv_size])
+
+    def logits(self, final_norm: np.ndarray, head: TensorProto) -> None:
+        """It has none."""
 
 
 def write_decoder(
@@ -185,6 +208,7 @@ def write_decoder(
         weights = WeightsFile(stream, WEIGHTS)
         variants = {"whole": _Decoder(GraphBuilder("decoder", weights), shape)}
         variants["st-spattn"] = _Decoder(GraphBuilder("decoder-st-spattn", weights), shape, sparse_from)
+        variants["projections"] = _Projections(GraphBuilder("decoder-projections", weights), shape)
         for d in variants.values():
             d.start()
         for layer in range(shape.layers):
@@ -199,8 +223,7 @@ def write_decoder(
             head = weights.add("head", checkpoint.tensor("text.lm_head.weight", (shape.vocab, shape.hidden)))
         final_norm = checkpoint.tensor("text.norm.weight", (shape.hidden,))
         for variant, d in variants.items():
-            d.graph.initializers.append(head)
-            d.logits(final_norm, "head")
+            d.logits(final_norm, head)
             d.graph.save(folder / GRAPHS[variant])
 
 

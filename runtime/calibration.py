@@ -56,6 +56,8 @@ class Calibration:
             raise ValueError("thresholds that do not rise")
         if set(self.classes) - set(get_args(LayerClass)) or not 0 <= self.middle_from <= self.deep_from <= layers:
             raise ValueError("layer classes that are none")
+        if self.clie not in range(len(self.agreement)):
+            raise ValueError("a clie that is no candidate")
 
     def to_json(self) -> bytes:
         """The bytes of ``calibration.json``."""

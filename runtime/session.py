@@ -47,7 +47,8 @@ class SessionStats:
     """What a session has done so far.
 
     frames watched, and fps since the first of them; tokens of memory held in the fullest layer; cache_bytes allocated once at
-    start; ttft_ms (from ask to the first token) and tpot_ms (each further one) of the newest answer.
+    start, policy_bytes that the policy now keeps beside them; ttft_ms (from ask to the first token) and tpot_ms (each further
+    one) of the newest answer.
     """
 
     frames: int
@@ -55,6 +56,7 @@ class SessionStats:
     fps: float
     tokens: int
     cache_bytes: int
+    policy_bytes: int
     encode_ms: float
     ttft_ms: float
     tpot_ms: float
@@ -122,8 +124,9 @@ class Session:
         prefix = loaded.encode(chat.prefix)
         chosen = policy if isinstance(policy, Policy) else create_policy(policy)
         if budget is None:
-            budget = default_budget(loaded, chosen, loaded.bundle.limit - len(prefix) - text_room(loaded, room))
-        stream = Stream(loaded, chosen, budget, prefix, text_room(loaded, room), reindexing)
+            ahead = chunk * loaded.bundle.vision.tokens_per_frame * chosen.appends_first
+            budget = default_budget(loaded, chosen, loaded.bundle.limit - len(prefix) - text_room(loaded, room) - ahead)
+        stream = Stream(loaded, chosen, budget, prefix, text_room(loaded, room), reindexing, chunk)
         session = cls(loaded, stream, chat, chunk, room)
         session._owns_model = loaded is not model
         return session
@@ -160,8 +163,9 @@ class Session:
     ) -> Answer:
         """Ask about everything watched so far; returns at once, iterate the answer for its text.
 
-        The memory afterwards is what it was before. ``conversation`` names the turns to go on from and to add this one to.
-        Greedy unless ``temperature`` > 0. Raises UserError for a question longer than its room.
+        The memory afterwards is what it was before, but under a policy that compresses under questions (``snapkv-guided``).
+        ``conversation`` names the turns to go on from and to add this one to. Greedy unless ``temperature`` > 0. Raises
+        UserError for a question longer than its room.
         """
         if max_tokens is not None and not 1 <= max_tokens <= self.room.answer:
             raise UserError(f"an answer can have 1 to {self.room.answer} tokens here, not {max_tokens}")
@@ -195,8 +199,10 @@ class Session:
                 answer.time_s = self._time_s
                 reason = self._generate(answer, asked, conversation, max_tokens, sampler)
                 self._ttft_ms, self._tpot_ms = answer.ttft_ms, answer.tpot_ms
-                if conversation is not None and reason != "cancelled":
-                    self._remember(conversation, (answer.question, answer.so_far))
+                if reason != "cancelled":
+                    self._stream.policy.answered(answer.question, answer.so_far)
+                    if conversation is not None:
+                        self._remember(conversation, (answer.question, answer.so_far))
             except BaseException as caught:
                 error = caught
         self._running.discard(answer)
@@ -210,10 +216,11 @@ class Session:
         ids = self._prompt(conversation, answer.question)
         embeds = np.concatenate([self.model.closing, engine.embed(np.asarray(ids, np.int64))])
         with self._stream.question():
+            append = self._stream.append_question
             while True:
                 if answer.cancelled:
                     return "cancelled"
-                token = sampler(self._stream.append_text(embeds))
+                token = sampler(append(embeds))
                 now = time.perf_counter()
                 if not answer.token_ids:
                     answer.ttft_ms, first = 1e3 * (now - asked), now
@@ -226,7 +233,7 @@ class Session:
                     answer.push(piece)
                 if len(answer.token_ids) == max_tokens:
                     return "length"
-                embeds = engine.embed(np.asarray([token], np.int64))
+                embeds, append = engine.embed(np.asarray([token], np.int64)), self._stream.append_text
 
     def _prompt(self, conversation: str | None, question: str) -> list[int]:
         """Suffix ids, with as many of the newest turns as the conversation's room takes; older ones are forgotten."""
@@ -265,6 +272,7 @@ class Session:
             fps=self._frames / elapsed if elapsed else 0.0,
             tokens=stream.tokens,
             cache_bytes=stream.cache.nbytes,
+            policy_bytes=stream.policy.state_bytes,
             encode_ms=self._encode_ms,
             ttft_ms=self._ttft_ms,
             tpot_ms=self._tpot_ms,

@@ -37,8 +37,8 @@ class MemoryStats:
     prefill_ms: float = 0.0
 
 
-def check_budget(policy: Policy, budget: int, bundle: Bundle, text_room: int, prefix: int) -> None:
-    """Refuse a budget that cannot work, before anything is allocated."""
+def check_budget(policy: Policy, budget: int, bundle: Bundle, text_room: int, prefix: int, ahead: int = 0) -> None:
+    """Refuse a budget that cannot work, before anything is allocated; ahead: rows that are appended before a compression."""
     frame, limit = bundle.vision.tokens_per_frame, bundle.limit
     smallest, largest = int(policy.layer_budgets.min()), int(policy.layer_budgets.max())
     least, what = (2 * frame, "two frames, which take") if policy.keeps_first_frame else (frame, "one frame, which takes")
@@ -46,11 +46,12 @@ def check_budget(policy: Policy, budget: int, bundle: Bundle, text_room: int, pr
         of_layer = "" if smallest == budget else f", {smallest} in its smallest layer,"
         enough = -(-budget * least // max(smallest, 1))
         raise UserError(f"a budget of {budget} tokens{of_layer} is less than {what} {least}; give --budget {enough} or more")
-    if prefix + largest + text_room > limit:
-        most = (limit - prefix - text_room) * budget // largest
+    if prefix + largest + ahead + text_room > limit:
+        most = (limit - prefix - ahead - text_room) * budget // largest
+        chunk = f", a chunk of {ahead}" if ahead else ""
         raise UserError(
             f"a budget of {budget} tokens passes the model's limit of {limit} positions "
-            f"(prefix {prefix}, text room {text_room}); policy {policy.name} can have {max(most, 0)} at most"
+            f"(prefix {prefix}, text room {text_room}{chunk}); policy {policy.name} can have {max(most, 0)} at most"
         )
 
 
@@ -70,10 +71,18 @@ class Stream:
     """Appends prefix, frames and questions to a cache of fixed size.
 
     capacity of every layer = prefix + |M| + text room; at no moment does a layer hold more than prefix + |M| rows of memory.
+    A policy that ``appends_first`` has a chunk of frames more in both.
     """
 
     def __init__(
-        self, model: Model, policy: Policy, budget: int, prefix: Sequence[int], text_room: int, reindexing: Reindexing
+        self,
+        model: Model,
+        policy: Policy,
+        budget: int,
+        prefix: Sequence[int],
+        text_room: int,
+        reindexing: Reindexing,
+        chunk: int = 1,
     ) -> None:
         decoder, vision = model.bundle.decoder, model.bundle.vision
         self.model, self.policy, self.budget, self.prefix = model, policy, budget, len(prefix)
@@ -81,15 +90,22 @@ class Stream:
         shape = StreamShape(decoder.layers, vision.tokens_per_frame, len(prefix), model.bundle.family, calibration)
         policy.attach(budget, shape)
         needs = policy.needs
-        self._guidance = [model.engine.embed(np.asarray(model.encode(text), np.int64)) for text in needs.guidance]
+        self._guidance = [] if needs.raw_layers else [self._embed(text) for text in needs.guidance]
         text_room = max(text_room, sum(map(len, self._guidance)))
-        check_budget(policy, budget, model.bundle, text_room, len(prefix))
+        self.chunk, ahead = chunk, chunk * vision.tokens_per_frame if policy.appends_first else 0
+        check_budget(policy, budget, model.bundle, text_room, len(prefix), ahead)
         self.inv_freq = model.bundle.inv_freq
-        self.cache = allocate(decoder, [len(prefix) + int(rows) + text_room for rows in policy.layer_budgets], self.inv_freq)
-        buffers, probes = self.cache.buffers(), tuple(sorted({*needs.probe_layers, *needs.guidance_layers}))
+        if needs.raw_layers:
+            self._project(needs.guidance, 0)  # a bundle that cannot is refused now
+        capacities = [len(prefix) + int(rows) + ahead + text_room for rows in policy.layer_budgets]
+        self.cache = allocate(decoder, capacities, self.inv_freq)
+        asked = {*needs.probe_layers, *needs.guidance_layers, *needs.question_layers}
+        buffers, probes = self.cache.buffers(), tuple(sorted(asked))
         self.decoder = model.engine.bind(buffers, probes)
         self.sparse = None if needs.variant == "whole" else model.engine.bind(buffers, probes, needs.variant)
-        self.positions = Positions(model.bundle.limit, text_room, reindexing if policy.bounded else "never")
+        rule: Reindexing = "eager" if policy.appends_first else reindexing
+        unbounded: Reindexing = "lazy" if needs.question_layers else "never"
+        self.positions = Positions(model.bundle.limit, text_room, rule if policy.bounded else unbounded)
         self.stats = MemoryStats()
         self.frames = 0
         self._seq = 0
@@ -104,7 +120,7 @@ class Stream:
         return int(self.cache.lengths.max()) - self.prefix
 
     def append_frames(self, features: Float32) -> None:
-        """Append frames ``[F, tokens_per_frame, hidden]``, in pieces that one compression makes room for.
+        """Append frames ``[F, tokens_per_frame, hidden]``, in pieces that one compression makes room for, or in chunks.
 
         A piece is whole frames while a frame fits in the room, else parts of a frame. Raises UserError when an unbounded
         policy's capacity is used up.
@@ -119,11 +135,18 @@ class Stream:
                     f"the {self.policy.name} cache is full: {self.budget} tokens hold {self.budget // per_frame} frames; "
                     "give a larger --budget, or a policy that compresses"
                 )
-            self._make_room(piece.shape[0] * per_frame)
-            self._append_piece(piece)
+            if self.policy.appends_first:
+                self._reindex_when_due(piece.shape[0] * per_frame, compressed=False)
+                self._append_piece(piece)
+                self._make_room(0)
+            else:
+                self._make_room(piece.shape[0] * per_frame)
+                self._append_piece(piece)
 
     def _frames_at_once(self, per_frame: int) -> int:
         """Frames that one compression makes room for. Frame 0 goes in alone, densely, if later ones see it for good."""
+        if self.policy.appends_first:
+            return self.chunk
         if not self.policy.keeps_first_frame:
             return max(1, self.policy.room // per_frame)
         free = int(self.policy.layer_budgets.min()) - per_frame
@@ -160,31 +183,70 @@ class Stream:
             self.stats.compressions += 1
             guided = self.stats.guidance_ms - guided
             self.stats.compress_ms += 1e3 * (time.perf_counter() - started) - guided
-        if self.positions.due(rows, plan is not None):
+        self._reindex_when_due(rows, compressed=plan is not None)
+
+    def _reindex_when_due(self, rows: int, *, compressed: bool) -> None:
+        if self.positions.due(rows, compressed):
             started = time.perf_counter()
             self.positions.compact(self.cache, self.prefix)
             self.stats.reindexings += 1
             self.stats.reindex_ms += 1e3 * (time.perf_counter() - started)
 
     def _guide(self) -> Guidance:
-        """One causal forward of the guidance texts after the memory, rolled back."""
-        started = time.perf_counter()
+        """The guidance texts after the memory: one causal forward that is rolled back, or projections that leave nothing."""
+        started, needs = time.perf_counter(), self.policy.needs
+        guidance = self._project(needs.guidance, self.positions.next) if needs.raw_layers else self._forward_guidance()
+        self.stats.guidance_ms += 1e3 * (time.perf_counter() - started)
+        return guidance
+
+    def _forward_guidance(self) -> Guidance:
         held, layers = self.cache.lengths, self.policy.needs.guidance_layers
         with self.question():
             probes = self._append(np.concatenate(self._guidance), Kind.TEXT, ()).probes
             keys = {layer: self.cache.key(layer)[:, held[layer] :].copy() for layer in layers}
-        self.stats.guidance_ms += 1e3 * (time.perf_counter() - started)
         return Guidance({layer: probes[layer] for layer in layers}, keys, tuple(map(len, self._guidance)))
+
+    def _project(self, texts: Sequence[str], start: int) -> Guidance:
+        """Queries and keys of the texts' raw embeddings in every layer, each text at positions from ``start`` on."""
+        rows = [self._embed(text) for text in texts]
+        tables = [rope_tables(np.arange(start, start + len(of), dtype=np.int32), self.inv_freq) for of in rows]
+        found = [self.model.engine.project(of, *table) for of, table in zip(rows, tables, strict=True)]
+        queries, keys = (
+            {layer: np.concatenate([each[part][layer] for each in found], 1) for layer in self.policy.needs.raw_layers}
+            for part in (0, 1)
+        )
+        return Guidance(queries, keys, tuple(map(len, rows)))
+
+    def _embed(self, text: str) -> Float32:
+        return self.model.engine.embed(np.asarray(self.model.encode(text), np.int64))
 
     @contextmanager
     def question(self) -> Iterator[None]:
         """Whatever is appended inside is taken out at the end, position counter included."""
-        mark, position, seq = self.cache.mark(), self.positions.next, self._seq
+        mark, position, seq, evicted = self.cache.mark(), self.positions.next, self._seq, self.stats.evicted
         try:
             yield
         finally:
-            self.cache.rollback(mark)
+            if self.stats.evicted == evicted:
+                self.cache.rollback(mark)
+            else:
+                self.cache.evict([self.cache.seq(layer) < seq for layer in range(self.cache.layers)])
             self.positions.next, self._seq = position, seq
+
+    def append_question(self, embeds: Float32) -> Float32:
+        """Append a question's rows ``[S, hidden]``, and let a policy that asks for it compress the memory under them.
+
+        Returns the last row's logits, ``[vocabulary]``: as of before that. What was evicted does not come back.
+        """
+        result, layers = self._append(embeds, Kind.TEXT, (len(embeds) - 1,)), self.policy.needs.question_layers
+        if layers:
+            started = time.perf_counter()
+            keep = self.policy.under_question(self.cache, {layer: result.probes[layer] for layer in layers})
+            if any(mask is not None for mask in keep):
+                self.stats.evicted += self.cache.evict(keep)
+                self.stats.compressions += 1
+            self.stats.compress_ms += 1e3 * (time.perf_counter() - started)
+        return result.logits[0]
 
     def append_text(self, embeds: Float32) -> Float32:
         """Append text rows ``[S, hidden]`` and return the last row's logits, ``[vocabulary]``."""

@@ -16,12 +16,25 @@ from edgevlm.runtime.policies.purekv import PureKV
 from edgevlm.runtime.policies.random_tokens import RandomTokens
 from edgevlm.runtime.policies.sliding_window import SlidingWindow
 from edgevlm.runtime.policies.snapkv import SnapKV
+from edgevlm.runtime.policies.snapkv_guided import SnapKVGuided
 from edgevlm.runtime.policies.streaming_llm import StreamingLLM
 from edgevlm.runtime.policies.uniform import Uniform
 
 POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
-    for policy in (Full, SlidingWindow, StreamingLLM, Uniform, RandomTokens, SnapKV, H2O, InfiniPotV, Hermes, PureKV)
+    for policy in (
+        Full,
+        SlidingWindow,
+        StreamingLLM,
+        Uniform,
+        RandomTokens,
+        SnapKV,
+        SnapKVGuided,
+        H2O,
+        InfiniPotV,
+        Hermes,
+        PureKV,
+    )
 }
 
 __all__ = ["POLICIES", "Appended", "Guidance", "Needs", "NewRows", "Plan", "Policy", "StreamShape", "create_policy"]

@@ -24,12 +24,17 @@ class Needs:
     """What a policy asks of the session beyond the cache.
 
     probe_layers: layers whose queries it wants after each vision append. guidance: texts, in order, of the forward it may ask
-    for before a compression, and guidance_layers, which that forward reports on. variant: the decoder graph to prefill with.
+    for before a compression, and guidance_layers, which that forward reports on. raw_layers: instead of a forward, layers that
+    project the raw embeddings of each text by itself as they are; the texts are asked for anew each time and may change.
+    question_layers: layers whose queries of a question's rows it wants, to compress under the question. variant: the decoder
+    graph to prefill with.
     """
 
     probe_layers: tuple[int, ...] = ()
     guidance: tuple[str, ...] = ()
     guidance_layers: tuple[int, ...] = ()
+    raw_layers: tuple[int, ...] = ()
+    question_layers: tuple[int, ...] = ()
     variant: str = "whole"
 
 
@@ -89,7 +94,7 @@ class Guidance:
 
 
 Guide = Callable[[], Guidance]
-"""Runs the guidance forward over the memory as it is and takes its rows out again."""
+"""Runs the guidance over the memory as it is and leaves no rows behind."""
 
 
 class Policy(ABC):
@@ -131,9 +136,23 @@ class Policy(ABC):
         return self.budget
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of the arrays that the policy now keeps from one call to the next, beside the cache."""
+        return 0
+
+    @property
     def room(self) -> int:
         """The most rows to append at once: what one compression makes free, and never less than a frame."""
         return max(self.budget - self.compress_to, self.shape.tokens_per_frame)
+
+    @property
+    def appends_first(self) -> bool:
+        """Whether a chunk is appended whole before the memory is compressed, as the authors' programs do.
+
+        Its arena holds a chunk more, :meth:`before_append` is asked for 0 rows after each append, and every compression
+        re-indexes.
+        """
+        return False
 
     def before_append(self, cache: KVCache, rows: int, guide: Guide) -> Plan | None:
         """Say what stays so that ``rows`` more fit in |M_l| in every layer; None when nothing is due."""
@@ -152,6 +171,17 @@ class Policy(ABC):
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:  # noqa: B027
         """Called when vision rows have been published, with the queries of ``needs.probe_layers``."""
+
+    def answered(self, question: str, answer: str) -> None:  # noqa: B027
+        """Called when a question has been answered, whichever conversation it belongs to."""
+
+    def under_question(self, cache: KVCache, queries: Mapping[int, Float32]) -> list[Bool | None]:
+        """Say what stays under a question, whose rows are the last in the cache: per layer a mask ``[kv_heads, n_l]``, or None.
+
+        Asked only of policies with ``needs.question_layers``. queries: of the question's rows in each of those, rotated,
+        ``[heads, rows, head_dim]``. All rows of the question stay.
+        """
+        return [None] * self.shape.layers
 
     @property
     def keeps_first_frame(self) -> bool:
@@ -172,6 +202,20 @@ class Policy(ABC):
     @abstractmethod
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
         """Rows of ``layer`` to keep: a mask ``[kv_heads, n_l]`` with the prefix and exactly ``target`` others per head."""
+
+
+class SteadyTarget(Policy):
+    """A policy whose |C| does not depend on the rows that come: ``target`` |M|, or less where a frame needs more room."""
+
+    target: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.target <= 1:
+            raise ValueError("target lies in (0, 1]")
+
+    @property
+    def compress_to(self) -> int:
+        return max(0, min(tokens_of(self.target, self.budget), self.budget - self.shape.tokens_per_frame))
 
 
 def tokens_of(fraction: float, whole: int) -> int:

@@ -9,7 +9,8 @@ import numpy as np
 
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.attention import attention_mass
-from edgevlm.runtime.policies.base import Appended, Bool, Needs, Policy, StreamShape, newest, tokens_of
+from edgevlm.runtime.policies.base import Appended, Bool, Float32, Guide, Needs, Policy, StreamShape, newest, tokens_of
+from edgevlm.runtime.policies.cross_layer import booster, layer_number
 from edgevlm.runtime.policies.scores import SeqScores
 from edgevlm.runtime.primitives import top_k
 
@@ -26,13 +27,15 @@ class H2O(Policy):
     F_t += sum over the rows i of each appended piece of softmax(q_i K^T / sqrt(D))_t, summed over the query heads of a KV
     head; each KV head keeps its own top of F.
 
-    recent: share of the tokens kept that goes to the newest; the rest goes to the heavy hitters.
+    recent: share of the tokens kept that goes to the newest; the rest goes to the heavy hitters. clie: rank by F ||V||, in
+    layers above this one by its F, as PureKV does with its scores; only layers 0 to clie are then probed; empty: off.
 
     Ours: one choice a KV head; a piece of frames is scored whole before any token goes, where the paper evicts one token for
     every new one; rows of questions and answers are not counted, because they leave no trace in the memory.
     """
 
     recent: float = 0.5
+    clie: str = ""
 
     name: ClassVar[str] = "h2o"
     paper: ClassVar[str] = "H2O, arXiv 2306.14048"
@@ -40,14 +43,20 @@ class H2O(Policy):
     def __post_init__(self) -> None:
         if not 0 <= self.recent <= 1:
             raise ValueError("recent lies in 0..1")
+        layer_number(self.clie)
 
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
         self._scores: dict[int, SeqScores] = {}
+        self._cross = booster(self.clie, shape.layers)
 
     @property
     def needs(self) -> Needs:
-        return Needs(probe_layers=tuple(range(self.shape.layers)))
+        return Needs(probe_layers=self._cross.probe_layers if self._cross else tuple(range(self.shape.layers)))
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(scores.nbytes for scores in self._scores.values()) + (self._cross.nbytes if self._cross else 0)
 
     @property
     def room(self) -> int:
@@ -65,9 +74,17 @@ class H2O(Policy):
                 self._scores[layer] = SeqScores(cache.kv_heads, int(cache.capacities[layer]))
             self._scores[layer].add(seq, mass)
 
+    def prepare(self, cache: KVCache, guide: Guide) -> None:
+        if self._cross is not None:
+            self._cross.take(cache, {layer: self._accumulated(cache, layer) for layer in self._cross.probe_layers})
+
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
         seq, prefix = cache.seq(layer), cache.kind(layer) == Kind.PREFIX
         count = tokens_of(self.recent, target)
         recent = newest(seq, ~prefix, count)
-        score = self._scores[layer].get(seq).astype(np.float32)
+        score = self._cross.importance(cache, layer) if self._cross else self._accumulated(cache, layer)
         return prefix | recent | top_k(score, seq, ~(prefix | recent), target - count)
+
+    def _accumulated(self, cache: KVCache, layer: int) -> Float32:
+        """F of each row, ``[kv_heads, n]``."""
+        return self._scores[layer].get(cache.seq(layer)).astype(np.float32)

@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 from edgevlm.runtime import primitives
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Bool, Guidance, Guide, Needs, NewRows, Plan, Policy, StreamShape, tokens_of
-from edgevlm.runtime.policies.hermes_scores import Float64, guidance_attention, normalised, recency, smoothed, summary_of
+from edgevlm.runtime.policies.hermes_scores import Float64, Int64, guidance_attention, normalised, recency, smoothed, summary_of
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
+    from edgevlm.runtime.calibration import Calibration
 
 GLOBAL = "Summarize the video narrative, identifying main characters, key events, timeline changes, and the overall theme."
 LOCAL = "Describe the current scene in detail, focusing on specific objects, fine-grained actions, and spatial relationships."
+SHALLOW, DEEP = "0.1", "0.7"  # of the paper
 FADING = {"llava": ("20/19.5", "1.0/0.9"), "qwen": ("20/12", "0.75/0.6")}  # k and omega by family
 
 
@@ -27,21 +29,23 @@ class Hermes(Policy):
     """Shallow layers keep what is recent, deep layers what a guidance prompt attends to, middle layers a blend of both.
 
     target: |C| / |M|; below 1 the guidance forward runs less often. shallow, deep: the depths, as shares, at which the shallow
-    layers end and the deep ones begin. k, omega: forgetting rate and share of recency, as value at the first middle layer /
+    layers end and the deep ones begin; both empty: those measured for the model if it was calibrated, else 0.1 and 0.7; one of
+    them empty: that one's preset. k, omega: forgetting rate and share of recency, as value at the first middle layer /
     fall until the first deep one; empty: the family's own. smoothing: take a share of each layer's scores from the layer
     above; lambdas: those shares, shallow/middle/deep; join: tokens of two layers meet by ``seq`` or (as the authors' program
     does) by rank. summary: a deep layer keeps one token that stands for all it evicted; ``last``: as the authors' program
     does, a new one each time, after the newest token, evictable. layer_weights: shares of the budget, shallow/middle/deep.
     global_prompt, local_prompt: the guidance (App. C); with one of them empty the other serves all layers. mode: ``official``
-    is refused, because parts of it are missing.
+    does as the authors' program: append, then compress, in an arena with a chunk more, and re-index each time; the prompts,
+    with the last question and answer in them, are raw embeddings projected in each layer; join=rank and summary=last.
 
     Ours: room is made before rows come; the guidance is one causal forward, rolled back; tokens of two layers meet by seq; the
     summary is one row for the whole stream, a running mean at the place of the newest evicted token, never evicted.
     """
 
     target: float = 1.0
-    shallow: float = 0.1
-    deep: float = 0.7
+    shallow: str = ""
+    deep: str = ""
     k: str = ""
     omega: str = ""
     smoothing: bool = True
@@ -58,11 +62,9 @@ class Hermes(Policy):
 
     def __post_init__(self) -> None:
         if self.mode == "official":
-            raise ValueError(
-                "mode=official is not built: it needs queries of raw embeddings from the engine, an arena for "
-                "append-then-compress and the conversation; join=rank with summary=last are the parts of it there are"
-            )
-        if not (0 < self.target <= 1 and 0 <= self.shallow <= self.deep <= 1):
+            self.join, self.summary = "rank", "off" if self.summary == "off" else "last"
+        self._depths = _numbers(self.shallow or SHALLOW, 1, "shallow") + _numbers(self.deep or DEEP, 1, "deep")
+        if not (0 < self.target <= 1 and self._depths[0] <= self._depths[1] <= 1):
             raise ValueError("target lies in (0, 1], and 0 <= shallow <= deep <= 1")
         if not (self.global_prompt or self.local_prompt):
             raise ValueError("one of global_prompt and local_prompt must say something")
@@ -77,12 +79,32 @@ class Hermes(Policy):
 
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
-        self._middle_from, self._deep_from = (tokens_of(share, shape.layers) for share in (self.shallow, self.deep))
+        if self._calibrated is not None:
+            self._middle_from, self._deep_from = self._calibrated.middle_from, self._calibrated.deep_from
+        else:
+            self._middle_from, self._deep_from = (tokens_of(share, shape.layers) for share in self._depths)
         k, omega = FADING["qwen" if shape.family.startswith("qwen") else "llava"]
         self._k, self._omega = _numbers(self.k or k, 2, "k"), _numbers(self.omega or omega, 2, "omega")
         self._budgets = _shares(budget, [self._weights[self._class(layer)] for layer in range(shape.layers)])
         self._merged = np.zeros(shape.layers, np.int64)  # tokens that each layer's summary stands for
         self._scores: list[Float64] = []
+        self._last_turn = ""
+
+    @property
+    def _calibrated(self) -> Calibration | None:
+        """The measurements that the depths come from, if they do."""
+        return None if self.shallow or self.deep or self.mode == "official" else self.shape.calibration
+
+    @property
+    def basis(self) -> str:
+        depths = f"middle from layer {self._middle_from}, deep from {self._deep_from}"
+        if self._calibrated is not None:
+            return f"calibrated {self._calibrated.described}: {depths}"
+        if self.shallow or self.deep:
+            return f"{depths}, as set"
+        if self.mode == "official":
+            return f"presets of mode=official, {depths}"
+        return f"presets, {depths}; this model is not calibrated (edgevlm calibrate)"
 
     def _class(self, layer: int) -> int:
         """0 shallow, 1 middle, 2 deep."""
@@ -91,8 +113,20 @@ class Hermes(Policy):
     @property
     def needs(self) -> Needs:
         texts = (self.global_prompt, " " * bool(self.global_prompt) + self.local_prompt)
+        if self.mode == "official":
+            texts = official_prompts(self.global_prompt, self.local_prompt, self._last_turn)
         layers = tuple(range(self._middle_from, self.shape.layers))
-        return Needs(guidance=tuple(filter(str.strip, texts)) if layers else (), guidance_layers=layers)
+        guidance = tuple(filter(str.strip, texts)) if layers else ()
+        if self.mode == "official":
+            return Needs(guidance=guidance, raw_layers=layers)
+        return Needs(guidance=guidance, guidance_layers=layers)
+
+    @property
+    def appends_first(self) -> bool:
+        return self.mode == "official"
+
+    def answered(self, question: str, answer: str) -> None:
+        self._last_turn = f"Question: {question} Answer: {answer}"
 
     @property
     def layer_budgets(self) -> NDArray[np.int64]:
@@ -127,7 +161,7 @@ class Hermes(Policy):
         kind = cache.kind(layer)[0]
         gone = ~keep & np.isin(kind, (Kind.VISION, Kind.SUMMARY))
         if self.summary == "last":
-            after = int(cache.position(layer)[0, keep, 0].max(initial=-1)) + 1
+            after = int(cache.position(layer)[0, keep].max(initial=-1)) + 1
             return summary_of(cache, layer, gone, np.ones(len(gone)), after)
         weight = np.where(kind == Kind.SUMMARY, float(self._merged[layer]), 1.0)
         self._merged[layer] = int(weight[gone].sum())
@@ -139,31 +173,39 @@ class Hermes(Policy):
         return (kind == Kind.VISION) | ((kind == Kind.SUMMARY) & (self.summary == "last"))
 
     def prepare(self, cache: KVCache, guide: Guide) -> None:
-        guidance = guide() if self.needs.guidance_layers else None
+        guidance = guide() if self.needs.guidance else None
         tokens = [self._tokens(cache, layer) for layer in range(self.shape.layers)]
         scores = [self._score(cache, layer, tokens[layer], guidance) for layer in range(self.shape.layers)]
         if self.smoothing:
-            by_rank = self.join == "rank"
-            orders = [
-                (cache.position(layer)[0, :, 0] if by_rank else cache.seq(layer)[0])[among].astype(np.int64)
-                for layer, among in enumerate(tokens)
-            ]
+            orders = [self._order(cache, layer, among) for layer, among in enumerate(tokens)]
             weights = [self._lambdas[self._class(layer)] for layer in range(self.shape.layers)]
-            scores = smoothed(scores, orders, weights, by_rank)
+            scores = smoothed(scores, orders, weights, self.join == "rank")
         self._scores = [np.zeros(len(among)) for among in tokens]
         for placed, among, score in zip(self._scores, tokens, scores, strict=True):
             placed[among] = score
+
+    def _order(self, cache: KVCache, layer: int, among: Bool) -> Int64:
+        """What the rows ``among`` are joined by, ``[n]``: seq, or their rank in the layer by position, then by seq."""
+        seq = cache.seq(layer)[0, among].astype(np.int64)
+        if self.join == "seq":
+            return seq
+        place = np.empty_like(seq)
+        place[np.lexsort((seq, cache.position(layer)[0, among, 0]))] = np.arange(len(seq))
+        return place
 
     def _score(self, cache: KVCache, layer: int, among: Bool, guidance: Guidance | None) -> Float64:
         """Eqs. 1 to 4: raw importance of the rows ``among`` of a layer."""
         depth, seq = self._class(layer), cache.seq(layer)
         x = (layer - self._middle_from) / (self._deep_from - self._middle_from) if depth == 1 else 0.0
-        recent = normalised(recency(seq[0, among], self._k[0] - self._k[1] * x))
+        official = self.mode == "official"
+        added = 1e-6 if official else 0.0
+        recent = normalised(recency(seq[0, among], self._k[0] - self._k[1] * x), added)
         if depth == 0 or guidance is None:
             return recent
-        rows = guidance.rows[0] if depth == 2 else sum(guidance.rows)
-        queries, keys = guidance.queries[layer][:, :rows], guidance.keys[layer][:, :rows]
-        attended = normalised(guidance_attention(queries, keys, cache.key(layer), seq)[among])
+        end = guidance.rows[0] if depth == 2 else sum(guidance.rows)
+        rows = slice(end - guidance.rows[-1] if official and depth == 1 else 0, end)
+        queries, keys = guidance.queries[layer][:, rows], guidance.keys[layer][:, rows]
+        attended = normalised(guidance_attention(queries, keys, cache.key(layer), seq, causal=not official)[among], added)
         if depth == 2:
             return attended
         omega = self._omega[0] - self._omega[1] * x
@@ -174,6 +216,19 @@ class Hermes(Policy):
         kind, seq, score = cache.kind(layer)[:1], cache.seq(layer)[:1], self._scores[layer].astype(np.float32)[None]
         keep = (kind == Kind.PREFIX) | primitives.top_k(score, seq, self._tokens(cache, layer)[None], count)
         return np.repeat(keep, cache.kv_heads, 0)
+
+
+def official_prompts(global_prompt: str, local_prompt: str, last_turn: str) -> tuple[str, str]:
+    """App. C: the prompt of the deep layers and that of the middle ones, with the last turn of a conversation in both.
+
+    The program's third, the local prompt alone, is for the shallow layers, which give its attention no weight.
+    """
+    if last_turn:
+        global_prompt = global_prompt and f"Context summary: {last_turn}. {global_prompt}"
+        local_prompt = local_prompt and f"Find recent details related to: {last_turn}. {local_prompt}"
+    if not (global_prompt and local_prompt):
+        return global_prompt, local_prompt
+    return global_prompt, f"{local_prompt}; {global_prompt}"
 
 
 def _shares(budget: int, weights: list[float]) -> NDArray[np.int64]:
@@ -193,5 +248,5 @@ def _numbers(text: str, count: int, name: str) -> tuple[float, ...]:
     except ValueError:
         numbers = ()
     if len(numbers) != count or not all(0 <= number < np.inf for number in numbers):
-        raise ValueError(f"{name} takes {count} numbers from 0 up, like {'/'.join(['1'] * count)}")
+        raise ValueError(f"{name} takes {count} number{'s' * (count > 1)} from 0 up, like {'/'.join(['1'] * count)}")
     return numbers

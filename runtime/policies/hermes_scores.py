@@ -21,10 +21,10 @@ Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 
 
-def normalised(score: Float64) -> Float64:
-    """Min-max over one layer's tokens; 0 where all are equal or one is not a number."""
+def normalised(score: Float64, added: float = 0.0) -> Float64:
+    """Min-max over one layer's tokens, ``added`` to the range; 0 where all are equal or one is not a number."""
     low, high = score.min(initial=np.inf), score.max(initial=-np.inf)
-    return (score - low) / (high - low) if high > low else np.zeros_like(score)
+    return (score - low) / (high - low + added) if high > low else np.zeros_like(score)
 
 
 def recency(order: Int64, k: float) -> Float64:
@@ -34,14 +34,14 @@ def recency(order: Int64, k: float) -> Float64:
     return np.exp(-k * age / max(len(order) - 1, 1))
 
 
-def guidance_attention(queries: Float32, own_keys: Float32, key: Float32, seq: Int64) -> Float64:
+def guidance_attention(queries: Float32, own_keys: Float32, key: Float32, seq: Int64, *, causal: bool = True) -> Float64:
     """Eq. 2: the attention weight of each row of a layer, averaged over heads and guidance rows, ``[n]``.
 
-    queries: ``[heads, rows, head_dim]``; own_keys: ``[kv_heads, rows, head_dim]``, which a guidance row sees up to its own;
-    key: ``[kv_heads, n, head_dim]``, seq: ``[kv_heads, n]``.
+    queries: ``[heads, rows, head_dim]``; own_keys: ``[kv_heads, rows, head_dim]``, which a guidance row sees up to its own, or
+    all of them unless ``causal``; key: ``[kv_heads, n, head_dim]``, seq: ``[kv_heads, n]``.
     """
     heads, rows, _ = queries.shape
-    places = seq.max(initial=-1) + 1 + np.arange(rows)
+    places = seq.max(initial=-1) + 1 + np.arange(rows) * causal
     seen = np.concatenate([seq, np.broadcast_to(places, (len(seq), rows))], 1)
     mass = attention_mass(queries, places, np.concatenate([key, own_keys], 1), seen)
     return mass[:, : seq.shape[1]].sum(0, dtype=np.float64) / (heads * rows)
@@ -70,16 +70,18 @@ def smoothed(scores: Sequence[Float64], orders: Sequence[Int64], weights: Sequen
 def summary_of(cache: KVCache, layer: int, gone: Bool, weight: Float64, position: int | None = None) -> NewRows:
     """One row that stands for the rows ``gone`` ``[n]`` of a layer whose heads hold the same tokens, by ``weight`` ``[n]``.
 
-    It takes the place of the newest of them in the stream: key = weighted mean of their keys rotated to its position (or to
-    ``position``), value = weighted mean of their values.
+    It takes the place of the newest of them in the stream: key = weighted mean of their keys rotated to its position on every
+    axis (or to ``position`` on all of them), value = weighted mean of their values (App. G; eqs. 10 and 13). Raises CacheError
+    for a cache that does not say which axis a rotary pair turns by.
     """
-    if cache.axes != 1:
-        raise CacheError(f"summary tokens know one position axis, and this cache has {cache.axes}: use summary=off")
-    seq, at = cache.seq(layer)[0], cache.position(layer)[0, :, 0].astype(np.int64)
+    if cache.axes > 1 and cache.pair_axis is None:
+        raise CacheError(f"a summary turns keys, and this cache of {cache.axes} position axes has no sections: use summary=off")
+    seq, at = cache.seq(layer)[0], cache.position(layer)[0].astype(np.int64)
     newest = int(np.argmax(np.where(gone, seq, -1)))
-    target = int(at[newest]) if position is None else position
+    target = at[newest] if position is None else np.full(cache.axes, position)
     share = weight[gone] / weight[gone].sum()
-    angle = (target - at[gone])[:, None] * cache.inv_freq
+    pair_axis = np.zeros(len(cache.inv_freq), np.uint8) if cache.pair_axis is None else cache.pair_axis
+    angle = (target - at[gone])[:, pair_axis] * cache.inv_freq
     first, second = np.split(cache.key(layer)[:, gone].astype(np.float64), 2, -1)
     cos, sin = np.cos(angle), np.sin(angle)
     aligned = np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
@@ -89,7 +91,7 @@ def summary_of(cache: KVCache, layer: int, gone: Bool, weight: Float64, position
         frame=np.array([-1], np.int32),
         row=np.zeros(1, np.int16),
         col=np.zeros(1, np.int16),
-        position=np.array([[target]], np.int32),
+        position=target[None].astype(np.int32),
     )
     value = cache.value(layer)[:, gone].astype(np.float64)
     mean = [np.einsum("n,hnd->hd", share, part)[:, None].astype(np.float32) for part in (aligned, value)]

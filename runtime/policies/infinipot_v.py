@@ -11,6 +11,7 @@ import numpy as np
 from edgevlm.runtime import primitives
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Bool, Guide, Policy, StreamShape, newest, tokens_of
+from edgevlm.runtime.policies.infinipot_v_official import official_choice
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
@@ -32,20 +33,32 @@ class InfiniPotV(Policy):
     """Keep the r newest frames whole, the least redundant past tokens (TaR), and of the rest those of high value norm (VaN).
 
     alpha: share of |C| that goes to TaR, the recent frames counted in. target: |C| / |M|. recent: r / f, rounded up, at least
-    one frame. keys: compare keys ``unrotated`` (ours) or ``rotated`` (as the authors' program does). heads: each KV head
+    one frame. mode: ``official`` appends, compresses to whole frames and chooses as the authors' program does, by alpha, target
+    and recent alone. keys: compare keys ``unrotated`` (ours) or ``rotated`` (as the authors' program does). heads: each KV head
     chooses its own tokens, or all heads of a layer share the choice by mean score. keep_recent: Alg. 1 keeps the recent
     frames; Alg. 2 (off) leaves them to VaN. tau: thresholds tau1 < tau2 < tau3 on the coefficient of variation of a layer's
     value norms, as ``tau1/tau2/tau3``, for VaN's windows 7, 5, 3, 1; ``preset``: those windows by quartiles of depth; empty:
-    the thresholds measured for the model if it was calibrated, else the preset.
+    the thresholds measured for the model if it was calibrated, else the preset. tar: likeness patch by patch; ``frame``: by the
+    mean over a frame's patches, so that frames stay or go whole; ``reverse``: the most alike stay. van: norms ``pooled`` over
+    those windows, or ``plain``; ``reverse``: the smallest norms stay, not pooled. Both as in Tab. 5.
+
+    Ours: keys are compared before their rotary embedding, so that position does not pass for likeness. A token knows its frame
+    and patch after every compression, where the authors' program reshapes what is left into pseudo-frames; a past token whose
+    patch no recent frame holds is maximally distinctive, and absent neighbours are left out of VaN's mean. There is room before
+    rows come, where the program appends and then compresses. The recent frames stay as in Alg. 1, of which Alg. 2 says nothing.
+    What Tab. 5 calls TaR Frame is not written out in the paper.
     """
 
     alpha: float = 0.5
     target: float = 0.75
     recent: float = 0.125
+    mode: Literal["streaming", "official"] = "streaming"
     keys: Literal["unrotated", "rotated"] = "unrotated"
     heads: Literal["own", "shared"] = "own"
     keep_recent: bool = True
     tau: str = ""
+    tar: Literal["patch", "frame", "reverse"] = "patch"
+    van: Literal["pooled", "plain", "reverse"] = "pooled"
 
     name: ClassVar[str] = "infinipot-v"
     paper: ClassVar[str] = "InfiniPot-V, arXiv 2506.15745"
@@ -64,16 +77,26 @@ class InfiniPotV(Policy):
 
     @property
     def basis(self) -> str:
+        if self.van != "pooled":
+            return ""  # no window
         tau = "/".join(f"{threshold:.3g}" for threshold in self.thresholds)
         if self.tau:
             return f"thresholds {tau}, as set" if tau else "presets, as set"
+        if self.mode == "official":
+            return "presets of mode=official"
         if self.shape.calibration is None:
             return "presets; this model is not calibrated (edgevlm calibrate)"
         return f"calibrated {self.shape.calibration.described}: thresholds {tau}"
 
     @property
     def compress_to(self) -> int:
-        return tokens_of(self.target, self.budget)
+        target = tokens_of(self.target, self.budget)
+        frames = max(1, target // self.shape.tokens_per_frame)
+        return frames * self.shape.tokens_per_frame if self.mode == "official" else target
+
+    @property
+    def appends_first(self) -> bool:
+        return self.mode == "official"
 
     @property
     def recent_frames(self) -> int:
@@ -84,6 +107,8 @@ class InfiniPotV(Policy):
         self._scored: list[Scored] = []  # of this compression, made when a layer first asks
 
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
+        if self.mode == "official":
+            return official_choice(cache, layer, target, self.shape.tokens_per_frame, self.alpha, self.recent)
         kind, seq = cache.kind(layer), cache.seq(layer)
         fixed = kind == Kind.PREFIX
         recent_rows = self.recent_frames * self.shape.tokens_per_frame
@@ -92,12 +117,16 @@ class InfiniPotV(Policy):
         self._scored = self._scored or self._score(cache)
         vision, recent, similarity, norms = self._scored[layer]
         quota = max(0, math.floor(self.alpha * target + 0.5) - recent_rows * self.keep_recent)
-        chosen = primitives.top_k(self._per_head(-similarity), seq, vision & ~recent, quota)
+        past = vision & ~recent
+        if self.tar == "frame":
+            similarity = frame_means(similarity, cache.frame(layer), past)
+        chosen = primitives.top_k(self._per_head(similarity if self.tar == "reverse" else -similarity), seq, past, quota)
         if self.keep_recent:
             chosen |= recent
-        window = self._window(layer, norms[vision])
-        pooled = primitives.pool_norms(norms, cache.frame(layer), cache.row(layer), cache.col(layer), vision, window)
-        salient = np.where(chosen, np.float32(np.inf), self._per_head(pooled))
+        if self.van == "pooled":
+            window = self._window(layer, norms[vision])
+            norms = primitives.pool_norms(norms, cache.frame(layer), cache.row(layer), cache.col(layer), vision, window)
+        salient = np.where(chosen, np.float32(np.inf), self._per_head(-norms if self.van == "reverse" else norms))
         return fixed | primitives.top_k(salient, seq, vision, target)
 
     def _score(self, cache: KVCache) -> list[Scored]:
@@ -118,6 +147,15 @@ class InfiniPotV(Policy):
         if not self.thresholds:
             return WINDOWS[4 * layer // self.shape.layers]
         return WINDOWS[int(np.searchsorted(self.thresholds, variation(norms), side="right"))]
+
+
+def frame_means(score: np.ndarray, frame: np.ndarray, among: Bool) -> np.ndarray:
+    """Per head, the mean score of each row's frame over the rows of ``among``: float32 ``[kv_heads, n]``, 0 elsewhere."""
+    means = np.zeros_like(score)
+    for head, rows in enumerate(among):
+        _, place = np.unique(frame[head, rows], return_inverse=True)
+        means[head, rows] = (np.bincount(place, score[head, rows]) / np.bincount(place))[place]
+    return means
 
 
 def variation(norms: np.ndarray) -> float:

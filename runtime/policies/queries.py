@@ -21,7 +21,8 @@ class QueryWindow:
     """The last ``rows`` vision rows' queries in each probe layer: ``[heads, rows, head_dim]`` each, and no more than that.
 
     They are kept as they came, rotated, with ``seq`` and ``position``. When a re-indexing has moved the keys of those rows
-    since, :meth:`at` rotates them along, so that a query meets every key at the distance the cache now has.
+    since, :meth:`at` rotates them along, so that a query meets every key at the distance the cache now has;
+    with 3 axes each rotary pair by its own axis.
     """
 
     def __init__(self, rows: int) -> None:
@@ -29,6 +30,11 @@ class QueryWindow:
         self._seq = np.zeros(0, np.int64)  # [w], rising
         self._position = np.zeros((0, 1), np.int32)  # [w, axes]
         self._queries: dict[int, Float32] = {}  # layer -> [heads, w, head_dim]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the queries held, their ``seq`` and ``position`` included."""
+        return self._seq.nbytes + self._position.nbytes + sum(queries.nbytes for queries in self._queries.values())
 
     def add(self, appended: Appended) -> None:
         """Take the newest of the rows just appended; older ones leave."""
@@ -54,16 +60,16 @@ class QueryWindow:
         count -= int(gaps[-1]) + 1 if len(gaps) else 0
         at, start = at[:, at.shape[1] - count :], len(self._seq) - count
         now = np.take_along_axis(cache.position(layer), at[..., None], 1)  # [kv_heads, w, axes]
-        return _turn(self._queries[layer][:, start:], now - self._position[start:], cache.inv_freq), self._seq[start:]
+        by = now - self._position[start:]
+        return _turn(self._queries[layer][:, start:], by, cache.inv_freq, cache.pair_axis), self._seq[start:]
 
 
-def _turn(query: Float32, by: NDArray[np.int32], inv_freq: NDArray[np.float64]) -> Float32:
+def _turn(query: Float32, by: NDArray[np.int32], inv_freq: NDArray[np.float64], pair_axis: NDArray[np.uint8] | None) -> Float32:
     """Rotate ``query`` ``[heads, w, D]`` by positions ``[kv_heads, w, axes]``, one for all heads of a group; as is by 0."""
     if not by.any():
         return query
-    if by.shape[-1] != 1:
-        raise NotImplementedError("queries of several axes cannot be rotated yet")
-    angle = np.repeat(by[..., 0], len(query) // len(by), 0)[..., None] * inv_freq  # [heads, w, D / 2], float64
+    steps = by if pair_axis is None else by[..., pair_axis]  # of each rotary pair, [kv_heads, w, 1 or D / 2]
+    angle = np.repeat(steps * inv_freq, len(query) // len(by), 0)  # [heads, w, D / 2], float64
     cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
     first, second = np.split(query, 2, -1)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)

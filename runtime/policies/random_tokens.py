@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import Bool, Policy, tokens_of
+from edgevlm.runtime.policies.base import Bool, SteadyTarget
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
@@ -20,7 +20,7 @@ FIRST, SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 @dataclass
-class RandomTokens(Policy):
+class RandomTokens(SteadyTarget):
     """Keep the |C| tokens of the largest pseudo-random priority: after a compression every token of the stream so far is held
     with the same probability, |C| / seen.
 
@@ -38,14 +38,6 @@ class RandomTokens(Policy):
 
     name: ClassVar[str] = "random"
     paper: ClassVar[str] = "baseline (reservoir sampling)"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.target <= 1:
-            raise ValueError("target lies in (0, 1]")
-
-    @property
-    def compress_to(self) -> int:
-        return max(0, min(tokens_of(self.target, self.budget), self.budget - self.shape.tokens_per_frame))
 
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
         seq, mine = cache.seq(layer), cache.kind(layer) != Kind.PREFIX

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.attention import attention_mass
-from edgevlm.runtime.policies.base import Appended, Bool, Needs, Policy, StreamShape, newest, tokens_of
+from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Policy, StreamShape, newest, tokens_of
+from edgevlm.runtime.policies.cross_layer import booster, layer_number
 from edgevlm.runtime.policies.queries import QueryWindow
 from edgevlm.runtime.primitives import top_k
 
@@ -29,7 +30,8 @@ class SnapKV(Policy):
     neighbours along ``seq``; each KV head keeps its own top of u (InfiniPot-V, App. D.1, eq. 1, in its continual setting).
 
     window: how many of the newest rows observe; they are kept. kernel: tokens that the pool spans, odd. pool: ``max`` or
-    ``avg`` over the kernel, absent neighbours left out. target: |C| / |M|.
+    ``avg`` over the kernel, absent neighbours left out. target: |C| / |M|. clie: rank by PureKV's importance in the place of
+    u, from the attention of layers 0 to this one; empty: off.
 
     Ours: one choice a KV head, where the authors' program repeats keys and chooses per query head. Scores are summed over the
     group before pooling. The prefix and the observers are not pooled with. Where |C| is below the window, the newest |C| stay.
@@ -39,6 +41,7 @@ class SnapKV(Policy):
     kernel: int = 7
     pool: Pool = "max"
     target: float = 0.75
+    clie: str = ""
 
     name: ClassVar[str] = "snapkv"
     paper: ClassVar[str] = "SnapKV, arXiv 2404.14469"
@@ -46,21 +49,31 @@ class SnapKV(Policy):
     def __post_init__(self) -> None:
         if self.window < 1 or self.kernel < 1 or self.kernel % 2 == 0 or not 0 < self.target <= 1:
             raise ValueError("window is 1 or more, kernel odd, and target lies in (0, 1]")
+        layer_number(self.clie)
 
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
         self._queries = QueryWindow(self.window)
+        self._cross = booster(self.clie, shape.layers, self.window)
 
     @property
     def needs(self) -> Needs:
-        return Needs(probe_layers=tuple(range(self.shape.layers)))
+        return Needs(probe_layers=self._cross.probe_layers if self._cross else tuple(range(self.shape.layers)))
+
+    @property
+    def state_bytes(self) -> int:
+        return (self._cross or self._queries).nbytes
 
     @property
     def compress_to(self) -> int:
         return tokens_of(self.target, self.budget)
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:
-        self._queries.add(appended)
+        (self._cross or self._queries).add(appended)
+
+    def prepare(self, cache: KVCache, guide: Guide) -> None:
+        if self._cross is not None:
+            self._cross.score(cache, self.window)
 
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
         seq, prefix = cache.seq(layer), cache.kind(layer) == Kind.PREFIX
@@ -68,24 +81,15 @@ class SnapKV(Policy):
         if target <= self.window:
             return prefix | observers
         past = ~(prefix | observers)
+        scores = pooled(self._scores(cache, layer), seq, past, self.kernel, self.pool)
+        return prefix | observers | top_k(scores, seq, past, target - self.window)
+
+    def _scores(self, cache: KVCache, layer: int) -> Float32:
+        """u of each row, or PureKV's importance in its place, ``[kv_heads, n]``."""
+        if self._cross is not None:
+            return self._cross.importance(cache, layer)
         query, query_seq = self._queries.at(cache, layer)
-        mass = attention_mass(query, query_seq, cache.key(layer), seq)
-        return prefix | observers | top_k(pooled(mass, seq, past, self.kernel, self.pool), seq, past, target - self.window)
-
-
-def select_under_question(
-    cache: KVCache, layer: int, query: Float32, target: int, *, window: int = 32, kernel: int = 7, pool: Pool = "max"
-) -> Bool:
-    """SnapKV guided by a question, offline: which of a full memory's rows to keep, a mask ``[kv_heads, n_l - rows]``.
-
-    Called while the question's rows are in the cache, after everything else, as the paper's prompt has them; they are not in
-    the mask. query: their rotated queries, ``[heads, rows, head_dim]``; the last ``window`` of them observe. The prefix and
-    ``target`` others stay in each head.
-    """
-    seq, memory = cache.seq(layer), int(cache.lengths[layer]) - query.shape[1]
-    mass = attention_mass(query[:, -window:], seq[0, memory:][-window:], cache.key(layer), seq)[:, :memory]
-    seq, prefix = seq[:, :memory], cache.kind(layer)[:, :memory] == Kind.PREFIX
-    return prefix | top_k(pooled(mass, seq, ~prefix, kernel, pool), seq, ~prefix, target)
+        return attention_mass(query, query_seq, cache.key(layer), cache.seq(layer))
 
 
 def pooled(score: Float32, seq: NDArray[np.int64], among: Bool, kernel: int, pool: Pool) -> Float32:

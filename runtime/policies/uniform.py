@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import Bool, Policy, tokens_of
+from edgevlm.runtime.policies.base import Bool, SteadyTarget
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
@@ -18,7 +18,7 @@ Int64 = NDArray[np.int64]
 
 
 @dataclass
-class Uniform(Policy):
+class Uniform(SteadyTarget):
     """Keep whole frames, evenly spaced over the stream so far, the newest always among them; all heads and layers alike.
 
     While too many tokens are held, one frame goes after another: first one that an earlier compression left incomplete, then
@@ -37,14 +37,6 @@ class Uniform(Policy):
 
     name: ClassVar[str] = "uniform"
     paper: ClassVar[str] = "baseline (Uniform Select of InfiniPot-V, arXiv 2506.15745)"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.target <= 1:
-            raise ValueError("target lies in (0, 1]")
-
-    @property
-    def compress_to(self) -> int:
-        return max(0, min(tokens_of(self.target, self.budget), self.budget - self.shape.tokens_per_frame))
 
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
         seq, frame, prefix = cache.seq(layer), cache.frame(layer), cache.kind(layer) == Kind.PREFIX

@@ -13,7 +13,10 @@ import time
 
 import pytest
 from clips import clip
+from typer.testing import CliRunner
 
+from edgevlm.apps.cli import app
+from edgevlm.errors import UserError
 from edgevlm.runtime.model import demo_bundle
 
 COUNT = "how many objects are there now?"
@@ -30,7 +33,7 @@ def events(done):
 
 STATS = {
     "event", "frames", "dropped", "fps", "cache_tokens", "cache_bytes", "compressions", "compress_ms", "rss_bytes",
-    "source_state",
+    "source_state", "policy_bytes",
 }  # fmt: skip
 
 
@@ -83,13 +86,29 @@ def test_another_source_is_warned_about():
     assert "only knows" not in done.stdout
 
 
-@pytest.mark.parametrize("policy", ["full", "sliding-window", "infinipot-v", "infinipot-v:alpha=1,keys=rotated"])
+@pytest.mark.parametrize(
+    "policy", ["full", "sliding-window", "infinipot-v", "infinipot-v:alpha=1,keys=rotated", "hermes:mode=official"]
+)
 @pytest.mark.parametrize("chunk", [1, 16])
 def test_policies_and_chunks(policy, chunk):
     budget = [] if policy == "full" else ["--budget", "256"]
     done = edgevlm("run", "--policy", policy, *budget, "--chunk", chunk, "--frames", 40, "--json", "--ask", COUNT)
     summary = events(done)[-1]
     assert summary["cache_tokens"] == 640 if policy == "full" else summary["cache_tokens"] <= 256
+
+
+@pytest.mark.parametrize(("typed", "rule"), [([], "lazy"), (["--reindexing", "eager"], "eager")])
+def test_the_reindexing_rule_reaches_the_session(monkeypatch, typed, rule):
+    given = {}
+
+    def refuse(model, **settings):
+        given.update(settings)
+        raise UserError("enough")
+
+    monkeypatch.setattr("edgevlm.apps.start.Session.open", refuse)
+    result = CliRunner().invoke(app, ["run", "--frames", "2", *typed])
+    assert "enough" in str(result.exception)
+    assert given["reindexing"] == rule
 
 
 MISTAKES = [

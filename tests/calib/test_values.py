@@ -67,7 +67,25 @@ def test_it_says_what_it_runs_on(made_up):
     assert basis("infinipot-v", made_up()) == "calibrated 2026-11-21 on a.mp4, 10 frames: thresholds 0.15/0.25/0.35"
     assert basis("infinipot-v:tau=preset", made_up()) == "presets, as set"
     assert basis("infinipot-v:tau=1/2/3", made_up()) == "thresholds 1/2/3, as set"
+    assert basis("purekv", None) == "presets; this model is not calibrated (edgevlm calibrate)"
+    assert basis("purekv", made_up()) == "calibrated 2026-11-21 on a.mp4, 10 frames: clie 0"
+    assert basis("purekv:clie=2", made_up()) == "clie 2, as set"
+    assert basis("purekv:cross=off", made_up()) == ""
     assert basis("sliding-window", made_up()) == ""
+
+
+def test_purekv_takes_the_layer_that_was_measured_unless_it_is_set(made_up):
+    def probed(text, calibration):
+        policy = create_policy(text)
+        policy.attach(64, StreamShape(5, 4, 3, calibration=calibration))
+        return policy.needs.probe_layers
+
+    measured = made_up(agreement=((None, 0.5, 0.5, 0.5, 0.5),) * 4, clie=3)
+    assert probed("purekv", None) == (0, 1, 2)
+    assert probed("purekv", measured) == (0, 1, 2, 3)
+    assert probed("purekv:clie=1", measured) == (0, 1)
+    assert probed("purekv:cross=off", measured) == (0, 1, 2, 3, 4)
+    assert probed("snapkv", measured) == (0, 1, 2, 3, 4), "a booster is asked for"
 
 
 def test_one_policy_attached_again_forgets_the_other_model(made_up):

@@ -176,6 +176,7 @@ def test_another_format_is_one_line_and_can_be_measured_again(copy, made_up):
         ({"cv": [0.1, 0.2, 0.3, 0.4, None]}, "does not describe"),
         ({"classes": ["deep", "deep", "deep", "deep", "bottomless"]}, "layer classes"),
         ({"deep_from": 6}, "layer classes"),
+        ({"clie": -1}, "clie that is no candidate"),
         ({"recency": 3}, "does not describe"),
     ],
 )

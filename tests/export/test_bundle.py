@@ -15,8 +15,8 @@ from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.bundle import Bundle, hash_file, seal_manifest
 
 FILES = [
-    *("bundle.json", "closing.npy", "decoder-st-spattn.onnx", "decoder.onnx", "decoder.weights", "embedding.npy"),
-    *("tokenizer.json", "vision.onnx", "vision.weights"),
+    *("bundle.json", "closing.npy", "decoder-projections.onnx", "decoder-st-spattn.onnx", "decoder.onnx", "decoder.weights"),
+    *("embedding.npy", "tokenizer.json", "vision.onnx", "vision.weights"),
 ]
 
 

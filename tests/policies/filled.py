@@ -1,6 +1,7 @@
 """A cache filled with frames of a small moving grid, as an engine would: what the tests of every policy stand on."""
 
 import ctypes
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,16 +13,27 @@ from edgevlm.runtime.reference import rotate
 HEADS, DIM, PREFIX = 2, 8, 3  # KV heads, head size, rows of the prefix
 GROUP = 2  # query heads of a KV head
 INV_FREQ = 100.0 ** (-np.arange(DIM // 2) / (DIM // 2))
+SECTIONS = (2, 1, 1)  # rotary pairs that turn by frame, row and column under M-RoPE
+PAIR_AXIS = np.array([0, 0, 1, 2], np.uint8)
+STORAGE = [("fp32", 1), ("fp16", 1), ("fp32", 3), ("fp16", 3)]  # dtype of the cache, axes of its positions
+
+
+def turned(x, position):
+    """Rotate ``x [..., DIM]`` to ``position``: ``[...]``, or ``[..., 3]`` for M-RoPE. In float64."""
+    position = np.asarray(position)
+    three = position.ndim == np.ndim(x)
+    return rotate(x, position, INV_FREQ, PAIR_AXIS) if three else rotate(x, position, INV_FREQ)
 
 
 def rows_of(kind, seq, frame, row, col, position):
+    """Rows at ``position`` ``[n]`` or ``[n, axes]``."""
     return Rows(
         kind=np.full(len(seq), kind, np.uint8),
         seq=np.asarray(seq, np.int64),
         frame=np.asarray(frame, np.int32),
         row=np.asarray(row, np.int16),
         col=np.asarray(col, np.int16),
-        position=np.asarray(position, np.int32)[:, None],
+        position=np.asarray(position, np.int32).reshape(len(seq), -1),
     )
 
 
@@ -29,12 +41,17 @@ class Filled:
     """A cache that frames of a small moving grid are appended to, as an engine would.
 
     ``frame()`` returns what a policy is told of it, queries of every layer included; ``bare`` keeps those before their rotary
-    embedding by layer and seq, ``[query heads, DIM]``, for references.
+    embedding by layer and seq, ``[query heads, DIM]``, for references. With 3 axes frames count on from ``position``, where
+    the video, or what follows a re-indexing, starts; text has the same position on every axis.
     """
 
-    def __init__(self, layers, capacity, grid, random):
-        self.cache = KVCache(layers, HEADS, DIM, capacity + PREFIX, inv_freq=INV_FREQ)
+    def __init__(self, layers, capacity, grid, random, dtype="fp32", axes=1):
+        sections = SECTIONS if axes == 3 else None
+        self.cache = KVCache(
+            layers, HEADS, DIM, capacity + PREFIX, inv_freq=INV_FREQ, axes=axes, dtype=dtype, sections=sections
+        )
         self.grid, self.random, self.frames, self.seq, self.position = grid, random, 0, 0, 0
+        self.next, self.first = 0, 0  # 1 + the largest position; with 3 axes the frame that stands at ``position``
         self.noise = 0.3
         self.query_random, self.bare = np.random.default_rng(7), [{} for _ in range(layers)]
         self.base = random.normal(size=(layers, HEADS, grid[0] * grid[1], DIM))
@@ -48,26 +65,47 @@ class Filled:
         )
 
     def append(self, kind, count, frame, row, col, content):
-        seq, position = np.arange(self.seq, self.seq + count), np.arange(self.position, self.position + count)
+        seq, position = np.arange(self.seq, self.seq + count), self.positions(kind, count, frame, row, col)
         self.cache.reserve(count)
-        for layer, (key, value) in enumerate(zip(rotate(content, position, INV_FREQ), 2 * content, strict=True)):
+        for layer, (key, value) in enumerate(zip(self.rotated(content, position), 2 * content, strict=True)):
             write(self.cache, layer, key, value)
         rows = rows_of(kind, seq, frame, row, col, position)
         self.cache.commit(rows)
         self.seq += count
-        self.position += count
+        self.next = int(np.max(position, initial=self.next - 1)) + 1
+        if self.cache.axes == 1 or kind != Kind.VISION:
+            self.position = self.next
         return Appended(rows.seq, rows.position, self.queries(rows.seq, position))
+
+    def positions(self, kind, count, frame, row, col):
+        """Of new rows: the next indices, ``[n]``, or with 3 axes frame, row and column from the video's start, ``[n, 3]``."""
+        if self.cache.axes == 1:
+            return np.arange(self.position, self.position + count)
+        if kind != Kind.VISION:
+            return np.repeat(np.arange(self.next, self.next + count)[:, None], 3, 1)
+        return self.position + np.stack([np.asarray(frame) - self.first, row, col], 1)
+
+    def rotated(self, x, position):
+        """``x [..., n, DIM]`` turned to positions ``[n]`` or ``[n, 3]``."""
+        return turned(x, np.broadcast_to(position, (*x.shape[:-1], *position.shape[1:])))
 
     def queries(self, seq, position):
         """Random queries of new rows in every layer, rotated: ``[query heads, n, DIM]``."""
         bare = self.query_random.normal(size=(self.cache.layers, HEADS * GROUP, len(seq), DIM))
         for layer, queries in enumerate(bare):
             self.bare[layer].update(zip(seq.tolist(), queries.transpose(1, 0, 2), strict=True))
-        return dict(enumerate(rotate(bare, position, INV_FREQ).astype(np.float32)))
+        return dict(enumerate(self.rotated(bare, position).astype(np.float32)))
 
     def reindex(self):
         """Make positions dense, as a session does: the next rows go on from the largest."""
-        self.position = self.cache.reindex(PREFIX)
+        self.position = self.next = self.cache.reindex(PREFIX)
+        self.first = self.frames
+
+    def lose(self, layer, count):
+        """Take the ``count`` oldest vision rows out of each head of one layer."""
+        keep = [np.ones((HEADS, int(n)), bool) for n in self.cache.lengths]
+        np.put_along_axis(keep[layer], np.argsort(self.cache.seq(layer), 1)[:, PREFIX : PREFIX + count], False, 1)
+        self.cache.evict(keep)
 
     def frame(self, noise=None, count=1):
         """Append ``count`` frames at once, of ``self.noise`` or another."""
@@ -90,7 +128,7 @@ class Filled:
                     "frame": int(cache.frame(layer)[h, s]),
                     "row": int(cache.row(layer)[h, s]),
                     "col": int(cache.col(layer)[h, s]),
-                    "position": int(cache.position(layer)[h, s, 0]),
+                    "position": cache.position(layer)[h, s].copy() if cache.axes > 1 else int(cache.position(layer)[h, s, 0]),
                     "key": cache.key(layer)[h, s],
                     "value": cache.value(layer)[h, s],
                 }
@@ -124,10 +162,15 @@ def play(filled, policy, pieces, expected, appended=lambda layer, rows: None, re
                 filled.reindex()
         assert np.all(cache.lengths - PREFIX + rows <= max(policy.budget, rows)), "the cap holds"
         news = filled.frame(count=frames)
-        policy.after_append(cache, news)
+        policy.after_append(cache, told(policy, news))
         for layer in range(cache.layers):
             appended(layer, news.seq.tolist())
     return compressions
+
+
+def told(policy, news):
+    """What a session tells the policy: the queries of no more layers than it asked for."""
+    return replace(news, queries={layer: news.queries[layer] for layer in policy.needs.probe_layers})
 
 
 def check(cache, layer, mask, target, expected):
@@ -145,5 +188,5 @@ def write(cache, layer, key, value):
     buffer = cache.buffers()[layer]
     start, count = int(cache.lengths[layer]), key.shape[1]
     for address, rows in ((buffer.key_address, key), (buffer.value_address, value)):
-        memory = (ctypes.c_float * int(np.prod(buffer.shape))).from_address(address)
-        np.ctypeslib.as_array(memory).reshape(buffer.shape)[0, :, start : start + count] = rows
+        memory = (ctypes.c_char * (int(np.prod(buffer.shape)) * buffer.dtype.itemsize)).from_address(address)
+        np.frombuffer(memory, buffer.dtype).reshape(buffer.shape)[0, :, start : start + count] = rows

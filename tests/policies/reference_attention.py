@@ -4,9 +4,7 @@ A token is a dict with seq, position and key, as `Filled.heads` makes it; a head
 """
 
 import numpy as np
-from policies.filled import DIM, GROUP, INV_FREQ
-
-from edgevlm.runtime.reference import rotate
+from policies.filled import DIM, GROUP, turned
 
 
 def row_attention(head, query, seq):
@@ -26,7 +24,7 @@ def mass(head, kv_head, bare, rows):
     position = {token["seq"]: token["position"] for token in head}
     for seq in rows:
         for query in bare[seq][kv_head * GROUP : (kv_head + 1) * GROUP]:
-            for other, weight in row_attention(head, rotate(query, position[seq], INV_FREQ), seq).items():
+            for other, weight in row_attention(head, turned(query, position[seq]), seq).items():
                 total[other] += weight
     return total
 

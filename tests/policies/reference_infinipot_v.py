@@ -33,6 +33,14 @@ def tar_scores(past, recent, inv_freq, rotated):
     return scores
 
 
+def frame_scores(past, scores):
+    """TaR by frames: each token has the mean score of its frame."""
+    by_frame = {}
+    for token, score in zip(past, scores, strict=True):
+        by_frame.setdefault(token["frame"], []).append(score)
+    return [sum(by_frame[token["frame"]]) / len(by_frame[token["frame"]]) for token in past]
+
+
 def van_scores(tokens, window):
     """Value norms averaged over the window of patches around each token in its own frame, absent patches left out."""
     reach = window // 2
@@ -66,7 +74,8 @@ def window_of(layer, layers, heads, thresholds):
 
 def select(
     heads, layer, layers, budget, per_frame, target, inv_freq,
-    alpha=0.5, recent=0.125, rotated=False, shared=False, keep_recent=True, thresholds=(),
+    alpha=0.5, recent=0.125, rotated=False, shared=False, keep_recent=True, thresholds=(), by_patch=True, pool=True,
+    most_alike=False, smallest=False,
 ):  # fmt: skip
     """The set of seqs that each head keeps."""
     r = max(1, math.ceil(recent * budget / per_frame - 1e-9))
@@ -74,13 +83,19 @@ def select(
         return [
             {t["seq"] for t in sorted(head, key=lambda t: t["seq"])[len(head) - min(target, len(head)) :]} for head in heads
         ]
-    window = window_of(layer, layers, heads, thresholds)
+    window = window_of(layer, layers, heads, thresholds) if pool else 1
     newest_frames = sorted({token["frame"] for head in heads for token in head})[-r:]
     quota = max(0, math.floor(alpha * target + 0.5) - (r * per_frame if keep_recent else 0))
     past = [[t for t in head if t["frame"] not in newest_frames] for head in heads]
     new = [[t for t in head if t["frame"] in newest_frames] for head in heads]
     tar = [tar_scores(p, n, inv_freq, rotated) for p, n in zip(past, new, strict=True)]
+    if not by_patch:
+        tar = [frame_scores(p, scores) for p, scores in zip(past, tar, strict=True)]
     van = [van_scores(head, window) for head in heads]
+    if most_alike:
+        tar = [[-score for score in scores] for scores in tar]
+    if smallest:
+        van = [[-score for score in scores] for scores in van]
     if shared:
         tar = [list(np.mean(tar, axis=0))] * len(heads)
         van = [list(np.mean(van, axis=0))] * len(heads)

@@ -16,11 +16,14 @@ class PureKV:
         self.remembered = [{} for _ in range(HEADS)]
         self.from_memory = 0  # tokens that were ranked by a score of an earlier compression
 
+    def mass(self, layer, head, recent):
+        """Eq. 2: seq -> S of all tokens that a head of a low layer holds."""
+        there = self.filled.heads(layer, (Kind.PREFIX, Kind.VISION))[head]
+        return reference_attention.mass(there, head, self.filled.bare[layer], recent)
+
     def importance(self, layer, head, recent):
-        """Eqs. 1 to 4: seq -> S ||V|| of the tokens of a head that are not among the ``recent`` newest."""
-        low = min(layer, self.clie)
-        there = self.filled.heads(low, (Kind.PREFIX, Kind.VISION))[head]
-        mass = reference_attention.mass(there, head, self.filled.bare[low], recent)
+        """Eqs. 3 and 4: seq -> S ||V|| of the tokens of a head that are not among the ``recent`` newest."""
+        mass = self.mass(min(layer, self.clie), head, recent)
         if layer == self.clie:
             self.remembered[head].update(mass)
         scores = {}

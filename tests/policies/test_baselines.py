@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policies import reference_baselines as reference
-from policies.filled import HEADS, PREFIX, Filled, play
+from policies.filled import HEADS, PREFIX, STORAGE, Filled, play
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import StreamShape, create_policy
@@ -21,7 +21,8 @@ def open_filled(data, policy, layers=2):
     per_frame = grid[0] * grid[1]
     budget = data.draw(st.integers(1, 14 * per_frame), label="budget")
     policy.attach(budget, StreamShape(layers, per_frame, PREFIX))
-    filled = Filled(layers, budget + per_frame, grid, np.random.default_rng(0))
+    storage = data.draw(st.sampled_from(STORAGE), label="dtype and axes")
+    filled = Filled(layers, budget + per_frame, grid, np.random.default_rng(0), *storage)
     most = max(1, min(policy.room, budget) // per_frame)
     pieces = data.draw(st.lists(st.integers(1, most), min_size=25, max_size=25), label="frames a piece")
     return filled, per_frame, pieces

@@ -44,6 +44,11 @@ CASES = [
     ("infinipot-v:alpha=1", {"alpha": 1.0}),
     ("infinipot-v:recent=0.5", {"recent": 0.5}),
     ("infinipot-v:tau=0.1/0.2/0.4", {"thresholds": (0.1, 0.2, 0.4)}),
+    ("infinipot-v:tar=frame", {"by_patch": False}),
+    ("infinipot-v:tar=frame,heads=shared,keep_recent=off", {"by_patch": False, "shared": True, "keep_recent": False}),
+    ("infinipot-v:tar=reverse,alpha=1", {"most_alike": True, "alpha": 1.0}),
+    ("infinipot-v:van=plain", {"pool": False}),
+    ("infinipot-v:van=reverse,alpha=0,keep_recent=off", {"smallest": True, "pool": False, "alpha": 0.0, "keep_recent": False}),
 ]
 
 
@@ -121,3 +126,36 @@ def test_alg2_without_recent_frames_can_drop_them():
         (mask,) = policy.before_append(filled.cache, 4, None).keep
         kept[text] = int((mask & (filled.cache.frame(0) == 3)).sum())
     assert kept == {"infinipot-v": 8, "infinipot-v:keep_recent=off": 0}
+
+
+def kept_of(text):
+    """What one compression of 6 frames of 4 tokens to 18 tokens keeps: per head the places (frame, row, column)."""
+    filled = Filled(1, 24, (2, 2), np.random.default_rng(5))
+    policy = create_policy(text)
+    policy.attach(24, StreamShape(1, 4, PREFIX))
+    for _ in range(6):
+        filled.frame()
+    cache = filled.cache
+    (mask,) = policy.before_append(cache, 4, None).keep
+    mask &= cache.kind(0) == Kind.VISION
+    places = np.stack([cache.frame(0), cache.row(0), cache.col(0)], -1)
+    return [set(map(tuple, of_head[rows].tolist())) for of_head, rows in zip(places, mask, strict=True)]
+
+
+def test_tar_by_frames_keeps_frames_whole_but_one():
+    for kept in kept_of("infinipot-v:alpha=1,tar=frame"):
+        frames = [frame for frame, _, _ in kept]
+        assert sorted(map(frames.count, set(frames))) == [2, 4, 4, 4, 4]
+        assert frames.count(5) == 4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    ["alpha=1,tar=patch alpha=1,tar=reverse", "alpha=0,keep_recent=off,van=plain alpha=0,keep_recent=off,van=reverse"],
+)
+def test_reversed_keeps_first_what_would_go_first(settings):
+    """Of 24 tokens 18 stay; whichever 6 go one way are among the first to stay the other."""
+    one, other = (kept_of(f"infinipot-v:{text}") for text in settings.split())
+    for kept, reversed_ in zip(one, other, strict=True):
+        assert len(kept) == len(reversed_) == 18
+        assert len(kept | reversed_) == 24

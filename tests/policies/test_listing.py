@@ -1,6 +1,7 @@
 """``edgevlm policies``: every policy with its settings, and defaults that can be typed back."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def test_every_setting_has_a_meaning_and_its_default_can_be_typed(name):
 
 def test_meanings_are_read_from_the_docstring():
     streaming, infinipot = describe(POLICIES["streaming-llm"]), describe(POLICIES["infinipot-v"])
-    (sinks,) = streaming.settings
+    sinks = streaming.settings[0]
     assert sinks.meaning.startswith("vision tokens at the start of the stream")
     assert streaming.ours.startswith("the paper's sinks")
     keys = next(setting for setting in infinipot.settings if setting.name == "keys")
@@ -51,6 +52,14 @@ def test_the_documentation_has_a_section_with_every_setting(name):
     section = page.split(f"\n## {name}\n")[1].split("\n## ")[0]
     missing = [setting.name for setting in describe(POLICIES[name]).settings if f"`{setting.name}`" not in section]
     assert not missing
+
+
+def test_settings_written_in_the_documentation_can_be_typed():
+    page = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
+    written = re.findall(rf"`((?:{'|'.join(POLICIES)}):[^`]*=[^`]*)`", page)
+    assert len(written) > 8
+    for text in written:
+        create_policy(text)
 
 
 def test_the_page_fits_the_terminal(monkeypatch):

@@ -5,96 +5,49 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policies import reference_attention as reference
-from policies.filled import DIM, GROUP, HEADS, INV_FREQ, PREFIX, Filled, play
+from policies.filled import DIM, GROUP, HEADS, PREFIX, STORAGE, Filled, play
+from policies.references import BOTH, Accumulated, snapkv_of, vision
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.policies.queries import QueryWindow
 from edgevlm.runtime.policies.scores import SeqScores
-from edgevlm.runtime.policies.snapkv import select_under_question
-from edgevlm.runtime.reference import rotate
 
-BOTH = (Kind.PREFIX, Kind.VISION)
-REPRODUCIBLE = settings(max_examples=6, deadline=None, derandomize=True)  # near ties would differ in float32 and float64
+HUGE = (1e15, "fp16")  # which has no such number
+REPRODUCIBLE = settings(max_examples=3, deadline=None, derandomize=True)  # near ties would differ in float32 and float64
 
 
-def open_filled(data, policy, layers=2):
+def open_filled(data, policy, storage, layers=2):
     grid = data.draw(st.sampled_from([(1, 1), (2, 2), (3, 2), (1, 5)]), label="grid")
     per_frame = grid[0] * grid[1]
     budget = data.draw(st.integers(1, 10 * per_frame), label="budget")
     policy.attach(budget, StreamShape(layers, per_frame, PREFIX))
-    filled = Filled(layers, budget + per_frame, grid, np.random.default_rng(data.draw(st.integers(0, 99), label="seed")))
+    random = np.random.default_rng(data.draw(st.integers(0, 99), label="seed"))
+    filled = Filled(layers, budget + per_frame, grid, random, *storage)
     most = max(1, min(policy.room, budget) // per_frame)
     return filled, data.draw(st.lists(st.integers(1, most), min_size=14, max_size=14), label="frames a piece")
 
 
-def vision(filled, layer):
-    return [[token["seq"] for token in head] for head in filled.heads(layer)]
-
-
-def snapkv_of(filled, **settings_of_reference):
-    def expected(layer, target):
-        tokens = zip(filled.heads(layer, BOTH), vision(filled, layer), strict=True)
-        return [
-            reference.snapkv(head, h, filled.bare[layer], target, seqs, **settings_of_reference)
-            for h, (head, seqs) in enumerate(tokens)
-        ]
-
-    return expected
-
-
-class Accumulated:
-    """H2O's sums as the reference has them: per layer and head, seq -> attention since the token came."""
-
-    def __init__(self, filled, recent):
-        self.filled, self.recent = filled, recent
-        self.scores = [[{} for _ in range(HEADS)] for _ in range(filled.cache.layers)]
-
-    def appended(self, layer, seqs):
-        for h, head in enumerate(self.filled.heads(layer, BOTH)):
-            known = self.scores[layer][h]
-            for seq, new in reference.mass(head, h, self.filled.bare[layer], seqs).items():
-                known[seq] = known.get(seq, 0.0) + new
-
-    def expected(self, layer, target):
-        held = vision(self.filled, layer)
-        return [reference.h2o(self.scores[layer][h], target, held[h], self.recent) for h in range(HEADS)]
-
-
+@pytest.mark.parametrize("storage", STORAGE, ids=str)
 @pytest.mark.parametrize(("window", "kernel", "pool"), [(32, 7, "max"), (4, 7, "max"), (5, 3, "avg"), (1, 1, "max")])
 @given(data=st.data())
 @REPRODUCIBLE
-def test_snapkv(window, kernel, pool, data):
+def test_snapkv(window, kernel, pool, storage, data):
     policy = create_policy(f"snapkv:window={window},kernel={kernel},pool={pool}")
-    filled, pieces = open_filled(data, policy)
+    filled, pieces = open_filled(data, policy, storage)
     assert play(filled, policy, pieces, snapkv_of(filled, window=window, kernel=kernel, pool=pool), reindex_every=2)
 
 
+@pytest.mark.parametrize("storage", STORAGE, ids=str)
 @pytest.mark.parametrize("recent", [0.5, 0.0, 1.0])
 @given(data=st.data())
 @REPRODUCIBLE
-def test_h2o(recent, data):
+def test_h2o(recent, storage, data):
     policy = create_policy(f"h2o:recent={recent}")
-    filled, pieces = open_filled(data, policy)
+    filled, pieces = open_filled(data, policy, storage)
     sums = Accumulated(filled, recent)
     assert play(filled, policy, pieces, sums.expected, sums.appended)
-
-
-@pytest.mark.parametrize("name", ["snapkv:window=4", "h2o"])
-def test_layers_of_different_length(name):
-    """A layer that has lost rows on its own is compressed to the same target, or not at all where it holds no more."""
-    policy = create_policy(name)
-    policy.attach(26, StreamShape(3, 4, PREFIX))
-    filled = Filled(3, 30, (2, 2), np.random.default_rng(2))
-    sums = Accumulated(filled, 0.5)
-    expected = sums.expected if name == "h2o" else snapkv_of(filled, window=4, kernel=7, pool="max")
-    for lost in (2, 7, 0, 12):
-        play(filled, policy, [1] * 6, expected, sums.appended)
-        keep = np.ones((HEADS, int(filled.cache.lengths[1])), bool)
-        oldest = np.argsort(filled.cache.seq(1), 1)[:, PREFIX : PREFIX + lost]
-        np.put_along_axis(keep, oldest, False, 1)
-        filled.cache.evict([None, keep, None])
 
 
 def test_h2o_scores_a_large_piece_in_blocks_of_rows(monkeypatch):
@@ -107,12 +60,14 @@ def test_h2o_scores_a_large_piece_in_blocks_of_rows(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["snapkv:window=4", "h2o"])
-@pytest.mark.parametrize("content", [0.0, 1.0, 1e15])
-def test_adversarial_content(name, content):
+@pytest.mark.parametrize(
+    ("content", "storage"), [(size, storage) for size in (0.0, 1.0, 1e15) for storage in STORAGE if (size, storage[0]) != HUGE]
+)
+def test_adversarial_content(name, content, storage):
     """Keys of zeros, all equal, and huge: equal scores go to the newer token, as the reference has it."""
     policy = create_policy(name)
     policy.attach(26, StreamShape(2, 4, PREFIX))
-    filled = Filled(2, 30, (2, 2), np.random.default_rng(0))
+    filled = Filled(2, 30, (2, 2), np.random.default_rng(0), *storage)
     filled.base, filled.noise = np.full_like(filled.base, content), 0.0
     if content == 1.0:  # equal keys differ by their rotation only; queries of zeros do not see even that
         filled.query_random = Zeros()
@@ -128,9 +83,16 @@ class Zeros:
         return np.zeros(size)
 
 
-def test_query_window_follows_its_rows_through_a_reindexing():
+def held_at(filled, layer, head, seq):
+    """The positions that a head has the rows of ``seq`` at: ``[w]``, or ``[w, 3]``."""
+    place = {token["seq"]: token["position"] for token in filled.heads(layer)[head]}
+    return np.array([place[s] for s in seq.tolist()])
+
+
+@pytest.mark.parametrize(("dtype", "axes"), STORAGE)
+def test_query_window_follows_its_rows_through_a_reindexing(dtype, axes):
     """Untouched as long as its rows are where they were; afterwards rotated head by head, each by what its row moved."""
-    filled = Filled(2, 60, (2, 3), np.random.default_rng(0))
+    filled = Filled(2, 60, (2, 3), np.random.default_rng(0), dtype, axes)
     window = QueryWindow(8)
     for _ in range(4):
         window.add(filled.frame())
@@ -138,22 +100,24 @@ def test_query_window_follows_its_rows_through_a_reindexing():
         query, seq = window.at(filled.cache, layer)
         assert seq.tolist() == list(range(filled.seq - 8, filled.seq))
         bare = np.stack([filled.bare[layer][s] for s in seq.tolist()], 1)
-        np.testing.assert_array_equal(query, rotate(bare, seq, INV_FREQ).astype(np.float32))
+        np.testing.assert_array_equal(query, filled.rotated(bare, held_at(filled, layer, 0, seq)).astype(np.float32))
     keep = [np.ones((HEADS, int(n)), bool) for n in filled.cache.lengths]
     keep[0][0, [4, 6, 7]] = keep[0][1, [12, 13, 14]] = False
+    keep[0][0, 9:15] = keep[0][1, 15:21] = False  # a frame, so that the axis of frames closes up too
     filled.cache.evict(keep)
     filled.reindex()
     window.add(filled.frame())
-    filled.cache.shift(1, filled.cache.position(1) + np.array([0, 5], np.int32)[:, None, None])
+    moves = np.array([[0, 0, 0], [5, 2, 9]], np.int32)[:, None, :axes]  # of each head, one an axis
+    filled.cache.shift(1, filled.cache.position(1) + moves)
     for layer in range(2):
         query, seq = window.at(filled.cache, layer)
         bare = np.stack([filled.bare[layer][s] for s in seq.tolist()], 1)  # [query heads, w, DIM]
         for head in range(HEADS):
-            place = dict(zip(filled.cache.seq(layer)[head], filled.cache.position(layer)[head, :, 0], strict=True))
-            now = np.array([place[s] for s in seq])
             group = slice(head * GROUP, (head + 1) * GROUP)
-            np.testing.assert_allclose(query[group], rotate(bare[group], now, INV_FREQ), atol=1e-6)
+            there = filled.rotated(bare[group], held_at(filled, layer, head, seq))
+            np.testing.assert_allclose(query[group], there, atol=1e-6)
     assert all(queries.shape == (HEADS * GROUP, 8, DIM) for queries in window._queries.values())
+    assert window.nbytes == 8 * (8 + 4 * axes + 2 * HEADS * GROUP * DIM * 4)
 
 
 def test_query_window_gives_only_the_rows_that_every_head_holds():
@@ -200,23 +164,28 @@ def test_scores_are_joined_by_seq(seed):
     assert scores.nbytes == size
 
 
-@pytest.mark.parametrize("target", [0, 5, 17])
-def test_selection_under_a_question(target):
-    """The question's rows observe from inside the cache; only memory is chosen from, and each head has its own."""
-    filled = Filled(2, 60, (2, 3), np.random.default_rng(5))
+@pytest.mark.parametrize("storage", STORAGE, ids=str)
+@pytest.mark.parametrize(("target", "pool"), [(1, "max"), (5, "avg"), (17, "max")])
+def test_selection_under_a_question(target, pool, storage):
+    """The question's rows observe from inside the cache and stay; only memory is chosen from, and each head has its own."""
+    filled = Filled(2, 60, (2, 3), np.random.default_rng(5), *storage)
+    policy = create_policy(f"snapkv-guided:window=4,target={target / 50},pool={pool}")
+    policy.attach(50, StreamShape(2, 6, PREFIX))
     for _ in range(7):
         filled.frame()
-    memory = filled.cache.lengths
-    asked = filled.append(Kind.TEXT, 6, [-1] * 6, [0] * 6, [0] * 6, np.random.default_rng(6).normal(size=(2, HEADS, 6, DIM)))
-    for layer in range(2):
-        mask = select_under_question(filled.cache, layer, asked.queries[layer], target, window=4)
-        assert mask.shape == (HEADS, memory[layer])
+    content = np.random.default_rng(6).normal(size=(2, HEADS, 6, DIM))
+    asked = filled.append(Kind.TEXT, 6, [-1] * 6, [0] * 6, [0] * 6, content)
+    masks = policy.under_question(filled.cache, asked.queries)
+    for layer, mask in enumerate(masks):
         for h, head in enumerate(filled.heads(layer, (*BOTH, Kind.TEXT))):
             given_ = reference.mass(head, h, filled.bare[layer], asked.seq.tolist()[-4:])
             past = {seq: given_[seq] for seq in vision(filled, layer)[h]}
-            expected = reference.best(reference.pooled(past, 7, "max"), target)
-            kept = filled.cache.seq(layer)[h, : memory[layer]][mask[h]]
-            assert sorted(kept) == [0, 1, 2, *sorted(expected)]
+            expected = reference.best(reference.pooled(past, 7, pool), target)
+            assert len(expected) == target
+            kept = filled.cache.seq(layer)[h][mask[h]]
+            assert sorted(kept) == [0, 1, 2, *sorted(expected), *asked.seq.tolist()]
+    filled.cache.evict(masks)
+    assert policy.under_question(filled.cache, asked.queries) == [None, None], "no more than |C| are held"
 
 
 @pytest.mark.parametrize(
@@ -225,6 +194,7 @@ def test_selection_under_a_question(target):
         ("snapkv:window=0", "1 or more"),
         ("snapkv:kernel=4", "kernel odd"),
         ("snapkv:pool=mean", "does not fit pool"),
+        ("snapkv-guided:target=0", "target lies in"),
         ("h2o:recent=2", "recent lies in"),
         ("h20", "did you mean h2o"),
     ],

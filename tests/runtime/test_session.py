@@ -65,7 +65,10 @@ def test_full_answers_as_transformers_does(model, checkpoint, family, chunk):
     assert len(answer.token_ids) > 3
 
 
-BOUNDED = ["infinipot-v", "sliding-window", "streaming-llm", "uniform", "random", "snapkv:window=8", "h2o"]
+BOUNDED = [
+    "infinipot-v", "sliding-window", "streaming-llm", "uniform", "random", "snapkv:window=8", "h2o",
+    "streaming-llm:clie=1", "snapkv:window=8,clie=1", "h2o:clie=1",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("policy", BOUNDED)
@@ -89,6 +92,32 @@ def test_the_cap_holds_inside_every_chunk_size(model, policy):
             assert max(seen) > stream.prefix + budget - 2 * per_frame - 3, "the budget is used"
             assert session.stats.memory.compressions > 0
             assert stream.frames == 21
+
+
+def arrays(thing, seen):
+    """Every numpy array that hangs on an object, once."""
+    if id(thing) in seen or isinstance(thing, str | int | float | None):
+        return []
+    seen.add(id(thing))
+    if isinstance(thing, np.ndarray):
+        return [thing]
+    parts = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, list | tuple) else vars(thing).values()
+    return [array for part in parts for array in arrays(part, seen)]
+
+
+WITH_STATE = ["streaming-llm:clie=1", "snapkv:window=8", "snapkv:clie=1", "h2o", "h2o:clie=0", "purekv"]
+
+
+@pytest.mark.parametrize("policy", [*WITH_STATE, "sliding-window", "streaming-llm", "uniform", "random"])
+def test_what_a_policy_keeps_is_counted(model, policy):
+    per_frame = model.bundle.vision.tokens_per_frame
+    with Session.open(model, policy=policy, budget=6 * per_frame, chunk=2) as session:
+        for image in frames(20, model):
+            session.watch(image)
+        kept = session._stream.policy
+        held = arrays({name: value for name, value in vars(kept).items() if name != "shape"}, set())
+        assert session.stats.policy_bytes == sum(array.nbytes for array in held)
+        assert (session.stats.policy_bytes > 0) == (policy in WITH_STATE)
 
 
 @pytest.mark.parametrize("policy", [*BOUNDED, "full"])

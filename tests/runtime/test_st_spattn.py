@@ -122,7 +122,9 @@ class Shadow:
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])
-@pytest.mark.parametrize(("policy", "at_once"), [("lottery", 4), ("purekv:st_spattn=on", 2)])
+@pytest.mark.parametrize(
+    ("policy", "at_once"), [("lottery", 4), ("purekv:st_spattn=on", 2), ("purekv:st_spattn=on,values=off", 2)]
+)
 def test_answers_equal_the_numpy_decoder(made, chunk, policy, at_once):
     """With evictions other in every head and layer, two re-indexings, and a question in the middle."""
     model, checkpoint = made

@@ -1,0 +1,85 @@
+"""Noise in place of a model's work: fills a memory in seconds that a prefill would fill in minutes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from edgevlm.engines.base import Decoder, Engine, Float32, FramePattern, Int32, Int64, KVBuffer, StepResult
+from edgevlm.runtime.bundle import Bundle
+
+
+def arrays_of(buffer: KVBuffer) -> tuple[np.ndarray, np.ndarray]:
+    """A buffer's keys and values as arrays over its own memory, ``[kv_heads, capacity, head_dim]``."""
+    kind = ctypes.c_uint16 if buffer.dtype.itemsize == 2 else ctypes.c_uint32
+    block = kind * int(np.prod(buffer.shape))
+    key, value = (
+        np.ctypeslib.as_array(block.from_address(address)).view(buffer.dtype).reshape(buffer.shape[1:])
+        for address in (buffer.key_address, buffer.value_address)
+    )
+    return key, value
+
+
+class NoiseEngine:
+    """An engine whose features are noise, and whose decoders append noise, and no more, inside :meth:`filling`."""
+
+    def __init__(self, engine: Engine, bundle: Bundle, seed: int = 0) -> None:
+        self.bundle, self.is_filling = bundle, False
+        self._engine, self._random = engine, np.random.default_rng(seed)
+
+    def encode(self, pixels: Float32) -> Float32:
+        """Features ``[F, tokens_per_frame, hidden]``, whatever the pixels."""
+        return self.normal(len(pixels), self.bundle.vision.tokens_per_frame, self.bundle.decoder.hidden)
+
+    def embed(self, token_ids: Int64) -> Float32:
+        return self._engine.embed(token_ids)
+
+    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "whole") -> NoiseDecoder:
+        return NoiseDecoder(self, self._engine.bind(buffers, probes, variant), buffers, probes)
+
+    def project(self, embeds: Float32, cos: Float32, sin: Float32) -> tuple[list[Float32], list[Float32]]:
+        return self._engine.project(embeds, cos, sin)
+
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        self.is_filling = True
+        try:
+            yield
+        finally:
+            self.is_filling = False
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def normal(self, *shape: int) -> Float32:
+        return self._random.standard_normal(shape, np.float32)
+
+
+class NoiseDecoder:
+    """A decoder of :class:`NoiseEngine`: keys, values and probed queries are normal numbers while it is filling."""
+
+    def __init__(self, engine: NoiseEngine, decoder: Decoder, buffers: Sequence[KVBuffer], probes: Sequence[int]) -> None:
+        self._engine, self._decoder, self._probes = engine, decoder, tuple(probes)
+        self._buffers = tuple(buffers)  # keeps their owners alive
+        self._memory = [arrays_of(buffer) for buffer in buffers]
+
+    def step(
+        self,
+        embeds: Float32,
+        cos: Float32,
+        sin: Float32,
+        past_len: Int32,
+        logit_rows: Sequence[int] = (-1,),
+        pattern: FramePattern | None = None,
+    ) -> StepResult:
+        if not self._engine.is_filling:
+            return self._decoder.step(embeds, cos, sin, past_len, logit_rows, pattern)
+        spec, rows, normal = self._engine.bundle.decoder, len(embeds), self._engine.normal
+        for layer, held in zip(self._memory, past_len, strict=True):
+            for part in layer:
+                part[:, held : held + rows] = normal(spec.kv_heads, rows, spec.head_dim)
+        probes = {layer: normal(spec.heads, rows, spec.head_dim) for layer in self._probes}
+        return StepResult(np.zeros((len(logit_rows), spec.vocab), np.float32), probes)

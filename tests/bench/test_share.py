@@ -1,0 +1,81 @@
+"""The bench of a frame's time on tiny models: what it prints, and that it measures a full memory."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from edgevlm.apps.cli import app
+from edgevlm.bench import share
+from edgevlm.bench.seeded import seeded_model
+from edgevlm.errors import UserError
+from edgevlm.export.backbones import DecoderShape
+from edgevlm.runtime.policies import POLICIES
+
+SHAPE = DecoderShape(
+    layers=4, heads=4, kv_heads=2, head_dim=8, hidden=32, intermediate=48, vocab=64, norm_eps=1e-6, rope_theta=1e4,
+    model_limit=4096, tied=True,
+)  # fmt: skip
+BOUNDED = [name for name, policy in POLICIES.items() if policy.bounded]
+FIELDS = ["bench", "model", "policy", "budget", "threads", "frames", "fps", "frame_ms", *share.PARTS, "share"]
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory):
+    model = seeded_model(tmp_path_factory.mktemp("seeded"), SHAPE, 12, threads=1)
+    yield share.Subject("tiny", model, 1)
+    model.close()
+
+
+@pytest.mark.parametrize("policy", BOUNDED)
+def test_the_parts_of_a_frame(subject, policy):
+    result = share.measure(subject, policy, 240, 9, lambda _: None)
+    line = result.line()
+    assert list(line) == FIELDS
+    assert [line[name] for name in FIELDS[:6]] == ["share", "tiny", policy, 240, 1, 16]
+    assert result.vision_ms is None
+    assert min(result.prefill_ms, result.compress_ms, result.reindex_ms) > 0
+    assert (result.guidance_ms > 0) == (policy == "hermes")
+    parts = (result.prefill_ms, result.compress_ms, result.guidance_ms, result.reindex_ms)
+    assert result.frame_ms == pytest.approx(sum(parts))
+    assert result.share == pytest.approx(result.compress_ms / sum(parts))
+
+
+def test_a_memory_is_filled_with_noise_and_then_by_the_model(subject):
+    stream = share.open_stream(subject.model, "sliding-window", 240)
+    watch = share.Watcher(subject.model, stream)
+    with subject.model.engine.filling():
+        watch.chunk()
+        held = stream.cache.lengths[0]
+        noise = stream.cache.value(0)[:, stream.prefix : held]
+        assert noise.mean() == pytest.approx(0, abs=0.1)
+        assert noise.std() == pytest.approx(1, abs=0.1)
+    once = []
+    for _ in range(2):  # the same row again: computed it is the same, as noise it would not be
+        with stream.question():
+            stream.append_text(np.ones((1, SHAPE.hidden), np.float32))
+            once.append(stream.cache.value(0)[:, held].copy())
+    np.testing.assert_array_equal(*once)
+    assert stream.cache.row(0)[0, stream.prefix : held].max() == 2, "12 patches are a grid of 3 x 4"
+    assert stream.cache.col(0)[0, stream.prefix : held].max() == 3
+
+
+def test_the_command_on_the_demo():
+    command = ["bench", "share", "--model", "demo", "--policy", "infinipot-v", "--frames", "8", "--threads", "1"]
+    done = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False)
+    (line,) = map(json.loads, done.stdout.splitlines())
+    assert list(line) == FIELDS
+    assert (line["model"], line["frames"]) == ("demo", 8)
+    assert line["vision_ms"] > 0
+    assert "demo, infinipot-v: filling" in done.stderr
+    done = CliRunner().invoke(app, [*command, "--budget", "256"], catch_exceptions=False)
+    parts = [name.removesuffix("_ms") for name in share.PARTS]
+    head, row = done.stdout.splitlines()
+    assert head.split() == ["model", "policy", "budget", "frame", "ms", "fps", *parts, "share", "%"]
+    assert row.split()[:3] == ["demo", "infinipot-v", "256"]
+
+
+def test_a_policy_that_never_compresses_is_refused():
+    with pytest.raises(UserError, match="policy full never compresses; name one of sliding-window, "):
+        list(share.run(["demo"], ["full"], None, None, None, lambda _: None))

@@ -1,0 +1,90 @@
+"""The reference of each policy, by the text that makes the policy."""
+
+from policies import reference_attention, reference_baselines
+from policies.filled import HEADS
+from policies.reference_boosted import Boosted, BoostedH2O
+from policies.reference_purekv import PureKV
+
+from edgevlm.runtime.kinds import Kind
+
+BOTH = (Kind.PREFIX, Kind.VISION)
+
+
+def vision(filled, layer):
+    """The seqs of each head, in the cache's order."""
+    return [[token["seq"] for token in head] for head in filled.heads(layer)]
+
+
+def snapkv_of(filled, window=4, kernel=7, pool="max"):
+    def expected(layer, target):
+        heads = zip(filled.heads(layer, BOTH), vision(filled, layer), strict=True)
+        return [
+            reference_attention.snapkv(head, h, filled.bare[layer], target, seqs, window, kernel, pool)
+            for h, (head, seqs) in enumerate(heads)
+        ]
+
+    return expected
+
+
+class Accumulated:
+    """H2O's sums as the reference has them: per layer and head, seq -> attention since the token came."""
+
+    def __init__(self, filled, recent=0.5):
+        self.filled, self.recent = filled, recent
+        self.scores = [[{} for _ in range(HEADS)] for _ in range(filled.cache.layers)]
+
+    def appended(self, layer, seqs):
+        for h, head in enumerate(self.filled.heads(layer, BOTH)):
+            known = self.scores[layer][h]
+            for seq, new in reference_attention.mass(head, h, self.filled.bare[layer], seqs).items():
+                known[seq] = known.get(seq, 0.0) + new
+
+    def expected(self, layer, target):
+        held = vision(self.filled, layer)
+        return [reference_attention.h2o(self.scores[layer][h], target, held[h], self.recent) for h in range(HEADS)]
+
+
+def without_sums(expected):
+    """``expected``, and what is told of new rows: nothing."""
+    return expected, lambda layer, seqs: None
+
+
+def of_baseline(filled, keeps):
+    return without_sums(lambda layer, target: [keeps(head, target) for head in filled.heads(layer)])
+
+
+def h2o_of(filled):
+    sums = Accumulated(filled)
+    return sums.expected, sums.appended
+
+
+def boosted_h2o_of(filled):
+    sums = BoostedH2O(filled, clie=1)
+    return sums.h2o, sums.appended
+
+
+def newest(head, target):
+    return set(sorted(token["seq"] for token in head)[len(head) - target :])
+
+
+def thinned(filled):
+    per_frame = filled.grid[0] * filled.grid[1]
+    return of_baseline(filled, lambda head, target: reference_baselines.uniform(head, target, per_frame))
+
+
+def drawn(head, target):
+    return reference_baselines.random_tokens([token["seq"] for token in head], target, 3)
+
+
+REFERENCES = {  # the policy's text -> what play takes of the reference on a stream: expected, appended
+    "sliding-window": lambda filled: of_baseline(filled, newest),
+    "streaming-llm": lambda filled: of_baseline(filled, reference_baselines.streaming_llm),
+    "uniform": thinned,
+    "random:seed=3": lambda filled: of_baseline(filled, drawn),
+    "snapkv:window=4": lambda filled: without_sums(snapkv_of(filled)),
+    "h2o": h2o_of,
+    "purekv:clie=1,window=4": lambda filled: without_sums(PureKV(filled, clie=1, window=4).expected),
+    "snapkv:clie=1,window=4": lambda filled: without_sums(Boosted(filled, clie=1, window=4).snapkv),
+    "streaming-llm:clie=1": lambda filled: without_sums(Boosted(filled, clie=1).streaming_llm),
+    "h2o:clie=1": boosted_h2o_of,
+}

@@ -1,0 +1,132 @@
+"""HERMES on caches of one and three position axes, fp32 and fp16: the summary against the float64 mean of all it stands for."""
+
+import numpy as np
+import pytest
+from policies.filled import INV_FREQ, PREFIX
+
+from edgevlm.errors import CacheError
+from edgevlm.runtime.cache import KVCache, Rows
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.policies import Guidance, StreamShape, create_policy
+from edgevlm.runtime.policies.hermes_scores import summary_of
+from edgevlm.runtime.reference import rotate
+
+HEADS, DIM, LAYERS, GRID = 2, 8, 10, (2, 3)
+PER_FRAME = GRID[0] * GRID[1]
+LAYOUTS = {
+    "1-D": {},
+    "sections": {"axes": 3, "sections": (1, 1, 2)},
+    "interleaved": {"axes": 3, "sections": (2, 1, 1), "interleaved": True},
+}
+ERROR = {"fp32": 2e-5, "fp16": 2e-2}
+
+
+class Video:
+    """Random frames in a cache of any axes: rows and columns count from where the video, or what is left of it, starts."""
+
+    def __init__(self, dtype, layout, seed=0):
+        self.cache = KVCache(LAYERS, HEADS, DIM, 80, inv_freq=INV_FREQ, dtype=dtype, **layout)
+        self.random, self.frames, self.seq, self.start, self.step = np.random.default_rng(seed), 0, 0, PREFIX, 0
+        self.append(Kind.PREFIX, np.repeat(np.arange(PREFIX)[:, None], self.cache.axes, 1), [-1] * PREFIX)
+
+    def append(self, kind, position, frame):
+        """Rows that are the same tokens in every layer, written one layer at a time."""
+        seq = self.seq + np.arange(len(position))
+        zeros = np.zeros(len(seq), np.int16)
+        rows = Rows(np.full(len(seq), kind, np.uint8), seq, np.array(frame, np.int32), zeros, zeros, position.astype(np.int32))
+        for layer in range(LAYERS):
+            key, value = self.random.normal(size=(2, HEADS, len(seq), DIM)).astype(np.float32)
+            self.cache.append(layer, key, value, rows)
+        self.seq += len(seq)
+
+    def frame(self):
+        row, col = np.divmod(np.arange(PER_FRAME), GRID[1])
+        if self.cache.axes == 1:
+            position = (self.start + np.arange(PER_FRAME))[:, None]
+            self.start += PER_FRAME
+        else:
+            position = self.start + np.stack([np.full(PER_FRAME, self.step), row, col], 1)
+            self.step += 1
+        self.append(Kind.VISION, position, [self.frames] * PER_FRAME)
+        self.frames += 1
+
+    def reindex(self):
+        self.start, self.step = self.cache.reindex(PREFIX), 0
+
+    def bare(self, layer, rows):
+        """Keys and values of ``rows`` without their rotary embedding, float64 ``[HEADS, m, DIM]``."""
+        cache = self.cache
+        position = cache.position(layer)[:, rows]
+        at = position[..., 0] if cache.pair_axis is None else position
+        return rotate(cache.key(layer)[:, rows], -at, INV_FREQ, cache.pair_axis), cache.value(layer)[:, rows].astype(float)
+
+
+def guide(random):
+    def run():
+        layers = range(1, LAYERS)
+        queries = {layer: random.normal(size=(2 * HEADS, 5, DIM)).astype(np.float32) for layer in layers}
+        return Guidance(queries, {layer: queries[layer][:HEADS] for layer in layers}, (3, 2))
+
+    return run
+
+
+@pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_summary_stands_for_all_that_went_whatever_the_axes(dtype, layout):
+    """Over five compressions with a re-indexing between any two: place of the newest, mean of keys turned to it."""
+    video = Video(dtype, LAYOUTS[layout])
+    cache, policy, gone = video.cache, create_policy("hermes"), {layer: [] for layer in (7, 8, 9)}
+    policy.attach(4 * PER_FRAME, StreamShape(LAYERS, PER_FRAME, PREFIX))
+    places = set()
+    for _ in range(9):
+        plan = policy.before_append(cache, PER_FRAME, guide(video.random))
+        for layer, new in plan.add.items() if plan else ():
+            out = ~plan.keep[layer][0]
+            vision = np.flatnonzero(out & (cache.kind(layer)[0] == Kind.VISION))
+            gone[layer].append(video.bare(layer, vision))
+            newest = int(np.flatnonzero(out)[np.argmax(cache.seq(layer)[0, out])])
+            assert new.rows.position.tolist() == [cache.position(layer)[0, newest].tolist()]
+            places.add(tuple(new.rows.position[0].tolist()))
+            key, value = (np.concatenate(parts, 1).mean(1) for parts in zip(*gone[layer], strict=True))
+            at = new.rows.position[0, 0] if cache.pair_axis is None else new.rows.position[0]
+            np.testing.assert_allclose(new.key[:, 0], rotate(key, at, INV_FREQ, cache.pair_axis), atol=ERROR[dtype])
+            np.testing.assert_allclose(new.value[:, 0], value, atol=ERROR[dtype])
+        if plan:
+            cache.evict(plan.keep)
+            for layer, new in plan.add.items():
+                cache.append(layer, new.key, new.value, new.rows)
+            video.reindex()
+        video.frame()
+    assert all(len(parts) == 5 for parts in gone.values())
+    assert layout == "1-D" or any(len(set(place)) > 1 for place in places), "axes that differ"
+
+
+def test_the_axes_matter():
+    """Turned by the frame axis alone, the same rows give another key."""
+    video = Video("fp32", LAYOUTS["sections"])
+    video.frame()
+    video.frame()
+    gone = np.arange(PREFIX + 2 * PER_FRAME) >= PREFIX
+    new = summary_of(video.cache, 0, gone, np.ones(len(gone)))
+    keys, at = video.cache.key(0)[:, gone], video.cache.position(0)[:, gone]
+    wrong = rotate(keys, (new.rows.position[0] - at)[..., 0], INV_FREQ).mean(1)
+    assert np.abs(new.key[:, 0] - wrong).max() > 0.02, "a thousand times what float32 errs by"
+
+
+def test_a_summary_behind_the_newest_token_is_behind_it_on_every_axis():
+    video = Video("fp32", LAYOUTS["sections"])
+    for _ in range(3):
+        video.frame()
+    policy = create_policy("hermes:join=rank,summary=last")
+    policy.attach(3 * PER_FRAME, StreamShape(LAYERS, PER_FRAME, PREFIX))
+    plan = policy.before_append(video.cache, PER_FRAME, guide(video.random))
+    for layer, new in plan.add.items():
+        kept = video.cache.position(layer)[0, plan.keep[layer][0]]
+        assert new.rows.position.tolist() == [[int(kept.max()) + 1] * 3]
+
+
+def test_axes_without_sections_have_one_clear_line():
+    video = Video("fp32", {"axes": 3})
+    video.frame()
+    with pytest.raises(CacheError, match="3 position axes has no sections: use summary=off"):
+        summary_of(video.cache, 0, np.arange(PREFIX + PER_FRAME) >= PREFIX, np.ones(PREFIX + PER_FRAME))
