@@ -62,8 +62,8 @@ def fitted(tokens: int, allowed: int, per_token: int, least: int, taken: Callabl
         high, beyond = low, over
         low -= -(-over // per_token)
         if low < least:
-            held = f"what it holds beside the cache leaves {max(low, 0)} tokens"
-            raise UserError(f"{held}, less than one frame, which takes {least}")
+            left = f"at equal bytes {max(low, 0)} tokens are left to it"
+            raise UserError(f"{left}, less than one frame, which takes {least}")
         over = taken(low) - allowed
     while high - low > 1:
         middle = low + (high - low) * -over // (beyond - over)  # where a line between the two would meet what is allowed
