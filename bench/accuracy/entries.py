@@ -38,6 +38,7 @@ ABLATIONS = (
     "hermes:layer_weights=1.3/1/0.7",
     "hermes:layer_weights=0.7/1/1.3",
     "hermes:join=rank,summary=last",
+    "hermes:global_prompt=what color was the square?,local_prompt=how many objects are there now?",
     "hermes:mode=official",
     "hermes@eager",
     "purekv",
@@ -50,8 +51,8 @@ ABLATIONS = (
     "h2o:clie=2",
     "streaming-llm:clie=2",
 )
-"""The papers' ablations that make sense here: InfiniPot-V Tabs. 5, A1, A2 and rotated keys; HERMES Tabs. 5, 6, 7 and 10; PureKV
-Tabs. 4 and 6 and fig. 5. Rows whose settings the installed policies do not have are left out, and named."""
+"""The papers' ablations that make sense here: InfiniPot-V Tabs. 5, A1, A2 and rotated keys; HERMES Tabs. 5, 6, 7, 9 and 10;
+PureKV Tabs. 4 and 6 and fig. 5. Rows whose settings the installed policies do not have are left out, and named."""
 
 
 @dataclass(frozen=True, slots=True)
