@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from edgevlm.runtime import primitives, reference
+from edgevlm.runtime.kinds import Kind
 
 Array = Any
 
@@ -81,6 +82,27 @@ def pool_norms(norms: Array, frame: Array, row: Array, col: Array, valid: Array,
     return out
 
 
+def infinipot_select(
+    cache: Any, recent_frames: int, distinctive: int, target: int, windows: Sequence[int], thresholds: Sequence[float] = (),
+    *, keep_recent: bool = True, rotated: bool = False,
+) -> list[Array]:  # fmt: skip
+    """Layer by layer, of the functions above and below."""
+    vision = [cache.kind(layer) == Kind.VISION for layer in range(cache.layers)]
+    recent = [reference.newest_frames(cache.frame(layer), held, recent_frames) for layer, held in enumerate(vision)]
+    keep = []
+    for layer, (similarity, norms) in enumerate(infinipot_scores(cache, recent, vision, rotated=rotated)):
+        seq, new, held = cache.seq(layer), recent[layer], vision[layer]
+        chosen = top_k(-similarity, seq, held & ~new, distinctive) | (new & keep_recent)
+        if len(thresholds):
+            spread = norms[held].std(dtype=np.float64) / norms[held].mean(dtype=np.float64)
+            window = (7, 5, 3, 1)[int(np.searchsorted(thresholds, spread, side="right"))]
+        else:
+            window = windows[layer]
+        pooled = pool_norms(norms, cache.frame(layer), cache.row(layer), cache.col(layer), held, window)
+        keep.append(top_k(np.where(chosen, np.float32(np.inf), pooled), seq, held, target) | (cache.kind(layer) == Kind.PREFIX))
+    return keep
+
+
 def top_k(scores: Array, seq: Array, candidates: Array, k: int) -> Array:
     """A whole sort of each head."""
     out = np.zeros(candidates.shape, np.bool_)
@@ -109,6 +131,7 @@ KERNELS = {
     "temporal_similarity": temporal_similarity,
     "value_norms": value_norms,
     "infinipot_scores": infinipot_scores,
+    "infinipot_select": infinipot_select,
     "pool_norms": pool_norms,
     "attention_mass": attention_mass,
     "top_k": top_k,

@@ -113,6 +113,17 @@ def attention_mass(
 def infinipot_scores(
     cache: Cache, recent: list[NDArray[np.bool_]], valid: list[NDArray[np.bool_]], rotated: bool, /
 ) -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]: ...
+def infinipot_select(
+    cache: Cache,
+    recent_frames: int,
+    distinctive: int,
+    target: int,
+    windows: list[int],
+    thresholds: list[float],
+    keep_recent: bool,
+    rotated: bool,
+    /,
+) -> list[NDArray[np.bool_]]: ...
 def read(cache: Cache, /) -> bool: ...
 def simd() -> str: ...
 def use_simd(name: str, /) -> None: ...

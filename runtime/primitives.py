@@ -1,9 +1,9 @@
 """The scores and choices that policies are made of, in C++ and without the GIL.
 
 Arrays may be strided views of a :class:`~edgevlm.runtime.cache.KVCache`; keys and values must be dense in their last
-axis, float32 or float16. dtypes must be exactly those stated, else CacheError. Kernels given a view of a cache work in that
-cache's own scratch, one call at a time, and allocate nothing but the result. :mod:`edgevlm.runtime.reference` has a plain
-numpy twin of each.
+axis, float32 or float16; other arrays whose rows are not dense are copied. dtypes must be exactly those stated, else
+CacheError. Kernels given a view of a cache work in that cache's own scratch, one call at a time, and allocate nothing but
+the result. :mod:`edgevlm.runtime.reference` has a plain numpy twin of each.
 
 Inner loops are those of the best instruction set the processor has: avx512, avx2, neon or scalar, or the one that
 ``EDGEVLM_SIMD`` names when this module is imported. Heads and layers are shared out over :func:`set_threads` threads, one
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "attention_mass",
     "infinipot_scores",
+    "infinipot_select",
     "newest_frames",
     "pool_norms",
     "set_threads",
@@ -113,6 +114,29 @@ def infinipot_scores(
     recent, valid: bool ``[H, n_l]``, one a layer. Returns ``(similarity, norms)``, float32 ``[H, n_l]``, one pair a layer.
     """
     return _native.infinipot_scores(cache.native, list(recent), list(valid), rotated)
+
+
+def infinipot_select(
+    cache: KVCache,
+    recent_frames: int,
+    distinctive: int,
+    target: int,
+    windows: Sequence[int],
+    thresholds: Sequence[float] = (),
+    *,
+    keep_recent: bool = True,
+    rotated: bool = False,
+) -> list[NDArray[np.bool_]]:
+    """InfiniPot-V, Alg. 1, of every layer, each KV head by itself: rows to keep, bool ``[H, n_l]``, one mask a layer.
+
+    The prefix stays, and of the vision rows the ``recent_frames`` newest frames (with ``keep_recent``), ``distinctive`` past
+    rows by TaR (:func:`temporal_similarity`, the least alike first), and by VaN (:func:`pool_norms`) as many of the others as
+    make it ``target``. windows: VaN's, one a layer; with 3 rising ``thresholds`` the window is 7, 5, 3 or 1 by the coefficient
+    of variation of the layer's value norms (Alg. 2, lines 16 to 21). The same as those functions and :func:`top_k` one after
+    another, in one call that all threads share, a layer at a time; keys and values are read once.
+    """
+    how = (recent_frames, distinctive, target, list(windows), list(thresholds), keep_recent, rotated)
+    return _native.infinipot_select(cache.native, *how)
 
 
 def newest_frames(frame: NDArray[np.int32], among: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:

@@ -120,9 +120,9 @@ class Stream:
         return int(self.cache.lengths.max()) - self.prefix
 
     def append_frames(self, features: Float32) -> None:
-        """Append frames ``[F, tokens_per_frame, hidden]``, in pieces that one compression makes room for, or in chunks.
+        """Append frames ``[F, tokens_per_frame, hidden]``, in pieces of whole frames, or in chunks.
 
-        A piece is whole frames while a frame fits in the room, else parts of a frame. Raises UserError when an unbounded
+        A piece is what fits as it is, else what one compression makes room for. Raises UserError when an unbounded
         policy's capacity is used up.
         """
         per_frame = features.shape[1]
@@ -144,13 +144,17 @@ class Stream:
                 self._append_piece(piece)
 
     def _frames_at_once(self, per_frame: int) -> int:
-        """Frames that one compression makes room for. Frame 0 goes in alone, densely, if later ones see it for good."""
+        """Frames that fit as it is, else those that one compression makes room for.
+
+        Frame 0 goes in alone, densely, if later ones see it for good.
+        """
         if self.policy.appends_first:
             return self.chunk
-        if not self.policy.keeps_first_frame:
-            return max(1, self.policy.room // per_frame)
-        free = int(self.policy.layer_budgets.min()) - per_frame
-        return max(1, min(self.policy.room, free) // per_frame) if self.frames else 1
+        budgets, kept = self.policy.layer_budgets, per_frame if self.policy.keeps_first_frame else 0
+        if kept and not self.frames:
+            return 1
+        free = int((budgets - self.cache.lengths).min()) + self.prefix
+        return max(1, free // per_frame or min(self.policy.room, int(budgets.min()) - kept) // per_frame)
 
     def _append_piece(self, piece: Float32) -> None:
         count, per_frame, hidden = piece.shape

@@ -61,15 +61,22 @@ pybind11::array_t<T, pybind11::array::c_style> dense(pybind11::handle object, co
     return pybind11::array_t<T, pybind11::array::c_style>(checked<T>(object, name, shape));
 }
 
+// A plane and the array that it lies in: the caller's, or a copy of one whose rows were not dense.
 template <typename T>
-Plane<T> as_plane(pybind11::handle object, const char* name, std::int64_t heads, std::int64_t rows) {
-    const pybind11::array array = checked<T>(object, name, {heads, rows});
-    return {static_cast<const std::byte*>(array.data()), array.strides(0), array.strides(1), array.shape(0), array.shape(1)};
+struct Held : Plane<std::conditional_t<std::is_same_v<T, bool>, std::uint8_t, T>> {
+    pybind11::array array;
+};
+
+template <typename T>
+Held<T> as_plane(pybind11::handle object, const char* name, std::int64_t heads, std::int64_t rows) {
+    pybind11::array array = checked<T>(object, name, {heads, rows});
+    if (array.shape(1) > 1 && array.strides(1) != static_cast<pybind11::ssize_t>(sizeof(T)))
+        array = pybind11::array_t<T, pybind11::array::c_style>(array);
+    return {{static_cast<const std::byte*>(array.data()), array.strides(0), array.shape(0), array.shape(1)}, array};
 }
 
-inline Mask as_mask(pybind11::handle object, const char* name, std::int64_t heads, std::int64_t rows) {
-    const Plane<bool> plane = as_plane<bool>(object, name, heads, rows);
-    return {plane.data, plane.head_stride, plane.row_stride, plane.heads, plane.rows};
+inline Held<bool> as_mask(pybind11::handle object, const char* name, std::int64_t heads, std::int64_t rows) {
+    return as_plane<bool>(object, name, heads, rows);
 }
 
 template <typename T>

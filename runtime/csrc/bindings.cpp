@@ -157,9 +157,15 @@ void bind_cache(py::module_& module) {
     cache.def("rollback", &Cache::rollback);
     cache.def("evict", [](Cache& self, const py::list& keep) {
         std::vector<std::optional<Mask>> masks;
+        std::vector<py::array> held;
         for (const py::handle mask : keep) {
-            if (mask.is_none()) masks.emplace_back();
-            else masks.emplace_back(as_mask(mask, "keep", any, any));
+            if (mask.is_none()) {
+                masks.emplace_back();
+                continue;
+            }
+            const Held<bool> rows = as_mask(mask, "keep", any, any);
+            held.push_back(rows.array);
+            masks.emplace_back(rows);
         }
         Unlocked unlocked;
         return self.evict(masks);
@@ -204,5 +210,6 @@ PYBIND11_MODULE(_native, module) {
     });
     bind_cache(module);
     bind_kernels(module);
+    bind_infinipot(module);
     module.def("loose_allocations", [] { return loose_heap().allocations(); });
 }

@@ -8,10 +8,8 @@
 
 #include "attention.h"
 #include "errors.h"
-#include "norms.h"
+#include "infinipot.h"
 #include "pool.h"
-#include "select.h"
-#include "similarity.h"
 
 namespace edgevlm {
 
@@ -83,8 +81,7 @@ Parts carve(const Shape& shape, Carver& carver) {
     }
     parts.rotary = carver.take<double>(Rotary::table_size(shape.head_dim / 2));
     parts.rounded = carver.take<float>(Rotary::table_size(shape.head_dim / 2));
-    parts.scratch_bytes = std::max({similarity_scratch(*largest, shape.head_dim), pool_scratch(*largest),
-                                    top_k_scratch(*largest), newest_scratch(shape.kv_heads * *largest),
+    parts.scratch_bytes = std::max({infinipot_scratch(shape.kv_heads, *largest, shape.head_dim),  // and its parts
                                     attention_scratch(*largest, shape.head_dim),
                                     reindex_scratch(*largest, shape.head_dim / 2, shape.axes)});
     parts.scratch = carver.take_rows(shape.threads, parts.scratch_bytes);
@@ -92,13 +89,9 @@ Parts carve(const Shape& shape, Carver& carver) {
 }
 
 std::int64_t count_kept(const Mask& keep, std::int64_t head) {
+    const std::uint8_t* const rows = keep.of(head);
     std::int64_t kept = 0;
-    if (keep.row_stride == 1) {
-        const std::byte* const row = keep.data + head * keep.head_stride;
-        for (std::int64_t i = 0; i < keep.rows; ++i) kept += row[i] != std::byte{0};
-        return kept;
-    }
-    for (std::int64_t i = 0; i < keep.rows; ++i) kept += keep.at(head, i) != 0;
+    for (std::int64_t i = 0; i < keep.rows; ++i) kept += rows[i] != 0;
     return kept;
 }
 
@@ -286,13 +279,34 @@ void Cache::clear_rows(Layer& layer, std::int64_t head, std::int64_t first, std:
     std::fill_n(layer.position + at * axes_, count * axes_, 0);
 }
 
-// The first hole takes the first survivor behind `kept`, and so on: as many moves as holes.
+void Cache::prefetch_row(const Layer& layer, std::int64_t at) const {
+    constexpr std::size_t kLine = 64;
+    for (const std::byte* rows : {layer.key, layer.value}) {
+        for (std::size_t byte = 0; byte < row_bytes_; byte += kLine) __builtin_prefetch(rows + at * row_bytes_ + byte, 0, 2);
+    }
+}
+
+// The first hole takes the first survivor behind `kept`, and so on: as many moves as holes. Survivors lie here and there, so
+// they are asked for some moves before.
 std::int64_t Cache::fill_holes(Layer& layer, std::int64_t head, const Mask& keep, std::int64_t kept) {
-    std::int64_t survivor = kept, moved = 0;
+    constexpr int kAhead = 8;
+    const std::uint8_t* const keeps = keep.of(head);
+    const std::int64_t base = head * layer.capacity;
+    const auto survivor_from = [=](std::int64_t i) {
+        while (i < keep.rows && !keeps[i]) ++i;
+        return i;
+    };
+    std::int64_t survivor = kept, asked = kept, moved = 0;
+    const auto ask = [&] {
+        asked = survivor_from(asked);
+        if (asked < keep.rows) prefetch_row(layer, base + asked++);
+    };
+    for (int k = 0; k < kAhead; ++k) ask();
     for (std::int64_t hole = 0; hole < kept; ++hole) {
-        if (keep.at(head, hole)) continue;
-        while (!keep.at(head, survivor)) ++survivor;
-        move_row(layer, head * layer.capacity + survivor++, head * layer.capacity + hole);
+        if (keeps[hole]) continue;
+        ask();
+        survivor = survivor_from(survivor);
+        move_row(layer, base + survivor++, base + hole);
         ++moved;
     }
     return moved;
@@ -302,34 +316,32 @@ std::int64_t Cache::evict(const std::vector<std::optional<Mask>>& keep) {
     require_settled("evict");
     if (static_cast<std::int64_t>(keep.size()) != layers_)
         refuse("keep needs one mask, or None, for each of the ", layers_, " layers, not ", keep.size());
+    std::vector<std::int64_t> kept(layers_);
     for (std::int64_t l = 0; l < layers_; ++l) {
         if (!keep[l]) continue;
         const Layer& layer = parts_.layer[l];
         if (keep[l]->heads != heads_ || keep[l]->rows != layer.length)
             refuse("the mask of layer ", l, " must be [", heads_, ", ", layer.length, "], not [", keep[l]->heads, ", ",
                    keep[l]->rows, "]");
-        const std::int64_t kept = count_kept(*keep[l], 0);
+        kept[l] = count_kept(*keep[l], 0);
         for (std::int64_t head = 1; head < heads_; ++head) {
-            if (const std::int64_t other = count_kept(*keep[l], head); other != kept)
-                refuse("all heads of a layer must keep the same number of rows: in layer ", l, " head 0 keeps ", kept,
+            if (const std::int64_t other = count_kept(*keep[l], head); other != kept[l])
+                refuse("all heads of a layer must keep the same number of rows: in layer ", l, " head 0 keeps ", kept[l],
                        " and head ", head, " keeps ", other);
         }
     }
     std::atomic<std::int64_t> moved{0};
     share(layers_ * heads_, threads(), [&](std::int64_t task, int) {
         const std::int64_t l = task / heads_, head = task % heads_;
-        if (!keep[l]) return;
-        const std::int64_t kept = count_kept(*keep[l], head);
-        if (kept == parts_.layer[l].length) return;
-        moved += fill_holes(parts_.layer[l], head, *keep[l], kept);
-        clear_rows(parts_.layer[l], head, kept, parts_.layer[l].length);
+        if (!keep[l] || kept[l] == parts_.layer[l].length) return;
+        moved += fill_holes(parts_.layer[l], head, *keep[l], kept[l]);
+        clear_rows(parts_.layer[l], head, kept[l], parts_.layer[l].length);
     });
     std::int64_t evicted = 0;
     for (std::int64_t l = 0; l < layers_; ++l) {
         if (!keep[l]) continue;
-        const std::int64_t kept = count_kept(*keep[l], 0);
-        evicted += parts_.layer[l].length - kept;
-        parts_.layer[l].length = kept;
+        evicted += parts_.layer[l].length - kept[l];
+        parts_.layer[l].length = kept[l];
     }
     rows_moved_ += moved;
     if (evicted) restructured();

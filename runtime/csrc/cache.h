@@ -111,6 +111,7 @@ private:
     void require_settled(const char* action) const;
     void check_positions(const Rows& rows) const;
     void write_metadata(Layer& layer, const Rows& rows);
+    void prefetch_row(const Layer& layer, std::int64_t at) const;
     void move_row(Layer& layer, std::int64_t from, std::int64_t to);  // indices over [H * capacity]
     void clear_rows(Layer& layer, std::int64_t head, std::int64_t first, std::int64_t last);
     std::int64_t fill_holes(Layer& layer, std::int64_t head, const Mask& keep, std::int64_t kept);  // returns rows moved

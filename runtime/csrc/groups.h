@@ -23,8 +23,11 @@ public:
         slot_ = memory.take<Slot>(mask_ + 1);
     }
 
-    void clear() {
-        std::fill_n(slot_, mask_ + 1, Slot{0, kNone});
+    // For keys of [first, first + span): a table where that is short enough, else hashed.
+    void clear(std::uint32_t first, std::uint64_t span) {
+        first_ = first;
+        direct_ = span <= mask_ + 1;
+        std::fill_n(slot_, direct_ ? span : mask_ + 1, Slot{0, kNone});
         count_ = 0;
     }
 
@@ -45,6 +48,7 @@ private:
     };
 
     std::size_t place(std::uint32_t key) const {
+        if (direct_) return key - first_;
         std::size_t at = (key * std::uint64_t{0x9E3779B97F4A7C15u}) >> 32 & mask_;
         while (slot_[at].id != kNone && slot_[at].key != key) at = (at + 1) & mask_;
         return at;
@@ -52,11 +56,32 @@ private:
 
     std::size_t mask_;
     Slot* slot_;
+    std::uint32_t first_ = 0;
+    bool direct_ = false;
     std::int32_t count_ = 0;
 };
 
-inline std::uint32_t patch_key(std::int16_t row, std::int16_t col) {
-    return static_cast<std::uint32_t>(static_cast<std::uint16_t>(row)) << 16 | static_cast<std::uint16_t>(col);
-}
+// The grid that holds every one of n patches.
+struct Extent {
+    std::int32_t row = 0, col = 0;  // its corner
+    std::int64_t height = 0, width = 0;
+
+    Extent(const std::int16_t* rows, const std::int16_t* cols, std::int64_t n) {
+        if (n == 0) return;
+        std::int16_t top = rows[0], bottom = top, left = cols[0], right = left;
+        for (std::int64_t i = 0; i < n; ++i) {
+            top = rows[i] < top ? rows[i] : top, bottom = rows[i] > bottom ? rows[i] : bottom;
+            left = cols[i] < left ? cols[i] : left, right = cols[i] > right ? cols[i] : right;
+        }
+        row = top, col = left;
+        height = bottom - top + 1, width = right - left + 1;
+    }
+
+    std::uint64_t cells() const { return static_cast<std::uint64_t>(height) * static_cast<std::uint64_t>(width); }
+
+    std::uint32_t cell(std::int16_t r, std::int16_t c) const {
+        return static_cast<std::uint32_t>(r - row) * static_cast<std::uint32_t>(width) + static_cast<std::uint32_t>(c - col);
+    }
+};
 
 }  // namespace edgevlm

@@ -42,6 +42,10 @@ std::vector<Run> runs_of(py::handle pair_axis, std::int64_t axes, std::int64_t p
     return runs;
 }
 
+void check_window(int window) {
+    if (window != 1 && window != 3 && window != 5 && window != 7) refuse("window must be 1, 3, 5 or 7, not ", window);
+}
+
 namespace {
 
 using Unlocked = py::gil_scoped_release;
@@ -100,10 +104,9 @@ py::array_t<float> call_temporal_similarity(py::handle key, py::handle position,
         tokens.key = as_volume<std::remove_pointer_t<decltype(type)>>(key, "key", any, any, any);
         const std::int64_t heads = tokens.key.heads, rows = tokens.key.rows;
         tokens.position = as_volume<std::int32_t>(position, "position", heads, rows, any);
-        tokens.row = as_plane<std::int16_t>(row, "row", heads, rows);
-        tokens.col = as_plane<std::int16_t>(col, "col", heads, rows);
-        tokens.recent = as_mask(recent, "recent", heads, rows);
-        tokens.valid = as_mask(valid, "valid", heads, rows);
+        const auto of_row = as_plane<std::int16_t>(row, "row", heads, rows), of_col = as_plane<std::int16_t>(col, "col", heads, rows);
+        const auto is_recent = as_mask(recent, "recent", heads, rows), is_valid = as_mask(valid, "valid", heads, rows);
+        tokens.row = of_row, tokens.col = of_col, tokens.recent = is_recent, tokens.valid = is_valid;
         const auto frequencies = dense<double>(inv_freq, "inv_freq", {-1});
         const double* const inverse = frequencies.data();
         const std::int64_t pairs = frequencies.size(), axes = tokens.position.width;
@@ -147,14 +150,13 @@ py::array_t<float> call_value_norms(py::handle value) {
 
 py::array_t<float> call_pool_norms(py::handle norms, py::handle frame, py::handle row, py::handle col, py::handle valid,
                                    int window) {
-    if (window != 1 && window != 3 && window != 5 && window != 7) refuse("window must be 1, 3, 5 or 7, not ", window);
-    PatchedNorms tokens;
-    tokens.norm = as_plane<float>(norms, "norms", any, any);
-    const std::int64_t heads = tokens.norm.heads, rows = tokens.norm.rows;
-    tokens.frame = as_plane<std::int32_t>(frame, "frame", heads, rows);
-    tokens.row = as_plane<std::int16_t>(row, "row", heads, rows);
-    tokens.col = as_plane<std::int16_t>(col, "col", heads, rows);
-    tokens.valid = as_mask(valid, "valid", heads, rows);
+    check_window(window);
+    const auto norm = as_plane<float>(norms, "norms", any, any);
+    const std::int64_t heads = norm.heads, rows = norm.rows;
+    const auto time = as_plane<std::int32_t>(frame, "frame", heads, rows);
+    const auto down = as_plane<std::int16_t>(row, "row", heads, rows), across = as_plane<std::int16_t>(col, "col", heads, rows);
+    const auto held = as_mask(valid, "valid", heads, rows);
+    const PatchedNorms tokens{norm, time, down, across, held};
     Scratch* const scratch = scratch_of(frame);
     py::array_t<float> out({heads, rows});
     float* const first = out.mutable_data();
@@ -172,7 +174,7 @@ py::array_t<bool> call_top_k(py::handle scores, py::handle seq, py::handle candi
     if (k < 0) refuse("cannot choose ", k, " rows");
     const auto score = as_plane<float>(scores, "scores", any, any);
     const auto age = as_plane<std::int64_t>(seq, "seq", score.heads, score.rows);
-    const Mask mask = as_mask(candidates, "candidates", score.heads, score.rows);
+    const auto mask = as_mask(candidates, "candidates", score.heads, score.rows);
     Scratch* const scratch = scratch_of(seq);
     py::array_t<bool> out({score.heads, score.rows});
     bool* const first = out.mutable_data();
@@ -180,7 +182,7 @@ py::array_t<bool> call_top_k(py::handle scores, py::handle seq, py::handle candi
         Unlocked unlocked;
         const Lease memory(scratch, top_k_scratch(score.rows), score.heads);
         share(score.heads, memory.workers(), [&](std::int64_t head, int worker) {
-            top_k(score, age, mask, head, k, first + head * score.rows, memory.of(worker));
+            top_k(score.of(head), age.of(head), mask.of(head), score.rows, k, first + head * score.rows, memory.of(worker));
         });
     }
     return out;
@@ -189,7 +191,7 @@ py::array_t<bool> call_top_k(py::handle scores, py::handle seq, py::handle candi
 py::array_t<bool> call_newest_frames(py::handle frame, py::handle among, std::int64_t count) {
     if (count < 0) refuse("cannot choose ", count, " frames");
     const auto frames = as_plane<std::int32_t>(frame, "frame", any, any);
-    const Mask mask = as_mask(among, "among", frames.heads, frames.rows);
+    const auto mask = as_mask(among, "among", frames.heads, frames.rows);
     Scratch* const scratch = scratch_of(frame);
     py::array_t<bool> out({frames.heads, frames.rows});
     bool* const first = out.mutable_data();
@@ -207,7 +209,8 @@ py::array_t<float> call_attention_mass(py::handle query, py::handle query_seq, p
         Attended<std::remove_pointer_t<decltype(type)>> tokens;
         tokens.key = as_volume<std::remove_pointer_t<decltype(type)>>(key, "key", any, any, any);
         const std::int64_t heads = tokens.key.heads, rows = tokens.key.rows, width = tokens.key.width;
-        tokens.seq = as_plane<std::int64_t>(seq, "seq", heads, rows);
+        const auto places_of = as_plane<std::int64_t>(seq, "seq", heads, rows);
+        tokens.seq = places_of;
         const auto queries = dense<float>(query, "query", {any, any, width});
         const auto places = dense<std::int64_t>(query_seq, "query_seq", {queries.shape(1)});
         if (heads < 1 || queries.shape(0) % heads)
@@ -228,72 +231,6 @@ py::array_t<float> call_attention_mass(py::handle query, py::handle query_seq, p
         }
         return out;
     });
-}
-
-// Both scores of one layer, in one list of tasks with those of all others.
-template <typename T>
-struct LayerScores {
-    PatchedKeys<T> keys;
-    Volume<T> value;
-    float *similarity, *norm;
-};
-
-template <typename T>
-Plane<T> plane(const Cache& cache, const Layer& layer, const T* first) {
-    constexpr std::ptrdiff_t item = sizeof(T);
-    return {reinterpret_cast<const std::byte*>(first), item * layer.capacity, item, cache.kv_heads(), layer.length};
-}
-
-template <typename T>
-Volume<T> volume(const Cache& cache, const Layer& layer, const void* first, std::int64_t width) {
-    const auto row = static_cast<std::ptrdiff_t>(sizeof(T)) * width;
-    return {static_cast<const std::byte*>(first), row * layer.capacity, row, cache.kv_heads(), layer.length, width};
-}
-
-template <typename T>
-py::list infinipot_scores(Cache& cache, const py::list& recent, const py::list& valid, const Rotary* rotary) {
-    const std::int64_t layers = cache.layers(), heads = cache.kv_heads();
-    std::vector<LayerScores<T>> work(layers);
-    py::list out;
-    std::int64_t longest = 0;
-    for (std::int64_t l = 0; l < layers; ++l) {
-        const Layer& layer = cache.layer(l);
-        LayerScores<T>& scores = work[l];
-        scores.keys = {volume<T>(cache, layer, layer.key, cache.head_dim()),
-                       volume<std::int32_t>(cache, layer, layer.position, cache.axes()),
-                       plane(cache, layer, layer.row),
-                       plane(cache, layer, layer.col),
-                       as_mask(recent[l], "recent", heads, layer.length),
-                       as_mask(valid[l], "valid", heads, layer.length)};
-        scores.value = volume<T>(cache, layer, layer.value, cache.head_dim());
-        py::array_t<float> similarity({heads, layer.length}), norm({heads, layer.length});
-        scores.similarity = similarity.mutable_data();
-        scores.norm = norm.mutable_data();
-        out.append(py::make_tuple(std::move(similarity), std::move(norm)));
-        longest = std::max(longest, layer.length);
-    }
-    {
-        Unlocked unlocked;
-        const Lease memory(&cache.scratch(), similarity_scratch(longest, cache.head_dim()), layers * heads);
-        share(layers * heads, memory.workers(), [&](std::int64_t task, int worker) {
-            const LayerScores<T>& scores = work[task / heads];
-            const std::int64_t head = task % heads, at = head * scores.value.rows;
-            temporal_similarity(scores.keys, head, rotary, scores.similarity + at, memory.of(worker));
-            value_norms(scores.value, head, scores.norm + at);
-        });
-    }
-    return out;
-}
-
-py::list call_infinipot_scores(Cache& cache, const py::list& recent, const py::list& valid, bool rotated) {
-    const auto layers = static_cast<std::size_t>(cache.layers());
-    if (recent.size() != layers || valid.size() != layers)
-        refuse("recent and valid need one mask for each of the ", layers, " layers, not ", recent.size(), " and ", valid.size());
-    if (!rotated && !cache.rotary())
-        refuse("cannot un-rotate keys with ", cache.axes(), " position axes: open the cache with the sections that each axis turns");
-    const Rotary* const rotary = rotated ? nullptr : cache.rotary();
-    return cache.dtype() == DType::fp16 ? infinipot_scores<Half>(cache, recent, valid, rotary)
-                                        : infinipot_scores<float>(cache, recent, valid, rotary);
 }
 
 void call_use_simd(const std::string& name) {
@@ -325,7 +262,6 @@ void bind_kernels(py::module_& module) {
     module.def("top_k", &call_top_k);
     module.def("newest_frames", &call_newest_frames);
     module.def("attention_mass", &call_attention_mass);
-    module.def("infinipot_scores", &call_infinipot_scores);
     module.def("read", &call_read);
     module.def("simd", [] { return simd().name; });
     module.def("use_simd", &call_use_simd);

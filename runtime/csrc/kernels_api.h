@@ -14,6 +14,9 @@ namespace edgevlm {
 // but one axis, and nothing known (no runs) where there are more.
 std::vector<Run> runs_of(pybind11::handle pair_axis, std::int64_t axes, std::int64_t pairs);
 
+void check_window(int window);  // of VaN's pooling: 1, 3, 5 or 7
+
 void bind_kernels(pybind11::module_& module);
+void bind_infinipot(pybind11::module_& module);
 
 }  // namespace edgevlm

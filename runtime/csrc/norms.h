@@ -9,6 +9,9 @@
 
 namespace edgevlm {
 
+// Where a float32 sum of squares can be trusted: no square overflowed, and what underflowed does not matter.
+inline bool trusted(float square) { return square > 1e-24f && square < 1e30f; }
+
 // out [n], of one head: the L2 norm of value [H, n, D]; no square overflows.
 template <typename T>
 void value_norms(const Volume<T>& value, std::int64_t head, float* out);

@@ -3,6 +3,7 @@
 
 #include "groups.h"
 #include "norms.h"
+#include "simd.h"
 
 namespace edgevlm {
 
@@ -10,6 +11,7 @@ namespace {
 
 constexpr int kWidest = 7;
 constexpr std::int64_t kCells = 4096;  // of one frame's grid with its margins; larger ones are sorted
+constexpr std::int64_t kFull = 16;     // cells a token at which sums over all of the grid cost as much as windows one by one
 
 struct Patch {
     std::uint64_t place;  // frame, row and column, so that sorted means in reading order
@@ -57,92 +59,93 @@ void pool_sorted(const PatchedNorms& tokens, std::int64_t head, int window, floa
     }
 }
 
-struct Cell {
-    double sum, present;
+// Of one frame: the sum of the norms in each cell, and how many there are; then the same of lines and of whole windows.
+struct Sums {
+    double* norm;
+    std::int32_t* present;
 
-    void operator+=(const Cell& other) {
-        sum += other.sum;
-        present += other.present;
+    explicit Sums(Carver& memory) : norm(memory.take<double>(kCells)), present(memory.take<std::int32_t>(kCells)) {}
+
+    void clear(std::int64_t cells) {
+        std::fill_n(norm, cells, 0.0);
+        std::fill_n(present, cells, 0);
     }
 };
 
-// The corner and size of the grid, with a margin of `reach`, that holds every valid token of a head.
-struct Grid {
-    int row = std::numeric_limits<int>::max(), col = std::numeric_limits<int>::max();
-    std::int64_t height = 0, width = 0;
-
-    Grid(const PatchedNorms& tokens, std::int64_t head, int reach) {
-        int last_row = std::numeric_limits<int>::min(), last_col = last_row;
-        for (std::int64_t i = 0; i < tokens.norm.rows; ++i) {
-            if (!tokens.valid.at(head, i)) continue;
-            const int r = tokens.row.at(head, i), c = tokens.col.at(head, i);
-            row = std::min(row, r), last_row = std::max(last_row, r);
-            col = std::min(col, c), last_col = std::max(last_col, c);
-        }
-        if (last_row < row) return;
-        height = std::int64_t{last_row} - row + 1 + 2 * reach;
-        width = std::int64_t{last_col} - col + 1 + 2 * reach;
-        row -= reach, col -= reach;
+// The valid tokens of a head, frame by frame.
+class ByFrame {
+public:
+    ByFrame(Carver& memory, std::int64_t rows) : frames_(memory, rows) {
+        group_ = memory.take<std::int32_t>(rows);
+        end_ = memory.take<std::int32_t>(rows + 1);
+        order_ = memory.take<std::int32_t>(rows);
     }
-    std::int64_t cells() const { return height * width; }
+
+    void sort(const std::int32_t* frame, const std::uint8_t* valid, std::int64_t rows) {
+        const auto [first, last] = std::minmax_element(frame, frame + rows);
+        const auto span = static_cast<std::uint64_t>(std::int64_t{*last} - *first + 1);
+        frames_.clear(static_cast<std::uint32_t>(*first), span);
+        std::fill_n(end_, rows + 1, 0);
+        for (std::int64_t i = 0; i < rows; ++i) {
+            group_[i] = valid[i] ? frames_.find_or_add(static_cast<std::uint32_t>(frame[i])) : Groups::kNone;
+            ++end_[group_[i] + 1];
+        }
+        end_[0] = 0;
+        for (std::int32_t g = 0; g < frames_.count(); ++g) end_[g + 1] += end_[g];
+        for (std::int64_t i = 0; i < rows; ++i) {
+            if (group_[i] != Groups::kNone) order_[end_[group_[i]]++] = static_cast<std::int32_t>(i);  // begin becomes end
+        }
+    }
+
+    std::int32_t count() const { return frames_.count(); }
+    const std::int32_t* begin(std::int32_t frame) const { return order_ + (frame ? end_[frame - 1] : 0); }
+    const std::int32_t* end(std::int32_t frame) const { return order_ + end_[frame]; }
+
+private:
+    Groups frames_;
+    std::int32_t *group_, *end_, *order_;
 };
 
-// A frame at a time on a grid: sums along lines, then across them, or token by token where few are left of a frame.
-void pool_on_grid(const PatchedNorms& tokens, const Grid& grid, std::int64_t head, int window, float* out, Carver memory) {
-    const std::int64_t rows = tokens.norm.rows, width = grid.width;
-    const int reach = window / 2;
-    Cell* const cell = memory.take<Cell>(kCells);
-    Cell* const line = memory.take<Cell>(kCells);
-    std::int32_t* const group = memory.take<std::int32_t>(rows);
-    std::int32_t* const begin = memory.take<std::int32_t>(rows + 1);
-    std::int32_t* const order = memory.take<std::int32_t>(rows);
-    Groups frames(memory, rows);
-    frames.clear();
-    std::fill_n(cell, grid.cells(), Cell{0, 0});
+// A frame at a time on a grid with a margin: sums along lines, then across them, or token by token where few are left of it.
+void pool_on_grid(const PatchedNorms& tokens, const Extent& extent, std::int64_t head, int window, float* out, Carver memory) {
+    const std::int64_t rows = tokens.norm.rows, reach = window / 2;
+    const std::int64_t width = extent.width + 2 * reach, cells = (extent.height + 2 * reach) * width;
+    const std::int64_t lines = cells - 2 * reach, windows = lines - 2 * reach * width;
+    const float* const norm = tokens.norm.of(head);
+    const std::int16_t *const row = tokens.row.of(head), *const col = tokens.col.of(head);
+    Sums sums(memory), along(memory), near(memory);
+    std::int32_t* const cell = memory.take<std::int32_t>(rows);  // a window's first: its token is `centre` further on
+    ByFrame frames(memory, rows);
+    const std::int64_t centre = reach * width + reach;
 
-    std::fill_n(begin, rows + 1, 0);
-    std::int32_t id = Groups::kNone, frame = 0;
-    for (std::int64_t i = 0; i < rows; ++i) {
-        group[i] = Groups::kNone;
-        if (!tokens.valid.at(head, i)) continue;
-        if (const std::int32_t t = tokens.frame.at(head, i); id == Groups::kNone || t != frame) {
-            id = frames.find_or_add(static_cast<std::uint32_t>(t));
-            frame = t;
-        }
-        group[i] = id;
-        ++begin[id + 1];
-    }
-    for (std::int32_t g = 0; g < frames.count(); ++g) begin[g + 1] += begin[g];
-    for (std::int64_t i = 0; i < rows; ++i) {
-        if (group[i] != Groups::kNone) order[begin[group[i]]++] = static_cast<std::int32_t>(i);  // begin becomes end
-    }
-
-    const auto at = [&](std::int32_t i) {
-        return (tokens.row.at(head, i) - grid.row) * width + (tokens.col.at(head, i) - grid.col);
-    };
-    for (std::int32_t g = 0; g < frames.count(); ++g) {
-        const std::int32_t* const first = order + (g ? begin[g - 1] : 0);
-        const std::int32_t* const last = order + begin[g];
-        for (const std::int32_t* i = first; i < last; ++i) cell[at(*i)] += Cell{tokens.norm.at(head, *i), 1};
-        const bool full = (last - first) * window * window > grid.cells() * (2 * window + 2);
-        if (full) {
-            std::fill_n(line, grid.cells(), Cell{0, 0});
-            for (int step = -reach; step <= reach; ++step) {
-                for (std::int64_t c = reach; c < grid.cells() - reach; ++c) line[c] += cell[c + step];
-            }
-        }
+    for (std::int64_t i = 0; i < rows; ++i)
+        cell[i] = (row[i] - extent.row) * static_cast<std::int32_t>(width) + (col[i] - extent.col);
+    frames.sort(tokens.frame.of(head), tokens.valid.of(head), rows);
+    sums.clear(cells);
+    for (std::int32_t frame = 0; frame < frames.count(); ++frame) {
+        const std::int32_t *const first = frames.begin(frame), *const last = frames.end(frame);
         for (const std::int32_t* i = first; i < last; ++i) {
-            Cell near{0, 0};
-            for (int down = -reach; down <= reach; ++down) {
-                if (full) {
-                    near += line[at(*i) + down * width];
-                } else {
-                    for (int across = -reach; across <= reach; ++across) near += cell[at(*i) + down * width + across];
-                }
-            }
-            out[*i] = static_cast<float>(near.sum / near.present);
+            sums.norm[cell[*i] + centre] += norm[*i];
+            ++sums.present[cell[*i] + centre];
         }
-        for (const std::int32_t* i = first; i < last; ++i) cell[at(*i)] = Cell{0, 0};
+        if ((last - first) * kFull > cells) {
+            simd().box_sums(sums.norm, lines, 1, window, along.norm);
+            simd().box_counts(sums.present, lines, 1, window, along.present);
+            simd().box_sums(along.norm, windows, width, window, near.norm);
+            simd().box_counts(along.present, windows, width, window, near.present);
+            for (const std::int32_t* i = first; i < last; ++i)
+                out[*i] = static_cast<float>(near.norm[cell[*i]] / near.present[cell[*i]]);
+        } else {
+            for (const std::int32_t* i = first; i < last; ++i) {
+                double sum = 0;
+                std::int32_t present = 0;
+                for (std::int64_t line = cell[*i]; line < cell[*i] + window * width; line += width) {
+                    for (std::int64_t c = line; c < line + window; ++c) sum += sums.norm[c], present += sums.present[c];
+                }
+                out[*i] = static_cast<float>(sum / present);
+            }
+        }
+        for (const std::int32_t* i = first; i < last; ++i) sums.norm[cell[*i] + centre] = 0, sums.present[cell[*i] + centre] = 0;
     }
 }
 
@@ -151,16 +154,18 @@ void pool_on_grid(const PatchedNorms& tokens, const Grid& grid, std::int64_t hea
 std::size_t pool_scratch(std::int64_t rows) {
     Carver sorted, grid;
     sorted.take<Patch>(rows);
-    for (int cells = 0; cells < 2; ++cells) grid.take<Cell>(kCells);
-    for (int list = 0; list < 3; ++list) grid.take<std::int32_t>(rows + 1);
-    Groups(grid, rows);
+    for (int part = 0; part < 3; ++part) Sums sums(grid);
+    grid.take<std::int32_t>(rows);
+    ByFrame(grid, rows);
     return std::max(sorted.bytes(), grid.bytes());
 }
 
 void pool_norms(const PatchedNorms& tokens, std::int64_t head, int window, float* out, Carver memory) {
-    std::fill_n(out, tokens.norm.rows, 0.0f);
-    const Grid grid(tokens, head, window / 2);
-    if (grid.cells() <= kCells) pool_on_grid(tokens, grid, head, window, out, memory);
+    const std::int64_t rows = tokens.norm.rows, margin = window - 1;
+    std::fill_n(out, rows, 0.0f);
+    if (rows == 0) return;
+    const Extent extent(tokens.row.of(head), tokens.col.of(head), rows);
+    if ((extent.height + margin) * (extent.width + margin) <= kCells) pool_on_grid(tokens, extent, head, window, out, memory);
     else pool_sorted(tokens, head, window, out, memory);
 }
 

@@ -50,58 +50,64 @@ void Rotary::angles(const std::int64_t* position, double* cosine, double* sine) 
     }
 }
 
-Turner::Turner(const Rotary& rotary, float* memory) : rotary_(rotary), memory_(memory) {}
+Turner::Turner(const Rotary& rotary, float* memory)
+    : rotary_(rotary), angles_(memory), more_(memory + 2 * kHeld * rotary.pairs()) {}
 
-void Turner::to(const std::int32_t* position) {
+const float* Turner::of(const std::int32_t* from, const std::int32_t* to) {
+    std::int64_t by[Rotary::kAxes] = {};
+    std::uint64_t hash = 0;
+    for (int axis = 0; axis < rotary_.axes(); ++axis) {
+        by[axis] = std::int64_t{to[axis]} - from[axis];
+        hash = (hash + static_cast<std::uint64_t>(by[axis])) * 0x9E3779B97F4A7C15u;
+    }
+    const std::int64_t size = 2 * rotary_.pairs(), place = static_cast<std::int64_t>(hash >> 56);
+    static_assert(kHeld == 1 << (64 - 56) && Rotary::kAxes == 3);
+    Held& held = held_[place];
+    float* angles = angles_ + place * size;
+    const bool same = held.by[0] == by[0] && held.by[1] == by[1] && held.by[2] == by[2];
+    if (!same || !held.block) {
+        if (held.block == block_) {
+            angles = more_ + used_++ * size;
+        } else {
+            std::copy_n(by, Rotary::kAxes, held.by);
+            held.block = block_;
+        }
+        fill(by, angles);
+        return angles;
+    }
+    held.block = block_;
+    return angles;
+}
+
+void Turner::next_block() {
+    ++block_;
+    used_ = 0;
+}
+
+void Turner::fill(const std::int64_t* by, float* angles) const {
     const std::int64_t pairs = rotary_.pairs();
-    float* const cosine = memory_;
-    float* const sine = memory_ + pairs;
-    float* const held = sine + pairs;
-    std::int64_t now[Rotary::kAxes] = {-1, -1, -1};
     for (const Run* run = rotary_.runs(); run < rotary_.runs() + rotary_.run_count(); ++run) {
-        const std::int64_t place = now[run->axis] = position[run->axis], last = last_[run->axis];
-        if (place == last) continue;
-        const std::int64_t begin = run->begin, size = run->end - begin, high = place >> Rotary::kBits;
-        if (high >> (Rotary::kBits * (Rotary::kDigits - 1))) {
-            for (std::int64_t d = begin; d < run->end; ++d) {
-                cosine[d] = static_cast<float>(std::cos(static_cast<double>(place) * rotary_.inv_freq()[d]));
-                sine[d] = static_cast<float>(std::sin(static_cast<double>(place) * rotary_.inv_freq()[d]));
+        const std::int64_t place = by[run->axis], size = run->end - run->begin;
+        std::int64_t rest = std::abs(place);
+        float* const cosine = angles + run->begin;
+        float* const sine = cosine + pairs;
+        if (rest >> (Rotary::kBits * Rotary::kDigits)) {
+            for (std::int64_t d = 0; d < size; ++d) {
+                const double angle = static_cast<double>(rest) * rotary_.inv_freq()[run->begin + d];
+                cosine[d] = static_cast<float>(std::cos(angle));
+                sine[d] = static_cast<float>(std::sin(angle));
             }
-            continue;
-        }
-        const float* const low = rotary_.digit(0, place % Rotary::kBase) + begin;
-        const float* middle = rotary_.digit(1, high % Rotary::kBase) + begin;
-        if (high >= Rotary::kBase) {
-            if (last < 0 || high != last >> Rotary::kBits) {
-                const float* const top = rotary_.digit(2, high >> Rotary::kBits) + begin;
-                simd().turn(middle, middle + pairs, top, top + pairs, size, held + begin, held + pairs + begin);
+        } else {
+            const float* const low = rotary_.digit(0, rest % Rotary::kBase) + run->begin;
+            const float* const middle = rotary_.digit(1, (rest >> Rotary::kBits) % Rotary::kBase) + run->begin;
+            simd().turn(low, low + pairs, middle, middle + pairs, size, cosine, sine);
+            if (const std::int64_t highest = rest >> (2 * Rotary::kBits)) {
+                const float* const high = rotary_.digit(2, highest) + run->begin;
+                simd().turn(cosine, sine, high, high + pairs, size, cosine, sine);
             }
-            middle = held + begin;
         }
-        simd().turn(low, low + pairs, middle, middle + pairs, size, cosine + begin, sine + begin);
+        if (place < 0) std::transform(sine, sine + size, sine, [](float s) { return -s; });
     }
-    std::copy_n(now, Rotary::kAxes, last_);
-}
-
-const float* Turner::upper(std::int64_t high) {
-    const std::int64_t pairs = rotary_.pairs();
-    if (high < Rotary::kBase) return rotary_.digit(1, high);
-    float* const held = memory_ + 4 * pairs;
-    if (high != high_) {
-        const float* const middle = rotary_.digit(1, high % Rotary::kBase);
-        const float* const top = rotary_.digit(2, high >> Rotary::kBits);
-        simd().turn(middle, middle + pairs, top, top + pairs, pairs, held, held + pairs);
-        high_ = high;
-    }
-    return held;
-}
-
-Turner::Two Turner::split(const std::int32_t* position) {
-    const std::int64_t high = position[0] >> Rotary::kBits;
-    if (rotary_.run_count() == 1 && rotary_.axes() == 1 && high >> (Rotary::kBits * (Rotary::kDigits - 1)) == 0)
-        return {rotary_.digit(0, position[0] % Rotary::kBase), upper(high)};
-    to(position);
-    return {memory_, rotary_.digit(0, 0)};
 }
 
 void unrotate(const double* row, const double* cosine, const double* sine, std::int64_t pairs, double* out) {

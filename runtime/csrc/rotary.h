@@ -43,30 +43,35 @@ private:
     const float* rounded_;  // the same in float32
 };
 
-// The angles of one position after another, in float32; quick when they lie close together.
+// The angles of one difference of positions after another, in float32; quick where they come again.
 class Turner {
 public:
-    static std::size_t floats(std::int64_t pairs) { return 6 * static_cast<std::size_t>(pairs); }
+    static constexpr int kBlock = 16;  // differences whose angles are wanted at the same time
+
+    static std::size_t floats(std::int64_t pairs) { return 2 * (kHeld + kBlock) * static_cast<std::size_t>(pairs); }
 
     Turner(const Rotary& rotary, float* memory);  // [floats(pairs)]
 
-    void to(const std::int32_t* position);  // [axes], not negative
-    const float* cosine() const { return memory_; }
-    const float* sine() const { return memory_ + rotary_.pairs(); }
-
-    // The same as the sum of two angles, each cosines [pairs], then sines [pairs]: what tables hold, where they do.
-    struct Two {
-        const float *angle, *more;
-    };
-    Two split(const std::int32_t* position);
+    // Angles of to - from, both [axes]: cosines [pairs], then sines [pairs]. Good until the next block, of kBlock at most.
+    const float* of(const std::int32_t* from, const std::int32_t* to);
+    void next_block();
 
 private:
-    const float* upper(std::int64_t high);  // angles of high << kBits, where all pairs turn by one axis
+    static constexpr int kHeld = 256;
+
+    struct Held {
+        std::int64_t by[Rotary::kAxes] = {};
+        std::int64_t block = 0;  // the last that used it
+    };
+
+    void fill(const std::int64_t* by, float* angles) const;
 
     const Rotary& rotary_;
-    float* memory_;  // cosine, sine; then those of all digits but the lowest, for to() and for upper()
-    std::int64_t last_[Rotary::kAxes] = {-1, -1, -1};
-    std::int64_t high_ = -1;  // whose angles upper() holds
+    float* angles_;  // [kHeld, 2, pairs]
+    float* more_;    // [kBlock, 2, pairs], for those whose place is in use
+    Held held_[kHeld];
+    std::int64_t block_ = 1;
+    int used_ = 0;  // of more_
 };
 
 // Writes row [2 * pairs], turned back by the angles, to out in double.

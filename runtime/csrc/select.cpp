@@ -8,68 +8,85 @@ namespace edgevlm {
 
 namespace {
 
-struct Candidate {
-    std::uint32_t rank;  // the score as a whole number of the same order
-    std::uint32_t index;
-};
+constexpr std::uint32_t kOut = 0;  // below every rank
 
+// The score as a whole number of the same order; NaN is the lowest.
 std::uint32_t rank_of(float score) {
-    if (std::isnan(score)) return 0;
     score += 0.0f;  // -0 becomes +0: they are a tie
     std::uint32_t bits;
     std::memcpy(&bits, &score, sizeof bits);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    const std::uint32_t rank = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    return score != score ? 1u : rank;
 }
 
-constexpr int kBits = 11, kBuckets = 1 << kBits;  // three digits of a rank
+constexpr int kBits = 10, kBuckets = 1 << kBits;
+
+int shift_of(std::uint32_t range) {  // that brings it below kBuckets
+    int shift = 0;
+    while (range >> shift >= kBuckets) ++shift;
+    return shift;
+}
 
 }  // namespace
 
 std::size_t top_k_scratch(std::int64_t rows) {
     Carver sizes;
-    sizes.take<Candidate>(rows);
-    sizes.take<std::uint32_t>(kBuckets);
+    for (int list = 0; list < 2; ++list) sizes.take<std::uint32_t>(rows);
+    sizes.take<std::uint32_t>(kBuckets + 1);
     return sizes.bytes();
 }
 
-// From the highest digit down: buckets above the one that the k-th falls in are chosen, those below are out, and the next
-// digit decides within it. What is left after the last digit are equal scores.
-void top_k(const Plane<float>& score, const Plane<std::int64_t>& seq, const Mask& candidates, std::int64_t head,
-           std::int64_t k, bool* out, Carver memory) {
-    const std::int64_t rows = score.rows;
-    Candidate* const list = memory.take<Candidate>(rows);
-    std::uint32_t* const buckets = memory.take<std::uint32_t>(kBuckets);
-    std::fill_n(out, rows, false);
-    std::int64_t count = 0;
+// The ranks that are still open are cut into buckets of equal width: those above the one that the k-th falls in are chosen,
+// those below are out, and the next round cuts up that bucket, until it holds equal ranks alone.
+void top_k(const float* score, const std::int64_t* seq, const std::uint8_t* candidates, std::int64_t rows, std::int64_t k,
+           bool* out, Carver memory) {
+    std::uint32_t* const rank = memory.take<std::uint32_t>(rows);
+    std::uint32_t* const index = memory.take<std::uint32_t>(rows);
+    std::uint32_t* const bucket = memory.take<std::uint32_t>(kBuckets + 1);
+    std::int64_t open = 0, count = rows;
     for (std::int64_t i = 0; i < rows; ++i) {
-        list[count] = {rank_of(score.at(head, i)), static_cast<std::uint32_t>(i)};
-        count += candidates.at(head, i) != 0;
+        const std::uint32_t among = 0u - (candidates[i] != 0);
+        rank[i] = rank_of(score[i]) & among;
+        index[i] = static_cast<std::uint32_t>(i);
+        open += candidates[i] != 0;
     }
-    const auto choose = [out](const Candidate& c) { out[c.index] = true; };
-    for (int shift = 32 - kBits; k > 0 && k < count; shift = std::max(shift - kBits, 0)) {
-        const auto digit = [shift](const Candidate& c) { return c.rank >> shift & (kBuckets - 1); };
-        std::fill_n(buckets, kBuckets, 0u);
-        for (std::int64_t c = 0; c < count; ++c) ++buckets[digit(list[c])];
-        std::uint32_t bucket = kBuckets - 1;
-        for (; buckets[bucket] < k; --bucket) k -= buckets[bucket];
+    std::fill_n(out, rows, false);
+    while (k > 0 && k < open) {
+        std::uint32_t low = ~0u, high = 0;
+        for (std::int64_t c = 0; c < count; ++c) {
+            low = std::min(low, rank[c] - 1);  // what is out wraps to the highest
+            high = std::max(high, rank[c]);
+        }
+        if (low + 1 == high) break;
+        const int shift = shift_of(high - low - 1);
+        const auto place = [=](std::uint32_t r) { return (1 + ((r - 1 - low) >> shift)) & (0u - (r != kOut)); };  // no branch
+        std::fill_n(bucket, kBuckets + 1, 0u);
+        for (std::int64_t c = 0; c < count; ++c) ++bucket[place(rank[c])];
+        std::uint32_t last = kBuckets;
+        for (; bucket[last] < k; --last) k -= bucket[last];
+        open = bucket[last];
         std::int64_t left = 0;
         for (std::int64_t c = 0; c < count; ++c) {
-            const std::uint32_t d = digit(list[c]);
-            if (d > bucket) choose(list[c]);
-            list[left] = list[c];
-            left += d == bucket;
+            const std::uint32_t at = place(rank[c]);
+            out[index[c]] = at > last;
+            rank[left] = rank[c];
+            index[left] = index[c];
+            left += at == last;
         }
         count = left;
-        if (shift == 0) break;
     }
     if (k <= 0) return;
-    if (k < count) {  // equal scores
-        std::nth_element(list, list + k, list + count, [&](const Candidate& a, const Candidate& b) {
-            const std::int64_t first = seq.at(head, a.index), second = seq.at(head, b.index);
-            return first != second ? first > second : a.index < b.index;
+    std::int64_t left = 0;
+    for (std::int64_t c = 0; c < count; ++c) {
+        index[left] = index[c];
+        left += rank[c] != kOut;
+    }
+    if (k < open) {  // equal scores
+        std::nth_element(index, index + k, index + open, [seq](std::uint32_t a, std::uint32_t b) {
+            return seq[a] != seq[b] ? seq[a] > seq[b] : a < b;
         });
     }
-    std::for_each(list, list + std::min(k, count), choose);
+    std::for_each(index, index + std::min(k, open), [out](std::uint32_t i) { out[i] = true; });
 }
 
 }  // namespace edgevlm

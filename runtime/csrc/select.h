@@ -5,15 +5,14 @@
 #include <cstdint>
 
 #include "arena.h"
-#include "strided.h"
 
 namespace edgevlm {
 
 std::size_t top_k_scratch(std::int64_t rows);
 
-// out [n], of one head: the k candidates of the highest score, all of them if there are fewer. Equal scores: the larger seq
-// wins, then the lower row. NaN is lower than every number. O(n). memory: top_k_scratch.
-void top_k(const Plane<float>& score, const Plane<std::int64_t>& seq, const Mask& candidates, std::int64_t head,
-           std::int64_t k, bool* out, Carver memory);
+// out [n]: the k candidates of the highest score, all of them if there are fewer. Equal scores: the larger seq wins, then the
+// lower row. NaN is lower than every number. O(n). memory: top_k_scratch.
+void top_k(const float* score, const std::int64_t* seq, const std::uint8_t* candidates, std::int64_t rows, std::int64_t k,
+           bool* out, Carver memory);
 
 }  // namespace edgevlm

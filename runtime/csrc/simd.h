@@ -11,7 +11,15 @@ struct Half {  // IEEE binary16, a storage type
 };
 
 struct Dots {
-    float dot, square;
+    float dot, square;  // row . other, |row|^2
+};
+
+// What one Dots is of. angle: cosines [pairs], then sines [pairs], that the row is turned back by, or nothing.
+template <typename T>
+struct Compared {
+    const T* row;
+    const float *other, *angle;
+    const T* next;  // a row to ask the second-level cache for meanwhile
 };
 
 // Of rows stored as T. Sums are float32 in a fixed number of lanes: the same bits whenever the instruction set is the same.
@@ -20,10 +28,10 @@ template <typename T>
 struct RowKernels {
     void (*load)(const T* row, std::int64_t size, float* out);
     void (*store)(const float* row, std::int64_t size, T* out);
-    float (*square)(const T* row, std::int64_t size);                                     // |row|^2
-    Dots (*dots)(const T* row, const float* other, std::int64_t size);                    // row . other, |row|^2
-    // The same, row turned back by the sum of two angles, given as cosines [pairs], then sines [pairs].
-    Dots (*turned_dots)(const T* row, const float* other, const float* angle, const float* more, std::int64_t pairs);
+    // |row|^2 of `count` rows, `stride` numbers apart.
+    void (*squares)(const T* row, std::int64_t stride, std::int64_t count, std::int64_t size, float* out);
+    void (*dots)(const Compared<T>* rows, std::int64_t count, std::int64_t size, Dots* out);
+    void (*turned_dots)(const Compared<T>* rows, std::int64_t count, std::int64_t size, Dots* out);
     void (*add)(const T* row, float scale, std::int64_t size, float* out);                // out += scale row
     void (*add_turned)(const T* row, float scale, const float* cosine, const float* sine, std::int64_t pairs,
                        float* out);                                                       // the same, row turned back
@@ -46,6 +54,9 @@ struct Simd {
     RowKernels<float> fp32;
     RowKernels<Half> fp16;
     AttentionKernels attention;
+    // out[c] = the sum of `window` (1, 3, 5 or 7) numbers, from in[c] on, `step` apart.
+    void (*box_sums)(const double* in, std::int64_t count, std::int64_t step, int window, double* out);
+    void (*box_counts)(const std::int32_t* in, std::int64_t count, std::int64_t step, int window, std::int32_t* out);
     // (cos, sin) of the sum of two angles; n of each.
     void (*turn)(const float* cosine_a, const float* sine_a, const float* cosine_b, const float* sine_b, std::int64_t n,
                  float* cosine, float* sine);

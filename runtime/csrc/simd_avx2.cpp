@@ -39,6 +39,12 @@ inline float sum(V a) {
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
+inline Dots sums(V a, V b) {
+    const __m256 four = _mm256_add_ps(_mm256_unpacklo_ps(a.v, b.v), _mm256_unpackhi_ps(a.v, b.v));  // a, b, a, b in each half
+    const __m128 two = _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1));
+    const __m128 one = _mm_add_ps(two, _mm_movehl_ps(two, two));
+    return {_mm_cvtss_f32(one), _mm_cvtss_f32(_mm_movehdup_ps(one))};
+}
 inline V round(V a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 inline V pow2(V n) {
     const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
@@ -52,7 +58,8 @@ inline V keep_from(V a, V x, V least) { return {_mm256_and_ps(a.v, _mm256_cmp_ps
 }  // namespace
 
 const Simd& simd_avx2() {
-    static constexpr Simd table{"avx2", kRowKernels<float>, kRowKernels<Half>, kAttention, turn, zero, copy, drain, read};
+    static constexpr Simd table{"avx2", kRowKernels<float>, kRowKernels<Half>, kAttention, box<double>, box<std::int32_t>,
+                                turn, zero, copy, drain, read};
     return table;
 }
 

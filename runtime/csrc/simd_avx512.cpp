@@ -41,6 +41,14 @@ inline V fma(V a, V b, V c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline V fnma(V a, V b, V c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
 inline V most(V a, V b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline float sum(V a) { return _mm512_reduce_add_ps(a.v); }
+inline Dots sums(V a, V b) {
+    const __m512 four = _mm512_add_ps(_mm512_unpacklo_ps(a.v, b.v), _mm512_unpackhi_ps(a.v, b.v));  // a, b, a, b in each 128 bits
+    const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(four), 1));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(four), upper);
+    const __m128 two = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    const __m128 one = _mm_add_ps(two, _mm_movehl_ps(two, two));
+    return {_mm_cvtss_f32(one), _mm_cvtss_f32(_mm_movehdup_ps(one))};
+}
 inline V round(V a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 inline V pow2(V n) { return {_mm512_scalef_ps(_mm512_set1_ps(1.0f), n.v)}; }
 inline V keep_from(V a, V x, V least) {
@@ -53,7 +61,8 @@ inline V keep_from(V a, V x, V least) {
 }  // namespace
 
 const Simd& simd_avx512() {
-    static constexpr Simd table{"avx512", kRowKernels<float>, kRowKernels<Half>, kAttention, turn, zero, copy, drain, read};
+    static constexpr Simd table{"avx512", kRowKernels<float>, kRowKernels<Half>, kAttention, box<double>, box<std::int32_t>,
+                                turn, zero, copy, drain, read};
     return table;
 }
 

@@ -28,6 +28,7 @@ inline V fma(V a, V b, V c) { return {vfmaq_f32(c.v, a.v, b.v)}; }
 inline V fnma(V a, V b, V c) { return {vfmsq_f32(c.v, a.v, b.v)}; }
 inline V most(V a, V b) { return {vmaxq_f32(a.v, b.v)}; }
 inline float sum(V a) { return vaddvq_f32(a.v); }
+inline Dots sums(V a, V b) { return {sum(a), sum(b)}; }
 inline V round(V a) { return {vrndnq_f32(a.v)}; }
 inline V pow2(V n) {
     return {vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n.v), vdupq_n_s32(127)), 23))};
@@ -45,7 +46,8 @@ void drain() {}
 }  // namespace
 
 const Simd& simd_neon() {
-    static constexpr Simd table{"neon", kRowKernels<float>, kRowKernels<Half>, kAttention, turn, zero, copy, drain, read};
+    static constexpr Simd table{"neon", kRowKernels<float>, kRowKernels<Half>, kAttention, box<double>, box<std::int32_t>,
+                                turn, zero, copy, drain, read};
     return table;
 }
 

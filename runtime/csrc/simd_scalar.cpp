@@ -30,6 +30,7 @@ inline V fma(V a, V b, V c) { return a * b + c; }
 inline V fnma(V a, V b, V c) { return c - a * b; }
 inline V most(V a, V b) { return V::from([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
 inline float sum(V a) { return (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]); }
+inline Dots sums(V a, V b) { return {sum(a), sum(b)}; }
 inline V round(V a) { return V::from([&](int i) { return std::nearbyint(a.v[i]); }); }
 inline V pow2(V n) {
     return V::from([&](int i) {
@@ -50,7 +51,8 @@ void drain() {}
 }  // namespace
 
 const Simd& simd_scalar() {
-    static constexpr Simd table{"scalar", kRowKernels<float>, kRowKernels<Half>, kAttention, turn, zero, copy, drain, read};
+    static constexpr Simd table{"scalar", kRowKernels<float>, kRowKernels<Half>, kAttention, box<double>, box<std::int32_t>,
+                                turn, zero, copy, drain, read};
     return table;
 }
 

@@ -105,6 +105,7 @@ class InfiniPotV(Policy):
 
     def prepare(self, cache: KVCache, guide: Guide) -> None:
         self._scored: list[Scored] = []  # of this compression, made when a layer first asks
+        self._kept: list[Bool] = []  # the same
 
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
         if self.mode == "official":
@@ -114,13 +115,16 @@ class InfiniPotV(Policy):
         recent_rows = self.recent_frames * self.shape.tokens_per_frame
         if recent_rows > target:
             return fixed | newest(seq, kind == Kind.VISION, target)
+        if (self.heads, self.tar, self.van) == ("own", "patch", "pooled"):
+            self._kept = self._kept or self._select_all(cache, target)
+            return self._kept[layer]
         self._scored = self._scored or self._score(cache)
         vision, recent, similarity, norms = self._scored[layer]
-        quota = max(0, math.floor(self.alpha * target + 0.5) - recent_rows * self.keep_recent)
         past = vision & ~recent
         if self.tar == "frame":
             similarity = frame_means(similarity, cache.frame(layer), past)
-        chosen = primitives.top_k(self._per_head(similarity if self.tar == "reverse" else -similarity), seq, past, quota)
+        score = self._per_head(similarity if self.tar == "reverse" else -similarity)
+        chosen = primitives.top_k(score, seq, past, self._quota(target))
         if self.keep_recent:
             chosen |= recent
         if self.van == "pooled":
@@ -128,6 +132,19 @@ class InfiniPotV(Policy):
             norms = primitives.pool_norms(norms, cache.frame(layer), cache.row(layer), cache.col(layer), vision, window)
         salient = np.where(chosen, np.float32(np.inf), self._per_head(-norms if self.van == "reverse" else norms))
         return fixed | primitives.top_k(salient, seq, vision, target)
+
+    def _quota(self, target: int) -> int:
+        """Past tokens that TaR chooses."""
+        recent_rows = self.recent_frames * self.shape.tokens_per_frame
+        return max(0, math.floor(self.alpha * target + 0.5) - recent_rows * self.keep_recent)
+
+    def _select_all(self, cache: KVCache, target: int) -> list[Bool]:
+        """The choice of every layer, whose budgets are equal, in one call of the kernels."""
+        windows = [] if self.thresholds else [self._preset(layer) for layer in range(self.shape.layers)]
+        return primitives.infinipot_select(
+            cache, self.recent_frames, self._quota(target), target, windows, self.thresholds,
+            keep_recent=self.keep_recent, rotated=self.keys == "rotated",
+        )  # fmt: skip
 
     def _score(self, cache: KVCache) -> list[Scored]:
         """Every layer in one call, so that keys and values are read once and by all threads."""
@@ -142,10 +159,13 @@ class InfiniPotV(Policy):
             return score
         return np.broadcast_to(score.mean(0, dtype=np.float64).astype(np.float32), score.shape)
 
+    def _preset(self, layer: int) -> int:
+        return WINDOWS[4 * layer // self.shape.layers]
+
     def _window(self, layer: int, norms: np.ndarray) -> int:
         """The pooling window of a layer: Alg. 2, lines 16 to 21, or the preset by depth."""
         if not self.thresholds:
-            return WINDOWS[4 * layer // self.shape.layers]
+            return self._preset(layer)
         return WINDOWS[int(np.searchsorted(self.thresholds, variation(norms), side="right"))]
 
 

@@ -34,12 +34,15 @@ def formula(layers, heads, dim, capacities, axes, item):
     n = max(capacities)
     means = min(max((1 << 17) // dim, 1), n)
     attention = up(n * 32 * 4) + up(dim * 32 * 4) + up(64 * dim * 4) + 2 * up(32 * 4)
-    vectors = up(3 * dim * 4) + 2 * up(dim * 8) + 2 * up(dim // 2 * 8) + up(dim * 4)
-    similarity = up(slots(n) * 8) + 2 * up(n * 4) + up(means * dim * 4) + vectors
-    pool = max(up(n * 16), 2 * up(4096 * 16) + 3 * up((n + 1) * 4) + up(slots(n) * 8))
-    top = up(n * 8) + up(2048 * 4)
+    vectors = up((256 + 16) * dim * 4) + 2 * up(dim * 8) + 2 * up(dim // 2 * 8) + up(dim * 4)
+    similarity = up(slots(n) * 8) + 4 * up(n * 4) + up(means * dim * 4) + vectors
+    grids = 3 * (up(4096 * 8) + up(4096 * 4))
+    pool = max(up(n * 16), grids + 3 * up(n * 4) + up((n + 1) * 4) + up(slots(n) * 8))
+    top = 2 * up(n * 4) + up(1025 * 4)
+    chosen = 2 * up(n * 4) + up(heads * n * 4) + 2 * up(heads * n) + 2 * up(n)
+    infinipot = chosen + max(similarity, pool, top, up(n * heads * 4))
     reindex = up(n * 8) + up(n * 4) + up(n * axes * 4) + 2 * up(dim // 2 * 8) + 2 * up(dim // 2 * 4)
-    scratch = primitives.threads() * max(similarity, pool, top, up(n * heads * 4), attention, reindex)
+    scratch = primitives.threads() * max(infinipot, attention, reindex)
     return before, rows, angles + up(scratch)
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from edgevlm.errors import CacheError
 from edgevlm.runtime import _native, primitives, reference
+from edgevlm.runtime.kinds import Kind
 
 QUICK = settings(deadline=None, max_examples=100)
 pytestmark = pytest.mark.usefixtures("isa")
@@ -126,6 +127,17 @@ def test_newest_frames(scene, count):
     np.testing.assert_array_equal(found, reference.newest_frames(tokens["frame"], tokens["valid"], count))
 
 
+@pytest.mark.parametrize("count", [1, 3, 200])
+def test_newest_frames_of_many_rows(count):
+    """Long enough for stretches of old rows to be passed over; frames in order, as a stream brings them, and in none."""
+    rng = np.random.default_rng(count)
+    rising = np.sort(rng.integers(0, 90, 1000)).astype(np.int32)
+    frame = np.stack([rising, rising[::-1], rng.permutation(rising)])
+    among = rng.random(frame.shape) < 0.7
+    found = primitives.newest_frames(frame, among, count)
+    np.testing.assert_array_equal(found, reference.newest_frames(frame, among, count))
+
+
 @given(scenes(), st.data())
 @QUICK
 def test_pool_norms(scene, data):
@@ -177,6 +189,18 @@ def test_top_k(data):
     assert found.dtype == np.bool_
     np.testing.assert_array_equal(found, reference.top_k(scores, seq, candidates, k))
     assert found.sum(1).tolist() == np.minimum(k, candidates.sum(1)).tolist()
+
+
+@pytest.mark.parametrize("far", [0.0, 1e30, np.inf, np.nan])
+def test_top_k_of_scores_that_lie_close_together_but_one(far):
+    """One score far off leaves all others in few of the first buckets."""
+    rng = np.random.default_rng(0)
+    scores = (10 + rng.random((2, 1000)) * [[1], [1e-4]]).astype(np.float32)
+    scores[:, 500] = far
+    seq, candidates = rng.permuted(np.tile(np.arange(1000), (2, 1)), axis=1), rng.random((2, 1000)) < 0.8
+    for k in (1, 300, 799):
+        found = primitives.top_k(scores, seq, candidates, k)
+        np.testing.assert_array_equal(found, reference.top_k(scores, seq, candidates, k))
 
 
 def test_top_k_takes_scores_shared_by_all_heads():
@@ -289,6 +313,61 @@ def test_scores_of_all_layers_are_those_of_each(kit):
         primitives.infinipot_scores(cache, [recent[0]] * 3, valid)
     with pytest.raises(CacheError, match="open the cache with the sections"):
         primitives.infinipot_scores(kit.make(layers=1, axes=3), [np.ones((2, 0), np.bool_)], [np.ones((2, 0), np.bool_)])
+
+
+SELECTIONS = [
+    {"windows": [7, 3, 1]},
+    {"windows": [5, 5, 5], "rotated": True},
+    {"windows": [3, 3, 3], "keep_recent": False},
+    {"windows": [], "thresholds": [0.05, 0.3, 0.6]},
+    {"windows": [7, 7, 7], "recent_frames": 0},
+    {"windows": [1, 1, 1], "distinctive": 0},
+    {"windows": [1, 1, 1], "target": 20},  # fewer than the recent frames hold: the newest of what was chosen
+    {"windows": [1, 1, 1], "target": 999},  # more than there are
+]
+
+
+@pytest.mark.parametrize("settings", SELECTIONS, ids=str)
+def test_selecting_is_the_scores_one_after_another(kit, settings):
+    """Bit for bit what the other kernels choose when they are called in turn; those are tested against the reference."""
+    cache, rng = kit.make(layers=3, capacity=[140, 150, 160], head_dim=16), np.random.default_rng(2)
+    kit.append(cache, 5, kind=Kind.PREFIX, per_frame=16, width=4)
+    kit.append(cache, 135, start=16, per_frame=16, width=4, rng=rng)
+    kept = [np.arange(140) < 5 for _ in range(6)]
+    for mask in kept:
+        mask[5 + rng.permutation(135)[:110]] = True
+    cache.evict(list(np.array(kept).reshape(3, 2, 140)))
+    how = {"recent_frames": 2, "distinctive": 15, "target": 60, "rotated": False, "keep_recent": True, "thresholds": []}
+    how |= settings
+    found = primitives.infinipot_select(cache, **how)
+    vision = [cache.kind(layer) == Kind.VISION for layer in range(3)]
+    recent = [primitives.newest_frames(cache.frame(layer), vision[layer], how["recent_frames"]) for layer in range(3)]
+    scores = primitives.infinipot_scores(cache, recent, vision, rotated=how["rotated"])
+    for layer, (similarity, norms) in enumerate(scores):
+        seq, among = cache.seq(layer), vision[layer]
+        chosen = primitives.top_k(-similarity, seq, among & ~recent[layer], how["distinctive"])
+        chosen |= recent[layer] & how["keep_recent"]
+        spread = norms[among].std(dtype=np.float64) / norms[among].mean(dtype=np.float64)
+        window = how["windows"][layer] if how["windows"] else 7 - 2 * sum(spread >= tau for tau in how["thresholds"])
+        pooled = primitives.pool_norms(norms, cache.frame(layer), cache.row(layer), cache.col(layer), among, window)
+        best = np.where(chosen, np.float32(np.inf), pooled)
+        expected = ~among | primitives.top_k(best, seq, among, how["target"])
+        np.testing.assert_array_equal(found[layer], expected)
+
+
+def test_selecting_from_a_cache_that_holds_nothing_and_misuse(kit):
+    cache = kit.make(layers=2)
+    assert [mask.shape for mask in primitives.infinipot_select(cache, 1, 1, 1, [1, 1])] == [(2, 0), (2, 0)]
+    with pytest.raises(CacheError, match="one number for each of the 2 layers, not 1"):
+        primitives.infinipot_select(cache, 1, 1, 1, [1])
+    with pytest.raises(CacheError, match="there are 3 thresholds, not 2"):
+        primitives.infinipot_select(cache, 1, 1, 1, [], [0.1, 0.2])
+    with pytest.raises(CacheError, match="window must be 1, 3, 5 or 7, not 2"):
+        primitives.infinipot_select(cache, 1, 1, 1, [2, 2])
+    with pytest.raises(CacheError, match="cannot choose a negative number"):
+        primitives.infinipot_select(cache, 1, 1, -1, [1, 1])
+    with pytest.raises(CacheError, match="open the cache with the sections"):
+        primitives.infinipot_select(kit.make(layers=1, axes=3), 1, 1, 1, [1])
 
 
 def test_kernels_given_views_of_a_cache_work_in_its_scratch(kit):

@@ -57,9 +57,17 @@ def van_scores(tokens, window):
     return scores
 
 
+class NearTieError(Exception):
+    """Two scores at the edge of a choice differ by less than float32 can tell."""
+
+
 def best(tokens, scores, count):
-    """The ``count`` highest scores; ties go to the newer token."""
+    """The ``count`` highest scores; ties go to the newer token. Raises NearTieError where float32 may choose otherwise."""
     order = sorted(range(len(tokens)), key=lambda i: (scores[i], tokens[i]["seq"]), reverse=True)
+    if 0 < count < len(order):
+        last, next_one = scores[order[count - 1]], scores[order[count]]
+        if 0 < last - next_one < 1e-6 * max(1.0, abs(last)):
+            raise NearTieError
     return [tokens[i] for i in order[:count]]
 
 

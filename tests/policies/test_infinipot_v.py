@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from policies import reference_infinipot_v as reference
 from policies.filled import DIM, HEADS, INV_FREQ, PREFIX, Filled, rows_of, write
@@ -54,7 +54,7 @@ CASES = [
 
 @pytest.mark.parametrize(("text", "expected"), CASES, ids=[case[0] for case in CASES])
 @given(data=st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_keeps_what_the_reference_keeps(text, expected, data):
     grid = data.draw(st.sampled_from([(2, 2), (3, 2), (1, 5), (4, 4)]), label="grid")
     per_frame = grid[0] * grid[1]
@@ -64,7 +64,10 @@ def test_keeps_what_the_reference_keeps(text, expected, data):
     policy = create_policy(text)
     policy.attach(budget, StreamShape(layers, per_frame, PREFIX))
     for _ in range(3 * budget // per_frame + 2):
-        compress(filled, policy, budget, per_frame, expected)
+        try:
+            compress(filled, policy, budget, per_frame, expected)
+        except reference.NearTieError:
+            reject()
         filled.frame()
 
 

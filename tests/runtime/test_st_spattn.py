@@ -143,7 +143,7 @@ def test_answers_equal_the_numpy_decoder(made, chunk, policy, at_once):
         assert stream.stats.reindexings >= 2
         assert shadow.dense_rows[0] == p, "frame 0 goes in alone"
         assert sum(shadow.sparse_frames) == 60 * p
-        assert max(shadow.sparse_frames) == min(chunk, at_once) * p
+        assert max(shadow.sparse_frames[2:]) == min(chunk, at_once) * p, "once the memory is full"
         for layer in range(5):
             assert (stream.cache.frame(layer)[:, stream.prefix : stream.prefix + p] == 0).all()
             for head, rows in enumerate(shadow.decoder.cache[layer]):

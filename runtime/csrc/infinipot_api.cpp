@@ -1,0 +1,148 @@
+// InfiniPot-V as Python sees it: all layers of a cache in one call, shared out over the threads.
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "arrays.h"
+#include "cache.h"
+#include "errors.h"
+#include "infinipot.h"
+#include "kernels_api.h"
+#include "norms.h"
+#include "pool.h"
+#include "similarity.h"
+
+namespace py = pybind11;
+
+namespace edgevlm {
+
+namespace {
+
+using Unlocked = py::gil_scoped_release;
+
+template <typename T>
+Plane<T> plane(const Cache& cache, const Layer& layer, const T* first) {
+    const auto stride = static_cast<std::ptrdiff_t>(sizeof(T)) * layer.capacity;
+    return {reinterpret_cast<const std::byte*>(first), stride, cache.kv_heads(), layer.length};
+}
+
+template <typename T>
+Volume<T> volume(const Cache& cache, const Layer& layer, const void* first, std::int64_t width) {
+    const auto row = static_cast<std::ptrdiff_t>(sizeof(T)) * width;
+    return {static_cast<const std::byte*>(first), row * layer.capacity, row, cache.kv_heads(), layer.length, width};
+}
+
+template <typename T>
+LayerRows<T> rows_of(const Cache& cache, const Layer& layer) {
+    return {volume<T>(cache, layer, layer.key, cache.head_dim()),
+            volume<T>(cache, layer, layer.value, cache.head_dim()),
+            volume<std::int32_t>(cache, layer, layer.position, cache.axes()),
+            plane(cache, layer, layer.kind),
+            plane(cache, layer, layer.seq),
+            plane(cache, layer, layer.frame),
+            plane(cache, layer, layer.row),
+            plane(cache, layer, layer.col)};
+}
+
+std::int64_t longest_of(const Cache& cache) {
+    std::int64_t longest = 0;
+    for (std::int64_t l = 0; l < cache.layers(); ++l) longest = std::max(longest, cache.layer(l).length);
+    return longest;
+}
+
+const Rotary* rotary_of(const Cache& cache, bool rotated) {
+    if (rotated) return nullptr;
+    if (!cache.rotary())
+        refuse("cannot un-rotate keys with ", cache.axes(), " position axes: open the cache with the sections that each axis turns");
+    return cache.rotary();
+}
+
+template <typename T>
+py::list infinipot_scores(Cache& cache, const py::list& recent, const py::list& valid, const Rotary* rotary) {
+    struct Scores {
+        PatchedKeys<T> keys;
+        Volume<T> value;
+        float *similarity, *norm;
+    };
+    const std::int64_t layers = cache.layers(), heads = cache.kv_heads();
+    std::vector<Scores> work(layers);
+    std::vector<Held<bool>> masks;
+    py::list out;
+    for (std::int64_t l = 0; l < layers; ++l) {
+        const LayerRows<T> rows = rows_of<T>(cache, cache.layer(l));
+        const std::int64_t n = rows.key.rows;
+        const Held<bool> is_recent = as_mask(recent[l], "recent", heads, n), is_valid = as_mask(valid[l], "valid", heads, n);
+        masks.insert(masks.end(), {is_recent, is_valid});
+        py::array_t<float> similarity({heads, n}), norm({heads, n});
+        work[l] = {{rows.key, rows.position, rows.row, rows.col, is_recent, is_valid}, rows.value,
+                   similarity.mutable_data(), norm.mutable_data()};
+        out.append(py::make_tuple(std::move(similarity), std::move(norm)));
+    }
+    const Unlocked unlocked;
+    const Lease memory(&cache.scratch(), similarity_scratch(longest_of(cache), cache.head_dim()), layers * heads);
+    share(layers * heads, memory.workers(), [&](std::int64_t task, int worker) {
+        const Scores& scores = work[task / heads];
+        const std::int64_t head = task % heads, at = head * scores.keys.key.rows;
+        temporal_similarity(scores.keys, head, rotary, scores.similarity + at, memory.of(worker));
+        value_norms(scores.value, head, scores.norm + at);
+    });
+    return out;
+}
+
+py::list call_infinipot_scores(Cache& cache, const py::list& recent, const py::list& valid, bool rotated) {
+    const auto layers = static_cast<std::size_t>(cache.layers());
+    if (recent.size() != layers || valid.size() != layers)
+        refuse("recent and valid need one mask for each of the ", layers, " layers, not ", recent.size(), " and ", valid.size());
+    const Rotary* const rotary = rotary_of(cache, rotated);
+    return cache.dtype() == DType::fp16 ? infinipot_scores<Half>(cache, recent, valid, rotary)
+                                        : infinipot_scores<float>(cache, recent, valid, rotary);
+}
+
+template <typename T>
+py::list infinipot_select(Cache& cache, const Selection& how, const std::vector<int>& windows) {
+    const std::int64_t layers = cache.layers(), heads = cache.kv_heads();
+    std::vector<bool*> keep(layers);
+    py::list out;
+    for (std::int64_t l = 0; l < layers; ++l) {
+        py::array_t<bool> mask({heads, cache.layer(l).length});
+        keep[l] = mask.mutable_data();
+        out.append(std::move(mask));
+    }
+    const Unlocked unlocked;
+    const Lease memory(&cache.scratch(), infinipot_scratch(heads, longest_of(cache), cache.head_dim()), layers);
+    share(layers, memory.workers(), [&](std::int64_t l, int worker) {
+        Selection of_layer = how;
+        if (!how.thresholds) of_layer.window = windows[l];
+        infinipot_select(rows_of<T>(cache, cache.layer(l)), of_layer, keep[l], memory.of(worker));
+    });
+    return out;
+}
+
+py::list call_infinipot_select(Cache& cache, std::int64_t recent_frames, std::int64_t distinctive, std::int64_t target,
+                               const std::vector<int>& windows, const std::vector<double>& thresholds, bool keep_recent,
+                               bool rotated) {
+    if (std::min({recent_frames, distinctive, target}) < 0) refuse("cannot choose a negative number of rows or frames");
+    if (!thresholds.empty() && thresholds.size() != 3) refuse("there are 3 thresholds, not ", thresholds.size());
+    if (thresholds.empty() && static_cast<std::int64_t>(windows.size()) != cache.layers())
+        refuse("windows need one number for each of the ", cache.layers(), " layers, not ", windows.size());
+    for (const int window : windows) check_window(window);
+    const Selection how{recent_frames, distinctive, target, keep_recent, 1, thresholds.empty() ? nullptr : thresholds.data(),
+                        rotary_of(cache, rotated)};
+    return cache.dtype() == DType::fp16 ? infinipot_select<Half>(cache, how, windows)
+                                        : infinipot_select<float>(cache, how, windows);
+}
+
+}  // namespace
+
+void bind_infinipot(py::module_& module) {
+    module.def("infinipot_scores", &call_infinipot_scores);
+    module.def("infinipot_select", &call_infinipot_select);
+}
+
+}  // namespace edgevlm

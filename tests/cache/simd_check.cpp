@@ -1,0 +1,117 @@
+// Each inner loop of one instruction set against plain C++, on rows of every length up to a few vectors. For processors that
+// the tests do not run on: test_neon.py compiles it for aarch64 and runs it in an emulator. Prints what differs; exit code 1.
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <vector>
+
+#include "simd.h"
+
+using namespace edgevlm;
+
+namespace {
+
+std::mt19937 engine(0);
+int failures = 0;
+
+std::vector<float> noise(std::int64_t count) {
+    std::normal_distribution<float> normal;
+    std::vector<float> out(count);
+    for (float& x : out) x = normal(engine);
+    return out;
+}
+
+template <typename T>
+std::vector<T> stored(const std::vector<float>& numbers) {
+    std::vector<T> out(numbers.size());
+    simd_scalar().rows<T>().store(numbers.data(), static_cast<std::int64_t>(numbers.size()), out.data());
+    return out;
+}
+
+void compare(const char* what, std::int64_t size, const std::vector<float>& found, const std::vector<float>& expected,
+             float error = 1e-4f) {
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        if (std::abs(found[i] - expected[i]) <= error * (1 + std::abs(expected[i]))) continue;
+        std::printf("%s, size %d: [%d] is %g and not %g\n", what, static_cast<int>(size), static_cast<int>(i), found[i], expected[i]);
+        ++failures;
+        return;
+    }
+}
+
+// What each row kernel makes of the same numbers, one after another.
+template <typename T>
+std::vector<float> rows(const Simd& table, std::int64_t pairs, const std::vector<float>& a, const std::vector<float>& b) {
+    const RowKernels<T>& kernels = table.rows<T>();
+    const std::int64_t size = 2 * pairs;
+    std::vector<T> row = stored<T>(a), copy(row.size());
+    std::vector<float> out(size), sums(b), loaded(size);
+    kernels.load(row.data(), size, loaded.data());
+    kernels.store(b.data(), size, copy.data());
+    kernels.squares(row.data(), size, 1, size, out.data());
+    const Compared<T> at{row.data(), b.data(), a.data(), row.data()};
+    Dots dots[2];
+    kernels.dots(&at, 1, size, dots);
+    kernels.turned_dots(&at, 1, size, dots + 1);
+    kernels.add(row.data(), 0.5f, size, sums.data());
+    kernels.add_turned(row.data(), 0.5f, b.data(), a.data(), pairs, sums.data());
+    kernels.rotate(row.data(), b.data(), b.data() + pairs, pairs);
+    out.resize(1);
+    for (const Dots& d : dots) out.insert(out.end(), {d.dot, d.square});
+    for (const auto* part : {&sums, &loaded}) out.insert(out.end(), part->begin(), part->end());
+    for (const auto* part : {&row, &copy}) {
+        simd_scalar().rows<T>().load(part->data(), size, loaded.data());
+        out.insert(out.end(), loaded.begin(), loaded.end());
+    }
+    return out;
+}
+
+// Softmax weights of `keys` keys for as many query rows as the table takes; rows are summed up, so that lanes do not matter.
+std::vector<float> attention(const Simd& table, std::int64_t keys, std::int64_t size, const std::vector<float>& key,
+                             const std::vector<float>& query) {
+    const AttentionKernels& kernels = table.attention;
+    const std::int64_t lanes = kernels.rows;
+    std::vector<float> turned(size * lanes, 0.0f), scores(keys * lanes), most(lanes, -1e30f), sum(lanes, 0.0f), mass(keys, 0.0f);
+    for (std::int64_t d = 0; d < size; ++d) {
+        for (std::int64_t r = 0; r < 8; ++r) turned[d * lanes + r] = query[r * size + d];  // every table takes 8
+    }
+    kernels.scores(key.data(), size, keys, turned.data(), size, scores.data());
+    kernels.peak(scores.data(), keys, most.data());
+    kernels.exponents(scores.data(), keys, most.data(), sum.data());
+    for (std::int64_t r = 0; r < lanes; ++r) sum[r] = r < 8 ? 1 / sum[r] : 0;
+    kernels.weigh(scores.data(), keys, sum.data(), mass.data());
+    return mass;
+}
+
+std::vector<float> boxes(const Simd& table, int window, const std::vector<float>& numbers) {
+    const auto count = static_cast<std::int64_t>(numbers.size()) - 3 * (window - 1);
+    const std::vector<double> in(numbers.begin(), numbers.end());
+    const std::vector<std::int32_t> whole(in.size(), 3);
+    std::vector<double> sums(count);
+    std::vector<std::int32_t> counts(count);
+    table.box_sums(in.data(), count, 3, window, sums.data());
+    table.box_counts(whole.data(), count, 3, window, counts.data());
+    std::vector<float> out(sums.begin(), sums.end());
+    out.insert(out.end(), counts.begin(), counts.end());
+    return out;
+}
+
+}  // namespace
+
+int main(int, char** argv) {
+    const Simd* const table = simd_named(argv[1]);
+    if (!table) return std::printf("this processor does not run %s\n", argv[1]), 2;
+    const Simd& plain = simd_scalar();
+    for (std::int64_t pairs = 1; pairs <= 70; ++pairs) {
+        const std::vector<float> a = noise(2 * pairs), b = noise(2 * pairs);
+        compare("rows of float", 2 * pairs, rows<float>(*table, pairs, a, b), rows<float>(plain, pairs, a, b));
+        compare("rows of half", 2 * pairs, rows<Half>(*table, pairs, a, b), rows<Half>(plain, pairs, a, b), 2e-3f);
+        const std::vector<float> key = noise(pairs * 12), query = noise(8 * 12);
+        compare("attention", pairs, attention(*table, pairs, 12, key, query), attention(plain, pairs, 12, key, query));
+    }
+    for (const int window : {1, 3, 5, 7}) {
+        const std::vector<float> numbers = noise(90);
+        compare("boxes", window, boxes(*table, window, numbers), boxes(plain, window, numbers));
+    }
+    if (!failures) std::printf("%s agrees with scalar\n", table->name);
+    return failures != 0;
+}
