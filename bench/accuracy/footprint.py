@@ -10,7 +10,12 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.policies import Policy, StreamShape
 
-SCRATCH = {"InfiniPotV": {"_scored"}, "Hermes": {"_scores"}, "CrossLayer": {"_mass"}, "Oracle": {"priority"}}
+SCRATCH = {
+    "InfiniPotV": {"_kept", "_scored"},
+    "Hermes": {"_scores"},
+    "CrossLayer": {"_mass"},
+    "Oracle": {"priority"},
+}
 """Attributes that are no state: each compression fills them before it reads them, or they are what an oracle knows."""
 
 
