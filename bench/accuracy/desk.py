@@ -135,12 +135,16 @@ class Desk:
             except UserError as error:
                 yield Skipped(entry.label, budget.text, reason_of(error))
 
-    def check_full(self, tokens: int) -> None:
+    def check_full(self) -> None:
         """Raises UserError when the model has no positions for all of a stream."""
-        try:
-            Session.open(self.model, policy="full", budget=tokens).close()
-        except UserError as error:
-            raise UserError(f"--frames {self.settings.frames}: full KV must hold the stream, and {error}; give fewer") from None
+        frames, full = self.settings.frames, create_policy("full")
+        Session.open(self.model, policy=full).close()  # with all it can have
+        most = full.budget // self.per_frame
+        if frames > most:
+            raise UserError(
+                f"--frames {frames}: full KV must hold the whole stream, and this model has positions for {most} frames; "
+                "give that many or fewer"
+            )
 
     @property
     def _bytes_per_token(self) -> int:

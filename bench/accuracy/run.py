@@ -40,7 +40,7 @@ def compare(
     """Sit every exam, or with ``out`` and ``resume`` those that the journal does not have yet. Raises UserError."""
     desk = Desk(settings)
     whole = settings.frames * desk.per_frame
-    desk.check_full(whole)
+    desk.check_full()
     header = {"edgevlm": __version__, "suite": "streamqa", **asdict(settings), "model": desk.identity, "kinds": list(OFFERED)}
     with Journal(out, header, resume) as journal:
         found: list[Cell | Skipped] = [Cell(FULL, WHOLE.text, whole)]

@@ -73,7 +73,7 @@ def test_turns():
         (["--policy", "uniform", "--against", "h2o"], "add it to --policy"),
         (["--plot", "p.gif"], "ends in .svg"),
         (["--plot", "p.svg", "--turns", "2"], "leave out --turns"),
-        (["--frames", "2000"], "--frames 2000: full KV must hold the stream"),
+        (["--frames", "2000"], "this model has positions for"),
     ],
 )
 def test_what_was_typed_wrong_is_one_line(typed, said):
