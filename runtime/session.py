@@ -12,10 +12,11 @@ from tokenizers.decoders import DecodeStream
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.answer import Answer, FinishReason
+from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.chat import Chat, Conversations
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.policies import create_policy
+from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.preprocess import Preprocessor
 from edgevlm.runtime.room import TextRoom, default_budget, text_room
@@ -62,7 +63,7 @@ class Session:
         cls,
         model: Model | str | Path = "demo",
         *,
-        policy: str = "infinipot-v",
+        policy: str | Policy = "infinipot-v",
         budget: int | None = None,
         chunk: int = 8,
         reindexing: Reindexing = "lazy",
@@ -72,9 +73,10 @@ class Session:
         """Allocate the memory of one stream and append the prefix.
 
         model: ``demo``, a bundle's directory, or a loaded model, which is not closed with the session. policy: ``name`` or
-        ``name:setting=value,...``. budget: vision tokens per layer (|M|), see :func:`default_budget`; for ``full`` the declared
-        capacity. chunk: frames encoded and appended at once. reindexing: when kept positions are made dense, ``lazy`` or
-        ``eager``. system: the system prompt, else the chat template's own. room: tokens for conversation, question and answer.
+        ``name:setting=value,...`` of the registry, or a policy of your own, for this session alone. budget: vision tokens per
+        layer (|M|), see :func:`default_budget`; for ``full`` the declared capacity. chunk: frames encoded and appended at once.
+        reindexing: when kept positions are made dense, ``lazy`` or ``eager``. system: the system prompt, else the chat
+        template's own. room: tokens for conversation, question and answer.
 
         Raises BundleError for a model that cannot be loaded; UserError for a policy, setting or prompt that is not one, and for
         a budget or chunk that is less than a frame, passes the model's positions or does not fit in the free memory.
@@ -84,7 +86,7 @@ class Session:
             raise UserError(f"a chunk of {chunk} frames is too small; give 1 or more")
         if reindexing not in RULES:
             raise UserError(f"reindexing is {' or '.join(RULES)}, not {reindexing!r}")
-        chosen = create_policy(policy)
+        chosen = policy if isinstance(policy, Policy) else create_policy(policy)
         loaded = model if isinstance(model, Model) else Model.load(model)
         try:
             room = room or TextRoom.fitting(loaded.bundle.limit)
@@ -210,7 +212,8 @@ class Session:
         detokenise = DecodeStream(skip_special_tokens=True)
         ids = self._conversations.prompt(conversation, answer.question)
         embeds = np.concatenate([self.model.closing, engine.embed(np.asarray(ids, np.int64))])
-        with self._stream.question(self._chunk.features(), self._chunk.missing):
+        pending = self._chunk.features() if self._chunk.taken else None
+        with self._stream.question(pending, self._chunk.missing):
             append = self._stream.append_question
             while True:
                 if answer.cancelled:
@@ -232,6 +235,8 @@ class Session:
 
     def _append(self, *, to_the_end: bool) -> None:
         """Append what the chunk holds: all, or the pieces that are complete, which go in as they would at the chunk's end."""
+        if not self._chunk.taken:
+            return
         try:
             missing = 0 if to_the_end else self._chunk.missing
             self._chunk.appended(self._stream.append_frames(self._chunk.features(), missing))
@@ -267,6 +272,16 @@ class Session:
         """Whether the policy runs on what was measured of the model or on presets, one line; empty: neither."""
         basis = self._stream.policy.basis
         return basis and f"{self._stream.policy.name}: {basis}"
+
+    @property
+    def chunk(self) -> int:
+        """Frames encoded and appended at once."""
+        return self._stream.chunk
+
+    @property
+    def cache(self) -> KVCache:
+        """What the session holds, to look at between calls of ``watch``; a question in progress stands in it too."""
+        return self._stream.cache
 
     @property
     def time_s(self) -> float:

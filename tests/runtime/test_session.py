@@ -10,6 +10,8 @@ from pictures import frames
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.policies.sliding_window import SlidingWindow
+from edgevlm.runtime.primitives import top_k
 from edgevlm.runtime.session import Session, TextRoom
 
 QUESTION = "what color was the square?"
@@ -308,6 +310,22 @@ def test_an_error_while_decoding_reaches_the_reader_and_leaves_no_trace(model):
 class Broken:
     def step(self, *_):
         raise ZeroDivisionError
+
+
+def test_a_policy_of_ones_own(model):
+    class Oldest(SlidingWindow):
+        """Keeps the oldest rows, and is in no registry."""
+
+        def select(self, cache, layer, target):
+            prefix = cache.kind(layer) == Kind.PREFIX
+            return prefix | top_k(-cache.seq(layer).astype(np.float32), cache.seq(layer), ~prefix, target)
+
+    per_frame = model.bundle.vision.tokens_per_frame
+    with Session.open(model, policy=Oldest(), budget=3 * per_frame, chunk=1) as session:
+        for image in frames(9, model):
+            session.watch(image)
+        held = session.cache.frame(0)[session.cache.kind(0) == Kind.VISION]
+    assert sorted(set(held.tolist())) == [0, 1, 8]
 
 
 def test_the_cache_allocates_nothing_after_start(model):
