@@ -114,6 +114,17 @@ def top_k(scores: Array, seq: Array, candidates: Array, k: int) -> Array:
     return out
 
 
+def places(seq: Array, known: Array) -> Array:
+    """A whole sort of each head's ``known``."""
+    out = np.full(seq.shape, -1, np.int32)
+    for head, wanted in enumerate(seq):
+        order = np.argsort(known[head], kind="stable")
+        if len(order):
+            at = order[np.minimum(np.searchsorted(known[head], wanted, sorter=order), len(order) - 1)]
+            out[head] = np.where(known[head, at] == wanted, at, -1)
+    return out
+
+
 def attention_mass(query: Array, query_seq: Array, key: Array, seq: Array) -> Array:
     """One product, one softmax over all of it."""
     heads, rows, width = query.shape
@@ -135,6 +146,7 @@ KERNELS = {
     "pool_norms": pool_norms,
     "attention_mass": attention_mass,
     "top_k": top_k,
+    "places": places,
     "newest_frames": reference.newest_frames,
 }
 

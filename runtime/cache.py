@@ -50,7 +50,8 @@ class KVCache:
     or ``fp16``; keys are turned in float32 whatever it is.
 
     Arrays that methods return are read-only views that keep the cache alive. They show the rows valid when they were
-    made: take them again after anything that adds, removes or moves rows. Rows past the valid ones are always zero.
+    made: take them again after anything that adds, removes or moves rows. Rows past the valid ones are free:
+    zero, or what an eviction has left there, never read by anyone.
     One thread at a time may change a cache; the long loops run without the GIL.
     """
 

@@ -30,6 +30,7 @@ __all__ = [
     "infinipot_scores",
     "infinipot_select",
     "newest_frames",
+    "places",
     "pool_norms",
     "set_threads",
     "simd",
@@ -142,6 +143,14 @@ def infinipot_select(
 def newest_frames(frame: NDArray[np.int32], among: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:
     """Rows of ``among`` that lie in one of its ``count`` newest frames, taken over all heads: bool ``[H, n]``."""
     return _native.newest_frames(frame, among, count)
+
+
+def places(seq: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Per head, where each token of ``seq`` ``[H, n]`` stands in ``known`` ``[H, m]``: int32 ``[H, n]``, -1 where it does not.
+
+    Both in any order; of equal ones in ``known`` the first. O(n + m).
+    """
+    return _native.places(seq, known)
 
 
 def value_norms(value: NDArray[np.floating]) -> NDArray[np.float32]:

@@ -138,6 +138,15 @@ def reindex(positions: Sequence[NDArray[np.int32]], prefix: int) -> tuple[list[N
     return dense, 1 + max((int(layer.max()) for layer in dense if layer.size), default=-1)
 
 
+def places(seq: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Where each of ``seq`` ``[H, n]`` stands first in ``known`` ``[H, m]``; -1 where it does not."""
+    out = np.full(seq.shape, -1, np.int32)
+    for head, i in np.ndindex(seq.shape):
+        found = np.flatnonzero(known[head] == seq[head, i])
+        out[head, i] = found[0] if len(found) else -1
+    return out
+
+
 def newest_frames(frame: NDArray[np.int32], among: Bool, count: int) -> Bool:
     """Rows of ``among`` in one of its ``count`` newest frames."""
     return among & np.isin(frame, sorted(set(frame[among].tolist()))[-count:] if count else [])

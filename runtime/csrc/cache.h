@@ -38,7 +38,8 @@ struct Rows {
     const std::int32_t* position;  // [n, axes]
 };
 
-// One layer. Rows [0, length) are valid, in no order; rows [length, capacity) are zero, unless they are reserved.
+// One layer. Rows [0, length) are valid, in no order. Rows [length, capacity) are free and read by nobody: they are zero, or
+// what an eviction has left there, but finite, unless they are reserved.
 struct Layer {
     std::int64_t capacity;
     std::int64_t length;
@@ -64,6 +65,9 @@ struct Parts {
     std::size_t scratch_bytes = 0;
 };
 
+// Working memory of a re-indexing of `rows` rows, and of a shift (0 rows).
+std::size_t reindex_scratch(std::int64_t rows, std::int64_t pairs, std::int64_t axes);
+
 // A moment to roll back to. Between two restructurings (evict, shift, append) all layers grow and shrink alike, so
 // the rows `grown` since the last one and the serial number of the newest commit tell whether everything below still stands.
 struct Mark {
@@ -73,6 +77,7 @@ struct Mark {
     std::int64_t serial;
 };
 
+// cache.cpp: the block and how it is laid out; cache_append.cpp, cache_evict.cpp, cache_positions.cpp: what changes rows.
 class Cache {
 public:
     explicit Cache(const Shape& shape);

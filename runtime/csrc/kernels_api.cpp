@@ -16,6 +16,7 @@
 #include "attention.h"
 #include "cache.h"
 #include "errors.h"
+#include "join.h"
 #include "norms.h"
 #include "pool.h"
 #include "select.h"
@@ -188,6 +189,22 @@ py::array_t<bool> call_top_k(py::handle scores, py::handle seq, py::handle candi
     return out;
 }
 
+py::array_t<std::int32_t> call_places(py::handle seq, py::handle known) {
+    const auto wanted = as_plane<std::int64_t>(seq, "seq", any, any);
+    const auto there = as_plane<std::int64_t>(known, "known", wanted.heads, any);
+    Scratch* const scratch = scratch_of(seq);
+    py::array_t<std::int32_t> out({wanted.heads, wanted.rows});
+    std::int32_t* const first = out.mutable_data();
+    {
+        Unlocked unlocked;
+        const Lease memory(scratch, places_scratch(there.rows), wanted.heads);
+        share(wanted.heads, memory.workers(), [&](std::int64_t head, int worker) {
+            places(wanted.of(head), wanted.rows, there.of(head), there.rows, first + head * wanted.rows, memory.of(worker));
+        });
+    }
+    return out;
+}
+
 py::array_t<bool> call_newest_frames(py::handle frame, py::handle among, std::int64_t count) {
     if (count < 0) refuse("cannot choose ", count, " frames");
     const auto frames = as_plane<std::int32_t>(frame, "frame", any, any);
@@ -260,6 +277,7 @@ void bind_kernels(py::module_& module) {
     module.def("value_norms", &call_value_norms);
     module.def("pool_norms", &call_pool_norms);
     module.def("top_k", &call_top_k);
+    module.def("places", &call_places);
     module.def("newest_frames", &call_newest_frames);
     module.def("attention_mass", &call_attention_mass);
     module.def("read", &call_read);

@@ -60,7 +60,6 @@ struct Simd {
     // (cos, sin) of the sum of two angles; n of each.
     void (*turn)(const float* cosine_a, const float* sine_a, const float* cosine_b, const float* sine_b, std::int64_t n,
                  float* cosine, float* sine);
-    void (*zero)(void* memory, std::int64_t bytes);                       // past the caches
     void (*copy)(const void* from, void* to, std::int64_t bytes);         // `to` written past the caches
     void (*drain)();                                                      // makes those writes seen by other threads
     std::int64_t (*read)(const void* memory, std::int64_t bytes);         // the plain read that speeds are measured against

@@ -39,7 +39,6 @@ inline V keep_from(V a, V x, V least) {
 
 #include "kernels.inc"
 
-void zero(void* memory, std::int64_t bytes) { std::memset(memory, 0, bytes); }
 void copy(const void* from, void* to, std::int64_t bytes) { std::memcpy(to, from, bytes); }
 void drain() {}
 
@@ -47,7 +46,7 @@ void drain() {}
 
 const Simd& simd_neon() {
     static constexpr Simd table{"neon", kRowKernels<float>, kRowKernels<Half>, kAttention, box<double>, box<std::int32_t>,
-                                turn, zero, copy, drain, read};
+                                turn, copy, drain, read};
     return table;
 }
 

@@ -44,7 +44,6 @@ inline V keep_from(V a, V x, V least) { return V::from([&](int i) { return x.v[i
 
 #include "kernels.inc"
 
-void zero(void* memory, std::int64_t bytes) { std::memset(memory, 0, bytes); }
 void copy(const void* from, void* to, std::int64_t bytes) { std::memcpy(to, from, bytes); }
 void drain() {}
 
@@ -52,7 +51,7 @@ void drain() {}
 
 const Simd& simd_scalar() {
     static constexpr Simd table{"scalar", kRowKernels<float>, kRowKernels<Half>, kAttention, box<double>, box<std::int32_t>,
-                                turn, zero, copy, drain, read};
+                                turn, copy, drain, read};
     return table;
 }
 

@@ -90,6 +90,6 @@ def layer_number(clie: str) -> int | None:
 
 def _join(into: Float32, seq: Int64, known: Int64, score: Float32) -> None:
     """Per head write the score of each ``seq`` ``[H, n]`` that is among ``known`` ``[H, m]``, in any order, to its place."""
-    for head in range(len(seq)):
-        _, here, there = np.intersect1d(seq[head], known[head], assume_unique=True, return_indices=True)
-        into[head, here] = score[head, there]
+    place = primitives.places(seq, known)
+    if known.shape[1]:
+        np.copyto(into, np.take_along_axis(score, place, 1), where=place >= 0)

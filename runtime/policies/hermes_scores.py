@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import CacheError
+from edgevlm.runtime import primitives
 from edgevlm.runtime.cache import Rows
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Bool, Float32, NewRows
@@ -61,7 +62,8 @@ def smoothed(scores: Sequence[Float64], orders: Sequence[Int64], weights: Sequen
             place = (np.arange(len(own)) + 0.5) * len(above) / max(len(own), 1) - 0.5
             own[here] = (1 - weight) * own[here] + weight * np.interp(place, np.arange(len(above)), above[there])
         elif not by_rank:
-            _, here, there = np.intersect1d(orders[layer], orders[layer + 1], assume_unique=True, return_indices=True)
+            place = primitives.places(orders[layer][None], orders[layer + 1][None])[0]
+            here, there = place >= 0, place[place >= 0]
             own[here] = (1 - weight) * own[here] + weight * above[there]
         done[layer] = own
     return done

@@ -210,6 +210,35 @@ def test_top_k_takes_scores_shared_by_all_heads():
     assert primitives.top_k(score.T, seq.T, candidates.T, 2).sum() == 6
 
 
+@given(st.data())
+@QUICK
+def test_places(data):
+    """Of dense ranges, strided ones and far ones, with gaps and the same seq twice."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    heads, n, m = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 40)), data.draw(st.integers(0, 40))
+    step, first = data.draw(st.sampled_from([1, 196, 2**20, 2**55])), data.draw(st.sampled_from([0, -5, 2**62, -(2**63)]))
+    span = data.draw(st.sampled_from([10, 50, 90]))
+    seq, known = (first + step * rng.integers(0, span, (heads, count)) for count in (n, m))
+    if data.draw(st.booleans()):
+        seq, known = strided(seq, rng), strided(known, rng)
+    found = primitives.places(seq, known)
+    assert found.dtype == np.int32
+    np.testing.assert_array_equal(found, reference.places(seq, known))
+
+
+def test_places_in_the_scratch_of_the_cache(kit):
+    cache = kit.make(layers=2, capacity=64)
+    kit.append(cache, 60)
+    cache.evict([None, kit.random_keep(np.random.default_rng(0), 2, 60, 20)])
+    before = _native.loose_allocations()
+    found = primitives.places(cache.seq(0), cache.seq(1))
+    assert _native.loose_allocations() == before
+    np.testing.assert_array_equal(found, reference.places(cache.seq(0), cache.seq(1)))
+    assert (found >= 0).sum() == 2 * 20
+    with pytest.raises(CacheError, match=r"known must be \[2, any\], not \[3, 4\]"):
+        primitives.places(cache.seq(0), np.zeros((3, 4), np.int64))
+
+
 @pytest.mark.parametrize("n", [1000, 6272])
 def test_many_tokens(n):
     """At the size of a real budget, where nth_element and sort take their other paths."""

@@ -152,11 +152,12 @@ class Twin(RuleBasedStateMachine):
             for name in NAMES:
                 np.testing.assert_array_equal(getattr(self.cache, name)(layer), held[name])
 
-    @invariant()
-    def free_rows_are_zero(self):
+    @rule()
+    def spoil_free_rows(self):
+        """Nobody reads them: whatever follows comes out as it would."""
         for buffer, length in zip(self.cache.buffers(), self.length, strict=True):
             for array in self.kit.memory(buffer):
-                assert not array[:, length:].any()
+                array[:, length:] = np.nan
 
 
 def test_any_sequence_of_operations(kit):

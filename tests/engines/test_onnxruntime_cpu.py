@@ -74,6 +74,21 @@ def test_layers_may_hold_different_numbers_of_rows(exported: Any) -> None:
         assert (found.argmax(1) == expected.argmax(1)).all()
 
 
+@pytest.mark.parametrize("count", [1, 5, 40])
+def test_free_rows_are_never_read(runner: Runner, count: int) -> None:
+    """Rows past the valid ones hold what an eviction left there: with NaN in them the logits are the same."""
+    runner.step(rows(20))
+    clean, runner.past_len[:] = None, (5, 12, 20)
+    for left in (0.0, np.nan):
+        for layer, held in enumerate(runner.past_len):
+            runner.keys[layer][0, :, held:] = runner.values[layer][0, :, held:] = left
+        past = runner.past_len.copy()
+        found = runner.decoder.step(rows(count, 2), *runner.tables(np.arange(20, 20 + count, dtype=np.int32)), past, (0, -1))
+        clean = found.logits.copy() if clean is None else clean
+        np.testing.assert_array_equal(found.logits, clean)
+        assert np.isfinite(clean).all()
+
+
 def test_logit_rows(runner: Runner) -> None:
     everything = runner.step(rows(9), range(9)).logits
     for asked in ((), (-1,), (0, 8, 4), (-9,), (3, 3)):

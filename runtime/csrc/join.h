@@ -1,0 +1,17 @@
+// Joining tokens of two lists by their place in the stream.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "arena.h"
+
+namespace edgevlm {
+
+std::size_t places_scratch(std::int64_t known);
+
+// out [n]: where each of seq [n] stands in known [m], the first place of several, -1 where it does not. O(n + m), whatever the
+// numbers. memory: places_scratch(m).
+void places(const std::int64_t* seq, std::int64_t n, const std::int64_t* known, std::int64_t m, std::int32_t* out, Carver memory);
+
+}  // namespace edgevlm
