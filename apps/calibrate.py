@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.apps.sources import DEFAULT_FPS, open_source
+from edgevlm.apps.sources.video import check_readable
 from edgevlm.calib import Clip, calibrate, check_writable, write_calibration
 from edgevlm.calib.figure import check_plot, plot
 from edgevlm.errors import UserError
-from edgevlm.runtime.bundle import Progress
+from edgevlm.runtime.bundle import Bundle, Progress
 from edgevlm.runtime.calibration import Calibration
-from edgevlm.runtime.model import Model, demo_bundle
+from edgevlm.runtime.model import Model, bundle_folder, is_demo
 from edgevlm.runtime.policies.infinipot_v import WINDOWS
 
 DEMO_SEEDS = (101, 102, 103, 104)  # worlds of the demo, one a clip
@@ -42,8 +43,7 @@ class CalibrateRequest:
 
 def start(request: CalibrateRequest, progress: Progress) -> tuple[Path, Calibration]:
     """Measure and write; returns the bundle written. Raises UserError, before any measuring where that is possible."""
-    is_demo = request.bundle == "demo" or Path(request.bundle).resolve() == demo_bundle().resolve()
-    if not request.videos and not is_demo:
+    if not request.videos and not is_demo(Bundle.load(bundle_folder(request.bundle), verify="size")):
         raise UserError(f"{request.bundle}: say on which clips to calibrate it, --video FILE, once or more")
     if request.plot is not None:
         check_plot(request.plot)
@@ -72,8 +72,7 @@ def demo_clips() -> list[Clip]:
 
 def video_clip(path: Path) -> Clip:
     """A file, sampled as ``edgevlm run`` samples it. Raises SourceError if there is none."""
-    if not path.is_file():
-        open_source(None, str(path), fps=DEFAULT_FPS, realtime=False)
+    check_readable(path)
     return Clip(path.name, _frames(str(path), 0), QUESTIONS)
 
 
@@ -88,7 +87,7 @@ def _frames(video: str | None, seed: int) -> Iterator[NDArray[np.uint8]]:
 
 def as_json(written: Path, calibration: Calibration) -> str:
     """The line of ``--json``: the bundle and all that was measured."""
-    return json.dumps({"event": "calibration", "bundle": str(written), **asdict(calibration)}, ensure_ascii=False)
+    return json.dumps({"event": "calibration", "bundle": str(written), **asdict(calibration)})
 
 
 def describe(written: Path, calibration: Calibration) -> str:

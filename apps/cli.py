@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from edgevlm import __version__
 from edgevlm.apps.sources.base import mask_credentials
+from edgevlm.bench.cli import Threads
 from edgevlm.bench.cli import app as bench
 from edgevlm.errors import UserError
+
+ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or that of the click which typer brings along
+
 
 app = typer.Typer(
     name="edgevlm",
@@ -23,7 +29,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EDGEVLM"},
-    epilog="Every option can also be set in the environment, EDGEVLM_RUN_MODEL for run's --model and so on.",
+    epilog="Every option can also be set in the environment, EDGEVLM_RUN_MODEL for run's --model and so on; "
+    "EDGEVLM_RUN_ASK and EDGEVLM_RUN_ASK_AT take one question a line.",
 )
 
 RUN_EXAMPLES = """
@@ -91,18 +98,23 @@ def run(
         bool | None,
         typer.Option(
             "--realtime/--no-realtime",
-            help="Play a file or the demo at its own speed. [default: the demo on a terminal]",
+            help="Play a file or the demo at its own speed.",
+            show_default="the demo on a terminal",
         ),
     ] = None,
     frames: Annotated[int | None, typer.Option(help="Stop after this many frames.", min=1)] = None,
     seconds: Annotated[float | None, typer.Option(help="Stop at this time of the stream.", min=0)] = None,
-    ask: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A question for the end of the stream.")] = None,
-    ask_at: Annotated[
-        list[str] | None, typer.Option(metavar="S:TEXT", help="A question asked at S seconds of the stream.")
+    ask: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="A question for the end of the stream.", allow_from_autoenv=False),
     ] = None,
-    seed: Annotated[int, typer.Option(help="The demo world's seed.")] = 0,
-    threads: Annotated[int | None, typer.Option(help="CPU threads.", show_default="physical cores", min=1)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+    ask_at: Annotated[
+        list[str] | None,
+        typer.Option(metavar="S:TEXT", help="A question asked at S seconds of the stream.", allow_from_autoenv=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The demo world's seed.", min=0)] = 0,
+    threads: Threads = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
     questions: Annotated[bool, typer.Option("--questions", help="List what the demo model can be asked, and exit.")] = False,
 ) -> None:
     """Watch a stream and answer questions about it, on a terminal while it plays.
@@ -117,10 +129,15 @@ def run(
     start(
         RunRequest(
             camera=camera, video=video, model=model, policy=policy, budget=budget, fps=fps, chunk=chunk, realtime=realtime,
-            reindexing=reindexing.value, frames=frames, seconds=seconds, ask=ask or [], ask_at=ask_at or [], seed=seed,
-            threads=threads, as_json=as_json,
+            reindexing=reindexing.value, frames=frames, seconds=seconds, ask=ask or _lines("EDGEVLM_RUN_ASK"),
+            ask_at=ask_at or _lines("EDGEVLM_RUN_ASK_AT"), seed=seed, threads=threads, as_json=json,
         )
     )  # fmt: skip
+
+
+def _lines(variable: str) -> list[str]:
+    """One value a line: click would split at every blank."""
+    return os.environ.get(variable, "").splitlines()
 
 
 @app.command()
@@ -165,8 +182,8 @@ def calibrate(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg|png", help="Draw the attention of each layer over age.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads.", show_default="physical cores", min=1)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    threads: Threads = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Measure what the policies need to know of a model, and write it into its bundle.
 
@@ -178,29 +195,65 @@ def calibrate(
 
     with Console(stderr=True).status("starting") as status:
         result = command.start(command.CalibrateRequest(bundle, video or [], frames, out, plot, threads), status.update)
-    typer.echo((command.as_json if as_json else command.describe)(*result))
+    typer.echo((command.as_json if json else command.describe)(*result))
 
 
 @app.command()
 def policies(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
 ) -> None:
     """List the policies of --policy: paper, settings with their defaults, and what is not as the paper has it."""
     from edgevlm.apps.policies import list_policies
 
-    typer.echo(list_policies(as_json))
+    typer.echo(list_policies(json))
 
 
 def main() -> None:
     """Entry point: what the user did wrong is one line and exit code 2."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a character that the terminal cannot show ends no run
     try:
-        app()
+        code = app(prog_name="edgevlm", standalone_mode=False)
+        sys.stdout.flush()
     except UserError as error:
-        typer.echo(f"edgevlm: {mask_credentials(str(error))}", err=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        _fail(mask_credentials(str(error)))
+    except ClickException as error:
+        _fail(_usage(error))
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
         sys.exit(0)
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):  # typer's own answer to a closed pipe is exit code 1
+            raise
+        _silence_stdout()
+        sys.exit(0)
+    except OSError as error:
+        _silence_stdout()
+        _fail(f"{error.filename or 'the output'}: cannot be read or written ({error.strerror or error})")
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(line: str) -> NoReturn:
+    if line:
+        typer.echo(f"edgevlm: {line}", err=True)
+    sys.exit(2)
+
+
+def _usage(error: Exception) -> str:
+    """A usage error's own words in one line, and where to read on; nothing where they are the help, shown already."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return ""
+    context, words = getattr(error, "ctx", None), " ".join(str(getattr(error, "format_message", error.__str__)()).split())
+    return f"{words.rstrip('.')}; see {context.command_path if context else 'edgevlm'} --help"
+
+
+def _silence_stdout() -> None:
+    """Let what is still buffered go nowhere, so that the interpreter's own flush at exit does not fail again."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import codecs
 import os
+import re
 import select
 import sys
 import termios
 import threading
 import tty
 from collections.abc import Callable
+
+ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O[@-~])")  # an arrow key, a function key, the brackets around a paste
+BEGUN = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|O)$")
 
 
 class Keyboard:
@@ -22,6 +26,7 @@ class Keyboard:
         self.text = ""
         self._on_line, self._on_end = on_line, on_end
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._begun = ""  # of an escape sequence
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edgevlm-keyboard", daemon=True)
 
@@ -44,11 +49,13 @@ class Keyboard:
             data = os.read(descriptor, 1024)
             if not data:
                 return self._on_end()
-            if not data.startswith(b"\x1b"):
-                self.type(self._decode(data))
+            self.type(self._decode(data))
 
     def type(self, characters: str) -> None:
-        for character in characters:
+        """Take in what was read; of an escape sequence that is not whole yet the beginning is kept."""
+        text = ESCAPE.sub("", self._begun + characters)
+        self._begun = begun[0] if (begun := BEGUN.search(text)) else ""
+        for character in text.removesuffix(self._begun):
             if character in "\r\n":
                 line, self.text = self.text.strip(), ""
                 if line:

@@ -24,10 +24,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """A run's figures at one moment; ``fps`` over the last second, in a summary over the whole run.
-
-    ``policy_bytes``: what the policy keeps beside the cache's ``cache_bytes``.
-    """
+    """A run's figures at one moment; ``fps`` over the last second, in a summary over the whole run."""
 
     frames: int
     dropped: int
@@ -38,7 +35,6 @@ class Stats:
     compress_ms: float
     rss_bytes: int
     source_state: str
-    policy_bytes: int
 
 
 class Output(Protocol):
@@ -50,14 +46,15 @@ class Output(Protocol):
 
 
 class JsonOutput:
-    """One JSON object a line on stdout, from whatever thread."""
+    """One JSON object a line on stdout, in ASCII, from whatever thread; ``with_truth`` beside answers, where it is known."""
 
-    def __init__(self) -> None:
+    def __init__(self, with_truth: bool = False) -> None:
         self._lock = threading.Lock()
+        self._with_truth = with_truth
 
     def answer(self, answered: Answered) -> None:
         fields = _rounded(asdict(answered))
-        if answered.truth is None:
+        if answered.truth is None or not self._with_truth:
             del fields["truth"]
         self._line({"event": "answer", **fields})
 
@@ -75,7 +72,7 @@ class JsonOutput:
 
     def _line(self, record: dict[str, object]) -> None:
         with self._lock:
-            print(json.dumps(record, ensure_ascii=False), flush=True)
+            print(json.dumps(record), flush=True)
 
 
 class TextOutput:

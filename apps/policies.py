@@ -56,7 +56,7 @@ def list_policies(as_json: bool) -> str:
     """All of them: a JSON object a line, or a page for a person."""
     described = [describe(policy) for policy in POLICIES.values()]
     if as_json:
-        return "\n".join(json.dumps(_record(one), ensure_ascii=False) for one in described)
+        return "\n".join(json.dumps(_record(one)) for one in described)
     width = min(shutil.get_terminal_size().columns, 128)
     return "\n\n".join([*(_page(one, width) for one in described), textwrap.fill(LEGEND, width)])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import psutil
 
 from edgevlm.apps.output import Answered, Output, Stats
 from edgevlm.apps.sources import Frame, Source
+from edgevlm.apps.sources.base import Scene
 from edgevlm.errors import UserError
 from edgevlm.runtime.session import Session
 
@@ -32,8 +34,14 @@ class Plan:
     def __post_init__(self) -> None:
         self.at.sort(key=lambda item: item[0])
 
+    @property
+    def questions(self) -> list[str]:
+        """All that is planned."""
+        return [*(question for _, question in self.at), *self.end]
+
 
 SAMPLE_EVERY = 16  # frames
+REMEMBERED = 64  # frames whose truth is kept for questions that are being answered
 
 
 class Run:
@@ -42,13 +50,21 @@ class Run:
     def __init__(self, session: Session, source: Source, output: Output, plan: Plan) -> None:
         self.session, self.source, self.output, self.plan = session, source, output, plan
         self.frame: Frame | None = None  # the newest one watched
+        self._scenes: deque[tuple[float, Scene]] = deque(maxlen=REMEMBERED)  # of the newest frames, with their times
         self._started = self._last_time = time.monotonic()
         self._last_frames = 0
         self._stopped = threading.Event()
         self._process = psutil.Process()
 
     def stop(self) -> None:
+        """End the run after the frame in progress; from any thread."""
         self._stopped.set()
+
+    def check(self) -> None:
+        """Raise UserError if a planned question cannot be asked, before anything is watched."""
+        for text in self.plan.questions:
+            if (question := self._as_taught(text)) is not None:
+                self.session.check(question)
 
     def __call__(self) -> None:
         """Run to the end and write the summary, whatever ends it; questions for the end are asked unless interrupted."""
@@ -61,20 +77,23 @@ class Run:
             self.session.close()
             self.output.summary(self.stats(overall=True))
 
-    def ask(self, text: str, conversation: str | None = None) -> Answered:
-        """Ask, write the answer as it comes, and return it. May be called from another thread than the loop's."""
-        frame = self.frame
+    def ask(self, text: str, conversation: str | None = None) -> Answered | None:
+        """Ask, write the answer as it comes, and return it. May be called from another thread than the loop's.
+
+        Before the first frame there is nothing to answer from: then it says so and returns None.
+        """
+        if self.frame is None:
+            self.output.notice(f"no frame has been watched yet, so {text!r} is not answered")
+            return None
         question = self._as_taught(text)
-        truth = frame.scene.truth(text) if frame is not None and frame.scene is not None else None
         if question is None:
             answered = Answered(self.session.time_s, text, NEVER_TAUGHT, [], 0.0, 0.0)
         else:
             answer = self.session.ask(question, conversation=conversation)
             for piece in answer:
                 self.output.piece(piece)
-            answered = Answered(
-                answer.time_s, text, answer.text.strip(), answer.token_ids, answer.ttft_ms, answer.tpot_ms, truth
-            )
+            said, truth = answer.text.strip(), self._truth(text, answer.time_s)
+            answered = Answered(answer.time_s, text, said, answer.token_ids, answer.ttft_ms, answer.tpot_ms, truth)
         self.output.answer(answered)
         return answered
 
@@ -92,7 +111,6 @@ class Run:
             compress_ms=session.memory.compress_ms,
             rss_bytes=self._process.memory_info().rss,
             source_state=self.source.state.value,
-            policy_bytes=session.policy_bytes,
         )
 
     def _watch(self) -> None:
@@ -104,6 +122,8 @@ class Run:
                 break
             while plan.at and plan.at[0][0] < frame.time_s:
                 self.ask(plan.at.pop(0)[1])
+            if frame.scene is not None:
+                self._scenes.append((frame.time_s, frame.scene))
             self.session.watch(frame.image, frame.time_s)
             self.frame, watched = frame, watched + 1
             if plan.sample is not None and frame.scene is not None and watched % SAMPLE_EVERY == 0:
@@ -111,15 +131,20 @@ class Run:
                     self.ask(question)
 
     def _ask_rest(self) -> None:
+        self.session.flush()  # once, and not under each question
         for time_s, question in self.plan.at:
-            if time_s > self.session.time_s:
+            if self.frame is not None and time_s > self.session.time_s:
                 self.output.notice(
                     f"the stream ended at {self.session.time_s:.1f} s: {question!r}, meant for {time_s:g} s, is asked now"
                 )
             self.ask(question)
         for question in self.plan.end:
             self.ask(question)
-        self.session.flush()
+
+    def _truth(self, question: str, time_s: float) -> str | None:
+        """The right answer at the frame of that time, where the source knows it and the frame is not long gone."""
+        scenes = [scene for at, scene in list(self._scenes) if at == time_s]
+        return scenes[-1].truth(question) if scenes else None
 
     def _as_taught(self, text: str) -> str | None:
         """The question in the model's own words; None when it is the demo model and was never taught it."""
@@ -139,7 +164,7 @@ class Run:
             try:
                 while not done.wait(1):
                     self.output.stats(self.stats())
-            except (BrokenPipeError, UserError):
+            except (OSError, UserError):  # the loop's own writing meets it again, and says so
                 self.stop()
 
         thread = threading.Thread(target=tick, name="edgevlm-stats", daemon=True)

@@ -75,7 +75,7 @@ class Screen:
         while (question := self._typed.get()) is not None:
             try:
                 assert self._run is not None
-                self._run.ask(question, conversation="terminal")
+                self._run.ask(question, None if self._run.session.model.is_demo else "terminal")  # taught without earlier turns
             except Exception as error:
                 self.notice(str(error))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -47,8 +48,8 @@ class RunRequest:
 def start(request: RunRequest) -> None:
     """Run to the end. Raises UserError before anything is opened where that is possible."""
     is_demo_source = request.video is None and request.camera in (None, "demo")
-    interactive = not request.as_json and sys.stdin.isatty() and sys.stdout.isatty()
-    plan = Plan(request.frames, request.seconds, list(request.ask), [parse_ask_at(text) for text in request.ask_at])
+    interactive = not request.as_json and is_terminal()
+    plan = make_plan(request)
     endless = request.video is None and plan.frames is None and plan.seconds is None
     if is_demo_source and endless and (not interactive or plan.end):
         plan.frames = DEMO_FRAMES
@@ -62,14 +63,16 @@ def start(request: RunRequest) -> None:
         with Console(stderr=True).status("verifying and loading the model"):  # a large bundle takes seconds
             model = Model.load(request.model, threads=request.threads)
         session = Session.open(model, policy=request.policy, budget=budget, chunk=request.chunk, reindexing=request.reindexing)
-        output = make_output(request.as_json, interactive)
+        own_questions = model.is_demo and is_demo_source and not plan.questions
+        if own_questions:
+            plan.sample = np.random.default_rng(request.seed)
+        output = make_output(request.as_json, interactive, with_truth=own_questions)
         run = Run(session, source, output, plan)
+        run.check()
         if session.basis:
             output.notice(session.basis)
         if model.is_demo and not is_demo_source:
             output.notice("note: the demo model only knows its own world; give --model BUNDLE for real pictures")
-        if model.is_demo and is_demo_source and not (plan.end or plan.at):
-            plan.sample = np.random.default_rng(request.seed)
     except BaseException:
         source.close()
         raise
@@ -80,9 +83,23 @@ def start(request: RunRequest) -> None:
         pass  # the summary has been written: ctrl-C is how a live run ends
 
 
-def make_output(as_json: bool, interactive: bool) -> Output:
+def is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def make_plan(request: RunRequest) -> Plan:
+    """Limits and questions as typed. Raises UserError for what is none."""
+    if request.seconds is not None and not math.isfinite(request.seconds):
+        raise UserError(f"--seconds {request.seconds}: give a number of seconds")
+    if not all(text.strip() for text in request.ask):
+        raise UserError("--ask '': give a question")
+    return Plan(request.frames, request.seconds, list(request.ask), [parse_ask_at(text) for text in request.ask_at])
+
+
+def make_output(as_json: bool, interactive: bool, with_truth: bool) -> Output:
+    """``with_truth``: JSON answers of the program's own questions carry it; for a person it is always shown."""
     if as_json:
-        return JsonOutput()
+        return JsonOutput(with_truth)
     if not interactive:
         return TextOutput()
     from edgevlm.apps.screen import Screen
@@ -101,7 +118,7 @@ def screen_of(output: Output, run: Run, show_picture: bool) -> AbstractContextMa
 
 def parse_count(text: str) -> int:
     """``6k`` is 6,000."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kK]?)", text.strip())
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([kK]?)", text.strip())
     if not match:
         raise UserError(f"--budget {text}: give a number of tokens, like 512 or 6k")
     return int(float(match[1]) * (1000 if match[2] else 1))
@@ -111,9 +128,10 @@ def parse_ask_at(text: str) -> tuple[float, str]:
     """``60:Who came in?`` is at 60 seconds."""
     time_s, colon, question = text.partition(":")
     try:
-        if not colon or not question.strip():
+        seconds = float(time_s)
+        if not colon or not question.strip() or not 0 <= seconds < math.inf:
             raise ValueError
-        return float(time_s), question.strip()
+        return seconds, question.strip()
     except ValueError:
         raise UserError(f"--ask-at {text}: give seconds, a colon and the question, like 60:'who came in?'") from None
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from enum import Enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="physical cores", min=1)]
+Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="physical cores", min=1, max=256)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
 
 app = typer.Typer(help="Measure what edgevlm claims.", no_args_is_help=True)
@@ -19,6 +20,12 @@ class DType(str, Enum):
 
     fp32 = "fp32"
     fp16 = "fp16"
+
+
+class Suite(str, Enum):
+    """Of questions."""
+
+    streamqa = "streamqa"
 
 
 @app.callback()
@@ -130,3 +137,52 @@ def share(
         numbers = (line["frame_ms"], line["fps"], *(line[name] for name in PARTS), 100 * line["share"])
         cells = "".join(f"{'-':>10}" if value is None else f"{value:>10.3f}" for value in numbers)
         typer.echo(f"{result.model:<14}{result.policy:<24}{result.budget:>8}{cells}")
+
+
+@app.command()
+def accuracy(
+    suite: Annotated[Suite, typer.Option(help="streamqa: the demo world's questions, with what shows the answers.")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="all|ablations|NAME[:K=V,...],...",
+            help="all: every policy and the oracle; ablations: the papers'. NAME@eager re-indexes at each compression.",
+            show_default="all",
+        ),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(metavar="P%,...", help="Shares of the vision tokens of a whole stream.")
+    ] = "50%,25%,12.5%,6.25%,3%",
+    frames: Annotated[int, typer.Option(help="Of a stream.", min=4)] = 64,
+    streams: Annotated[int, typer.Option(help="How many.", min=1)] = 200,
+    seed: Annotated[str, typer.Option(metavar="N|test", help="Of the streams; test: seeds kept for reports alone.")] = "0",
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The policy that paired differences are to.", show_default="infinipot-v, or the first there is"
+        ),
+    ] = None,
+    model: Annotated[str, typer.Option(metavar="demo|BUNDLE", help="A model that knows the demo world.")] = "demo",
+    turns: Annotated[int, typer.Option(help="Questions to one memory, each compared with asking it alone; 0: off.", min=0)] = 0,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the work done, a JSON line a piece.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the work in --out.")] = False,
+    workers: Annotated[int, typer.Option(help="Processes, of one thread each.", min=1, max=256)] = 1,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw accuracy against budget, and what was kept of one stream.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Ask every policy at every budget the same questions about the same streams, and say who still knows what happened.
+
+    All get equal bytes. Questions about before are also split by the quarter of the stream that last showed the answer.
+    """
+    from edgevlm.bench.accuracy.command import Request, start
+
+    typer.echo(
+        start(
+            Request(
+                model=model, policy=policy or ["all"], budget=budget, frames=frames, streams=streams, seed=seed,
+                against=against, turns=turns, out=out, resume=resume, workers=workers, plot=plot, as_json=as_json,
+            )
+        )
+    )  # fmt: skip

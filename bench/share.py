@@ -28,8 +28,9 @@ from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.preprocess import Preprocessor
-from edgevlm.runtime.session import TextRoom, default_budget, text_room
-from edgevlm.runtime.stream import MemoryStats, Stream
+from edgevlm.runtime.room import TextRoom, default_budget, text_room
+from edgevlm.runtime.stats import MemoryStats
+from edgevlm.runtime.stream import Stream
 
 SEEDED = "seeded-0.5b"
 SEEDED_BUDGET = 6144

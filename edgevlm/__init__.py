@@ -1,11 +1,23 @@
 """edgevlm: watch a video stream within a fixed memory budget and answer questions about it."""
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-from edgevlm.errors import UserError
-from edgevlm.runtime.answer import Answer
-from edgevlm.runtime.model import Model
-from edgevlm.runtime.session import Session
+if TYPE_CHECKING:
+    from edgevlm.errors import UserError
+    from edgevlm.runtime.answer import Answer
+    from edgevlm.runtime.model import Model
+    from edgevlm.runtime.session import Session
 
 __version__ = version("edgevlm")
 __all__ = ["Answer", "Model", "Session", "UserError", "__version__"]
+
+_PUBLIC = {"Answer": "runtime.answer", "Model": "runtime.model", "Session": "runtime.session", "UserError": "errors"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for, so that the command starts at once."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)

@@ -1,5 +1,16 @@
-"""``python -m edgevlm`` is the command ``edgevlm``."""
+"""The command ``edgevlm``, and ``python -m edgevlm``."""
 
-from edgevlm.apps.cli import main
+import signal
 
-main()
+
+def main() -> None:
+    """Load the command line and hand over; an interrupt meanwhile ends the process as if nothing had been running."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from edgevlm.apps.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

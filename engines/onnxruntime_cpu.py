@@ -26,12 +26,15 @@ def default_threads() -> int:
     return max(1, min(physical, allowed))
 
 
+MAX_THREADS = 256  # ONNX Runtime starts all that it is told, for each graph
+
+
 class OnnxRuntimeCpu:
     """One bundle loaded on the CPU; see :class:`edgevlm.engines.base.Engine`."""
 
     def __init__(self, bundle: Bundle, *, threads: int | None = None) -> None:
-        if threads is not None and threads < 1:
-            raise UserError(f"threads must be at least 1, not {threads}")
+        if threads is not None and not 1 <= threads <= MAX_THREADS:
+            raise UserError(f"threads must be 1 to {MAX_THREADS}, not {threads}")
         self.bundle = bundle
         self.threads = threads or default_threads()
         spec = bundle.decoder

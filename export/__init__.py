@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgevlm.errors import UserError
+from edgevlm.export.checkpoint import checkpoint_folder
 
 if TYPE_CHECKING:
     from edgevlm.runtime.bundle import Progress
@@ -35,12 +36,12 @@ def export_checkpoint(
     above PureKV's CLIE layer, or a smaller model's last layer by default.
     Raises UserError, one line, for a checkpoint that is damaged or of an unknown kind and for a disk that is full.
     """
-    try:
+    folder, told = checkpoint_folder(checkpoint_dir), progress or (lambda _: None)
+    try:  # torch and transformers take seconds to import, and parts of them come later than the writer
         writer: Any = import_module("edgevlm.export.writer")
+        path: Path = writer.write_bundle(folder, Path(out_dir), FAMILIES, told, force, st_spattn_from)
     except ModuleNotFoundError as error:
         raise UserError(
             f"exporting needs the package {error.name}, which is not installed: pip install 'edgevlm[export]'"
         ) from None
-    told = progress or (lambda _: None)
-    path: Path = writer.write_bundle(Path(checkpoint_dir), Path(out_dir), FAMILIES, told, force, st_spattn_from)
     return path

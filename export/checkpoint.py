@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
+from edgevlm.runtime.paths import look
 
 # Tensor names differ between transformers versions; these are the names that the exporter asks for.
 _CANONICAL = (
@@ -36,14 +37,20 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"the nearest known is {close[0]!r}" if close else f"known are {', '.join(map(repr, names))}"
 
 
+def checkpoint_folder(path: str | Path) -> Path:
+    """``path`` as a folder that is there. Raises UserError, one line."""
+    found = look(path)
+    if found != "folder":
+        what = "does not exist" if found == "nothing" else "is a file"
+        raise UserError(f"{path}: {what}; give the folder that save_pretrained wrote")
+    return Path(path)
+
+
 class Checkpoint:
     """Configuration files and tensors of one folder. Every failure is a UserError naming the file."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        if not self.folder.is_dir():
-            what = "is a file" if self.folder.exists() else "does not exist"
-            raise UserError(f"{self.folder}: {what}; give the folder that save_pretrained wrote")
+        self.folder = checkpoint_folder(folder)
         config = self.json("config.json")
         if config is None:
             raise UserError(f"{self.folder / 'config.json'}: is missing; give the folder that save_pretrained wrote")
@@ -100,10 +107,6 @@ class Checkpoint:
         array: NDArray[np.float32] = tensor.float().numpy()
         return array
 
-    def with_prefix(self, prefix: str) -> list[str]:
-        """Canonical names that start with ``prefix``, without it."""
-        return [name[len(prefix) :] for name in self.names if name.startswith(prefix)]
-
     def _index(self) -> dict[str, tuple[Path, str]]:
         index = self.json(_INDEX)
         if index is not None:
@@ -117,7 +120,7 @@ class Checkpoint:
         files = {}
         for file in set(stored.values()):
             path = self.folder / str(file)
-            if path.parent != self.folder or not path.is_file():
+            if path.parent != self.folder or look(path) != "file":
                 raise UserError(f"{path}: is named in {_INDEX} but is missing; {_AGAIN}")
             self._reader(path, keep=False)
             files[file] = path

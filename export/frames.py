@@ -6,6 +6,7 @@ from typing import Any
 
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint
+from edgevlm.runtime.preprocess import SUPPORT
 
 _RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # PIL's numbers
 _FILES = {"video_processor": "video_preprocessor_config.json", "image_processor": "preprocessor_config.json"}
@@ -27,6 +28,9 @@ def frame_preparation(checkpoint: Checkpoint, processors: tuple[str, ...], side:
     resample = config.get("resample", 3)
     if resample not in range(len(_RESAMPLE)):
         raise UserError(f"{file}: resample {resample!r} is not one of PIL's modes 0 to 5")
+    if _RESAMPLE[resample] not in SUPPORT:
+        usable = ", ".join(f"{_RESAMPLE.index(name)} ({name})" for name in SUPPORT)
+        raise UserError(f"{file}: resample {resample} ({_RESAMPLE[resample]}) cannot be exported; set it to one of {usable}")
     return {
         "size": [side, side],
         **_fit(file, config, side),

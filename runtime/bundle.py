@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import BundleError
 from edgevlm.runtime.calibration import CALIBRATION, Calibration
+from edgevlm.runtime.paths import look
 
 FORMAT = 1
 MANIFEST = "bundle.json"
@@ -204,24 +205,26 @@ def _bad(path: Path, what: str) -> BundleError:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
-    if not folder.is_dir():
-        what = "is a file, not a bundle folder" if folder.exists() else "no such bundle folder"
-        raise _bad(folder, what)
+    path, found = folder / MANIFEST, look(folder)
+    if found != "folder":
+        what = "no such bundle folder" if found == "nothing" else "is a file, not a bundle folder"
+        raise BundleError(f"{folder}: {what}; give demo, or the folder that edgevlm export wrote")
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
         raise _bad(path, "is missing, so this is not a bundle") from None
     except OSError as error:
         raise _bad(path, f"cannot be read ({error.strerror})") from None
-    found = _CHECKSUM.findall(raw)
-    if not found or hashlib.sha256(_BLANK.join(raw.rsplit(found[-1], 1))).hexdigest().encode() != found[-1]:
+    sums = _CHECKSUM.findall(raw)
+    if not sums or hashlib.sha256(_BLANK.join(raw.rsplit(sums[-1], 1))).hexdigest().encode() != sums[-1]:
         raise _bad(path, "is damaged (its checksum does not match)")
     try:
         manifest = json.loads(raw)
         version = manifest["format"]
     except (ValueError, KeyError, TypeError):
         raise _bad(path, "does not describe a bundle") from None
+    if isinstance(version, int) and version > FORMAT:
+        raise BundleError(f"{path}: is of bundle format {version} and this edgevlm reads format {FORMAT}; upgrade edgevlm")
     if version != FORMAT:
         raise _bad(path, f"is of bundle format {version!r} and this edgevlm reads format {FORMAT}")
     return manifest

@@ -183,6 +183,7 @@ class KVCache:
 
     def commit(self, rows: Rows) -> None:
         """Publish the reserved rows. If ``rows`` is refused they stay reserved: abort, or commit them rightly."""
+        _check_kind(rows.kind)
         self.native.commit(rows.kind, rows.seq, rows.frame, rows.row, rows.col, rows.position)
 
     def abort(self) -> None:
@@ -196,6 +197,7 @@ class KVCache:
         ``dtype`` they are stored in.
         Marks taken before are stale. Raises CacheFull if the layer has no room.
         """
+        _check_kind(rows.kind)
         self.native.append(layer, key, value, rows.kind, rows.seq, rows.frame, rows.row, rows.col, rows.position)
 
     def mark(self) -> Mark:
@@ -261,4 +263,12 @@ def _per_layer(layers: int, capacity: int | Sequence[int]) -> list[int]:
     capacities = list(capacity) if isinstance(capacity, Sequence | np.ndarray) else [capacity] * layers
     if len(capacities) != layers:
         raise CacheError(f"capacity must be one number, or one for each of the {layers} layers, not {len(capacities)}")
+    if any(isinstance(rows, bool) or not isinstance(rows, int | np.integer) for rows in capacities):
+        raise CacheError(f"capacity must be whole numbers of rows, not {capacities}")
     return [int(rows) for rows in capacities]
+
+
+def _check_kind(kind: NDArray[np.uint8]) -> None:
+    """Refuse numbers that name no Kind; what is no array of uint8 the extension refuses."""
+    if isinstance(kind, np.ndarray) and kind.dtype == np.uint8 and kind.size and kind.max() > max(Kind):
+        raise CacheError(f"kind must be 0..{max(Kind):d}, not {kind.max()}")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jinja2
@@ -14,6 +13,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import ChatSpec
 
 Turn = tuple[str, str]
+MAX_CONVERSATIONS = 64
 
 
 class Chat:
@@ -32,6 +32,8 @@ class Chat:
     def suffix(self, turns: Sequence[Turn], question: str) -> str:
         """What follows the vision tokens: earlier turns (oldest first), the question, and the generation prompt."""
         for text in (question, *(part for turn in turns for part in turn)):
+            if not isinstance(text, str):
+                raise UserError(f"a question is text, not {type(text).__name__}")
             if self.spec.placeholder in text:
                 raise UserError(f"a question cannot hold {self.spec.placeholder!r}, which stands for the video; leave it out")
         return self._render(turns, question)[1]
@@ -62,11 +64,28 @@ def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-@dataclass(slots=True)
-class Conversation:
-    """Questions and answers so far, as text; the oldest turn leaves first when the token budget is passed."""
+class Conversations:
+    """The turns of each conversation as text: the oldest turn leaves first, and the conversation unused for longest.
 
-    turns: list[Turn] = field(default_factory=list)
+    room: tokens that the earlier turns of a prompt may take.
+    """
 
-    def add(self, question: str, answer: str) -> None:
-        self.turns.append((question, answer))
+    def __init__(self, chat: Chat, encode: Callable[[str], list[int]], room: int) -> None:
+        self.turns: dict[str, list[Turn]] = {}
+        self._chat, self._encode, self._room = chat, encode, room
+
+    def prompt(self, conversation: str | None, question: str) -> list[int]:
+        """Suffix ids, with as many of the newest turns as there is room for; older ones are forgotten."""
+        turns = self.turns.get(conversation, []) if conversation is not None else []
+        alone = len(self._encode(self._chat.suffix([], question)))
+        while True:
+            ids = self._encode(self._chat.suffix(turns, question))
+            if len(ids) - alone <= self._room or not turns:
+                return ids
+            del turns[0]
+
+    def add(self, conversation: str, turn: Turn) -> None:
+        """Add a turn; with more than MAX_CONVERSATIONS the one unused for longest is forgotten."""
+        self.turns[conversation] = [*self.turns.pop(conversation, []), turn]
+        if len(self.turns) > MAX_CONVERSATIONS:
+            del self.turns[next(iter(self.turns))]

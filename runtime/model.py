@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from edgevlm.engines import load_engine
+from edgevlm.engines import DEFAULT_ENGINE, load_engine
 from edgevlm.engines.base import Engine
-from edgevlm.errors import BundleError
+from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.bundle import Bundle
 
 
 @dataclass(slots=True)
 class Model:
-    """``is_demo`` marks the embedded model, which knows only the demo world."""
+    """``is_demo`` marks the embedded model, wherever its bundle lies: it knows only the demo world."""
 
     bundle: Bundle
     engine: Engine
@@ -27,22 +27,48 @@ class Model:
     is_demo: bool = False
 
     @classmethod
-    def load(cls, name: str | Path, *, engine: str = "onnxruntime-cpu", threads: int | None = None) -> Model:
-        """Load ``demo`` or a bundle directory; every file is verified. Raises BundleError, one line."""
-        is_demo = str(name) == "demo"
-        bundle = Bundle.load(demo_bundle() if is_demo else Path(name))
+    def load(cls, name: str | Path, *, engine: str = DEFAULT_ENGINE, threads: int | None = None) -> Model:
+        """Load ``demo`` or a bundle directory; every file is verified.
+
+        engine: a backend's name. threads: of one call of it, 1 to 256, the physical cores unless given. Raises BundleError for
+        a bundle that is missing, damaged or of another version; UserError for an engine that is unknown or not installed, or
+        that refuses the bundle or the number of threads.
+        """
+        bundle = Bundle.load(bundle_folder(name))
         try:
             tokenizer = Tokenizer.from_file(str(bundle.file(bundle.chat.tokenizer)))
         except Exception as error:  # tokenizers raises bare Exception
             raise BundleError(f"{bundle.path}: tokenizer.json cannot be read ({error}); export the model again") from None
-        return cls(bundle, load_engine(engine, bundle, threads=threads), tokenizer, bundle.closing_rows(), is_demo)
+        return cls(bundle, load_engine(engine, bundle, threads=threads), tokenizer, bundle.closing_rows(), is_demo(bundle))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of rendered prompt text; the template has already written the special tokens."""
+        """Token ids of rendered prompt text; the template has already written the special tokens.
+
+        Raises UserError for text that is not Unicode: a lone surrogate, as bytes that are not UTF-8 become.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"the text holds {text[error.start]!a}, which is no character; write it in UTF-8") from None
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def close(self) -> None:
+        """Let go of the engine; sessions of this model can do nothing any more. Closing it again does nothing."""
         self.engine.close()
+
+
+def bundle_folder(name: str | Path) -> Path:
+    """The folder of ``demo`` or of the bundle at a path."""
+    return demo_bundle() if str(name) == "demo" else Path(name)
+
+
+def is_demo(bundle: Bundle) -> bool:
+    """Whether its weights are the embedded model's, as those of a copy and of a calibrated one are."""
+    try:
+        shipped = Bundle.load(demo_bundle(), verify="size").files
+    except BundleError:
+        return False
+    return all(bundle.files.get(name) == record for name, record in shipped.items() if name.endswith(".weights"))
 
 
 def demo_bundle() -> Path:

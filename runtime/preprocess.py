@@ -24,6 +24,8 @@ class Preprocessor:
 
     def __call__(self, frame: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Raises UserError for anything but uint8 ``[H, W, 3]``."""
+        if not isinstance(frame, np.ndarray):
+            raise UserError(f"a frame is a numpy array, uint8 RGB [H, W, 3], not {type(frame).__name__}")
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or 0 in frame.shape:
             raise UserError(f"a frame is uint8 RGB [H, W, 3], not {frame.dtype} {list(frame.shape)}")
         planes = frame.transpose(2, 0, 1).astype(np.float32)

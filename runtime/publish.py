@@ -15,8 +15,10 @@ from pathlib import Path
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import MANIFEST
+from edgevlm.runtime.paths import look
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_NO_SPACE = 1 << 20  # bytes: what may be left of a disk that a block no longer fits on
 _FULL = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -38,7 +40,7 @@ def published(out_dir: str | Path, *, force: bool = False) -> Iterator[Path]:
         _remove_abandoned(target)
         folder = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
     except OSError as error:
-        raise UserError(f"{target.parent}: cannot be written ({_reason(error)}); choose another --out") from None
+        raise UserError(f"{target.parent}: cannot be written ({_reason(error, target.parent)}); choose another --out") from None
     lock = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -50,7 +52,9 @@ def published(out_dir: str | Path, *, force: bool = False) -> Iterator[Path]:
         _replace(folder, target)
         _flush(target.parent)
     except OSError as error:
-        raise UserError(f"{target}: the bundle could not be written ({_reason(error)}); nothing was changed") from None
+        raise UserError(
+            f"{target}: the bundle could not be written ({_reason(error, target.parent)}); nothing was changed"
+        ) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # after an exchange this is the bundle that was replaced
         os.close(lock)
@@ -59,9 +63,10 @@ def published(out_dir: str | Path, *, force: bool = False) -> Iterator[Path]:
 def check_target(out_dir: str | Path, force: bool) -> None:
     """Raise UserError if a bundle must not be put at ``out_dir``; cheap, so ask before long work."""
     target = Path(os.path.abspath(out_dir))
-    if not target.exists() and not target.is_symlink():
+    found = look(target)
+    if found == "nothing" and not target.is_symlink():
         return
-    if not target.is_dir():
+    if found != "folder":
         raise UserError(f"{target}: is a file; choose another --out")
     if (target / MANIFEST).exists():
         if not force:
@@ -120,5 +125,8 @@ def _umask() -> int:
     return mask
 
 
-def _reason(error: OSError) -> str:
+def _reason(error: OSError, place: Path) -> str:
+    """Why, in words. Some writers pass no reason on: ask while what was written is still there how full the disk is."""
+    if error.errno is None and shutil.disk_usage(place).free < _NO_SPACE:
+        return _FULL[errno.ENOSPC]
     return _FULL.get(error.errno or 0, error.strerror or str(error))

@@ -17,16 +17,19 @@ class Sampler:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.temperature < 0 or not 0 < self.top_p <= 1:
-            raise ValueError("temperature must be 0 or more and top_p in (0, 1]")
+        if not (0 <= self.temperature < float("inf") and 0 < self.top_p <= 1):
+            raise ValueError("temperature must be 0 or more and finite, and top_p in (0, 1]")
+        if self.seed is not None and self.seed < 0:
+            raise ValueError(f"seed must be 0 or more, not {self.seed}")
         self._random = np.random.default_rng(self.seed)
 
     def __call__(self, logits: NDArray[np.float32]) -> int:
         """The next token id from logits ``[vocabulary]``."""
         if self.temperature == 0:
             return int(logits.argmax())
-        scaled = logits.astype(np.float64) / self.temperature
-        probabilities = np.exp(scaled - scaled.max())
+        below = logits.astype(np.float64) - logits.max()
+        with np.errstate(over="ignore"):  # of a temperature next to 0: minus infinity
+            probabilities = np.exp(below / self.temperature)
         probabilities /= probabilities.sum()
         order = np.argsort(-probabilities, kind="stable")
         cumulative = np.cumsum(probabilities[order])

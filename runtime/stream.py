@@ -5,66 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from edgevlm.engines.base import FramePattern, StepResult
 from edgevlm.errors import UserError
-from edgevlm.runtime.bundle import Bundle, DecoderSpec
-from edgevlm.runtime.cache import KVCache, Rows
+from edgevlm.runtime.cache import Rows
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape
 from edgevlm.runtime.positions import Positions, Reindexing, rope_tables
+from edgevlm.runtime.room import allocate, check_budget
 from edgevlm.runtime.st_spattn import frame_pattern
+from edgevlm.runtime.stats import MemoryStats
 
 Float32 = NDArray[np.float32]
-
-
-@dataclass(slots=True)
-class MemoryStats:
-    """Counted since the stream opened; times in milliseconds."""
-
-    compressions: int = 0
-    compress_ms: float = 0.0  # the policy's own time and the eviction; guidance forwards are apart
-    guidance_ms: float = 0.0
-    evicted: int = 0
-    reindexings: int = 0
-    reindex_ms: float = 0.0
-    prefill_ms: float = 0.0
-
-
-def check_budget(policy: Policy, budget: int, bundle: Bundle, text_room: int, prefix: int, ahead: int = 0) -> None:
-    """Refuse a budget that cannot work, before anything is allocated; ahead: rows that are appended before a compression."""
-    frame, limit = bundle.vision.tokens_per_frame, bundle.limit
-    smallest, largest = int(policy.layer_budgets.min()), int(policy.layer_budgets.max())
-    least, what = (2 * frame, "two frames, which take") if policy.keeps_first_frame else (frame, "one frame, which takes")
-    if smallest < least:
-        of_layer = "" if smallest == budget else f", {smallest} in its smallest layer,"
-        enough = -(-budget * least // max(smallest, 1))
-        raise UserError(f"a budget of {budget} tokens{of_layer} is less than {what} {least}; give --budget {enough} or more")
-    if prefix + largest + ahead + text_room > limit:
-        most = (limit - prefix - ahead - text_room) * budget // largest
-        chunk = f", a chunk of {ahead}" if ahead else ""
-        raise UserError(
-            f"a budget of {budget} tokens passes the model's limit of {limit} positions "
-            f"(prefix {prefix}, text room {text_room}{chunk}); policy {policy.name} can have {max(most, 0)} at most"
-        )
-
-
-def allocate(decoder: DecoderSpec, capacities: list[int], inv_freq: NDArray[np.float32]) -> KVCache:
-    """The arena of one stream; raises UserError, before it is touched, when it does not fit in the memory that is free."""
-    shape = (decoder.layers, decoder.kv_heads, decoder.head_dim, capacities)
-    frequencies = inv_freq.astype(np.float64)
-    wanted, free = KVCache.bytes_for(*shape, inv_freq=frequencies), psutil.virtual_memory().available
-    if wanted > free:
-        raise UserError(
-            f"this budget's cache takes {wanted / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; give a lower --budget"
-        )
-    return KVCache(*shape, inv_freq=frequencies)
 
 
 class Stream:
@@ -98,7 +54,7 @@ class Stream:
         if needs.raw_layers:
             self._project(needs.guidance, 0)  # a bundle that cannot is refused now
         capacities = [len(prefix) + int(rows) + ahead + text_room for rows in policy.layer_budgets]
-        self.cache = allocate(decoder, capacities, self.inv_freq)
+        self.cache = allocate(decoder, capacities, self.inv_freq, chunk, vision)
         asked = {*needs.probe_layers, *needs.guidance_layers, *needs.question_layers}
         buffers, probes = self.cache.buffers(), tuple(sorted(asked))
         self.decoder = model.engine.bind(buffers, probes)
@@ -119,29 +75,41 @@ class Stream:
         """Rows of memory held in the fullest layer, the prefix left out."""
         return int(self.cache.lengths.max()) - self.prefix
 
-    def append_frames(self, features: Float32) -> None:
+    def append_frames(self, features: Float32, coming: int = 0) -> int:
         """Append frames ``[F, tokens_per_frame, hidden]``, in pieces of whole frames, or in chunks.
 
-        A piece is what fits as it is, else what one compression makes room for. Raises UserError when an unbounded
-        policy's capacity is used up.
+        A piece is what fits as it is, else what one compression makes room for, and one frame at least: the least budget is a
+        frame. ``coming`` more frames of the chunk will follow: the piece that they fill up waits for them. Returns how many
+        were appended. Raises UserError when an unbounded policy's capacity is used up.
         """
-        per_frame = features.shape[1]
-        start = 0
-        while start < len(features):
-            piece = features[start : start + self._frames_at_once(per_frame)]
-            start += len(piece)
-            if not self.policy.bounded and self.tokens + piece.shape[0] * per_frame > self.budget:
-                raise UserError(
-                    f"the {self.policy.name} cache is full: {self.budget} tokens hold {self.budget // per_frame} frames; "
-                    "give a larger --budget, or a policy that compresses"
-                )
+        done = 0
+        while done < len(features):
+            count = self._piece(features[done:], coming)
+            if count > len(features) - done:
+                break
+            self._prepare(count * features.shape[1])
+            self._append_piece(features[done : done + count])
+            done += count
             if self.policy.appends_first:
-                self._reindex_when_due(piece.shape[0] * per_frame, compressed=False)
-                self._append_piece(piece)
                 self._make_room(0)
-            else:
-                self._make_room(piece.shape[0] * per_frame)
-                self._append_piece(piece)
+        return done
+
+    def _piece(self, features: Float32, coming: int) -> int:
+        """Frames of the next piece, of the ``coming`` too."""
+        return min(self._frames_at_once(features.shape[1]), len(features) + coming)
+
+    def _prepare(self, rows: int) -> None:
+        """See to it that ``rows`` rows of frames can be appended; of what has been prepared for there is nothing more to do."""
+        if not self.policy.bounded and self.tokens + rows > self.budget:
+            per_frame = self.model.bundle.vision.tokens_per_frame
+            raise UserError(
+                f"the {self.policy.name} cache is full: {self.budget} tokens hold {self.budget // per_frame} frames; "
+                "give a larger --budget, or a policy that compresses"
+            )
+        if self.policy.appends_first:
+            self._reindex_when_due(rows, compressed=False)
+        else:
+            self._make_room(rows)
 
     def _frames_at_once(self, per_frame: int) -> int:
         """Frames that fit as it is, else those that one compression makes room for.
@@ -157,22 +125,27 @@ class Stream:
         return max(1, free // per_frame or min(self.policy.room, int(budgets.min()) - kept) // per_frame)
 
     def _append_piece(self, piece: Float32) -> None:
+        """Append frames ``[F, tokens_per_frame, hidden]`` that there is room for, and tell the policy."""
+        first, position = self._seq, self.positions.next
+        result = self._append_vision(piece)
+        self.frames += len(piece)
+        rows = np.arange(piece.shape[0] * piece.shape[1])
+        queries = {layer: result.probes[layer] for layer in self.policy.needs.probe_layers}
+        appended = Appended(first + rows, (position + rows).astype(np.int32)[:, None], queries)
+        started = time.perf_counter()
+        self.policy.after_append(self.cache, appended)
+        self.stats.compress_ms += 1e3 * (time.perf_counter() - started)
+
+    def _append_vision(self, piece: Float32) -> StepResult:
         count, per_frame, hidden = piece.shape
         frame = np.repeat(np.arange(self.frames, self.frames + count, dtype=np.int32), per_frame)
-        first, position = self._seq, self.positions.next
         started = time.perf_counter()
         sparsely = self.sparse is not None and self.frames > 0
         pattern = frame_pattern(self.cache, self.prefix, self.frames, self.model.bundle.vision.grid) if sparsely else None
         row, col = np.tile(self._row, count), np.tile(self._col, count)
         result = self._append(piece.reshape(-1, hidden), Kind.VISION, (), frame, row, col, pattern)
         self.stats.prefill_ms += 1e3 * (time.perf_counter() - started)
-        self.frames += count
-        rows = np.arange(count * per_frame)
-        queries = {layer: result.probes[layer] for layer in self.policy.needs.probe_layers}
-        appended = Appended(first + rows, (position + rows).astype(np.int32)[:, None], queries)
-        started = time.perf_counter()
-        self.policy.after_append(self.cache, appended)
-        self.stats.compress_ms += 1e3 * (time.perf_counter() - started)
+        return result
 
     def _make_room(self, rows: int) -> None:
         """Compress before an append that would cross |M|, and re-index when it is due."""
@@ -225,10 +198,19 @@ class Stream:
         return self.model.engine.embed(np.asarray(self.model.encode(text), np.int64))
 
     @contextmanager
-    def question(self) -> Iterator[None]:
-        """Whatever is appended inside is taken out at the end, position counter included."""
+    def question(self, frames: Float32 | None = None, coming: int = 0) -> Iterator[None]:
+        """Whatever is appended inside is taken out at the end, position counter included.
+
+        frames: ``[F, tokens_per_frame, hidden]``, of a piece that ``coming`` more belong to, to be seen inside and appended for
+        good later. Room is made for the whole piece, now and not then, so that the memory is the same afterwards.
+        """
+        if frames is not None and len(frames):
+            count = self._piece(frames, coming) if self.policy.bounded else len(frames)
+            self._prepare(count * frames.shape[1])
         mark, position, seq, evicted = self.cache.mark(), self.positions.next, self._seq, self.stats.evicted
         try:
+            if frames is not None and len(frames):
+                self._append_vision(frames)
             yield
         finally:
             if self.stats.evicted == evicted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from edgevlm.apps.sources.base import Frame, Source, State, mask_credentials
@@ -21,7 +22,7 @@ def open_source(camera: str | None, video: str | None, *, fps: float, realtime: 
 
     if camera is not None and video is not None:
         raise SourceError("give --camera or --video, not both")
-    if fps <= 0:
+    if not 0 < fps < math.inf:
         raise SourceError(f"--fps {fps:g}: give a rate above 0")
     kind, target = ("video", video) if video is not None else _kind_of(camera or "demo")
     source = SOURCES[kind](str(target), fps, seed)

@@ -59,7 +59,9 @@ class Source(ABC):
         """The next sampled frame; None at the end. Raises SourceError when the source cannot go on."""
 
     def close(self) -> None:
-        self.state = State.ENDED
+        """Let go of what is open; a source that failed stays FAILED."""
+        if self.state is not State.FAILED:
+            self.state = State.ENDED
 
     def __iter__(self) -> Iterator[Frame]:
         while (frame := self.read()) is not None:

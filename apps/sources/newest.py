@@ -9,7 +9,7 @@ from edgevlm.apps.sources.base import Frame, Source, State
 
 
 class NewestFrame(Source):
-    """Reads another source in its own thread into a slot for one frame.
+    """Reads another source in its own thread into a slot for one frame, from the first :meth:`read` on.
 
     A frame that arrives while the slot is full replaces the one in it: ``dropped`` counts those (rule ``drop-oldest``).
     ``paced`` holds a recorded source to its own timestamps, so that a file or the demo behaves like a camera.
@@ -25,7 +25,7 @@ class NewestFrame(Source):
         self._error: BaseException | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edgevlm-reader", daemon=True)
-        self._thread.start()
+        self._reading = False  # nothing is dropped, and no time passes, before somebody reads
 
     def _run(self) -> None:
         error: BaseException | None = None
@@ -52,6 +52,9 @@ class NewestFrame(Source):
                 self._changed.notify()
 
     def read(self) -> Frame | None:
+        if not self._reading:
+            self._reading = True
+            self._thread.start()
         with self._changed:
             while self._slot is None:
                 if self.state in (State.ENDED, State.FAILED):
@@ -64,5 +67,8 @@ class NewestFrame(Source):
 
     def close(self) -> None:
         self._closing.set()
-        self._thread.join(timeout=2)
-        self.state = State.ENDED
+        if self._reading:
+            self._thread.join(timeout=2)
+        else:
+            self._source.close()
+        super().close()

@@ -7,6 +7,7 @@ from pathlib import Path
 from edgevlm.apps.sources.base import Frame, Sampler, Source, State
 from edgevlm.apps.sources.capture import load_cv2, open_capture
 from edgevlm.errors import SourceError
+from edgevlm.runtime.paths import look
 
 COMPLETE = 0.9  # of the frames a container declares: below this the file was cut short
 FALLBACK_FPS = 25.0  # for a container that declares no rate
@@ -18,8 +19,7 @@ class VideoSource(Source):
     def __init__(self, path: str | Path, fps: float | None) -> None:
         self.path = Path(path)
         self.name = self.path.name
-        if not self.path.is_file():
-            raise SourceError(f"{path}: there is no such file")
+        check_readable(self.path)
         self._cv2 = load_cv2()
         self._capture = open_capture(str(self.path))
         if not self._capture.isOpened():
@@ -32,7 +32,7 @@ class VideoSource(Source):
         self._time_s = 0.0
 
     def read(self) -> Frame | None:
-        if self.state is State.ENDED:
+        if self.state in (State.ENDED, State.FAILED):
             return None
         self.state = State.RUNNING
         while self._capture.grab():
@@ -67,3 +67,16 @@ class VideoSource(Source):
     def close(self) -> None:
         super().close()
         self._capture.release()
+
+
+def check_readable(path: Path) -> None:
+    """Raise SourceError, one line, unless ``path`` is a file that may be read."""
+    found = look(path)
+    if found == "nothing":
+        raise SourceError(f"{path}: there is no such file")
+    if found == "folder":
+        raise SourceError(f"{path}: is a folder; give a video file")
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read ({error.strerror})") from None

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime import primitives
-from edgevlm.runtime.policies.attention import attention_mass
 from edgevlm.runtime.policies.base import Appended, Float32
 from edgevlm.runtime.policies.queries import QueryWindow
 
@@ -50,7 +49,7 @@ class CrossLayer:
         for layer in self.probe_layers:
             queries, seq = self._queries.at(cache, layer)
             start = max(0, len(seq) - window)
-            mass[layer] = attention_mass(queries[:, start:], seq[start:], cache.key(layer), cache.seq(layer))
+            mass[layer] = primitives.attention_mass(queries[:, start:], seq[start:], cache.key(layer), cache.seq(layer))
         self.take(cache, mass)
 
     def take(self, cache: KVCache, mass: Mapping[int, Float32]) -> None:

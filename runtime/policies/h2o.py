@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.attention import attention_mass
 from edgevlm.runtime.policies.base import Appended, Bool, Float32, Guide, Needs, Policy, StreamShape, newest, tokens_of
 from edgevlm.runtime.policies.cross_layer import booster, layer_number
 from edgevlm.runtime.policies.scores import SeqScores
-from edgevlm.runtime.primitives import top_k
+from edgevlm.runtime.primitives import attention_mass, top_k
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache

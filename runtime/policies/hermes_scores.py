@@ -12,7 +12,6 @@ from edgevlm.errors import CacheError
 from edgevlm.runtime import primitives
 from edgevlm.runtime.cache import Rows
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.attention import attention_mass
 from edgevlm.runtime.policies.base import Bool, Float32, NewRows
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def guidance_attention(queries: Float32, own_keys: Float32, key: Float32, seq: I
     """
     heads, rows, _ = queries.shape
     places = seq.max(initial=-1) + 1 + np.arange(rows) * causal
-    mass = attention_mass(queries, places, key, seq, own_keys.astype(np.float32, copy=False), places)
+    mass = primitives.attention_mass(queries, places, key, seq, own_keys.astype(np.float32, copy=False), places)
     return mass.sum(0, dtype=np.float64) / (heads * rows)
 
 

@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.attention import attention_mass
 from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Policy, StreamShape, newest, tokens_of
 from edgevlm.runtime.policies.cross_layer import booster, layer_number
 from edgevlm.runtime.policies.queries import QueryWindow
-from edgevlm.runtime.primitives import top_k
+from edgevlm.runtime.primitives import attention_mass, top_k
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.attention import attention_mass
 from edgevlm.runtime.policies.base import Bool, Float32, Needs, tokens_of
 from edgevlm.runtime.policies.full import Full
 from edgevlm.runtime.policies.snapkv import Pool, pooled
-from edgevlm.runtime.primitives import top_k
+from edgevlm.runtime.primitives import attention_mass, top_k
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache

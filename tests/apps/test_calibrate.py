@@ -12,6 +12,7 @@ from clips import clip
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.calibration import Calibration
+from edgevlm.runtime.model import demo_bundle, is_demo
 
 
 def edgevlm(*arguments):
@@ -38,8 +39,22 @@ def test_the_demo_is_measured_on_its_own_world(tmp_path):
     assert plot.read_text().startswith("<svg")
     done = edgevlm("run", "--model", out, "--frames", 8, "--budget", 64)
     assert done.stderr.startswith("infinipot-v: calibrated ")
-    done = edgevlm("run", "--model", out, "--frames", 8, "--budget", 64, "--policy", "infinipot-v:tau=preset", "--json")
-    assert done.stderr == "infinipot-v: presets, as set\n"
+    nonsense = ("--ask", "is it raining?")
+    done = edgevlm("run", "--model", out, "--frames", 8, "--budget", 64, "--policy", "infinipot-v:tau=preset", *nonsense)
+    assert done.stderr.startswith("infinipot-v: presets, as set\n")
+    assert "never taught" in done.stdout, "a copy of the demo model is the demo model"
+    assert is_demo(Bundle.load(out, verify="size"))
+
+
+def test_a_copy_of_the_demo_is_measured_on_the_demo_world(tmp_path):
+    copy = shutil.copytree(demo_bundle(), tmp_path / "copy")
+    done = edgevlm("calibrate", copy, "--frames", 10, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["clips"] == [f"demo world {seed}" for seed in (101, 102, 103, 104)]
+
+
+def test_another_model_is_not_the_demo(bundle):
+    assert not is_demo(Bundle.load(bundle, verify="size"))
 
 
 def test_a_real_clip_into_the_bundle_itself(bundle, tmp_path):
@@ -62,6 +77,8 @@ def test_a_real_clip_into_the_bundle_itself(bundle, tmp_path):
         (["BUNDLE", "--video", __file__], "not a video that can be read"),
         (["demo", "--frames", "3"], "3 frames are too few"),
         (["demo", "--frames", "100000"], "give fewer"),
+        (["demo", "--threads", "257"], "256"),
+        (["x" * 300], "File name too long"),
         (["demo", "--plot", "age.pdf"], "ends in .svg or .png"),
         (["demo", "--out", "BUNDLE"], "a bundle is there already"),
     ],

@@ -10,49 +10,58 @@ from edgevlm.apps.demo.questions import is_about_now, sample
 from edgevlm.apps.demo.world import World
 from edgevlm.runtime.session import Session
 
-FRAMES, BUDGET, EARLY = 10_000, 512, 200
+FRAMES, BUDGET, EARLY, PAIRS = 10_000, 512, 200, 300
+
+
+def opened(model="demo"):
+    return Session.open(model, budget=BUDGET, chunk=4)
 
 
 def ask(session, world, random):
-    """Ask one of each kind about now; returns how many were right, of how many, and the times to first token."""
-    asked = [(text, answer) for kind, text, answer in sample(world.history, random) if is_about_now(kind)]
-    answers = [session.ask(text) for text, _ in asked]
-    right = sum(answer.text.strip() == truth for answer, (_, truth) in zip(answers, asked, strict=True))
-    return right, len(asked), [answer.ttft_ms for answer in answers]
+    """Ask one of each kind about now; returns how many were right, and of how many."""
+    asked = [(text, truth) for kind, text, truth in sample(world.history, random) if is_about_now(kind)]
+    return sum(session.ask(text).text.strip() == truth for text, truth in asked), len(asked)
+
+
+def times_to_first_token(old):
+    """Medians in ms: of a stream at its first full cache, and of ``old`` when it holds as much; asked in turns."""
+    world, times = World(8), ([], [])
+    with opened(old.model) as young:
+        while not young.stats.memory.compressions or young.stats.tokens != old.stats.tokens:
+            young.watch(world.step())
+        for _ in range(PAIRS):
+            for session, those in zip((young, old), times, strict=True):
+                answer = session.ask("how many objects are there now?")
+                answer.wait()
+                those.append(answer.ttft_ms)
+    return [statistics.median(those) for those in times]
 
 
 @pytest.mark.slow
 def test_ten_thousand_frames(capsys):
     process, random = psutil.Process(), np.random.default_rng(0)
-    early, late, first_times, last_times = [0, 0], [0, 0], [], []
-    with Session.open("demo", budget=BUDGET, chunk=4) as session:
-        cache = session._stream.cache
+    early, late = [0, 0], [0, 0]
+    with opened() as session:
+        cache = session.cache
         nbytes, allocations = cache.nbytes, cache.allocations
         for seed in range(20):  # answers in the first 200 frames of a stream, over several streams
             early_world = World([7, seed])
-            with Session.open(session.model, budget=BUDGET, chunk=4) as short:
+            with opened(session.model) as short:
                 for frame in range(EARLY):
                     short.watch(early_world.step())
                     if frame % 10 == 9:
-                        right, asked, _ = ask(short, early_world, random)
-                        early = [early[0] + right, early[1] + asked]
+                        early = np.add(early, ask(short, early_world, random))
         world, rss_start = World(7), None
         for frame in range(FRAMES):
             session.watch(world.step())
-            full = session.stats.memory.compressions > 0
-            if full and rss_start is None:
+            if rss_start is None and session.stats.memory.compressions:
                 rss_start = process.memory_info().rss
-            if full and frame % 4 == 3 and len(first_times) < 300:  # the first full cache
-                first_times += ask(session, world, random)[2]
-            if frame >= FRAMES - 4000 and frame % 12 == 11:  # at the end of a chunk, as the first ones
-                right, asked, times = ask(session, world, random)
-                late = [late[0] + right, late[1] + asked]
-                last_times = [*last_times, *times][-300:]
-        rss_end = process.memory_info().rss
-        stats = session.stats
+            if frame >= FRAMES - 4000 and frame % 12 == 11:
+                late = np.add(late, ask(session, world, random))
+        rss_end, stats = process.memory_info().rss, session.stats
         assert (cache.nbytes, cache.allocations) == (nbytes, allocations)
+        ttft = times_to_first_token(session)
     early_share, late_share = early[0] / early[1], late[0] / late[1]
-    ttft = [statistics.median(times) for times in (first_times, last_times)]
     with capsys.disabled():
         print(
             f"\n{FRAMES} frames at {BUDGET} tokens: cache {nbytes} bytes in {allocations} allocation(s); RSS "

@@ -1,7 +1,10 @@
 """Sources on real files, against PyAV; and the newest-frame rule."""
 
+import os
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import av
 import numpy as np
@@ -11,6 +14,7 @@ from clips import clip
 from edgevlm.apps.sources import SourceError, open_source
 from edgevlm.apps.sources.base import Frame, Sampler, Source, State, mask_credentials
 from edgevlm.apps.sources.newest import NewestFrame
+from edgevlm.errors import UserError
 
 
 def test_sampler_keeps_the_rate_by_timestamps():
@@ -64,6 +68,9 @@ def test_what_is_no_video_is_one_line(tmp_path, content):
     ("camera", "video", "says"),
     [
         (None, "/nowhere/a.mp4", "no such file"),
+        (None, "/", "is a folder"),
+        (None, "x" * 300, "File name too long"),
+        ("/dev/" + "x" * 300, None, "File name too long"),
         ("77", None, "there is no /dev/video77"),
         ("/dev/video88", None, "there is no /dev/video88"),
         ("shop.mp4", None, "--video"),
@@ -71,9 +78,34 @@ def test_what_is_no_video_is_one_line(tmp_path, content):
     ],
 )
 def test_what_is_not_there_is_one_line(camera, video, says):
-    with pytest.raises(SourceError, match=says) as caught:
+    with pytest.raises(UserError, match=says) as caught:
         open_source(camera, video, fps=2, realtime=False)
     assert "\n" not in str(caught.value)
+
+
+def test_what_may_not_be_read_is_one_line(as_nobody):
+    path = as_nobody / "clip.mp4"
+    with pytest.raises(SourceError, match=r"cannot be read \(Permission denied\)"):
+        open_source(None, str(path), fps=2, realtime=False)
+    with pytest.raises(UserError, match=r"cannot be looked at \(Permission denied\)"):
+        open_source(None, str(as_nobody / "locked" / "clip.mp4"), fps=2, realtime=False)
+
+
+@pytest.fixture
+def as_nobody():
+    """A folder with a file and a folder that this process, for the while, may not read."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "clip.mp4").touch(mode=0)
+        (folder / "locked").mkdir(mode=0)
+        was = os.geteuid()
+        if was == 0:
+            os.seteuid(65534)
+        try:
+            yield folder
+        finally:
+            os.seteuid(was)
 
 
 class Counted(Source):
@@ -93,24 +125,56 @@ class Counted(Source):
 
 
 def test_newest_frame_drops_the_oldest_and_counts():
-    counted = Counted(10)
+    counted = Counted(11)
     newest = NewestFrame(counted)
+    counted.go.release(1)
+    assert newest.read().image[0, 0, 0] == 1
     counted.go.release(10)
     deadline = time.monotonic() + 5
     while newest.state is not State.ENDED and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert newest.read().image[0, 0, 0] == 10
+    assert newest.read().image[0, 0, 0] == 11
     assert newest.dropped == 9
     assert newest.read() is None
 
 
-def test_paced_frames_come_at_their_own_times():
-    counted = Counted(5)
+def test_nothing_is_read_before_somebody_reads():
+    counted = Counted(3)
+    counted.go.release(3)
+    newest = NewestFrame(counted)
+    time.sleep(0.1)
+    assert (counted.made, newest.state) == (0, State.INITIALISING)
+    newest.close()
+    assert (newest.state, counted.state) == (State.ENDED, State.ENDED)
+
+
+class Clock:
+    """Stands still but for those who wait; takes the place of the module ``time`` and of the event that is waited for."""
+
+    def __init__(self):
+        self.now, self.waits = 100.0, []
+
+    def monotonic(self):
+        return self.now
+
+    def wait(self, seconds):
+        self.waits.append(round(seconds, 6))
+        self.now += seconds + 0.001  # a clock that is always late: what is late is not waited for again
+
+    def is_set(self):
+        return False
+
+
+def test_paced_frames_come_at_their_own_times(monkeypatch):
+    counted, clock = Counted(5), Clock()
     counted.go.release(5)
     newest = NewestFrame(counted, paced=True)
+    monkeypatch.setattr("edgevlm.apps.sources.newest.time", clock)
+    newest._closing = clock
     taken = list(newest)
     assert taken[-1].image[0, 0, 0] == 5
     assert newest.dropped + len(taken) == 5
+    assert clock.waits == [0.0, 0.009, 0.009, 0.009, 0.009], "frames are 0.01 s apart, and the first is due at once"
 
 
 def test_an_error_in_the_reader_reaches_the_consumer():
@@ -120,8 +184,11 @@ def test_an_error_in_the_reader_reaches_the_consumer():
         def read(self):
             raise SourceError("the cable is out")
 
+    newest = NewestFrame(Failing())
     with pytest.raises(SourceError, match="cable"):
-        NewestFrame(Failing()).read()
+        newest.read()
+    newest.close()
+    assert newest.state is State.FAILED
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,8 @@ def test_the_command_on_the_demo():
     done = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False)
     (line,) = map(json.loads, done.stdout.splitlines())
     assert list(line) == FIELDS
-    assert (line["model"], line["frames"]) == ("demo", 8)
+    assert line["model"] == "demo"
+    assert line["frames"] in (8, 16), "whole cycles: a compression serves one chunk or two"
     assert line["vision_ms"] > 0
     assert "demo, infinipot-v: filling" in done.stderr
     done = CliRunner().invoke(app, [*command, "--budget", "256"], catch_exceptions=False)

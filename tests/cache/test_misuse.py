@@ -24,6 +24,7 @@ RESERVED = {
     "append": (lambda kit, c: c.append(0, NEW, NEW, kit.rows(2)), "cannot append while"),
     "too few rows": (lambda kit, c: c.commit(kit.rows(1)), "2 rows are reserved, but 1 were committed"),
     "kind dtype": (lambda kit, c: c.commit(rows(kit, kind=np.ones(2, np.int64))), "kind must be uint8, not int64"),
+    "kind unknown": (lambda kit, c: c.commit(rows(kit, kind=np.array([1, 99], np.uint8))), r"kind must be 0\.\.3, not 99"),
     "seq dtype": (lambda kit, c: c.commit(rows(kit, seq=np.ones(2, np.int32))), "seq must be int64, not int32"),
     "frame shape": (lambda kit, c: c.commit(rows(kit, frame=np.ones(3, np.int32))), r"frame must be \[2\], not \[3\]"),
     "row a list": (lambda kit, c: c.commit(rows(kit, row=[0, 0])), r"row must be a numpy array of int16 \[2\]"),
@@ -62,6 +63,10 @@ SETTLED = {
     "append sparse": (
         lambda kit, c: c.append(0, np.ones((2, 2, 16), np.float32)[..., ::2], NEW, kit.rows(2)),
         "key must be dense in its last axis",
+    ),
+    "append kind": (
+        lambda kit, c: c.append(0, NEW, NEW, rows(kit, kind=np.array([4, 1], np.uint8))),
+        r"kind must be 0\.\.3, not 4",
     ),
     "append position": (
         lambda kit, c: c.append(0, NEW, NEW, rows(kit, position=np.array([[-5], [1]], np.int32))),
@@ -112,3 +117,9 @@ def test_an_unaligned_array_is_refused(kit):
     odd = np.frombuffer(bytearray(2 * 6 * 4 + 1), np.uint8)[1:].view(np.int32).reshape(2, 6, 1)
     with pytest.raises(CacheError, match="position must be aligned"):
         cache.shift(0, odd)
+
+
+@pytest.mark.parametrize("capacity", [2.5, [1.9, 2.9], np.array([3.0, 4.0]), True, ["8", "8"]])
+def test_a_capacity_is_whole_rows(kit, capacity):
+    with pytest.raises(CacheError, match="whole numbers of rows"):
+        kit.make(capacity=capacity)

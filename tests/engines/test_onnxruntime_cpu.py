@@ -206,8 +206,9 @@ def test_engine_choice(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = Bundle.load(exported("llava", **SHAPE).bundle)
     with pytest.raises(UserError, match="no engine is called 'cuda'; there is onnxruntime-cpu"):
         load_engine("cuda", bundle)
-    with pytest.raises(UserError, match="threads must be at least 1"):
-        load_engine("onnxruntime-cpu", bundle, threads=0)
+    for threads in (0, 257, 10**6):
+        with pytest.raises(UserError, match=f"threads must be 1 to 256, not {threads}"):
+            load_engine("onnxruntime-cpu", bundle, threads=threads)
     monkeypatch.delitem(sys.modules, "edgevlm.engines.onnxruntime_cpu", raising=False)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(UserError, match=r"onnxruntime.*pip install 'edgevlm\[cpu\]'"):

@@ -108,7 +108,10 @@ def reseal(change: Callable[[dict[str, Any]], Any], folder: Path) -> None:
 
 def test_another_format(folder: Path) -> None:
     reseal(lambda m: m.update(format=2), folder)
-    assert "format 2" in refused(folder, "bundle.json")
+    with pytest.raises(BundleError, match=r"bundle\.json: is of bundle format 2 .*; upgrade edgevlm$"):
+        Bundle.load(folder)
+    reseal(lambda m: m.update(format=0), folder)
+    assert "export the checkpoint again" in refused(folder, "format 0")
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/b", "..", ".hidden", ""])

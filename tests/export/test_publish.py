@@ -10,8 +10,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgevlm.errors import UserError
@@ -115,6 +117,35 @@ def test_a_full_disk_is_one_line_and_changes_nothing(exported: Any, tmp_path: Pa
     assert all("could not be written (the file grew too large)" in line for line in lines)
     Bundle.load(target)
     assert leftovers(tmp_path) == []
+
+
+def test_a_disk_that_is_really_full_is_named(exported: Any, tmp_path: Path) -> None:
+    """A file system of 1 MB: some of what writes there does not pass on why it could not."""
+    made, disk = exported("llava", **SHAPE), tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("mounting a file system is not allowed here")
+    try:
+        with pytest.raises(UserError, match=r"could not be written \(the disk is full\); nothing was changed"):
+            export_checkpoint(made.checkpoint, disk / "bundle")
+        with pytest.raises(UserError, match="the disk is full"), published(disk / "bundle") as folder:
+            np.zeros(1 << 20, np.float32).tofile(folder / "weights")
+        assert list(disk.iterdir()) == []
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.parametrize(("free", "says"), [(1000, "the disk is full"), (1 << 40, "problem writing element 7")])
+def test_a_writer_that_passes_no_reason_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, says: str) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    with pytest.raises(UserError, match=says), published(tmp_path / "bundle"):
+        raise OSError("problem writing element 7 to file")
+
+
+def test_a_name_too_long_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="File name too long"), published(tmp_path / (300 * "x")):
+        pass
 
 
 def test_what_is_there_is_not_replaced_unasked(exported: Any, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,9 @@ CASES: list[tuple[Change, str]] = [
     (processor(do_pad=True), r"do_pad"),
     (processor(image_mean=0.5), r"image_mean must be three numbers"),
     (processor(resample="cubic"), r"resample 'cubic'"),
+    (processor(resample=0), r"resample 0 \(nearest\) cannot be exported; set it to one of 2 \(bilinear\), 3 .*, 1 \(lanczos\)"),
+    (processor(resample=4), r"resample 4 \(box\)"),
+    (processor(resample=5), r"resample 5 \(hamming\)"),
     (text("generation_config.json", '{"eos_token_id": 100000}'), r"stop token 100000"),
 ]
 
@@ -116,14 +121,34 @@ def test_not_a_folder(tmp_path: Path) -> None:
             export_checkpoint(tmp_path / name, tmp_path / "out")
 
 
-def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import sys
+WITHOUT = """
+import sys
+sys.modules[sys.argv[1]] = None
+from edgevlm.errors import UserError
+from edgevlm.export import export_checkpoint
+try:
+    export_checkpoint(sys.argv[2], sys.argv[3])
+except UserError as error:
+    print(error)
+"""
 
-    for module in [name for name in sys.modules if name.startswith("edgevlm.export.")]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(UserError, match=r"onnx.*pip install 'edgevlm\[export\]'"):
-        export_checkpoint(tmp_path, tmp_path / "out")
+
+@pytest.mark.parametrize("package", ["onnx", "transformers", "safetensors", "onnxscript"])
+def test_a_missing_package_is_one_line(exported: Any, tmp_path: Path, package: str) -> None:
+    arguments = [sys.executable, "-c", WITHOUT, package, exported("llava", **SHAPE).checkpoint, tmp_path / "out"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    wanted = f"exporting needs the package {package}, which is not installed: pip install 'edgevlm[export]'\n"
+    assert done.stdout == wanted, done.stderr[-2000:]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_is_looked_at_before_torch_is_imported(tmp_path: Path) -> None:
+    program = "import sys; from edgevlm.export import export_checkpoint as e\ntry: e(sys.argv[1], 'out')\n"
+    program += "except Exception as error: print(error, 'torch' in sys.modules, 'onnx' in sys.modules)"
+    for name, says in ((tmp_path / "nowhere", "does not exist"), (tmp_path / (300 * "x"), "File name too long")):
+        done = subprocess.run([sys.executable, "-c", program, name], capture_output=True, text=True, check=False)
+        assert says in done.stdout
+        assert done.stdout.endswith("False False\n")
 
 
 def test_frames_may_be_cropped_instead(exported: Any, tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ A token is a dict with seq, frame, row, col, position, key and value; a head is 
 import math
 
 import numpy as np
+from policies.filled import PAIR_AXIS
 
 
 def unrotated(token, inv_freq):
-    """The key before its rotary embedding: rotate by minus its position (rotate-half pairs d, d + D/2)."""
-    key = token["key"].astype(np.float64)
+    """The key before its rotary embedding: rotate by minus its position (rotate-half pairs d, d + D/2; of M-RoPE by axis)."""
+    key, position = token["key"].astype(np.float64), np.asarray(token["position"])
     half = len(key) // 2
-    angle = token["position"] * inv_freq
+    angle = (position[PAIR_AXIS] if position.ndim else position) * inv_freq
     first, second = key[:half], key[half:]
     return np.concatenate([first * np.cos(angle) + second * np.sin(angle), second * np.cos(angle) - first * np.sin(angle)])
 

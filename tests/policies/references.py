@@ -1,7 +1,7 @@
 """The reference of each policy, by the text that makes the policy."""
 
-from policies import reference_attention, reference_baselines
-from policies.filled import HEADS
+from policies import reference_attention, reference_baselines, reference_infinipot_v
+from policies.filled import HEADS, INV_FREQ
 from policies.reference_boosted import Boosted, BoostedH2O
 from policies.reference_purekv import PureKV
 
@@ -22,6 +22,16 @@ def snapkv_of(filled, window=4, kernel=7, pool="max"):
             reference_attention.snapkv(head, h, filled.bare[layer], target, seqs, window, kernel, pool)
             for h, (head, seqs) in enumerate(heads)
         ]
+
+    return expected
+
+
+def infinipot_v_of(filled, budget, **settings):
+    layers, per_frame = filled.cache.layers, filled.grid[0] * filled.grid[1]
+
+    def expected(layer, target):
+        heads = filled.heads(layer)
+        return reference_infinipot_v.select(heads, layer, layers, budget, per_frame, target, INV_FREQ, **settings)
 
     return expected
 
@@ -76,15 +86,19 @@ def drawn(head, target):
     return reference_baselines.random_tokens([token["seq"] for token in head], target, 3)
 
 
-REFERENCES = {  # the policy's text -> what play takes of the reference on a stream: expected, appended
-    "sliding-window": lambda filled: of_baseline(filled, newest),
-    "streaming-llm": lambda filled: of_baseline(filled, reference_baselines.streaming_llm),
-    "uniform": thinned,
-    "random:seed=3": lambda filled: of_baseline(filled, drawn),
-    "snapkv:window=4": lambda filled: without_sums(snapkv_of(filled)),
-    "h2o": h2o_of,
-    "purekv:clie=1,window=4": lambda filled: without_sums(PureKV(filled, clie=1, window=4).expected),
-    "snapkv:clie=1,window=4": lambda filled: without_sums(Boosted(filled, clie=1, window=4).snapkv),
-    "streaming-llm:clie=1": lambda filled: without_sums(Boosted(filled, clie=1).streaming_llm),
-    "h2o:clie=1": boosted_h2o_of,
+REFERENCES = {  # the policy's text -> what play takes of the reference on a stream and a budget: expected, appended
+    "sliding-window": lambda filled, _: of_baseline(filled, newest),
+    "streaming-llm": lambda filled, _: of_baseline(filled, reference_baselines.streaming_llm),
+    "uniform": lambda filled, _: thinned(filled),
+    "random:seed=3": lambda filled, _: of_baseline(filled, drawn),
+    "snapkv:window=4": lambda filled, _: without_sums(snapkv_of(filled)),
+    "h2o": lambda filled, _: h2o_of(filled),
+    "purekv:clie=1,window=4": lambda filled, _: without_sums(PureKV(filled, clie=1, window=4).expected),
+    "snapkv:clie=1,window=4": lambda filled, _: without_sums(Boosted(filled, clie=1, window=4).snapkv),
+    "streaming-llm:clie=1": lambda filled, _: without_sums(Boosted(filled, clie=1).streaming_llm),
+    "h2o:clie=1": lambda filled, _: boosted_h2o_of(filled),
+    "infinipot-v": lambda filled, budget: without_sums(infinipot_v_of(filled, budget)),
+    "infinipot-v:keys=rotated,heads=shared": lambda filled, budget: without_sums(
+        infinipot_v_of(filled, budget, rotated=True, shared=True)
+    ),
 }

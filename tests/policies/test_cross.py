@@ -18,7 +18,7 @@ def opened(text, budget, storage, seed):
     policy = create_policy(text)
     policy.attach(budget, StreamShape(3, 4, PREFIX))
     filled = Filled(3, budget + 4, (2, 2), np.random.default_rng(seed), *storage)
-    return policy, filled, REFERENCES[text](filled)
+    return policy, filled, REFERENCES[text](filled, budget)
 
 
 @pytest.mark.parametrize("budget", [1, 3, 4, 5, 11])

@@ -36,9 +36,12 @@ def watched(made, session, program):
     stream = session._stream
     append_frames = stream.append_frames
 
-    def both(features):
-        append_frames(features)
-        program.chunk(features.reshape(-1, features.shape[-1]).astype(np.float64))
+    def both(features, coming):
+        appended = append_frames(features, coming)
+        if appended:
+            assert appended == len(features)
+            program.chunk(features.reshape(-1, features.shape[-1]).astype(np.float64))
+        return appended
 
     stream.append_frames = both
     return stream

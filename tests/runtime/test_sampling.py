@@ -31,7 +31,18 @@ def test_temperature_sharpens():
     assert np.mean([cold(LOGITS) == 0 for _ in range(2000)]) > 0.85  # .5^4 / sum of fourth powers is .88
 
 
-@pytest.mark.parametrize("settings", [{"temperature": -1}, {"top_p": 0}, {"top_p": 1.5}])
-def test_bad_settings_are_refused(settings):
-    with pytest.raises(ValueError, match="temperature"):
+def test_a_temperature_next_to_zero_is_greedy():
+    assert Sampler(temperature=1e-320, seed=0)(LOGITS[::-1].copy()) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"temperature": -1}, "temperature"), ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"), ({"top_p": 0}, "top_p"), ({"top_p": 1.5}, "top_p"),
+        ({"top_p": float("nan")}, "top_p"), ({"seed": -1}, "seed"),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_refused(settings, says):
+    with pytest.raises(ValueError, match=says):
         Sampler(**settings)

@@ -10,6 +10,8 @@ from pictures import frames
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.policies.sliding_window import SlidingWindow
+from edgevlm.runtime.primitives import top_k
 from edgevlm.runtime.session import Session, TextRoom
 
 QUESTION = "what color was the square?"
@@ -181,30 +183,69 @@ def test_conversation_is_remembered_within_its_budget_and_by_id(model):
     with Session.open(model, budget=4 * per_frame, room=TextRoom(60, 64, 8)) as session:
         for image in frames(3, model):
             session.watch(image)
-        alone = session._prompt(None, QUESTION)
+        alone = session._conversations.prompt(None, QUESTION)
         for _ in range(4):
             session.ask(QUESTION, conversation="a", max_tokens=4).wait()
-        within = session._prompt("a", QUESTION)
+        within = session._conversations.prompt("a", QUESTION)
         assert len(alone) < len(within) <= len(alone) + 60
-        assert len(session._conversations["a"]) < 4, "the oldest turns went"
-        assert session._prompt("b", QUESTION) == alone
+        assert len(session._conversations.turns["a"]) < 4, "the oldest turns went"
+        assert session._conversations.prompt("b", QUESTION) == alone
 
 
-def test_cancel_and_close_end_an_answer(model):
-    with Session.open(model, budget=4 * model.bundle.vision.tokens_per_frame) as session:
-        for image in frames(2, model):
-            session.watch(image)
-        before = arena(session)
-        answer = session.ask(QUESTION)
+class Held:
+    """A decoder whose answers never stop by themselves, and wait before a step until they may go on."""
+
+    def __init__(self, session, at):
+        self.step_of, self.stops, self.at, self.steps = session._stream.decoder.step, session.model.bundle.chat.stop_ids, at, 0
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        session._stream.decoder = self
+
+    def step(self, *of):
+        self.steps += 1
+        if self.steps == self.at:
+            self.reached.set()
+            assert self.go_on.wait(60)
+        result = self.step_of(*of)
+        result.logits[:, list(self.stops)] = -np.inf
+        return result
+
+
+def held_session(model, at):
+    session = Session.open(model, budget=4 * model.bundle.vision.tokens_per_frame)
+    for image in frames(2, model):
+        session.watch(image)
+    session.flush()
+    return session, Held(session, at), arena(session)
+
+
+def test_cancel_ends_an_answer_after_the_token_in_progress(model):
+    session, decoder, before = held_session(model, at=3)
+    with session:
+        answer = session.ask(QUESTION, "one")
+        assert decoder.reached.wait(60)
         answer.cancel()
-        answer.wait(20)
-        assert answer.finish_reason in ("cancelled", "stop", "length")
-        session.flush()
-        left = arena(session)
-        session.ask(QUESTION)
+        decoder.go_on.set()
+        assert answer.wait(60)
+        assert (answer.finish_reason, len(answer.token_ids), decoder.steps) == ("cancelled", 3, 3)
+        assert arena(session) == before
+        assert not session._conversations.turns, "a cancelled turn is not remembered"
+        assert session.ask(QUESTION, max_tokens=5).wait(60)
+        assert arena(session) == before
+
+
+def test_close_cancels_what_is_being_answered_and_what_waits(model):
+    session, decoder, before = held_session(model, at=2)
+    answers = [session.ask(QUESTION) for _ in range(3)]
+    assert decoder.reached.wait(60)
+    closing = threading.Thread(target=session.close)
+    closing.start()
+    assert answers[0]._cancelled.wait(60)
+    decoder.go_on.set()
+    closing.join(60)
+    assert [answer.finish_reason for answer in answers] == ["cancelled"] * 3
+    assert len(answers[0].token_ids) == 2
     assert not session._running
-    assert before != left or session._stream.frames == 2
-    assert arena(session) == left
+    assert arena(session) == before
 
 
 def test_sampling_follows_its_seed(model):
@@ -269,6 +310,22 @@ def test_an_error_while_decoding_reaches_the_reader_and_leaves_no_trace(model):
 class Broken:
     def step(self, *_):
         raise ZeroDivisionError
+
+
+def test_a_policy_of_ones_own(model):
+    class Oldest(SlidingWindow):
+        """Keeps the oldest rows, and is in no registry."""
+
+        def select(self, cache, layer, target):
+            prefix = cache.kind(layer) == Kind.PREFIX
+            return prefix | top_k(-cache.seq(layer).astype(np.float32), cache.seq(layer), ~prefix, target)
+
+    per_frame = model.bundle.vision.tokens_per_frame
+    with Session.open(model, policy=Oldest(), budget=3 * per_frame, chunk=1) as session:
+        for image in frames(9, model):
+            session.watch(image)
+        held = session.cache.frame(0)[session.cache.kind(0) == Kind.VISION]
+    assert sorted(set(held.tolist())) == [0, 1, 8]
 
 
 def test_the_cache_allocates_nothing_after_start(model):

@@ -1,0 +1,124 @@
+"""``edgevlm bench accuracy``: from what was typed to the report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from edgevlm.bench.accuracy import run
+from edgevlm.bench.accuracy.desk import Settings
+from edgevlm.bench.accuracy.entries import Budget, Entry, exists, parse_budgets, parse_entries
+from edgevlm.bench.accuracy.plot import check_plot, plot
+from edgevlm.bench.accuracy.report import make_report
+from edgevlm.bench.accuracy.streamqa import seed_words
+from edgevlm.bench.accuracy.table import describe
+from edgevlm.bench.accuracy.turns import GUIDED
+from edgevlm.bench.accuracy.turns_report import describe_turns, turn_rows
+from edgevlm.errors import UserError
+
+USUAL = "infinipot-v"  # what paired differences are to, if it is there
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The options, as typed."""
+
+    model: str
+    policy: list[str]
+    budget: str
+    frames: int
+    streams: int
+    seed: str
+    against: str | None
+    turns: int
+    out: Path | None
+    resume: bool
+    workers: int
+    plot: Path | None
+    as_json: bool
+
+
+def start(request: Request) -> str:
+    """Run to the end; the report as text or JSON lines. Raises UserError before anything is measured where that is possible."""
+    entries, budgets = parse_request(request)
+    settings = Settings(request.model, request.frames, request.seed, request.turns)
+    with _progress() as progress, _goes_on(request.out):
+        outcome = run.compare(
+            settings, entries, budgets, request.streams, out=request.out, resume=request.resume, workers=request.workers,
+            progress=progress,
+        )  # fmt: skip
+    if request.turns:
+        rows = list(turn_rows(outcome))
+        return _json_lines([row.line(outcome) for row in rows]) if request.as_json else describe_turns(outcome, rows)
+    report = make_report(outcome, reference(request.against, entries))
+    if request.plot:
+        plot(report, request.plot)
+    return _json_lines(list(report.lines())) if request.as_json else describe(report)
+
+
+def parse_request(request: Request) -> tuple[list[Entry], list[Budget]]:
+    """What to compare; what the installed policies do not have is named on stderr."""
+    try:
+        seed_words(request.seed)
+    except ValueError:
+        raise UserError(f"--seed {request.seed}: give a number from 0 up, or test for the seeds kept for reports") from None
+    if request.resume and request.out is None:
+        raise UserError("--resume goes on with the journal of an earlier run: name it with --out FILE")
+    if request.plot and request.turns:
+        raise UserError("--plot draws the plain exam; leave out --turns")
+    if request.plot:
+        check_plot(request.plot)
+    entries, missing = parse_entries(request.policy)
+    reference(request.against, entries)
+    if request.turns and exists(GUIDED):
+        entries = list(dict.fromkeys([*entries, Entry(GUIDED)]))
+    elif request.turns:
+        missing.append(GUIDED)
+    for label in missing:
+        print(f"left out: {label}, which the installed policies have no setting for", file=sys.stderr)
+    return entries, parse_budgets(request.budget)
+
+
+def reference(against: str | None, entries: list[Entry]) -> str:
+    """The policy that differences are to. Raises UserError for one that is not compared."""
+    labels = [entry.label for entry in entries if not entry.is_oracle]
+    if against is not None and against not in labels:
+        raise UserError(f"--against {against}: is not among the policies compared; add it to --policy")
+    return against or next((label for label in labels if label == USUAL), labels[0] if labels else USUAL)
+
+
+def _json_lines(lines: list[dict[str, Any]]) -> str:
+    return "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
+
+
+@contextmanager
+def _progress() -> Iterator[run.Progress]:
+    """A bar on stderr where that is a terminal."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("loading the model", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+
+
+@contextmanager
+def _goes_on(out: Path | None) -> Iterator[None]:
+    """Say how to go on after ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        hint = (
+            f"stopped; the same command with --resume goes on ({out})"
+            if out
+            else "stopped; --out FILE would have kept what was done"
+        )
+        print(hint, file=sys.stderr)
+        raise

@@ -1,0 +1,202 @@
+"""Where the work is done: one model, one stream at a time, one policy and budget after another; a process each."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from typing import cast
+
+import numpy as np
+
+from edgevlm.bench.accuracy.entries import ORACLE, Budget, Entry
+from edgevlm.bench.accuracy.footprint import Footprint, fitted
+from edgevlm.bench.accuracy.journal import Record
+from edgevlm.bench.accuracy.oracle import make_oracle
+from edgevlm.bench.accuracy.sitting import CHUNK, SharedFeatures, sit, watch
+from edgevlm.bench.accuracy.streamqa import Exam, make_exam, seed_words
+from edgevlm.bench.accuracy.turns import GUIDED, take_turns
+from edgevlm.engines.base import Engine
+from edgevlm.errors import UserError
+from edgevlm.runtime.bundle import MANIFEST, hash_file
+from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies import Policy, create_policy
+from edgevlm.runtime.session import Session
+
+PLAIN = Entry("sliding-window")  # holds nothing beside the cache: its bytes are what everybody gets
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What results depend on beside policy, budget and stream. seed: a number, or ``test``; turns: 0 for the plain exam."""
+
+    model: str = "demo"
+    frames: int = 64
+    seed: str = "0"
+    turns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A policy at a budget. tokens: |M|; allowed: bytes that cache and policy may take together, 0 for any number."""
+
+    label: str
+    budget: str
+    tokens: int
+    allowed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    label: str
+    budget: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    cell: Cell
+    stream: int
+
+
+class Desk:
+    """Makes exams and has policies sit them. Raises UserError for a model that does not see the world's patches."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.words = settings, seed_words(settings.seed)
+        model = Model.load(settings.model, threads=1)
+        self.shared = SharedFeatures(model.engine)
+        self.model = replace(model, engine=cast(Engine, self.shared))
+        self.per_frame = model.bundle.vision.tokens_per_frame
+        self._stream, self._exam = -1, make_exam(self.words, 0, 1)
+        patches = self._exam.owners.shape[1]
+        if self.per_frame != patches:
+            raise UserError(
+                f"streamqa shows frames of {patches} patches and {settings.model} has {self.per_frame} tokens a frame; "
+                "give --model demo, or a bundle trained on the demo world"
+            )
+
+    @property
+    def identity(self) -> str:
+        """What a journal's header says of this model: the hash of its manifest, which lists the hashes of its files."""
+        return hash_file(self.model.bundle.path / MANIFEST).sha256[:16]
+
+    def exam(self, stream: int) -> Exam:
+        if stream != self._stream:
+            self.shared.forget()
+            self._stream, self._exam = stream, make_exam(self.words, stream, self.settings.frames)
+        return self._exam
+
+    def perform(self, task: Task) -> Record:
+        """One policy at one budget on one stream."""
+        cell, exam = task.cell, self.exam(task.stream)
+        policy, tokens = self._candidate(cell, exam)
+        reindexing = Entry(cell.label).reindexing
+        key = {"policy": cell.label, "budget": cell.budget, "stream": task.stream}
+        if self.settings.turns:
+            order = [*self.words, task.stream, 2]
+            return key | take_turns(self.model, exam, policy, tokens, reindexing, self.settings.turns, order)
+        sitting = sit(self.model, exam, policy(), tokens, reindexing)
+        if cell.allowed and sitting.bytes > cell.allowed:
+            raise RuntimeError(f"{cell.label} at {cell.budget} took {sitting.bytes} bytes and was allowed {cell.allowed}")
+        return key | sitting.record(with_kept=task.stream == 0)
+
+    def _candidate(self, cell: Cell, exam: Exam) -> tuple[Callable[[], Policy], int]:
+        """What makes the policy, and its |M|: for the guided one the whole stream, of which a question leaves the cell's."""
+        entry = Entry(cell.label)
+        if cell.label == GUIDED:
+            whole = exam.owners.size
+            return partial(create_policy, f"{GUIDED}:target={cell.tokens / whole}"), whole
+        if entry.is_oracle:
+            return partial(make_oracle, cell.label.removeprefix(f"{ORACLE}/"), exam), cell.tokens
+        return partial(create_policy, entry.policy), cell.tokens
+
+    def cells(self, entries: Sequence[Entry], budget: Budget) -> Iterator[Cell | Skipped]:
+        """Each entry at the budget at which it takes no more bytes than a plain window does, or why it cannot be."""
+        tokens = budget.tokens(self.settings.frames * self.per_frame)
+        try:
+            allowed = self._taken(PLAIN, tokens)
+        except UserError as error:
+            names = dict.fromkeys(ORACLE if entry.is_oracle else entry.label for entry in entries)
+            yield from (Skipped(name, budget.text, reason_of(error)) for name in names)
+            return
+        for entry in entries:
+            try:
+                if entry.is_oracle or entry.label == GUIDED:
+                    yield Cell(entry.label, budget.text, tokens)
+                else:
+                    fits = fitted(tokens, allowed, self._bytes_per_token, self.per_frame, partial(self._taken, entry))
+                    yield Cell(entry.label, budget.text, fits, allowed)
+            except UserError as error:
+                yield Skipped(entry.label, budget.text, reason_of(error))
+
+    def check_full(self) -> None:
+        """Raises UserError when the model has no positions for all of a stream."""
+        frames, full = self.settings.frames, create_policy("full")
+        Session.open(self.model, policy=full).close()  # with all it can have
+        most = full.budget // self.per_frame
+        if frames > most:
+            raise UserError(
+                f"--frames {frames}: full KV must hold the whole stream, and this model has positions for {most} frames; "
+                "give that many or fewer"
+            )
+
+    @property
+    def _bytes_per_token(self) -> int:
+        """What one more token in every layer adds to a cache, alignment evened out."""
+        spec = self.model.bundle.decoder
+        shape, inv_freq = (spec.layers, spec.kv_heads, spec.head_dim), np.array(spec.inv_freq)
+        few, many = (KVCache.bytes_for(*shape, rows, inv_freq=inv_freq) for rows in (1024, 2048))
+        return (many - few) // 1024
+
+    def _taken(self, entry: Entry, tokens: int) -> int:
+        """Bytes that cache and policy take at most, watching one stream."""
+        exam, policy = self.exam(0), create_policy(entry.policy)
+        with Session.open(self.model, policy=policy, budget=tokens, reindexing=entry.reindexing, chunk=CHUNK) as session:
+            if entry == PLAIN:
+                footprint = Footprint()
+                footprint.measure(session.cache, policy)
+            else:
+                footprint = watch(session, policy, exam)
+        return footprint.peak
+
+
+def reason_of(error: UserError) -> str:
+    """Without the advice on tokens, which are not what ``--budget`` is given in here."""
+    return str(error).partition("; give --budget")[0]
+
+
+def perform_all(desk: Desk, tasks: Iterable[Task], workers: int) -> Iterator[Record]:
+    """Records as they are done: in this process, or in others with a desk each. Raises UserError if one of those dies."""
+    if workers == 1:
+        yield from map(desk.perform, tasks)
+        return
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _take_seat, (desk.settings,))
+    try:
+        for done in as_completed([pool.submit(_perform, task) for task in tasks]):
+            yield done.result()
+    except BrokenProcessPool:
+        raise UserError(
+            "a worker was killed, perhaps for want of memory; give fewer --workers, and --resume with --out"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_seat: Callable[[Task], Record]
+
+
+def _take_seat(settings: Settings) -> None:
+    """In a worker, once: ctrl-C is the parent's business."""
+    global _seat
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _seat = Desk(settings).perform
+
+
+def _perform(task: Task) -> Record:
+    return _seat(task)

@@ -1,0 +1,74 @@
+"""Shares and paired differences with 95 % intervals whose unit is the stream: questions of one stream share its luck."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Z = 1.959964  # of 95 %
+
+Cluster = Sequence[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value and its interval. clusters: streams with a question; count: questions."""
+
+    value: float
+    low: float
+    high: float
+    clusters: int
+    count: int
+
+
+def share(clusters: Sequence[Cluster]) -> Estimate:
+    """The share right among all questions, one cluster a stream, and Wilson's interval at the effective sample size.
+
+    The ratio estimator's variance, ``u / (u - 1) sum (right_i - p asked_i)^2 / asked^2`` over u streams, says to how many
+    independent questions these are worth, never more than were asked. All right or all wrong: as many as there are streams.
+    """
+    sums, sizes = _totals(clusters)
+    units, asked = len(sums), float(sizes.sum())
+    value = float(sums.sum()) / asked
+    variance = ratio_variance(sums, sizes)
+    effective = min(value * (1 - value) / variance, asked) if variance > 0 and 0 < value < 1 else float(units)
+    spread = Z * np.sqrt(value * (1 - value) / effective + Z**2 / (4 * effective**2))
+    middle, scale = value + Z**2 / (2 * effective), 1 + Z**2 / effective
+    return Estimate(
+        value,
+        min(max(0.0, float((middle - spread) / scale)), value),
+        max(min(1.0, float((middle + spread) / scale)), value),
+        units,
+        int(asked),
+    )
+
+
+def difference(ours: Sequence[Cluster], theirs: Sequence[Cluster]) -> Estimate:
+    """By how much more of the same questions ``ours`` has right, and value +- 1.96 standard errors of the ratio estimator.
+
+    Both hold the same streams in the same order with the same questions; raises ValueError otherwise.
+    """
+    if [len(cluster) for cluster in ours] != [len(cluster) for cluster in theirs]:
+        raise ValueError("the two did not answer the same questions")
+    sums, sizes = _totals(ours)
+    sums = sums - _totals(theirs)[0]
+    value = float(sums.sum() / sizes.sum())
+    half = Z * float(np.sqrt(ratio_variance(sums, sizes)))
+    return Estimate(value, max(-1.0, value - half), min(1.0, value + half), len(sums), int(sizes.sum()))
+
+
+def ratio_variance(sums: np.ndarray, sizes: np.ndarray) -> float:
+    """Variance of ``sum of sums / sum of sizes`` over clusters drawn at random; 0 for a single one."""
+    units = len(sums)
+    if units < 2:
+        return 0.0
+    residual = sums - sums.sum() / sizes.sum() * sizes
+    return float((residual**2).sum() * units / (units - 1) / sizes.sum() ** 2)
+
+
+def _totals(clusters: Sequence[Cluster]) -> tuple[np.ndarray, np.ndarray]:
+    """Right and asked of each stream, float64; streams without a question are left out."""
+    asked = [cluster for cluster in clusters if len(cluster)]
+    return np.array([float(sum(c)) for c in asked]), np.array([float(len(c)) for c in asked])

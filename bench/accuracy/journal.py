@@ -1,0 +1,83 @@
+"""The journal of a run: one JSON line a piece of work, appended as it is done, so that a run can be stopped and gone on with.
+
+The first line names what makes results comparable; a run whose header differs is refused. A line that a kill cut short is
+dropped and its work done again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from edgevlm.errors import UserError
+
+Key = tuple[str, str, int]  # policy, budget, stream
+Record = dict[str, Any]
+
+
+class Journal:
+    """Records by key, in memory and, given a path, in a file. One process writes it."""
+
+    def __init__(self, path: Path | None, header: Mapping[str, object], resume: bool = False) -> None:
+        """Raises UserError for a file that is there without ``resume``, or is of other settings."""
+        self.records: dict[Key, Record] = {}
+        self._file: IO[bytes] | None = None
+        if path is None:
+            return
+        first = {"journal": "edgevlm bench accuracy", **header}
+        try:
+            if path.exists() and path.stat().st_size:
+                if not resume:
+                    raise UserError(f"--out {path}: is there already; add --resume to go on with it, or name another file")
+                self._read(path, first)
+            self._file = path.open("ab")
+            if not self._file.tell():
+                self._write(first)
+        except OSError as error:
+            raise UserError(f"--out {path}: cannot be written ({error.strerror})") from None
+
+    def _read(self, path: Path, wanted: Record) -> None:
+        whole, _, torn = path.read_bytes().rpartition(b"\n")
+        try:
+            lines = [json.loads(line) for line in whole.splitlines()]
+            found = lines[0] if lines else {}
+            if found.get("journal") != wanted["journal"]:
+                raise ValueError
+            self.records = {key_of(record): record for record in lines[1:]}
+        except (ValueError, KeyError, AttributeError):
+            raise UserError(f"--out {path}: is not a journal of edgevlm bench accuracy; name another file") from None
+        other = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
+        if other:
+            said = ", ".join(f"{name} {found.get(name)} there, {wanted.get(name)} now" for name in other)
+            raise UserError(f"--out {path}: was made with other settings ({said}); name another file")
+        if torn:
+            with path.open("r+b") as file:
+                file.truncate(path.stat().st_size - len(torn))
+
+    def add(self, record: Record) -> None:
+        """Append one record, on disk before this returns."""
+        self.records[key_of(record)] = record
+        if self._file is not None:
+            self._write(record)
+
+    def _write(self, record: Mapping[str, object]) -> None:
+        assert self._file is not None
+        self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def key_of(record: Mapping[str, Any]) -> Key:
+    return record["policy"], record["budget"], record["stream"]

@@ -1,0 +1,109 @@
+"""What a policy could keep that knew the questions to come: the upper bound beside the policies.
+
+It keeps the tokens that show the answers, ranked and without duplicates, in place of scores. Nobody could run it, and it is no
+proof that nothing does better: it knows where an answer was shown, not which tokens the model reads it from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.bench.accuracy.streamqa import Exam
+from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.policies.base import Bool, Policy
+from edgevlm.runtime.primitives import top_k
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+Order = Literal["newest", "spread"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way of knowing the questions: which tokens of an object come first, and newest frames that stay whole before any."""
+
+    order: Order
+    recent: int
+
+
+ORACLES = {
+    "newest": Plan("newest", 0),
+    "spread": Plan("spread", 0),
+    "spread+frame": Plan("spread", 1),
+}
+
+
+@dataclass
+class Oracle(Policy):
+    """Keep the tokens of highest priority, the same in all layers and heads, and before them the ``recent`` newest frames.
+
+    priority: float32 ``[tokens of the stream]``, fixed, so what is dropped is never missed by a later choice.
+    """
+
+    priority: Float32
+    recent: int
+
+    name: ClassVar[str] = "oracle"
+    paper: ClassVar[str] = "upper bound"
+
+    @property
+    def room(self) -> int:
+        """A frame: no more is evicted than must be."""
+        return self.shape.tokens_per_frame
+
+    def select(self, cache: KVCache, layer: int, target: int) -> Bool:
+        seq, prefix = cache.seq(layer), cache.kind(layer) == Kind.PREFIX
+        frame, mine = cache.frame(layer), ~prefix
+        score = self.priority[np.maximum(seq - self.shape.prefix, 0)]
+        score[mine & (frame > frame.max() - self.recent)] = np.inf
+        return prefix | top_k(score, seq, mine, target)
+
+
+def make_oracle(name: str, exam: Exam) -> Oracle:
+    """The oracle of this name for one stream and its questions."""
+    plan = ORACLES[name]
+    return Oracle(ranking(exam, plan.order), plan.recent)
+
+
+def ranking(exam: Exam, order: Order) -> Float32:
+    """Priority of each token, all different: evidence in rounds, a token of each question's evidence in turn, most asked first;
+    then the tokens of other objects likewise; then the background, newest first.
+    """
+    asked = Counter(tuple(question.evidence.tolist()) for question in exam.questions if len(question.evidence))
+    flat = exam.owners.ravel()
+    others = [np.flatnonzero(flat == number) for number in np.unique(flat[flat >= 0])]
+    ranked = [
+        *in_rounds([np.array(tokens) for tokens, _ in asked.most_common()], order),
+        *in_rounds(others, order),
+        *range(flat.size - 1, -1, -1),
+    ]
+    places = {token: place for place, token in reversed(list(enumerate(ranked)))}  # a token's first place
+    return -np.array([places[token] for token in range(flat.size)], np.float32)
+
+
+def in_rounds(groups: list[Int64], order: Order) -> list[int]:
+    """One token of each group after another, then the next of each, and so on. groups: rising tokens."""
+    queues = [ordered(tokens, order) for tokens in groups]
+    return [queue[turn] for turn in range(max(map(len, queues), default=0)) for queue in queues if turn < len(queue)]
+
+
+def ordered(tokens: Int64, order: Order) -> list[int]:
+    """``newest`` first, or ``spread``: the last, the first, then ever the middle of a widest gap."""
+    line = tokens.tolist()
+    if order == "newest" or len(line) < 3:
+        return line[::-1]
+    taken, gaps = [line[-1], line[0]], [(0, len(line) - 1)]
+    while len(taken) < len(line):
+        low, high = gaps.pop(0)
+        if high - low < 2:
+            continue
+        middle = (low + high) // 2
+        taken.append(line[middle])
+        gaps = sorted([*gaps, (low, middle), (middle, high)], key=lambda gap: gap[0] - gap[1])
+    return taken

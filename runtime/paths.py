@@ -1,0 +1,29 @@
+"""What lies at a path a user gave, asked so that every failure is one line."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Literal
+
+from edgevlm.errors import UserError
+
+Found = Literal["file", "folder", "other", "nothing"]
+
+
+def look(path: str | Path) -> Found:
+    """What lies at ``path``, links followed.
+
+    Raises UserError, with the system's reason, where that cannot be said: below a folder that may not be searched, or for a
+    name longer than names can be.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return "nothing"
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be looked at ({getattr(error, 'strerror', error)}); give another path") from None
+    if stat.S_ISDIR(mode):
+        return "folder"
+    return "file" if stat.S_ISREG(mode) else "other"

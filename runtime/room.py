@@ -1,0 +1,95 @@
+"""What a stream sets aside at start: the budget's arena, a chunk of pixels, and the room for a question's text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.bundle import Bundle, DecoderSpec, VisionSpec
+from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.chunk import chunk_bytes
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies import Policy
+
+DEFAULT_BUDGET = 6000  # vision tokens per layer
+
+
+@dataclass(frozen=True, slots=True)
+class TextRoom:
+    """Tokens set aside at start for each part of a question's turn; the sum with the closing rows is the text room."""
+
+    conversation: int
+    question: int
+    answer: int
+
+    @classmethod
+    def fitting(cls, position_limit: int) -> TextRoom:
+        """256 tokens each, or a sixteenth of a small model's positions."""
+        part = min(256, position_limit // 16)
+        return cls(part, part, part)
+
+
+def text_room(model: Model, room: TextRoom) -> int:
+    """Rows beside the memory that a question may take: conversation, question, closing rows and answer."""
+    return room.conversation + room.question + room.answer + len(model.closing)
+
+
+def default_budget(model: Model, policy: Policy, most: int) -> int:
+    """Half of the model's positions, DEFAULT_BUDGET tokens at most, in whole frames; all that fits (``most``) for full."""
+    per_frame = model.bundle.vision.tokens_per_frame
+    budget = min(DEFAULT_BUDGET, model.bundle.limit // 2, most) if policy.bounded else most
+    return max(budget // per_frame, 1) * per_frame
+
+
+def check_budget(policy: Policy, budget: int, bundle: Bundle, text_room: int, prefix: int, ahead: int = 0) -> None:
+    """Refuse a budget that cannot work, before anything is allocated; ahead: rows that are appended before a compression."""
+    frame, limit = bundle.vision.tokens_per_frame, bundle.limit
+    smallest, largest = int(policy.layer_budgets.min()), int(policy.layer_budgets.max())
+    least, what = (2 * frame, "two frames, which take") if policy.keeps_first_frame else (frame, "one frame, which takes")
+    if smallest < least:
+        of_layer = "" if smallest == budget else f", {smallest} in its smallest layer,"
+        enough = _enough(policy, least)
+        raise UserError(f"a budget of {budget} tokens{of_layer} is less than {what} {least}; give --budget {enough} or more")
+    if prefix + largest + ahead + text_room > limit:
+        most = (limit - prefix - ahead - text_room) * budget // largest
+        chunk = f", a chunk of {ahead}" if ahead else ""
+        raise UserError(
+            f"a budget of {budget} tokens passes the model's limit of {limit} positions "
+            f"(prefix {prefix}, text room {text_room}{chunk}); policy {policy.name} can have {max(most, 0)} at most"
+        )
+
+
+def _enough(policy: Policy, least: int) -> int:
+    """The smallest budget that leaves every layer ``least`` tokens; the policy is of no more use afterwards."""
+
+    def smallest_of(budget: int) -> int:
+        policy.attach(budget, policy.shape)
+        return int(policy.layer_budgets.min())
+
+    large = 10_000 * least
+    enough = least * large // smallest_of(large)
+    while smallest_of(enough) < least:
+        enough += 1
+    return enough
+
+
+def allocate(
+    decoder: DecoderSpec, capacities: list[int], inv_freq: NDArray[np.float32], chunk: int, vision: VisionSpec
+) -> KVCache:
+    """The arena of one stream; raises UserError, before it is touched, when it and a chunk do not fit in the free memory."""
+    shape = (decoder.layers, decoder.kv_heads, decoder.head_dim, capacities)
+    frequencies = inv_freq.astype(np.float64)
+    wanted, pixels = KVCache.bytes_for(*shape, inv_freq=frequencies), chunk_bytes(chunk, vision)
+    free = psutil.virtual_memory().available
+    if wanted + pixels > free:
+        lower, frames = "--budget", ""
+        if pixels > wanted:
+            lower, frames = "--chunk", f", a chunk of frames {pixels / 1e9:.1f} GB"
+        raise UserError(
+            f"this budget's cache takes {wanted / 1e9:.1f} GB{frames} and {free / 1e9:.1f} GB are free; give a lower {lower}"
+        )
+    return KVCache(*shape, inv_freq=frequencies)

@@ -1,0 +1,126 @@
+"""Sources that do not wait, through the command: what is loaded first costs no frame, and what is dropped is said."""
+
+import json
+import time
+
+import pytest
+from cameras import MjpegCamera
+from typer.testing import CliRunner
+
+from edgevlm.apps import start
+from edgevlm.apps.cli import app
+from edgevlm.apps.sources import open_source
+from edgevlm.errors import UserError
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.session import Session
+
+COUNT = "how many objects are there now?"
+LOADING = 1.5  # seconds
+
+
+@pytest.fixture
+def slow_load(monkeypatch):
+    load = Model.load
+
+    def slowly(*arguments, **settings):
+        time.sleep(LOADING)
+        return load(*arguments, **settings)
+
+    monkeypatch.setattr("edgevlm.apps.start.Model.load", slowly)
+
+
+def run(*arguments):
+    done = CliRunner().invoke(app, ["run", "--json", "--threads", "1", *map(str, arguments)], catch_exceptions=False)
+    assert done.exit_code == 0
+    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+def of_kind(lines, event):
+    return [line for line in lines if line["event"] == event]
+
+
+def test_a_camera_is_watched_from_when_the_model_is_there(slow_load):
+    with MjpegCamera(frames=1000) as camera:
+        lines, _ = run("--camera", camera.url, "--fps", 20, "--seconds", 1, "--ask", COUNT)
+    assert lines[-1]["frames"] > 0
+    assert lines[-1]["source_state"] == "ended"
+    (answer,) = of_kind(lines, "answer")
+    assert 0 < answer["time_s"] <= 1
+
+
+def test_the_demo_at_its_own_speed_begins_when_the_model_is_there(slow_load):
+    lines, _ = run("--realtime", "--seconds", 1.2, "--ask", COUNT)
+    assert lines[-1]["frames"] + lines[-1]["dropped"] == 2, "at 0.5 and 1 s"
+    assert [answer["time_s"] for answer in of_kind(lines, "answer")] == [1.0]
+
+
+def test_stats_come_while_it_runs_and_drops_are_counted(monkeypatch):
+    watch = Session.watch
+
+    def slowly(*arguments):
+        time.sleep(0.2)
+        watch(*arguments)
+
+    monkeypatch.setattr("edgevlm.apps.start.Session.watch", slowly)
+    with MjpegCamera(frames=1000) as camera:
+        lines, _ = run("--camera", camera.url, "--fps", 50, "--seconds", 3)
+    during = of_kind(lines, "stats")
+    assert 1 <= len(during) <= 4, "one a second"
+    assert during[-1]["source_state"] == "running"
+    assert lines[-1]["dropped"] > lines[-1]["frames"] > 0
+
+
+@pytest.mark.parametrize(("seconds", "frames"), [(0, 0), (0.5, 1), (3.2, 6)])
+def test_seconds_are_of_the_stream(seconds, frames):
+    lines, _ = run("--seconds", seconds)
+    assert lines[-1]["frames"] == frames
+
+
+def test_nothing_is_answered_before_the_first_frame():
+    lines, said = run("--seconds", 0.1, "--ask", COUNT, "--ask-at", f"0:{COUNT}")
+    assert of_kind(lines, "answer") == []
+    assert said.count("no frame has been watched yet") == 2
+
+
+def test_a_question_that_does_not_fit_is_refused_before_anything_is_watched(monkeypatch):
+    watched = []
+    monkeypatch.setattr("edgevlm.apps.start.Session.watch", lambda *_: watched.append(1))
+    monkeypatch.setattr("edgevlm.apps.run.Run._as_taught", lambda _, text: text)
+    for planned in (["--ask-at", "2:" + 160 * "red ", "--ask", COUNT], ["--ask", "<image> " + COUNT], ["--ask", "caf\udce9"]):
+        done = CliRunner().invoke(app, ["run", "--frames", "8", *planned])
+        assert isinstance(done.exception, UserError), done.output
+        assert "\n" not in str(done.exception)
+    assert watched == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "terminal", "paced"),
+    [
+        ([], True, True),
+        ([], False, False),
+        (["--no-realtime"], True, False),
+        (["--realtime"], False, True),
+        (["--video", "shop.mp4"], True, False),
+        (["--video", "shop.mp4", "--realtime"], True, True),
+        (["--json"], True, False),
+    ],
+)
+def test_what_is_played_at_its_own_speed(monkeypatch, arguments, terminal, paced):
+    opened = []
+
+    def refuse(*_, realtime, **__):
+        opened.append(realtime)
+        raise UserError("enough")
+
+    monkeypatch.setattr(start, "open_source", refuse)
+    monkeypatch.setattr(start, "is_terminal", lambda: terminal)
+    CliRunner().invoke(app, ["run", *arguments])
+    assert opened == [paced]
+
+
+def test_a_source_is_closed_when_the_session_cannot_be_opened(monkeypatch):
+    opened = []
+    monkeypatch.setattr(start, "open_source", lambda *a, **k: opened.append(open_source(*a, **k)) or opened[0])
+    done = CliRunner().invoke(app, ["run", "--budget", "1"])
+    assert isinstance(done.exception, UserError)
+    assert opened[0].state.value == "ended"

@@ -1,0 +1,127 @@
+"""What surrounds the command: its environment, a stdout that fails, characters that cannot be shown, interrupts, completion."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COUNT = "how many objects are there now?"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "watch_and_ask.py"
+
+
+def edgevlm(*arguments, env=None, **options):
+    command = [sys.executable, "-m", "edgevlm", *map(str, arguments)]
+    environment = {**os.environ, **(env or {})}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    return subprocess.run(command, env=environment, timeout=120, check=False, **streams)
+
+
+def test_every_option_has_a_variable():
+    said = {
+        "EDGEVLM_RUN_FRAMES": "6",
+        "EDGEVLM_RUN_JSON": "1",
+        "EDGEVLM_RUN_THREADS": "2",
+        "EDGEVLM_RUN_ASK": f"{COUNT}\nwhich shape came first?",
+        "EDGEVLM_RUN_ASK_AT": f"1:{COUNT}",
+    }
+    done = edgevlm("run", env=said)
+    assert done.returncode == 0, done.stderr
+    *answers, summary = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [answer["question"] for answer in answers] == [COUNT, COUNT, "which shape came first?"]
+    assert [answer["time_s"] for answer in answers] == [1.0, 3.0, 3.0]
+    assert summary["frames"] == 6
+
+
+def test_what_is_typed_goes_before_the_environment():
+    done = edgevlm("run", "--frames", 2, "--ask", COUNT, env={"EDGEVLM_RUN_ASK": "a\nb", "EDGEVLM_RUN_FRAMES": "x"})
+    assert done.stdout.count("\n") == 1
+    assert COUNT in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["run", "--json"], ["run"], ["policies"], ["--help"]])
+def test_a_full_stdout_is_one_line_and_exit_code_2(arguments):
+    with open("/dev/full", "w") as full:
+        done = edgevlm(*arguments, stdout=full)
+    assert done.returncode == 2
+    assert [line for line in done.stderr.splitlines() if line.startswith("edgevlm: ") and "No space left" in line]
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", ["run --help", "policies", "run --questions", "run --frames 20"])
+def test_a_reader_that_has_enough_is_no_failure(arguments):
+    command = f"{sys.executable} -m edgevlm {arguments} | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "0\n"
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8:strict"])
+def test_characters_that_cannot_be_shown_end_nothing(encoding):
+    question = "wh\u00e4t \U0001f600 \udce9?"
+    for output in ([], ["--json"]):
+        done = edgevlm("run", "--frames", 2, "--ask", question, *output, env={"PYTHONIOENCODING": encoding}, text=False)
+        assert done.returncode == 0, done.stderr
+        if output:
+            (answer,) = [line for line in map(json.loads, done.stdout.splitlines()) if line["event"] == "answer"]
+            assert answer["question"] == question
+
+
+INTERRUPTED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+target = sys.argv.pop()
+class AtImport:
+    def find_spec(self, name, *_):
+        if name == target:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, AtImport())
+from edgevlm.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "rich", "edgevlm.apps.start", "numpy", "onnxruntime", "edgevlm.apps.demo.world"])
+def test_an_interrupt_while_it_loads_is_quiet(module):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, "run", module], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode in (-signal.SIGINT, 130)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_shell_completes_options():
+    words = {"_EDGEVLM_COMPLETE": "complete_bash", "COMP_WORDS": "edgevlm run --reindexing ", "COMP_CWORD": "3"}
+    done = edgevlm(env=words)
+    assert done.stdout.split() == ["lazy", "eager"], done.stderr
+
+
+def test_threads_reach_the_engine(monkeypatch):
+    from typer.testing import CliRunner
+
+    from edgevlm.apps.cli import app
+    from edgevlm.runtime.model import Model
+
+    loaded, load = [], Model.load
+    monkeypatch.setattr("edgevlm.apps.start.Model.load", lambda *a, **k: loaded.append(load(*a, **k)) or loaded[0])
+    assert CliRunner().invoke(app, ["run", "--frames", "2", "--threads", "3"]).exit_code == 0
+    assert loaded[0].engine.threads == 3
+
+
+@pytest.mark.skipif(not EXAMPLE.exists(), reason="the example is in the source tree only")
+def test_the_example_answers():
+    done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        question, rest = line.split("? ")
+        answer, truth = rest.split("  (truth: ")
+        assert question
+        assert answer.strip()
+        assert truth.removesuffix(")") not in ("", "None")

@@ -1,0 +1,95 @@
+"""The command as it is typed."""
+
+import json
+import xml.etree.ElementTree as ET
+
+import pytest
+from typer.testing import CliRunner
+
+from edgevlm.apps.cli import app
+from edgevlm.bench.accuracy import run
+from edgevlm.bench.accuracy.command import reference
+from edgevlm.bench.accuracy.entries import Entry
+from edgevlm.errors import UserError
+
+BASE = ["bench", "accuracy", "--suite", "streamqa", "--frames", "16", "--streams", "2", "--budget", "25%,3%"]
+
+
+def invoke(*more):
+    return CliRunner().invoke(app, [*BASE, *more], catch_exceptions=False)
+
+
+def test_json_lines_for_every_policy_and_what_was_skipped(tmp_path):
+    svg, out = tmp_path / "p.svg", tmp_path / "run.jsonl"
+    done = invoke("--policy", "uniform,oracle", "--against", "uniform", "--json", "--plot", str(svg), "--out", str(out))
+    assert done.stderr == ""
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {(line["policy"], line["budget"]) for line in lines if "skipped" not in line} == {
+        ("full", "100%"),
+        ("uniform", "25%"),
+        ("oracle", "25%"),
+    }
+    skipped = {line["policy"]: line["skipped"] for line in lines if line.get("budget") == "3%"}
+    assert list(skipped) == ["uniform", "oracle"]
+    assert all("less than one frame" in reason for reason in skipped.values())
+    aggregates = {line["policy"]: line for line in lines if line.get("kind") == "now"}
+    assert aggregates["full"]["accuracy"] > 0.8
+    assert aggregates["full"]["streams"] == 2
+    assert ET.parse(svg).getroot().tag.endswith("svg")
+    again = invoke("--policy", "uniform,oracle", "--against", "uniform", "--json", "--resume", "--out", str(out))
+    assert again.stdout == done.stdout, "all of it is read, nothing is sat again"
+
+
+def test_what_differences_are_to():
+    entries = [Entry(label) for label in ("oracle", "uniform", "infinipot-v")]
+    assert reference(None, entries) == "infinipot-v"
+    assert reference("uniform", entries) == "uniform"
+    assert reference(None, entries[:2]) == "uniform"
+
+
+def test_two_workers_find_what_one_finds():
+    def answers(workers):
+        lines = map(json.loads, invoke("--policy", "uniform", "--json", "--workers", workers).stdout.splitlines())
+        return [{name: v for name, v in line.items() if name not in ("ttft_ms", "compress_ms")} for line in lines]
+
+    assert answers("2") == answers("1")
+
+
+def test_turns():
+    done = invoke("--policy", "uniform", "--turns", "2", "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {line["kind"] for line in lines} <= {"turn1", "turn2"}
+    assert {line["policy"] for line in lines} >= {"full", "uniform"}
+    assert all(line["changed"] == 0 for line in lines if line["policy"] in ("full", "uniform"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["--seed", "tset"], "--seed tset: give a number from 0 up, or test"),
+        (["--resume"], "name it with --out FILE"),
+        (["--policy", "unifrom"], "did you mean uniform"),
+        (["--budget", "512"], "like 12.5%"),
+        (["--policy", "uniform", "--against", "h2o"], "add it to --policy"),
+        (["--plot", "p.gif"], "ends in .svg"),
+        (["--plot", "p.svg", "--turns", "2"], "leave out --turns"),
+        (["--frames", "2000"], "this model has positions for"),
+    ],
+)
+def test_what_was_typed_wrong_is_one_line(typed, said):
+    with pytest.raises(UserError) as refused:
+        invoke(*typed)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("more", "said"), [([], "--out FILE would have"), (["--out", "run.jsonl"], "with --resume goes on")])
+def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path, more, said):
+    def stopped(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "compare", stopped)
+    done = CliRunner().invoke(app, [*BASE, *more])
+    assert isinstance(done.exception, SystemExit | KeyboardInterrupt)
+    assert said in done.stderr

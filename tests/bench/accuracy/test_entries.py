@@ -1,0 +1,61 @@
+"""What --policy and --budget say."""
+
+import pytest
+
+from edgevlm.bench.accuracy.entries import ABLATIONS, Budget, Entry, exists, parse_budgets, parse_entries, split
+from edgevlm.errors import UserError
+from edgevlm.runtime.policies import POLICIES
+
+
+def labels(*texts):
+    return [entry.label for entry in parse_entries(list(texts))[0]]
+
+
+def test_commas_part_policies_and_settings():
+    assert split("uniform,infinipot-v:alpha=0,tau=-3/-2/-1,h2o") == ["uniform", "infinipot-v:alpha=0,tau=-3/-2/-1", "h2o"]
+    assert labels("uniform, h2o", "uniform", "full") == ["uniform", "h2o"]
+    assert labels("infinipot-v:alpha=1,recent=0.5") == ["infinipot-v:alpha=1,recent=0.5"]
+
+
+def test_all_is_the_oracle_and_every_bounded_policy():
+    assert labels("all") == ["oracle", *(name for name, kind in POLICIES.items() if kind.bounded)]
+
+
+def test_ablations_are_rows_once_each_and_what_does_not_exist_is_named():
+    found, missing = parse_entries(["ablations"])
+    assert len(set(ABLATIONS)) == len(ABLATIONS)
+    assert {entry.label for entry in found} | set(missing) == set(ABLATIONS)
+    assert {"infinipot-v:alpha=1", "hermes:smoothing=off", "purekv:values=off", "hermes@eager"} <= set(labels("ablations"))
+    assert all(exists(entry.label) for entry in found)
+    assert not any(exists(label) for label in missing)
+
+
+def test_eager():
+    entry = Entry("hermes:summary=off@eager")
+    assert (entry.policy, entry.reindexing) == ("hermes:summary=off", "eager")
+    assert Entry("hermes").reindexing == "lazy"
+
+
+def test_what_has_no_budget_is_refused(monkeypatch):
+    monkeypatch.setitem(POLICIES, "hoard", POLICIES["full"])
+    assert labels("full,uniform") == ["uniform"]
+    with pytest.raises(UserError, match="--policy hoard: holds whole streams"):
+        parse_entries(["uniform,hoard"])
+
+
+def test_what_does_not_exist_is_refused():
+    with pytest.raises(UserError, match="there is no policy 'infinipot'"):
+        parse_entries(["uniform,infinipot"])
+    with pytest.raises(UserError, match="has no setting 'alfa'; did you mean alpha"):
+        parse_entries(["infinipot-v:alfa=1"])
+
+
+def test_budgets():
+    assert parse_budgets("50%,3%,50%") == [Budget("50%", 0.5), Budget("3%", 0.03)]
+    assert [budget.tokens(1024) for budget in parse_budgets("12.5%,6.25%,3%,29%")] == [128, 64, 30, 296]
+    assert Budget("0.7%", 0.7 / 100).tokens(1000) == 7
+    for text in ("512", "0%", "101%", "x%", "-1%", "nan%"):
+        with pytest.raises(UserError, match="give shares of the stream's vision tokens"):
+            parse_budgets(text)
+    with pytest.raises(UserError, match="--budget is empty"):
+        parse_budgets(" , ")

@@ -1,0 +1,131 @@
+"""Equal bytes: what is counted, what is scratch, and the budget that is left."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from policies.filled import PREFIX, Filled
+
+from edgevlm.bench.accuracy.desk import PLAIN, Cell, Desk, Settings, Skipped, Task
+from edgevlm.bench.accuracy.entries import Budget, Entry
+from edgevlm.bench.accuracy.footprint import SCRATCH, fitted, state_bytes
+from edgevlm.bench.accuracy.sitting import sit
+from edgevlm.errors import UserError
+from edgevlm.runtime.policies import POLICIES, Guidance, StreamShape, create_policy
+
+GRID, BUDGET = (2, 2), 12
+HOLDERS = ("InfiniPotV", "Hermes", "CrossLayer")
+
+
+def stream(policy, before=lambda: None, frames=12):
+    """What is kept, layer by layer, at the end of a planted stream; ``before`` is called before each compression."""
+    filled = Filled(4, BUDGET + 4, GRID, np.random.default_rng(0))
+    policy.attach(BUDGET, StreamShape(4, 4, PREFIX))
+    rng = np.random.default_rng(1)
+
+    def guide():
+        queries = {layer: rng.normal(size=(4, 6, 8)).astype(np.float32) for layer in policy.needs.guidance_layers}
+        keys = {layer: rng.normal(size=(2, 6, 8)).astype(np.float32) for layer in policy.needs.guidance_layers}
+        return Guidance(queries, keys, (3, 3))
+
+    for _ in range(frames):
+        before()
+        plan = policy.before_append(filled.cache, 4, guide)
+        if plan is not None:
+            filled.cache.evict(plan.keep)
+            for layer, new in plan.add.items():
+                filled.cache.append(layer, new.key, new.value, new.rows)
+        policy.after_append(filled.cache, filled.frame())
+    return [np.sort(filled.cache.seq(layer), 1).tolist() for layer in range(4)]
+
+
+def holder_of(policy):
+    """The object whose attributes SCRATCH names, and its class's name."""
+    for thing in (policy, *vars(policy).values()):
+        if type(thing).__name__ in HOLDERS:
+            return thing, type(thing).__name__
+    raise AssertionError(f"{policy.name} has nothing that SCRATCH names")
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute"),
+    [("infinipot-v", "_kept"), ("infinipot-v:tar=reverse", "_scored"), ("hermes", "_scores"), ("purekv", "_mass")],
+)
+def test_scratch_is_never_read_before_it_is_written(name, attribute):
+    policy, expected = create_policy(name), stream(create_policy(name))
+    lost = []
+
+    def lose():
+        holder, kind = holder_of(policy)
+        assert attribute in SCRATCH[kind]
+        if hasattr(holder, attribute):
+            lost.append(getattr(holder, attribute))
+            setattr(holder, attribute, type(lost[-1])())
+
+    assert stream(policy, before=lose) == expected
+    assert any(len(thing) for thing in lost), "the attribute is there, and is filled"
+
+
+def test_queries_and_sums_are_state():
+    snapkv, h2o = create_policy("snapkv:window=4"), create_policy("h2o")
+    stream(snapkv)
+    stream(h2o)
+    queries = 4 * 4 * 4 * 8 * 4  # layers x query heads x window x head size x float32
+    assert state_bytes(snapkv) == queries + 4 * (8 + 4), "and seq and position of each row"
+    assert state_bytes(h2o) == 4 * 2 * (BUDGET + 4 + PREFIX) * (8 + 8)
+    for name in ("sliding-window", "streaming-llm", "uniform", "random"):
+        policy = create_policy(name)
+        stream(policy)
+        assert state_bytes(policy) == 0
+
+
+def test_an_array_held_twice_counts_once_and_nested_ones_count():
+    policy = create_policy("sliding-window")
+    array = np.zeros(100, np.uint8)
+    policy.deep = {"a": [array, (array, np.zeros(20, np.uint8))]}
+    assert state_bytes(policy) == 120
+
+
+@pytest.mark.parametrize(("slope", "base"), [(0, 250), (3, 40), (50, 0), (0, 0)])
+def test_the_budget_found_is_the_largest_that_fits(slope, base):
+    def taken(tokens):
+        return 100 * tokens + base + slope * tokens
+
+    best = max(tokens for tokens in range(101) if taken(tokens) <= 10_000)
+    assert fitted(100, 10_000, 100, 4, taken) == best
+
+
+def test_what_leaves_no_frame_is_refused():
+    with pytest.raises(UserError, match="at equal bytes 3 tokens are left to it, less than one frame, which takes 4"):
+        fitted(10, 1000, 100, 4, lambda tokens: 100 * tokens + 700)
+
+
+@pytest.fixture(scope="module")
+def desk():
+    return Desk(Settings(frames=16))
+
+
+@pytest.mark.parametrize("name", [name for name, kind in POLICIES.items() if kind.bounded] + ["hermes:layer_weights=1.3/1/0.7"])
+def test_every_policy_stays_within_the_bytes_of_a_plain_window(desk, name):
+    (cell,) = desk.cells([Entry(name)], Budget("50%", 0.5))
+    plain = sit(desk.model, desk.exam(0), create_policy(PLAIN.policy), 128)
+    sitting = sit(desk.model, desk.exam(0), create_policy(name), cell.tokens)
+    assert plain.bytes == cell.allowed
+    assert sitting.bytes <= plain.bytes
+    assert cell.tokens == 128 or sit(desk.model, desk.exam(0), create_policy(name), 128).bytes > plain.bytes
+
+
+def test_a_session_that_passes_what_it_was_allowed_stops_the_run(desk):
+    (cell,) = desk.cells([PLAIN], Budget("25%", 0.25))
+    assert desk.perform(Task(cell, 1))["bytes"] == cell.allowed
+    with pytest.raises(RuntimeError, match="was allowed"):
+        desk.perform(Task(replace(cell, allowed=cell.allowed - 1), 1))
+
+
+def test_what_cannot_be_is_skipped_with_its_reason(desk):
+    small = list(desk.cells([Entry("uniform"), Entry("h2o")], Budget("5%", 0.05)))
+    assert [skip.reason for skip in small] == ["a budget of 12 tokens is less than one frame, which takes 16"] * 2
+    plain, wide = desk.cells([Entry("sliding-window"), Entry("snapkv")], Budget("15%", 0.15))
+    assert plain == Cell("sliding-window", "15%", 38, plain.allowed)
+    assert isinstance(wide, Skipped)
+    assert wide.reason.startswith("at equal bytes ")

@@ -1,0 +1,104 @@
+"""A run that was stopped goes on where it was, with the same results; one of other settings is refused."""
+
+import json
+
+import pytest
+
+from edgevlm.bench.accuracy import run
+from edgevlm.bench.accuracy.desk import Desk, Settings
+from edgevlm.bench.accuracy.entries import Budget, Entry
+from edgevlm.bench.accuracy.journal import Journal
+from edgevlm.errors import UserError
+
+HEADER = {"suite": "streamqa", "seed": "0", "frames": 64}
+ENTRIES, BUDGETS = [Entry("sliding-window"), Entry("uniform")], [Budget("25%", 0.25)]
+
+
+def record(policy="uniform", budget="25%", stream=0, **more):
+    return {"policy": policy, "budget": budget, "stream": stream, "results": [], **more}
+
+
+def test_what_was_added_is_there_again(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with Journal(path, HEADER) as journal:
+        journal.add(record(stream=0))
+        assert len(path.read_text().splitlines()) == 2, "on disk at once"
+        journal.add(record(stream=1, tokens=7))
+    with Journal(path, HEADER, resume=True) as journal:
+        assert list(journal.records) == [("uniform", "25%", 0), ("uniform", "25%", 1)]
+        assert journal.records["uniform", "25%", 1]["tokens"] == 7
+
+
+@pytest.mark.parametrize("left", [1, 20, 50])
+def test_a_line_cut_short_by_a_kill_is_dropped(tmp_path, left):
+    path = tmp_path / "run.jsonl"
+    with Journal(path, HEADER) as journal:
+        journal.add(record(stream=0))
+    kept = path.read_bytes()
+    path.write_bytes(kept + json.dumps(record(stream=1)).encode()[:left])
+    with Journal(path, HEADER, resume=True) as journal:
+        assert list(journal.records) == [("uniform", "25%", 0)]
+        journal.add(record(stream=2))
+    assert path.read_bytes() == kept + json.dumps(record(stream=2)).encode() + b"\n"
+
+
+def test_other_settings_are_refused_in_one_line(tmp_path):
+    path = tmp_path / "run.jsonl"
+    Journal(path, HEADER).close()
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=r"made with other settings \(seed 0 there, 1 now\)") as refused:
+        Journal(path, {**HEADER, "seed": "1"}, resume=True)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(UserError, match="is there already; add --resume"):
+        Journal(path, HEADER)
+    assert path.read_bytes() == before
+
+
+def test_other_files_are_not_touched(tmp_path):
+    path = tmp_path / "notes.txt"
+    for text in ("hello\n", '{"a": 1}\n', "[1]\n"):
+        path.write_text(text)
+        with pytest.raises(UserError, match="is not a journal"):
+            Journal(path, HEADER, resume=True)
+        assert path.read_text() == text
+    with pytest.raises(UserError, match="cannot be written"):
+        Journal(tmp_path / "no" / "run.jsonl", HEADER)
+
+
+def untimed(outcome):
+    drop = ("ttft_ms", "compress_ms")
+    return {
+        (cell.label, cell.budget): [
+            [{name: value for name, value in result.items() if name not in drop} for result in record["results"]]
+            for record in records
+        ]
+        for cell, records in outcome.records.items()
+    }
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_run_killed_at_any_moment_goes_on_to_the_same_results(tmp_path, monkeypatch):
+    path, settings, sat = tmp_path / "run.jsonl", Settings(frames=12), []
+    perform = Desk.perform
+
+    def counted(desk, task):
+        if len(sat) == 3:
+            raise Killed
+        sat.append((task.cell.label, task.stream))
+        return perform(desk, task)
+
+    whole = run.compare(settings, ENTRIES, BUDGETS, 2)
+    monkeypatch.setattr(Desk, "perform", counted)
+    with pytest.raises(Killed):
+        run.compare(settings, ENTRIES, BUDGETS, 2, out=path)
+    done = sat.copy()
+    monkeypatch.setattr(Desk, "perform", lambda desk, task: sat.append((task.cell.label, task.stream)) or perform(desk, task))
+    outcome = run.compare(settings, ENTRIES, BUDGETS, 2, out=path, resume=True)
+    assert len(done) == 3
+    assert sorted(sat) == sorted((cell.label, stream) for cell in whole.cells for stream in range(2)), "nothing sat twice"
+    assert untimed(outcome) == untimed(whole)
+    with pytest.raises(UserError, match="frames 12 there, 16 now"):
+        run.compare(Settings(frames=16), ENTRIES, BUDGETS, 2, out=path, resume=True)

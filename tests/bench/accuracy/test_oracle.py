@@ -1,0 +1,79 @@
+"""The oracle holds what is asked about: never less than a random policy, on planted streams."""
+
+import itertools
+
+import numpy as np
+import pytest
+from policies.filled import PREFIX, Filled
+
+from edgevlm.bench.accuracy.oracle import ORACLES, in_rounds, make_oracle, ordered, ranking
+from edgevlm.bench.accuracy.sitting import held_tokens, overlap
+from edgevlm.runtime.policies import StreamShape, create_policy
+
+GRID, BUDGET = (2, 2), 10
+
+
+def answered(policy, exam):
+    """How many questions still have evidence in the memory after the stream."""
+    filled = Filled(1, BUDGET, GRID, np.random.default_rng(0))
+    policy.attach(BUDGET, StreamShape(1, 4, PREFIX))
+    for _ in exam.frames:
+        plan = policy.before_append(filled.cache, 4, None)
+        if plan is not None:
+            filled.cache.evict(plan.keep)
+        filled.frame()
+    held = held_tokens(filled.cache, exam.owners.size)
+    assert held.sum(2).max() <= BUDGET
+    return sum(overlap(held, question.evidence)[1] for question in exam.questions)
+
+
+@pytest.mark.parametrize("name", [name for name, plan in ORACLES.items() if plan.recent == 0])
+def test_an_oracle_holds_evidence_for_as_many_questions_as_can_be(planted, name):
+    total = {"oracle": 0.0, "random": 0.0}
+    for seed in range(12):
+        exam = planted(seed, objects=8)
+        oracle = answered(make_oracle(name, exam), exam)
+        random = max(answered(create_policy(f"random:seed={s}"), exam) for s in range(5))
+        assert oracle >= random
+        asked = len(exam.questions)
+        assert oracle >= min(asked, BUDGET - 4), "one token each, in the rows that a coming frame leaves"
+        total["oracle"] += oracle
+        total["random"] += random
+    assert total["oracle"] > 1.3 * total["random"]
+
+
+def test_the_newest_frame_stays_whole_when_it_should(planted):
+    exam = planted(1, objects=8)
+    filled, oracle = Filled(1, BUDGET, GRID, np.random.default_rng(0)), make_oracle("spread+frame", exam)
+    oracle.attach(BUDGET, StreamShape(1, 4, PREFIX))
+    for number in range(len(exam.frames)):
+        plan = oracle.before_append(filled.cache, 4, None)
+        if plan is not None:
+            newest = filled.cache.frame(0) == number - 1
+            assert plan.keep[0][newest].all()
+            filled.cache.evict(plan.keep)
+        filled.frame()
+
+
+def test_ranking_goes_in_rounds_over_what_is_asked_then_other_objects_then_background(planted):
+    exam = planted(3, objects=4)
+    exam.questions.append(exam.questions[2])  # asked twice: first in each round
+    exam.questions.pop(0)
+    priority = ranking(exam, "newest")
+    order = np.argsort(-priority, kind="stable").tolist()
+    assert len(set(priority.tolist())) == len(priority)
+    groups = [q.evidence.tolist() for q in exam.questions[:-1]]
+    assert order[0] == exam.questions[-1].evidence[-1]
+    assert {*order[: len(groups)]} == {group[-1] for group in groups}, "the first round: one token of each"
+    flat = exam.owners.ravel()
+    kinds = ["asked" if any(t in g for g in groups) else "object" if flat[t] >= 0 else "background" for t in order]
+    assert [kind for kind, _ in itertools.groupby(kinds)] == ["asked", "object", "background"]
+
+
+def test_orders_within_an_object():
+    tokens = np.array([3, 7, 11, 15, 19])
+    assert ordered(tokens, "newest") == [19, 15, 11, 7, 3]
+    assert ordered(tokens, "spread") == [19, 3, 11, 7, 15]
+    for count in range(1, 12):
+        assert sorted(ordered(np.arange(count), "spread")) == list(range(count))
+    assert in_rounds([np.array([1, 2, 3]), np.array([5])], "newest") == [3, 5, 2, 1]

@@ -1,0 +1,148 @@
+"""From planted records to rows: which kinds enter, quarters, pairing, the best oracle, what is named as missing."""
+
+import json
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from edgevlm.bench.accuracy.desk import Cell, Settings, Skipped
+from edgevlm.bench.accuracy.plot import check_plot, plot
+from edgevlm.bench.accuracy.report import make_report
+from edgevlm.bench.accuracy.run import Outcome
+from edgevlm.bench.accuracy.table import describe
+from edgevlm.errors import UserError
+
+STREAMS = 10
+FIELDS = ["bench", "suite", "policy", "budget", "kind", "streams", "accuracy", "ci_low", "ci_high"]
+
+
+def result(kind, right, quarter=1, held=0.5):
+    return {"kind": kind, "right": right, "quarter": quarter, "held": held, "any": 1.0, "ttft_ms": 2.0}
+
+
+def records(right):
+    """``right(stream)``: of now_count, first_color, past_seen and before."""
+    made = []
+    for stream in range(STREAMS):
+        now, first, seen, weak = right(stream)
+        results = [
+            result("now_count", now, 4),
+            result("first_color", first, 1),
+            result("past_seen", seen, 3) if stream % 2 else result("past_seen", seen, None, None),
+            result("before", weak, 2),
+        ]
+        kept = {"kept": [100, 0, 50, 0] * (4 * 8)} if stream == 0 else {}
+        made.append({"compress_ms": 4.0, "compressions": 3, "bytes": 1000 + stream, "results": results, **kept})
+    return made
+
+
+@pytest.fixture
+def report():
+    full, ours, theirs = Cell("full", "100%", 128), Cell("ours", "25%", 32, 2000), Cell("theirs", "25%", 30, 2000)
+    one, two, alone = Cell("oracle/newest", "25%", 32), Cell("oracle/spread", "25%", 32), Cell("ours", "50%", 64, 3000)
+    by_cell = {
+        full: records(lambda s: (True, True, s > 0, s > 1)),
+        one: records(lambda s: (True, s > 2, True, False)),
+        two: records(lambda s: (True, s > 1, True, False)),
+        ours: records(lambda s: (True, s > 4, True, False)),
+        theirs: records(lambda s: (True, s > 6, s % 2 == 0, True)),
+        alone: records(lambda s: (True, True, True, True)),
+    }
+    skipped = [Skipped("tiny", "3%", "less than a frame")]
+    return make_report(Outcome(Settings(frames=8), list(by_cell), skipped, by_cell), "theirs")
+
+
+def lines_of(report, policy, budget="25%"):
+    lines = [line for line in report.lines() if (line["policy"], line["budget"]) == (policy, budget)]
+    return {line["kind"]: line for line in lines if "kind" in line}
+
+
+def test_only_kinds_that_full_answers_enter_and_the_others_are_named(report):
+    assert list(report.left_out) == ["before"]
+    left = next(line for line in report.lines() if "left_out" in line)
+    assert (left["kind"], left["accuracy"], left["streams"]) == ("before", 0.8, 10)
+    kinds = lines_of(report, "ours")
+    assert "before" not in kinds
+    assert kinds["past_seen"]["accuracy"] == 1
+    assert "left out: before, full KV has 0.800" in describe(report)
+
+
+def test_aggregates_quarters_and_kinds(report):
+    kinds = lines_of(report, "ours")
+    assert kinds["now"]["accuracy"] == 1
+    assert (kinds["backward"]["accuracy"], kinds["backward"]["questions"], kinds["backward"]["streams"]) == (0.75, 20, 10)
+    assert (kinds["backward/q1"]["accuracy"], kinds["backward/q1"]["questions"]) == (0.5, 10)
+    assert (kinds["backward/q3"]["accuracy"], kinds["backward/q3"]["streams"]) == (1, 5)
+    assert "backward/q2" not in kinds, "its only kind is left out"
+    assert kinds["first_color/q1"]["accuracy"] == kinds["first_color"]["accuracy"] == 0.5
+    assert not any(kind.startswith("now_count/") for kind in kinds)
+    assert kinds["backward"]["evidence_held"] == 0.5
+    assert (kinds["backward"]["bytes"], kinds["backward"]["tokens"]) == (1009, 32)
+
+
+def test_differences_are_paired_with_the_policy_named(report):
+    ours = lines_of(report, "ours")["backward"]
+    assert (ours["against"], ours["difference"]) == ("theirs", pytest.approx((15 - 8) / 20))
+    assert ours["difference_low"] > 0
+    assert lines_of(report, "theirs")["backward"]["difference"] is None
+    assert lines_of(report, "ours", "50%")["backward"]["difference"] is None, "it is not there at this budget"
+
+
+def test_the_best_oracle_of_a_budget_is_the_bound(report):
+    oracle = lines_of(report, "oracle")["backward"]
+    assert oracle["accuracy"] == 0.9
+    assert oracle["oracles"] == {"oracle/newest": 0.85, "oracle/spread": 0.9}
+    assert not any(row.policy.startswith("oracle/") for row in report.rows)
+
+
+def test_lines_are_json_with_the_named_fields_first(report):
+    for line in report.lines():
+        assert json.loads(json.dumps(line)) == line
+        if "skipped" not in line:
+            assert list(line)[: len(FIELDS)] == FIELDS
+            assert line["ci_low"] <= line["accuracy"] <= line["ci_high"]
+    skipped = [line for line in report.lines() if "skipped" in line]
+    assert [(line["policy"], line["budget"], line["skipped"]) for line in skipped] == [("tiny", "3%", "less than a frame")]
+
+
+def test_the_table_has_every_policy_and_says_what_was_skipped(report):
+    text = describe(report)
+    rows = [line.split() for line in text.splitlines()]
+    ours = next(row for row in rows if row[:2] == ["ours", "32"])
+    assert ours[2:4] == ["1.00", "0.750"]
+    assert "skipped: tiny at 3%: less than a frame" in text
+    assert max(map(len, text.splitlines())) <= 160
+
+
+def test_the_plot_is_xml_with_a_line_a_policy_and_the_patches_kept(report, tmp_path):
+    plot(report, tmp_path / "p.svg")
+    root = ET.parse(tmp_path / "p.svg").getroot()
+    texts = [element.text for element in root.findall(".//{*}text")]
+    for policy in ("full", "oracle", "ours", "theirs"):
+        assert policy in texts
+    curves = [element for element in root.findall(".//{*}polyline") if element.get("stroke-width") == "2"]
+    assert len(curves) == 4
+    full = [point.split(",")[1] for point in curves[0].get("points").split()]
+    assert full[0] == full[1], "full KV is level"
+    patches = [element for element in root.findall(".//{*}rect") if element.get("fill-opacity") == "0.50"]
+    whole = [e for e in root.findall(".//{*}rect") if (e.get("width"), e.get("fill-opacity")) == ("3", None)]
+    strips = 3  # oracle, ours and theirs at a quarter
+    assert (len(patches), len(whole)) == (strips * 32, strips * 32 + 128)
+
+
+def test_what_cannot_be_plotted(tmp_path):
+    with pytest.raises(UserError, match=r"ends in \.svg"):
+        check_plot(tmp_path / "p.png")
+    with pytest.raises(UserError, match="there is no folder"):
+        check_plot(tmp_path / "no" / "p.svg")
+
+
+def test_a_model_that_knows_nothing_leaves_every_kind_out(tmp_path):
+    cells = [Cell("full", "100%", 128), Cell("ours", "25%", 32), Cell("oracle/newest", "25%", 32)]
+    report = make_report(
+        Outcome(Settings(frames=8), cells, [], {cell: records(lambda s: (False,) * 4) for cell in cells}), "ours"
+    )
+    assert (report.rows, len(report.left_out)) == ([], 4)
+    assert describe(report).count("left out") == 4
+    plot(report, tmp_path / "p.svg")
+    ET.parse(tmp_path / "p.svg")

@@ -1,0 +1,79 @@
+"""What a sitting reports: the overlap of planted caches, and the answers that a plain session gives."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from policies.filled import PREFIX, Filled
+
+from edgevlm.bench.accuracy.sitting import SharedFeatures, held_tokens, overlap, sit
+from edgevlm.bench.accuracy.streamqa import make_exam, seed_words
+from edgevlm.runtime.policies import create_policy
+from edgevlm.runtime.session import Session
+
+
+def test_overlap_of_a_planted_cache():
+    """Two layers of two heads; of tokens 4 to 7 they hold 4, 2, none and 1."""
+    filled = Filled(2, 12, (2, 2), np.random.default_rng(0))
+    for _ in range(3):
+        filled.frame()
+    keep = [np.ones((2, PREFIX + 12), bool) for _ in range(2)]
+    keep[0][0, PREFIX + np.array([0, 1, 2, 3])] = False
+    keep[0][1, PREFIX + np.array([6, 7, 8, 9])] = False
+    keep[1][0, PREFIX + np.array([4, 5, 6, 7])] = False
+    keep[1][1, PREFIX + np.array([4, 5, 6, 0])] = False
+    filled.cache.evict(keep)
+    held = held_tokens(filled.cache, 12)
+    assert held.sum(2).tolist() == [[8, 8], [8, 8]]
+    share, some = overlap(held, np.array([4, 5, 6, 7]))
+    assert share == pytest.approx((4 + 2 + 0 + 1) / 16)
+    assert some == pytest.approx(3 / 4)
+    assert overlap(held, np.array([], np.int64)) == (None, None)
+
+
+def test_a_question_in_the_cache_is_not_held_by_it(demo):
+    exam = make_exam(seed_words("0"), 0, 8)
+    with Session.open(demo, policy="full", budget=128) as session:
+        for frame in exam.frames:
+            session.watch(frame)
+        assert held_tokens(session.cache, 128).all()
+
+
+@pytest.mark.parametrize("name", ["infinipot-v", "hermes"])
+def test_answers_are_those_of_a_plain_session(demo, name):
+    exam = make_exam(seed_words("0"), 1, 24)
+    sitting = sit(demo, exam, create_policy(name), 64)
+    assert [result.kind for result in sitting.results] == [question.kind for question in exam.questions]
+    assert sitting.compressions > 3
+    with Session.open(demo, policy=name, budget=64) as session:
+        for frame in exam.frames:
+            session.watch(frame)
+        for question, result in zip(exam.questions, sitting.results, strict=True):
+            assert session.ask(question.text).text.strip() == result.answer
+            assert result.right == (result.answer == question.answer)
+    np.testing.assert_allclose(sitting.kept.sum(), 64, atol=17)
+    assert 0 < max(result.held for result in sitting.results if result.held is not None) <= 1
+
+
+def test_features_are_encoded_once_a_stream(demo):
+    calls = []
+
+    class Counting:
+        def __getattr__(self, name):
+            return getattr(demo.engine, name)
+
+        def encode(self, pixels):
+            calls.append(len(pixels))
+            return demo.engine.encode(pixels)
+
+    shared = SharedFeatures(Counting())
+    model, exam = replace(demo, engine=shared), make_exam(seed_words("0"), 0, 24)
+    one, other = (sit(model, exam, create_policy(name), 64) for name in ("sliding-window", "uniform"))
+    assert calls == [8, 8, 8]
+    assert [result.answer for result in sit(demo, exam, create_policy("uniform"), 64).results] == [
+        result.answer for result in other.results
+    ]
+    shared.forget()
+    sit(model, exam, create_policy("sliding-window"), 64)
+    assert calls == [8] * 6
+    assert not np.array_equal(one.kept, other.kept)

@@ -1,0 +1,79 @@
+"""A question never changes the memory: wherever in a chunk it comes, the stream goes on as if it had not been asked."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from pictures import frames
+
+from edgevlm.runtime.policies import POLICIES
+from edgevlm.runtime.session import Session, TextRoom
+
+CHUNK, FRAMES = 5, 30
+CHANGED = {"snapkv-guided"}  # by questions, which is its purpose
+NAMES = [*sorted(POLICIES.keys() - CHANGED), "infinipot-v:mode=official", "snapkv:clie=0", "h2o:clie=0", "streaming-llm:clie=0"]
+
+
+def memory(stream):
+    """Per layer and head the rows in the order of the stream: their metadata, and their keys and values."""
+    cache, known, content = stream.cache, [], []
+    for layer in range(cache.layers):
+        order = np.argsort(cache.seq(layer), 1)
+        for of in (cache.kind, cache.seq, cache.frame, cache.row, cache.col):
+            known.append(np.take_along_axis(of(layer), order, 1))
+        for of in (cache.position, cache.key, cache.value):
+            content.append(np.take_along_axis(of(layer), order[..., None], 1))
+    return known, content
+
+
+def watched(model, policy, ask_at):
+    """The memory after FRAMES frames with questions after those of ``ask_at``, what the stream counted, and the answers."""
+    per_frame = model.bundle.vision.tokens_per_frame
+    budget = FRAMES * per_frame if policy == "full" else 9 * per_frame + 3
+    answers = []
+    with Session.open(model, policy=policy, budget=budget, chunk=CHUNK, room=TextRoom(16, 64, 8)) as session:
+        stream = session._stream
+        for index, image in enumerate(frames(FRAMES, model)):
+            session.watch(image)
+            if index in ask_at:
+                answers.append(session.ask("what color was it?", max_tokens=2))
+                assert answers[-1].wait(60)
+        counted = stream.stats.compressions, stream.stats.evicted, stream.stats.reindexings, session.stats.chunks
+        places = stream.positions.next, stream._seq, stream.frames, session.stats.policy_bytes
+        return memory(stream), (*counted, *places), answers
+
+
+@pytest.mark.parametrize("policy", NAMES)
+def test_in_the_middle_of_a_chunk(model, policy):
+    (known, content), counted, _ = watched(model, policy, ())
+    (known_too, content_too), counted_too, answers = watched(model, policy, (6, 12, 13, 18, 21))
+    assert counted == counted_too
+    assert (counted[0] > 3) == (policy != "full")
+    for mine, theirs in zip(known, known_too, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    for mine, theirs in zip(content, content_too, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)  # the vision tower may round batches of other sizes otherwise
+    assert [answer.time_s for answer in answers] == [7, 13, 14, 19, 22]
+
+
+def test_it_sees_the_frames_of_the_chunk_in_progress(model):
+    """Two frames into a chunk the decoder has them before each question and forgets them after it; they are encoded once."""
+    per_frame = model.bundle.vision.tokens_per_frame
+    with Session.open(model, budget=12 * per_frame, chunk=CHUNK, room=TextRoom(16, 64, 8)) as session:
+        stream, encoded, seen = session._stream, [], []
+        step, encode = stream.decoder.step, model.engine.encode
+        for image in frames(CHUNK + 2, model):
+            session.watch(image)
+        held = stream.cache.lengths.copy()
+        stream.decoder.step = lambda *of: (seen.append((len(of[0]), int(of[3].max()))), step(*of))[1]
+        session._chunk._engine = SimpleNamespace(encode=lambda pixels: (encoded.append(len(pixels)), encode(pixels))[1])
+        for _ in range(2):
+            session.ask("what color was it?", max_tokens=1).wait()
+            assert (stream.cache.lengths == held).all()
+        shown, question = seen[:2]
+        assert seen[2:] == [shown, question]
+        assert shown == (2 * per_frame, held.max())
+        assert question[1] == held.max() + 2 * per_frame
+        session.flush()
+        assert (stream.cache.lengths == held + 2 * per_frame).all()
+        assert sum(encoded) == 2

@@ -1,0 +1,120 @@
+"""What the caller of a session did wrong is one line of UserError, and the session goes on."""
+
+import re
+import threading
+
+import pytest
+from pictures import frames
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.session import Session, TextRoom
+
+QUESTION, ROOM = "what color was the square?", TextRoom(16, 64, 8)
+
+
+def opened(model, **settings):
+    settings = {"budget": 4 * model.bundle.vision.tokens_per_frame, "chunk": 2, "room": ROOM} | settings
+    return Session.open(model, **settings)
+
+
+def test_a_thread_that_cannot_start_holds_nothing_up(model, monkeypatch):
+    with opened(model) as session:
+        images = list(frames(5, model))
+        session.watch(images[0])
+        with monkeypatch.context() as patched:
+
+            def refuse(_):
+                raise RuntimeError("can't start new thread")
+
+            patched.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(UserError, match=r"can't start new thread.*ask again"):
+                session.ask(QUESTION)
+        assert session._turnstile.waiting == 0
+        watcher = threading.Thread(target=lambda: [session.watch(image) for image in images[1:]], daemon=True)
+        watcher.start()
+        watcher.join(60)
+        assert not watcher.is_alive(), "the stream goes on"
+        assert session.ask(QUESTION, max_tokens=2).wait(60)
+
+
+def test_a_closed_session_says_so(model):
+    session = Session.open(model.bundle.path, budget=4 * model.bundle.vision.tokens_per_frame)
+    image = next(frames(1, model))
+    session.watch(image)
+    session.close()
+    for use in (lambda: session.ask(QUESTION), lambda: session.watch(image), session.flush):
+        with pytest.raises(UserError, match="the session is closed"):
+            use()
+    session.close()
+    assert session.stats.frames == 1
+
+
+def test_a_model_that_opening_loaded_is_closed_when_opening_fails(model, monkeypatch):
+    closed, path = [], model.bundle.path
+    monkeypatch.setattr(Model, "close", lambda self: closed.append(self))
+    with pytest.raises(UserError, match="less than one frame"):
+        Session.open(path, budget=1)
+    assert len(closed) == 1
+    with pytest.raises(UserError, match="less than one frame"):
+        Session.open(model, budget=1)
+    assert len(closed) == 1, "one that was given stays open"
+    monkeypatch.setattr(Model, "load", lambda *_: pytest.fail("nothing is loaded for a policy that there is not"))
+    with pytest.raises(UserError, match="did you mean"):
+        Session.open(path, policy="infinipot")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"budget": 512.5}, "budget is a whole number, not 512.5"),
+        ({"budget": "512"}, "budget is a whole number, not '512'"),
+        ({"budget": True}, "budget is a whole number"),
+        ({"chunk": 2.0}, "chunk is a whole number, not 2.0"),
+        ({"chunk": 10**9}, "a chunk of frames .* GB and .* GB are free; give a lower --chunk"),
+        ({"reindexing": "eagr"}, "reindexing is lazy or eager, not 'eagr'"),
+        ({"reindexing": "never"}, "reindexing is lazy or eager"),
+        ({"system": "caf\udce9"}, "is no character"),
+    ],
+)
+def test_what_cannot_open(model, settings, says):
+    with pytest.raises(UserError, match=says) as caught:
+        opened(model, **settings)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("policy", ["infinipot-v", "sliding-window", "hermes:layer_weights=0.3/1/1.2"])
+@pytest.mark.parametrize("budget", [-5, 0, 1])
+def test_the_budget_that_is_advised_is_the_smallest_that_works(model, policy, budget):
+    with pytest.raises(UserError, match=f"a budget of {budget} tokens") as caught:
+        opened(model, policy=policy, budget=budget)
+    enough = int(re.search(r"give --budget (\d+) or more", str(caught.value))[1])
+    with pytest.raises(UserError, match=f"give --budget {enough} or more"):
+        opened(model, policy=policy, budget=enough - 1)
+    opened(model, policy=policy, budget=enough).close()
+
+
+def test_what_cannot_be_asked(model):
+    with opened(model) as session:
+        for image in frames(2, model):
+            session.watch(image, timestamp=3)
+        for settings, says in [
+            ({"temperature": float("nan")}, "temperature"),
+            ({"temperature": float("inf")}, "temperature"),
+            ({"seed": -1}, "seed must be 0 or more"),
+            ({"max_tokens": 0}, "1 to 8 tokens"),
+            ({"max_tokens": 2.5}, "max_tokens is a whole number, not 2.5"),
+            ({"seed": 1.5}, "seed is a whole number, not 1.5"),
+        ]:
+            with pytest.raises(UserError, match=says):
+                session.ask(QUESTION, **settings)
+        with pytest.raises(UserError, match=r"'\\udce9', which is no character"):
+            session.ask("caf\udce9")
+        with pytest.raises(UserError, match="a question is text, not int"):
+            session.ask(3)
+        with pytest.raises(UserError, match=r"a frame is a numpy array.*not list"):
+            session.watch([[[0, 0, 0]]])
+        greedy = session.ask(QUESTION, "one", max_tokens=4)
+        assert greedy.text == session.ask(QUESTION, temperature=1e-320, max_tokens=4).text
+        assert greedy.time_s == 3
+        assert list(session._conversations.turns) == ["one"]
