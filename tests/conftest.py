@@ -1,6 +1,11 @@
 """What all tests share: examples are the same in every run; `--hypothesis-profile=fresh` draws new ones."""
 
+import os
+
 from hypothesis import settings
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # one worker a core: no threads beside it in torch
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("fresh", deadline=None)
 settings.register_profile("repeatable", derandomize=True, deadline=None)
