@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from edgevlm.runtime import primitives
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Appended, Bool, Float32, Guide, Needs, Policy, StreamShape, newest, tokens_of
 from edgevlm.runtime.policies.cross_layer import booster, layer_number
 from edgevlm.runtime.policies.scores import SeqScores
-from edgevlm.runtime.primitives import attention_mass, top_k
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
@@ -68,7 +68,7 @@ class H2O(Policy):
             mass = np.zeros(seq.shape)
             for start in range(0, len(appended.seq), ROWS):
                 rows = slice(start, start + ROWS)
-                mass += attention_mass(query[:, rows], appended.seq[rows], key, seq)
+                mass += primitives.attention_mass(query[:, rows], appended.seq[rows], key, seq)
             if layer not in self._scores:
                 self._scores[layer] = SeqScores(cache.kv_heads, int(cache.capacities[layer]))
             self._scores[layer].add(seq, mass)
@@ -82,7 +82,7 @@ class H2O(Policy):
         count = tokens_of(self.recent, target)
         recent = newest(seq, ~prefix, count)
         score = self._cross.importance(cache, layer) if self._cross else self._accumulated(cache, layer)
-        return prefix | recent | top_k(score, seq, ~(prefix | recent), target - count)
+        return prefix | recent | primitives.top_k(score, seq, ~(prefix | recent), target - count)
 
     def _accumulated(self, cache: KVCache, layer: int) -> Float32:
         """F of each row, ``[kv_heads, n]``."""

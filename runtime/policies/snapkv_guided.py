@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from edgevlm.runtime import primitives
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Bool, Float32, Needs, tokens_of
 from edgevlm.runtime.policies.full import Full
 from edgevlm.runtime.policies.snapkv import Pool, pooled
-from edgevlm.runtime.primitives import attention_mass, top_k
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
@@ -58,7 +58,7 @@ class SnapKVGuided(Full):
         seq, memory = cache.seq(layer), int(cache.lengths[layer]) - query.shape[1]
         if memory - self.shape.prefix <= self.compress_to:
             return None
-        mass = attention_mass(query[:, -self.window :], seq[0, memory:][-self.window :], cache.key(layer), seq)
+        mass = primitives.attention_mass(query[:, -self.window :], seq[0, memory:][-self.window :], cache.key(layer), seq)
         keep: Bool = cache.kind(layer) == Kind.PREFIX
         keep[:, memory:] = True
-        return keep | top_k(pooled(mass, seq, ~keep, self.kernel, self.pool), seq, ~keep, self.compress_to)
+        return keep | primitives.top_k(pooled(mass, seq, ~keep, self.kernel, self.pool), seq, ~keep, self.compress_to)

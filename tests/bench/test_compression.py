@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -76,3 +77,9 @@ def test_renditions_of_joins_and_of_attention_beside_the_cache():
     key, places = rng.standard_normal((2, 40, 8), np.float32), 60 + np.arange(9)
     found = numpy_kernels.attention_mass(query, places, key, seq, own, places)
     np.testing.assert_allclose(found, primitives.attention_mass(query, places, key, seq, own, places), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_look_for_the_kernels_where_the_rendition_is_put(name):
+    module = sys.modules[POLICIES[name].__module__]
+    assert not {kernel for kernel in numpy_kernels.KERNELS if hasattr(module, kernel)}
