@@ -3,6 +3,7 @@
 import checkpoints
 import numpy as np
 import pytest
+from memory import arena
 from pictures import frames
 
 from edgevlm.errors import UserError
@@ -31,17 +32,6 @@ def model(tmp_path_factory):
     loaded = Model.load(export_checkpoint(folder, folder.parent / "bundle"), threads=1)
     yield loaded
     loaded.close()
-
-
-def arena(stream):
-    """Every valid row of the memory, byte for byte, and where the stream goes on."""
-    cache = stream.cache
-    parts = [
-        of(layer)
-        for layer in range(cache.layers)
-        for of in (cache.key, cache.value, cache.kind, cache.seq, cache.frame, cache.row, cache.col, cache.position)
-    ]
-    return b"".join(np.ascontiguousarray(part).tobytes() for part in parts), stream.positions.next, stream._seq
 
 
 @pytest.mark.parametrize("policy", POLICIES)

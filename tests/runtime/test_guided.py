@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from memory import arena
 from pictures import frames
 
 from edgevlm.errors import UserError
@@ -11,17 +12,6 @@ from edgevlm.runtime.session import Session, TextRoom
 FIRST, SECOND = "what color was the square?", "how many circle are there now"
 ROOM = TextRoom(16, 64, 8)
 POLICY = "snapkv-guided:target=0.3,window=6"
-
-
-def arena(stream):
-    """Every valid row of the memory, byte for byte, and where the stream goes on."""
-    cache = stream.cache
-    parts = [
-        of(layer)
-        for layer in range(cache.layers)
-        for of in (cache.key, cache.value, cache.kind, cache.seq, cache.frame, cache.row, cache.col, cache.position)
-    ]
-    return b"".join(np.ascontiguousarray(part).tobytes() for part in parts), stream.positions.next, stream._seq
 
 
 def held(stream):

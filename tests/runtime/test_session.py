@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from memory import arena
 from pictures import frames
 
 from edgevlm.errors import UserError
@@ -15,16 +16,6 @@ from edgevlm.runtime.primitives import top_k
 from edgevlm.runtime.session import Session, TextRoom
 
 QUESTION = "what color was the square?"
-
-
-def arena(session):
-    """Every valid row of the memory: keys, values and metadata, byte for byte."""
-    cache = session._stream.cache
-    parts = []
-    for layer in range(cache.layers):
-        parts += [cache.key(layer), cache.value(layer), cache.kind(layer), cache.seq(layer), cache.frame(layer)]
-        parts += [cache.row(layer), cache.col(layer), cache.position(layer)]
-    return b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
 
 
 def hf_greedy(checkpoint, family, images, prompt_ids, per_frame, count):
@@ -132,7 +123,7 @@ def test_questions_leave_no_trace(model, policy):
                 if index % 8 == 3:
                     for n in range(asks):
                         session.ask(f"{QUESTION} {n}", conversation="one", max_tokens=5).wait()
-            arenas.append((arena(session), session._stream.positions.next))
+            arenas.append(arena(session._stream))
     assert arenas[0] == arenas[1]
 
 
@@ -215,7 +206,7 @@ def held_session(model, at):
     for image in frames(2, model):
         session.watch(image)
     session.flush()
-    return session, Held(session, at), arena(session)
+    return session, Held(session, at), arena(session._stream)
 
 
 def test_cancel_ends_an_answer_after_the_token_in_progress(model):
@@ -227,10 +218,10 @@ def test_cancel_ends_an_answer_after_the_token_in_progress(model):
         decoder.go_on.set()
         assert answer.wait(60)
         assert (answer.finish_reason, len(answer.token_ids), decoder.steps) == ("cancelled", 3, 3)
-        assert arena(session) == before
+        assert arena(session._stream) == before
         assert not session._conversations.turns, "a cancelled turn is not remembered"
         assert session.ask(QUESTION, max_tokens=5).wait(60)
-        assert arena(session) == before
+        assert arena(session._stream) == before
 
 
 def test_close_cancels_what_is_being_answered_and_what_waits(model):
@@ -245,7 +236,7 @@ def test_close_cancels_what_is_being_answered_and_what_waits(model):
     assert [answer.finish_reason for answer in answers] == ["cancelled"] * 3
     assert len(answers[0].token_ids) == 2
     assert not session._running
-    assert arena(session) == before
+    assert arena(session._stream) == before
 
 
 def test_sampling_follows_its_seed(model):
@@ -296,14 +287,14 @@ def test_an_error_while_decoding_reaches_the_reader_and_leaves_no_trace(model):
         for image in frames(2, model):
             session.watch(image)
         session.flush()
-        before = arena(session)
+        before = arena(session._stream)
         session._stream.decoder, real = Broken(), session._stream.decoder
         with pytest.raises(ZeroDivisionError):
             _ = session.ask(QUESTION).text
         with pytest.raises(ZeroDivisionError):
             list(session.ask(QUESTION))
         session._stream.decoder = real
-        assert arena(session) == before
+        assert arena(session._stream) == before
         assert session.ask(QUESTION, max_tokens=3).wait(20)
 
 
