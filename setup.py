@@ -12,7 +12,7 @@ for folder in FOLDERS:
     packages += [f"edgevlm.{folder}", *(f"edgevlm.{folder}.{name}" for name in find_packages(folder))]
 
 sources = sorted(str(path) for path in Path("runtime/csrc").glob("*.cpp"))
-compile_args = ["-O3", "-fvisibility=hidden", "-Wall", "-Wextra"]
+compile_args = ["-O3", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra"]
 link_args: list[str] = []
 if sanitizers := os.environ.get("EDGEVLM_SANITIZE"):  # e.g. address,undefined: see CONTRIBUTING.md
     compile_args += [f"-fsanitize={sanitizers}", "-fno-omit-frame-pointer", "-g", "-O1"]

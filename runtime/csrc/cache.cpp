@@ -41,6 +41,7 @@ void check(const Shape& shape) {
 //     key, value            [H, C_l, D]  of dtype, keys rotated
 //     kind u8, seq i64, frame i32, row i16, col i16  [H, C_l]
 //     position i32          [H, C_l, axes]
+//     norm f32              [H, C_l]
 //   the table of angles [3, 64, 2, D / 2], in f64 and in f32
 //   scratch for one kernel at a time, a slot for each thread that may take part
 //
@@ -66,6 +67,7 @@ Parts carve(const Shape& shape, Carver& carver) {
         layer.row = carver.take<std::int16_t>(slots);
         layer.col = carver.take<std::int16_t>(slots);
         layer.position = carver.take<std::int32_t>(slots * shape.axes);
+        layer.norm = carver.take<float>(slots);
         if (parts.layer) parts.layer[l] = layer;
     }
     parts.rotary = carver.take<double>(Rotary::table_size(shape.head_dim / 2));

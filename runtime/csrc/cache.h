@@ -51,6 +51,7 @@ struct Layer {
     std::int16_t* row;       // [H, capacity]
     std::int16_t* col;       // [H, capacity]
     std::int32_t* position;  // [H, capacity, axes]
+    float* norm;             // [H, capacity]: the value's, from when it is first asked for, or kUnknownNorm until then
 };
 
 // What lies in a cache's block besides the layers' own arrays.

@@ -4,6 +4,7 @@
 
 #include "cache.h"
 #include "errors.h"
+#include "norms.h"
 
 namespace edgevlm {
 
@@ -35,6 +36,7 @@ void Cache::write_metadata(Layer& layer, const Rows& rows) {
         std::copy_n(rows.row, rows.count, layer.row + at);
         std::copy_n(rows.col, rows.count, layer.col + at);
         std::copy_n(rows.position, rows.count * axes_, layer.position + at * axes_);
+        std::fill_n(layer.norm + at, rows.count, kUnknownNorm);
     }
     layer.length += rows.count;
 }
@@ -58,6 +60,7 @@ void Cache::clear_rows(Layer& layer, std::int64_t head, std::int64_t first, std:
     std::fill_n(layer.row + at, count, std::int16_t{0});
     std::fill_n(layer.col + at, count, std::int16_t{0});
     std::fill_n(layer.position + at * axes_, count * axes_, 0);
+    std::fill_n(layer.norm + at, count, 0.0f);
 }
 
 void Cache::abort() {

@@ -20,33 +20,35 @@ Plane<T> plane_of(const void* first, std::int64_t heads, std::int64_t rows) {
 }
 
 // sigma / mu of the norms of valid rows, all heads together (Alg. 2, line 18).
-double variation(const float* norm, const std::uint8_t* valid, std::int64_t count) {
+double variation(const PatchedNorms& tokens) {
     double sum = 0, squares = 0, there = 0;
-    for (std::int64_t i = 0; i < count; ++i) {
-        sum += valid[i] ? norm[i] : 0;
-        there += valid[i];
-    }
+    const auto each = [&](auto&& visit) {
+        for (std::int64_t head = 0; head < tokens.norm.heads; ++head) {
+            const float* const norm = tokens.norm.of(head);
+            const std::uint8_t* const valid = tokens.valid.of(head);
+            for (std::int64_t i = 0; i < tokens.norm.rows; ++i) valid[i] ? visit(norm[i]) : void();
+        }
+    };
+    each([&](float norm) { sum += norm, ++there; });
     const double mean = sum / std::max(there, 1.0);
-    for (std::int64_t i = 0; i < count; ++i) squares += valid[i] ? (norm[i] - mean) * (norm[i] - mean) : 0;
+    each([&](float norm) { squares += (norm - mean) * (norm - mean); });
     return std::sqrt(squares / std::max(there, 1.0)) / std::max(mean, 1e-30);
 }
 
-int window_of(const Selection& how, const float* norm, const std::uint8_t* valid, std::int64_t count) {
+int window_of(const Selection& how, const PatchedNorms& tokens) {
     if (!how.thresholds) return how.window;
-    const double spread = variation(norm, valid, count);
+    const double spread = variation(tokens);
     return kWindows[std::upper_bound(how.thresholds, how.thresholds + 3, spread) - how.thresholds];
 }
 
 // What of the kernels' working memory is used by turns, and what lasts for a layer.
 struct Memory {
     float *similarity, *pooled;          // [n]
-    float* norm;                         // [H, n]
     std::uint8_t *vision, *open;         // [H, n], [n]
     bool *recent, *chosen;               // [H, n], [n]
 
     Memory(Carver& carver, std::int64_t heads, std::int64_t rows) {
         for (float** list : {&similarity, &pooled}) *list = carver.take<float>(rows);
-        norm = carver.take<float>(heads * rows);
         vision = carver.take<std::uint8_t>(heads * rows);
         open = carver.take<std::uint8_t>(rows);
         recent = carver.take<bool>(heads * rows);
@@ -104,9 +106,9 @@ void infinipot_select(const LayerRows<T>& layer, const Selection& how, bool* kee
 
     const Mask recent = plane_of<std::uint8_t>(at.recent, heads, rows);
     const PatchedKeys<T> keys{layer.key, layer.position, layer.row, layer.col, recent, vision};
-    const PatchedNorms norms{plane_of<float>(at.norm, heads, rows), layer.frame, layer.row, layer.col, vision};
-    for (std::int64_t head = 0; head < heads; ++head) value_norms(layer.value, head, at.norm + head * rows);
-    const int window = window_of(how, at.norm, at.vision, heads * rows);
+    const PatchedNorms norms{layer.norm.plane(heads, rows), layer.frame, layer.row, layer.col, vision};
+    for (std::int64_t head = 0; head < heads; ++head) complete_norms(layer.value, head, layer.norm.of(head));
+    const int window = window_of(how, norms);
     for (std::int64_t head = 0; head < heads; ++head) {
         temporal_similarity(keys, head, how.rotary, at.similarity, memory);
         pool_norms(norms, head, window, at.pooled, memory);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "arena.h"
+#include "norms.h"
 #include "rotary.h"
 #include "similarity.h"
 #include "strided.h"
@@ -29,6 +30,7 @@ struct LayerRows {
     Plane<std::int64_t> seq;        // [H, n]
     Plane<std::int32_t> frame;      // [H, n]
     Plane<std::int16_t> row, col;   // [H, n]
+    Norms norm;                     // [H, n]
 };
 
 std::size_t infinipot_scratch(std::int64_t heads, std::int64_t rows, std::int64_t head_dim);

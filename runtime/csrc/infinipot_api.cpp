@@ -47,7 +47,8 @@ LayerRows<T> rows_of(const Cache& cache, const Layer& layer) {
             plane(cache, layer, layer.seq),
             plane(cache, layer, layer.frame),
             plane(cache, layer, layer.row),
-            plane(cache, layer, layer.col)};
+            plane(cache, layer, layer.col),
+            {layer.norm, layer.capacity}};
 }
 
 std::int64_t longest_of(const Cache& cache) {
@@ -68,6 +69,7 @@ py::list infinipot_scores(Cache& cache, const py::list& recent, const py::list& 
     struct Scores {
         PatchedKeys<T> keys;
         Volume<T> value;
+        Norms known;
         float *similarity, *norm;
     };
     const std::int64_t layers = cache.layers(), heads = cache.kv_heads();
@@ -80,7 +82,7 @@ py::list infinipot_scores(Cache& cache, const py::list& recent, const py::list& 
         const Held<bool> is_recent = as_mask(recent[l], "recent", heads, n), is_valid = as_mask(valid[l], "valid", heads, n);
         masks.insert(masks.end(), {is_recent, is_valid});
         py::array_t<float> similarity({heads, n}), norm({heads, n});
-        work[l] = {{rows.key, rows.position, rows.row, rows.col, is_recent, is_valid}, rows.value,
+        work[l] = {{rows.key, rows.position, rows.row, rows.col, is_recent, is_valid}, rows.value, rows.norm,
                    similarity.mutable_data(), norm.mutable_data()};
         out.append(py::make_tuple(std::move(similarity), std::move(norm)));
     }
@@ -90,7 +92,8 @@ py::list infinipot_scores(Cache& cache, const py::list& recent, const py::list& 
         const Scores& scores = work[task / heads];
         const std::int64_t head = task % heads, at = head * scores.keys.key.rows;
         temporal_similarity(scores.keys, head, rotary, scores.similarity + at, memory.of(worker));
-        value_norms(scores.value, head, scores.norm + at);
+        complete_norms(scores.value, head, scores.known.of(head));
+        std::copy_n(scores.known.of(head), scores.value.rows, scores.norm + at);
     });
     return out;
 }

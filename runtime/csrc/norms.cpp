@@ -20,18 +20,36 @@ float exact_norm(const T* row, std::int64_t width) {
     return static_cast<float>(std::sqrt(square));
 }
 
+template <typename T>
+void norms_of(const Volume<T>& value, std::int64_t head, std::int64_t first, std::int64_t last, float* norm) {
+    const auto stride = value.row_stride / static_cast<std::ptrdiff_t>(sizeof(T));
+    simd().rows<T>().squares(value.at(head, first), stride, last - first, value.width, norm + first);
+    for (std::int64_t i = first; i < last; ++i)
+        norm[i] = trusted(norm[i]) ? std::sqrt(norm[i]) : exact_norm(value.at(head, i), value.width);
+}
+
 }  // namespace
 
 template <typename T>
 void value_norms(const Volume<T>& value, std::int64_t head, float* out) {
-    const auto stride = value.row_stride / static_cast<std::ptrdiff_t>(sizeof(T));
-    simd().rows<T>().squares(value.at(head, 0), stride, value.rows, value.width, out);
-    for (std::int64_t i = 0; i < value.rows; ++i)
-        out[i] = trusted(out[i]) ? std::sqrt(out[i]) : exact_norm(value.at(head, i), value.width);
+    norms_of(value, head, 0, value.rows, out);
+}
+
+template <typename T>
+void complete_norms(const Volume<T>& value, std::int64_t head, float* norm) {
+    float* const end = norm + value.rows;
+    const auto unknown = [](float x) { return x == kUnknownNorm; };
+    for (float* first = norm; (first = std::find_if(first, end, unknown)) != end;) {
+        float* const last = std::find_if_not(first, end, unknown);
+        norms_of(value, head, first - norm, last - norm, norm);
+        first = last;
+    }
 }
 
 template void value_norms(const Volume<float>&, std::int64_t, float*);
 template void value_norms(const Volume<Half>&, std::int64_t, float*);
+template void complete_norms(const Volume<float>&, std::int64_t, float*);
+template void complete_norms(const Volume<Half>&, std::int64_t, float*);
 
 namespace {
 
@@ -58,6 +76,7 @@ std::size_t newest_scratch(std::int64_t count) {
 void newest_frames(const Plane<std::int32_t>& frame, const Mask& among, std::int64_t count, bool* out, Carver memory) {
     std::int32_t* const newest = memory.take<std::int32_t>(count);  // rising
     std::int64_t found = 0;
+    const std::int32_t* last = nullptr;  // the row before, of those that were looked for
     for (std::int64_t head = 0; head < frame.heads; ++head) {
         const std::int32_t* const frames = frame.of(head);
         const std::uint8_t* const wanted = among.of(head);
@@ -65,7 +84,8 @@ void newest_frames(const Plane<std::int32_t>& frame, const Mask& among, std::int
             if (i % kStretch == 0 && found == count) i = skip_old(frames, i, frame.rows, newest[0]);
             if (i == frame.rows) break;
             const std::int32_t t = frames[i];
-            if (!wanted[i] || (found == count && t <= newest[0])) continue;
+            if (!wanted[i] || (found == count && t <= newest[0]) || (last && t == *last)) continue;
+            last = frames + i;
             std::int32_t* const place = std::lower_bound(newest, newest + found, t);
             if (place < newest + found && *place == t) continue;
             if (found < count) {

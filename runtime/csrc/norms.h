@@ -16,6 +16,24 @@ inline bool trusted(float square) { return square > 1e-24f && square < 1e30f; }
 template <typename T>
 void value_norms(const Volume<T>& value, std::int64_t head, float* out);
 
+// Nothing that eviction or new positions do to a row changes its value's norm, so that a cache keeps it.
+constexpr float kUnknownNorm = -1;
+
+// Those that a cache holds.
+struct Norms {
+    float* first = nullptr;
+    std::int64_t head_stride = 0;  // in floats
+
+    float* of(std::int64_t head) const { return first + head * head_stride; }
+    Plane<float> plane(std::int64_t heads, std::int64_t rows) const {
+        return {reinterpret_cast<const std::byte*>(first), head_stride * static_cast<std::ptrdiff_t>(sizeof(float)), heads, rows};
+    }
+};
+
+// The same where norm [n] is not known: reads no value twice in its life.
+template <typename T>
+void complete_norms(const Volume<T>& value, std::int64_t head, float* norm);
+
 struct PatchedNorms {
     Plane<float> norm;             // [H, n]
     Plane<std::int32_t> frame;     // [H, n]

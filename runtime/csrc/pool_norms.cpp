@@ -82,9 +82,9 @@ public:
     }
 
     void sort(const std::int32_t* frame, const std::uint8_t* valid, std::int64_t rows) {
-        const auto [first, last] = std::minmax_element(frame, frame + rows);
-        const auto span = static_cast<std::uint64_t>(std::int64_t{*last} - *first + 1);
-        frames_.clear(static_cast<std::uint32_t>(*first), span);
+        std::int32_t first = frame[0], last = first;
+        for (std::int64_t i = 1; i < rows; ++i) first = std::min(first, frame[i]), last = std::max(last, frame[i]);
+        frames_.clear(static_cast<std::uint32_t>(first), static_cast<std::uint64_t>(std::int64_t{last} - first + 1));
         std::fill_n(end_, rows + 1, 0);
         for (std::int64_t i = 0; i < rows; ++i) {
             group_[i] = valid[i] ? frames_.find_or_add(static_cast<std::uint32_t>(frame[i])) : Groups::kNone;

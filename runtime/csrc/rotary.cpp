@@ -51,31 +51,30 @@ void Rotary::angles(const std::int64_t* position, double* cosine, double* sine) 
 }
 
 Turner::Turner(const Rotary& rotary, float* memory)
-    : rotary_(rotary), angles_(memory), more_(memory + 2 * kHeld * rotary.pairs()) {}
+    : rotary_(rotary), angles_(memory), more_(memory + 2 * kHeld * rotary.pairs()), axes_(rotary.axes()),
+      pairs_(rotary.pairs()) {}
 
-const float* Turner::of(const std::int32_t* from, const std::int32_t* to) {
-    std::int64_t by[Rotary::kAxes] = {};
-    std::uint64_t hash = 0;
-    for (int axis = 0; axis < rotary_.axes(); ++axis) {
-        by[axis] = std::int64_t{to[axis]} - from[axis];
-        hash = (hash + static_cast<std::uint64_t>(by[axis])) * 0x9E3779B97F4A7C15u;
-    }
-    const std::int64_t size = 2 * rotary_.pairs(), place = static_cast<std::int64_t>(hash >> 56);
-    static_assert(kHeld == 1 << (64 - 56) && Rotary::kAxes == 3);
+const float* Turner::of_axes(const By& by) {
+    std::uint64_t mixed = 0;
+    for (const std::int64_t part : by) mixed = (mixed + static_cast<std::uint64_t>(part)) * 0xC2B2AE3D27D4EB4Fu;
+    const std::int64_t place = place_of(mixed);
     Held& held = held_[place];
-    float* angles = angles_ + place * size;
-    const bool same = held.by[0] == by[0] && held.by[1] == by[1] && held.by[2] == by[2];
-    if (!same || !held.block) {
-        if (held.block == block_) {
-            angles = more_ + used_++ * size;
-        } else {
-            std::copy_n(by, Rotary::kAxes, held.by);
-            held.block = block_;
-        }
-        fill(by, angles);
-        return angles;
-    }
+    if (!held.block || by != held.by) return hold(by, place);
     held.block = block_;
+    return angles_ + place * 2 * pairs_;
+}
+
+const float* Turner::hold(const By& by, std::int64_t place) {
+    static_assert(kHeld == 1 << (64 - 56));
+    Held& held = held_[place];
+    float* angles = angles_ + place * 2 * pairs_;
+    if (held.block == block_) {
+        angles = more_ + used_++ * 2 * pairs_;
+    } else {
+        held.by = by;
+        held.block = block_;
+    }
+    fill(by, angles);
     return angles;
 }
 
@@ -84,7 +83,7 @@ void Turner::next_block() {
     used_ = 0;
 }
 
-void Turner::fill(const std::int64_t* by, float* angles) const {
+void Turner::fill(const By& by, float* angles) const {
     const std::int64_t pairs = rotary_.pairs();
     for (const Run* run = rotary_.runs(); run < rotary_.runs() + rotary_.run_count(); ++run) {
         const std::int64_t place = by[run->axis], size = run->end - run->begin;

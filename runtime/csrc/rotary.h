@@ -2,6 +2,7 @@
 // each pair turns by one of three positions.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -46,25 +47,37 @@ private:
 // The angles of one difference of positions after another, in float32; quick where they come again.
 class Turner {
 public:
-    static constexpr int kBlock = 16;  // differences whose angles are wanted at the same time
+    static constexpr int kBlock = 8;  // differences whose angles are wanted at the same time
 
     static std::size_t floats(std::int64_t pairs) { return 2 * (kHeld + kBlock) * static_cast<std::size_t>(pairs); }
 
     Turner(const Rotary& rotary, float* memory);  // [floats(pairs)]
 
     // Angles of to - from, both [axes]: cosines [pairs], then sines [pairs]. Good until the next block, of kBlock at most.
-    const float* of(const std::int32_t* from, const std::int32_t* to);
+    const float* of(const std::int32_t* from, const std::int32_t* to) {
+        const std::int64_t by = std::int64_t{to[0]} - from[0];
+        if (axes_ != 1) return of_axes({by, std::int64_t{to[1]} - from[1], std::int64_t{to[2]} - from[2]});
+        const std::int64_t place = place_of(static_cast<std::uint64_t>(by));
+        Held& held = held_[place];
+        if (!held.block || by != held.by[0]) return hold({by}, place);
+        held.block = block_;
+        return angles_ + place * 2 * pairs_;
+    }
     void next_block();
 
 private:
     static constexpr int kHeld = 256;
+    using By = std::array<std::int64_t, Rotary::kAxes>;
 
     struct Held {
-        std::int64_t by[Rotary::kAxes] = {};
+        By by = {};
         std::int64_t block = 0;  // the last that used it
     };
 
-    void fill(const std::int64_t* by, float* angles) const;
+    static std::int64_t place_of(std::uint64_t mixed) { return static_cast<std::int64_t>(mixed * 0x9E3779B97F4A7C15u >> 56); }
+    const float* of_axes(const By& by);
+    const float* hold(const By& by, std::int64_t place);
+    void fill(const By& by, float* angles) const;
 
     const Rotary& rotary_;
     float* angles_;  // [kHeld, 2, pairs]
@@ -72,6 +85,8 @@ private:
     Held held_[kHeld];
     std::int64_t block_ = 1;
     int used_ = 0;  // of more_
+    int axes_;
+    std::int64_t pairs_;
 };
 
 // Writes row [2 * pairs], turned back by the angles, to out in double.

@@ -19,7 +19,6 @@ template <typename T>
 struct Compared {
     const T* row;
     const float *other, *angle;
-    const T* next;  // a row to ask the second-level cache for meanwhile
 };
 
 // Of rows stored as T. Sums are float32 in a fixed number of lanes: the same bits whenever the instruction set is the same.
@@ -57,6 +56,7 @@ struct Simd {
     // out[c] = the sum of `window` (1, 3, 5 or 7) numbers, from in[c] on, `step` apart.
     void (*box_sums)(const double* in, std::int64_t count, std::int64_t step, int window, double* out);
     void (*box_counts)(const std::int32_t* in, std::int64_t count, std::int64_t step, int window, std::int32_t* out);
+    std::int64_t (*at_least)(const std::int32_t* numbers, std::int64_t size, std::int32_t least);  // how many; size < 2^31
     // (cos, sin) of the sum of two angles; n of each.
     void (*turn)(const float* cosine_a, const float* sine_a, const float* cosine_b, const float* sine_b, std::int64_t n,
                  float* cosine, float* sine);

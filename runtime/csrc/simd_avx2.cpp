@@ -59,7 +59,7 @@ inline V keep_from(V a, V x, V least) { return {_mm256_and_ps(a.v, _mm256_cmp_ps
 
 const Simd& simd_avx2() {
     static constexpr Simd table{"avx2", kRowKernels<float>, kRowKernels<Half>, kAttention, box<double>, box<std::int32_t>,
-                                turn, copy, drain, read};
+                                at_least, turn, copy, drain, read};
     return table;
 }
 

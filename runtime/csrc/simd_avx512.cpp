@@ -62,7 +62,7 @@ inline V keep_from(V a, V x, V least) {
 
 const Simd& simd_avx512() {
     static constexpr Simd table{"avx512", kRowKernels<float>, kRowKernels<Half>, kAttention, box<double>, box<std::int32_t>,
-                                turn, copy, drain, read};
+                                at_least, turn, copy, drain, read};
     return table;
 }
 

@@ -46,7 +46,7 @@ void drain() {}
 
 const Simd& simd_neon() {
     static constexpr Simd table{"neon", kRowKernels<float>, kRowKernels<Half>, kAttention, box<double>, box<std::int32_t>,
-                                turn, copy, drain, read};
+                                at_least, turn, copy, drain, read};
     return table;
 }
 

@@ -51,7 +51,7 @@ void drain() {}
 
 const Simd& simd_scalar() {
     static constexpr Simd table{"scalar", kRowKernels<float>, kRowKernels<Half>, kAttention, box<double>, box<std::int32_t>,
-                                turn, copy, drain, read};
+                                at_least, turn, copy, drain, read};
     return table;
 }
 

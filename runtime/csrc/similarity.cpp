@@ -15,7 +15,7 @@ namespace {
 
 // The mean of a key's cosines with the recent keys of its patch is its unit vector times the mean of theirs: each past key meets
 // one vector, whatever the number of recent ones. What position adds to a likeness goes when all are turned to the position of
-// the patch's first recent key: as a stream runs on, all tokens of a frame are as far from there. A batch of patches at a time,
+// the patch's latest key: as a stream runs on, all tokens of a frame are as far from there. A batch of patches at a time,
 // to bound the memory.
 constexpr std::int64_t kBatchFloats = 1 << 17;
 
@@ -33,8 +33,6 @@ struct Key {
 template <typename T>
 class Keys {
 public:
-    static constexpr int kBlock = Turner::kBlock;
-
     static void measure(Carver& sizes, std::int64_t width) {
         sizes.take<float>(Turner::floats(width / 2));
         for (int vector = 0; vector < 2; ++vector) sizes.take<double>(width);
@@ -68,39 +66,27 @@ public:
         }
     }
 
-    // To be compared by the next call of compare(); `next`, a key that comes later. Returns whether there is room for no more.
-    bool add(const Key<T>& key, const float* mean, const T* next, float* out) {
-        key_[count_] = key;
-        out_[count_] = out;
-        compared_[count_++] = {key.row, mean, rotary_ ? turner_->of(key.to, key.at) : nullptr, next};
-        return count_ == kBlock;
+    // What key `at` is turned by to where `to` is, or nothing. Good until next_block(), for kBlock keys at most.
+    const float* angle(const std::int32_t* at, const std::int32_t* to) { return rotary_ ? turner_->of(to, at) : nullptr; }
+
+    bool turns() const { return rotary_ != nullptr; }
+    void next_block() {
+        if (rotary_) turner_->next_block();
     }
 
-    // out = key . mean / |key|, of each one added.
-    void compare() {
-        Dots found[kBlock];
-        const RowKernels<T>& kernels = simd().rows<T>();
-        (rotary_ ? kernels.turned_dots : kernels.dots)(compared_, count_, width_, found);
-        for (int k = 0; k < count_; ++k) {
-            const Dots& dots = found[k];
-            *out_[k] = trusted(dots.square) ? dots.dot / std::sqrt(dots.square) : exact_cosine(k, dots.square);
-        }
-        count_ = 0;
-        if (rotary_) turner_->next_block();
+    // key . mean / |key|, of the |key|^2 that float32 makes of it.
+    float exact_cosine(const Key<T>& key, const float* mean, float square) {
+        if (square == 0 && is_zero(key.row)) return 0;
+        const double length = exact(key);
+        double dot = 0;
+        for (std::int64_t d = 0; d < width_; ++d) dot += exact_[d] * mean[d];
+        return static_cast<float>(dot / length);
     }
 
 private:
     bool is_zero(const T* row) {
         simd().rows<T>().load(row, width_, loaded_);
         return std::all_of(loaded_, loaded_ + width_, [](float x) { return x == 0; });
-    }
-
-    float exact_cosine(int k, float square) {
-        if (square == 0 && is_zero(key_[k].row)) return 0;
-        const double length = exact(key_[k]);
-        double dot = 0;
-        for (std::int64_t d = 0; d < width_; ++d) dot += exact_[d] * compared_[k].other[d];
-        return static_cast<float>(dot / length);
     }
 
     // exact_ = key, turned, in double; returns its length.
@@ -123,24 +109,21 @@ private:
     std::optional<Turner> turner_;
     double *stored_, *exact_, *cosine_, *sine_;
     float* loaded_;
-    Key<T> key_[kBlock];
-    Compared<T> compared_[kBlock];
-    float* out_[kBlock];
-    int count_ = 0;
 };
 
-// The means of the recent unit keys of each patch.
+// The means of the recent unit keys of each patch, and the past keys that are to be compared with them.
 template <typename T>
 class Means {
 public:
     Means(std::int64_t rows, std::int64_t width, Carver& memory)
         : width_(width), batch_(batch_size(rows, width)), patches_(memory, rows) {
-        for (std::int32_t** list : {&recent_, &patch_, &count_, &place_}) *list = memory.take<std::int32_t>(rows);
+        for (std::int32_t** list : {&row_, &patch_, &count_, &place_}) *list = memory.take<std::int32_t>(rows);
         mean_ = memory.take<float>(batch_ * width);
     }
 
-    void find_recent(const PatchedKeys<T>& tokens, std::int64_t head, const Extent& extent) {
+    void find(const PatchedKeys<T>& tokens, std::int64_t head) {
         const std::int16_t *const row = tokens.row.of(head), *const col = tokens.col.of(head);
+        const Extent extent(row, col, tokens.key.rows);
         const std::uint8_t *const valid = tokens.valid.of(head), *const recent = tokens.recent.of(head);
         patches_.clear(0, extent.cells());
         for (std::int64_t i = 0; i < tokens.key.rows; ++i) {
@@ -148,9 +131,15 @@ public:
             const std::int32_t known = patches_.count(), patch = patches_.find_or_add(extent.cell(row[i], col[i]));
             const auto place = static_cast<std::int32_t>(i);
             if (patch == known) count_[patch] = 0, place_[patch] = place;
+            if (*tokens.position.at(head, i) > *tokens.position.at(head, place_[patch])) place_[patch] = place;
             ++count_[patch];
-            patch_[found_] = patch;
-            recent_[found_++] = place;
+            list(place, patch);
+        }
+        recent_ = listed_;
+        for (std::int64_t i = 0; i < tokens.key.rows; ++i) {
+            if (!valid[i] || recent[i]) continue;
+            const std::int32_t patch = patches_.find(extent.cell(row[i], col[i]));
+            if (patch != Groups::kNone) list(static_cast<std::int32_t>(i), patch);
         }
     }
 
@@ -160,9 +149,8 @@ public:
         size_ = std::min<std::int64_t>(batch_, patches_.count() - first_);
         if (size_ == 0) return false;
         std::fill_n(mean_, size_ * width_, 0.0f);
-        for (std::int32_t r = 0; r < found_; ++r) {
-            const std::int64_t i = recent_[r];
-            if (has(patch_[r])) keys.add_unit(key(tokens, head, i, patch_[r]), mean_ + (patch_[r] - first_) * width_);
+        for (std::int32_t r = 0; r < recent_; ++r) {
+            if (has(patch_[r])) keys.add_unit(key(tokens, head, r), mean(r));
         }
         for (std::int64_t slot = 0; slot < size_; ++slot) {
             const float share = 1.0f / static_cast<float>(count_[first_ + slot]);
@@ -172,21 +160,74 @@ public:
         return true;
     }
 
-    std::int32_t patch(std::uint32_t cell) const { return patches_.find(cell); }
-    bool has(std::int32_t patch) const { return patch >= first_ && patch < first_ + size_; }  // of this batch
-    const float* of(std::int32_t patch) const { return mean_ + (patch - first_) * width_; }
-
-    // Key i, to be turned to where the mean of its patch stands.
-    Key<T> key(const PatchedKeys<T>& tokens, std::int64_t head, std::int64_t i, std::int32_t patch) const {
-        return {tokens.key.at(head, i), tokens.position.at(head, i), tokens.position.at(head, place_[patch])};
+    // out = the past keys of this batch compared with its means, a block at a time.
+    void compare(const PatchedKeys<T>& tokens, std::int64_t head, Keys<T>& keys, float* out) const {
+        const std::int64_t stride = tokens.key.row_stride / static_cast<std::ptrdiff_t>(sizeof(T));
+        const std::int64_t axes = tokens.position.row_stride / static_cast<std::ptrdiff_t>(sizeof(std::int32_t));
+        const T* const key = tokens.key.at(head, 0);
+        const std::int32_t* const position = tokens.position.at(head, 0);
+        const std::int32_t *const row = row_, *const patches = patch_, *const latest = place_, end = listed_;
+        const auto first = static_cast<std::int32_t>(first_), size = static_cast<std::int32_t>(size_);
+        const float* const mean = mean_;
+        const std::int64_t width = width_, ahead = tokens.key.rows_ahead() * stride;
+        Block block;
+        for (std::int32_t r = recent_; r < end; ++r) {
+            const std::int32_t patch = patches[r], place = patch - first;
+            if (place < 0 || place >= size) continue;
+            const T* const own = key + row[r] * stride;
+            for (std::int64_t d = 0; d < width; d += kLine) __builtin_prefetch(own + ahead + d, 0, 2);
+            const float* const angle = keys.angle(position + row[r] * axes, position + latest[patch] * axes);
+            block.compared[block.count] = {own, mean + place * width, angle};
+            block.listed[block.count++] = r;
+            if (block.count == kBlock) finish(tokens, head, keys, block, out);
+        }
+        finish(tokens, head, keys, block, out);
     }
 
 private:
+    static constexpr int kBlock = Turner::kBlock;
+    static constexpr std::int64_t kLine = 64 / sizeof(T);  // of the processor's caches
+
+    struct Block {
+        Compared<T> compared[kBlock];
+        std::int32_t listed[kBlock];
+        int count = 0;
+    };
+
+    void finish(const PatchedKeys<T>& tokens, std::int64_t head, Keys<T>& keys, Block& block, float* out) const {
+        Dots found[kBlock] = {};
+        const RowKernels<T>& kernels = simd().rows<T>();
+        (keys.turns() ? kernels.turned_dots : kernels.dots)(block.compared, block.count, width_, found);
+        float cosine[kBlock];
+        for (int k = 0; k < kBlock; ++k) cosine[k] = found[k].dot / std::sqrt(found[k].square);
+        for (int k = 0; k < block.count; ++k) {
+            const std::int32_t r = block.listed[k];
+            const float square = found[k].square;
+            out[row_[r]] = trusted(square) ? cosine[k] : keys.exact_cosine(this->key(tokens, head, r), mean(r), square);
+        }
+        block.count = 0;
+        keys.next_block();
+    }
+
+    void list(std::int32_t row, std::int32_t patch) {
+        row_[listed_] = row;
+        patch_[listed_++] = patch;
+    }
+
+    bool has(std::int32_t patch) const { return patch >= first_ && patch < first_ + size_; }  // of this batch
+    float* mean(std::int32_t listed) const { return mean_ + (patch_[listed] - first_) * width_; }
+
+    // A listed key, to be turned to where the mean of its patch stands.
+    Key<T> key(const PatchedKeys<T>& tokens, std::int64_t head, std::int32_t listed) const {
+        const std::int32_t i = row_[listed], latest = place_[patch_[listed]];
+        return {tokens.key.at(head, i), tokens.position.at(head, i), tokens.position.at(head, latest)};
+    }
+
     std::int64_t width_, batch_;
     Groups patches_;
-    std::int32_t *recent_, *patch_;  // [recent tokens]
-    std::int32_t *count_, *place_;   // [patches]: its recent tokens, and the first of them
-    std::int32_t found_ = 0;
+    std::int32_t *row_, *patch_;    // [listed]: recent tokens, then past ones
+    std::int32_t *count_, *place_;  // [patches]: its recent tokens, and the latest of them
+    std::int32_t recent_ = 0, listed_ = 0;
     std::int64_t first_ = 0, size_ = 0;
     float* mean_;
 };
@@ -203,23 +244,12 @@ std::size_t similarity_scratch(std::int64_t rows, std::int64_t width) {
 template <typename T>
 void temporal_similarity(const PatchedKeys<T>& tokens, std::int64_t head, const Rotary* rotary, float* out, Carver memory) {
     const std::int64_t rows = tokens.key.rows, width = tokens.key.width;
-    const std::int16_t *const row = tokens.row.of(head), *const col = tokens.col.of(head);
     const std::uint8_t *const valid = tokens.valid.of(head), *const recent = tokens.recent.of(head);
-    const Extent extent(row, col, rows);
     Means<T> means(rows, width, memory);
     Keys<T> keys(rotary, width, memory);
-    means.find_recent(tokens, head, extent);
-    for (std::int64_t i = 0; i < rows; ++i) out[i] = valid[i] && !recent[i] ? -1.0f : 0.0f;
-    const std::int64_t ahead = tokens.key.rows_ahead();
-    while (means.take(tokens, head, keys)) {
-        for (std::int64_t i = 0; i < rows; ++i) {
-            if (!valid[i] || recent[i]) continue;
-            const std::int32_t patch = means.patch(extent.cell(row[i], col[i]));
-            const T* const next = tokens.key.at(head, std::min(i + ahead, rows - 1));
-            if (means.has(patch) && keys.add(means.key(tokens, head, i, patch), means.of(patch), next, out + i)) keys.compare();
-        }
-        keys.compare();
-    }
+    means.find(tokens, head);
+    for (std::int64_t i = 0; i < rows; ++i) out[i] = 0.0f - static_cast<float>((valid[i] != 0) & (recent[i] == 0));
+    while (means.take(tokens, head, keys)) means.compare(tokens, head, keys, out);
 }
 
 template void temporal_similarity(const PatchedKeys<float>&, std::int64_t, const Rotary*, float*, Carver);

@@ -48,7 +48,7 @@ std::vector<float> rows(const Simd& table, std::int64_t pairs, const std::vector
     kernels.load(row.data(), size, loaded.data());
     kernels.store(b.data(), size, copy.data());
     kernels.squares(row.data(), size, 1, size, out.data());
-    const Compared<T> at{row.data(), b.data(), a.data(), row.data()};
+    const Compared<T> at{row.data(), b.data(), a.data()};
     Dots dots[2];
     kernels.dots(&at, 1, size, dots);
     kernels.turned_dots(&at, 1, size, dots + 1);
@@ -82,6 +82,7 @@ std::vector<float> attention(const Simd& table, std::int64_t keys, std::int64_t 
     return mass;
 }
 
+// Of pooling and of selection.
 std::vector<float> boxes(const Simd& table, int window, const std::vector<float>& numbers) {
     const auto count = static_cast<std::int64_t>(numbers.size()) - 3 * (window - 1);
     const std::vector<double> in(numbers.begin(), numbers.end());
@@ -92,6 +93,10 @@ std::vector<float> boxes(const Simd& table, int window, const std::vector<float>
     table.box_counts(whole.data(), count, 3, window, counts.data());
     std::vector<float> out(sums.begin(), sums.end());
     out.insert(out.end(), counts.begin(), counts.end());
+    std::vector<std::int32_t> bits(numbers.size());
+    std::memcpy(bits.data(), numbers.data(), bits.size() * sizeof bits[0]);
+    for (std::size_t size = 0; size < bits.size(); ++size)
+        out.push_back(static_cast<float>(table.at_least(bits.data(), static_cast<std::int64_t>(size), bits[size])));
     return out;
 }
 

@@ -24,22 +24,22 @@ def slots(rows):
 def formula(layers, heads, dim, capacities, axes, item):
     """The layout comment in csrc/cache.cpp as sums: (what lies before the rows, the rows, what lies behind them)."""
     runs = 1 if axes == 1 else 0  # without sections
-    before = up(layers * 80) + up(dim // 2 * 8) + up(runs * 12) + up(min(capacities) * 8)
+    before = up(layers * 88) + up(dim // 2 * 8) + up(runs * 12) + up(min(capacities) * 8)
     rows = 0
     for capacity in capacities:
         places = heads * capacity
         rows += 2 * up(places * dim * item)
-        rows += up(places) + up(places * 8) + up(places * 4) + 2 * up(places * 2) + up(places * axes * 4)
+        rows += up(places) + up(places * 8) + up(places * 4) + 2 * up(places * 2) + up(places * axes * 4) + up(places * 4)
     angles = up(3 * 64 * dim * 8) + up(3 * 64 * dim * 4)
     n = max(capacities)
     means = min(max((1 << 17) // dim, 1), n)
     attention = up(n * 32 * 4) + up(dim * 32 * 4) + up(64 * dim * 4) + 2 * up(32 * 4)
-    vectors = up((256 + 16) * dim * 4) + 2 * up(dim * 8) + 2 * up(dim // 2 * 8) + up(dim * 4)
+    vectors = up((256 + 8) * dim * 4) + 2 * up(dim * 8) + 2 * up(dim // 2 * 8) + up(dim * 4)
     similarity = up(slots(n) * 8) + 4 * up(n * 4) + up(means * dim * 4) + vectors
     grids = 3 * (up(4096 * 8) + up(4096 * 4))
     pool = max(up(n * 16), grids + 3 * up(n * 4) + up((n + 1) * 4) + up(slots(n) * 8))
-    top = 2 * up(n * 4) + up(1025 * 4)
-    chosen = 2 * up(n * 4) + up(heads * n * 4) + 2 * up(heads * n) + 2 * up(n)
+    top = 2 * up(n * 4)
+    chosen = 2 * up(n * 4) + 2 * up(heads * n) + 2 * up(n)
     infinipot = chosen + max(similarity, pool, top, up(n * heads * 4))
     reindex = up(n * 8) + up(n * 4) + up(n * axes * 4) + 2 * up(dim // 2 * 8) + 2 * up(dim // 2 * 4)
     scratch = primitives.threads() * max(infinipot, attention, reindex)

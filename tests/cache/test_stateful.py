@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from edgevlm.errors import CacheError, CacheFull
-from edgevlm.runtime import reference
+from edgevlm.runtime import primitives, reference
 
 NAMES = ("key", "value", "kind", "seq", "frame", "row", "col", "position")
 LAYERS, CAPACITIES = 3, [24, 30, 40]
@@ -151,6 +151,14 @@ class Twin(RuleBasedStateMachine):
         for layer, held in enumerate(self.held):
             for name in NAMES:
                 np.testing.assert_array_equal(getattr(self.cache, name)(layer), held[name])
+
+    @rule()
+    def score(self):
+        """Value norms are kept from one call to the next: rows that came, moved or went since must not have another's."""
+        among = [np.ones((self.heads, length), np.bool_) for length in self.length]
+        scores = primitives.infinipot_scores(self.cache, among, among)
+        for held, (_, norms) in zip(self.held, scores, strict=True):
+            np.testing.assert_allclose(norms, reference.value_norms(held["value"]), rtol=1e-6)
 
     @rule()
     def spoil_free_rows(self):
