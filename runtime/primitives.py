@@ -137,8 +137,8 @@ def infinipot_select(
     rows by TaR (:func:`temporal_similarity`, the least alike first), and by VaN (:func:`pool_norms`) as many of the others as
     make it ``target``. windows: VaN's, one a layer; with 3 rising ``thresholds`` the window is 7, 5, 3 or 1 by the coefficient
     of variation of the layer's value norms (Alg. 2, lines 16 to 21). The same as those functions and :func:`top_k` one after
-    another, in one call that all threads share, a layer at a time; keys are read once, and values once in their life: the cache keeps
-    their norms.
+    another, in one call that all threads share, a layer at a time; keys are read once, and values once in their life: the cache
+    keeps their norms.
     """
     how = (recent_frames, distinctive, target, list(windows), list(thresholds), keep_recent, rotated)
     return _native.infinipot_select(cache.native, *how)

@@ -55,14 +55,15 @@ namespace {
 
 constexpr std::int64_t kStretch = 64;
 
-// From a stretch's start, the start of the first stretch that holds a frame newer than `oldest`, or `rows`.
-std::int64_t skip_old(const std::int32_t* frame, std::int64_t start, std::int64_t rows, std::int32_t oldest) {
-    for (; start + kStretch <= rows; start += kStretch) {
-        std::int32_t newest = frame[start];
-        for (std::int64_t i = 1; i < kStretch; ++i) newest = std::max(newest, frame[start + i]);
+// Backwards from the last row of a stretch, the last row of the next that holds a frame newer than `oldest`, or where less than
+// a stretch is left.
+std::int64_t skip_old(const std::int32_t* frame, std::int64_t last, std::int32_t oldest) {
+    for (; last + 1 >= kStretch; last -= kStretch) {
+        std::int32_t newest = frame[last];
+        for (std::int64_t i = 1; i < kStretch; ++i) newest = std::max(newest, frame[last - i]);
         if (newest > oldest) break;
     }
-    return start;
+    return last;
 }
 
 }  // namespace
@@ -80,9 +81,9 @@ void newest_frames(const Plane<std::int32_t>& frame, const Mask& among, std::int
     for (std::int64_t head = 0; head < frame.heads; ++head) {
         const std::int32_t* const frames = frame.of(head);
         const std::uint8_t* const wanted = among.of(head);
-        for (std::int64_t i = 0; i < frame.rows && count; ++i) {
-            if (i % kStretch == 0 && found == count) i = skip_old(frames, i, frame.rows, newest[0]);
-            if (i == frame.rows) break;
+        for (std::int64_t i = frame.rows - 1; i >= 0 && count; --i) {  // new rows come last
+            if ((frame.rows - 1 - i) % kStretch == 0 && found == count) i = skip_old(frames, i, newest[0]);
+            if (i < 0) break;
             const std::int32_t t = frames[i];
             if (!wanted[i] || (found == count && t <= newest[0]) || (last && t == *last)) continue;
             last = frames + i;

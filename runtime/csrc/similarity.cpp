@@ -150,7 +150,10 @@ public:
         if (size_ == 0) return false;
         std::fill_n(mean_, size_ * width_, 0.0f);
         for (std::int32_t r = 0; r < recent_; ++r) {
-            if (has(patch_[r])) keys.add_unit(key(tokens, head, r), mean(r));
+            if (!has(patch_[r])) continue;
+            const Key<T> recent = key(tokens, head, r);
+            ask(recent.row + ahead(tokens));
+            keys.add_unit(recent, mean(r));
         }
         for (std::int64_t slot = 0; slot < size_; ++slot) {
             const float share = 1.0f / static_cast<float>(count_[first_ + slot]);
@@ -169,13 +172,13 @@ public:
         const std::int32_t *const row = row_, *const patches = patch_, *const latest = place_, end = listed_;
         const auto first = static_cast<std::int32_t>(first_), size = static_cast<std::int32_t>(size_);
         const float* const mean = mean_;
-        const std::int64_t width = width_, ahead = tokens.key.rows_ahead() * stride;
+        const std::int64_t width = width_, ahead = this->ahead(tokens);
         Block block;
         for (std::int32_t r = recent_; r < end; ++r) {
             const std::int32_t patch = patches[r], place = patch - first;
             if (place < 0 || place >= size) continue;
             const T* const own = key + row[r] * stride;
-            for (std::int64_t d = 0; d < width; d += kLine) __builtin_prefetch(own + ahead + d, 0, 2);
+            ask(own + ahead);
             const float* const angle = keys.angle(position + row[r] * axes, position + latest[patch] * axes);
             block.compared[block.count] = {own, mean + place * width, angle};
             block.listed[block.count++] = r;
@@ -186,7 +189,6 @@ public:
 
 private:
     static constexpr int kBlock = Turner::kBlock;
-    static constexpr std::int64_t kLine = 64 / sizeof(T);  // of the processor's caches
 
     struct Block {
         Compared<T> compared[kBlock];
@@ -207,6 +209,16 @@ private:
         }
         block.count = 0;
         keys.next_block();
+    }
+
+    // How far behind a key the one lies that the second-level cache is asked for meanwhile.
+    static std::int64_t ahead(const PatchedKeys<T>& tokens) {
+        return tokens.key.rows_ahead() * tokens.key.row_stride / static_cast<std::ptrdiff_t>(sizeof(T));
+    }
+
+    void ask(const T* key) const {
+        constexpr std::int64_t kLine = 64 / sizeof(T);
+        for (std::int64_t d = 0; d < width_; d += kLine) __builtin_prefetch(key + d, 0, 2);
     }
 
     void list(std::int32_t row, std::int32_t patch) {
