@@ -7,7 +7,7 @@ import pytest
 from edgevlm.bench.accuracy import run
 from edgevlm.bench.accuracy.desk import Desk, Settings
 from edgevlm.bench.accuracy.entries import Budget, Entry
-from edgevlm.bench.accuracy.journal import Journal
+from edgevlm.calib.journal import Journal
 from edgevlm.errors import UserError
 
 HEADER = {"suite": "streamqa", "seed": "0", "frames": 64}
