@@ -89,6 +89,9 @@ def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Pa
             calibration = _measure(request, model, clips, folder, progress, note)
             progress("writing")
             written = write_calibration(model.bundle, calibration, request.out)
+    except KeyboardInterrupt:
+        note("stopped; the same command goes on from here")
+        raise
     finally:
         model.close()
     if request.plot is not None:

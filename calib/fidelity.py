@@ -26,7 +26,7 @@ from edgevlm.runtime.stream import Stream
 
 QUESTIONS = ("What is happening?", "What changed?", "Describe what you saw at the beginning.")
 CHUNK = 8  # frames encoded and appended at once, as a session does by default
-MOMENTS = 4  # at which the questions are asked, evenly over a clip's second half, its end among them
+MOMENTS = 8  # at which the questions are asked, evenly over a clip, its end among them
 ANSWER = 16  # tokens of full KV's answer, at most
 PLAIN = "sliding-window"  # holds nothing beside the cache: its bytes are what everybody gets
 
@@ -61,8 +61,8 @@ class Fidelity:
         self._answer = min(ANSWER, room.answer)
         self._questions = [model.encode(chat.suffix([], question)) for question in questions]
         for question, ids in zip(questions, self._questions, strict=True):
-            if len(ids) > room.question:
-                raise UserError(f"--ask {question!r} takes {len(ids)} tokens and there is room for {room.question}; shorten it")
+            if len(ids) > (most := room.conversation + room.question):
+                raise UserError(f"--ask {question!r} takes {len(ids)} tokens and there is room for {most}; shorten it")
         self.per_frame = model.bundle.vision.tokens_per_frame
 
     def longest(self) -> tuple[int, str]:
@@ -158,8 +158,8 @@ class Fidelity:
 
 
 def moments(frames: int) -> set[int]:
-    """After how many frames to ask: MOMENTS even steps through the second half of a clip, each at the end of a chunk."""
-    steps = (frames / 2 * (1 + step / MOMENTS) for step in range(1, MOMENTS + 1))
+    """After how many frames to ask: MOMENTS even steps through a clip, each at the end of a chunk."""
+    steps = (frames * step / MOMENTS for step in range(1, MOMENTS + 1))
     return {min(frames, math.ceil(step / CHUNK) * CHUNK) for step in steps}
 
 

@@ -28,9 +28,10 @@ def kept(target: Path, settings: Mapping[str, object]) -> Iterator[Path]:
         lock = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror}); give another --out") from None
+    if not _locked(lock):
+        os.close(lock)
+        raise UserError(f"{target}: another process is calibrating it; wait for its end")
     try:
-        if not _locked(lock):
-            raise UserError(f"{target}: another process is calibrating it; wait for its end")
         yield folder
         for other in target.parent.glob(f"{_prefix(target)}*"):
             _remove_unless_in_use(other, folder)
