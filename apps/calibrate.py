@@ -78,8 +78,7 @@ def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Pa
         raise UserError(f"{request.bundle}: say on which clips to calibrate it, --video FILE, once or more")
     if request.plot is not None:
         check_plot(request.plot)
-    if request.comparison.wanted:
-        request.comparison.names(), request.comparison.budgets()
+    request.comparison.check()
     clips = [video_clip(path) for path in request.videos] if request.videos else demo_clips()
     progress("loading the model")
     model = Model.load(request.bundle, threads=request.threads)

@@ -64,6 +64,12 @@ class Comparison:
         parts = filter(None, (part.strip() for part in (self.budget or "").split(",")))
         return [parse_budgets(part)[0] if part.endswith("%") else parse_count(part) for part in parts]
 
+    def check(self) -> None:
+        """Raise UserError, before anything is measured, for what is typed wrong."""
+        if self.wanted:
+            self.names()
+            self.budgets()
+
     def by(self, model: Model) -> Measure:
         return "streamqa" if (self.measure or ("streamqa" if model.is_demo else "agreement")) == "streamqa" else "kl"
 
@@ -101,16 +107,22 @@ def choose_policies(comparison: Comparison, given: Given) -> Choices:
         watched=worlds if by == "streamqa" else tuple(clip.name for clip in given.clips),
         frames=frames,
         known=tuple(bounded()),
-        budgets=tuple(_choice(budget, contests[budget]) for budget in sorted(contests)),
+        budgets=tuple(_choices(contests, given.note)),
     )
 
 
-def _choice(budget: int, contest: Contest) -> Choice:
-    if not contest.measured:
+def _choices(contests: dict[int, Contest], note: Note) -> Iterator[Choice]:
+    """A choice at each budget that one of the policies can run at, rising. Raises UserError where there is none."""
+    for budget, contest in sorted(contests.items()):
+        if contest.measured:
+            candidates = tuple(of.candidate for of in contest.measured)
+            yield Choice(budget, choose(contest.measured), candidates, tuple(contest.skipped))
+            continue
         reasons = "; ".join(f"{policy}: {why}" for policy, why in contest.skipped)
-        raise UserError(f"--budget {budget}: none of the policies can run at it ({reasons}); give more")
-    candidates = tuple(of.candidate for of in contest.measured)
-    return Choice(budget, choose(contest.measured), candidates, tuple(contest.skipped))
+        said = f"budget {budget}: none of the policies can run at it ({reasons})"
+        if not any(other.measured for other in contests.values()):
+            raise UserError(f"{said}; give a larger --budget")
+        note(said)
 
 
 def usual_budget(model: Model) -> int:

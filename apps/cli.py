@@ -30,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EDGEVLM"},
     epilog="Every option can also be set in the environment, EDGEVLM_RUN_MODEL for run's --model and so on; "
-    "EDGEVLM_RUN_ASK and EDGEVLM_RUN_ASK_AT take one question a line.",
+    "EDGEVLM_RUN_ASK, EDGEVLM_RUN_ASK_AT and EDGEVLM_CALIBRATE_ASK take one question a line.",
 )
 
 RUN_EXAMPLES = """

@@ -4,19 +4,26 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import checkpoints
 import cv2
 import numpy as np
 import pytest
 
+from edgevlm.apps.candidates import Comparison, Given, _choices, budgets_of
+from edgevlm.calib.choose import Contest, Measured
+from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.calibration import Calibration
+from edgevlm.runtime.choices import Candidate
+from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.policies.infinipot_v import InfiniPotV
 from edgevlm.runtime.policies.sliding_window import SlidingWindow
 from edgevlm.runtime.primitives import top_k
+from edgevlm.runtime.session import Session
 
 COMMAND = [sys.executable, "-m", "edgevlm"]
 FIELDS = {"calibrate", "policy", "budget", "measure", "value", "ci_low", "ci_high", "compress_ms", "bytes", "tokens"}
@@ -140,7 +147,6 @@ class Planted(InfiniPotV):
 @pytest.mark.parametrize("measure", ["streamqa", "agreement"])
 def test_a_planted_policy_wins(measure, demo_bundle, monkeypatch):
     from edgevlm.apps.calibrate import CalibrateRequest, start
-    from edgevlm.apps.candidates import Comparison
 
     for policy in (Oldest, Planted):
         monkeypatch.setitem(POLICIES, policy.name, policy)
@@ -182,6 +188,40 @@ def test_a_kill_keeps_what_was_measured(demo_bundle):
 def _records(journal):
     """Whole lines of a journal."""
     return journal.read_text().split("\n")[:-1]
+
+
+@pytest.fixture(scope="module")
+def demo():
+    loaded = Model.load("demo", threads=1)
+    yield loaded
+    loaded.close()
+
+
+def test_the_usual_budgets_are_those_of_a_run_and_an_eighth_of_a_clip(demo):
+    def budgets(whole, typed=None):
+        said = []
+        given = Given(demo, [], None, Path(), lambda what: None, said.append)
+        return budgets_of(Comparison(budget=typed), given, whole), said
+
+    with Session.open(demo) as session:
+        usual = session._stream.budget
+    assert budgets(1024) == ([128, usual], [])
+    left, said = budgets(640)
+    assert left == [80]
+    assert said == [f"the usual budget, {usual} tokens, holds a whole clip, 640 tokens, and is not compared"]
+    assert budgets(1024, "256,0.5k,25%") == ([256, 500], [])
+    with pytest.raises(UserError, match="64 tokens, the shortest clip, tell no policies apart"):
+        budgets(64)
+
+
+def test_a_budget_at_which_nobody_can_run_is_left_out_and_named():
+    ran = Contest([Measured(Candidate("uniform", 64, 0.5, 0.4, 0.6, 1.0, 1000), [[0.0], [1.0]])])
+    none, said = Contest(skipped=[("h2o", "too large")]), []
+    (choice,) = _choices({128: ran, 16: none}, said.append)
+    assert (choice.budget, choice.chosen) == (128, "uniform")
+    assert said == ["budget 16: none of the policies can run at it (h2o: too large)"]
+    with pytest.raises(UserError, match=r"budget 16: none .*; give a larger --budget"):
+        list(_choices({16: none}, said.append))
 
 
 @pytest.mark.parametrize(
