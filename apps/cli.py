@@ -183,7 +183,11 @@ def calibrate(
     ] = None,
     frames: Annotated[
         int | None,
-        typer.Option(help="Frames of each clip.", show_default="all that the model holds, 6,000 tokens at most", min=1),
+        typer.Option(
+            help="Frames of each clip, and of streamqa's streams.",
+            show_default="all that the model holds, 6,000 tokens at most; 64",
+            min=1,
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write a calibrated copy and leave the bundle as it is.")
@@ -224,8 +228,9 @@ def calibrate(
 ) -> None:
     """Measure what the policies need to know of a model, and which of them does best on it; write it into its bundle.
 
-    The thresholds of infinipot-v's windows, the layer classes of hermes, the agreement of layers that purekv stands on; then
-    the policies themselves, at equal bytes. When it is stopped, the same command goes on.
+    The thresholds of infinipot-v's windows, the layer classes of hermes, the agreement of layers that purekv stands on.
+
+    Then the policies themselves, at equal bytes, for --policy auto. When it is stopped, the same command goes on.
     """
     from rich.console import Console
 
