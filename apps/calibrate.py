@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm import __version__
+from edgevlm.apps.candidates import Comparison, Given, Note, choose_policies, lines, table
 from edgevlm.apps.sources import DEFAULT_FPS, open_source
 from edgevlm.apps.sources.video import check_readable
-from edgevlm.calib import Clip, calibrate, check_writable, write_calibration
+from edgevlm.calib import Clip, as_calibrated, calibrate, check_writable, write_calibration
 from edgevlm.calib.figure import check_plot, plot
+from edgevlm.calib.kept import kept
 from edgevlm.errors import UserError
-from edgevlm.runtime.bundle import Bundle, Progress
+from edgevlm.runtime.bundle import MANIFEST, Bundle, Progress, hash_file
 from edgevlm.runtime.calibration import Calibration
 from edgevlm.runtime.model import Model, bundle_folder, is_demo
 from edgevlm.runtime.policies.infinipot_v import WINDOWS
@@ -39,27 +42,90 @@ class CalibrateRequest:
     out: Path | None
     plot: Path | None
     threads: int | None
+    comparison: Comparison
 
 
-def start(request: CalibrateRequest, progress: Progress) -> tuple[Path, Calibration]:
-    """Measure and write; returns the bundle written. Raises UserError, before any measuring where that is possible."""
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """A clip's frames, uint8 RGB ``[H, W, 3]``, from the beginning each time it is iterated. video: None is the demo world."""
+
+    video: str | None
+    seed: int = 0
+
+    def __iter__(self) -> Iterator[NDArray[np.uint8]]:
+        source = open_source(None, self.video, fps=DEFAULT_FPS, realtime=False, seed=self.seed)
+        try:
+            for frame in source:
+                yield frame.image
+        finally:
+            source.close()
+
+    @property
+    def identity(self) -> list[object]:
+        """What tells it from other clips, without reading it."""
+        if self.video is None:
+            return [self.seed]
+        found = Path(self.video).stat()
+        return [str(Path(self.video).resolve()), found.st_size, found.st_mtime_ns]
+
+
+def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Path, Calibration]:
+    """Measure and write; returns the bundle written. Raises UserError, before any measuring where that is possible.
+
+    What a run that was stopped has measured is kept beside the bundle to be written, and goes into the next one's.
+    """
     if not request.videos and not is_demo(Bundle.load(bundle_folder(request.bundle), verify="size")):
         raise UserError(f"{request.bundle}: say on which clips to calibrate it, --video FILE, once or more")
     if request.plot is not None:
         check_plot(request.plot)
+    request.comparison.check()
     clips = [video_clip(path) for path in request.videos] if request.videos else demo_clips()
     progress("loading the model")
     model = Model.load(request.bundle, threads=request.threads)
     try:
         check_writable(model.bundle, request.out)
-        calibration = calibrate(model, clips, request.frames, progress)
+        with kept((request.out or model.bundle.path).resolve(), _settings(request, model, clips)) as folder:
+            calibration = _measure(request, model, clips, folder, progress, note)
+            progress("writing")
+            written = write_calibration(model.bundle, calibration, request.out)
+    except KeyboardInterrupt:
+        note("stopped; the same command goes on from here")
+        raise
     finally:
         model.close()
-    progress("writing")
-    written = write_calibration(model.bundle, calibration, request.out)
     if request.plot is not None:
         plot(calibration, request.plot)
     return written, calibration
+
+
+def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dict[str, object]:
+    """All that what is kept depends on, but for policies and budgets, which are kept one by one."""
+    comparison = request.comparison
+    return {
+        "edgevlm": __version__,
+        "model": hash_file(model.bundle.path / MANIFEST).sha256,
+        "clips": [clip.frames.identity for clip in clips if isinstance(clip.frames, Frames)],
+        "frames": request.frames,
+        "measure": comparison.by(model),
+        "streams": comparison.streams,
+        "ask": comparison.ask,
+    }
+
+
+def _measure(
+    request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Progress, note: Note
+) -> Calibration:
+    """The layers, then, on what was found of them, the policies."""
+    layers = folder / "layers.json"
+    try:
+        calibration = Calibration.from_json(layers.read_bytes())
+    except (FileNotFoundError, ValueError):
+        calibration = calibrate(model, clips, request.frames, progress)
+        layers.write_bytes(calibration.to_json())
+    if not request.comparison.wanted:
+        return calibration
+    given = Given(as_calibrated(model, calibration), clips, request.frames, folder, progress, note)
+    return replace(calibration, policies=choose_policies(request.comparison, given))
 
 
 def demo_clips() -> list[Clip]:
@@ -67,27 +133,20 @@ def demo_clips() -> list[Clip]:
     from edgevlm.apps.demo.questions import OFFERED, ask
 
     questions = [ask(kind, 0, 0, 0).text for kind in OFFERED]
-    return [Clip(f"demo world {seed}", _frames(None, seed), questions) for seed in DEMO_SEEDS]
+    return [Clip(f"demo world {seed}", Frames(None, seed), questions) for seed in DEMO_SEEDS]
 
 
 def video_clip(path: Path) -> Clip:
     """A file, sampled as ``edgevlm run`` samples it. Raises SourceError if there is none."""
     check_readable(path)
-    return Clip(path.name, _frames(str(path), 0), QUESTIONS)
-
-
-def _frames(video: str | None, seed: int) -> Iterator[NDArray[np.uint8]]:
-    source = open_source(None, video, fps=DEFAULT_FPS, realtime=False, seed=seed)
-    try:
-        for frame in source:
-            yield frame.image
-    finally:
-        source.close()
+    return Clip(path.name, Frames(str(path)), QUESTIONS)
 
 
 def as_json(written: Path, calibration: Calibration) -> str:
-    """The line of ``--json``: the bundle and all that was measured."""
-    return json.dumps({"event": "calibration", "bundle": str(written), **asdict(calibration)})
+    """The lines of ``--json``: the bundle and what was measured of its layers, then of each policy."""
+    layers = asdict(replace(calibration, policies=None))
+    found = [{"event": "calibration", "bundle": str(written), **layers}]
+    return "\n".join(map(json.dumps, [*found, *(lines(calibration.policies) if calibration.policies else ())]))
 
 
 def describe(written: Path, calibration: Calibration) -> str:
@@ -110,6 +169,7 @@ def describe(written: Path, calibration: Calibration) -> str:
         f"{np.mean(known):.2f} on average, {min(known):.2f} at worst"
         if known
         else "purekv       a model of one layer has none above it",
+        *(("", *table(calibration.policies), "") if calibration.policies else ()),
         f"calibrated {calibration.described}: {written}",
     ]
     return "\n".join(lines)

@@ -30,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EDGEVLM"},
     epilog="Every option can also be set in the environment, EDGEVLM_RUN_MODEL for run's --model and so on; "
-    "EDGEVLM_RUN_ASK and EDGEVLM_RUN_ASK_AT take one question a line.",
+    "EDGEVLM_RUN_ASK, EDGEVLM_RUN_ASK_AT and EDGEVLM_CALIBRATE_ASK take one question a line.",
 )
 
 RUN_EXAMPLES = """
@@ -45,7 +45,16 @@ RUN_EXAMPLES = """
   edgevlm run --video shop.mp4 --model BUNDLE --ask-at 60:"Who came in?" --budget 6k
 """
 
+DEFAULT_POLICY = "infinipot-v"  # of run; auto runs what calibrate chose
+
 app.add_typer(bench, name="bench")
+
+
+class Measure(str, Enum):
+    """How policies are compared."""
+
+    STREAMQA = "streamqa"
+    AGREEMENT = "agreement"
 
 
 class Reindexing(str, Enum):
@@ -79,8 +88,8 @@ def run(
     model: Annotated[str, typer.Option(metavar="demo|BUNDLE", help="The embedded demo model, or an exported bundle.")] = "demo",
     policy: Annotated[
         str,
-        typer.Option(metavar="NAME[:K=V,...]", help="How the memory is kept small; `edgevlm policies` lists the ways."),
-    ] = "infinipot-v",
+        typer.Option(metavar="NAME[:K=V,...]|auto", help="How the memory is kept small; `edgevlm policies` lists the ways."),
+    ] = DEFAULT_POLICY,
     budget: Annotated[
         str | None,
         typer.Option(
@@ -174,27 +183,65 @@ def calibrate(
     ] = None,
     frames: Annotated[
         int | None,
-        typer.Option(help="Frames of each clip.", show_default="all that the model holds, 6,000 tokens at most", min=1),
+        typer.Option(
+            help="Frames of each clip, and of streamqa's streams.",
+            show_default="all that the model holds, 6,000 tokens at most; 64",
+            min=1,
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write a calibrated copy and leave the bundle as it is.")
     ] = None,
+    policies: Annotated[
+        str, typer.Option(metavar="all|none|NAME[:K=V,...],...", help="The policies that --policy auto is chosen among.")
+    ] = "all",
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|6k|P%,...",
+            help="Budgets to compare policies at: vision tokens per layer, or shares of a clip.",
+            show_default="the one of a run, and 12.5%",
+        ),
+    ] = None,
+    measure: Annotated[
+        Measure | None,
+        typer.Option(
+            help="How policies are compared: by the demo world's questions, or by agreement with full KV's next tokens.",
+            show_default="streamqa for demo, else agreement",
+        ),
+    ] = None,
+    ask: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="A question for agreement to be measured on; once or more.",
+            show_default="three plain ones",
+            allow_from_autoenv=False,
+        ),
+    ] = None,
+    streams: Annotated[int, typer.Option(help="Streams of streamqa.", min=2)] = 24,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg|png", help="Draw the attention of each layer over age.")
     ] = None,
     threads: Threads = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
 ) -> None:
-    """Measure what the policies need to know of a model, and write it into its bundle.
+    """Measure what the policies need to know of a model, and which of them does best on it; write it into its bundle.
 
     The thresholds of infinipot-v's windows, the layer classes of hermes, the agreement of layers that purekv stands on.
+
+    Then the policies themselves, at equal bytes, for --policy auto. When it is stopped, the same command goes on.
     """
     from rich.console import Console
 
     from edgevlm.apps import calibrate as command
+    from edgevlm.apps.candidates import Comparison
 
+    asked = tuple(ask or _lines("EDGEVLM_CALIBRATE_ASK"))
+    comparison = Comparison(policies, budget, measure and measure.value, asked, streams)
+    request = command.CalibrateRequest(bundle, video or [], frames, out, plot, threads, comparison)
     with Console(stderr=True).status("starting") as status:
-        result = command.start(command.CalibrateRequest(bundle, video or [], frames, out, plot, threads), status.update)
+        result = command.start(request, status.update, lambda text: typer.echo(text, err=True))
     typer.echo((command.as_json if json else command.describe)(*result))
 
 
@@ -202,7 +249,7 @@ def calibrate(
 def policies(
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
 ) -> None:
-    """List the policies of --policy: paper, settings with their defaults, and what is not as the paper has it."""
+    """List the policies of --policy: paper, settings with their defaults, and what is not as the paper has it; and auto."""
     from edgevlm.apps.policies import list_policies
 
     typer.echo(list_policies(json))

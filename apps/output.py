@@ -24,11 +24,15 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """A run's figures at one moment; ``fps`` over the last second, in a summary over the whole run."""
+    """A run's figures at one moment; ``fps`` over the last second, in a summary over the whole run.
+
+    policy: the one in use, also under ``auto``.
+    """
 
     frames: int
     dropped: int
     fps: float
+    policy: str
     cache_tokens: int
     cache_bytes: int
     compressions: int

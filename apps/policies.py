@@ -10,6 +10,7 @@ import textwrap
 from dataclasses import dataclass, fields
 from typing import Literal, get_args, get_origin, get_type_hints
 
+from edgevlm.runtime.auto import AUTO, FALLBACK
 from edgevlm.runtime.policies import POLICIES, Policy
 
 LEGEND = (
@@ -52,9 +53,19 @@ def describe(policy: type[Policy]) -> Description:
     return Description(policy.name, policy.paper, text[0], settings, ours)
 
 
+CHOSEN = Description(
+    AUTO,
+    "no policy of its own",
+    "The policy that edgevlm calibrate found best on the model, at the measured budget nearest to |M|; "
+    f"{FALLBACK} where it compared none.",
+    [],
+    "",
+)
+
+
 def list_policies(as_json: bool) -> str:
-    """All of them: a JSON object a line, or a page for a person."""
-    described = [describe(policy) for policy in POLICIES.values()]
+    """All of them, and auto: a JSON object a line, or a page for a person."""
+    described = [*(describe(policy) for policy in POLICIES.values()), CHOSEN]
     if as_json:
         return "\n".join(json.dumps(_record(one)) for one in described)
     width = min(shutil.get_terminal_size().columns, 128)

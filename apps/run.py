@@ -105,6 +105,7 @@ class Run:
             frames=session.frames,
             dropped=self.source.dropped,
             fps=(session.frames - before) / max(now - since, 1e-9),
+            policy=self.session.policy,
             cache_tokens=session.tokens,
             cache_bytes=session.cache_bytes,
             compressions=session.memory.compressions,

@@ -15,8 +15,8 @@ from edgevlm.apps.output import JsonOutput, Output, TextOutput
 from edgevlm.apps.run import Plan, Run
 from edgevlm.apps.sources import open_source
 from edgevlm.errors import UserError
+from edgevlm.runtime.auto import check_policy
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.policies import create_policy
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.session import Session
 
@@ -57,7 +57,7 @@ def start(request: RunRequest) -> None:
         raise UserError("--ask is answered at the end of the stream, and a camera has none: add --seconds or --frames")
     realtime = request.realtime if request.realtime is not None else is_demo_source and interactive
     budget = parse_count(request.budget) if request.budget is not None else None
-    create_policy(request.policy)
+    check_policy(request.policy)
     source = open_source(request.camera, request.video, fps=request.fps, realtime=realtime, seed=request.seed)
     try:
         with Console(stderr=True).status("verifying and loading the model"):  # a large bundle takes seconds

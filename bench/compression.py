@@ -21,6 +21,7 @@ from edgevlm.bench.noise import arrays_of
 from edgevlm.bench.timing import timed
 from edgevlm.errors import UserError
 from edgevlm.runtime import _native, primitives, reference
+from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.cache import KVCache, Rows
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies import POLICIES, Appended, Guidance, Policy, StreamShape, create_policy
@@ -187,6 +188,8 @@ def run(policies: Sequence[str], shape: Shape, dtypes: Sequence[str], threads: i
     """A result for each policy (all bounded ones if none is named) and dtype, as it comes."""
     names = policies or [name for name, policy in POLICIES.items() if policy.bounded]
     for name in names:
+        if name == AUTO:
+            raise UserError("--policy auto is chosen for a model, and compression is timed without one; name a policy")
         create_policy(name)  # wrong names are refused before anything is measured
     for name in names:
         for dtype in dtypes:

@@ -23,6 +23,7 @@ from edgevlm.bench.noise import NoiseEngine
 from edgevlm.bench.timing import timed
 from edgevlm.engines.onnxruntime_cpu import default_threads
 from edgevlm.errors import UserError
+from edgevlm.runtime.auto import AUTO, FALLBACK, chosen_policy
 from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
@@ -106,7 +107,7 @@ def run(
     for the demo and FRAMES for others by default. Raises UserError for a policy that never compresses.
     """
     for text in policies:
-        if not create_policy(text).bounded:
+        if text != AUTO and not create_policy(text).bounded:
             bounded = ", ".join(name for name, policy in POLICIES.items() if policy.bounded)
             raise UserError(f"policy {text} never compresses; name one of {bounded}")
     for name in models:
@@ -148,7 +149,7 @@ def measure(subject: Subject, policy: str, budget: int | None, frames: int, prog
     stats = stream.stats
     return Share(
         model=subject.name,
-        policy=policy,
+        policy=stream.policy.name if policy == AUTO else policy,
         budget=stream.budget,
         threads=subject.threads,
         frames=seen,
@@ -162,10 +163,11 @@ def measure(subject: Subject, policy: str, budget: int | None, frames: int, prog
 
 def open_stream(model: Model, policy: str, budget: int | None) -> Stream:
     """The stream of a session with these."""
-    chosen, room = create_policy(policy), TextRoom.fitting(model.bundle.limit)
+    named, room = create_policy(FALLBACK if policy == AUTO else policy), TextRoom.fitting(model.bundle.limit)
     prefix = model.encode(Chat(model.bundle.chat).prefix)
     text = text_room(model, room)
-    tokens = budget or default_budget(model, chosen, model.bundle.limit - len(prefix) - text)
+    tokens = budget or default_budget(model, named, model.bundle.limit - len(prefix) - text)
+    chosen = chosen_policy(model.bundle, tokens)[0] if policy == AUTO else named
     return Stream(model, chosen, tokens, prefix, text, "lazy")
 
 

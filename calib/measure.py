@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
 from itertools import zip_longest
 
@@ -13,7 +14,7 @@ from edgevlm.calib import profile
 from edgevlm.calib.agreement import agreement, best_candidate
 from edgevlm.calib.observe import Clip, Float64, Observation, Observer
 from edgevlm.calib.values import thresholds
-from edgevlm.runtime.bundle import Progress
+from edgevlm.runtime.bundle import Bundle, Progress
 from edgevlm.runtime.calibration import Calibration
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies.infinipot_v import variation
@@ -83,3 +84,19 @@ def _over_clips(shares: Sequence[Float64]) -> list[float]:
 
 def _rounded(values: Iterable[float]) -> tuple[float, ...]:
     return tuple(round(value, 6) for value in values)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredBundle(Bundle):
+    """A bundle as it will be once its calibration has been written."""
+
+    measured: Calibration
+
+    def calibration(self) -> Calibration:
+        return self.measured
+
+
+def as_calibrated(model: Model, calibration: Calibration) -> Model:
+    """The model, on whose sessions policies run on this calibration; it shares the engine."""
+    parts = {field.name: getattr(model.bundle, field.name) for field in fields(Bundle)}
+    return replace(model, bundle=MeasuredBundle(**parts, measured=calibration))

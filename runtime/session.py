@@ -12,6 +12,7 @@ from tokenizers.decoders import DecodeStream
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.answer import Answer, FinishReason
+from edgevlm.runtime.auto import AUTO, FALLBACK, chosen_policy
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.chat import Chat, Conversations
 from edgevlm.runtime.chunk import Chunk
@@ -43,8 +44,9 @@ class Session:
     goes on as if it had not been asked, in the middle of a chunk too.
     """
 
-    def __init__(self, model: Model, stream: Stream, chat: Chat, room: TextRoom) -> None:
+    def __init__(self, model: Model, stream: Stream, chat: Chat, room: TextRoom, auto: str = "") -> None:
         self.model, self.room = model, room
+        self._auto = auto  # why ``auto`` is this policy
         self._stream, self._chat = stream, chat
         self._preprocess = Preprocessor(model.bundle.vision)
         self._chunk = Chunk(model.engine, model.bundle.vision, stream.chunk)
@@ -73,7 +75,8 @@ class Session:
         """Allocate the memory of one stream and append the prefix.
 
         model: ``demo``, a bundle's directory, or a loaded model, which is not closed with the session. policy: ``name`` or
-        ``name:setting=value,...`` of the registry, or a policy of your own, for this session alone. budget: vision tokens per
+        ``name:setting=value,...`` of the registry, ``auto`` for the one that was found best on this model, or a policy of your
+        own, for this session alone. budget: vision tokens per
         layer (|M|), see :func:`default_budget`; for ``full`` the declared capacity. chunk: frames encoded and appended at once.
         reindexing: when kept positions are made dense, ``lazy`` or ``eager``. system: the system prompt, else the chat
         template's own. room: tokens for conversation, question and answer.
@@ -86,7 +89,7 @@ class Session:
             raise UserError(f"a chunk of {chunk} frames is too small; give 1 or more")
         if reindexing not in RULES:
             raise UserError(f"reindexing is {' or '.join(RULES)}, not {reindexing!r}")
-        chosen = policy if isinstance(policy, Policy) else create_policy(policy)
+        chosen = policy if isinstance(policy, Policy) else create_policy(FALLBACK if policy == AUTO else policy)
         loaded = model if isinstance(model, Model) else Model.load(model)
         try:
             room = room or TextRoom.fitting(loaded.bundle.limit)
@@ -95,8 +98,9 @@ class Session:
             if budget is None:
                 ahead = chunk * loaded.bundle.vision.tokens_per_frame * chosen.appends_first
                 budget = default_budget(loaded, chosen, loaded.bundle.limit - len(prefix) - text_room(loaded, room) - ahead)
+            chosen, auto = chosen_policy(loaded.bundle, int(budget)) if policy == AUTO else (chosen, "")
             stream = Stream(loaded, chosen, int(budget), prefix, text_room(loaded, room), reindexing, int(chunk))
-            session = cls(loaded, stream, chat, room)
+            session = cls(loaded, stream, chat, room, auto)
         except BaseException:
             if loaded is not model:
                 loaded.close()
@@ -269,9 +273,17 @@ class Session:
 
     @property
     def basis(self) -> str:
-        """Whether the policy runs on what was measured of the model or on presets, one line; empty: neither."""
+        """What the policy runs on, one line: why it is this one, under ``auto``, and whether it is calibrated or on presets.
+
+        Empty: neither.
+        """
         basis = self._stream.policy.basis
-        return basis and f"{self._stream.policy.name}: {basis}"
+        return "; ".join(filter(None, [self._auto, basis and f"{self.policy}: {basis}"]))
+
+    @property
+    def policy(self) -> str:
+        """The name of the policy in use, also where ``auto`` was asked for."""
+        return self._stream.policy.name
 
     @property
     def chunk(self) -> int:

@@ -238,6 +238,10 @@ class Stream:
         """Append text rows ``[S, hidden]`` and return the last row's logits, ``[vocabulary]``."""
         return self._append(embeds, Kind.TEXT, (len(embeds) - 1,)).logits[0]
 
+    def score_text(self, embeds: Float32, rows: Sequence[int]) -> Float32:
+        """Append text rows ``[S, hidden]`` in one call; the logits of the ``rows`` named, ``[len(rows), vocabulary]``."""
+        return self._append(embeds, Kind.TEXT, rows).logits
+
     def probe_text(self, embeds: Float32) -> dict[int, Float32]:
         """Append text rows ``[S, hidden]``; the rotated queries ``[heads, S, head_dim]`` of the policy's layers."""
         return self._append(embeds, Kind.TEXT, ()).probes

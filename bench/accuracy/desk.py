@@ -11,19 +11,18 @@ from functools import partial
 from multiprocessing import get_context
 from typing import cast
 
-import numpy as np
-
 from edgevlm.bench.accuracy.entries import ORACLE, Budget, Entry
-from edgevlm.bench.accuracy.footprint import Footprint, fitted
-from edgevlm.bench.accuracy.journal import Record
 from edgevlm.bench.accuracy.oracle import make_oracle
 from edgevlm.bench.accuracy.sitting import CHUNK, SharedFeatures, sit, watch
 from edgevlm.bench.accuracy.streamqa import Exam, make_exam, seed_words
 from edgevlm.bench.accuracy.turns import GUIDED, take_turns
+from edgevlm.calib.choose import reason_of
+from edgevlm.calib.footprint import Footprint, bytes_per_token, fitted
+from edgevlm.calib.journal import Record
 from edgevlm.engines.base import Engine
 from edgevlm.errors import UserError
+from edgevlm.runtime.auto import AUTO, chosen_policy
 from edgevlm.runtime.bundle import MANIFEST, hash_file
-from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.session import Session
@@ -65,11 +64,14 @@ class Task:
 
 
 class Desk:
-    """Makes exams and has policies sit them. Raises UserError for a model that does not see the world's patches."""
+    """Makes exams and has policies sit them. model: one that is loaded already.
 
-    def __init__(self, settings: Settings) -> None:
+    Raises UserError for a model that does not see the world's patches.
+    """
+
+    def __init__(self, settings: Settings, model: Model | None = None) -> None:
         self.settings, self.words = settings, seed_words(settings.seed)
-        model = Model.load(settings.model, threads=1)
+        model = model or Model.load(settings.model, threads=1)
         self.shared = SharedFeatures(model.engine)
         self.model = replace(model, engine=cast(Engine, self.shared))
         self.per_frame = model.bundle.vision.tokens_per_frame
@@ -114,7 +116,10 @@ class Desk:
             return partial(create_policy, f"{GUIDED}:target={cell.tokens / whole}"), whole
         if entry.is_oracle:
             return partial(make_oracle, cell.label.removeprefix(f"{ORACLE}/"), exam), cell.tokens
-        return partial(create_policy, entry.policy), cell.tokens
+        return partial(self._policy, entry, cell.tokens), cell.tokens
+
+    def _policy(self, entry: Entry, tokens: int) -> Policy:
+        return chosen_policy(self.model.bundle, tokens)[0] if entry.policy == AUTO else create_policy(entry.policy)
 
     def cells(self, entries: Sequence[Entry], budget: Budget) -> Iterator[Cell | Skipped]:
         """Each entry at the budget at which it takes no more bytes than a plain window does, or why it cannot be."""
@@ -130,7 +135,8 @@ class Desk:
                 if entry.is_oracle or entry.label == GUIDED:
                     yield Cell(entry.label, budget.text, tokens)
                 else:
-                    fits = fitted(tokens, allowed, self._bytes_per_token, self.per_frame, partial(self._taken, entry))
+                    per_token = bytes_per_token(self.model.bundle)
+                    fits = fitted(tokens, allowed, per_token, self.per_frame, partial(self._taken, entry))
                     yield Cell(entry.label, budget.text, fits, allowed)
             except UserError as error:
                 yield Skipped(entry.label, budget.text, reason_of(error))
@@ -146,17 +152,9 @@ class Desk:
                 "give that many or fewer"
             )
 
-    @property
-    def _bytes_per_token(self) -> int:
-        """What one more token in every layer adds to a cache, alignment evened out."""
-        spec = self.model.bundle.decoder
-        shape, inv_freq = (spec.layers, spec.kv_heads, spec.head_dim), np.array(spec.inv_freq)
-        few, many = (KVCache.bytes_for(*shape, rows, inv_freq=inv_freq) for rows in (1024, 2048))
-        return (many - few) // 1024
-
     def _taken(self, entry: Entry, tokens: int) -> int:
         """Bytes that cache and policy take at most, watching one stream."""
-        exam, policy = self.exam(0), create_policy(entry.policy)
+        exam, policy = self.exam(0), self._policy(entry, tokens)
         with Session.open(self.model, policy=policy, budget=tokens, reindexing=entry.reindexing, chunk=CHUNK) as session:
             if entry == PLAIN:
                 footprint = Footprint()
@@ -164,11 +162,6 @@ class Desk:
             else:
                 footprint = watch(session, policy, exam)
         return footprint.peak
-
-
-def reason_of(error: UserError) -> str:
-    """Without the advice on tokens, which are not what ``--budget`` is given in here."""
-    return str(error).partition("; give --budget")[0]
 
 
 def perform_all(desk: Desk, tasks: Iterable[Task], workers: int) -> Iterator[Record]:

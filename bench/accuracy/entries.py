@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgevlm.errors import UserError
+from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.positions import Reindexing
 
@@ -91,8 +92,9 @@ WHOLE = Budget("100%", 1.0)
 def parse_entries(texts: list[str]) -> tuple[list[Entry], list[str]]:
     """What ``--policy`` names, once each and without ``full``, which always runs; and the ablations there are no settings for.
 
-    A text is ``all``, ``ablations``, ``oracle`` or policies, parted by commas; a comma before ``setting=value`` belongs to the
-    policy before it. Raises UserError for a policy or setting that does not exist, or one that holds whole streams.
+    A text is ``all``, ``ablations``, ``auto``, ``oracle`` or policies, parted by commas; a comma before ``setting=value``
+    belongs to the policy before it. Raises UserError for a policy or setting that does not exist, or one that holds whole
+    streams.
     """
     labels: list[str] = []
     missing: list[str] = []
@@ -103,7 +105,7 @@ def parse_entries(texts: list[str]) -> tuple[list[Entry], list[str]]:
             labels += [label for label in ABLATIONS if exists(label)]
             missing += [label for label in ABLATIONS if not exists(label)]
         else:
-            if name not in (ORACLE, FULL) and not create_policy(Entry(name).policy).bounded:
+            if name not in (AUTO, ORACLE, FULL) and not create_policy(Entry(name).policy).bounded:
                 raise UserError(f"--policy {name}: holds whole streams and has no budget to be compared at; leave it out")
             labels.append(name)
     return [Entry(label) for label in dict.fromkeys(labels) if label != FULL], missing

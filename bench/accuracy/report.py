@@ -12,9 +12,9 @@ import numpy as np
 from edgevlm.apps.demo.questions import is_about_now
 from edgevlm.bench.accuracy.desk import Cell
 from edgevlm.bench.accuracy.entries import ORACLE, Entry
-from edgevlm.bench.accuracy.intervals import Estimate, difference, share
-from edgevlm.bench.accuracy.journal import Record
 from edgevlm.bench.accuracy.run import Outcome
+from edgevlm.calib.intervals import Estimate, difference, share
+from edgevlm.calib.journal import Record
 
 ENTERS = 0.9  # of full KV's answers to a kind must be right, else the kind is left out
 NOW, BACKWARD = "now", "backward"
@@ -101,6 +101,13 @@ def make_report(outcome: Outcome, against: str) -> Report:
         for name, pick in groups.items():
             rows += _row(outcome, cell, other, name, pick, best.get(cell.budget, {}) if _is_oracle(cell) else {})
     return Report(outcome, against, rows, left_out)
+
+
+def answers(outcome: Outcome, cell: Cell) -> list[list[bool]]:
+    """Whether each answer of a cell is right, a list a stream; kinds that full KV answers too seldom are left out."""
+    full = outcome.records[outcome.cells[0]]
+    entered = {kind for kind in _kinds(full) if share(_clusters(full, _of_kind(kind))).value >= ENTERS}
+    return _clusters(outcome.records[cell], _among(entered))
 
 
 def _row(outcome: Outcome, cell: Cell, other: Cell | None, name: str, pick: Pick, oracles: dict[str, float]) -> Iterator[Row]:

@@ -10,8 +10,9 @@ from edgevlm import __version__
 from edgevlm.apps.demo.questions import OFFERED
 from edgevlm.bench.accuracy.desk import Cell, Desk, Settings, Skipped, Task, perform_all
 from edgevlm.bench.accuracy.entries import FULL, ORACLE, WHOLE, Budget, Entry
-from edgevlm.bench.accuracy.journal import Journal, Record
 from edgevlm.bench.accuracy.oracle import ORACLES
+from edgevlm.calib.journal import Journal, Record
+from edgevlm.runtime.model import Model
 
 Progress = Callable[[str, int, int], None]  # what is being done, how many are, of how many
 
@@ -36,9 +37,13 @@ def compare(
     resume: bool = False,
     workers: int = 1,
     progress: Progress = lambda what, done, total: None,
+    model: Model | None = None,
 ) -> Outcome:
-    """Sit every exam, or with ``out`` and ``resume`` those that the journal does not have yet. Raises UserError."""
-    desk = Desk(settings)
+    """Sit every exam, or with ``out`` and ``resume`` those that the journal does not have yet. Raises UserError.
+
+    model: one that is loaded already, for one worker.
+    """
+    desk = Desk(settings, model)
     whole = settings.frames * desk.per_frame
     desk.check_full()
     header = {"edgevlm": __version__, "suite": "streamqa", **asdict(settings), "model": desk.identity, "kinds": list(OFFERED)}

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.bench.accuracy.footprint import Footprint
 from edgevlm.bench.accuracy.streamqa import Exam, Question
+from edgevlm.calib.footprint import Footprint
 from edgevlm.engines.base import Engine, Float32
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.kinds import Kind

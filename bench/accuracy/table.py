@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgevlm.bench.accuracy.intervals import Estimate
 from edgevlm.bench.accuracy.report import BACKWARD, NOW, Report, Row
+from edgevlm.calib.intervals import Estimate
 
 QUARTERS = [f"{BACKWARD}/q{quarter}" for quarter in (1, 2, 3, 4)]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from edgevlm.bench.accuracy.intervals import Estimate, share
 from edgevlm.bench.accuracy.report import ENTERS
 from edgevlm.bench.accuracy.run import Outcome
+from edgevlm.calib.intervals import Estimate, share
 
 Turn = dict[str, Any]
 

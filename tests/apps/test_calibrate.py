@@ -29,7 +29,7 @@ def bundle(tmp_path_factory):
 
 def test_the_demo_is_measured_on_its_own_world(tmp_path):
     out, plot = tmp_path / "demo", tmp_path / "age.svg"
-    done = edgevlm("calibrate", "demo", "--frames", 20, "--out", out, "--plot", plot, "--json")
+    done = edgevlm("calibrate", "demo", "--frames", 20, "--out", out, "--plot", plot, "--policies", "none", "--json")
     assert done.returncode == 0, done.stderr
     event = json.loads(done.stdout)
     assert (event["event"], event["bundle"], event["frames"]) == ("calibration", str(out), [20] * 4)
@@ -48,7 +48,7 @@ def test_the_demo_is_measured_on_its_own_world(tmp_path):
 
 def test_a_copy_of_the_demo_is_measured_on_the_demo_world(tmp_path):
     copy = shutil.copytree(demo_bundle(), tmp_path / "copy")
-    done = edgevlm("calibrate", copy, "--frames", 10, "--json")
+    done = edgevlm("calibrate", copy, "--frames", 10, "--policies", "none", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["clips"] == [f"demo world {seed}" for seed in (101, 102, 103, 104)]
 
@@ -59,7 +59,7 @@ def test_another_model_is_not_the_demo(bundle):
 
 def test_a_real_clip_into_the_bundle_itself(bundle, tmp_path):
     copy = shutil.copytree(bundle, tmp_path / "bundle")
-    done = edgevlm("calibrate", copy, "--video", clip("bikes.mp4"), "--frames", 12)
+    done = edgevlm("calibrate", copy, "--video", clip("bikes.mp4"), "--frames", 12, "--policies", "none")
     assert done.returncode == 0, done.stderr
     measured = Bundle.load(copy).calibration()
     assert (measured.clips, measured.frames) == (("bikes.mp4",), (12,))

@@ -83,3 +83,8 @@ def test_renditions_of_joins_and_of_attention_beside_the_cache():
 def test_policies_look_for_the_kernels_where_the_rendition_is_put(name):
     module = sys.modules[POLICIES[name].__module__]
     assert not {kernel for kernel in numpy_kernels.KERNELS if hasattr(module, kernel)}
+
+
+def test_auto_needs_a_model():
+    with pytest.raises(UserError, match="--policy auto is chosen for a model"):
+        list(compression.run(["auto"], compression.Shape(2, 1, 8, 64), ["fp32"], 1, 1))

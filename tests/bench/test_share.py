@@ -28,6 +28,10 @@ def subject(tmp_path_factory):
     model.close()
 
 
+def test_auto_is_measured_as_the_policy_it_is(subject):
+    assert share.measure(subject, "auto", 240, 9, lambda _: None).policy == "infinipot-v"
+
+
 @pytest.mark.parametrize("policy", BOUNDED)
 def test_the_parts_of_a_frame(subject, policy):
     result = share.measure(subject, policy, 240, 9, lambda _: None)

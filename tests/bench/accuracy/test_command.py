@@ -47,6 +47,18 @@ def test_what_differences_are_to():
     assert reference(None, entries[:2]) == "uniform"
 
 
+def test_auto_is_the_policy_that_was_chosen():
+    """On the shipped model none was: what auto does is what infinipot-v does."""
+    done = invoke("--policy", "auto,infinipot-v", "--json")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    found = {
+        name: [(row["kind"], row["accuracy"], row["evidence_held"]) for row in rows if row["policy"] == name and "kind" in row]
+        for name in ("auto", "infinipot-v")
+    }
+    assert found["auto"]
+    assert found["auto"] == found["infinipot-v"]
+
+
 def test_two_workers_find_what_one_finds():
     def answers(workers):
         lines = map(json.loads, invoke("--policy", "uniform", "--json", "--workers", workers).stdout.splitlines())

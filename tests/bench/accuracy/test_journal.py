@@ -7,7 +7,7 @@ import pytest
 from edgevlm.bench.accuracy import run
 from edgevlm.bench.accuracy.desk import Desk, Settings
 from edgevlm.bench.accuracy.entries import Budget, Entry
-from edgevlm.bench.accuracy.journal import Journal
+from edgevlm.calib.journal import Journal
 from edgevlm.errors import UserError
 
 HEADER = {"suite": "streamqa", "seed": "0", "frames": 64}
@@ -40,6 +40,16 @@ def test_a_line_cut_short_by_a_kill_is_dropped(tmp_path, left):
         assert list(journal.records) == [("uniform", "25%", 0)]
         journal.add(record(stream=2))
     assert path.read_bytes() == kept + json.dumps(record(stream=2)).encode() + b"\n"
+
+
+def test_a_first_line_cut_short_by_a_kill_is_written_again(tmp_path):
+    path = tmp_path / "run.jsonl"
+    Journal(path, HEADER).close()
+    whole = path.read_bytes()
+    for left in (1, 20, len(whole) - 1, len(whole)):
+        path.write_bytes(whole[:left])
+        Journal(path, HEADER, resume=True).close()
+        assert path.read_bytes() == whole
 
 
 def test_other_settings_are_refused_in_one_line(tmp_path):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from edgevlm.errors import UserError
+from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.policies import Policy, StreamShape
 
@@ -53,6 +54,14 @@ def _arrays(thing: object, seen: set[int]) -> Iterator[np.ndarray]:
         for name in (*getattr(thing, "__dict__", ()), *getattr(thing, "__slots__", ())):
             if name not in SCRATCH.get(type(thing).__name__, ()):
                 yield from _arrays(getattr(thing, name, None), seen)
+
+
+def bytes_per_token(bundle: Bundle) -> int:
+    """What one more token in every layer adds to a cache, alignment evened out."""
+    spec = bundle.decoder
+    shape, inv_freq = (spec.layers, spec.kv_heads, spec.head_dim), np.array(spec.inv_freq)
+    few, many = (KVCache.bytes_for(*shape, rows, inv_freq=inv_freq) for rows in (1024, 2048))
+    return (many - few) // 1024
 
 
 def fitted(tokens: int, allowed: int, per_token: int, least: int, taken: Callable[[int], int]) -> int:

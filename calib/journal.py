@@ -40,7 +40,11 @@ class Journal:
             raise UserError(f"--out {path}: cannot be written ({error.strerror})") from None
 
     def _read(self, path: Path, wanted: Record) -> None:
-        whole, _, torn = path.read_bytes().rpartition(b"\n")
+        raw = path.read_bytes()
+        whole, _, torn = raw.rpartition(b"\n")
+        if _line(wanted).startswith(raw):
+            path.write_bytes(b"")
+            return
         try:
             lines = [json.loads(line) for line in whole.splitlines()]
             found = lines[0] if lines else {}
@@ -65,7 +69,7 @@ class Journal:
 
     def _write(self, record: Mapping[str, object]) -> None:
         assert self._file is not None
-        self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        self._file.write(_line(record))
         self._file.flush()
 
     def close(self) -> None:
@@ -77,6 +81,10 @@ class Journal:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _line(record: Mapping[str, object]) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
 
 
 def key_of(record: Mapping[str, Any]) -> Key:

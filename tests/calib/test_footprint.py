@@ -8,8 +8,8 @@ from policies.filled import PREFIX, Filled
 
 from edgevlm.bench.accuracy.desk import PLAIN, Cell, Desk, Settings, Skipped, Task
 from edgevlm.bench.accuracy.entries import Budget, Entry
-from edgevlm.bench.accuracy.footprint import SCRATCH, fitted, state_bytes
 from edgevlm.bench.accuracy.sitting import sit
+from edgevlm.calib.footprint import SCRATCH, fitted, state_bytes
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import POLICIES, Guidance, StreamShape, create_policy
 

@@ -1,15 +1,16 @@
-"""Shares and paired differences with 95 % intervals whose unit is the stream: questions of one stream share its luck."""
+"""Shares, means and paired differences with 95 % intervals whose unit is the stream: questions of one stream share its luck."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 Z = 1.959964  # of 95 %
 
 Cluster = Sequence[bool]
+Values = Sequence[float]  # of one cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +46,28 @@ def share(clusters: Sequence[Cluster]) -> Estimate:
     )
 
 
-def difference(ours: Sequence[Cluster], theirs: Sequence[Cluster]) -> Estimate:
-    """By how much more of the same questions ``ours`` has right, and value +- 1.96 standard errors of the ratio estimator.
+def mean(clusters: Sequence[Values]) -> Estimate:
+    """The mean of all values, and +- 1.96 standard errors of the ratio estimator."""
+    sums, sizes = _totals(clusters)
+    value = float(sums.sum() / sizes.sum())
+    half = Z * float(np.sqrt(ratio_variance(sums, sizes)))
+    return Estimate(value, value - half, value + half, len(sums), int(sizes.sum()))
+
+
+def mean_difference(ours: Sequence[Values], theirs: Sequence[Values]) -> Estimate:
+    """By how much ``ours`` is more than ``theirs`` on average, as :func:`mean` of the paired differences.
 
     Both hold the same streams in the same order with the same questions; raises ValueError otherwise.
     """
     if [len(cluster) for cluster in ours] != [len(cluster) for cluster in theirs]:
         raise ValueError("the two did not answer the same questions")
-    sums, sizes = _totals(ours)
-    sums = sums - _totals(theirs)[0]
-    value = float(sums.sum() / sizes.sum())
-    half = Z * float(np.sqrt(ratio_variance(sums, sizes)))
-    return Estimate(value, max(-1.0, value - half), min(1.0, value + half), len(sums), int(sizes.sum()))
+    return mean([[float(a) - float(b) for a, b in zip(*pair, strict=True)] for pair in zip(ours, theirs, strict=True)])
+
+
+def difference(ours: Sequence[Cluster], theirs: Sequence[Cluster]) -> Estimate:
+    """By how much more of the same questions ``ours`` has right: their mean difference, between -1 and 1."""
+    found = mean_difference(ours, theirs)
+    return replace(found, low=max(-1.0, found.low), high=min(1.0, found.high))
 
 
 def ratio_variance(sums: np.ndarray, sizes: np.ndarray) -> float:
@@ -68,7 +79,7 @@ def ratio_variance(sums: np.ndarray, sizes: np.ndarray) -> float:
     return float((residual**2).sum() * units / (units - 1) / sizes.sum() ** 2)
 
 
-def _totals(clusters: Sequence[Cluster]) -> tuple[np.ndarray, np.ndarray]:
-    """Right and asked of each stream, float64; streams without a question are left out."""
+def _totals(clusters: Sequence[Values]) -> tuple[np.ndarray, np.ndarray]:
+    """Sum and number of each stream's values, float64; streams without a question are left out."""
     asked = [cluster for cluster in clusters if len(cluster)]
     return np.array([float(sum(c)) for c in asked]), np.array([float(len(c)) for c in asked])

@@ -1,0 +1,176 @@
+"""How close a policy's next-token distributions stay to full KV's, where nobody knows the right answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+import numpy as np
+import psutil
+
+from edgevlm.calib.blank import bytes_taken
+from edgevlm.calib.footprint import Footprint, bytes_per_token, fitted
+from edgevlm.calib.journal import Record
+from edgevlm.calib.observe import Clip, Float32, Float64
+from edgevlm.errors import UserError
+from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies import Policy, create_policy
+from edgevlm.runtime.policies.full import Full
+from edgevlm.runtime.preprocess import Preprocessor
+from edgevlm.runtime.room import TextRoom, text_room
+from edgevlm.runtime.stream import Stream
+
+QUESTIONS = ("What is happening?", "What changed?", "Describe what you saw at the beginning.")
+CHUNK = 8  # frames encoded and appended at once, as a session does by default
+MOMENTS = 8  # at which the questions are asked, evenly over a clip, its end among them
+ANSWER = 16  # tokens of full KV's answer, at most
+PLAIN = "sliding-window"  # holds nothing beside the cache: its bytes are what everybody gets
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Full KV's own greedy answer to a question at a moment. logits: before each of its tokens, ``[tokens, vocabulary]``."""
+
+    question: list[int]
+    answer: list[int]
+    logits: Float32
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A clip under full KV. features: ``[F, tokens_per_frame, hidden]``; asked: by the frames watched until then."""
+
+    features: Float32
+    asked: dict[int, list[Asked]]
+
+
+class Fidelity:
+    """Streams clips through one model, with chunks and text room as a session has them.
+
+    Raises UserError for questions that do not fit in their room.
+    """
+
+    def __init__(self, model: Model, questions: Sequence[str] = QUESTIONS) -> None:
+        self.model = model
+        chat, room = Chat(model.bundle.chat), TextRoom.fitting(model.bundle.limit)
+        self._prefix, self._text_room = model.encode(chat.prefix), text_room(model, room)
+        self._answer = min(ANSWER, room.answer)
+        self._questions = [model.encode(chat.suffix([], question)) for question in questions]
+        for question, ids in zip(questions, self._questions, strict=True):
+            if len(ids) > (most := room.conversation + room.question):
+                raise UserError(f"--ask {question!r} takes {len(ids)} tokens and there is room for {most}; shorten it")
+        self.per_frame = model.bundle.vision.tokens_per_frame
+
+    def longest(self) -> tuple[int, str]:
+        """The frames that full KV can hold, and what ends them: the model's positions, or half of the free memory."""
+        positions = (self.model.bundle.limit - len(self._prefix) - self._text_room) // self.per_frame
+        memory = psutil.virtual_memory().available // 2 // (self._bytes_per_token * self.per_frame)
+        return (positions, "positions") if positions <= memory else (memory, "half of the free memory")
+
+    def allowed(self, tokens: int) -> int:
+        """Bytes of a plain window of ``tokens``, which every policy gets. Raises UserError where that is no budget."""
+        return self._taken(PLAIN, 0, tokens)
+
+    def fitted(self, policy: str, tokens: int, frames: int) -> int:
+        """The largest |M| at which a policy takes no more bytes than a plain window of ``tokens``. Raises UserError."""
+        taken = partial(self._taken, policy, frames)
+        return fitted(tokens, self.allowed(tokens), self._bytes_per_token, self.per_frame, taken)
+
+    def _taken(self, policy: str, frames: int, tokens: int) -> int:
+        return bytes_taken(self.model, create_policy(policy), tokens, self._prefix, self._text_room, frames, CHUNK)
+
+    @property
+    def _bytes_per_token(self) -> int:
+        return bytes_per_token(self.model.bundle)
+
+    def reference(self, clip: Clip, frames: int, beyond: int) -> Reference:
+        """Watch the first ``frames`` of a clip under full KV; at its moments of more than ``beyond`` tokens it is asked."""
+        preprocess, engine = Preprocessor(self.model.bundle.vision), self.model.engine
+        pixels = [preprocess(frame) for frame in islice(clip.frames, frames)]
+        chunks = [np.stack(pixels[first : first + CHUNK]) for first in range(0, len(pixels), CHUNK)]
+        features = np.concatenate([engine.encode(chunk) for chunk in chunks])
+        stream, asked = self._open(Full(), features.shape[0] * self.per_frame), {}
+        for done in self._watch(stream, features):
+            if done in moments(len(features)) and done * self.per_frame > beyond:
+                asked[done] = [self._answered(stream, question) for question in self._questions]
+        return Reference(features, asked)
+
+    def measure(self, reference: Reference, policy: Policy, tokens: int, budget: int) -> Record:
+        """One policy at |M| = ``tokens``, at the moments when a plain window of ``budget`` tokens is full.
+
+        kl: KL(full || policy) in nats, and top1: whether the most probable token is full KV's, both a list a moment, of all the
+        tokens of all its answers.
+        """
+        stream, footprint = self._open(policy, tokens), Footprint()
+        kl, top1 = [], []
+        for done in self._watch(stream, reference.features):
+            footprint.measure(stream.cache, policy)
+            if done * self.per_frame <= budget:
+                continue
+            pairs = [(asked.logits, self._scored(stream, asked)) for asked in reference.asked.get(done, ())]
+            if pairs:
+                kl.append([round(float(nats), 6) for full, ours in pairs for nats in divergence(full, ours)])
+                top1.append([bool(same) for full, ours in pairs for same in full.argmax(1) == ours.argmax(1)])
+        stats = stream.stats
+        return {
+            "tokens": tokens,
+            "bytes": footprint.peak,
+            "compressions": stats.compressions,
+            "compress_ms": round(stats.compress_ms + stats.guidance_ms + stats.reindex_ms, 3),
+            "kl": kl,
+            "top1": top1,
+        }
+
+    def _open(self, policy: Policy, tokens: int) -> Stream:
+        return Stream(self.model, policy, tokens, self._prefix, self._text_room, "lazy", CHUNK)
+
+    def _watch(self, stream: Stream, features: Float32) -> Iterator[int]:
+        """Append chunk by chunk; yields the frames watched so far."""
+        for first in range(0, len(features), CHUNK):
+            chunk = features[first : first + CHUNK]
+            stream.append_frames(chunk)
+            yield first + len(chunk)
+
+    def _answered(self, stream: Stream, question: list[int]) -> Asked:
+        logits: list[Float32] = []
+        answer: list[int] = []
+        embeds, append = self._embeds(question), stream.append_question
+        with stream.question():
+            while len(answer) < self._answer and (not answer or answer[-1] not in self.model.bundle.chat.stop_ids):
+                logits.append(append(embeds).copy())
+                answer.append(int(logits[-1].argmax()))
+                embeds, append = self.model.engine.embed(np.asarray(answer[-1:], np.int64)), stream.append_text
+        return Asked(question, answer, np.stack(logits))
+
+    def _scored(self, stream: Stream, asked: Asked) -> Float32:
+        """The logits before each token of full KV's answer, all in one call."""
+        rows = self._embeds(asked.question + asked.answer[:-1])
+        with stream.question():
+            return stream.score_text(rows, range(len(rows) - len(asked.answer), len(rows))).copy()
+
+    def _embeds(self, ids: list[int]) -> Float32:
+        """The rows that close the video, then those of text."""
+        return np.concatenate([self.model.closing, self.model.engine.embed(np.asarray(ids, np.int64))])
+
+
+def moments(frames: int) -> set[int]:
+    """After how many frames to ask: MOMENTS even steps through a clip, each at the end of a chunk."""
+    steps = (frames * step / MOMENTS for step in range(1, MOMENTS + 1))
+    return {min(frames, math.ceil(step / CHUNK) * CHUNK) for step in steps}
+
+
+def divergence(full: Float32, ours: Float32) -> Float64:
+    """KL(full || ours) of the distributions of logits ``[n, vocabulary]``, in nats, ``[n]``."""
+    p, q = _log_softmax(full), _log_softmax(ours)
+    nats: Float64 = (np.exp(p) * (p - q)).sum(1)
+    return np.maximum(nats, 0.0)
+
+
+def _log_softmax(logits: Float32) -> Float64:
+    below = logits.astype(np.float64) - logits.max(1, keepdims=True)
+    found: Float64 = below - np.log(np.exp(below).sum(1, keepdims=True))
+    return found

@@ -1,0 +1,100 @@
+"""Which policy does best on a model, budget by budget, with the numbers it was chosen by; a part of its calibration."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, get_args
+
+Measure = Literal["streamqa", "kl"]
+"""streamqa: share of the demo world's questions answered right. kl: mean KL(full KV || policy) of next tokens, in nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One policy at one budget.
+
+    tokens: the |M| at which cache and policy take no more bytes than a plain window of the budget. value, ci_low, ci_high: by
+    the measure, with its 95 % interval; top1: share of the next tokens that are full KV's (``kl`` alone). compress_ms: what the
+    compressions of a stream took, on average. bytes: the most that cache and policy took together.
+    """
+
+    policy: str
+    tokens: int
+    value: float
+    ci_low: float
+    ci_high: float
+    compress_ms: float
+    bytes: int
+    top1: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The policy chosen at a budget of |M| tokens, among candidates; skipped: policies that cannot run at it, and why."""
+
+    budget: int
+    chosen: str
+    candidates: tuple[Candidate, ...]
+    skipped: tuple[tuple[str, str], ...]
+
+    @property
+    def best(self) -> Candidate:
+        """The candidate that was chosen."""
+        return next(candidate for candidate in self.candidates if candidate.policy == self.chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """A choice a budget, budgets rising.
+
+    watched: the clips, or the worlds' seed. frames: of the longest stream. known: the bounded policies there were, measured or
+    not, so that newer ones can be told.
+    """
+
+    edgevlm: str
+    date: str  # ISO 8601, UTC
+    measure: Measure
+    watched: tuple[str, ...]
+    frames: int
+    known: tuple[str, ...]
+    budgets: tuple[Choice, ...]
+
+    def __post_init__(self) -> None:
+        if self.measure not in get_args(Measure):
+            raise ValueError(f"policies chosen by {self.measure!r}, which is no measure")
+        tokens = [choice.budget for choice in self.budgets]
+        if not tokens or tokens[0] < 1 or any(a >= b for a, b in pairwise(tokens)):
+            raise ValueError("budgets of policies that do not rise")
+        for choice in self.budgets:
+            if choice.chosen not in [candidate.policy for candidate in choice.candidates]:
+                raise ValueError(f"a policy {choice.chosen!r} chosen that was not measured")
+            numbers = [x for c in choice.candidates for x in (c.value, c.ci_low, c.ci_high, c.compress_ms, c.bytes)]
+            if not all(math.isfinite(x) for x in numbers):
+                raise ValueError("a value that is not a number")
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Choices:
+        """Read what ``dataclasses.asdict`` made of it, through JSON. Raises KeyError, TypeError or ValueError."""
+        return cls(
+            edgevlm=str(values["edgevlm"]),
+            date=str(values["date"]),
+            measure=values["measure"],
+            watched=tuple(values["watched"]),
+            frames=int(values["frames"]),
+            known=tuple(values["known"]),
+            budgets=tuple(
+                Choice(
+                    int(of["budget"]),
+                    str(of["chosen"]),
+                    tuple(Candidate(**candidate) for candidate in of["candidates"]),
+                    tuple((str(policy), str(why)) for policy, why in of["skipped"]),
+                )
+                for of in values["budgets"]
+            ),
+        )
+
+    def nearest(self, budget: int) -> Choice:
+        """The choice at the measured budget nearest to ``budget`` by ratio, the smaller of two as near."""
+        return min(self.budgets, key=lambda choice: abs(math.log(choice.budget / max(budget, 1))))

@@ -1,0 +1,245 @@
+"""``edgevlm calibrate`` compares policies and ``--policy auto`` runs the one chosen, as they are typed."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import checkpoints
+import cv2
+import numpy as np
+import pytest
+
+from edgevlm.apps.candidates import Comparison, Given, _choices, budgets_of
+from edgevlm.calib.choose import Contest, Measured
+from edgevlm.errors import UserError
+from edgevlm.export import export_checkpoint
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.calibration import Calibration
+from edgevlm.runtime.choices import Candidate
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies import POLICIES
+from edgevlm.runtime.policies.infinipot_v import InfiniPotV
+from edgevlm.runtime.policies.sliding_window import SlidingWindow
+from edgevlm.runtime.primitives import top_k
+from edgevlm.runtime.session import Session
+
+COMMAND = [sys.executable, "-m", "edgevlm"]
+FIELDS = {"calibrate", "policy", "budget", "measure", "value", "ci_low", "ci_high", "compress_ms", "bytes", "tokens"}
+DEMO = ("calibrate", "demo", "--frames", "16", "--streams", "2", "--budget", "64", "--threads", "1")
+
+
+def edgevlm(*arguments):
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=180, check=False)
+
+
+def lines(done):
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    checkpoints.make_checkpoint(folder / "checkpoint", "llava", max_positions=1024)
+    return export_checkpoint(folder / "checkpoint", folder / "bundle")
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory):
+    """15 seconds of a square that moves and changes its colour."""
+    path = tmp_path_factory.mktemp("clip") / "square.avi"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), 4.0, (64, 64))
+    for index in range(60):
+        frame = np.full((64, 64, 3), 40, np.uint8)
+        frame[index % 40 :][:20, 10:30] = (4 * index, 255 - 4 * index, 128)
+        writer.write(frame)
+    writer.release()
+    return path
+
+
+@pytest.fixture
+def demo_bundle(tmp_path):
+    return tmp_path / "demo"
+
+
+def test_the_demo_is_compared_by_its_questions_and_auto_runs_the_choice(demo_bundle):
+    layers, *found = lines(edgevlm(*DEMO, "--policies", "sliding-window,uniform", "--out", demo_bundle, "--json"))
+    assert layers["event"] == "calibration"
+    policies = [line for line in found if line["calibrate"] == "policy"]
+    (choice,) = (line for line in found if line["calibrate"] == "choice")
+    assert [set(line) for line in policies] == [FIELDS] * 2
+    assert [line["policy"] for line in policies] == ["sliding-window", "uniform"]
+    assert all((line["measure"], line["budget"]) == ("streamqa", 64) for line in policies)
+    assert all(0 <= line["ci_low"] <= line["value"] <= line["ci_high"] <= 1 for line in policies)
+    assert choice == {"calibrate": "choice", "budget": 64, "measure": "streamqa", "policy": choice["policy"]}
+    kept = Bundle.load(demo_bundle).calibration().policies
+    assert (kept.measure, kept.frames, kept.watched) == ("streamqa", 16, ("2 demo worlds, seed 11",))
+    assert kept.budgets[0].chosen == choice["policy"]
+    done = edgevlm("run", "--model", demo_bundle, "--policy", "auto", "--budget", 64, "--frames", 12, "--json")
+    *_, summary = lines(done)
+    assert summary["policy"] == choice["policy"]
+    assert done.stderr.startswith(f"auto: chose {choice['policy']} (streamqa {kept.budgets[0].best.value:.3f} [")
+    assert list(demo_bundle.parent.iterdir()) == [demo_bundle], "nothing else is left"
+
+
+def test_a_bundle_without_a_choice_says_how_to_get_one():
+    done = edgevlm("run", "--policy", "auto", "--frames", 8, "--json")
+    *_, summary = lines(done)
+    assert summary["policy"] == "infinipot-v"
+    assert done.stderr.startswith("auto: infinipot-v, as the policies were not compared on this model (edgevlm calibrate ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_any_checkpoint_is_compared_by_agreement_with_full_kv(bundle, video, tmp_path):
+    out = tmp_path / "out"
+    options = ("--video", video, "--policies", "sliding-window,h2o", "--budget", "25%,64", "--frames", 24, "--threads", 1)
+    ask = ("--ask", "what color was the square?")
+    _, *found = lines(edgevlm("calibrate", bundle, *options, *ask, "--out", out, "--json"))
+    policies = [line for line in found if line["calibrate"] == "policy"]
+    assert [(line["policy"], line["budget"]) for line in policies] == [
+        (name, budget) for budget in (64, 96) for name in ("sliding-window", "h2o")
+    ], "25 % of 24 frames of 16 tokens are 96"
+    for line in policies:
+        assert set(line) == FIELDS | {"top1"}
+        assert line["measure"] == "kl"
+        assert line["value"] > 0
+        assert 0 <= line["top1"] <= 1
+        assert line["bytes"] > 0
+    kept = Bundle.load(out).calibration().policies
+    assert (kept.measure, kept.watched, [choice.budget for choice in kept.budgets]) == ("kl", ("square.avi",), [64, 96])
+    page = edgevlm("calibrate", bundle, *options, "--out", tmp_path / "other").stdout
+    assert "budget 64" in page
+    assert page.count("\nauto: ") == 2
+
+
+def test_a_stretch_that_full_kv_cannot_hold_is_said(bundle, video, tmp_path):
+    options = ("--video", video, "--policies", "uniform", "--budget", "900", "--threads", 1)
+    done = edgevlm("calibrate", bundle, *options, "--out", tmp_path / "out")
+    assert done.returncode == 2
+    said, refused = done.stderr.splitlines()
+    assert said.startswith("full KV can hold ")
+    assert said.endswith("(positions): so many of a clip are compared, not 112")
+    assert refused == "edgevlm: --budget 900: must lie within a clip's 480 tokens; give less, like 12.5%"
+
+
+class Oldest(SlidingWindow):
+    """Keeps what came first: it knows nothing of now."""
+
+    name = "oldest"
+
+    def select(self, cache, layer, target):
+        seq, kept = cache.seq(layer), self.protected(cache, layer)
+        return kept | top_k((-seq).astype(np.float32), seq, ~kept, target)
+
+
+class Planted(InfiniPotV):
+    """The one that must win, and takes its time."""
+
+    name = "planted"
+
+    def prepare(self, cache, guide):
+        time.sleep(0.01)
+        super().prepare(cache, guide)
+
+
+@pytest.mark.parametrize("measure", ["streamqa", "agreement"])
+def test_a_planted_policy_wins(measure, demo_bundle, monkeypatch):
+    from edgevlm.apps.calibrate import CalibrateRequest, start
+
+    for policy in (Oldest, Planted):
+        monkeypatch.setitem(POLICIES, policy.name, policy)
+    comparison = Comparison("oldest,planted", "25%", measure, ("how many objects are there now?", "what left last?"), 6)
+    _, calibration = start(
+        CalibrateRequest("demo", [], 48, demo_bundle, None, 1, comparison), lambda what: None, lambda what: None
+    )
+    (choice,) = calibration.policies.budgets
+    assert choice.chosen == "planted"
+    values = {of.policy: of.value for of in choice.candidates}
+    assert (values["planted"] > values["oldest"]) == (measure == "streamqa"), "of nats fewer are better"
+    assert choice.best.compress_ms > 10, "though it is the slower one"
+
+
+def test_a_kill_keeps_what_was_measured(demo_bundle):
+    """A real process, killed between two sessions; the next one goes on from its records and its layers."""
+    arguments = [*DEMO, "--streams", "40", "--policies", "uniform,random", "--out", demo_bundle, "--json"]
+    process = subprocess.Popen([*COMMAND, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (found := list(demo_bundle.parent.glob(".demo.calibrating-*/streamqa.jsonl"))) or len(_records(found[0])) < 5:
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert not demo_bundle.exists()
+    layers = Calibration.from_json((found[0].parent / "layers.json").read_bytes())
+    records = _records(found[0])
+    first = json.loads(records[1])
+    records[1] = json.dumps(first | {"compress_ms": 1e9})  # a mark that a session sat anew would not bear
+    found[0].write_text("\n".join(records) + "\n")
+    event, *found = lines(edgevlm(*arguments))
+    marked = [line for line in found if line["calibrate"] == "policy" and line["compress_ms"] > 1e6]
+    assert len(marked) == (first["policy"] != "full")
+    assert event["date"] == layers.date, "the layers were not measured again"
+    assert list(demo_bundle.parent.iterdir()) == [demo_bundle]
+
+
+def _records(journal):
+    """Whole lines of a journal."""
+    return journal.read_text().split("\n")[:-1]
+
+
+@pytest.fixture(scope="module")
+def demo():
+    loaded = Model.load("demo", threads=1)
+    yield loaded
+    loaded.close()
+
+
+def test_the_usual_budgets_are_those_of_a_run_and_an_eighth_of_a_clip(demo):
+    def budgets(whole, typed=None):
+        said = []
+        given = Given(demo, [], None, Path(), lambda what: None, said.append)
+        return budgets_of(Comparison(budget=typed), given, whole), said
+
+    with Session.open(demo) as session:
+        usual = session._stream.budget
+    assert budgets(1024) == ([128, usual], [])
+    left, said = budgets(640)
+    assert left == [80]
+    assert said == [f"the usual budget, {usual} tokens, holds a whole clip, 640 tokens, and is not compared"]
+    assert budgets(1024, "256,0.5k,25%") == ([256, 500], [])
+    with pytest.raises(UserError, match="64 tokens, the shortest clip, tell no policies apart"):
+        budgets(64)
+
+
+def test_a_budget_at_which_nobody_can_run_is_left_out_and_named():
+    ran = Contest([Measured(Candidate("uniform", 64, 0.5, 0.4, 0.6, 1.0, 1000), [[0.0], [1.0]])])
+    none, said = Contest(skipped=[("h2o", "too large")]), []
+    (choice,) = _choices({128: ran, 16: none}, said.append)
+    assert (choice.budget, choice.chosen) == (128, "uniform")
+    assert said == ["budget 16: none of the policies can run at it (h2o: too large)"]
+    with pytest.raises(UserError, match=r"budget 16: none .*; give a larger --budget"):
+        list(_choices({16: none}, said.append))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--policies", "unifrom"], "did you mean uniform"),
+        (["--policies", "auto"], "--policies auto: name policies that have a budget"),
+        (["--policies", "oracle"], "--policies oracle: name policies that have a budget"),
+        (["--policies", "full"], "--policies full: name policies that have a budget"),
+        (["--budget", "many"], "--budget many: give a number of tokens"),
+        (["--budget", "120%"], "--budget 120%: give shares"),
+        (["--frames", "16", "--budget", "256"], "--budget 256: must lie within a clip's 256 tokens"),
+        (["--frames", "16", "--budget", "8", "--streams", "2"], "none of the policies can run at it"),
+        (["--streams", "1"], "streams"),
+    ],
+)
+def test_what_is_refused_is_one_line_and_leaves_nothing(arguments, says, tmp_path):
+    done = edgevlm("calibrate", "demo", "--out", tmp_path / "out", *arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert says in done.stderr
+    assert not (tmp_path / "out").exists()

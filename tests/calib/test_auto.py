@@ -1,0 +1,154 @@
+"""``auto`` runs what the bundle's calibration chose, and says which and why; without a choice it says how to get one."""
+
+import json
+import shutil
+from dataclasses import asdict, replace
+
+import pytest
+
+from edgevlm.calib import write_calibration
+from edgevlm.errors import BundleError, UserError
+from edgevlm.runtime.auto import check_policy
+from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
+from edgevlm.runtime.calibration import CALIBRATION, Calibration
+from edgevlm.runtime.choices import Candidate, Choice, Choices
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies import POLICIES, create_policy
+from edgevlm.runtime.session import Session
+
+KNOWN = tuple(name for name, policy in POLICIES.items() if policy.bounded)
+HERMES = Candidate("hermes", 60, 0.25, 0.2, 0.3, 9.5, 1000, 0.75)
+UNIFORM = Candidate("uniform", 64, 0.5, 0.4, 0.6, 1.5, 1000, 0.5)
+CHOICES = Choices(
+    edgevlm="0.1.0", date="2026-11-21T14:00:00+00:00", measure="kl", watched=("a.mp4",), frames=20, known=KNOWN,
+    budgets=(
+        Choice(64, "hermes", (HERMES, UNIFORM), (("purekv", "at equal bytes 3 tokens are left to it"),)),
+        Choice(160, "uniform", (replace(HERMES, value=0.6), UNIFORM), ()),
+    ),
+)  # fmt: skip
+
+
+@pytest.fixture
+def copy(bundle, tmp_path):
+    return shutil.copytree(bundle, tmp_path / "bundle")
+
+
+@pytest.fixture
+def opened(copy, made_up):
+    """``opened(choices, budget)``: a session under auto, on a bundle whose calibration has these choices."""
+    sessions = []
+
+    def open_session(choices, budget=None):
+        write_calibration(Bundle.load(copy), made_up(policies=choices))
+        sessions.append(Session.open(copy, policy="auto", budget=budget))
+        return sessions[-1]
+
+    yield open_session
+    for session in sessions:
+        session.close()
+
+
+def test_choices_are_read_as_they_were_written(copy, made_up):
+    calibration = made_up(policies=CHOICES)
+    assert Calibration.from_json(calibration.to_json()) == calibration
+    write_calibration(Bundle.load(copy), calibration)
+    assert Bundle.load(copy).calibration().policies == CHOICES
+
+
+def test_a_calibration_from_before_there_were_choices_is_read(made_up):
+    values = json.loads(made_up().to_json())
+    del values["policies"]
+    assert Calibration.from_json(json.dumps(values).encode()) == made_up()
+
+
+@pytest.mark.parametrize(
+    ("budget", "policy", "at"), [(64, "hermes", 64), (100, "hermes", 64), (110, "uniform", 160), (None, "uniform", 160)]
+)
+def test_the_choice_at_the_nearest_budget_is_run(opened, budget, policy, at):
+    """Nearest by ratio: 101 lies between 64 and 160."""
+    session = opened(CHOICES, budget)
+    assert session.policy == policy
+    assert session._stream.policy.name == policy
+    numbers = "kl 0.250 nats [0.200, 0.300]" if policy == "hermes" else "kl 0.500 nats [0.400, 0.600]"
+    near = "" if budget == at else f", the measured budget nearest to {session._stream.budget}"
+    first, *rest = session.basis.split("; ")
+    assert first == f"auto: chose {policy} ({numbers}) at budget {at}{near}"
+    assert [line.startswith("hermes: calibrated 2026-11-21") for line in rest[:1]] == [True] * (policy == "hermes")
+
+
+def test_without_a_choice_it_is_infinipot_and_says_how_to_measure(opened, copy, bundle):
+    with Session.open(bundle, policy="auto", budget=64) as session:
+        assert session.policy == "infinipot-v"
+        lead = f"auto: infinipot-v, as the policies were not compared on this model (edgevlm calibrate {bundle})"
+        assert session.basis.startswith(f"{lead}; infinipot-v: presets")
+    session = opened(None, 64)
+    assert session.policy == "infinipot-v"
+    assert session.basis.startswith("auto: infinipot-v, as the policies were not compared")
+
+
+def test_policies_newer_than_the_choice_are_named(opened):
+    older = replace(CHOICES, known=tuple(name for name in KNOWN if name not in ("h2o", "purekv")))
+    session = opened(older, 64)
+    assert session.policy == "hermes"
+    assert "at budget 64; not compared: h2o, purekv, newer than that (edgevlm calibrate" in session.basis
+
+
+def test_a_choice_that_is_not_installed_is_said(opened):
+    gone = replace(HERMES, policy="forgotten:x=1")
+    session = opened(replace(CHOICES, budgets=(Choice(64, gone.policy, (gone,), ()),)), 64)
+    assert session.policy == "infinipot-v"
+    assert "auto: infinipot-v, as forgotten:x=1, chosen at budget 64, is not installed; compare again" in session.basis
+
+
+def test_settings_of_a_choice_are_kept(opened):
+    chosen = replace(UNIFORM, policy="uniform:target=0.5")
+    session = opened(replace(CHOICES, budgets=(Choice(64, chosen.policy, (chosen,), ()),)), 64)
+    assert (session.policy, session._stream.policy.target) == ("uniform", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda choices: choices.update(measure="guess"), "no measure"),
+        (lambda choices: choices.update(budgets=[]), "do not rise"),
+        (lambda choices: choices["budgets"].reverse(), "do not rise"),
+        (lambda choices: choices["budgets"][0].update(chosen="h2o"), "'h2o' chosen that was not measured"),
+        (lambda choices: choices["budgets"][0]["candidates"][0].update(value=float("inf")), "not a number"),
+        (lambda choices: choices["budgets"][0]["candidates"][0].update(value=None), "does not describe"),
+        (lambda choices: choices["budgets"][0]["candidates"][0].pop("bytes"), "does not describe"),
+        (lambda choices: choices.update(budgets=3), "does not describe"),
+        (lambda choices: choices.update(known=None), "does not describe"),
+    ],
+)
+def test_choices_that_cannot_be_are_one_line(copy, made_up, spoil, says):
+    values = json.loads(made_up(policies=CHOICES).to_json())
+    spoil(values["policies"])
+    raw = json.dumps(values).encode()
+    with pytest.raises(ValueError, match=says):
+        Calibration.from_json(raw)
+    write_calibration(Bundle.load(copy), made_up())
+    (copy / CALIBRATION).write_bytes(raw)
+    manifest = json.loads((copy / MANIFEST).read_bytes())
+    manifest["files"][CALIBRATION] = asdict(hash_file(copy / CALIBRATION))
+    (copy / MANIFEST).write_bytes(seal_manifest(manifest))
+    with pytest.raises(BundleError, match=r"measure it again \(edgevlm calibrate") as refused:
+        Session.open(Model.load(copy, threads=1), policy="auto", budget=64)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_choice_that_is_no_object_is_refused(made_up):
+    values = json.loads(made_up().to_json())
+    for wrong in (3, "hermes", [1]):
+        with pytest.raises(ValueError, match="does not describe a calibration"):
+            Calibration.from_json(json.dumps(values | {"policies": wrong}).encode())
+
+
+def test_auto_is_a_name_without_settings():
+    check_policy("auto")
+    check_policy("h2o:recent=0.25")
+    with pytest.raises(UserError, match="auto takes no settings"):
+        check_policy("auto:alpha=1")
+    with pytest.raises(UserError, match="there is no policy 'autos'"):
+        check_policy("autos")
+    with pytest.raises(UserError, match="there is no policy 'auto'"):
+        create_policy("auto")

@@ -1,0 +1,57 @@
+"""The rule by which a policy is chosen, on planted values."""
+
+import numpy as np
+import pytest
+
+from edgevlm.calib.choose import Measured, choose
+from edgevlm.calib.intervals import mean, mean_difference
+from edgevlm.runtime.choices import Candidate
+
+CLUSTERS, EACH = 40, 6
+
+
+def measured(policy, values, compress_ms):
+    return Measured(Candidate(policy, 64, 0.0, 0.0, 0.0, compress_ms, 1), values)
+
+
+def planted(lead, noise, seed):
+    """Values around 0, all clusters ``lead`` better."""
+    shared = np.random.default_rng(7).normal(size=(CLUSTERS, EACH))
+    own = np.random.default_rng(seed).normal(size=(CLUSTERS, EACH))
+    return (lead + shared + noise * own).tolist()
+
+
+def test_a_policy_that_is_clearly_best_wins_however_slow():
+    field = [measured("fast", planted(0, 0.1, 1), 1), measured("best", planted(0.5, 0.1, 2), 99)]
+    assert choose(field) == "best"
+    assert choose(field[::-1]) == "best"
+
+
+def test_among_those_that_cannot_be_told_from_the_best_the_fastest_wins():
+    slow_best, level = measured("best", planted(0.02, 1.0, 2), 50), measured("level", planted(0, 1.0, 3), 5)
+    assert mean(slow_best.values).value > mean(level.values).value
+    assert choose([slow_best, level, measured("worse", planted(-1, 0.1, 4), 1)]) == "level"
+
+
+def test_pairs_tell_apart_what_intervals_of_each_alone_do_not():
+    """What clusters share is wide; the difference is small and the same everywhere."""
+    ahead, behind = measured("ahead", planted(0.05, 0.01, 2), 50), measured("behind", planted(0, 0.01, 3), 1)
+    assert mean(ahead.values).low < mean(behind.values).value
+    assert choose([ahead, behind]) == "ahead"
+
+
+def test_one_cluster_tells_by_its_mean_alone():
+    assert choose([measured("a", [[1.0, 0.0]], 9), measured("b", [[0.0, 0.0]], 1)]) == "a"
+
+
+def test_a_mean_is_that_of_all_values_and_its_interval_the_ratio_estimators():
+    clusters = [[1.0, 2.0, 3.0], [5.0], []]
+    found = mean(clusters)
+    deviations = [6 - 2.75 * 3, 5 - 2.75]
+    half = 1.959964 * (sum(d * d for d in deviations) * 2 / 1 / 16) ** 0.5
+    assert (found.value, found.high - found.value, found.clusters, found.count) == (2.75, pytest.approx(half), 2, 4)
+    shifted = [[value + 0.5 for value in cluster] for cluster in clusters]
+    paired = mean_difference(shifted, clusters)
+    assert (paired.value, paired.low, paired.high) == (0.5, 0.5, 0.5)
+    with pytest.raises(ValueError, match="same questions"):
+        mean_difference(clusters, clusters[:2])

@@ -1,0 +1,223 @@
+"""Agreement with full KV: the KL against plain numpy over two sessions, equal bytes, and work that is kept."""
+
+import math
+
+import numpy as np
+import pytest
+from pictures import frames
+
+from edgevlm.calib import Clip, fidelity
+from edgevlm.calib.agree import compare_by_agreement
+from edgevlm.calib.blank import bytes_taken
+from edgevlm.calib.fidelity import CHUNK, Fidelity, divergence, moments
+from edgevlm.calib.footprint import Footprint
+from edgevlm.errors import UserError
+from edgevlm.runtime.policies import POLICIES, create_policy
+from edgevlm.runtime.session import Session
+
+QUESTIONS = ("what color was the square?", "how many are there now?")
+COUNT = 20  # frames: not a whole number of chunks
+BOUNDED = [name for name, policy in POLICIES.items() if policy.bounded]
+
+
+class Pictures:
+    """The frames of a clip, from the beginning each time."""
+
+    def __init__(self, count, model, seed=0):
+        self.made = list(frames(count, model, seed))
+
+    def __iter__(self):
+        return iter(self.made)
+
+
+@pytest.fixture(scope="module")
+def clip(model):
+    return Clip("clip", Pictures(COUNT, model), ())
+
+
+@pytest.fixture(scope="module")
+def watched(model, clip):
+    judge = Fidelity(model, QUESTIONS)
+    return judge, judge.reference(clip, COUNT, 0)
+
+
+def step_by_step(session, question, answer):
+    """Logits before each token of ``answer``, each token appended by a call of its own, ``[tokens, vocabulary]``."""
+    model, stream = session.model, session._stream
+    ids = model.encode(session._chat.suffix([], question))
+    rows = np.concatenate([model.closing, model.engine.embed(np.array(ids))])
+    found = []
+    with stream.question():
+        for token in answer:
+            found.append(stream.append_text(rows).copy())
+            rows = model.engine.embed(np.array([token]))
+    return np.array(found, np.float64)
+
+
+def kl(p_logits, q_logits):
+    """sum over the vocabulary of p log(p / q), row by row."""
+    p = np.exp(p_logits) / np.exp(p_logits).sum(1, keepdims=True)
+    q = np.exp(q_logits) / np.exp(q_logits).sum(1, keepdims=True)
+    return [math.fsum(a * math.log(a / b) for a, b in zip(*rows, strict=True) if a > 0) for rows in zip(p, q, strict=True)]
+
+
+@pytest.mark.parametrize("name", ["sliding-window", "infinipot-v", "h2o"])
+def test_kl_and_top1_are_those_of_two_sessions_in_plain_numpy(model, clip, watched, name):
+    """Both sessions watch the clip to its end and are given full KV's own greedy answers."""
+    judge, reference = watched
+    per_frame = judge.per_frame
+    found = judge.measure(reference, create_policy(name), 6 * per_frame, 6 * per_frame)
+    expected_kl, expected_top1 = [], []
+    with (
+        Session.open(model, policy="full", budget=COUNT * per_frame) as full,
+        Session.open(model, policy=name, budget=6 * per_frame) as ours,
+    ):
+        for frame in clip.frames:
+            full.watch(frame)
+            ours.watch(frame)
+        full.flush()
+        ours.flush()
+        for question in QUESTIONS:
+            said = full.ask(question, max_tokens=fidelity.ANSWER)
+            said.wait()
+            answer = [*said.token_ids, *([0] if said.finish_reason == "stop" else [])]  # the stop token is compared too
+            p, q = step_by_step(full, question, answer), step_by_step(ours, question, answer)
+            assert p.argmax(1)[: len(said.token_ids)].tolist() == said.token_ids
+            expected_kl += kl(p, q)
+            expected_top1 += (p.argmax(1) == q.argmax(1)).tolist()
+    assert found["kl"][-1] == pytest.approx(expected_kl, abs=2e-4, rel=1e-3)
+    assert found["top1"][-1] == expected_top1
+    assert max(expected_kl) > 0.01, "something was forgotten"
+    assert found["compressions"] > 0
+
+
+def test_a_memory_that_holds_the_clip_agrees_in_everything(watched):
+    judge, reference = watched
+    found = judge.measure(reference, create_policy("sliding-window"), COUNT * judge.per_frame, 0)
+    assert len(found["kl"]) == len(moments(COUNT)) == len(reference.asked)
+    assert all(same for moment in found["top1"] for same in moment)
+    assert max(nats for moment in found["kl"] for nats in moment) < 1e-5
+    assert found["compressions"] == 0
+
+
+def test_it_is_asked_only_when_the_budget_is_used_up(model, clip, watched):
+    judge, reference = watched
+    budget = 16 * judge.per_frame
+    assert sorted(reference.asked) == [8, 16, COUNT]
+    assert len(judge.measure(reference, create_policy("uniform"), budget, budget)["kl"]) == 1
+    assert sorted(judge.reference(clip, COUNT, budget).asked) == [COUNT]
+
+
+def test_moments_are_ends_of_chunks():
+    assert moments(64) == {8, 16, 24, 32, 40, 48, 56, 64}
+    assert moments(61) == {8, 16, 24, 32, 40, 48, 56, 61}
+    assert moments(10) == {8, 10}
+    assert moments(640) == {80, 160, 240, 320, 400, 480, 560, 640}
+    for count in range(1, 200):
+        assert all(moment == count or moment % CHUNK == 0 for moment in moments(count))
+        assert count in moments(count)
+
+
+def test_a_divergence_of_far_logits_is_finite():
+    full, ours = np.array([[0.0, -1e4], [3.0, 3.0]], np.float32), np.array([[-1e4, 0.0], [3.0, 3.0]], np.float32)
+    assert divergence(full, ours) == pytest.approx([1e4, 0])
+
+
+@pytest.fixture(scope="module")
+def longer(model):
+    """60 frames, of which nobody asks."""
+    judge = Fidelity(model, QUESTIONS)
+    return judge, judge.reference(Clip("longer", Pictures(60, model), ()), 60, 10**9)
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_decoder_that_computes_nothing_tells_the_bytes(model, longer, name):
+    """As many as cache and policy take in the real stream, and within what a plain window takes."""
+    judge, reference = longer
+    budget = 40 * judge.per_frame
+    tokens = judge.fitted(name, budget, 60)
+    real = judge.measure(reference, create_policy(name), tokens, budget)["bytes"]
+    assert real == bytes_taken(model, create_policy(name), tokens, judge._prefix, judge._text_room, 60, CHUNK)
+    assert real <= judge.allowed(budget)
+
+
+def test_what_is_allowed_is_what_a_plain_window_takes(model, longer):
+    judge, footprint = longer[0], Footprint()
+    with Session.open(model, policy="sliding-window", budget=160) as session:
+        footprint.measure(session.cache, session._stream.policy)
+    assert judge.allowed(160) == footprint.peak
+    assert judge.fitted("sliding-window", 160, 60) == 160
+    assert judge.fitted("h2o", 160, 60) < 160
+
+
+def test_full_kv_is_bounded_by_positions_or_by_memory(model, monkeypatch):
+    from collections import namedtuple
+
+    judge = Fidelity(model)  # with the questions of its own
+    frames_held, limit = judge.longest()
+    assert limit == "positions"
+    with Session.open(model, policy="full", budget=frames_held * judge.per_frame):
+        pass
+    with pytest.raises(UserError, match="passes the model's limit"):
+        Session.open(model, policy="full", budget=(frames_held + 1) * judge.per_frame)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: namedtuple("Memory", "available")(1_000_000))
+    fewer, limit = judge.longest()
+    assert limit == "half of the free memory"
+    assert 0 < fewer < frames_held
+
+
+def test_a_question_too_long_is_one_line(model):
+    with pytest.raises(UserError, match=r"--ask 'hello .* takes \d+ tokens and there is room for 64; shorten it"):
+        Fidelity(model, ["hello " * 70])
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_what_was_measured_before_a_kill_is_not_measured_again(model, tmp_path, monkeypatch):
+    clips = [Clip("a", Pictures(COUNT, model, 1), ()), Clip("b", Pictures(COUNT, model, 2), ())]
+    names, done = ["sliding-window", "uniform"], []
+    measure = Fidelity.measure
+
+    def counted(judge, reference, policy, tokens, budget):
+        if len(done) == 3:
+            raise Killed
+        done.append((policy.name, budget, reference.features.sum()))
+        return measure(judge, reference, policy, tokens, budget)
+
+    def compare(journal):
+        judge = Fidelity(model, QUESTIONS)
+        contests = compare_by_agreement(judge, clips, COUNT, names, [24, 60], tmp_path / journal, lambda what: None)
+        return {
+            budget: [(of.candidate.policy, of.candidate.value, of.candidate.top1, of.values) for of in contest.measured]
+            for budget, contest in contests.items()
+        }
+
+    whole = compare("whole.jsonl")
+    monkeypatch.setattr(Fidelity, "measure", counted)
+    with pytest.raises(Killed):
+        compare("killed.jsonl")
+    with (tmp_path / "killed.jsonl").open("ab") as journal:
+        journal.write(b'{"policy": "unif')  # cut short
+    monkeypatch.setattr(Fidelity, "measure", lambda *given: done.append(given[2:]) or measure(*given))
+    assert compare("killed.jsonl") == whole
+    assert len(done) == 8, "two clips, two policies, two budgets: nothing twice"
+    assert compare("killed.jsonl") == whole
+    assert len(done) == 8
+    assert list(whole) == [24, 60]
+    assert [name for name, *_ in whole[24]] == names
+    assert [len(values) for *_, values in whole[60]] == [4, 4], "(clip, moment) is a cluster"
+
+
+def test_what_cannot_run_is_named_with_its_reason(model, tmp_path):
+    clip = Clip("a", Pictures(COUNT, model), ())
+    judge = Fidelity(model, QUESTIONS)
+    contests = compare_by_agreement(
+        judge, [clip], COUNT, ["purekv:st_spattn=on", "uniform"], [6], tmp_path / "kl.jsonl", lambda what: None
+    )
+    ((policy, why),) = contests[6].skipped
+    assert policy == "purekv:st_spattn=on"
+    assert "two frames" in why
+    assert "--budget" not in why
+    assert [of.candidate.policy for of in contests[6].measured] == ["uniform"]
