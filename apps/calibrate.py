@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.apps.sources import DEFAULT_FPS, open_source
+from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.apps.sources.video import check_readable
 from edgevlm.calib import Clip, calibrate, check_writable, write_calibration
 from edgevlm.calib.figure import check_plot, plot
@@ -77,7 +77,7 @@ def video_clip(path: Path) -> Clip:
 
 
 def _frames(video: str | None, seed: int) -> Iterator[NDArray[np.uint8]]:
-    source = open_source(None, video, fps=DEFAULT_FPS, realtime=False, seed=seed)
+    source = open_source(None, video, SourceOptions(seed=seed))
     try:
         for frame in source:
             yield frame.image

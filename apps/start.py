@@ -13,7 +13,7 @@ from rich.console import Console
 
 from edgevlm.apps.output import JsonOutput, Output, TextOutput
 from edgevlm.apps.run import Plan, Run
-from edgevlm.apps.sources import open_source
+from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import create_policy
@@ -58,7 +58,7 @@ def start(request: RunRequest) -> None:
     realtime = request.realtime if request.realtime is not None else is_demo_source and interactive
     budget = parse_count(request.budget) if request.budget is not None else None
     create_policy(request.policy)
-    source = open_source(request.camera, request.video, fps=request.fps, realtime=realtime, seed=request.seed)
+    source = open_source(request.camera, request.video, SourceOptions(fps=request.fps, realtime=realtime, seed=request.seed))
     try:
         with Console(stderr=True).status("verifying and loading the model"):  # a large bundle takes seconds
             model = Model.load(request.model, threads=request.threads)

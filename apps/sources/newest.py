@@ -5,18 +5,19 @@ from __future__ import annotations
 import threading
 import time
 
-from edgevlm.apps.sources.base import Frame, Source, State
+from edgevlm.apps.sources.base import Frame, Rule, Source, State
 
 
 class NewestFrame(Source):
     """Reads another source in its own thread into a slot for one frame, from the first :meth:`read` on.
 
-    A frame that arrives while the slot is full replaces the one in it: ``dropped`` counts those (rule ``drop-oldest``).
+    A frame that arrives while the slot is full replaces the one in it (rule ``drop-oldest``), and is
+    counted in ``drops`` as ``replaced``.
     ``paced`` holds a recorded source to its own timestamps, so that a file or the demo behaves like a camera.
     """
 
     live = True
-    rule = "drop-oldest"
+    rule: Rule = "drop-oldest"
 
     def __init__(self, source: Source, *, paced: bool = False) -> None:
         self.name, self._source, self._paced = source.name, source, paced
@@ -39,7 +40,8 @@ class NewestFrame(Source):
                     break
                 with self._changed:
                     self.state = State.RUNNING
-                    self.dropped += self._slot is not None
+                    if self._slot is not None:
+                        self.drops["replaced"] += 1
                     self._slot = frame
                     self._changed.notify()
         except BaseException as caught:

@@ -7,12 +7,12 @@ import time
 import pytest
 from cameras import MjpegCamera
 
-from edgevlm.apps.sources import SourceError, State, open_source
+from edgevlm.apps.sources import SourceError, SourceOptions, State, open_source
 
 
 def test_a_slow_reader_gets_new_frames_and_drops_are_counted():
     with MjpegCamera(frames=100) as camera:
-        source = open_source(camera.url, None, fps=1000, realtime=False)
+        source = open_source(camera.url, None, SourceOptions(fps=1000))
         assert source.live
         first = source.read()
         assert first.image.shape == (48, 64, 3)
@@ -30,7 +30,7 @@ def test_a_slow_reader_gets_new_frames_and_drops_are_counted():
 
 def test_a_camera_that_ends_ends_the_stream():
     with MjpegCamera(frames=10) as camera:
-        source = open_source(camera.url, None, fps=1000, realtime=False)
+        source = open_source(camera.url, None, SourceOptions(fps=1000))
         frames = list(source)
         assert 1 <= len(frames) <= 10
         assert source.state is State.ENDED
@@ -38,5 +38,5 @@ def test_a_camera_that_ends_ends_the_stream():
 
 def test_nobody_there_is_one_line():
     with pytest.raises(SourceError, match="cannot be opened") as caught:
-        open_source("http://user:secret@127.0.0.1:9/live", None, fps=2, realtime=False)
+        open_source("http://user:secret@127.0.0.1:9/live", None, SourceOptions(fps=2))
     assert "secret" not in str(caught.value)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from clips import clip
 
-from edgevlm.apps.sources import SourceError, open_source
+from edgevlm.apps.sources import SourceError, SourceOptions, open_source
 from edgevlm.apps.sources.base import Frame, Sampler, Source, State, mask_credentials
 from edgevlm.apps.sources.newest import NewestFrame
 from edgevlm.errors import UserError
@@ -32,7 +32,7 @@ def test_sampler_takes_every_frame_of_a_slower_source_and_skips_a_gap():
 @pytest.mark.parametrize(("name", "fps"), [("bikes.mp4", 5.0), ("vtest.avi", 1.0)])
 def test_a_file_gives_the_frames_that_pyav_decodes(name, fps):
     path = clip(name)
-    frames = list(open_source(None, str(path), fps=fps, realtime=False))
+    frames = list(open_source(None, str(path), SourceOptions(fps=fps)))
     times = [frame.time_s for frame in frames]
     sampler, wanted = Sampler(fps), []
     with av.open(str(path)) as container:
@@ -50,7 +50,7 @@ def test_a_truncated_file_is_one_line(tmp_path):
     whole = clip("vtest.avi").read_bytes()
     cut = tmp_path / "cut.avi"
     cut.write_bytes(whole[: len(whole) // 2])
-    source = open_source(None, str(cut), fps=2, realtime=False)
+    source = open_source(None, str(cut), SourceOptions(fps=2))
     with pytest.raises(SourceError, match=r"ended after \d+ of 795 frames"):
         list(source)
     assert source.state is State.FAILED
@@ -61,7 +61,7 @@ def test_what_is_no_video_is_one_line(tmp_path, content):
     path = tmp_path / "clip.mp4"
     path.write_bytes(content if isinstance(content, bytes) else clip("bikes.mp4").read_bytes()[:2000])
     with pytest.raises(SourceError, match=r"clip\.mp4"):
-        list(open_source(None, str(path), fps=2, realtime=False))
+        list(open_source(None, str(path), SourceOptions(fps=2)))
 
 
 @pytest.mark.parametrize(
@@ -79,16 +79,16 @@ def test_what_is_no_video_is_one_line(tmp_path, content):
 )
 def test_what_is_not_there_is_one_line(camera, video, says):
     with pytest.raises(UserError, match=says) as caught:
-        open_source(camera, video, fps=2, realtime=False)
+        open_source(camera, video, SourceOptions(fps=2))
     assert "\n" not in str(caught.value)
 
 
 def test_what_may_not_be_read_is_one_line(as_nobody):
     path = as_nobody / "clip.mp4"
     with pytest.raises(SourceError, match=r"cannot be read \(Permission denied\)"):
-        open_source(None, str(path), fps=2, realtime=False)
+        open_source(None, str(path), SourceOptions(fps=2))
     with pytest.raises(UserError, match=r"cannot be looked at \(Permission denied\)"):
-        open_source(None, str(as_nobody / "locked" / "clip.mp4"), fps=2, realtime=False)
+        open_source(None, str(as_nobody / "locked" / "clip.mp4"), SourceOptions(fps=2))
 
 
 @pytest.fixture
