@@ -15,15 +15,22 @@ def open_source(camera: str | None, video: str | None, options: SourceOptions | 
 
     A recorded source waits for its reader unless ``options.realtime``; a live one never does.
     """
-    from edgevlm.apps.sources.newest import NewestFrame
-
     options = options or SourceOptions()
     if camera is not None and video is not None:
         raise SourceError("give --camera or --video, not both")
     kind, target = ("video", video) if video is not None else _kind_of(camera or "demo")
-    source = SOURCES[kind](str(target), options)
-    if source.live or options.realtime:
-        return NewestFrame(source, paced=not source.live)
+    return _played(SOURCES[kind](str(target), options), options)
+
+
+def _played(source: Source, options: SourceOptions) -> Source:
+    """A recorded source at its own speed, where that is asked for."""
+    from edgevlm.apps.sources.newest import NewestFrame
+
+    if not source.live and options.realtime:
+        return NewestFrame(source, paced=True, rule=options.rule or "drop-oldest")
+    if not source.live and options.rule == "drop-oldest":
+        source.close()
+        raise SourceError("--rule drop-oldest: a recorded source waits for its reader; add --realtime")
     return source
 
 
@@ -39,20 +46,33 @@ def _video(target: str, options: SourceOptions) -> Source:
     return VideoSource(target, options.fps)
 
 
-def _camera(target: str, options: SourceOptions) -> Source:
-    from edgevlm.apps.sources.camera import CameraSource
+def _device(target: str, options: SourceOptions) -> Source:
+    from edgevlm.apps.sources.camera import open_device
 
-    return CameraSource(target, options.fps)
+    return open_device(target, options)
 
 
-SOURCES: dict[str, Callable[[str, SourceOptions], Source]] = {"demo": _demo, "video": _video, "camera": _camera}
+def _network(target: str, options: SourceOptions) -> Source:
+    from edgevlm.apps.sources.network import open_network
+
+    return open_network(target, options)
+
+
+SOURCES: dict[str, Callable[[str, SourceOptions], Source]] = {
+    "demo": _demo,
+    "video": _video,
+    "device": _device,
+    "network": _network,
+}
 
 
 def _kind_of(camera: str) -> tuple[str, str]:
     if camera == "demo":
         return "demo", camera
-    if camera.isdigit() or camera.startswith("/dev/") or "://" in camera:
-        return "camera", camera
+    if camera.isdigit() or camera.startswith("/dev/"):
+        return "device", camera
+    if "://" in camera:
+        return "network", camera
     raise SourceError(
         f"--camera {mask_credentials(camera)}: give demo, an index like 0, /dev/videoN or a URL; for a file use --video"
     )

@@ -132,18 +132,33 @@ class Source(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Grabbed:
-    """What is known of a picture before it is decoded: the source's own time in seconds, and whether it stands alone."""
+    """What is known of a picture before it is converted.
+
+    ``stamp_s``: the source's own time, seconds. ``intra``: it can be decoded without those before it. ``corrupt``: it is
+    damaged and not to be shown.
+    """
 
     stamp_s: float | None = None
     intra: bool = True
+    corrupt: bool = False
+
+
+class SourceRefused(SourceError):
+    """A camera answered and will give the same answer again: a wrong password, no such stream."""
 
 
 class Connection(ABC):
-    """One open link to a camera, read by one thread until it breaks; it is never mended, another one is opened."""
+    """One open link to a camera, read by one thread until it breaks; it is never mended, another one is opened.
+
+    Opening one raises SourceError; SourceRefused where waiting does not help.
+    """
+
+    finished: bool = False  # it was a recording, and that has been read to its end
+    problem: str | None = None  # why it broke, in a few words, where that is known
 
     @abstractmethod
     def grab(self) -> Grabbed | None:
-        """Wait for the next picture without converting it; None when the link is broken."""
+        """Wait for the next picture, no longer than the read timeout, without converting it; None: the link is broken."""
 
     @abstractmethod
     def retrieve(self) -> NDArray[np.uint8] | None:

@@ -1,4 +1,4 @@
-"""A reader thread that keeps the newest frame, so that a slow consumer never delays capture nor sees old frames."""
+"""A recorded source played like a camera: in a thread of its own, at its own speed."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ import threading
 import time
 
 from edgevlm.apps.sources.base import Frame, Rule, Source, State
+from edgevlm.apps.sources.slot import Slot
+
+POLL_S = 0.2  # how often a waiting reader looks for ctrl-C
 
 
 class NewestFrame(Source):
-    """Reads another source in its own thread into a slot for one frame, from the first :meth:`read` on.
+    """Reads another source in its own thread into a :class:`Slot`, from the first :meth:`read` on.
 
-    A frame that arrives while the slot is full replaces the one in it (rule ``drop-oldest``), and is
-    counted in ``drops`` as ``replaced``.
-    ``paced`` holds a recorded source to its own timestamps, so that a file or the demo behaves like a camera.
+    Under ``drop-oldest`` a frame that was not taken in time is counted in ``drops`` as ``replaced``. ``paced`` holds the
+    source to its own timestamps.
     """
 
     live = True
-    rule: Rule = "drop-oldest"
 
-    def __init__(self, source: Source, *, paced: bool = False) -> None:
-        self.name, self._source, self._paced = source.name, source, paced
-        self._changed = threading.Condition()
-        self._slot: Frame | None = None
+    def __init__(self, source: Source, *, paced: bool = False, rule: Rule = "drop-oldest") -> None:
+        self.name, self.rule, self._source, self._paced = source.name, rule, source, paced
+        self._slot = Slot(rule)
         self._error: BaseException | None = None
-        self._closing = threading.Event()
+        self._closing, self._over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="edgevlm-reader", daemon=True)
         self._reading = False  # nothing is dropped, and no time passes, before somebody reads
 
     def _run(self) -> None:
-        error: BaseException | None = None
         try:
             origin: float | None = None
             for frame in self._source:
@@ -38,37 +37,34 @@ class NewestFrame(Source):
                     self._closing.wait(max(0.0, origin + frame.time_s - time.monotonic()))
                 if self._closing.is_set():
                     break
-                with self._changed:
-                    self.state = State.RUNNING
-                    if self._slot is not None:
-                        self.drops["replaced"] += 1
-                    self._slot = frame
-                    self._changed.notify()
-        except BaseException as caught:
-            error = caught
+                self.state = State.RUNNING
+                if self._slot.put(frame):
+                    self.drops["replaced"] += 1
+        except BaseException as error:
+            self._error = error
         finally:
             self._source.close()
-            with self._changed:
-                self._error = error
-                self.state = State.FAILED if error else State.ENDED
-                self._changed.notify()
+            self.state = State.FAILED if self._error else State.ENDED
+            self._slot.close()
+            self._over.set()
 
     def read(self) -> Frame | None:
         if not self._reading:
             self._reading = True
             self._thread.start()
-        with self._changed:
-            while self._slot is None:
-                if self.state in (State.ENDED, State.FAILED):
-                    if self._error is not None:
-                        raise self._error
-                    return None
-                self._changed.wait(0.2)  # wakes up often enough for ctrl-C
-            frame, self._slot = self._slot, None
-            return frame
+        while True:
+            over = self._over.is_set()
+            if (frame := self._slot.take(POLL_S)) is not None:
+                return frame
+            if over:
+                break
+        if self._error is not None:
+            raise self._error
+        return None
 
     def close(self) -> None:
         self._closing.set()
+        self._slot.close()
         if self._reading:
             self._thread.join(timeout=2)
         else:

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 
+import numpy as np
 import pytest
 from cameras import MjpegCamera
 
@@ -28,15 +29,16 @@ def test_a_slow_reader_gets_new_frames_and_drops_are_counted():
         assert not [thread for thread in threading.enumerate() if thread.name == "edgevlm-reader"]
 
 
-def test_a_camera_that_ends_ends_the_stream():
+def test_a_camera_that_hangs_up_is_connected_anew():
     with MjpegCamera(frames=10) as camera:
-        source = open_source(camera.url, None, SourceOptions(fps=1000))
-        frames = list(source)
-        assert 1 <= len(frames) <= 10
-        assert source.state is State.ENDED
+        source = open_source(camera.url, None, SourceOptions(fps=1000, backoff_s=(0.02, 0.1)))
+        times = [source.read().time_s for _ in range(30)]
+        assert source.reconnects >= 2, "it sends ten at a time"
+        assert (np.diff(times) > 0).all()
+        source.close()
 
 
 def test_nobody_there_is_one_line():
-    with pytest.raises(SourceError, match="cannot be opened") as caught:
+    with pytest.raises(SourceError, match="Connection refused; --wait waits until it is there") as caught:
         open_source("http://user:secret@127.0.0.1:9/live", None, SourceOptions(fps=2))
     assert "secret" not in str(caught.value)
