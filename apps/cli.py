@@ -14,7 +14,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from edgevlm import __version__
-from edgevlm.apps.sources.base import mask_credentials
+from edgevlm.apps import options
+from edgevlm.apps.sources.base import SourceOptions, mask_credentials
+from edgevlm.apps.title import mask_title
 from edgevlm.bench.cli import Threads
 from edgevlm.bench.cli import app as bench
 from edgevlm.errors import UserError
@@ -112,6 +114,11 @@ def run(
         list[str] | None,
         typer.Option(metavar="S:TEXT", help="A question asked at S seconds of the stream.", allow_from_autoenv=False),
     ] = None,
+    wait: options.Wait = False,
+    rule: options.OnBusy = None,
+    open_timeout: options.OpenTimeout = 10.0,
+    read_timeout: options.ReadTimeout = 10.0,
+    stall_timeout: options.StallTimeout = 3.0,
     seed: Annotated[int, typer.Option(help="The demo world's seed.", min=0)] = 0,
     threads: Threads = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
@@ -126,11 +133,15 @@ def run(
     if questions:
         typer.echo("\n".join(list_questions()))
         return
+    source = SourceOptions(
+        fps=fps, rule=rule.value if rule else None, wait=wait, seed=seed,
+        open_timeout_s=open_timeout, read_timeout_s=read_timeout, stall_timeout_s=stall_timeout,
+    )  # fmt: skip
     start(
         RunRequest(
-            camera=camera, video=video, model=model, policy=policy, budget=budget, fps=fps, chunk=chunk, realtime=realtime,
-            reindexing=reindexing.value, frames=frames, seconds=seconds, ask=ask or _lines("EDGEVLM_RUN_ASK"),
-            ask_at=ask_at or _lines("EDGEVLM_RUN_ASK_AT"), seed=seed, threads=threads, as_json=json,
+            camera=camera, video=video, source=source, model=model, policy=policy, budget=budget, chunk=chunk,
+            realtime=realtime, reindexing=reindexing.value, frames=frames, seconds=seconds,
+            ask=ask or _lines("EDGEVLM_RUN_ASK"), ask_at=ask_at or _lines("EDGEVLM_RUN_ASK_AT"), threads=threads, as_json=json,
         )
     )  # fmt: skip
 
@@ -210,6 +221,7 @@ def policies(
 
 def main() -> None:
     """Entry point: what the user did wrong is one line and exit code 2."""
+    mask_title()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -222,7 +234,7 @@ def main() -> None:
     except UserError as error:
         _fail(mask_credentials(str(error)))
     except ClickException as error:
-        _fail(_usage(error))
+        _fail(mask_credentials(_usage(error)))
     except BrokenPipeError:
         _silence_stdout()
         sys.exit(0)
@@ -233,7 +245,7 @@ def main() -> None:
         sys.exit(0)
     except OSError as error:
         _silence_stdout()
-        _fail(f"{error.filename or 'the output'}: cannot be read or written ({error.strerror or error})")
+        _fail(f"{mask_credentials(str(error.filename or 'the output'))}: cannot be read or written ({error.strerror or error})")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)

@@ -15,6 +15,7 @@ import psutil
 from edgevlm.apps.output import Answered, Output, Stats
 from edgevlm.apps.sources import Frame, Source
 from edgevlm.apps.sources.base import Scene
+from edgevlm.apps.trouble import Trouble
 from edgevlm.errors import UserError
 from edgevlm.runtime.session import Session
 
@@ -54,6 +55,7 @@ class Run:
         self._started = self._last_time = time.monotonic()
         self._last_frames = 0
         self._stopped = threading.Event()
+        self._trouble = Trouble(source)
         self._process = psutil.Process()
 
     def stop(self) -> None:
@@ -101,9 +103,11 @@ class Run:
         now, session = time.monotonic(), self.session.stats
         since, before = (self._started, 0) if overall else (self._last_time, self._last_frames)
         self._last_time, self._last_frames = now, session.frames
+        drops = dict(self.source.drops)
         return Stats(
             frames=session.frames,
-            dropped=self.source.dropped,
+            dropped=sum(drops.values()),
+            drops=drops,
             fps=(session.frames - before) / max(now - since, 1e-9),
             cache_tokens=session.tokens,
             cache_bytes=session.cache_bytes,
@@ -111,6 +115,8 @@ class Run:
             compress_ms=session.memory.compress_ms,
             rss_bytes=self._process.memory_info().rss,
             source_state=self.source.state.value,
+            source_problem=self.source.problem,
+            reconnects=self.source.reconnects,
         )
 
     def _watch(self) -> None:
@@ -164,6 +170,8 @@ class Run:
             try:
                 while not done.wait(1):
                     self.output.stats(self.stats())
+                    if (news := self._trouble.news()) is not None:
+                        self.output.notice(news)
             except (OSError, UserError):  # the loop's own writing meets it again, and says so
                 self.stop()
 

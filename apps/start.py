@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from rich.console import Console
@@ -29,10 +29,10 @@ class RunRequest:
 
     camera: str | None
     video: str | None
+    source: SourceOptions
     model: str
     policy: str
     budget: str | None
-    fps: float
     chunk: int
     reindexing: Reindexing
     realtime: bool | None
@@ -40,7 +40,6 @@ class RunRequest:
     seconds: float | None
     ask: list[str]
     ask_at: list[str]
-    seed: int
     threads: int | None
     as_json: bool
 
@@ -58,14 +57,14 @@ def start(request: RunRequest) -> None:
     realtime = request.realtime if request.realtime is not None else is_demo_source and interactive
     budget = parse_count(request.budget) if request.budget is not None else None
     create_policy(request.policy)
-    source = open_source(request.camera, request.video, SourceOptions(fps=request.fps, realtime=realtime, seed=request.seed))
+    source = open_source(request.camera, request.video, replace(request.source, realtime=realtime))
     try:
         with Console(stderr=True).status("verifying and loading the model"):  # a large bundle takes seconds
             model = Model.load(request.model, threads=request.threads)
         session = Session.open(model, policy=request.policy, budget=budget, chunk=request.chunk, reindexing=request.reindexing)
         own_questions = model.is_demo and is_demo_source and not plan.questions
         if own_questions:
-            plan.sample = np.random.default_rng(request.seed)
+            plan.sample = np.random.default_rng(request.source.seed)
         output = make_output(request.as_json, interactive, with_truth=own_questions)
         run = Run(session, source, output, plan)
         run.check()

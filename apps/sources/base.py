@@ -189,7 +189,15 @@ class Sampler:
         return True
 
 
+SECRETS = (  # what they are known by, and what stands in their place
+    (r"([\w+.-]+://)\S*@", r"\1***@"),  # up to the last @: a password may have one, or a slash
+    (r"(?i)([?&;](?:[\w-]*(?:key|token|password|passwd|pwd|secret|auth)[\w-]*)=)[^&;\s]+", r"\1***"),
+    (r"(?i)(\b(?:user-id|user-pw|password|passwd|pwd|secret|token|api[-_]?key)\s?=\s?)(?:\"[^\"]*\"|[^&;\s]+)", r"\1***"),
+)
+
+
 def mask_credentials(text: str) -> str:
-    """Replace the user and password of any URL in ``text``, and the value of key-like parameters, by ``***``."""
-    text = re.sub(r"(\w+://)[^/\s]*@", r"\1***@", text)
-    return re.sub(r"(?i)([?&](?:\w*(?:key|token|password|passwd|pwd|secret|auth)\w*)=)[^&\s]+", r"\1***", text)
+    """Replace the user and password of any URL in ``text``, and the value of what is named like a key, by ``***``."""
+    for secret, mask in SECRETS:
+        text = re.sub(secret, mask, text)
+    return text

@@ -29,6 +29,7 @@ class LiveSource(Source):
     """
 
     live = True
+    _origin: float | None = None  # of the frames' times: when somebody first read
 
     def __init__(self, name: str, connect: Callable[[], Connection], options: SourceOptions) -> None:
         self.name, self.rule = name, options.rule or "drop-oldest"
@@ -37,7 +38,6 @@ class LiveSource(Source):
         self._backoff = Backoff(*options.backoff_s, seed=options.seed)
         self._changed = threading.Condition()
         self._closing = False
-        self._origin: float | None = None  # of the frames' times: when somebody first read
         self._adrift: list[Link] = []
         self._link = self._dial()
         self._await_first()
@@ -83,16 +83,20 @@ class LiveSource(Source):
             self._watch(link)
             if self._closing or link.finished:
                 break
-            link.abandon()
-            self._adrift.append(link)
-            self.problem = link.problem or "the camera closed the connection"
-            if self.state is not State.INITIALISING:
-                self.state = State.RECONNECTING
+            self._give_up(link)
             self._rest()
             if not self._closing:
                 self._link = self._dial()
         self.state = State.ENDED
         self._slot.close()
+
+    def _give_up(self, link: Link) -> None:
+        with self._changed:
+            link.abandon()
+            self._adrift.append(link)
+            self.problem = link.problem or "the camera closed the connection"
+            if self.state is not State.INITIALISING:
+                self.state = State.RECONNECTING
 
     def _watch(self, link: Link) -> None:
         """Return when the link is over or has been quiet for too long; meanwhile say so when it stalls."""
@@ -140,7 +144,7 @@ class LiveSource(Source):
     def _admits(self, link: Link, grabbed: Grabbed) -> bool:
         """Whether a picture can be used; the first one that can makes the source RUNNING."""
         with self._changed:
-            if link.abandoned or link is not self._link:
+            if link.abandoned:
                 self.drops["late"] += 1
                 return False
             if grabbed.corrupt:

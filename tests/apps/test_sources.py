@@ -198,6 +198,10 @@ def test_an_error_in_the_reader_reaches_the_consumer():
         ("cannot open http://u:p@h/x?token=abc&fps=5", "cannot open http://***@h/x?token=***&fps=5"),
         ("rtsp://10.0.0.5/live", "rtsp://10.0.0.5/live"),
         ("rtsp://u:p@ss@10.0.0.5/live", "rtsp://***@10.0.0.5/live"),
+        ("rtsp://u:p/s?s@10.0.0.5/live is no address", "rtsp://***@10.0.0.5/live is no address"),
+        ('rtspsrc location=x user-id=joe user-pw="a b" ! fakesink', "rtspsrc location=x user-id=*** user-pw=*** ! fakesink"),
+        ("https://h/live?fps=5&apiKey=abc&w=2", "https://h/live?fps=5&apiKey=***&w=2"),
+        ("--policy hermes:tau=1 has keyframe=3", "--policy hermes:tau=1 has keyframe=3"),
     ],
 )
 def test_credentials_are_masked(text, masked):
