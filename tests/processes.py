@@ -1,5 +1,6 @@
 """Cameras that are processes of their own, to be killed, frozen and restarted."""
 
+import functools
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+SYSTEM_PYTHON = "/usr/bin/python3"  # which has the bindings of Debian's packages
 HERE = Path(__file__).parent
 SIZES = ((48, 64), (90, 120))  # height, width of the pictures
 
@@ -57,3 +59,27 @@ def mjpeg_camera(folder):
             picture = np.random.default_rng(index).integers(0, 255, (6, 8, 3), np.uint8)
             cv2.imwrite(f"{folder}/{size}-{index}.jpg", cv2.resize(picture, (width, height), interpolation=cv2.INTER_NEAREST))
     return ServerProcess(sys.executable, "-S", HERE / "mjpeg_server.py", "PORT", folder)
+
+
+@functools.cache
+def _no_rtsp():
+    """Why no RTSP camera can be run here; empty where one can."""
+    look = (
+        "import gi; gi.require_version('Gst', '1.0'); gi.require_version('GstRtspServer', '1.0')\n"
+        "from gi.repository import Gst, GstRtspServer; Gst.init(None)\n"
+        "missing = [name for name in ('x264enc', 'rtph264pay') if not Gst.ElementFactory.find(name)]\n"
+        "raise SystemExit(', '.join(missing) or None)"
+    )
+    try:
+        done = subprocess.run([SYSTEM_PYTHON, "-c", look], capture_output=True, text=True, timeout=60, check=False)
+    except OSError as error:
+        return str(error)
+    return done.stderr.strip().splitlines()[-1] if done.returncode else ""
+
+
+def rtsp_camera(width=320, height=240, fps=25, keyframe_every=25, *password):
+    """An RTSP camera on loopback, ``rtsp://127.0.0.1:PORT/live``. Skips the test, with the reason, where there is none."""
+    pytest.importorskip("av")
+    if reason := _no_rtsp():
+        pytest.skip(f"no GStreamer RTSP server for {SYSTEM_PYTHON}: {reason}")
+    return ServerProcess(SYSTEM_PYTHON, HERE / "rtsp_server.py", "PORT", width, height, fps, keyframe_every, *password)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from edgevlm.errors import SourceError
 
 Rule = Literal["block", "drop-oldest"]
+KEYFRAME_WAIT_S = 10.0  # a stream may have no picture that stands alone (intra refresh): then any that is decoded will do
 
 
 class Scene(Protocol):
@@ -135,12 +136,14 @@ class Grabbed:
     """What is known of a picture before it is converted.
 
     ``stamp_s``: the source's own time, seconds. ``intra``: it can be decoded without those before it. ``corrupt``: it is
-    damaged and not to be shown.
+    damaged and not to be shown. Not ``decoded``: what came says that the link is alive, and cannot be made a picture of
+    before one that stands alone has come.
     """
 
     stamp_s: float | None = None
     intra: bool = True
     corrupt: bool = False
+    decoded: bool = True
 
 
 class SourceRefused(SourceError):

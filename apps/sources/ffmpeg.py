@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.apps.sources.base import Connection, Grabbed, SourceOptions, SourceRefused
+from edgevlm.apps.sources.base import KEYFRAME_WAIT_S, Connection, Grabbed, SourceOptions, SourceRefused
 from edgevlm.errors import SourceError, UserError
 
 if TYPE_CHECKING:
@@ -85,8 +85,16 @@ class FfmpegConnection(Connection):
             raise SourceError(str(failed.strerror)) from None
 
     def _decode(self, stream: av.VideoStream) -> Generator[Grabbed, None, None]:
-        """Pictures as they are decoded; one that cannot be is passed on as corrupt, and the stream goes on."""
+        """Pictures as they are decoded; one that cannot be is passed on as corrupt, and the stream goes on.
+
+        Decoders give nothing before the first keyframe, which may be many seconds away: those packets are passed on too.
+        """
+        started, patience = False, time.monotonic() + KEYFRAME_WAIT_S
         for packet in self._container.demux(stream):
+            started = started or packet.is_keyframe or time.monotonic() > patience
+            if not started:
+                yield Grabbed(decoded=False)
+                continue
             try:
                 frames = packet.decode()
             except self._av.error.InvalidDataError:

@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable
 
 from edgevlm.apps.sources.backoff import Backoff
-from edgevlm.apps.sources.base import Connection, Frame, Grabbed, Sampler, Source, SourceOptions, State
+from edgevlm.apps.sources.base import KEYFRAME_WAIT_S, Connection, Frame, Grabbed, Sampler, Source, SourceOptions, State
 from edgevlm.apps.sources.link import Link
 from edgevlm.apps.sources.slot import Slot
 from edgevlm.apps.sources.stamps import StampMender
 from edgevlm.errors import SourceError
 
 POLL_S = 0.2  # how often a waiting reader looks for ctrl-C
-KEYFRAME_WAIT_S = 10.0  # a stream may have no picture that stands alone (intra refresh): then any will do
 ADRIFT = 4  # abandoned connections that have not ended yet: with more, no new one is opened
 
 
@@ -151,7 +150,8 @@ class LiveSource(Source):
                 self.drops["corrupt"] += 1
                 return False
             if not link.keyed:
-                link.keyed = grabbed.intra or link.moved_s - link.opened_s > KEYFRAME_WAIT_S
+                waited = link.moved_s - link.opened_s > KEYFRAME_WAIT_S
+                link.keyed = grabbed.decoded and (grabbed.intra or waited)
                 if not link.keyed:
                     self.drops["keyframe"] += 1
                     return False

@@ -170,7 +170,7 @@ def test_a_camera_that_is_not_there_yet_is_waited_for(live):
 
 def test_pictures_before_one_that_stands_alone_are_dropped(live):
     camera = Camera(
-        Scripted().say(Grabbed(intra=False), Grabbed(intra=False), Grabbed(stamp_s=1), Grabbed(intra=False, stamp_s=2), None),
+        Scripted().say(Grabbed(decoded=False), Grabbed(intra=False), Grabbed(stamp_s=1), Grabbed(intra=False, stamp_s=2), None),
         Scripted().say(Grabbed(intra=False), Grabbed(stamp_s=3)),
     )
     source = live(camera)
@@ -186,8 +186,9 @@ def test_a_stream_without_pictures_that_stand_alone_is_shown_after_a_while(live,
     connection.say(Grabbed(intra=False))
     until(lambda: source.drops["keyframe"] == 1)
     time.sleep(0.06)
-    connection.say(Grabbed(intra=False))
+    connection.say(Grabbed(decoded=False), Grabbed(intra=False))
     assert source.read() is not None
+    assert source.drops == {"keyframe": 2}, "what is not decoded is no picture, however long it was waited for"
 
 
 def test_damaged_pictures_are_dropped_and_alone_they_are_no_stream(live):
