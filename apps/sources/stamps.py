@@ -1,9 +1,10 @@
-"""A camera's own clock, held against ours: what it gets wrong is mended."""
+"""The times that sources give their pictures: what is wrong with them is mended."""
 
 from __future__ import annotations
 
 TOLERANCE_S = 2.0  # how far a camera's clock may drift or a picture be late before the clock is no longer believed
 LEAST_S = 1e-3  # between two mended times
+JUMP_S = 60.0  # between two pictures of a recording: more is not believed, either way
 
 
 class StampMender:
@@ -41,3 +42,35 @@ class StampMender:
     def restart(self) -> None:
         """Another connection has another origin: its first stamp says nothing about the time since the last one."""
         self._stamp = None
+
+
+class RecordedClock:
+    """Makes the stamps of a recording strictly increasing; there is no arrival to hold them against.
+
+    With stamps ``s``, an origin ``o`` (0 at first) and the declared time of one picture ``p``::
+
+        m[n] = max(s[n] + o, m[n-1] + LEAST_S)    a repeat, or pictures in the wrong order: the later stamps are right again
+        o    = m[n-1] + p - s[n]                  first, where |s[n] + o - m[n-1]| > JUMP_S: the clock was set, and goes on
+
+    A picture without a stamp is ``p`` after the one before.
+    """
+
+    def __init__(self, period_s: float) -> None:
+        self._period = period_s
+        self._origin = 0.0
+        self.time_s: float | None = None  # of the newest picture
+
+    def __call__(self, stamp_s: float | None) -> float:
+        """The mended time of the next picture, seconds."""
+        before = self.time_s
+        if before is None:
+            self.time_s = max(0.0, stamp_s or 0.0)
+            self._origin = self.time_s - (stamp_s or 0.0)
+            return self.time_s
+        if stamp_s is None or abs(stamp_s + self._origin - before) > JUMP_S:
+            self.time_s = before + self._period
+            if stamp_s is not None:
+                self._origin = self.time_s - stamp_s
+        else:
+            self.time_s = max(stamp_s + self._origin, before + LEAST_S)
+        return self.time_s
