@@ -15,6 +15,7 @@ from edgevlm.errors import SourceError, UserError
 if TYPE_CHECKING:
     import av
 
+WRONG_PASSWORD = "wrong or no user and password (401); they stand in the address, before the host and an at sign"
 LOW_LATENCY = {  # docs/cameras.md has what they save
     "rtsp_transport": "tcp",
     "fflags": "nobuffer",
@@ -75,8 +76,8 @@ class FfmpegConnection(Connection):
                 options=LOW_LATENCY if url.startswith("rtsp") else {},
                 timeout=(options.open_timeout_s, options.read_timeout_s),
             )
-        except (error.HTTPUnauthorizedError, error.HTTPForbiddenError):
-            raise SourceRefused("wrong or no user and password (401); give rtsp://USER:PASSWORD@HOST/...") from None
+        except error.HTTPUnauthorizedError:
+            raise SourceRefused(WRONG_PASSWORD) from None
         except error.HTTPNotFoundError:
             raise SourceRefused("no such stream there (404); check the path of the address") from None
         except error.FFmpegError as failed:

@@ -83,11 +83,18 @@ class LiveSource(Source):
             if self._closing or link.finished:
                 break
             self._give_up(link)
-            self._rest()
-            if not self._closing:
-                self._link = self._dial()
+            self._redial()
         self.state = State.ENDED
         self._slot.close()
+
+    def _redial(self) -> None:
+        while not self._closing:
+            self._rest()
+            try:
+                self._link = self._dial()
+                return
+            except RuntimeError as error:  # the machine has no thread left for it now
+                self.problem = str(error)
 
     def _give_up(self, link: Link) -> None:
         with self._changed:

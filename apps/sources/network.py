@@ -15,13 +15,13 @@ from urllib.request import (
 )  # fmt: skip
 
 from edgevlm.apps.sources.base import Connection, Source, SourceOptions, SourceRefused, mask_credentials
-from edgevlm.apps.sources.ffmpeg import FfmpegConnection
+from edgevlm.apps.sources.ffmpeg import WRONG_PASSWORD, FfmpegConnection
 from edgevlm.apps.sources.live import LiveSource
 from edgevlm.apps.sources.multipart import MultipartConnection
 from edgevlm.errors import SourceError
 
 UNMENDABLE = {
-    401: "wrong or no user and password (401); give http://USER:PASSWORD@HOST/...",
+    401: WRONG_PASSWORD,
     403: "not allowed (403); check user, password and path of the address",
     404: "no such stream there (404); check the path of the address",
 }

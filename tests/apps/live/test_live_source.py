@@ -226,6 +226,22 @@ def test_connections_that_hang_for_good_are_few(live):
         connection.say(None, None)
 
 
+def test_a_machine_without_threads_left_is_no_reason_to_end(live, monkeypatch):
+    first, failures, link = Scripted().say(Grabbed()), [RuntimeError("can't start new thread")] * 2, live_module.Link
+
+    def scarce(*arguments):
+        if failures:
+            raise failures.pop()
+        return link(*arguments)
+
+    source = live(Camera(first, Scripted().say(Grabbed())))
+    source.read()
+    monkeypatch.setattr(live_module, "Link", scarce)
+    first.say(None)
+    assert source.read() is not None
+    assert not failures
+
+
 def test_nothing_counts_before_somebody_reads():
     connection = Scripted().say(*[Grabbed()] * 5)
     source = LiveSource("camera", Camera(connection), OPTIONS)
