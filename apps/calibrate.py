@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgevlm import __version__
 from edgevlm.apps.candidates import Comparison, Given, Note, choose_policies, lines, table
-from edgevlm.apps.sources import DEFAULT_FPS, open_source
+from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.apps.sources.video import check_readable
 from edgevlm.calib import Clip, as_calibrated, calibrate, check_writable, write_calibration
 from edgevlm.calib.figure import check_plot, plot
@@ -53,7 +53,7 @@ class Frames:
     seed: int = 0
 
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:
-        source = open_source(None, self.video, fps=DEFAULT_FPS, realtime=False, seed=self.seed)
+        source = open_source(None, self.video, SourceOptions(seed=self.seed))
         try:
             for frame in source:
                 yield frame.image

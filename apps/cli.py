@@ -1,4 +1,4 @@
-"""The command line: ``edgevlm run``, ``export``, ``calibrate``, ``policies`` and ``bench``."""
+"""The command line: ``edgevlm run``, ``export``, ``calibrate``, ``policies``, ``cameras`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from edgevlm import __version__
-from edgevlm.apps.sources.base import mask_credentials
+from edgevlm.apps import options
+from edgevlm.apps.sources.base import SourceOptions, mask_credentials
+from edgevlm.apps.title import mask_title
 from edgevlm.bench.cli import Threads
 from edgevlm.bench.cli import app as bench
 from edgevlm.errors import UserError
@@ -40,7 +42,7 @@ RUN_EXAMPLES = """
 
   edgevlm run --frames 64 --ask "how many objects are there now?" --json
 
-  edgevlm run --camera 0 --model BUNDLE                   ask at the prompt while it watches
+  edgevlm run --camera 0 --size 1280x720 --model BUNDLE   ask at the prompt while it watches
 
   edgevlm run --video shop.mp4 --model BUNDLE --ask-at 60:"Who came in?" --budget 6k
 """
@@ -82,9 +84,14 @@ def _common(
 @app.command(epilog=RUN_EXAMPLES)
 def run(
     camera: Annotated[
-        str | None, typer.Option(metavar="SRC", help="demo, an index like 0, /dev/videoN, or a URL.", show_default="demo")
+        str | None,
+        typer.Option(
+            metavar="SRC",
+            help="demo, an index like 0, /dev/videoN, csi://0, a URL, a GStreamer pipeline, or - for stdin.",
+            show_default="demo",
+        ),
     ] = None,
-    video: Annotated[str | None, typer.Option(metavar="FILE", help="A video file.")] = None,
+    video: Annotated[str | None, typer.Option(metavar="FILE", help="A video file, or a folder of pictures.")] = None,
     model: Annotated[str, typer.Option(metavar="demo|BUNDLE", help="The embedded demo model, or an exported bundle.")] = "demo",
     policy: Annotated[
         str,
@@ -121,6 +128,16 @@ def run(
         list[str] | None,
         typer.Option(metavar="S:TEXT", help="A question asked at S seconds of the stream.", allow_from_autoenv=False),
     ] = None,
+    size: options.Size = None,
+    pixel_format: options.PixelFormat = None,
+    camera_fps: options.CameraFps = None,
+    decode: options.DecodeBy = options.Decoder.AUTO,
+    gate: options.GateText = "off",
+    wait: options.Wait = False,
+    rule: options.OnBusy = None,
+    open_timeout: options.OpenTimeout = 10.0,
+    read_timeout: options.ReadTimeout = 10.0,
+    stall_timeout: options.StallTimeout = 3.0,
     seed: Annotated[int, typer.Option(help="The demo world's seed.", min=0)] = 0,
     threads: Threads = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
@@ -135,11 +152,16 @@ def run(
     if questions:
         typer.echo("\n".join(list_questions()))
         return
+    source = SourceOptions(
+        size=options.parse_size(size), pixel_format=pixel_format, decode=decode.value, camera_fps=camera_fps, fps=fps,
+        rule=rule.value if rule else None, wait=wait, seed=seed,
+        open_timeout_s=open_timeout, read_timeout_s=read_timeout, stall_timeout_s=stall_timeout,
+    )  # fmt: skip
     start(
         RunRequest(
-            camera=camera, video=video, model=model, policy=policy, budget=budget, fps=fps, chunk=chunk, realtime=realtime,
-            reindexing=reindexing.value, frames=frames, seconds=seconds, ask=ask or _lines("EDGEVLM_RUN_ASK"),
-            ask_at=ask_at or _lines("EDGEVLM_RUN_ASK_AT"), seed=seed, threads=threads, as_json=json,
+            camera=camera, video=video, source=source, model=model, policy=policy, budget=budget, chunk=chunk,
+            gate=gate, realtime=realtime, reindexing=reindexing.value, frames=frames, seconds=seconds,
+            ask=ask or _lines("EDGEVLM_RUN_ASK"), ask_at=ask_at or _lines("EDGEVLM_RUN_ASK_AT"), threads=threads, as_json=json,
         )
     )  # fmt: skip
 
@@ -255,8 +277,20 @@ def policies(
     typer.echo(list_policies(json))
 
 
+@app.command()
+def cameras(
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+) -> None:
+    """List the cameras of this machine: each is asked for its modes and for one picture, and what fails says why."""
+    from edgevlm.apps.cameras import list_cameras
+
+    for line in list_cameras(json):
+        typer.echo(line)
+
+
 def main() -> None:
     """Entry point: what the user did wrong is one line and exit code 2."""
+    mask_title()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -269,7 +303,7 @@ def main() -> None:
     except UserError as error:
         _fail(mask_credentials(str(error)))
     except ClickException as error:
-        _fail(_usage(error))
+        _fail(mask_credentials(_usage(error)))
     except BrokenPipeError:
         _silence_stdout()
         sys.exit(0)
@@ -280,7 +314,7 @@ def main() -> None:
         sys.exit(0)
     except OSError as error:
         _silence_stdout()
-        _fail(f"{error.filename or 'the output'}: cannot be read or written ({error.strerror or error})")
+        _fail(f"{mask_credentials(str(error.filename or 'the output'))}: cannot be read or written ({error.strerror or error})")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)

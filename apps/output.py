@@ -27,10 +27,14 @@ class Stats:
     """A run's figures at one moment; ``fps`` over the last second, in a summary over the whole run.
 
     policy: the one in use, also under ``auto``.
+    ``dropped`` is the sum of ``drops``, which has them by cause; ``gated`` frames were held back by the gate and are not among
+    ``frames``; ``source_problem`` says why the source is not running.
     """
 
     frames: int
     dropped: int
+    drops: dict[str, int]
+    gated: int
     fps: float
     policy: str
     cache_tokens: int
@@ -39,6 +43,8 @@ class Stats:
     compress_ms: float
     rss_bytes: int
     source_state: str
+    source_problem: str | None
+    reconnects: int
 
 
 class Output(Protocol):
@@ -102,8 +108,10 @@ class TextOutput:
 def describe(stats: Stats) -> str:
     """One line for a person."""
     dropped = f" ({stats.dropped} dropped)" if stats.dropped else ""
+    gated = f" ({stats.gated} gated)" if stats.gated else ""
+    state = f"{stats.source_state} ({stats.source_problem})" if stats.source_problem else stats.source_state
     return (
-        f"{stats.source_state} · {stats.frames} frames{dropped} · {stats.fps:.1f} fps · memory {stats.cache_tokens} tokens, "
+        f"{state} · {stats.frames} frames{dropped}{gated} · {stats.fps:.1f} fps · memory {stats.cache_tokens} tokens, "
         f"{stats.cache_bytes / 1e6:.1f} MB · {stats.compressions} compressions, {stats.compress_ms:.1f} ms · "
         f"process {stats.rss_bytes / 1e6:.0f} MB"
     )

@@ -15,6 +15,7 @@ import psutil
 from edgevlm.apps.output import Answered, Output, Stats
 from edgevlm.apps.sources import Frame, Source
 from edgevlm.apps.sources.base import Scene
+from edgevlm.apps.trouble import Trouble
 from edgevlm.errors import UserError
 from edgevlm.runtime.session import Session
 
@@ -52,8 +53,9 @@ class Run:
         self.frame: Frame | None = None  # the newest one watched
         self._scenes: deque[tuple[float, Scene]] = deque(maxlen=REMEMBERED)  # of the newest frames, with their times
         self._started = self._last_time = time.monotonic()
-        self._last_frames = 0
+        self._last_frames = self._gated = 0
         self._stopped = threading.Event()
+        self._trouble = Trouble(source)
         self._process = psutil.Process()
 
     def stop(self) -> None:
@@ -101,9 +103,12 @@ class Run:
         now, session = time.monotonic(), self.session.stats
         since, before = (self._started, 0) if overall else (self._last_time, self._last_frames)
         self._last_time, self._last_frames = now, session.frames
+        drops = dict(self.source.drops)
         return Stats(
             frames=session.frames,
-            dropped=self.source.dropped,
+            dropped=sum(drops.values()),
+            drops=drops,
+            gated=self._gated,
             fps=(session.frames - before) / max(now - since, 1e-9),
             policy=self.session.policy,
             cache_tokens=session.tokens,
@@ -112,6 +117,8 @@ class Run:
             compress_ms=session.memory.compress_ms,
             rss_bytes=self._process.memory_info().rss,
             source_state=self.source.state.value,
+            source_problem=self.source.problem,
+            reconnects=self.source.reconnects,
         )
 
     def _watch(self) -> None:
@@ -125,11 +132,21 @@ class Run:
                 self.ask(plan.at.pop(0)[1])
             if frame.scene is not None:
                 self._scenes.append((frame.time_s, frame.scene))
-            self.session.watch(frame.image, frame.time_s)
-            self.frame, watched = frame, watched + 1
+            self._take(frame)
+            watched += 1
             if plan.sample is not None and frame.scene is not None and watched % SAMPLE_EVERY == 0:
                 for question in frame.scene.sample(plan.sample):
                     self.ask(question)
+
+    def _take(self, frame: Frame) -> None:
+        self._gated = frame.gated
+        if frame.still:
+            self.session.pass_by(frame.time_s)
+            return
+        self.session.watch(frame.image if frame.pixels is None else frame.pixels, frame.time_s)
+        if self.frame is None and self.source.mode:
+            self.output.notice(f"{self.source.name}: {self.source.mode}")
+        self.frame = frame
 
     def _ask_rest(self) -> None:
         self.session.flush()  # once, and not under each question
@@ -165,6 +182,8 @@ class Run:
             try:
                 while not done.wait(1):
                     self.output.stats(self.stats())
+                    if (news := self._trouble.news()) is not None:
+                        self.output.notice(news)
             except (OSError, UserError):  # the loop's own writing meets it again, and says so
                 self.stop()
 

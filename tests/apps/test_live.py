@@ -108,8 +108,8 @@ def test_a_question_that_does_not_fit_is_refused_before_anything_is_watched(monk
 def test_what_is_played_at_its_own_speed(monkeypatch, arguments, terminal, paced):
     opened = []
 
-    def refuse(*_, realtime, **__):
-        opened.append(realtime)
+    def refuse(camera, video, options):
+        opened.append(options.realtime)
         raise UserError("enough")
 
     monkeypatch.setattr(start, "open_source", refuse)

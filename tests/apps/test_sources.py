@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from clips import clip
 
-from edgevlm.apps.sources import SourceError, open_source
+from edgevlm.apps.sources import SourceError, SourceOptions, open_source
+from edgevlm.apps.sources.ahead import Ahead
 from edgevlm.apps.sources.base import Frame, Sampler, Source, State, mask_credentials
-from edgevlm.apps.sources.newest import NewestFrame
 from edgevlm.errors import UserError
 
 
@@ -32,7 +32,7 @@ def test_sampler_takes_every_frame_of_a_slower_source_and_skips_a_gap():
 @pytest.mark.parametrize(("name", "fps"), [("bikes.mp4", 5.0), ("vtest.avi", 1.0)])
 def test_a_file_gives_the_frames_that_pyav_decodes(name, fps):
     path = clip(name)
-    frames = list(open_source(None, str(path), fps=fps, realtime=False))
+    frames = list(open_source(None, str(path), SourceOptions(fps=fps)))
     times = [frame.time_s for frame in frames]
     sampler, wanted = Sampler(fps), []
     with av.open(str(path)) as container:
@@ -46,11 +46,29 @@ def test_a_file_gives_the_frames_that_pyav_decodes(name, fps):
         assert np.abs(frame.image.astype(int) - image).mean() < 3, "colour conversion differs by a level or two"
 
 
+def test_a_clip_whose_container_lies_about_its_pictures():
+    """tree.avi declares 444 pictures and has 68, at times that are no multiple of its rate: none is lost, and it is whole."""
+    path = clip("tree.avi")
+    frames = list(open_source(None, str(path), SourceOptions(fps=1000)))
+    with av.open(str(path)) as container:
+        wanted = [float(decoded.time) for decoded in container.decode(video=0)]
+    assert np.allclose([frame.time_s for frame in frames], wanted, atol=0.002)
+
+
+def test_a_damaged_clip_is_watched_to_its_end():
+    """box.mp4 begins with a broken keyframe, and its times go back and forth."""
+    source = open_source(None, str(clip("box.mp4")), SourceOptions(fps=10))
+    times = [frame.time_s for frame in source]
+    assert source.state is State.ENDED
+    assert len(times) > 140, "ten a second of 15 seconds"
+    assert (np.diff(times) > 0).all()
+
+
 def test_a_truncated_file_is_one_line(tmp_path):
     whole = clip("vtest.avi").read_bytes()
     cut = tmp_path / "cut.avi"
     cut.write_bytes(whole[: len(whole) // 2])
-    source = open_source(None, str(cut), fps=2, realtime=False)
+    source = open_source(None, str(cut), SourceOptions(fps=2))
     with pytest.raises(SourceError, match=r"ended after \d+ of 795 frames"):
         list(source)
     assert source.state is State.FAILED
@@ -61,7 +79,7 @@ def test_what_is_no_video_is_one_line(tmp_path, content):
     path = tmp_path / "clip.mp4"
     path.write_bytes(content if isinstance(content, bytes) else clip("bikes.mp4").read_bytes()[:2000])
     with pytest.raises(SourceError, match=r"clip\.mp4"):
-        list(open_source(None, str(path), fps=2, realtime=False))
+        list(open_source(None, str(path), SourceOptions(fps=2)))
 
 
 @pytest.mark.parametrize(
@@ -79,16 +97,16 @@ def test_what_is_no_video_is_one_line(tmp_path, content):
 )
 def test_what_is_not_there_is_one_line(camera, video, says):
     with pytest.raises(UserError, match=says) as caught:
-        open_source(camera, video, fps=2, realtime=False)
+        open_source(camera, video, SourceOptions(fps=2))
     assert "\n" not in str(caught.value)
 
 
 def test_what_may_not_be_read_is_one_line(as_nobody):
     path = as_nobody / "clip.mp4"
     with pytest.raises(SourceError, match=r"cannot be read \(Permission denied\)"):
-        open_source(None, str(path), fps=2, realtime=False)
+        open_source(None, str(path), SourceOptions(fps=2))
     with pytest.raises(UserError, match=r"cannot be looked at \(Permission denied\)"):
-        open_source(None, str(as_nobody / "locked" / "clip.mp4"), fps=2, realtime=False)
+        open_source(None, str(as_nobody / "locked" / "clip.mp4"), SourceOptions(fps=2))
 
 
 @pytest.fixture
@@ -126,7 +144,7 @@ class Counted(Source):
 
 def test_newest_frame_drops_the_oldest_and_counts():
     counted = Counted(11)
-    newest = NewestFrame(counted)
+    newest = Ahead(counted, rule="drop-oldest")
     counted.go.release(1)
     assert newest.read().image[0, 0, 0] == 1
     counted.go.release(10)
@@ -141,7 +159,7 @@ def test_newest_frame_drops_the_oldest_and_counts():
 def test_nothing_is_read_before_somebody_reads():
     counted = Counted(3)
     counted.go.release(3)
-    newest = NewestFrame(counted)
+    newest = Ahead(counted, rule="drop-oldest")
     time.sleep(0.1)
     assert (counted.made, newest.state) == (0, State.INITIALISING)
     newest.close()
@@ -168,8 +186,8 @@ class Clock:
 def test_paced_frames_come_at_their_own_times(monkeypatch):
     counted, clock = Counted(5), Clock()
     counted.go.release(5)
-    newest = NewestFrame(counted, paced=True)
-    monkeypatch.setattr("edgevlm.apps.sources.newest.time", clock)
+    newest = Ahead(counted, paced=True, rule="drop-oldest")
+    monkeypatch.setattr("edgevlm.apps.sources.ahead.time", clock)
     newest._closing = clock
     taken = list(newest)
     assert taken[-1].image[0, 0, 0] == 5
@@ -184,7 +202,7 @@ def test_an_error_in_the_reader_reaches_the_consumer():
         def read(self):
             raise SourceError("the cable is out")
 
-    newest = NewestFrame(Failing())
+    newest = Ahead(Failing())
     with pytest.raises(SourceError, match="cable"):
         newest.read()
     newest.close()
@@ -198,6 +216,10 @@ def test_an_error_in_the_reader_reaches_the_consumer():
         ("cannot open http://u:p@h/x?token=abc&fps=5", "cannot open http://***@h/x?token=***&fps=5"),
         ("rtsp://10.0.0.5/live", "rtsp://10.0.0.5/live"),
         ("rtsp://u:p@ss@10.0.0.5/live", "rtsp://***@10.0.0.5/live"),
+        ("rtsp://u:p/s?s@10.0.0.5/live is no address", "rtsp://***@10.0.0.5/live is no address"),
+        ('rtspsrc location=x user-id=joe user-pw="a b" ! fakesink', "rtspsrc location=x user-id=*** user-pw=*** ! fakesink"),
+        ("https://h/live?fps=5&apiKey=abc&w=2", "https://h/live?fps=5&apiKey=***&w=2"),
+        ("--policy hermes:tau=1 has keyframe=3", "--policy hermes:tau=1 has keyframe=3"),
     ],
 )
 def test_credentials_are_masked(text, masked):

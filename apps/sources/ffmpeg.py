@@ -1,0 +1,122 @@
+"""Network streams through FFmpeg (PyAV): RTSP, RTSPS, HLS, and whatever else a URL names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.apps.sources.base import KEYFRAME_WAIT_S, Connection, Grabbed, SourceOptions, SourceRefused
+from edgevlm.errors import SourceError, UserError
+
+if TYPE_CHECKING:
+    import av
+
+WRONG_PASSWORD = "wrong or no user and password (401); they stand in the address, before the host and an at sign"
+LOW_LATENCY = {  # docs/cameras.md has what they save
+    "rtsp_transport": "tcp",
+    "fflags": "nobuffer",
+    "flags": "low_delay",
+    "analyzeduration": "0",
+    "probesize": "32",
+}
+
+
+class FfmpegConnection(Connection):
+    """Decodes one video stream. FFmpeg's own timeouts end every call, opening as well as reading.
+
+    A recording behind a URL is played at its own speed and comes to an end. Raises SourceError, in words without the address.
+    """
+
+    def __init__(self, url: str, options: SourceOptions) -> None:
+        self._av = _load_av()
+        self._container = self._open(url, options)
+        try:
+            if not self._container.streams.video:
+                raise SourceRefused("there is no video in it")
+            stream = self._container.streams.video[0]
+            stream.codec_context.flags |= self._av.codec.context.Flags.low_delay
+        except BaseException:
+            self._container.close()
+            raise
+        self._recorded = not url.startswith("rtsp") and self._container.duration is not None
+        self._origin: float | None = None  # of a recording's times
+        self._frame: Any = None
+        self._pictures = self._decode(stream)
+
+    def grab(self) -> Grabbed | None:
+        try:
+            grabbed = next(self._pictures)
+        except StopIteration:
+            self.finished = self._recorded
+            return None
+        except self._av.error.FFmpegError as error:
+            self.problem = error.strerror
+            return None
+        if self._recorded and grabbed.stamp_s is not None:
+            self._pace(grabbed.stamp_s)
+        return grabbed
+
+    def retrieve(self) -> NDArray[np.uint8] | None:
+        image: NDArray[np.uint8] = self._frame.to_ndarray(format="rgb24")
+        return image
+
+    def close(self) -> None:
+        self._pictures.close()
+        self._container.close()
+
+    def _open(self, url: str, options: SourceOptions) -> Any:
+        error, began = self._av.error, time.monotonic()
+        try:
+            return self._av.open(
+                url,
+                options=LOW_LATENCY if url.startswith("rtsp") else {},
+                timeout=(options.open_timeout_s, options.read_timeout_s),
+            )
+        except error.HTTPUnauthorizedError:
+            raise SourceRefused(WRONG_PASSWORD) from None
+        except error.HTTPNotFoundError:
+            raise SourceRefused("no such stream there (404); check the path of the address") from None
+        except error.FFmpegError as failed:
+            if time.monotonic() - began >= options.open_timeout_s:
+                raise SourceError(f"no answer within {options.open_timeout_s:g} s (--open-timeout)") from None
+            raise SourceError(str(failed.strerror)) from None
+
+    def _decode(self, stream: av.VideoStream) -> Generator[Grabbed, None, None]:
+        """Pictures as they are decoded; one that cannot be is passed on as corrupt, and the stream goes on.
+
+        Decoders give nothing before the first keyframe, which may be many seconds away: those packets are passed on too.
+        """
+        started, patience = False, time.monotonic() + KEYFRAME_WAIT_S
+        for packet in self._container.demux(stream):
+            started = started or packet.is_keyframe or time.monotonic() > patience
+            if not started:
+                yield Grabbed(decoded=False)
+                continue
+            try:
+                frames = packet.decode()
+            except self._av.error.InvalidDataError:
+                if packet.size:  # the last packet, which says that the stream is over, has none
+                    yield Grabbed(corrupt=True)
+                continue
+            for self._frame in frames:
+                yield Grabbed(self._frame.time, self._frame.key_frame or self._frame.pict_type == 1, self._frame.is_corrupt)
+
+    def _pace(self, stamp_s: float) -> None:
+        """Wait until a recorded picture is due."""
+        now = time.monotonic()
+        self._origin = now - stamp_s if self._origin is None else self._origin
+        time.sleep(min(max(0.0, self._origin + stamp_s - now), 1.0))
+
+
+def _load_av() -> Any:
+    try:
+        import av
+        import av.logging
+    except ImportError:
+        raise UserError("network streams need PyAV: pip install 'edgevlm[cpu]' (or pip install av)") from None
+    av.logging.set_level(None)  # what FFmpeg prints on its own would name the address
+    return av

@@ -1,0 +1,173 @@
+"""A live source: a camera that is read by a thread of its own, watched by another, and connected anew whenever it breaks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from edgevlm.apps.sources.backoff import Backoff
+from edgevlm.apps.sources.base import KEYFRAME_WAIT_S, Connection, Frame, Grabbed, Sampler, Source, SourceOptions, State
+from edgevlm.apps.sources.laps import Laps
+from edgevlm.apps.sources.link import Link
+from edgevlm.apps.sources.slot import Slot
+from edgevlm.apps.sources.stamps import StampMender
+from edgevlm.errors import SourceError
+
+POLL_S = 0.2  # how often a waiting reader looks for ctrl-C
+ADRIFT = 4  # abandoned connections that have not ended yet: with more, no new one is opened
+
+
+class LiveSource(Source):
+    """Reads what ``connect`` opens. Raises SourceError, one line, when the first connection fails and is not waited for.
+
+    Capture goes on whether :meth:`read` is called or not, and ``read`` never waits for more than the next frame. Times are
+    seconds since the first ``read``, by the monotonic clock, so that they go on through every reconnect; what came before
+    that call is let go of. ``drops`` by cause: ``replaced`` (a newer frame came before it was read), ``corrupt`` (cannot be
+    decoded), ``keyframe`` (came before the first picture of a connection that stands alone), ``late`` (of a connection
+    that had been abandoned).
+    """
+
+    live = True
+    _origin: float | None = None  # of the frames' times: when somebody first read
+
+    def __init__(self, name: str, connect: Callable[[], Connection], options: SourceOptions) -> None:
+        self.name, self.rule = name, options.rule or "drop-oldest"
+        self._connect, self._options = connect, options
+        self._slot, self._sampler, self._stamps = Slot(self.rule), Sampler(options.fps), StampMender()
+        self._backoff = Backoff(*options.backoff_s, seed=options.seed)
+        self._changed = threading.Condition()
+        self._closing = False
+        self._adrift: list[Link] = []
+        self._link = self._dial()
+        self._await_first()
+        self._supervisor = threading.Thread(target=self._supervise, name="edgevlm-source", daemon=True)
+        self._supervisor.start()
+
+    def read(self) -> Frame | None:
+        if self._origin is None:
+            self._origin = time.monotonic()
+        while True:
+            over = self.state is State.ENDED
+            if (frame := self._slot.take(POLL_S)) is not None or over:
+                return frame
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._link.abandon()
+        self._slot.close()
+        self._supervisor.join(timeout=2)
+        self._link.join(timeout_s=2)
+        super().close()
+
+    def _dial(self) -> Link:
+        return Link(self._connect, self._deliver, self._changed)
+
+    def _await_first(self) -> None:
+        link, limit = self._link, self._options.open_timeout_s
+        with self._changed:
+            self._changed.wait_for(lambda: link.opened or link.over, limit)
+        if link.opened or (self._options.wait and not link.refused):
+            return
+        link.abandon()
+        self.state = State.FAILED
+        problem = link.problem or f"no answer within {limit:g} s (--open-timeout)"
+        raise SourceError(f"camera {self.name}: {problem}" + ("" if link.refused else "; --wait waits until it is there"))
+
+    def _supervise(self) -> None:
+        """The state machine, until the source is closed or a recording has been read to its end."""
+        while not self._closing:
+            link = self._link
+            self._watch(link)
+            if self._closing or link.finished:
+                break
+            self._give_up(link)
+            self._redial()
+        self.state = State.ENDED
+        self._slot.close()
+
+    def _redial(self) -> None:
+        while not self._closing:
+            self._rest()
+            try:
+                self._link = self._dial()
+                return
+            except RuntimeError as error:  # the machine has no thread left for it now
+                self.problem = str(error)
+
+    def _give_up(self, link: Link) -> None:
+        with self._changed:
+            link.abandon()
+            self._adrift.append(link)
+            self.problem = link.problem or "the camera closed the connection"
+            if self.state is not State.INITIALISING:
+                self.state = State.RECONNECTING
+
+    def _watch(self, link: Link) -> None:
+        """Return when the link is over or has been quiet for too long; meanwhile say so when it stalls."""
+        options = self._options
+        with self._changed:
+            while not self._closing and not link.over:
+                quiet, limit = link.quiet_s(), options.read_timeout_s if link.opened else options.open_timeout_s
+                if quiet >= limit:
+                    link.problem = f"no frame for {limit:g} s" if link.opened else f"no answer within {limit:g} s"
+                    return
+                stalls = link.opened and options.stall_timeout_s < limit
+                if stalls and quiet >= options.stall_timeout_s and self.state is State.RUNNING:
+                    self.state, self.problem = State.STALLED, f"no frame for {options.stall_timeout_s:g} s"
+                due = options.stall_timeout_s if stalls and quiet < options.stall_timeout_s else limit
+                self._changed.wait(min(due - quiet, options.stall_timeout_s))
+
+    def _rest(self) -> None:
+        """Pause before the next attempt, and for as long as too many of the abandoned connections hang."""
+        end = time.monotonic() + self._backoff.pause()
+        with self._changed:
+            while not self._closing:
+                self._adrift = [link for link in self._adrift if link.alive]
+                left = end - time.monotonic()
+                if left <= 0 and len(self._adrift) < ADRIFT:
+                    return
+                self._changed.wait(left if left > 0 else POLL_S)
+
+    def _deliver(self, link: Link, connection: Connection, grabbed: Grabbed) -> None:
+        """In the link's thread: what becomes of a picture."""
+        if not self._admits(link, connection, grabbed) or self._origin is None:
+            return
+        time_s = link.moved_s - self._origin
+        source_s = self._stamps(grabbed.stamp_s, time_s) if grabbed.stamp_s is not None else None
+        if not self._sampler.wants(time_s):
+            return
+        laps = Laps()
+        image = connection.retrieve()
+        laps.lap("decode")
+        if image is None:
+            self.drops["corrupt"] += 1
+            return
+        link.holding = True
+        frame = Frame(image, time_s, source_s=source_s, laps=laps)
+        if self._slot.put(self.finish(frame) if self.finish else frame):
+            self.drops["replaced"] += 1
+        link.moved_s, link.holding = time.monotonic(), False
+
+    def _admits(self, link: Link, connection: Connection, grabbed: Grabbed) -> bool:
+        """Whether a picture can be used; the first one that can makes the source RUNNING."""
+        with self._changed:
+            if link.abandoned:
+                self.drops["late"] += 1
+                return False
+            if grabbed.corrupt:
+                self.drops["corrupt"] += 1
+                return False
+            if not link.keyed:
+                waited = link.moved_s - link.opened_s > KEYFRAME_WAIT_S
+                link.keyed = grabbed.decoded and (grabbed.intra or waited)
+                if not link.keyed:
+                    self.drops["keyframe"] += 1
+                    return False
+                self._stamps.restart()
+                self._backoff.reset()
+                self.reconnects += self.state is State.RECONNECTING
+            self.state, self.problem, self.mode = State.RUNNING, None, connection.mode
+            return True

@@ -1,0 +1,307 @@
+"""The state machine of live sources, on connections that do what a test says."""
+
+import queue
+import threading
+import time
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from edgevlm.apps.sources import SourceError, SourceOptions, State
+from edgevlm.apps.sources import live as live_module
+from edgevlm.apps.sources.backoff import Backoff
+from edgevlm.apps.sources.base import Connection, Frame, Grabbed, SourceRefused
+from edgevlm.apps.sources.live import ADRIFT, LiveSource
+from edgevlm.apps.sources.slot import Slot
+from edgevlm.apps.trouble import Trouble
+
+OPTIONS = SourceOptions(
+    fps=1e9, open_timeout_s=0.4, stall_timeout_s=0.25, read_timeout_s=0.6, backoff_s=(0.01, 0.02), rule="block"
+)
+
+
+class Scripted(Connection):
+    """Gives what is put into it: pictures as Grabbed, None for the end, an exception to raise; hangs while there is nothing."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self):
+        self.script, self.closed = queue.Queue(), threading.Event()
+        self.made.append(self)
+
+    def say(self, *items):
+        for item in items:
+            self.script.put(item)
+        return self
+
+    def grab(self):
+        item = self.script.get(timeout=20)
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def retrieve(self):
+        return np.zeros((2, 3, 3), np.uint8)
+
+    def close(self):
+        self.closed.set()
+
+
+class Camera:
+    """Hands out scripted connections one after the other; an exception in their place is raised."""
+
+    def __init__(self, *answers):
+        self.answers, self.dials = list(answers), 0
+
+    def __call__(self):
+        self.dials += 1
+        answer = self.answers.pop(0) if self.answers else SourceError("nobody there")
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Reading(LiveSource):
+    """As if somebody had read before: every picture counts."""
+
+    _origin = 0.0
+
+
+@pytest.fixture
+def live():
+    """Makes live sources of cameras, and closes them."""
+    made: ClassVar[list] = []
+
+    def make(camera, options=OPTIONS):
+        made.append(Reading("camera", camera, options))
+        return made[-1]
+
+    yield make
+    while Scripted.made:
+        Scripted.made.pop().say(None)
+    for source in made:
+        source.close()
+
+
+def until(condition, seconds=5):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_it_runs_stalls_runs_again_and_is_connected_anew(live):
+    first, second = Scripted().say(Grabbed()), Scripted()
+    source = live(Camera(first, second))
+    trouble = Trouble(source)
+    assert source.read().image.shape == (2, 3, 3)
+    assert (source.state, source.problem, trouble.news()) == (State.RUNNING, None, None)
+    until(lambda: source.state is State.STALLED)
+    assert trouble.news() == "camera: stalled (no frame for 0.25 s)"
+    first.say(Grabbed())
+    source.read()
+    assert (source.state, source.reconnects) == (State.RUNNING, 0)
+    assert trouble.news().startswith("camera: running again after ")
+    until(lambda: source.state is State.RECONNECTING)
+    assert trouble.news() == "camera: reconnecting (no frame for 0.6 s)"
+    assert trouble.news() is None, "once is enough"
+    second.say(Grabbed())
+    source.read()
+    assert (source.state, source.reconnects, source.problem) == (State.RUNNING, 1, None)
+    first.say(Grabbed())
+    assert first.closed.wait(5), "an abandoned connection is closed by its own thread, when it wakes"
+    assert source.drops == {"late": 1}
+    source.close()
+    assert source.state is State.ENDED
+
+
+@pytest.mark.parametrize(
+    "end", [None, OSError(5, "the cable is out"), ValueError("rtsp://u:secret@h broke"), SourceError("out")]
+)
+def test_it_goes_on_whatever_ends_a_connection(live, end):
+    camera = Camera(Scripted().say(Grabbed(), end), OSError("no"), ValueError("no"), Scripted().say(Grabbed()))
+    source = live(camera)
+    source.read()
+    until(lambda: source.problem is not None or source.reconnects)
+    assert "secret" not in (source.problem or "")
+    assert source.read() is not None
+    assert (source.reconnects, camera.dials) == (1, 4)
+
+
+def test_a_refused_password_mid_run_is_tried_for_ever(live):
+    camera = Camera(Scripted().say(Grabbed(), None), *[SourceRefused("401")] * 5, Scripted().say(Grabbed()))
+    source = live(camera)
+    source.read()
+    assert source.read() is not None
+    assert camera.dials == 7
+
+
+@pytest.mark.parametrize(
+    ("first", "wait", "says"),
+    [
+        (SourceError("Connection refused"), False, "camera: Connection refused; --wait waits until it is there"),
+        (SourceRefused("wrong password (401)"), True, r"camera: wrong password \(401\)$"),
+        (SourceRefused("wrong password (401)"), False, r"camera: wrong password \(401\)$"),
+    ],
+)
+def test_a_first_connection_that_fails_is_one_line(live, first, wait, says):
+    with pytest.raises(SourceError, match=says) as caught:
+        live(Camera(first), SourceOptions(wait=wait))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_camera_that_does_not_answer_is_one_line(live):
+    hangs = threading.Event()
+    with pytest.raises(SourceError, match=r"no answer within 0\.4 s \(--open-timeout\)"):
+        live(lambda: hangs.wait(5))
+    hangs.set()
+
+
+def test_a_camera_that_is_not_there_yet_is_waited_for(live):
+    camera = Camera(SourceError("Connection refused"), SourceError("Connection refused"), Scripted().say(Grabbed()))
+    source = live(camera, SourceOptions(fps=1e9, wait=True, backoff_s=(0.2, 0.2)))
+    until(lambda: source.problem is not None)
+    assert source.state is State.INITIALISING
+    assert Trouble(source).news() == "camera: waiting for it (Connection refused)"
+    assert source.read() is not None
+    assert (source.state, source.reconnects) == (State.RUNNING, 0)
+
+
+def test_pictures_before_one_that_stands_alone_are_dropped(live):
+    camera = Camera(
+        Scripted().say(Grabbed(decoded=False), Grabbed(intra=False), Grabbed(stamp_s=1), Grabbed(intra=False, stamp_s=2), None),
+        Scripted().say(Grabbed(intra=False), Grabbed(stamp_s=3)),
+    )
+    source = live(camera)
+    for _ in range(3):
+        assert source.read().source_s is not None
+    assert source.drops == {"keyframe": 3}
+
+
+def test_a_stream_without_pictures_that_stand_alone_is_shown_after_a_while(live, monkeypatch):
+    monkeypatch.setattr(live_module, "KEYFRAME_WAIT_S", 0.05)
+    connection = Scripted()
+    source = live(Camera(connection))
+    connection.say(Grabbed(intra=False))
+    until(lambda: source.drops["keyframe"] == 1)
+    time.sleep(0.06)
+    connection.say(Grabbed(decoded=False), Grabbed(intra=False))
+    assert source.read() is not None
+    assert source.drops == {"keyframe": 2}, "what is not decoded is no picture, however long it was waited for"
+
+
+def test_damaged_pictures_are_dropped_and_alone_they_are_no_stream(live):
+    damaged = Scripted()
+    source = live(Camera(Scripted().say(Grabbed(), Grabbed(corrupt=True), Grabbed(), None), damaged))
+    source.read()
+    source.read()
+    assert source.drops == {"corrupt": 1}
+    until(lambda: source.state is State.RECONNECTING)
+    while source.problem != "nobody there":
+        damaged.say(Grabbed(corrupt=True))
+        time.sleep(0.02)
+    assert source.state is State.RECONNECTING
+
+
+def test_a_reader_that_takes_its_time_is_no_stall(live):
+    source = live(Camera(Scripted().say(Grabbed(), Grabbed(), Grabbed())))
+    source.read()
+    time.sleep(0.8)
+    assert source.state is State.RUNNING, "the connection waits for the reader, and not the other way round"
+    assert source.read() is not None
+
+
+def test_connections_that_hang_for_good_are_few(live):
+    hangs = [Scripted() for _ in range(ADRIFT + 3)]
+    camera = Camera(Scripted().say(Grabbed()), *hangs)
+    source = live(camera, SourceOptions(fps=1e9, open_timeout_s=0.05, read_timeout_s=0.05, backoff_s=(0.01, 0.01)))
+    source.read()
+    until(lambda: len(source._adrift) == ADRIFT)
+    time.sleep(0.3)
+    assert camera.dials == ADRIFT
+    hangs[0].say(None)
+    until(lambda: camera.dials == ADRIFT + 1)
+    for connection in hangs:
+        connection.say(None, None)
+
+
+def test_a_machine_without_threads_left_is_no_reason_to_end(live, monkeypatch):
+    first, failures, link = Scripted().say(Grabbed()), [RuntimeError("can't start new thread")] * 2, live_module.Link
+
+    def scarce(*arguments):
+        if failures:
+            raise failures.pop()
+        return link(*arguments)
+
+    source = live(Camera(first, Scripted().say(Grabbed())))
+    source.read()
+    monkeypatch.setattr(live_module, "Link", scarce)
+    first.say(None)
+    assert source.read() is not None
+    assert not failures
+
+
+def test_nothing_counts_before_somebody_reads():
+    connection = Scripted().say(*[Grabbed()] * 5)
+    source = LiveSource("camera", Camera(connection), OPTIONS)
+    until(connection.script.empty)
+    began = time.monotonic()
+    threading.Timer(0.05, connection.say, [Grabbed()]).start()
+    frame = source.read()
+    assert 0 < frame.time_s <= time.monotonic() - began + 0.001, "time begins with the first read"
+    assert source.dropped == 0
+    connection.say(None)
+    source.close()
+
+
+def test_a_recording_ends():
+    connection = Scripted().say(Grabbed(), None)
+    connection.finished = True
+    source = Reading("camera", Camera(connection), OPTIONS)
+    assert len(list(source)) == 1
+    assert source.state is State.ENDED
+    source.close()
+
+
+@pytest.mark.parametrize(("rule", "seen", "replaced"), [("block", [1, 2, 3], 0), ("drop-oldest", [3], 2)])
+def test_the_rules_of_the_slot(rule, seen, replaced):
+    slot, counts = Slot(rule), []
+    writer = threading.Thread(
+        target=lambda: counts.extend(slot.put(Frame(np.zeros((1, 1, 3), np.uint8), time_s)) for time_s in (1, 2, 3))
+    )
+    writer.start()
+    if rule == "drop-oldest":
+        writer.join(5)
+    taken = [frame.time_s for frame in iter(lambda: slot.take(0.2), None)]
+    writer.join(5)
+    assert (taken, sum(counts)) == (seen, replaced)
+    slot.close()
+    assert slot.take(60) is None, "a closed slot lets nobody wait"
+    assert not slot.put(Frame(np.zeros((1, 1, 3), np.uint8), 4))
+    assert slot.take(60) is None
+
+
+def test_pauses_grow_to_a_limit_with_jitter_and_begin_anew():
+    backoff = Backoff(1, 30, seed=1)
+    pauses = [backoff.pause() for _ in range(50)]
+    for pause, whole in zip(pauses, [1, 2, 4, 8, 16, *[30] * 45], strict=True):
+        assert whole / 2 <= pause <= whole
+    assert len(set(pauses)) == len(pauses), "no jitter"
+    backoff.reset()
+    assert backoff.pause() <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"fps": 0}, "--fps 0: give a rate above 0"),
+        ({"rule": "newest"}, "--rule newest: give one of block, drop-oldest"),
+        ({"read_timeout_s": -1}, "--read-timeout -1: give seconds above 0"),
+        ({"stall_timeout_s": float("inf")}, "--stall-timeout inf"),
+        ({"open_timeout_s": float("nan")}, "--open-timeout nan"),
+    ],
+)
+def test_options_that_are_none_are_one_line(options, says):
+    with pytest.raises(SourceError, match=says):
+        SourceOptions(**options)

@@ -1,0 +1,56 @@
+"""Recordings behind a URL: played at their own speed, and they end."""
+
+import functools
+import http.server
+import threading
+
+import numpy as np
+import pytest
+
+from edgevlm.apps.sources import SourceError, SourceOptions, State, open_source
+
+av = pytest.importorskip("av")
+FRAMES, RATE = 30, 20
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_): ...
+
+
+@pytest.fixture
+def address(tmp_path):
+    """Of a folder on loopback with a recording as ``clip.mp4`` and as ``clip.m3u8`` with its segments."""
+    for name, kind, options in (("clip.mp4", "mp4", {"movflags": "faststart"}), ("clip.m3u8", "hls", {"hls_time": "0.5"})):
+        with av.open(str(tmp_path / name), "w", format=kind, options=options) as container:
+            stream = container.add_stream("libx264", rate=RATE)
+            stream.width, stream.height, stream.pix_fmt, stream.gop_size = 64, 48, "yuv420p", RATE // 2
+            for index in range(FRAMES):
+                picture = np.full((48, 64, 3), 8 * index, np.uint8)
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            container.mux(stream.encode())
+    (tmp_path / "page.html").write_text("<p>no video</p>")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=tmp_path))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("name", ["clip.mp4", "clip.m3u8"])
+def test_a_recording_is_played_at_its_own_speed_and_ends(address, name):
+    source = open_source(f"{address}/{name}", None, SourceOptions(fps=1000, rule="block"))
+    frames = list(source)
+    assert source.state is State.ENDED
+    assert source.reconnects == 0
+    assert len(frames) >= FRAMES - 3
+    assert frames[-1].time_s - frames[0].time_s > 0.5 * (len(frames) - 1) / RATE, "faster than it was recorded"
+    levels = [frame.image.mean() for frame in frames]
+    assert (np.diff(levels) > 0).all(), "each picture once and in order"
+    source.close()
+
+
+def test_a_page_is_no_stream(address):
+    with pytest.raises(SourceError, match=r"Invalid data found.*"):
+        open_source(f"{address}/page.html", None)
+    with pytest.raises(SourceError, match="404"):
+        open_source(f"{address}/none", None)
