@@ -250,7 +250,7 @@ class KVCache:
     def load(self, layer: int, held: Mapping[str, NDArray]) -> None:
         """Hold just these rows in a layer, in this order: what :meth:`held` showed of a cache of the same shape.
 
-        Marks taken before are stale. Raises CacheFull if the layer has no room, CacheError for arrays of another shape or dtype.
+        Marks taken before are stale. Raises CacheFull if the layer has no room, CacheError for other shapes or dtypes.
         """
         _check_kind(held["kind"])
         self.native.load(layer, *(held[name] for name in PARTS))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +21,16 @@ from edgevlm.runtime.chat import Chat, Conversations
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy, create_policy
+from edgevlm.runtime.policies.base import nested, within
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.preprocess import Preprocessor
+from edgevlm.runtime.pressure import Pressure
 from edgevlm.runtime.room import TextRoom, default_budget, text_room
 from edgevlm.runtime.sampling import Sampler
+from edgevlm.runtime.state.copies import Copies
+from edgevlm.runtime.state.format import Snapshot
+from edgevlm.runtime.state.image import identity
+from edgevlm.runtime.state.keeper import Keeper
 from edgevlm.runtime.stats import SessionStats
 from edgevlm.runtime.stream import Stream
 from edgevlm.runtime.turnstile import Turnstile
@@ -56,7 +66,13 @@ class Session:
         self._frames = self._chunks = 0
         self._ttft_ms = self._tpot_ms = 0.0
         self._started: float | None = None  # when the first frame came
+        self._before = 0  # frames, of processes before this one
+        self._asked = 0  # questions that were answered, or cancelled
         self._time_s = 0.0
+        self.torn = False  # an interrupt has hit in the middle of a frame
+        self.notify: Callable[[str], object] = logging.getLogger("edgevlm").warning
+        self._pressure = Pressure(stream.chunk, lambda line: self.notify(line))
+        self._keeper: Keeper | None = None
 
     @classmethod
     def open(
@@ -69,6 +85,7 @@ class Session:
         reindexing: Reindexing = "lazy",
         system: str | None = None,
         room: TextRoom | None = None,
+        state: Keeper | str | Path | None = None,
     ) -> Session:
         """Allocate the memory of one stream and append the prefix.
 
@@ -76,10 +93,12 @@ class Session:
         ``name:setting=value,...`` of the registry, or a policy of your own, for this session alone. budget: vision tokens per
         layer (|M|), see :func:`default_budget`; for ``full`` the declared capacity. chunk: frames encoded and appended at once.
         reindexing: when kept positions are made dense, ``lazy`` or ``eager``. system: the system prompt, else the chat
-        template's own. room: tokens for conversation, question and answer.
+        template's own. room: tokens for conversation, question and answer. state: a folder to keep snapshots of the session in
+        and to go on from, or the Keeper of one, which is closed with the session (docs/state.md).
 
-        Raises BundleError for a model that cannot be loaded; UserError for a policy, setting or prompt that is not one, and for
-        a budget or chunk that is less than a frame, passes the model's positions or does not fit in the free memory.
+        Raises BundleError for a model that cannot be loaded; UserError for a policy, setting or prompt that is not one, for
+        a budget or chunk that is less than a frame, passes the model's positions or does not fit in the free memory, and for a
+        state that is of another session, in use, or cannot be written.
         """
         check_whole(budget=budget, chunk=chunk)
         if chunk < 1:
@@ -87,18 +106,25 @@ class Session:
         if reindexing not in RULES:
             raise UserError(f"reindexing is {' or '.join(RULES)}, not {reindexing!r}")
         chosen = policy if isinstance(policy, Policy) else create_policy(policy)
-        loaded = model if isinstance(model, Model) else Model.load(model)
+        keeper = Keeper(state) if isinstance(state, str | Path) else state
+        loaded = model
         try:
+            loaded = model if isinstance(model, Model) else Model.load(model)
             room = room or TextRoom.fitting(loaded.bundle.limit)
             chat = Chat(loaded.bundle.chat, system)
             prefix = loaded.encode(chat.prefix)
             if budget is None:
                 ahead = chunk * loaded.bundle.vision.tokens_per_frame * chosen.appends_first
                 budget = default_budget(loaded, chosen, loaded.bundle.limit - len(prefix) - text_room(loaded, room) - ahead)
-            stream = Stream(loaded, chosen, int(budget), prefix, text_room(loaded, room), reindexing, int(chunk))
+            sizes = int(budget), prefix, text_room(loaded, room), reindexing, int(chunk)
+            stream = Stream(loaded, chosen, *sizes, snapshots=keeper is not None)
             session = cls(loaded, stream, chat, room)
+            if keeper is not None:
+                session._keep(keeper)
         except BaseException:
-            if loaded is not model:
+            if keeper is not None:
+                keeper.close()
+            if isinstance(loaded, Model) and loaded is not model:
                 loaded.close()
             raise
         session._owns_model = loaded is not model
@@ -111,8 +137,9 @@ class Session:
         not such a frame, when the capacity of a policy that never compresses is used up, and after :meth:`close`.
         """
         pixels = self._preprocess(frame)
-        with self._turnstile.watcher():
-            self._refuse_when_closed()
+        with self._whole():
+            if not self._chunk.taken:
+                self._chunk.limit = self._pressure.look()
             self._chunk.add(pixels)
             self._frames += 1
             self._started = self._started or time.perf_counter()
@@ -122,9 +149,21 @@ class Session:
 
     def flush(self) -> None:
         """Append the frames of a chunk not yet full. Raises UserError as :meth:`watch` does."""
+        with self._whole():
+            self._flush()
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """The stream, for something that an interrupt must not cut in two: after one there are no more snapshots."""
         with self._turnstile.watcher():
             self._refuse_when_closed()
-            self._flush()
+            try:
+                yield
+            except Exception:
+                raise
+            except BaseException:
+                self.torn = True
+                raise
 
     def check(self, question: str) -> None:
         """Raise UserError if ``question`` is longer than its room, holds what stands for the video, or is not Unicode."""
@@ -202,6 +241,7 @@ class Session:
                         self._conversations.add(conversation, (answer.question, answer.so_far))
             except BaseException as caught:
                 error = caught
+            self._asked += 1
         self._running.discard(answer)
         answer.finish(reason, error)
 
@@ -257,7 +297,7 @@ class Session:
         return SessionStats(
             frames=self._frames,
             chunks=self._chunks,
-            fps=self._frames / elapsed if elapsed else 0.0,
+            fps=(self._frames - self._before) / elapsed if elapsed else 0.0,
             tokens=stream.tokens,
             cache_bytes=stream.cache.nbytes,
             policy_bytes=stream.policy.state_bytes,
@@ -265,7 +305,47 @@ class Session:
             ttft_ms=self._ttft_ms,
             tpot_ms=self._tpot_ms,
             memory=stream.stats,
+            state_bytes=self._keeper.copies.nbytes if self._keeper else 0,
+            snapshots=self._keeper.written if self._keeper else 0,
+            held_ms=self._keeper.longest_ms if self._keeper else 0.0,
         )
+
+    def _keep(self, keeper: Keeper) -> None:
+        """Go on from the newest snapshot there is, and keep the session from now on."""
+        snapshot = keeper.attach(self, identity(self._stream, self._chat, self.room), self._stream.copy_bytes)
+        if snapshot is not None:
+            self._restore(snapshot)
+        self._keeper = keeper
+        keeper.start()
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        about, arrays = snapshot.about, snapshot.arrays
+        self._stream.restore(about["stream"], arrays)
+        self._chunk.restore(about["chunk"], within(arrays, "chunk"))
+        self._frames = self._before = about["session"]["frames"]
+        self._chunks, self._time_s = about["session"]["chunks"], about["session"]["time_s"]
+        turns = about["session"]["conversations"]
+        self._conversations.turns = {name: [(asked, said) for asked, said in of] for name, of in turns.items()}
+
+    def image(self, copies: Copies) -> tuple[dict[str, Any], dict[str, NDArray], float]:
+        """Where the session stands, copies of all it holds, and for how many ms they kept it waiting.
+
+        Takes its turn like a question: the next one.
+        """
+        with self._turnstile.question(self._turnstile.queue()):
+            started = time.perf_counter()
+            numbers, arrays = self._stream.state()
+            counts, waiting = self._chunk.state()
+            copied = copies.of(arrays | nested("chunk", waiting))
+            turns = {name: list(of) for name, of in self._conversations.turns.items()}
+            session = {"frames": self._frames, "chunks": self._chunks, "time_s": float(self._time_s), "conversations": turns}
+            held_ms = 1e3 * (time.perf_counter() - started)
+        return {"stream": numbers, "chunk": counts, "session": session}, copied, held_ms
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Something else whenever a frame or a question has changed the session."""
+        return self._frames, self._asked
 
     @property
     def basis(self) -> str:
@@ -289,7 +369,7 @@ class Session:
         return self._time_s
 
     def close(self) -> None:
-        """Cancel what is being answered and wait for it; a model that this session loaded is closed with it.
+        """Cancel what is being answered and wait for it, write the last snapshot, close a model that this session loaded.
 
         A closed session still has its :attr:`stats`; closing it again does nothing.
         """
@@ -300,6 +380,8 @@ class Session:
             answer.cancel()
         for answer in running:
             answer.settle()
+        if self._keeper is not None and not already:
+            self._keeper.close()
         if self._owns_model and not already:
             with self._turnstile.watcher():
                 self.model.close()

@@ -24,7 +24,8 @@ class SessionStats:
 
     frames watched, and fps since the first of them; tokens of memory held in the fullest layer; cache_bytes allocated once at
     start, policy_bytes that the policy now keeps beside them; ttft_ms (from ask to the first token) and tpot_ms (each further
-    one) of the newest answer.
+    one) of the newest answer; state_bytes of the buffer that snapshots are taken in, snapshots written by this process, and
+    held_ms, the longest that the stream waited for one.
     """
 
     frames: int
@@ -37,3 +38,6 @@ class SessionStats:
     ttft_ms: float
     tpot_ms: float
     memory: MemoryStats
+    state_bytes: int = 0
+    snapshots: int = 0
+    held_ms: float = 0.0

@@ -1,0 +1,66 @@
+"""What a session is, for a snapshot: which session it is of, where it stands, and all that it holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.policies import Policy
+
+if TYPE_CHECKING:
+    from edgevlm.runtime.chat import Chat
+    from edgevlm.runtime.room import TextRoom
+    from edgevlm.runtime.stream import Stream
+
+
+def identity(stream: Stream, chat: Chat, room: TextRoom) -> dict[str, Any]:
+    """What must be the same in the session that goes on, as JSON has it; ``name`` is for people."""
+    bundle = stream.model.bundle
+    return {
+        "model": model_hash(bundle),
+        "name": bundle.source,
+        "policy": policy_text(stream.policy),
+        "budget": stream.budget,
+        "dtype": stream.cache.dtype.name,
+        "chunk": stream.chunk,
+        "reindexing": stream.positions.reindexing,
+        "text room": [room.conversation, room.question, room.answer],
+        "system prompt": hashlib.sha256(chat.prefix.encode()).hexdigest()[:16],
+    }
+
+
+def model_hash(bundle: Bundle) -> str:
+    """SHA-256 of all that a bundle is made of, calibration included; not of who wrote it, when and where."""
+    parts = {part: asdict(getattr(bundle, part)) for part in ("decoder", "vision", "chat")}
+    files = {name: asdict(record) for name, record in sorted(bundle.files.items())}
+    described = {"family": bundle.family, "files": files, **parts}
+    return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def policy_text(policy: Policy) -> str:
+    """``name:setting=value,...`` with the settings that are not the defaults."""
+    if not is_dataclass(policy):
+        return policy.name
+    changed = (field.name for field in fields(policy) if getattr(policy, field.name) != field.default)
+    settings = ",".join(f"{name}={getattr(policy, name)}" for name in changed)
+    return f"{policy.name}:{settings}" if settings else policy.name
+
+
+def described(about: Mapping[str, Any], now: float | None = None) -> str:
+    """How much of a stream a snapshot holds, and how old it is, for one line."""
+    age = max(0.0, (time.time() if now is None else now) - about["written"])
+    session = about["session"]
+    return f"{session['frames']:,} frames to {session['time_s']:.1f} s, written {ago(age)} ago"
+
+
+def ago(seconds: float) -> str:
+    """``90 s``, ``12 min``, ``5 h``, ``3 days``."""
+    for size, unit in ((172_800, "days"), (7200, "h"), (120, "min")):
+        if seconds >= size:
+            return f"{seconds / {'days': 86_400, 'h': 3600, 'min': 60}[unit]:.0f} {unit}"
+    return f"{seconds:.0f} s"
