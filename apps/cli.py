@@ -1,4 +1,4 @@
-"""The command line: ``edgevlm run``, ``export``, ``calibrate``, ``policies`` and ``bench``."""
+"""The command line: ``edgevlm run``, ``export``, ``calibrate``, ``policies``, ``state`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -46,6 +46,8 @@ RUN_EXAMPLES = """
 """
 
 app.add_typer(bench, name="bench")
+state_app = typer.Typer(help="Look at what --state has kept.", no_args_is_help=True)
+app.add_typer(state_app, name="state")
 
 
 class Reindexing(str, Enum):
@@ -112,6 +114,11 @@ def run(
         list[str] | None,
         typer.Option(metavar="S:TEXT", help="A question asked at S seconds of the stream.", allow_from_autoenv=False),
     ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Keep snapshots there, and go on from the newest.", show_default="nothing is kept"),
+    ] = None,
+    state_every: Annotated[float, typer.Option(metavar="S", help="Seconds from one snapshot to the next.")] = 30.0,
     seed: Annotated[int, typer.Option(help="The demo world's seed.", min=0)] = 0,
     threads: Threads = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
@@ -119,7 +126,8 @@ def run(
 ) -> None:
     """Watch a stream and answer questions about it, on a terminal while it plays.
 
-    The demo without a terminal ends after 64 frames. Ctrl-C ends any run with its summary.
+    The demo without a terminal ends after 64 frames. Ctrl-C, SIGTERM and SIGHUP end any run with its summary, and with a last
+    snapshot under --state.
     """
     from edgevlm.apps.start import RunRequest, list_questions, start
 
@@ -130,7 +138,8 @@ def run(
         RunRequest(
             camera=camera, video=video, model=model, policy=policy, budget=budget, fps=fps, chunk=chunk, realtime=realtime,
             reindexing=reindexing.value, frames=frames, seconds=seconds, ask=ask or _lines("EDGEVLM_RUN_ASK"),
-            ask_at=ask_at or _lines("EDGEVLM_RUN_ASK_AT"), seed=seed, threads=threads, as_json=json,
+            ask_at=ask_at or _lines("EDGEVLM_RUN_ASK_AT"), seed=seed, threads=threads, as_json=json, state=state,
+            state_every=state_every,
         )
     )  # fmt: skip
 
@@ -196,6 +205,25 @@ def calibrate(
     with Console(stderr=True).status("starting") as status:
         result = command.start(command.CalibrateRequest(bundle, video or [], frames, out, plot, threads), status.update)
     typer.echo((command.as_json if json else command.describe)(*result))
+
+
+@state_app.callback()
+def _state() -> None:
+    pass
+
+
+@state_app.command()
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of run --state.")],
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+) -> None:
+    """Say what the snapshots in a folder hold, newest first; each is verified. Exit code 1 where none can be used."""
+    from edgevlm.apps.state import show_state
+
+    lines, usable = show_state(folder, json)
+    typer.echo(lines)
+    if not usable:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -368,6 +368,13 @@ class Session:
         """The stream's time at the newest frame."""
         return self._time_s
 
+    def cancel(self) -> list[Answer]:
+        """Cancel what is being answered and all questions that wait; from any thread. Waits for none of them."""
+        running = list(self._running)
+        for answer in running:
+            answer.cancel()
+        return running
+
     def close(self) -> None:
         """Cancel what is being answered and wait for it, write the last snapshot, close a model that this session loaded.
 
@@ -375,10 +382,7 @@ class Session:
         """
         with self._opening:
             already, self._closed = self._closed, True
-        running = list(self._running)
-        for answer in running:
-            answer.cancel()
-        for answer in running:
+        for answer in self.cancel():
             answer.settle()
         if self._keeper is not None and not already:
             self._keeper.close()

@@ -42,7 +42,9 @@ class CrossLayer:
 
     def state(self) -> dict[str, NDArray]:
         """What outlives a compression, by name, for a snapshot."""
-        last = {f"{part}{layer}": held for layer, of in self._last.items() for part, held in zip(LAST, of, strict=True)}
+        last: dict[str, NDArray] = {}
+        for layer, (seq, mass) in self._last.items():
+            last |= {f"{LAST[0]}{layer}": seq, f"{LAST[1]}{layer}": mass}
         return nested("window", self._queries.state()) | nested("last", last)
 
     def restore(self, state: State) -> None:

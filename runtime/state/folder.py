@@ -40,6 +40,8 @@ class StateFolder:
     """
 
     def __init__(self, path: str | Path) -> None:
+        if not str(path).strip():
+            raise UserError("--state '': give a folder")
         self.path = Path(path)
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)

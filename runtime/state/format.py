@@ -45,7 +45,7 @@ def padding(size: int) -> int:
 
 def write(stream: BinaryIO, about: Mapping[str, Any], arrays: Arrays) -> int:
     """Write a snapshot and return its bytes. about: JSON, without the key ``sections``. arrays: dense. Raises OSError."""
-    flat = {name: memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)) for name, array in arrays.items()}
+    flat = {name: np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for name, array in arrays.items()}
     sections, offset = [], 0
     for name, array in arrays.items():
         size, zeros = flat[name].nbytes, bytes(padding(flat[name].nbytes))
@@ -100,7 +100,7 @@ def _array(block: NDArray[np.uint8], name: str, kind: str, shape: list[int], off
     size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
     if dtype.kind not in KINDS or not 0 <= offset <= offset + size <= len(block):
         raise SnapshotError(f"does not describe itself ({name})")
-    if crc32(block[offset : offset + size + padding(size)]) != checksum:
+    if crc32(block[offset : offset + size + padding(size)].data) != checksum:
         raise SnapshotError(f"is damaged (the checksum of {name} does not match)")
     return block[offset : offset + size].view(dtype).reshape(shape)
 
