@@ -20,29 +20,19 @@ from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.chat import Chat, Conversations
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.model import Model
+from edgevlm.runtime.opening import check_settings, check_whole, open_stream
 from edgevlm.runtime.policies import Policy, create_policy
-from edgevlm.runtime.policies.base import nested, within
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.preprocess import Preprocessor
 from edgevlm.runtime.pressure import Pressure
-from edgevlm.runtime.room import TextRoom, default_budget, text_room
+from edgevlm.runtime.room import TextRoom
 from edgevlm.runtime.sampling import Sampler
 from edgevlm.runtime.state.copies import Copies
-from edgevlm.runtime.state.format import Snapshot
-from edgevlm.runtime.state.image import identity
+from edgevlm.runtime.state.image import identity, image_of, put_back
 from edgevlm.runtime.state.keeper import Keeper
-from edgevlm.runtime.stats import SessionStats
+from edgevlm.runtime.stats import Progress, SessionStats
 from edgevlm.runtime.stream import Stream
 from edgevlm.runtime.turnstile import Turnstile
-
-RULES: tuple[Reindexing, ...] = ("lazy", "eager")  # of a session
-
-
-def check_whole(**numbers: object) -> None:
-    """Refuse settings that are neither None nor whole numbers."""
-    for name, number in numbers.items():
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int | np.integer)):
-            raise UserError(f"{name} is a whole number, not {number!r}")
 
 
 class Session:
@@ -63,12 +53,8 @@ class Session:
         self._running: set[Answer] = set()
         self._opening = threading.Lock()  # over _closed and what _running is given
         self._closed = self._owns_model = False
-        self._frames = self._chunks = 0
+        self._progress = Progress()
         self._ttft_ms = self._tpot_ms = 0.0
-        self._started: float | None = None  # when the first frame came
-        self._before = 0  # frames, of processes before this one
-        self._asked = 0  # questions that were answered, or cancelled
-        self._time_s = 0.0
         self.torn = False  # an interrupt has hit in the middle of a frame
         self.notify: Callable[[str], object] = logging.getLogger("edgevlm").warning
         self._pressure = Pressure(stream.chunk, lambda line: self.notify(line))
@@ -100,11 +86,7 @@ class Session:
         a budget or chunk that is less than a frame, passes the model's positions or does not fit in the free memory, and for a
         state that is of another session, in use, or cannot be written.
         """
-        check_whole(budget=budget, chunk=chunk)
-        if chunk < 1:
-            raise UserError(f"a chunk of {chunk} frames is too small; give 1 or more")
-        if reindexing not in RULES:
-            raise UserError(f"reindexing is {' or '.join(RULES)}, not {reindexing!r}")
+        check_settings(budget, chunk, reindexing)
         chosen = policy if isinstance(policy, Policy) else create_policy(policy)
         keeper = Keeper(state) if isinstance(state, str | Path) else state
         loaded = model
@@ -112,12 +94,7 @@ class Session:
             loaded = model if isinstance(model, Model) else Model.load(model)
             room = room or TextRoom.fitting(loaded.bundle.limit)
             chat = Chat(loaded.bundle.chat, system)
-            prefix = loaded.encode(chat.prefix)
-            if budget is None:
-                ahead = chunk * loaded.bundle.vision.tokens_per_frame * chosen.appends_first
-                budget = default_budget(loaded, chosen, loaded.bundle.limit - len(prefix) - text_room(loaded, room) - ahead)
-            sizes = int(budget), prefix, text_room(loaded, room), reindexing, int(chunk)
-            stream = Stream(loaded, chosen, *sizes, snapshots=keeper is not None)
+            stream = open_stream(loaded, chosen, budget, chunk, reindexing, chat, room, snapshots=keeper is not None)
             session = cls(loaded, stream, chat, room)
             if keeper is not None:
                 session._keep(keeper)
@@ -141,9 +118,7 @@ class Session:
             if not self._chunk.taken:
                 self._chunk.limit = self._pressure.look()
             self._chunk.add(pixels)
-            self._frames += 1
-            self._started = self._started or time.perf_counter()
-            self._time_s = float(self._frames) if timestamp is None else timestamp
+            self._progress.watched(timestamp)
             if not self._chunk.missing:
                 self._flush()
 
@@ -199,7 +174,7 @@ class Session:
         except ValueError as error:
             raise UserError(str(error)) from None
         self.check(question)
-        answer = Answer(question, self._time_s)
+        answer = Answer(question, self._progress.time_s)
         self._start(answer, time.perf_counter(), conversation, max_tokens or self.room.answer, sampler)
         return answer
 
@@ -231,7 +206,7 @@ class Session:
         reason: FinishReason | None = None
         with self._turnstile.question(ticket):
             try:
-                answer.time_s = self._time_s
+                answer.time_s = self._progress.time_s
                 self._append(to_the_end=bool(self._stream.policy.needs.question_layers))
                 reason = self._generate(answer, asked, conversation, max_tokens, sampler)
                 self._ttft_ms, self._tpot_ms = answer.ttft_ms, answer.tpot_ms
@@ -241,7 +216,7 @@ class Session:
                         self._conversations.add(conversation, (answer.question, answer.so_far))
             except BaseException as caught:
                 error = caught
-            self._asked += 1
+            self._progress.asked += 1
         self._running.discard(answer)
         answer.finish(reason, error)
 
@@ -288,16 +263,15 @@ class Session:
         if self._chunk.taken:
             self._append(to_the_end=True)
             self._chunk.clear()
-            self._chunks += 1
+            self._progress.chunks += 1
 
     @property
     def stats(self) -> SessionStats:
-        stream = self._stream
-        elapsed = time.perf_counter() - self._started if self._started else 0.0
+        stream, progress = self._stream, self._progress
         return SessionStats(
-            frames=self._frames,
-            chunks=self._chunks,
-            fps=(self._frames - self._before) / elapsed if elapsed else 0.0,
+            frames=progress.frames,
+            chunks=progress.chunks,
+            fps=progress.fps,
             tokens=stream.tokens,
             cache_bytes=stream.cache.nbytes,
             policy_bytes=stream.policy.state_bytes,
@@ -314,18 +288,9 @@ class Session:
         """Go on from the newest snapshot there is, and keep the session from now on."""
         snapshot = keeper.attach(self, identity(self._stream, self._chat, self.room), self._stream.copy_bytes)
         if snapshot is not None:
-            self._restore(snapshot)
+            put_back(snapshot, self._stream, self._chunk, self._conversations, self._progress)
         self._keeper = keeper
         keeper.start()
-
-    def _restore(self, snapshot: Snapshot) -> None:
-        about, arrays = snapshot.about, snapshot.arrays
-        self._stream.restore(about["stream"], arrays)
-        self._chunk.restore(about["chunk"], within(arrays, "chunk"))
-        self._frames = self._before = about["session"]["frames"]
-        self._chunks, self._time_s = about["session"]["chunks"], about["session"]["time_s"]
-        turns = about["session"]["conversations"]
-        self._conversations.turns = {name: [(asked, said) for asked, said in of] for name, of in turns.items()}
 
     def image(self, copies: Copies) -> tuple[dict[str, Any], dict[str, NDArray], float]:
         """Where the session stands, copies of all it holds, and for how many ms they kept it waiting.
@@ -334,18 +299,15 @@ class Session:
         """
         with self._turnstile.question(self._turnstile.queue()):
             started = time.perf_counter()
-            numbers, arrays = self._stream.state()
-            counts, waiting = self._chunk.state()
-            copied = copies.of(arrays | nested("chunk", waiting))
-            turns = {name: list(of) for name, of in self._conversations.turns.items()}
-            session = {"frames": self._frames, "chunks": self._chunks, "time_s": float(self._time_s), "conversations": turns}
+            about, arrays = image_of(self._stream, self._chunk, self._conversations, self._progress)
+            copied = copies.of(arrays)
             held_ms = 1e3 * (time.perf_counter() - started)
-        return {"stream": numbers, "chunk": counts, "session": session}, copied, held_ms
+        return about, copied, held_ms
 
     @property
     def version(self) -> tuple[int, int]:
         """Something else whenever a frame or a question has changed the session."""
-        return self._frames, self._asked
+        return self._progress.frames, self._progress.asked
 
     @property
     def basis(self) -> str:
@@ -366,7 +328,7 @@ class Session:
     @property
     def time_s(self) -> float:
         """The stream's time at the newest frame."""
-        return self._time_s
+        return self._progress.time_s
 
     def cancel(self) -> list[Answer]:
         """Cancel what is being answered and all questions that wait; from any thread. Waits for none of them."""

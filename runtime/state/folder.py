@@ -12,7 +12,7 @@ from typing import Any
 
 from edgevlm.errors import SnapshotError, UserError
 from edgevlm.runtime.publish import flush
-from edgevlm.runtime.state.format import Arrays, Snapshot, read, write
+from edgevlm.runtime.state.format import Arrays, OtherFormat, Snapshot, read, write
 
 LOCK = "lock"
 SUFFIX = ".snapshot"
@@ -74,18 +74,19 @@ class StateFolder:
 
         Raises UserError where what is there is good and of another session: it must not be overwritten.
         """
-        refused, others = [], []
+        refused: list[str] = []
+        others: list[str] = []
         for path, found in verified(self.path):
-            if isinstance(found, SnapshotError):
-                refused.append(f"{path.name} {found}")
-            elif other := difference(found.about["identity"], wanted):
-                refused.append(f"{path.name} {other}")
-                others.append(f"{path.name} {other}")
-            else:
+            why = str(found) if isinstance(found, SnapshotError) else difference(found.about["identity"], wanted)
+            if not why and isinstance(found, Snapshot):
                 self._kept = path
                 return found, refused
+            refused.append(f"{path.name} {why}")
+            if isinstance(found, Snapshot | OtherFormat):
+                others.append(refused[-1])
         if others:
-            raise UserError(f"--state {self.path}: {others[0]}; run with the same settings as before, or choose another folder")
+            same = "run with the same settings as before, or choose another folder"
+            raise UserError(f"--state {self.path}: {others[0]}; {same}")
         return None, refused
 
     def write(self, about: Mapping[str, Any], arrays: Arrays) -> Path:

@@ -29,6 +29,10 @@ KINDS = "biuf"  # numpy's, of the arrays that there can be
 Arrays = Mapping[str, NDArray]
 
 
+class OtherFormat(SnapshotError):
+    """A snapshot that another edgevlm can read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """What a file holds. about: the header. arrays: read-only, mapped from the file, verified."""
@@ -72,7 +76,7 @@ def read_about(path: Path) -> tuple[dict[str, Any], int]:
             _, version, checksum, whole = PREAMBLE.unpack(start)
             if version != FORMAT:
                 upgrade = "; upgrade edgevlm" if version > FORMAT else ""
-                raise SnapshotError(f"is of snapshot format {version} and this edgevlm reads format {FORMAT}{upgrade}")
+                raise OtherFormat(f"is of snapshot format {version} and this edgevlm reads format {FORMAT}{upgrade}")
             body = stream.read(whole - PREAMBLE.size) if PREAMBLE.size <= whole <= LARGEST_HEADER else b""
             if _header_sum(whole, body) != checksum:
                 raise SnapshotError("is damaged (the checksum of its header does not match)")

@@ -9,12 +9,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.policies import Policy
+from edgevlm.runtime.policies.base import nested, within
+from edgevlm.runtime.state.format import Snapshot
 
 if TYPE_CHECKING:
-    from edgevlm.runtime.chat import Chat
+    from edgevlm.runtime.chat import Chat, Conversations
+    from edgevlm.runtime.chunk import Chunk
     from edgevlm.runtime.room import TextRoom
+    from edgevlm.runtime.stats import Progress
     from edgevlm.runtime.stream import Stream
 
 
@@ -49,6 +55,27 @@ def policy_text(policy: Policy) -> str:
     changed = (field.name for field in fields(policy) if getattr(policy, field.name) != field.default)
     settings = ",".join(f"{name}={getattr(policy, name)}" for name in changed)
     return f"{policy.name}:{settings}" if settings else policy.name
+
+
+def image_of(
+    stream: Stream, chunk: Chunk, conversations: Conversations, progress: Progress
+) -> tuple[dict[str, Any], dict[str, NDArray]]:
+    """A header, and the arrays of all that is held: views, to be copied before anything changes."""
+    numbers, held = stream.state()
+    counts, waiting = chunk.state()
+    turns = {name: list(of) for name, of in conversations.turns.items()}
+    session = {**progress.state(), "conversations": turns}
+    return {"stream": numbers, "chunk": counts, "session": session}, held | nested("chunk", waiting)
+
+
+def put_back(snapshot: Snapshot, stream: Stream, chunk: Chunk, conversations: Conversations, progress: Progress) -> None:
+    """Go on from a snapshot of a session with the same :func:`identity`."""
+    about, arrays = snapshot.about, snapshot.arrays
+    stream.restore(about["stream"], arrays)
+    chunk.restore(about["chunk"], within(arrays, "chunk"))
+    progress.restore(about["session"])
+    turns = about["session"]["conversations"]
+    conversations.turns = {name: [(asked, said) for asked, said in of] for name, of in turns.items()}
 
 
 def described(about: Mapping[str, Any], now: float | None = None) -> str:
