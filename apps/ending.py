@@ -57,6 +57,8 @@ class Ending:
 
     def ask(self) -> None:
         """End as if a signal had come; from any thread."""
+        if self.asked:
+            return
         if signal.SIGTERM in self._before:
             os.kill(os.getpid(), signal.SIGTERM)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def available() -> Available:
 class Pressure:
     """Frames of a chunk: ``most``, halved at each look that finds less than LOW free, doubled at each that finds ENOUGH.
 
-    notify: is told each time there are fewer, and when all are back.
+    ``short``: from the first such look until all are back. notify: is told each time there are fewer, and when all are back.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Pressure:
     ) -> None:
         self.most = self.frames = most
         self._notify, self._read, self._clock = notify, read, clock
+        self.short = False
         self._next = clock()
 
     def look(self) -> int:
@@ -61,12 +63,17 @@ class Pressure:
         memory = self._read()
         before = self.frames
         if memory.free < LOW * memory.total:
-            self.frames = max(1, before // 2)
+            self.frames, self.short = max(1, before // 2), True
         elif memory.free > ENOUGH * memory.total:
             self.frames = min(self.most, 2 * before)
+            self.short = self.frames < self.most
+        with suppress(OSError):  # a terminal that went away is no reason to stop
+            self._say(before, memory)
+        return self.frames
+
+    def _say(self, before: int, memory: Available) -> None:
         if self.frames < before:
             left = f"{memory.free / 1e6:,.0f} of {memory.total / 1e6:,.0f} MB are left"
             self._notify(f"memory is short ({left}): frames are taken in {self.frames} at a time, not {before}")
         elif before < self.frames == self.most:
             self._notify(f"there is enough memory again: frames are taken in {self.most} at a time")
-        return self.frames

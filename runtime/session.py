@@ -117,6 +117,7 @@ class Session:
         with self._whole():
             if not self._chunk.taken:
                 self._chunk.limit = self._pressure.look()
+                self.model.engine.spare(self._pressure.short)
             self._chunk.add(pixels)
             self._progress.watched(timestamp)
             if not self._chunk.missing:

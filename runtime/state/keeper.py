@@ -90,6 +90,7 @@ class Keeper:
         about, arrays, held_ms = self._session.image(self.copies)
         self.longest_ms = max(self.longest_ms, held_ms)
         if self._session.torn:
+            self._last = version
             return self._tell("a frame was interrupted half way: what came since the newest snapshot is not kept")
         head = {"edgevlm": __version__, "written": time.time(), "source": self.source, "identity": self._identity}
         try:

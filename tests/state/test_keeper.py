@@ -131,12 +131,14 @@ MEMORY = 1600
 class Machine:
     """Its free memory, in sixteenths, and its clock."""
 
-    def __init__(self, model, folder, chunk=8):
+    def __init__(self, model, monkeypatch, chunk=8):
         self.free, self.now, self.said = 16, 0.0, []
         budget = 40 * model.bundle.vision.tokens_per_frame
         self.session = Session.open(model, policy="sliding-window", budget=budget, chunk=chunk, room=ROOM)
         read = lambda: Available(self.free * MEMORY // 16, MEMORY)  # noqa: E731
         self.session._pressure = Pressure(chunk, self.said.append, read, lambda: self.now)
+        self.spared = []
+        monkeypatch.setattr(model.engine, "spare", self.spared.append)
         self.appended, append = [], self.session._stream.append_frames
         self.session._stream.append_frames = lambda features, missing=0: (
             self.appended.append(len(features)) or append(features, missing)
@@ -148,8 +150,8 @@ class Machine:
             self.now += 2
 
 
-def test_short_memory_makes_chunks_smaller_until_there_is_enough(model, tmp_path):
-    machine, images = Machine(model, tmp_path), iter(frames(80, model))
+def test_short_memory_makes_chunks_smaller_until_there_is_enough(model, monkeypatch):
+    machine, images = Machine(model, monkeypatch), iter(frames(80, model))
     machine.watch(images, 9)
     machine.free = 0.9
     machine.watch(images, 7 + 4 + 2 + 1 + 1)
@@ -162,6 +164,7 @@ def test_short_memory_makes_chunks_smaller_until_there_is_enough(model, tmp_path
     machine.free = 2.1
     machine.watch(images, 2 + 4 + 8)
     assert machine.appended[-3:] == [2, 4, 8]
+    assert machine.spared == [False, False, True, True, True, True, True, True, True, True, False]
     assert machine.said[3:] == ["there is enough memory again: frames are taken in 8 at a time"]
     machine.session.close()
 
