@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from rich.console import Console
+
 from edgevlm.apps.run import Plan
 from edgevlm.apps.sources import Source
 from edgevlm.apps.sources.newest import NewestFrame
@@ -24,7 +26,8 @@ def go_on(source: Source, keeper: Keeper, plan: Plan, *, realtime: bool) -> Sour
         if source.live:
             plan.since = time_s + max(0.0, time.time() - about["written"])
         else:
-            pass_over(source, time_s)
+            with Console(stderr=True).status(f"going to {time_s:.1f} s of {source.name}"):
+                pass_over(source, time_s)
     return NewestFrame(source, paced=True) if realtime and not source.live else source
 
 

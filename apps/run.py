@@ -97,8 +97,10 @@ class Run:
     def ask(self, text: str, conversation: str | None = None) -> Answered | None:
         """Ask, write the answer as it comes, and return it. May be called from another thread than the loop's.
 
-        Before the first frame there is nothing to answer from: then it says so and returns None.
+        None once the run is to end, and before the first frame, when there is nothing to answer from: then it says so.
         """
+        if self.ending.asked:
+            return None
         if not self.session.stats.frames:
             self.output.notice(f"no frame has been watched yet, so {text!r} is not answered")
             return None

@@ -96,8 +96,10 @@ class Keeper:
         try:
             path = self._folder.write({**head, **about}, arrays)
         except OSError as error:
-            if not self._failing:
-                failed = f"no snapshot in {self._folder.path} ({reason(error, self._folder.path)})"
+            failed = f"no snapshot in {self._folder.path} ({reason(error, self._folder.path)})"
+            if self._closing.is_set():
+                self._tell(f"{failed}: what came since the newest one is not kept")
+            elif not self._failing:
                 self._tell(f"{failed}: the stream goes on, and every {self.every:g} s it is tried again")
             self._failing = True
             return

@@ -94,6 +94,19 @@ def test_a_disk_that_is_full_is_said_once_and_so_is_its_end(model, tmp_path, mon
     assert read(snapshots(tmp_path)[0]).about["session"]["frames"] == 20
 
 
+def test_a_disk_that_is_still_full_at_the_end_says_what_is_lost(model, tmp_path, monkeypatch):
+    def fails(*_):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    said = []
+    monkeypatch.setattr(StateFolder, "write", fails)
+    with opened(model, tmp_path, said) as session:
+        session.watch(next(frames(1, model)))
+    assert len(said) == 1
+    assert "the disk quota is used up" in said[0]
+    assert said[0].endswith("what came since the newest one is not kept")
+
+
 def test_an_interrupt_in_the_middle_of_a_frame_leaves_the_last_snapshot(model, tmp_path, monkeypatch):
     said, images = [], iter(frames(20, model))
     with opened(model, tmp_path, said) as session:
