@@ -10,6 +10,8 @@ import sys
 import time
 
 import pytest
+from cameras import MjpegCamera
+from clips import clip
 
 from edgevlm.apps.demo.world import World
 from edgevlm.runtime.model import Model
@@ -103,6 +105,34 @@ def test_the_stream_goes_on_with_the_demo_where_it_was(tmp_path):
     ]
     assert lines[-1]["frames"] == 43
     assert lines[-1]["cache_tokens"] == whole[-1]["cache_tokens"]
+
+
+def test_a_file_goes_on_behind_the_frame_that_was_the_newest(tmp_path):
+    film = ["--video", clip("bikes.mp4"), "--fps", 10]
+    whole = run(*film, "--frames", 22, "--ask", COUNT)[1]
+    run(*film, "--frames", 9, "--state", tmp_path)
+    lines = run(*film, "--frames", 13, "--state", tmp_path, "--ask", COUNT)[1]
+    assert [(line["time_s"], line["token_ids"]) for line in lines if line["event"] == "answer"] == [
+        (line["time_s"], line["token_ids"]) for line in whole if line["event"] == "answer"
+    ]
+    code, lines, _ = run(*film, "--state", tmp_path, "--ask", COUNT)
+    assert code == 0
+    rest = lines[-1]["frames"]
+    code, lines, _ = run(*film, "--state", tmp_path, "--ask", COUNT)
+    assert (code, lines[-1]["frames"]) == (0, rest), "a film that has been watched to its end"
+    assert len([line for line in lines if line["event"] == "answer"]) == 1
+
+
+def test_a_cameras_clock_goes_on_while_nothing_runs(tmp_path):
+    off = 1.5
+    with MjpegCamera(frames=1000) as camera:
+        watched = ["--camera", camera.url, "--fps", 20, "--frames", 3, "--state", tmp_path]
+        assert run(*watched)[0] == 0
+        time.sleep(off)
+        assert run(*watched)[0] == 0
+    new, old = (found.about for _, found in verified(tmp_path))
+    passed = new["session"]["time_s"] - old["session"]["time_s"]
+    assert off < passed <= new["written"] - old["written"] + 0.1
 
 
 def test_questions_can_be_asked_before_a_new_frame_comes(tmp_path):
@@ -222,8 +252,6 @@ def until(done, seconds=30):
 
 
 def test_credentials_never_enter_a_snapshot(tmp_path):
-    from cameras import MjpegCamera
-
     with MjpegCamera(frames=1000) as camera:
         url = camera.url.replace("http://", "http://user:hunter2@") + "?password=hunter3"
         assert run("--camera", url, "--frames", 3, "--fps", 20, "--state", tmp_path)[0] == 0
