@@ -1,4 +1,4 @@
-"""The command line: ``edgevlm run``, ``export``, ``calibrate``, ``policies``, ``cameras`` and ``bench``."""
+"""The command line: ``edgevlm run``, ``export``, ``calibrate``, ``policies``, ``cameras``, ``state`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -50,6 +50,8 @@ RUN_EXAMPLES = """
 DEFAULT_POLICY = "infinipot-v"  # of run; auto runs what calibrate chose
 
 app.add_typer(bench, name="bench")
+state_app = typer.Typer(help="Look at what --state has kept.", no_args_is_help=True)
+app.add_typer(state_app, name="state")
 
 
 class Measure(str, Enum):
@@ -138,6 +140,11 @@ def run(
     open_timeout: options.OpenTimeout = 10.0,
     read_timeout: options.ReadTimeout = 10.0,
     stall_timeout: options.StallTimeout = 3.0,
+    state: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Keep snapshots there, and go on from the newest.", show_default="nothing is kept"),
+    ] = None,
+    state_every: Annotated[float, typer.Option(metavar="S", help="Seconds from one snapshot to the next.")] = 30.0,
     seed: Annotated[int, typer.Option(help="The demo world's seed.", min=0)] = 0,
     threads: Threads = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
@@ -145,7 +152,8 @@ def run(
 ) -> None:
     """Watch a stream and answer questions about it, on a terminal while it plays.
 
-    The demo without a terminal ends after 64 frames. Ctrl-C ends any run with its summary.
+    The demo without a terminal ends after 64 frames. Ctrl-C, SIGTERM and SIGHUP end any run with its summary, and with a last
+    snapshot under --state.
     """
     from edgevlm.apps.start import RunRequest, list_questions, start
 
@@ -162,6 +170,7 @@ def run(
             camera=camera, video=video, source=source, model=model, policy=policy, budget=budget, chunk=chunk,
             gate=gate, realtime=realtime, reindexing=reindexing.value, frames=frames, seconds=seconds,
             ask=ask or _lines("EDGEVLM_RUN_ASK"), ask_at=ask_at or _lines("EDGEVLM_RUN_ASK_AT"), threads=threads, as_json=json,
+            state=state, state_every=state_every,
         )
     )  # fmt: skip
 
@@ -265,6 +274,25 @@ def calibrate(
     with Console(stderr=True).status("starting") as status:
         result = command.start(request, status.update, lambda text: typer.echo(text, err=True))
     typer.echo((command.as_json if json else command.describe)(*result))
+
+
+@state_app.callback()
+def _state() -> None:
+    pass
+
+
+@state_app.command()
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of run --state.")],
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+) -> None:
+    """Say what the snapshots in a folder hold, newest first; each is verified. Exit code 1 where none can be used."""
+    from edgevlm.apps.state import show_state
+
+    lines, usable = show_state(folder, json)
+    typer.echo(lines)
+    if not usable:
+        raise typer.Exit(1)
 
 
 @app.command()

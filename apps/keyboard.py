@@ -11,6 +11,7 @@ import termios
 import threading
 import tty
 from collections.abc import Callable
+from contextlib import suppress
 
 ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O[@-~])")  # an arrow key, a function key, the brackets around a paste
 BEGUN = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|O)$")
@@ -39,14 +40,18 @@ class Keyboard:
     def __exit__(self, *_: object) -> None:
         self._closing.set()
         self._thread.join(timeout=1)
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._saved)
+        with suppress(termios.error):  # of a terminal that has gone
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._saved)
 
     def _run(self) -> None:
         descriptor = sys.stdin.fileno()
         while not self._closing.is_set():
             if not select.select([descriptor], [], [], 0.1)[0]:
                 continue
-            data = os.read(descriptor, 1024)
+            try:
+                data = os.read(descriptor, 1024)
+            except OSError:  # the terminal has gone
+                data = b""
             if not data:
                 return self._on_end()
             self.type(self._decode(data))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import psutil
 
+from edgevlm.apps.ending import Ending, is_gone, silence_what_is_gone
 from edgevlm.apps.output import Answered, Output, Stats
 from edgevlm.apps.sources import Frame, Source
 from edgevlm.apps.sources.base import Scene
@@ -30,6 +32,7 @@ class Plan:
     seconds: float | None = None
     end: list[str] = field(default_factory=list)
     at: list[tuple[float, str]] = field(default_factory=list)
+    since: float = 0.0  # seconds of the stream at which the source begins
     sample: np.random.Generator | None = None  # draws questions of the program's own, every SAMPLE_EVERY frames
 
     def __post_init__(self) -> None:
@@ -42,6 +45,7 @@ class Plan:
 
 
 SAMPLE_EVERY = 16  # frames
+CLOSING = 1.0  # seconds that a source may take to close
 REMEMBERED = 64  # frames whose truth is kept for questions that are being answered
 
 
@@ -53,9 +57,11 @@ class Run:
         self.frame: Frame | None = None  # the newest one watched
         self._scenes: deque[tuple[float, Scene]] = deque(maxlen=REMEMBERED)  # of the newest frames, with their times
         self._started = self._last_time = time.monotonic()
-        self._last_frames = self._gated = 0
+        self._first_frames = self._last_frames = session.stats.frames
+        self._gated = 0
         self._stopped = threading.Event()
         self._trouble = Trouble(source)
+        self.ending = Ending(self.stop)
         self._process = psutil.Process()
 
     def stop(self) -> None:
@@ -69,22 +75,36 @@ class Run:
                 self.session.check(question)
 
     def __call__(self) -> None:
-        """Run to the end and write the summary, whatever ends it; questions for the end are asked unless interrupted."""
-        try:
-            with self._ticking():
-                self._watch()
-                self._ask_rest()
-        finally:
-            self.source.close()
-            self.session.close()
-            self.output.summary(self.stats(overall=True))
+        """Run to the end and write the summary, whatever ends it; questions for the end are asked unless interrupted.
+
+        A signal ends it after the frame in progress, and raises KeyboardInterrupt where it had to be woken.
+        """
+        with self.ending:
+            try:
+                with self._ticking():
+                    self._watch()
+                    if not self.ending.asked:
+                        self._ask_rest()
+            finally:
+                self._close()
+
+    def _close(self) -> None:
+        """Write the last snapshot first, whatever the source does meanwhile; then the summary, if anybody can read it."""
+        closing = threading.Thread(target=self.source.close, name="edgevlm-closing", daemon=True)
+        closing.start()
+        self.session.close()
+        closing.join(CLOSING)
+        silence_what_is_gone()
+        self.output.summary(self.stats(overall=True))
 
     def ask(self, text: str, conversation: str | None = None) -> Answered | None:
         """Ask, write the answer as it comes, and return it. May be called from another thread than the loop's.
 
-        Before the first frame there is nothing to answer from: then it says so and returns None.
+        None once the run is to end, and before the first frame, when there is nothing to answer from: then it says so.
         """
-        if self.frame is None:
+        if self.ending.asked:
+            return None
+        if not self.session.stats.frames:
             self.output.notice(f"no frame has been watched yet, so {text!r} is not answered")
             return None
         question = self._as_taught(text)
@@ -92,8 +112,9 @@ class Run:
             answered = Answered(self.session.time_s, text, NEVER_TAUGHT, [], 0.0, 0.0)
         else:
             answer = self.session.ask(question, conversation=conversation)
-            for piece in answer:
-                self.output.piece(piece)
+            with self.ending.waiting():
+                for piece in answer:
+                    self.output.piece(piece)
             said, truth = answer.text.strip(), self._truth(text, answer.time_s)
             answered = Answered(answer.time_s, text, said, answer.token_ids, answer.ttft_ms, answer.tpot_ms, truth)
         self.output.answer(answered)
@@ -101,7 +122,7 @@ class Run:
 
     def stats(self, overall: bool = False) -> Stats:
         now, session = time.monotonic(), self.session.stats
-        since, before = (self._started, 0) if overall else (self._last_time, self._last_frames)
+        since, before = (self._started, self._first_frames) if overall else (self._last_time, self._last_frames)
         self._last_time, self._last_frames = now, session.frames
         drops = dict(self.source.drops)
         return Stats(
@@ -124,8 +145,12 @@ class Run:
     def _watch(self) -> None:
         plan, watched = self.plan, 0
         while not self._stopped.is_set() and (plan.frames is None or watched < plan.frames):
-            if (frame := self.source.read()) is None:
+            with self.ending.waiting():
+                frame = self.source.read()
+            if frame is None:
                 break
+            if plan.since:
+                frame = replace(frame, time_s=plan.since + frame.time_s)
             if plan.seconds is not None and frame.time_s > plan.seconds:
                 break
             while plan.at and plan.at[0][0] < frame.time_s:
@@ -149,9 +174,10 @@ class Run:
         self.frame = frame
 
     def _ask_rest(self) -> None:
-        self.session.flush()  # once, and not under each question
+        if self.plan.questions:
+            self.session.flush()  # once, and not under each question
         for time_s, question in self.plan.at:
-            if self.frame is not None and time_s > self.session.time_s:
+            if self.session.stats.frames and time_s > self.session.time_s:
                 self.output.notice(
                     f"the stream ended at {self.session.time_s:.1f} s: {question!r}, meant for {time_s:g} s, is asked now"
                 )
@@ -175,17 +201,21 @@ class Run:
 
     @contextmanager
     def _ticking(self) -> Iterator[None]:
-        """Write the figures each second while the loop runs."""
+        """Write the figures each second while the loop runs, and see to it that an end comes soon once it is asked for."""
         done = threading.Event()
 
         def tick() -> None:
             try:
-                while not done.wait(1):
+                while not self._stopped.wait(1) and not done.is_set():
                     self.output.stats(self.stats())
                     if (news := self._trouble.news()) is not None:
                         self.output.notice(news)
+                    if is_gone(sys.stdout):
+                        self.ending.ask()
             except (OSError, UserError):  # the loop's own writing meets it again, and says so
                 self.stop()
+            if self.ending.asked:
+                self.session.cancel()  # the loop may be waiting for the end of an answer
 
         thread = threading.Thread(target=tick, name="edgevlm-stats", daemon=True)
         thread.start()
@@ -193,4 +223,5 @@ class Run:
             yield
         finally:
             done.set()
+            self._stopped.set()
             thread.join()

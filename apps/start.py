@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from rich.console import Console
 
+from edgevlm.apps.ending import silence_what_is_gone
 from edgevlm.apps.finish import Finish
 from edgevlm.apps.gate import Gate, parse_gate
 from edgevlm.apps.output import JsonOutput, Output, TextOutput
+from edgevlm.apps.resume import go_on
 from edgevlm.apps.run import Plan, Run
 from edgevlm.apps.sources import RECORDED, SourceOptions, kind_of, open_source
 from edgevlm.errors import UserError
@@ -21,6 +23,7 @@ from edgevlm.runtime.auto import check_policy
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.state import Keeper
 
 DEMO_FRAMES = 64  # of the demo without a terminal
 
@@ -45,6 +48,8 @@ class RunRequest:
     ask_at: list[str]
     threads: int | None
     as_json: bool
+    state: str | None = None
+    state_every: float = 30.0
 
 
 def start(request: RunRequest) -> None:
@@ -61,16 +66,25 @@ def start(request: RunRequest) -> None:
     budget = parse_count(request.budget) if request.budget is not None else None
     check_policy(request.policy)
     gate = Gate(rule) if (rule := parse_gate(request.gate)) else None
+    keeper = Keeper(request.state, request.state_every, to_stderr) if request.state is not None else None
     source = open_source(request.camera, request.video, replace(request.source, realtime=realtime))
     try:
         with Console(stderr=True).status("verifying and loading the model"):  # a large bundle takes seconds
             model = Model.load(request.model, threads=request.threads)
-        session = Session.open(model, policy=request.policy, budget=budget, chunk=request.chunk, reindexing=request.reindexing)
+        session = Session.open(
+            model, policy=request.policy, budget=budget, chunk=request.chunk, reindexing=request.reindexing, state=keeper
+        )
+        if keeper is not None:
+            keeper.source = source.name
+            go_on(source, keeper, plan)
         own_questions = model.is_demo and is_demo_source and not plan.questions
         if own_questions:
             plan.sample = np.random.default_rng(request.source.seed)
         output = make_output(request.as_json, interactive, with_truth=own_questions)
         source.finish = Finish(session.prepare, gate)
+        session.notify = output.notice
+        if keeper is not None:
+            keeper.notify = output.notice
         run = Run(session, source, output, plan)
         run.check()
         if session.basis:
@@ -79,12 +93,22 @@ def start(request: RunRequest) -> None:
             output.notice("note: the demo model only knows its own world; give --model BUNDLE for real pictures")
     except BaseException:
         source.close()
+        if keeper is not None:
+            keeper.close()
         raise
     try:
         with screen_of(output, run, is_demo_source):
             run()
     except KeyboardInterrupt:
-        pass  # the summary has been written: ctrl-C is how a live run ends
+        if run.ending.forced:
+            raise
+    except OSError:
+        if not silence_what_is_gone():  # else nobody is there to be told
+            raise
+
+
+def to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def is_terminal() -> bool:

@@ -43,6 +43,9 @@ class NoiseEngine:
     def project(self, embeds: Float32, cos: Float32, sin: Float32) -> tuple[list[Float32], list[Float32]]:
         return self._engine.project(embeds, cos, sin)
 
+    def spare(self, short: bool) -> None:
+        self._engine.spare(short)
+
     @contextmanager
     def filling(self) -> Iterator[None]:
         self.is_filling = True

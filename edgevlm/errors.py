@@ -16,6 +16,10 @@ class SourceError(UserError):
     """A camera or file cannot be opened or read."""
 
 
+class SnapshotError(UserError):
+    """A snapshot is torn, damaged, or of another format."""
+
+
 class CacheError(RuntimeError):
     """Misuse of the KV cache by code; raised before a byte is changed."""
 

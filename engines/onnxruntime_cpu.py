@@ -29,6 +29,21 @@ def default_threads() -> int:
 MAX_THREADS = 256  # ONNX Runtime starts all that it is told, for each graph
 
 
+class Calls:
+    """What is asked of each call of ONNX Runtime, of all sessions of an engine alike.
+
+    A session's arena keeps the most that any of its calls took. With ``short`` each call gives back what it did not need.
+    """
+
+    def __init__(self) -> None:
+        self.options: Any = None
+        self._giving_back = ort.RunOptions()
+        self._giving_back.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+
+    def spare(self, short: bool) -> None:
+        self.options = self._giving_back if short else None
+
+
 class OnnxRuntimeCpu:
     """One bundle loaded on the CPU; see :class:`edgevlm.engines.base.Engine`."""
 
@@ -38,6 +53,7 @@ class OnnxRuntimeCpu:
         self.bundle = bundle
         self.threads = threads or default_threads()
         spec = bundle.decoder
+        self._calls = Calls()
         self._embedding = np.load(bundle.file(spec.embedding), mmap_mode="r", allow_pickle=False)
         self._vision = self._open(bundle.vision.graph)
         self._decoders = {"whole": self._open(spec.graphs["whole"])}
@@ -70,7 +86,7 @@ class OnnxRuntimeCpu:
             raise ValueError(f"pixels must be float32 [F, {', '.join(map(str, wanted))}], not {pixels.dtype} {pixels.shape}")
         if not len(pixels):
             return np.zeros((0, vision.tokens_per_frame, self.bundle.decoder.hidden), np.float32)
-        features: Float32 = self._vision.run(["features"], {"pixel_values": pixels})[0]
+        features: Float32 = self._vision.run(["features"], {"pixel_values": pixels}, self._calls.options)[0]
         return features
 
     def embed(self, token_ids: Int64) -> Float32:
@@ -85,7 +101,7 @@ class OnnxRuntimeCpu:
 
         The graph of another variant is opened when first asked for.
         """
-        return OnnxRuntimeDecoder(self._session(variant), self.bundle, buffers, probes)
+        return OnnxRuntimeDecoder(self._session(variant), self.bundle, buffers, probes, self._calls)
 
     def project(self, embeds: Float32, cos: Float32, sin: Float32) -> tuple[list[Float32], list[Float32]]:
         """Queries and keys of raw embeddings in every layer; see the protocol."""
@@ -109,6 +125,10 @@ class OnnxRuntimeCpu:
             )
         return graphs[variant]
 
+    def spare(self, short: bool) -> None:
+        """While memory is short, give back after each call the working memory that it took; calls are slower then."""
+        self._calls.spare(short)
+
     def close(self) -> None:
         """Let go of the sessions; decoders already bound keep what they need until they are dropped."""
         self.__dict__.pop("_vision", None)
@@ -124,7 +144,10 @@ class OnnxRuntimeDecoder:
     A graph that takes a pattern is told it with each call.
     """
 
-    def __init__(self, session: Any, bundle: Bundle, buffers: Sequence[KVBuffer], probes: Sequence[int]) -> None:
+    def __init__(
+        self, session: Any, bundle: Bundle, buffers: Sequence[KVBuffer], probes: Sequence[int], calls: Calls | None = None
+    ) -> None:
+        self._calls = calls or Calls()
         spec = bundle.decoder
         _check_buffers(bundle, buffers)
         if any(not 0 <= layer < spec.layers for layer in probes):
@@ -165,7 +188,7 @@ class OnnxRuntimeDecoder:
         arrays["inputs_embeds"][0], arrays["cos"][0], arrays["sin"][0] = embeds, cos, sin
         arrays["logit_rows"][:] = logit_rows
         try:
-            self._session.run_with_iobinding(binding)
+            self._session.run_with_iobinding(binding, self._calls.options)
         except Exception as error:
             lengths = f"{int(past_len.min())} to {int(past_len.max())}"
             raise RuntimeError(f"ONNX Runtime failed on {rows} rows after {lengths}: {error}") from error

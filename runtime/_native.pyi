@@ -80,6 +80,19 @@ class Cache:
     ) -> None: ...
     def shift(self, layer: int, position: NDArray[np.int32], /) -> None: ...
     def reindex(self, prefix: int, /) -> int: ...
+    def load(
+        self,
+        layer: int,
+        key: NDArray[np.floating],
+        value: NDArray[np.floating],
+        kind: NDArray[np.uint8],
+        seq: NDArray[np.int64],
+        frame: NDArray[np.int32],
+        row: NDArray[np.int16],
+        col: NDArray[np.int16],
+        position: NDArray[np.int32],
+        /,
+    ) -> None: ...
 
 def temporal_similarity(
     key: NDArray[np.floating],

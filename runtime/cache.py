@@ -7,7 +7,7 @@ Every misuse raises :class:`~edgevlm.errors.CacheError` before a byte is changed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,9 @@ from edgevlm.runtime import _native
 from edgevlm.runtime._native import Mark
 from edgevlm.runtime.kinds import Kind
 
-__all__ = ["KVCache", "Kind", "Mark", "Rows"]
+PARTS = ("key", "value", "kind", "seq", "frame", "row", "col", "position")  # of a layer, in the order of its memory
+
+__all__ = ["PARTS", "KVCache", "Kind", "Mark", "Rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +240,20 @@ class KVCache:
         each axis by itself. Returns the next free position, 1 + the largest over all layers, heads and axes.
         """
         return self.native.reindex(prefix)
+
+    # Snapshots.
+
+    def held(self, layer: int) -> dict[str, NDArray]:
+        """All that a layer holds, by the names of :data:`PARTS`: views as the methods of those names give them."""
+        return {name: getattr(self, name)(layer) for name in PARTS}
+
+    def load(self, layer: int, held: Mapping[str, NDArray]) -> None:
+        """Hold just these rows in a layer, in this order: what :meth:`held` showed of a cache of the same shape.
+
+        Marks taken before are stale. Raises CacheFull if the layer has no room, CacheError for other shapes or dtypes.
+        """
+        _check_kind(held["kind"])
+        self.native.load(layer, *(held[name] for name in PARTS))
 
 
 def pair_axes(sections: Sequence[int] | None, interleaved: bool, axes: int, pairs: int) -> NDArray[np.uint8] | None:

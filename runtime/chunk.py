@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +20,13 @@ def chunk_bytes(frames: int, vision: VisionSpec) -> int:
 
 
 class Chunk:
-    """Up to ``frames`` frames, encoded together when the chunk is full, or up to where a question comes: each frame once."""
+    """Up to ``frames`` frames, encoded together when the chunk is full, or up to where a question comes: each frame once.
+
+    limit: of the chunk at hand, at most ``frames``; set it between chunks.
+    """
 
     def __init__(self, engine: Engine, vision: VisionSpec, frames: int) -> None:
-        self.frames = frames
+        self.frames = self.limit = frames
         self.encode_ms = 0.0  # since the stream opened
         self._engine = engine
         self._pixels = np.empty((frames, 3, *vision.size), np.float32)
@@ -33,10 +37,22 @@ class Chunk:
         self.taken = self._encoded = 0
         self._features: Float32 | None = None  # of frames encoded and not appended
 
+    def state(self) -> tuple[dict[str, int], dict[str, NDArray]]:
+        """How many frames were taken and encoded, and what is not in the memory of them: features, and pixels not encoded."""
+        features = {} if self._features is None else {"features": self._features}
+        pixels = self._pixels[self._encoded : self.taken]
+        return {"taken": self.taken, "encoded": self._encoded}, {"pixels": pixels, **features}
+
+    def restore(self, counts: Mapping[str, int], arrays: Mapping[str, NDArray]) -> None:
+        """Go on from what :meth:`state` was."""
+        self.taken, self._encoded = counts["taken"], counts["encoded"]
+        self._pixels[self._encoded : self.taken] = arrays["pixels"]
+        self._features = arrays["features"].copy() if "features" in arrays else None
+
     @property
     def missing(self) -> int:
         """Frames until the chunk is full."""
-        return self.frames - self.taken
+        return max(0, self.limit - self.taken)
 
     def add(self, pixels: Float32) -> None:
         """Take one frame, normalised, ``[3, H, W]``."""

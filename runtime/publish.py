@@ -40,20 +40,20 @@ def published(out_dir: str | Path, *, force: bool = False) -> Iterator[Path]:
         _remove_abandoned(target)
         folder = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
     except OSError as error:
-        raise UserError(f"{target.parent}: cannot be written ({_reason(error, target.parent)}); choose another --out") from None
+        raise UserError(f"{target.parent}: cannot be written ({reason(error, target.parent)}); choose another --out") from None
     lock = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
         os.chmod(folder, 0o777 & ~_umask())
         for path in (*folder.iterdir(), folder):
-            _flush(path)
+            flush(path)
         check_target(target, force)
         _replace(folder, target)
-        _flush(target.parent)
+        flush(target.parent)
     except OSError as error:
         raise UserError(
-            f"{target}: the bundle could not be written ({_reason(error, target.parent)}); nothing was changed"
+            f"{target}: the bundle could not be written ({reason(error, target.parent)}); nothing was changed"
         ) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # after an exchange this is the bundle that was replaced
@@ -111,7 +111,8 @@ def _exchange(a: Path, b: Path) -> bool:
     return bool(call(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """See a file or folder onto the disk. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -125,7 +126,7 @@ def _umask() -> int:
     return mask
 
 
-def _reason(error: OSError, place: Path) -> str:
+def reason(error: OSError, place: Path) -> str:
     """Why, in words. Some writers pass no reason on: ask while what was written is still there how full the disk is."""
     if error.errno is None and shutil.disk_usage(place).free < _NO_SPACE:
         return _FULL[errno.ENOSPC]

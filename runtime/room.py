@@ -78,17 +78,25 @@ def _enough(policy: Policy, least: int) -> int:
 
 
 def allocate(
-    decoder: DecoderSpec, capacities: list[int], inv_freq: NDArray[np.float32], chunk: int, vision: VisionSpec
+    decoder: DecoderSpec,
+    capacities: list[int],
+    inv_freq: NDArray[np.float32],
+    chunk: int,
+    vision: VisionSpec,
+    copy_bytes: int = 0,
 ) -> KVCache:
-    """The arena of one stream; raises UserError, before it is touched, when it and a chunk do not fit in the free memory."""
+    """The arena of one stream; copy_bytes: of the buffer that snapshots are taken in, if any.
+
+    Raises UserError, before it is touched, when it, a chunk and that buffer do not fit in the free memory.
+    """
     shape = (decoder.layers, decoder.kv_heads, decoder.head_dim, capacities)
     frequencies = inv_freq.astype(np.float64)
     wanted, pixels = KVCache.bytes_for(*shape, inv_freq=frequencies), chunk_bytes(chunk, vision)
     free = psutil.virtual_memory().available
-    if wanted + pixels > free:
-        lower, frames = "--budget", ""
+    if wanted + pixels + copy_bytes > free:
+        lower, frames = "--budget", f", snapshots {copy_bytes / 1e9:.1f} GB" if copy_bytes else ""
         if pixels > wanted:
-            lower, frames = "--chunk", f", a chunk of frames {pixels / 1e9:.1f} GB"
+            lower, frames = "--chunk", f"{frames}, a chunk of frames {pixels / 1e9:.1f} GB"
         raise UserError(
             f"this budget's cache takes {wanted / 1e9:.1f} GB{frames} and {free / 1e9:.1f} GB are free; give a lower {lower}"
         )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,28 +16,24 @@ from tokenizers.decoders import DecodeStream
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.answer import Answer, FinishReason
-from edgevlm.runtime.auto import AUTO, FALLBACK, chosen_policy
+from edgevlm.runtime.auto import AUTO, FALLBACK
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.chat import Chat, Conversations
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.model import Model
+from edgevlm.runtime.opening import check_settings, check_whole, open_stream
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.preprocess import Pixels, Preprocessor
-from edgevlm.runtime.room import TextRoom, default_budget, text_room
+from edgevlm.runtime.pressure import Pressure
+from edgevlm.runtime.room import TextRoom
 from edgevlm.runtime.sampling import Sampler
-from edgevlm.runtime.stats import SessionStats
+from edgevlm.runtime.state.copies import Copies
+from edgevlm.runtime.state.image import identity, image_of, put_back
+from edgevlm.runtime.state.keeper import Keeper
+from edgevlm.runtime.stats import Progress, SessionStats
 from edgevlm.runtime.stream import Stream
 from edgevlm.runtime.turnstile import Turnstile
-
-RULES: tuple[Reindexing, ...] = ("lazy", "eager")  # of a session
-
-
-def check_whole(**numbers: object) -> None:
-    """Refuse settings that are neither None nor whole numbers."""
-    for name, number in numbers.items():
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int | np.integer)):
-            raise UserError(f"{name} is a whole number, not {number!r}")
 
 
 class Session:
@@ -55,10 +55,12 @@ class Session:
         self._running: set[Answer] = set()
         self._opening = threading.Lock()  # over _closed and what _running is given
         self._closed = self._owns_model = False
-        self._frames = self._chunks = 0
+        self._progress = Progress()
         self._ttft_ms = self._tpot_ms = 0.0
-        self._started: float | None = None  # when the first frame came
-        self._time_s = 0.0
+        self.torn = False  # an interrupt has hit in the middle of a frame
+        self.notify: Callable[[str], object] = logging.getLogger("edgevlm").warning
+        self._pressure = Pressure(stream.chunk, lambda line: self.notify(line))
+        self._keeper: Keeper | None = None
 
     @classmethod
     def open(
@@ -71,6 +73,7 @@ class Session:
         reindexing: Reindexing = "lazy",
         system: str | None = None,
         room: TextRoom | None = None,
+        state: Keeper | str | Path | None = None,
     ) -> Session:
         """Allocate the memory of one stream and append the prefix.
 
@@ -79,30 +82,31 @@ class Session:
         own, for this session alone. budget: vision tokens per
         layer (|M|), see :func:`default_budget`; for ``full`` the declared capacity. chunk: frames encoded and appended at once.
         reindexing: when kept positions are made dense, ``lazy`` or ``eager``. system: the system prompt, else the chat
-        template's own. room: tokens for conversation, question and answer.
+        template's own. room: tokens for conversation, question and answer. state: a folder to keep snapshots of the session in
+        and to go on from, or the Keeper of one, which is closed with the session (docs/state.md).
 
-        Raises BundleError for a model that cannot be loaded; UserError for a policy, setting or prompt that is not one, and for
-        a budget or chunk that is less than a frame, passes the model's positions or does not fit in the free memory.
+        Raises BundleError for a model that cannot be loaded; UserError for a policy, setting or prompt that is not one, for
+        a budget or chunk that is less than a frame, passes the model's positions or does not fit in the free memory, and for a
+        state that is of another session, in use, or cannot be written.
         """
-        check_whole(budget=budget, chunk=chunk)
-        if chunk < 1:
-            raise UserError(f"a chunk of {chunk} frames is too small; give 1 or more")
-        if reindexing not in RULES:
-            raise UserError(f"reindexing is {' or '.join(RULES)}, not {reindexing!r}")
+        check_settings(budget, chunk, reindexing)
         chosen = policy if isinstance(policy, Policy) else create_policy(FALLBACK if policy == AUTO else policy)
-        loaded = model if isinstance(model, Model) else Model.load(model)
+        keeper = Keeper(state) if isinstance(state, str | Path) else state
+        loaded = model
         try:
+            loaded = model if isinstance(model, Model) else Model.load(model)
             room = room or TextRoom.fitting(loaded.bundle.limit)
             chat = Chat(loaded.bundle.chat, system)
-            prefix = loaded.encode(chat.prefix)
-            if budget is None:
-                ahead = chunk * loaded.bundle.vision.tokens_per_frame * chosen.appends_first
-                budget = default_budget(loaded, chosen, loaded.bundle.limit - len(prefix) - text_room(loaded, room) - ahead)
-            chosen, auto = chosen_policy(loaded.bundle, int(budget)) if policy == AUTO else (chosen, "")
-            stream = Stream(loaded, chosen, int(budget), prefix, text_room(loaded, room), reindexing, int(chunk))
-            session = cls(loaded, stream, chat, room, auto)
+            stream, why = open_stream(
+                loaded, chosen, budget, chunk, reindexing, chat, room, auto=policy == AUTO, snapshots=keeper is not None
+            )
+            session = cls(loaded, stream, chat, room, why)
+            if keeper is not None:
+                session._keep(keeper)
         except BaseException:
-            if loaded is not model:
+            if keeper is not None:
+                keeper.close()
+            if isinstance(loaded, Model) and loaded is not model:
                 loaded.close()
             raise
         session._owns_model = loaded is not model
@@ -125,12 +129,12 @@ class Session:
         pixels = frame.values if isinstance(frame, Pixels) else self._preprocess(frame)
         if pixels.shape != (3, *self.model.bundle.vision.size):
             raise UserError(f"pixels {list(pixels.shape)} were prepared for another model; use this session's prepare()")
-        with self._turnstile.watcher():
-            self._refuse_when_closed()
+        with self._whole():
+            if not self._chunk.taken:
+                self._chunk.limit = self._pressure.look()
+                self.model.engine.spare(self._pressure.short)
             self._chunk.add(pixels)
-            self._frames += 1
-            self._started = self._started or time.perf_counter()
-            self._time_s = float(self._frames) if timestamp is None else timestamp
+            self._progress.watched(timestamp)
             if not self._chunk.missing:
                 self._flush()
 
@@ -139,15 +143,26 @@ class Session:
 
         Waits while a question is being answered. Raises UserError after :meth:`close`.
         """
-        with self._turnstile.watcher():
-            self._refuse_when_closed()
-            self._time_s = timestamp
+        with self._whole():
+            self._progress.time_s = timestamp
 
     def flush(self) -> None:
         """Append the frames of a chunk not yet full. Raises UserError as :meth:`watch` does."""
+        with self._whole():
+            self._flush()
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """The stream, for something that an interrupt must not cut in two: after one there are no more snapshots."""
         with self._turnstile.watcher():
             self._refuse_when_closed()
-            self._flush()
+            try:
+                yield
+            except Exception:
+                raise
+            except BaseException:
+                self.torn = True
+                raise
 
     def check(self, question: str) -> None:
         """Raise UserError if ``question`` is longer than its room, holds what stands for the video, or is not Unicode."""
@@ -183,7 +198,7 @@ class Session:
         except ValueError as error:
             raise UserError(str(error)) from None
         self.check(question)
-        answer = Answer(question, self._time_s)
+        answer = Answer(question, self._progress.time_s)
         self._start(answer, time.perf_counter(), conversation, max_tokens or self.room.answer, sampler)
         return answer
 
@@ -215,7 +230,7 @@ class Session:
         reason: FinishReason | None = None
         with self._turnstile.question(ticket):
             try:
-                answer.time_s = self._time_s
+                answer.time_s = self._progress.time_s
                 self._append(to_the_end=bool(self._stream.policy.needs.question_layers))
                 reason = self._generate(answer, asked, conversation, max_tokens, sampler)
                 self._ttft_ms, self._tpot_ms = answer.ttft_ms, answer.tpot_ms
@@ -225,6 +240,7 @@ class Session:
                         self._conversations.add(conversation, (answer.question, answer.so_far))
             except BaseException as caught:
                 error = caught
+            self._progress.asked += 1
         self._running.discard(answer)
         answer.finish(reason, error)
 
@@ -271,16 +287,15 @@ class Session:
         if self._chunk.taken:
             self._append(to_the_end=True)
             self._chunk.clear()
-            self._chunks += 1
+            self._progress.chunks += 1
 
     @property
     def stats(self) -> SessionStats:
-        stream = self._stream
-        elapsed = time.perf_counter() - self._started if self._started else 0.0
+        stream, progress = self._stream, self._progress
         return SessionStats(
-            frames=self._frames,
-            chunks=self._chunks,
-            fps=self._frames / elapsed if elapsed else 0.0,
+            frames=progress.frames,
+            chunks=progress.chunks,
+            fps=progress.fps,
             tokens=stream.tokens,
             cache_bytes=stream.cache.nbytes,
             policy_bytes=stream.policy.state_bytes,
@@ -288,7 +303,35 @@ class Session:
             ttft_ms=self._ttft_ms,
             tpot_ms=self._tpot_ms,
             memory=stream.stats,
+            state_bytes=self._keeper.copies.nbytes if self._keeper else 0,
+            snapshots=self._keeper.written if self._keeper else 0,
+            held_ms=self._keeper.longest_ms if self._keeper else 0.0,
         )
+
+    def _keep(self, keeper: Keeper) -> None:
+        """Go on from the newest snapshot there is, and keep the session from now on."""
+        snapshot = keeper.attach(self, identity(self._stream, self._chat, self.room), self._stream.copy_bytes)
+        if snapshot is not None:
+            put_back(snapshot, self._stream, self._chunk, self._conversations, self._progress)
+        self._keeper = keeper
+        keeper.start()
+
+    def image(self, copies: Copies) -> tuple[dict[str, Any], dict[str, NDArray], float]:
+        """Where the session stands, copies of all it holds, and for how many ms they kept it waiting.
+
+        Takes its turn like a question: the next one.
+        """
+        with self._turnstile.question(self._turnstile.queue()):
+            started = time.perf_counter()
+            about, arrays = image_of(self._stream, self._chunk, self._conversations, self._progress)
+            copied = copies.of(arrays)
+            held_ms = 1e3 * (time.perf_counter() - started)
+        return about, copied, held_ms
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Something else whenever a frame or a question has changed the session."""
+        return self._progress.frames, self._progress.asked
 
     @property
     def basis(self) -> str:
@@ -317,20 +360,26 @@ class Session:
     @property
     def time_s(self) -> float:
         """The stream's time at the newest frame."""
-        return self._time_s
+        return self._progress.time_s
+
+    def cancel(self) -> list[Answer]:
+        """Cancel what is being answered and all questions that wait; from any thread. Waits for none of them."""
+        running = list(self._running)
+        for answer in running:
+            answer.cancel()
+        return running
 
     def close(self) -> None:
-        """Cancel what is being answered and wait for it; a model that this session loaded is closed with it.
+        """Cancel what is being answered and wait for it, write the last snapshot, close a model that this session loaded.
 
         A closed session still has its :attr:`stats`; closing it again does nothing.
         """
         with self._opening:
             already, self._closed = self._closed, True
-        running = list(self._running)
-        for answer in running:
-            answer.cancel()
-        for answer in running:
+        for answer in self.cancel():
             answer.settle()
+        if self._keeper is not None and not already:
+            self._keeper.close()
         if self._owns_model and not already:
             with self._turnstile.watcher():
                 self.model.close()

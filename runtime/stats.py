@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -18,13 +21,50 @@ class MemoryStats:
     prefill_ms: float = 0.0
 
 
+@dataclass(slots=True)
+class Progress:
+    """How far a session has come: frames watched, chunks of them appended, the stream's time at the newest, questions asked.
+
+    Of those that a snapshot brought ``resumed`` frames; ``started``: when this process watched its first.
+    """
+
+    frames: int = 0
+    chunks: int = 0
+    time_s: float = 0.0
+    asked: int = 0
+    resumed: int = 0
+    started: float | None = None
+
+    def watched(self, timestamp: float | None) -> None:
+        """One frame more, at ``timestamp`` seconds, or at its number."""
+        self.frames += 1
+        self.started = self.started or time.perf_counter()
+        self.time_s = float(self.frames) if timestamp is None else timestamp
+
+    @property
+    def fps(self) -> float:
+        """Frames a second since this process watched its first."""
+        elapsed = time.perf_counter() - self.started if self.started else 0.0
+        return (self.frames - self.resumed) / elapsed if elapsed else 0.0
+
+    def state(self) -> dict[str, float]:
+        """What a snapshot holds of it."""
+        return {"frames": self.frames, "chunks": self.chunks, "time_s": float(self.time_s)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state` was."""
+        self.frames = self.resumed = state["frames"]
+        self.chunks, self.time_s = state["chunks"], state["time_s"]
+
+
 @dataclass(frozen=True, slots=True)
 class SessionStats:
     """What a session has done so far.
 
     frames watched, and fps since the first of them; tokens of memory held in the fullest layer; cache_bytes allocated once at
     start, policy_bytes that the policy now keeps beside them; ttft_ms (from ask to the first token) and tpot_ms (each further
-    one) of the newest answer.
+    one) of the newest answer; state_bytes of the buffer that snapshots are taken in, snapshots written by this process, and
+    held_ms, the longest that the stream waited for one.
     """
 
     frames: int
@@ -37,3 +77,6 @@ class SessionStats:
     ttft_ms: float
     tpot_ms: float
     memory: MemoryStats
+    state_bytes: int = 0
+    snapshots: int = 0
+    held_ms: float = 0.0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +17,11 @@ from edgevlm.runtime.cache import Rows
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape
+from edgevlm.runtime.policies.base import nested, within
 from edgevlm.runtime.positions import Positions, Reindexing, rope_tables
 from edgevlm.runtime.room import allocate, check_budget
 from edgevlm.runtime.st_spattn import frame_pattern
+from edgevlm.runtime.state.copies import copy_bytes
 from edgevlm.runtime.stats import MemoryStats
 
 Float32 = NDArray[np.float32]
@@ -27,7 +31,8 @@ class Stream:
     """Appends prefix, frames and questions to a cache of fixed size.
 
     capacity of every layer = prefix + |M| + text room; at no moment does a layer hold more than prefix + |M| rows of memory.
-    A policy that ``appends_first`` has a chunk of frames more in both.
+    A policy that ``appends_first`` has a chunk of frames more in both. copy_bytes: of a second buffer for ``snapshots``, which
+    must fit beside the cache; it is not made here.
     """
 
     def __init__(
@@ -39,6 +44,7 @@ class Stream:
         text_room: int,
         reindexing: Reindexing,
         chunk: int = 1,
+        snapshots: bool = False,
     ) -> None:
         decoder, vision = model.bundle.decoder, model.bundle.vision
         self.model, self.policy, self.budget, self.prefix = model, policy, budget, len(prefix)
@@ -54,7 +60,9 @@ class Stream:
         if needs.raw_layers:
             self._project(needs.guidance, 0)  # a bundle that cannot is refused now
         capacities = [len(prefix) + int(rows) + ahead + text_room for rows in policy.layer_budgets]
-        self.cache = allocate(decoder, capacities, self.inv_freq, chunk, vision)
+        held = sum(capacities) - len(capacities) * text_room
+        self.copy_bytes = copy_bytes(decoder, vision, held, chunk, np.dtype(np.float32).itemsize) if snapshots else 0
+        self.cache = allocate(decoder, capacities, self.inv_freq, chunk, vision, self.copy_bytes)
         asked = {*needs.probe_layers, *needs.guidance_layers, *needs.question_layers}
         buffers, probes = self.cache.buffers(), tuple(sorted(asked))
         self.decoder = model.engine.bind(buffers, probes)
@@ -74,6 +82,21 @@ class Stream:
     def tokens(self) -> int:
         """Rows of memory held in the fullest layer, the prefix left out."""
         return int(self.cache.lengths.max()) - self.prefix
+
+    def state(self) -> tuple[dict[str, Any], dict[str, NDArray]]:
+        """Where the stream stands, as JSON has it, and what memory and policy hold: views, not copies."""
+        numbers = {"position": self.positions.next, "seq": self._seq, "frames": self.frames, "stats": asdict(self.stats)}
+        layers = {f"layer{layer}": self.cache.held(layer) for layer in range(self.cache.layers)}
+        held = {f"{layer}.{name}": part for layer, parts in layers.items() for name, part in parts.items()}
+        return numbers, held | nested("policy", self.policy.state())
+
+    def restore(self, numbers: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
+        """Go on from what :meth:`state` was of a stream of the same model and settings."""
+        for layer in range(self.cache.layers):
+            self.cache.load(layer, within(arrays, f"layer{layer}"))
+        self.policy.restore({name: part.copy() for name, part in within(arrays, "policy").items()}, self.cache)
+        self.positions.next, self._seq, self.frames = numbers["position"], numbers["seq"], numbers["frames"]
+        self.stats = MemoryStats(**numbers["stats"])
 
     def append_frames(self, features: Float32, coming: int = 0) -> int:
         """Append frames ``[F, tokens_per_frame, hidden]``, in pieces of whole frames, or in chunks.

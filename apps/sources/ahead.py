@@ -65,6 +65,9 @@ class Ahead(Source):
             raise self._error
         return None
 
+    def skip(self, time_s: float) -> bool:
+        return self._source.skip(time_s)
+
     def close(self) -> None:
         self._closing.set()
         self._slot.close()

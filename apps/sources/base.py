@@ -144,6 +144,12 @@ class Source(ABC):
     def interrupt(self) -> None:  # noqa: B027
         """End a read that waits for frames, from any thread; a source that cannot wait for long has nothing to end."""
 
+    def skip(self, time_s: float) -> bool:
+        """Pass over what is recorded up to the frame of ``time_s``, before the first :meth:`read`; False: nothing is."""
+        while (frame := self.read()) is not None and frame.time_s < time_s:
+            pass
+        return True
+
     def close(self) -> None:
         """Let go of what is open; a source that failed stays FAILED."""
         if self.state is not State.FAILED:

@@ -52,6 +52,9 @@ class LiveSource(Source):
             if (frame := self._slot.take(POLL_S)) is not None or over:
                 return frame
 
+    def skip(self, time_s: float) -> bool:
+        return False
+
     def close(self) -> None:
         with self._changed:
             self._closing = True

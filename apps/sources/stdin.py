@@ -61,6 +61,9 @@ class StdinSource(Source):
         self._frames += more
         return more
 
+    def skip(self, time_s: float) -> bool:
+        return False  # whoever writes to the pipe decides where it begins
+
     def interrupt(self) -> None:
         self._stream.close()
 

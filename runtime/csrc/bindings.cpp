@@ -96,6 +96,37 @@ struct PyRows {
     }
 };
 
+// A dense array of keys or values, copied if it was not dense.
+py::array dense_rows(const Cache& cache, py::handle object, const char* name, std::int64_t rows) {
+    const std::vector<std::int64_t> shape{cache.kv_heads(), rows, cache.head_dim()};
+    const bool half = cache.dtype() == DType::fp16;
+    return py::array::ensure(half ? checked<Half>(object, name, shape) : checked<float>(object, name, shape), py::array::c_style);
+}
+
+// [H, n] of everything that a layer holds.
+void load(Cache& self, std::int64_t layer, py::handle key_, py::handle value_, py::handle kind_, py::handle seq_,
+          py::handle frame_, py::handle row_, py::handle col_, py::handle position_) {
+    const std::int64_t heads = self.kv_heads();
+    const auto kind = dense<std::uint8_t>(kind_, "kind", {heads, any});
+    const std::int64_t rows = kind.shape(1);
+    const py::array key = dense_rows(self, key_, "key", rows), value = dense_rows(self, value_, "value", rows);
+    const auto seq = dense<std::int64_t>(seq_, "seq", {heads, rows});
+    const auto frame = dense<std::int32_t>(frame_, "frame", {heads, rows});
+    const auto row = dense<std::int16_t>(row_, "row", {heads, rows}), col = dense<std::int16_t>(col_, "col", {heads, rows});
+    const auto position = dense<std::int32_t>(position_, "position", {heads, rows, self.axes()});
+    const StoredRows stored{rows,
+                            static_cast<const std::byte*>(key.data()),
+                            static_cast<const std::byte*>(value.data()),
+                            kind.data(),
+                            seq.data(),
+                            frame.data(),
+                            row.data(),
+                            col.data(),
+                            position.data()};
+    Unlocked unlocked;
+    self.load(layer, stored);
+}
+
 template <typename Field>
 py::array_t<std::int32_t> per_layer(const Cache& cache, Field field) {
     py::array_t<std::int32_t> out(cache.layers());
@@ -182,6 +213,7 @@ void bind_cache(py::module_& module) {
         Unlocked unlocked;
         self.shift(layer, positions);
     });
+    cache.def("load", &load);
     cache.def("reindex", [](Cache& self, std::int64_t prefix) {
         Unlocked unlocked;
         return self.reindex(prefix);

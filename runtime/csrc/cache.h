@@ -38,6 +38,19 @@ struct Rows {
     const std::int32_t* position;  // [n, axes]
 };
 
+// All rows of one layer as a snapshot holds them, head by head; dense.
+struct StoredRows {
+    std::int64_t count;            // n
+    const std::byte* key;          // [H, n, D] of the cache's dtype, rotated
+    const std::byte* value;        // [H, n, D]
+    const std::uint8_t* kind;      // [H, n]
+    const std::int64_t* seq;       // [H, n]
+    const std::int32_t* frame;     // [H, n]
+    const std::int16_t* row;       // [H, n]
+    const std::int16_t* col;       // [H, n]
+    const std::int32_t* position;  // [H, n, axes]
+};
+
 // One layer. Rows [0, length) are valid, in no order. Rows [length, capacity) are free and read by nobody: they are zero, or
 // what an eviction has left there, but finite, unless they are reserved.
 struct Layer {
@@ -78,7 +91,7 @@ struct Mark {
     std::int64_t serial;
 };
 
-// cache.cpp: the block and how it is laid out; cache_append.cpp, cache_evict.cpp, cache_positions.cpp: what changes rows.
+// cache.cpp: the block and how it is laid out; cache_append.cpp, cache_evict.cpp, cache_load.cpp, cache_positions.cpp: what changes rows.
 class Cache {
 public:
     explicit Cache(const Shape& shape);
@@ -99,6 +112,7 @@ public:
     void append(std::int64_t layer, const Volume<float>& key, const Volume<float>& value, const Rows& rows);
     void shift(std::int64_t layer, const Volume<std::int32_t>& position);
     std::int64_t reindex(std::int64_t prefix);
+    void load(std::int64_t layer, const StoredRows& rows);  // in the place of all that the layer holds
 
     const Layer& layer(std::int64_t index) const;  // throws when there is no such layer
     std::int64_t layers() const { return layers_; }

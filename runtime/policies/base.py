@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
+State = Mapping[str, NDArray]  # what a policy keeps, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,21 @@ class Policy(ABC):
         """Bytes of the arrays that the policy now keeps from one call to the next, beside the cache."""
         return 0
 
+    def state(self) -> State:
+        """What the policy keeps from one call to the next, beside the cache: arrays by name, for a snapshot; not copies.
+
+        Nothing of a compression in progress: it is asked for between frames.
+        """
+        return {}
+
+    def restore(self, state: State, cache: KVCache) -> None:
+        """Go on from what :meth:`state` was in an attached policy of the same settings; ``cache`` holds what it held then.
+
+        ``state`` may be read-only. Raises KeyError or ValueError for what is no such state.
+        """
+        if state:
+            raise ValueError(f"policy {self.name} keeps nothing and was given {', '.join(state)}")
+
     @property
     def room(self) -> int:
         """The most rows to append at once: what one compression makes free, and never less than a frame."""
@@ -235,3 +251,13 @@ def parse_settings(text: str) -> tuple[str, dict[str, str]]:
     name, _, rest = text.partition(":")
     pairs: Sequence[str] = [part for part in rest.split(",") if part]
     return name, {key.strip(): value.strip() for key, _, value in (pair.partition("=") for pair in pairs)}
+
+
+def within(state: State, part: str) -> dict[str, NDArray]:
+    """The entries of ``state`` below ``part``, as ``nested`` put them there."""
+    return {name.removeprefix(f"{part}."): array for name, array in state.items() if name.startswith(f"{part}.")}
+
+
+def nested(part: str, state: State) -> dict[str, NDArray]:
+    """``state`` under names that begin with ``part``."""
+    return {f"{part}.{name}": array for name, array in state.items()}

@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime import primitives
-from edgevlm.runtime.policies.base import Appended, Float32
+from edgevlm.runtime.policies.base import Appended, Float32, State, nested, within
 from edgevlm.runtime.policies.queries import QueryWindow
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
 
 Int64 = NDArray[np.int64]
+LAST = ("seq", "mass")  # names of the two parts of a layer's last scores
 
 
 class CrossLayer:
@@ -38,6 +39,20 @@ class CrossLayer:
         """Bytes of the queries and scores held."""
         last = sum(seq.nbytes + mass.nbytes for seq, mass in self._last.values())
         return self._queries.nbytes + sum(mass.nbytes for mass in self._mass.values()) + last
+
+    def state(self) -> dict[str, NDArray]:
+        """What outlives a compression, by name, for a snapshot."""
+        last: dict[str, NDArray] = {}
+        for layer, (seq, mass) in self._last.items():
+            last |= {f"{LAST[0]}{layer}": seq, f"{LAST[1]}{layer}": mass}
+        return nested("window", self._queries.state()) | nested("last", last)
+
+    def restore(self, state: State) -> None:
+        """Hold what :meth:`state` was."""
+        self._queries.restore(within(state, "window"))
+        last = within(state, "last")
+        layers = [int(name.removeprefix(LAST[0])) for name in last if name.startswith(LAST[0])]
+        self._last = {layer: (last[f"{LAST[0]}{layer}"], last[f"{LAST[1]}{layer}"]) for layer in layers}
 
     def add(self, appended: Appended) -> None:
         """Take the queries of rows just published."""

@@ -9,7 +9,20 @@ import numpy as np
 
 from edgevlm.runtime import primitives
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import Appended, Bool, Float32, Guide, Needs, Policy, StreamShape, newest, tokens_of
+from edgevlm.runtime.policies.base import (
+    Appended,
+    Bool,
+    Float32,
+    Guide,
+    Needs,
+    Policy,
+    State,
+    StreamShape,
+    nested,
+    newest,
+    tokens_of,
+    within,
+)
 from edgevlm.runtime.policies.cross_layer import booster, layer_number
 from edgevlm.runtime.policies.scores import SeqScores
 
@@ -56,6 +69,18 @@ class H2O(Policy):
     @property
     def state_bytes(self) -> int:
         return sum(scores.nbytes for scores in self._scores.values()) + (self._cross.nbytes if self._cross else 0)
+
+    def state(self) -> State:
+        scores = {f"{layer}.{name}": held for layer, of in self._scores.items() for name, held in of.state().items()}
+        return nested("scores", scores) | nested("cross", self._cross.state() if self._cross else {})
+
+    def restore(self, state: State, cache: KVCache) -> None:
+        scores = within(state, "scores")
+        for layer in sorted({int(name.partition(".")[0]) for name in scores}):
+            self._scores[layer] = SeqScores(cache.kv_heads, int(cache.capacities[layer]))
+            self._scores[layer].replace(scores[f"{layer}.seq"], scores[f"{layer}.score"])
+        if self._cross is not None:
+            self._cross.restore(within(state, "cross"))
 
     @property
     def room(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from edgevlm.runtime import primitives
-from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Plan, Policy, StreamShape, newest
+from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Plan, Policy, State, StreamShape, newest
 from edgevlm.runtime.policies.cross_layer import CrossLayer, layer_number
 
 if TYPE_CHECKING:
@@ -62,6 +62,12 @@ class PureKV(Policy):
     @property
     def state_bytes(self) -> int:
         return self._cross.nbytes
+
+    def state(self) -> State:
+        return self._cross.state()
+
+    def restore(self, state: State, cache: KVCache) -> None:
+        self._cross.restore(state)
 
     @property
     def needs(self) -> Needs:

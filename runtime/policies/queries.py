@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,6 +36,16 @@ class QueryWindow:
     def nbytes(self) -> int:
         """Bytes of the queries held, their ``seq`` and ``position`` included."""
         return self._seq.nbytes + self._position.nbytes + sum(queries.nbytes for queries in self._queries.values())
+
+    def state(self) -> dict[str, NDArray]:
+        """What is held, by name, for a snapshot."""
+        queries = {f"query{layer}": held for layer, held in self._queries.items()}
+        return {"seq": self._seq, "position": self._position, **queries}
+
+    def restore(self, state: Mapping[str, NDArray]) -> None:
+        """Hold what :meth:`state` was."""
+        self._seq, self._position = state["seq"], state["position"]
+        self._queries = {int(name[5:]): held for name, held in state.items() if name.startswith("query")}
 
     def add(self, appended: Appended) -> None:
         """Take the newest of the rows just appended; older ones leave."""

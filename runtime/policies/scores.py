@@ -26,6 +26,10 @@ class SeqScores:
     def nbytes(self) -> int:
         return self._seq.nbytes + self._score.nbytes
 
+    def state(self) -> dict[str, NDArray]:
+        """The scores held, ``[heads, n]`` each, by name, for a snapshot."""
+        return {"seq": self._seq[:, : self._count], "score": self._score[:, : self._count]}
+
     def get(self, seq: Int64) -> Float64:
         """The score of each token of ``seq`` ``[heads, n]``, in any order; 0 for one that has none."""
         out = np.zeros(seq.shape)

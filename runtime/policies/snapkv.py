@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgevlm.runtime import primitives
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Policy, StreamShape, newest, tokens_of
+from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Policy, State, StreamShape, newest, tokens_of
 from edgevlm.runtime.policies.cross_layer import booster, layer_number
 from edgevlm.runtime.policies.queries import QueryWindow
 
@@ -62,6 +62,12 @@ class SnapKV(Policy):
     @property
     def state_bytes(self) -> int:
         return (self._cross or self._queries).nbytes
+
+    def state(self) -> State:
+        return (self._cross or self._queries).state()
+
+    def restore(self, state: State, cache: KVCache) -> None:
+        (self._cross or self._queries).restore(state)
 
     @property
     def compress_to(self) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from edgevlm.runtime import primitives
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Plan, Policy, StreamShape, newest, tokens_of
+from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Plan, Policy, State, StreamShape, newest, tokens_of
 from edgevlm.runtime.policies.cross_layer import booster, layer_number
 
 if TYPE_CHECKING:
@@ -53,6 +53,13 @@ class StreamingLLM(Policy):
     @property
     def state_bytes(self) -> int:
         return self._cross.nbytes if self._cross else 0
+
+    def state(self) -> State:
+        return self._cross.state() if self._cross else {}
+
+    def restore(self, state: State, cache: KVCache) -> None:
+        if self._cross is not None:
+            self._cross.restore(state)
 
     @property
     def room(self) -> int:

@@ -1,0 +1,93 @@
+"""How a run is told to end: signals, and a reader or terminal that goes away. No frame is cut in two by it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Ending:
+    """While entered, the first signal calls ``stop`` and interrupts what stands in :meth:`waiting`, and nothing else.
+
+    A second one raises KeyboardInterrupt wherever the main thread is, for those who cannot wait. SIGHUP stays ignored where it
+    is, as under nohup. Entered in another thread than the main one it changes nothing.
+    """
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self.asked = self.forced = False
+        self._stop = stop
+        self._waiting = self._entered = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Ending:
+        self._entered = threading.current_thread() is threading.main_thread()
+        if self._entered:
+            for number in SIGNALS:
+                if (before := signal.getsignal(number)) is not signal.SIG_IGN:
+                    self._before[number] = before
+                    signal.signal(number, self._signalled)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        self._before.clear()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The main thread waits here for something that may never come: a signal raises KeyboardInterrupt."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._waiting = True
+        try:
+            if self.asked and self._entered:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._waiting = False
+
+    def ask(self) -> None:
+        """End as if a signal had come; from any thread."""
+        if self.asked:
+            return
+        if signal.SIGTERM in self._before:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            self.asked = True
+            self._stop()
+
+    def _signalled(self, *_: object) -> None:
+        if self.asked:
+            self.forced = True
+            raise KeyboardInterrupt
+        self.asked = True
+        self._stop()
+        if self._waiting:
+            raise KeyboardInterrupt
+
+
+def is_gone(stream: TextIO) -> bool:
+    """Whether nobody can read a stream any more: the pipe's other end is closed, or the terminal has gone."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    except (OSError, ValueError):
+        return False
+
+
+def silence_what_is_gone() -> bool:
+    """Let what is still written to stdout and stderr go nowhere where nobody can read it; whether there was such a one."""
+    gone = [stream for stream in (sys.stdout, sys.stderr) if is_gone(stream)]
+    for stream in gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return bool(gone)

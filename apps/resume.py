@@ -1,0 +1,28 @@
+"""A source that goes on where a snapshot was taken."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+
+from edgevlm.apps.run import Plan
+from edgevlm.apps.sources import Source
+from edgevlm.runtime.state import Keeper
+
+
+def go_on(source: Source, keeper: Keeper, plan: Plan) -> None:
+    """Take ``source`` and ``plan`` to where the resumed snapshot was taken, if there is one.
+
+    What is recorded, the demo and files, goes on behind the frame that was the newest: those up to it are read and passed over.
+    What is live goes on at once, and its clock has gone on meanwhile: its times begin at the snapshot's and the seconds since.
+    Questions planned for times before the snapshot's have been asked.
+    """
+    if keeper.resumed is None:
+        return
+    about = keeper.resumed.about
+    time_s = about["session"]["time_s"]
+    plan.at = [(at, question) for at, question in plan.at if at >= time_s]
+    with Console(stderr=True).status(f"going to {time_s:.1f} s of {source.name}"):
+        if not source.skip(time_s):
+            plan.since = time_s + max(0.0, time.time() - about["written"])

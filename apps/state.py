@@ -1,0 +1,67 @@
+"""``edgevlm state show``: what the snapshots of a folder hold, or why they cannot be used."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from edgevlm.errors import SnapshotError, UserError
+from edgevlm.runtime.paths import look
+from edgevlm.runtime.state.folder import verified
+from edgevlm.runtime.state.format import Snapshot
+from edgevlm.runtime.state.image import described
+
+
+def show_state(folder: Path, as_json: bool) -> tuple[str, bool]:
+    """Lines about each snapshot, newest first, and whether one can be used. Raises UserError where there is none."""
+    found = list(verified(folder)) if look(folder) == "folder" else []
+    if not found:
+        raise UserError(f"{folder}: there are no snapshots; give the folder of edgevlm run --state")
+    describe = as_record if as_json else as_text
+    return "\n".join(describe(path, what) for path, what in found), any(isinstance(what, Snapshot) for _, what in found)
+
+
+def as_record(path: Path, found: Snapshot | SnapshotError) -> str:
+    if isinstance(found, SnapshotError):
+        return json.dumps({"snapshot": path.name, "usable": False, "reason": str(found)})
+    return json.dumps({"snapshot": path.name, "usable": True, **facts(found)})
+
+
+def facts(snapshot: Snapshot) -> dict[str, Any]:
+    """What is of interest in a header."""
+    about = snapshot.about
+    session, numbers, identity = about["session"], about["stream"], about["identity"]
+    layers = [array.shape[1] for name, array in snapshot.arrays.items() if name.startswith("layer") and name.endswith(".kind")]
+    return {
+        "bytes": snapshot.path.stat().st_size,
+        "edgevlm": about["edgevlm"],
+        "written": about["written"],
+        "source": about["source"],
+        **identity,
+        "frames": session["frames"],
+        "time_s": session["time_s"],
+        "waiting": about["chunk"]["taken"],
+        "rows": max(layers),
+        "compressions": numbers["stats"]["compressions"],
+        "turns": {name: len(turns) for name, turns in session["conversations"].items()},
+    }
+
+
+def as_text(path: Path, found: Snapshot | SnapshotError) -> str:
+    if isinstance(found, SnapshotError):
+        return f"{path.name}: cannot be used: {found}"
+    of = facts(found)
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(of["written"]))
+    turns = ", ".join(f"{name}: {count}" for name, count in of["turns"].items()) or "none"
+    return "\n".join(
+        [
+            f"{path.name}: {described(found.about)} ({written}, edgevlm {of['edgevlm']})",
+            f"  source {of['source'] or '-'} · model {of['name']} {of['model'][:12]} · {of['dtype']}",
+            f"  policy {of['policy']} · budget {of['budget']} · chunk {of['chunk']} · re-indexing {of['reindexing']}",
+            f"  {of['rows']} rows in the fullest layer · {of['compressions']} compressions · "
+            f"{of['waiting']} frames of a chunk waiting · {of['bytes'] / 1e6:.1f} MB",
+            f"  turns of conversations: {turns}",
+        ]
+    )

@@ -1,0 +1,86 @@
+"""How long a snapshot holds the stream, beside the time of a frame, and how long it then takes to be on disk.
+
+A memory is filled until its policy compresses. Then turns are measured: a chunk is watched, and a snapshot is taken, copied on
+the stream's time and written on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.apps.demo.world import World
+from edgevlm.bench.share import CHUNK, SEEDED, SEEDED_BUDGET, Subject, opened
+from edgevlm.bench.timing import timed
+from edgevlm.engines.onnxruntime_cpu import default_threads
+from edgevlm.runtime.bundle import Progress
+from edgevlm.runtime.session import Session
+from edgevlm.runtime.state.copies import Copies
+from edgevlm.runtime.state.folder import StateFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Medians, in milliseconds. bytes: of a snapshot on disk."""
+
+    model: str
+    policy: str
+    budget: int
+    threads: int
+    bytes: int
+    frame_ms: float
+    hold_ms: float
+    write_ms: float
+
+    def line(self) -> dict[str, Any]:
+        figures = {name: round(getattr(self, name), 3) for name in ("frame_ms", "hold_ms", "write_ms")}
+        head = {name: getattr(self, name) for name in ("model", "policy", "budget", "threads", "bytes")}
+        return {"bench": "snapshot", **head, **figures, "hold_over_frame": round(self.hold_ms / self.frame_ms, 4)}
+
+
+def run(
+    models: Sequence[str], policies: Sequence[str], budget: int | None, rounds: int, threads: int | None, out: Path | None,
+    progress: Progress,
+) -> Iterator[Hold]:  # fmt: skip
+    """A result for each model (``demo``, SEEDED or a bundle's folder) and policy, as it comes; ``out``: where to write."""
+    for name in models:
+        with opened(name, threads or default_threads(), progress) as subject:
+            for policy in policies:
+                progress(f"{name}, {policy}")
+                tokens = SEEDED_BUDGET if budget is None and name == SEEDED else budget
+                with TemporaryDirectory(dir=out, prefix="edgevlm-bench-") as folder:
+                    yield measure(subject, policy, tokens, rounds, Path(folder))
+
+
+def measure(subject: Subject, policy: str, budget: int | None, rounds: int, folder: Path) -> Hold:
+    """Fill a session's memory, then take turns: a chunk, a snapshot."""
+    world, state = World(0), StateFolder(folder)
+    with Session.open(subject.model, policy=policy, budget=budget, chunk=CHUNK) as session:
+        with subject.noise.filling() if subject.noise else nullcontext():
+            while not session.stats.memory.compressions:
+                session.watch(world.step())
+        copies, turns = Copies(session.cache.nbytes), []
+        for _ in range(rounds + 1):  # the first touches new memory, and does not count
+            frames = [world.step() for _ in range(CHUNK)]
+            frame_ms = timed(partial(watch, session, frames)) / CHUNK
+            about, arrays, held_ms = session.image(copies)
+            turns.append((frame_ms, held_ms, timed(partial(state.write, {"identity": {}, **about}, arrays))))
+        frame_ms, hold_ms, write_ms = (median(column) for column in zip(*turns[1:], strict=True))
+        size = max(path.stat().st_size for path in folder.glob("*.snapshot"))
+        tokens = session._stream.budget
+    state.close()
+    return Hold(subject.name, policy, tokens, subject.threads, size, frame_ms, hold_ms, write_ms)
+
+
+def watch(session: Session, frames: Sequence[NDArray[np.uint8]]) -> None:
+    for frame in frames:
+        session.watch(frame)

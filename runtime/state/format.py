@@ -1,0 +1,113 @@
+"""One snapshot in one file: a preamble, a JSON header that says what follows, and arrays as raw bytes. Nothing is pickled.
+
+Everything is little-endian and padded with zeros to 64 bytes; every byte of the file is under one of its checksums (CRC-32).
+docs/state.md draws the layout.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.errors import SnapshotError
+
+FORMAT = 1
+MAGIC = b"EDGEVLM\x1a"
+PREAMBLE = struct.Struct("<8sIIQ")  # magic, format, CRC-32 of the header, bytes of preamble and header with its padding
+ALIGNMENT = 64
+LARGEST_HEADER = 1 << 28
+KINDS = "biuf"  # numpy's, of the arrays that there can be
+
+Arrays = Mapping[str, NDArray]
+
+
+class OtherFormat(SnapshotError):
+    """A snapshot that another edgevlm can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a file holds. about: the header. arrays: read-only, mapped from the file, verified."""
+
+    path: Path
+    about: Mapping[str, Any]
+    arrays: Arrays
+
+
+def padding(size: int) -> int:
+    """Bytes from ``size`` to the next boundary."""
+    return -size % ALIGNMENT
+
+
+def write(stream: BinaryIO, about: Mapping[str, Any], arrays: Arrays) -> int:
+    """Write a snapshot and return its bytes. about: JSON, without the key ``sections``. arrays: dense. Raises OSError."""
+    flat = {name: np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for name, array in arrays.items()}
+    sections, offset = [], 0
+    for name, array in arrays.items():
+        size, zeros = flat[name].nbytes, bytes(padding(flat[name].nbytes))
+        kind = array.dtype.newbyteorder("<").str
+        sections.append([name, kind, list(array.shape), offset, crc32(zeros, crc32(flat[name]))])
+        offset += size + len(zeros)
+    text = json.dumps({**about, "bytes": offset, "sections": sections}, ensure_ascii=True).encode()
+    whole = PREAMBLE.size + len(text) + padding(PREAMBLE.size + len(text))
+    body = text.ljust(whole - PREAMBLE.size, b" ")
+    stream.write(PREAMBLE.pack(MAGIC, FORMAT, _header_sum(whole, body), whole) + body)
+    for part in flat.values():
+        stream.write(part)
+        stream.write(bytes(padding(part.nbytes)))
+    return whole + offset
+
+
+def read_about(path: Path) -> tuple[dict[str, Any], int]:
+    """The header of a snapshot, and the bytes before its arrays, which are not looked at. Raises SnapshotError."""
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(PREAMBLE.size)
+            if len(start) < PREAMBLE.size or not start.startswith(MAGIC):
+                raise SnapshotError("is no snapshot, or torn at its start")
+            _, version, checksum, whole = PREAMBLE.unpack(start)
+            if version != FORMAT:
+                upgrade = "; upgrade edgevlm" if version > FORMAT else ""
+                raise OtherFormat(f"is of snapshot format {version} and this edgevlm reads format {FORMAT}{upgrade}")
+            body = stream.read(whole - PREAMBLE.size) if PREAMBLE.size <= whole <= LARGEST_HEADER else b""
+            if _header_sum(whole, body) != checksum:
+                raise SnapshotError("is damaged (the checksum of its header does not match)")
+            about: dict[str, Any] = json.loads(body)
+            size = path.stat().st_size
+    except OSError as error:
+        raise SnapshotError(f"cannot be read ({error.strerror})") from None
+    if size != whole + about["bytes"]:
+        raise SnapshotError(f"is torn ({size} bytes, not {whole + about['bytes']})")
+    return about, whole
+
+
+def read(path: Path) -> Snapshot:
+    """A snapshot, every byte verified. Raises SnapshotError, which says what is wrong with it and leaves its name out."""
+    about, start = read_about(path)
+    try:
+        block = np.memmap(path, np.uint8, "r", start, (about["bytes"],)) if about["bytes"] else np.zeros(0, np.uint8)
+    except OSError as error:
+        raise SnapshotError(f"cannot be read ({error.strerror})") from None
+    return Snapshot(path, about, {str(section[0]): _array(block, *section) for section in about["sections"]})
+
+
+def _array(block: NDArray[np.uint8], name: str, kind: str, shape: list[int], offset: int, checksum: int) -> NDArray:
+    dtype = np.dtype(kind)
+    size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    if dtype.kind not in KINDS or not 0 <= offset <= offset + size <= len(block):
+        raise SnapshotError(f"does not describe itself ({name})")
+    if crc32(block[offset : offset + size + padding(size)].data) != checksum:
+        raise SnapshotError(f"is damaged (the checksum of {name} does not match)")
+    return block[offset : offset + size].view(dtype).reshape(shape)
+
+
+def _header_sum(whole: int, body: bytes) -> int:
+    return crc32(body, crc32(PREAMBLE.pack(MAGIC, FORMAT, 0, whole)))

@@ -1,0 +1,187 @@
+"""A run that is told to end does so soon, its summary said and its snapshot written, wherever it stands."""
+
+import json
+import os
+import pty
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from edgevlm.runtime.state.folder import verified
+from edgevlm.runtime.state.format import Snapshot
+
+COUNT = "how many objects are there now?"
+SLOW_ANSWER = """
+import sys, time
+from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeDecoder
+step = OnnxRuntimeDecoder.step
+def slowly(self, *arguments, **settings):
+    rows = arguments[4] if len(arguments) > 4 else settings.get("logit_rows", ())
+    if len(rows):
+        print("generating", file=sys.stderr, flush=True)
+        time.sleep(1)
+        result = step(self, *arguments, **settings)
+        result.logits[...] = 0
+        result.logits[..., 8] = 1  # never the end of a text
+        return result
+    return step(self, *arguments, **settings)
+OnnxRuntimeDecoder.step = slowly
+from edgevlm.__main__ import main
+main()
+"""
+
+
+def start(*arguments, code=None, **options):
+    command = [sys.executable, *(["-c", code] if code else ["-m", "edgevlm"]), "run", "--threads", "1", *map(str, arguments)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    ready = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}  # a job in the background has it ignored
+    return subprocess.Popen(command, **streams, **ready)
+
+
+def ends(process):
+    """Wait for the end of a process: its exit code and all that it said. How long it took is printed (pytest -s)."""
+    began = time.monotonic()
+    try:
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    print(f"{time.monotonic() - began:.2f} s to the end")
+    assert "Traceback" not in err, err
+    return process.returncode, out, err
+
+
+def kept(folder):
+    return [found.about["session"]["frames"] for _, found in verified(folder) if isinstance(found, Snapshot)]
+
+
+def clean(process, folder, summary=True):
+    code, out, err = ends(process)
+    assert code == 0, err
+    assert kept(folder), err
+    if summary:
+        assert json.loads(out.splitlines()[-1])["event"] == "summary"
+    return json.loads(out.splitlines()[-1]) if summary else None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_writes_the_summary_and_the_snapshot(tmp_path, number):
+    process = start("--realtime", "--json", "--state", tmp_path)
+    process.stdout.readline()
+    process.send_signal(number)
+    assert kept(tmp_path) == []
+    summary = clean(process, tmp_path)
+    assert kept(tmp_path) == [summary["frames"]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_in_the_midst_of_an_answer(tmp_path, number):
+    """An answer of 88 tokens of a second each is cancelled, and leaves nothing in the snapshot."""
+    process = start("--no-realtime", "--frames", 20, "--json", "--state", tmp_path, "--ask-at", f"5:{COUNT}", code=SLOW_ANSWER)
+    for line in process.stderr:
+        if "generating" in line:
+            break
+    process.send_signal(number)
+    clean(process, tmp_path)
+    assert kept(tmp_path) == [10]
+
+
+def test_while_the_source_blocks_in_a_read(tmp_path):
+    """A camera that sends a few pictures and then nothing, its connection open."""
+    with StuckCamera() as camera:
+        process = start("--camera", camera.url, "--fps", 30, "--json", "--state", tmp_path)
+        for line in process.stdout:
+            if json.loads(line)["frames"]:
+                break
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        summary = clean(process, tmp_path)
+    assert kept(tmp_path) == [summary["frames"]]
+
+
+@pytest.mark.parametrize("output", [["--json"], []])
+def test_a_reader_that_goes_away(tmp_path, output):
+    process = start("--realtime", *output, "--state", tmp_path)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "lock").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(3)
+    process.stdout.close()
+    process.stdout = None
+    clean(process, tmp_path, summary=False)
+
+
+def test_a_terminal_that_goes_away(tmp_path):
+    pid, terminal = pty.fork()
+    if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.environ.update(TERM="xterm-256color", COLUMNS="120", LINES="40")
+        os.execv(sys.executable, [sys.executable, "-m", "edgevlm", "run", "--state", str(tmp_path)])
+    shown, deadline = "", time.monotonic() + 40
+    while "fps" not in shown and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.1)[0]:
+            shown += os.read(terminal, 65536).decode(errors="replace")
+    os.close(terminal)
+    deadline = time.monotonic() + 10
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if ended == (0, 0):
+        os.kill(pid, signal.SIGKILL)
+    assert ended != (0, 0), shown[-500:]
+    assert os.waitstatus_to_exitcode(ended[1]) == 0
+    assert kept(tmp_path)
+
+
+def test_a_second_signal_does_not_wait(tmp_path):
+    """The first one waits for a frame that takes for ever."""
+    slow = SLOW_ANSWER.replace("if len(rows):", "if len(rows) or len(arguments[0]) > 40:").replace("sleep(1)", "sleep(60)")
+    process = start("--realtime", "--json", "--chunk", 8, "--state", tmp_path, code=slow)
+    for line in process.stderr:
+        if "generating" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    assert ends(process)[0] == 130
+    assert kept(tmp_path) == [], "no snapshot of half a frame"
+
+
+class StuckCamera:
+    """Serves three Motion JPEG pictures, and then nothing."""
+
+    def __init__(self):
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/video.mjpg"
+        self._open = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        import cv2
+        import numpy as np
+
+        picture = cv2.imencode(".jpg", np.full((64, 64, 3), 90, np.uint8))[1].tobytes()
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self._open.append(connection)
+            connection.recv(4096)
+            connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Type: multipart/x-mixed-replace; boundary=b\r\n\r\n")
+            for _ in range(40):
+                head = f"--b\r\nContent-Type: image/jpeg\r\nContent-Length: {len(picture)}\r\n\r\n"
+                connection.sendall(head.encode() + picture + b"\r\n")
+                time.sleep(0.05)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._listener.close()
+        for connection in self._open:
+            connection.close()

@@ -1,0 +1,285 @@
+"""``run --state`` as real processes: killed at any moment, refused snapshots, folders that cannot be used, full disks."""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from cameras import MjpegCamera
+from clips import clip
+
+from edgevlm.apps.demo.world import World
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.session import Session
+from edgevlm.runtime.state.folder import snapshots, verified
+from edgevlm.runtime.state.format import Snapshot
+
+COUNT = "how many objects are there now?"
+RUN = [sys.executable, "-m", "edgevlm", "run", "--json", "--threads", "1", "--no-realtime"]
+
+
+def start(*arguments, **options):
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    return subprocess.Popen([*RUN, *map(str, arguments)], **streams)
+
+
+def run(*arguments, **options):
+    """Exit code, events and what was said of a run to its end."""
+    process = start(*arguments, **options)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, [json.loads(line) for line in out.splitlines()], err
+
+
+def newest(folder):
+    """The newest snapshot that is good, as a start finds it."""
+    return next((found for _, found in verified(folder) if isinstance(found, Snapshot)), None)
+
+
+def killed_at_random(folder, delays):
+    """Runs that go on one from another, each killed so long after its answer; frame -> the tokens answered there."""
+    answered = {}
+    for delay in delays:
+        found = newest(folder)
+        asks = ["--ask-at", f"{found.about['session']['time_s']}:{COUNT}"] if found else []
+        process = start("--state", folder, "--state-every", "0.05", "--frames", "1000000", *asks)
+        try:
+            for line in process.stdout:
+                event = json.loads(line)
+                if event["event"] == "answer" or (found is None and snapshots(folder)):
+                    break
+            time.sleep(delay)
+        finally:
+            process.kill()
+            said = process.communicate()[1]
+        if found:
+            assert event["event"] == "answer", said
+            frames = found.about["session"]["frames"]
+            assert f"resumed from {found.path.name}: {frames:,} frames" in said
+            assert event["time_s"] == frames / 2
+            answered.setdefault(frames, []).append(event["token_ids"])
+    return answered
+
+
+def uninterrupted(frames):
+    """The tokens of the same question at each of these frames, in one session that never stops."""
+    model, world, tokens = Model.load("demo", threads=1), World(0), {}
+    with Session.open(model) as session:
+        for frame in range(1, max(frames) + 1):
+            session.watch(world.step())
+            if frame in frames:
+                answer = session.ask(COUNT)
+                answer.wait()
+                tokens[frame] = answer.token_ids
+    model.close()
+    return tokens
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(51, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_it_goes_on_with_the_same_tokens(tmp_path, kills, capsys):
+    draw = random.Random(kills)
+    answered = killed_at_random(tmp_path, [draw.uniform(0, 0.3) for _ in range(kills)])
+    expected = uninterrupted(set(answered))
+    resumes = sum(map(len, answered.values()))
+    with capsys.disabled():
+        print(f"\n{kills} kills, {resumes} resumes at {len(answered)} different frames up to {max(answered)}")
+    assert resumes == kills - 1
+    for frame, given in answered.items():
+        assert given == len(given) * [expected[frame]]
+
+
+def test_the_stream_goes_on_with_the_demo_where_it_was(tmp_path):
+    whole = run("--frames", 43, "--ask", COUNT)[1]
+    assert run("--frames", 21, "--state", tmp_path)[0] == 0
+    code, lines, said = run("--frames", 22, "--state", tmp_path, "--ask", COUNT, "--ask-at", f"3:{COUNT}")
+    assert code == 0
+    assert "resumed from 00000001.snapshot: 21 frames to 10.5 s" in said
+    answers = [[line for line in of if line["event"] == "answer"] for of in (whole, lines)]
+    assert len(answers[1]) == 1, "what was planned for 3 s has been asked"
+    assert [(line["time_s"], line["token_ids"]) for line in answers[0]] == [
+        (line["time_s"], line["token_ids"]) for line in answers[1]
+    ]
+    assert lines[-1]["frames"] == 43
+    assert lines[-1]["cache_tokens"] == whole[-1]["cache_tokens"]
+
+
+def test_a_file_goes_on_behind_the_frame_that_was_the_newest(tmp_path):
+    film = ["--video", clip("bikes.mp4"), "--fps", 10]
+    whole = run(*film, "--frames", 22, "--ask", COUNT)[1]
+    run(*film, "--frames", 9, "--state", tmp_path)
+    lines = run(*film, "--frames", 13, "--state", tmp_path, "--ask", COUNT)[1]
+    assert [(line["time_s"], line["token_ids"]) for line in lines if line["event"] == "answer"] == [
+        (line["time_s"], line["token_ids"]) for line in whole if line["event"] == "answer"
+    ]
+    code, lines, _ = run(*film, "--state", tmp_path, "--ask", COUNT)
+    assert code == 0
+    rest = lines[-1]["frames"]
+    code, lines, _ = run(*film, "--state", tmp_path, "--ask", COUNT)
+    assert (code, lines[-1]["frames"]) == (0, rest), "a film that has been watched to its end"
+    assert len([line for line in lines if line["event"] == "answer"]) == 1
+
+
+def test_a_cameras_clock_goes_on_while_nothing_runs(tmp_path):
+    off = 1.5
+    with MjpegCamera(frames=1000) as camera:
+        watched = ["--camera", camera.url, "--fps", 20, "--frames", 3, "--state", tmp_path]
+        assert run(*watched)[0] == 0
+        time.sleep(off)
+        assert run(*watched)[0] == 0
+    new, old = (found.about for _, found in verified(tmp_path))
+    passed = new["session"]["time_s"] - old["session"]["time_s"]
+    assert off < passed <= new["written"] - old["written"] + 0.1
+
+
+def test_questions_can_be_asked_before_a_new_frame_comes(tmp_path):
+    run("--frames", 21, "--state", tmp_path)
+    _, lines, said = run("--seconds", 10.5, "--state", tmp_path, "--ask", COUNT)
+    assert [line["time_s"] for line in lines if line["event"] == "answer"] == [10.5], said
+
+
+@pytest.mark.parametrize("damage", ["flip", "tear", "empty"])
+def test_a_damaged_snapshot_is_refused_and_the_one_before_is_used(tmp_path, damage):
+    for _ in range(3):
+        run("--frames", 5, "--state", tmp_path)
+    last, before = snapshots(tmp_path)
+    data = bytearray(last.read_bytes())
+    data[len(data) // 2] ^= 4
+    last.write_bytes({"flip": data, "tear": data[: len(data) // 3], "empty": b""}[damage])
+    code, lines, said = run("--frames", 1, "--state", tmp_path)
+    assert code == 0
+    reason = {"flip": "is damaged (the checksum of layer", "tear": "is torn (", "empty": "is no snapshot, or torn"}[damage]
+    assert f"refused: {last.name} {reason}" in said
+    assert f"resumed from {before.name}: 10 frames" in said
+    assert lines[-1]["frames"] == 11
+    left = snapshots(tmp_path)
+    assert [path.stem for path in left] == ["00000004", before.stem], "the good one is kept, the damaged one goes"
+    assert all(isinstance(found, Snapshot) for _, found in verified(tmp_path))
+
+
+def test_nothing_that_can_be_used_begins_a_new_stream(tmp_path):
+    run("--frames", 5, "--state", tmp_path)
+    (only,) = snapshots(tmp_path)
+    only.write_bytes(only.read_bytes()[:-1])
+    code, lines, said = run("--frames", 2, "--state", tmp_path)
+    assert code == 0
+    assert "a new stream begins" in said
+    assert lines[-1]["frames"] == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["--policy", "uniform"], "was made with policy infinipot-v and this run has uniform"),
+        (["--policy", "infinipot-v:alpha=0.9"], "this run has infinipot-v:alpha=0.9"),
+        (["--budget", "512"], "was made with budget 704 and this run has 512"),
+        (["--chunk", "4"], "was made with chunk 8 and this run has 4"),
+        (["--reindexing", "eager"], "was made with reindexing lazy"),
+    ],
+)
+def test_a_snapshot_of_another_session_is_never_written_over(tmp_path, settings, says):
+    run("--frames", 5, "--state", tmp_path)
+    before = {path.name: path.read_bytes() for path in snapshots(tmp_path)}
+    code, lines, said = run("--frames", 5, "--state", tmp_path, *settings)
+    assert (code, lines, said.count("\n")) == (2, [], 1)
+    assert says in said
+    assert "choose another folder" in said
+    assert {path.name: path.read_bytes() for path in snapshots(tmp_path)} == before
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    process = start("--frames", "1000000", "--state", tmp_path, "--state-every", "0.1")
+    try:
+        process.stdout.readline()
+        code, lines, said = run("--frames", 1, "--state", tmp_path)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (code, lines, said.count("\n")) == (2, [], 1)
+    assert "another process uses it" in said
+    assert run("--frames", 1, "--state", tmp_path)[0] == 0, "a killed one holds nothing"
+
+
+@pytest.mark.parametrize(
+    ("folder", "says"), [("/dev/null/x", "cannot be written"), ("/proc/nothing", "cannot be written"), ("", "give a folder")]
+)
+def test_a_folder_that_cannot_be_written_is_one_line(folder, says):
+    code, lines, said = run("--frames", 1, "--state", folder)
+    assert (code, lines, said.count("\n")) == (2, [], 1)
+    assert says in said
+
+
+def test_intervals_that_are_none(tmp_path):
+    for every in ("0", "-1", "nan", "inf"):
+        code, _, said = run("--frames", 1, "--state", tmp_path, "--state-every", every)
+        assert (code, said.count("\n")) == (2, 1)
+        assert "--state-every" in said
+
+
+def test_a_disk_that_fills_costs_a_warning_and_no_frame(tmp_path):
+    """By a limit on the size of a file, lowered and raised again from outside."""
+    process = start("--frames", "1000000", "--state", tmp_path, "--state-every", "0.1")
+    try:
+        until(lambda: len(snapshots(tmp_path)) == 2)
+        _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (4096, hard))
+        time.sleep(0.3)
+        stuck = newest(tmp_path).path
+        stats = (event for event in map(json.loads, process.stdout) if event["event"] == "stats")
+        first = [next(stats)["frames"] for _ in range(2)]
+        assert newest(tmp_path).path == stuck, "the good ones stay"
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        until(lambda: newest(tmp_path).path != stuck)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=30)[1]
+    assert process.returncode == 0, said
+    assert first[1] > first[0], "frames went on"
+    assert said.count("no snapshot in") == 1
+    assert "the file grew too large" in said
+    assert said.count("snapshots are written again") == 1
+    assert not [path for path in tmp_path.iterdir() if path.suffix == ".unfinished"]
+
+
+def until(done, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_credentials_never_enter_a_snapshot(tmp_path):
+    with MjpegCamera(frames=1000) as camera:
+        url = camera.url.replace("http://", "http://user:hunter2@") + "?password=hunter3"
+        assert run("--camera", url, "--frames", 3, "--fps", 20, "--state", tmp_path)[0] == 0
+    (only,) = snapshots(tmp_path)
+    assert b"http://***@" in only.read_bytes()
+    assert b"hunter" not in only.read_bytes()
+    assert oct(only.stat().st_mode & 0o777) == "0o600"
+
+
+def test_show(tmp_path):
+    def show(*arguments):
+        command = [sys.executable, "-m", "edgevlm", "state", "show", str(tmp_path), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    done = show()
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    for _ in range(2):
+        run("--frames", 13, "--state", tmp_path)
+    done = show("--json")
+    assert done.returncode == 0
+    last, before = map(json.loads, done.stdout.splitlines())
+    expected = {"frames": 26, "time_s": 13.0, "waiting": 2, "source": "demo", "policy": "infinipot-v"}
+    assert {name: last[name] for name in expected} == expected
+    assert before["frames"] == 13
+    assert "26 frames to 13.0 s" in show().stdout
+    for path in snapshots(tmp_path):
+        path.write_bytes(path.read_bytes()[:-64])
+    done = show()
+    assert done.returncode == 1
+    assert done.stdout.count("cannot be used: is torn") == 2
+    assert os.listdir(tmp_path)

@@ -1,0 +1,128 @@
+"""A session that goes on from a snapshot is the one that was never stopped: same memory to the bit, same tokens."""
+
+import numpy as np
+import pytest
+from memory import arena
+from pictures import frames
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.policies import POLICIES
+from edgevlm.runtime.session import Session, TextRoom
+from edgevlm.runtime.state import Keeper
+
+ROOM = TextRoom(24, 64, 8)
+ASKED = "what color was the square?"
+BEFORE, AFTER = 21, 14  # frames
+
+VARIANTS = [
+    *(name for name in POLICIES if name != "full"),
+    "full",
+    "snapkv:window=6,clie=1",
+    "h2o:clie=2",
+    "streaming-llm:clie=1",
+    "purekv:window=6,st_spattn=on",
+    "purekv:cross=off",
+    "hermes:mode=official",
+    "hermes:layer_weights=0.7/1/1.3,target=0.6",
+    "hermes:join=rank,summary=last",
+    "infinipot-v:mode=official",
+    "infinipot-v:tar=frame",
+    "random:heads=own",
+]
+
+
+def opened(model, policy, folder=None, **settings):
+    per_frame = model.bundle.vision.tokens_per_frame
+    budget = (60 if policy.startswith(("full", "snapkv-guided")) else 9) * per_frame
+    state = None if folder is None else Keeper(folder, every=3600, notify=lambda line: None)
+    session = Session.open(model, policy=policy, budget=budget, room=ROOM, state=state, **{"chunk": 4, **settings})
+    session._stream.positions.limit = 480
+    return session
+
+
+def watch(session, images):
+    for image in images:
+        session.watch(image)
+
+
+def holds(session):
+    """All that a session holds and where it stands, but for times."""
+    stream, chunk = session._stream, session._chunk
+    counts, waiting = chunk.state()
+    policy = {name: array.copy() for name, array in stream.policy.state().items()}
+    features = {name: array.copy() for name, array in waiting.items()}
+    done = (stream.frames, stream.stats.compressions, stream.stats.evicted, stream.stats.reindexings, session.time_s)
+    return arena(stream), counts, done, policy, features, session.stats.frames, session.stats.chunks
+
+
+def same(one, other):
+    assert one[:3] == other[:3]
+    assert one[5:] == other[5:]
+    for mine, theirs in zip(one[3:5], other[3:5], strict=True):
+        assert mine.keys() == theirs.keys()
+        for name in mine:
+            np.testing.assert_array_equal(mine[name], theirs[name], name)
+
+
+def tokens(session, question=ASKED, conversation=None):
+    answer = session.ask(question, conversation)
+    answer.wait()
+    assert answer.token_ids
+    return answer.token_ids
+
+
+@pytest.mark.parametrize("reindexing", ["lazy", "eager"])
+@pytest.mark.parametrize("policy", VARIANTS)
+def test_it_goes_on_as_if_it_had_not_stopped(model, tmp_path, policy, reindexing):
+    images = list(frames(BEFORE + AFTER, model))
+    with opened(model, policy, tmp_path, reindexing=reindexing) as session:
+        watch(session, images[:BEFORE])
+        said = tokens(session, conversation="one")
+        stopped, then = holds(session), tokens(session)
+        if policy.startswith("snapkv-guided"):
+            stopped = holds(session)
+    assert session.stats.snapshots == 1
+    with opened(model, policy, reindexing=reindexing) as whole, opened(model, policy, tmp_path, reindexing=reindexing) as again:
+        same(holds(again), stopped)
+        assert stopped[1]["taken"] == 1, "in the middle of a chunk"
+        watch(whole, images[:BEFORE])
+        assert tokens(whole, conversation="one") == said
+        assert tokens(whole) == tokens(again) == then
+        for session in (whole, again):
+            watch(session, images[BEFORE:-1])
+        same(holds(whole), holds(again))
+        assert tokens(whole, "and now?", "one") == tokens(again, "and now?", "one"), "the conversation goes on"
+        for session in (whole, again):
+            watch(session, images[-1:])
+        same(holds(whole), holds(again))
+        assert tokens(whole) == tokens(again)
+        if not policy.startswith(("full", "snapkv-guided")):
+            assert whole.stats.memory.compressions > 3
+
+
+def test_a_policy_that_keeps_nothing_refuses_what_it_is_given(model):
+    with opened(model, "uniform") as session, pytest.raises(ValueError, match="keeps nothing and was given seq"):
+        session._stream.policy.restore({"seq": np.zeros(3)}, session.cache)
+
+
+def test_stats_say_what_snapshots_take(model, tmp_path):
+    with opened(model, "hermes") as session:
+        assert (session.stats.state_bytes, session.stats.snapshots) == (0, 0)
+    with opened(model, "hermes", tmp_path) as session:
+        watch(session, frames(9, model))
+        assert session.stats.state_bytes > 10 * 2 * 9 * model.bundle.vision.tokens_per_frame * 2 * 8 * 4
+    assert session.stats.snapshots == 1
+    assert session.stats.held_ms > 0
+
+
+def test_the_second_buffer_is_counted_in_what_must_fit(model, tmp_path, monkeypatch):
+    from types import SimpleNamespace
+
+    import psutil
+
+    with opened(model, "hermes") as session:
+        needed = session.cache.nbytes + 4 * 3 * np.prod(model.bundle.vision.size) * 4
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=needed, total=needed))
+    opened(model, "hermes").close()
+    with pytest.raises(UserError, match=r"GB, snapshots 0\.0 GB"):
+        opened(model, "hermes", tmp_path)
