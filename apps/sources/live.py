@@ -58,6 +58,7 @@ class LiveSource(Source):
         self._link.abandon()
         self._slot.close()
         self._supervisor.join(timeout=2)
+        self._link.abandon()  # it may have been opened meanwhile
         self._link.join(timeout_s=2)
         super().close()
 
@@ -91,7 +92,7 @@ class LiveSource(Source):
         while not self._closing:
             self._rest()
             try:
-                self._link = self._dial()
+                self._link = self._link if self._closing else self._dial()
                 return
             except RuntimeError as error:  # the machine has no thread left for it now
                 self.problem = str(error)

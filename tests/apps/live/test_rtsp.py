@@ -77,7 +77,7 @@ def test_deaths_of_an_rtsp_camera():
         assert source.reconnects >= 8
         source.close()
         deadline = time.monotonic() + 5
-        while (process.num_threads(), process.num_fds()) > before and time.monotonic() < deadline:
+        while (process.num_threads() > before[0] or process.num_fds() > before[1]) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert process.num_threads() <= before[0]
         assert process.num_fds() <= before[1]
