@@ -13,7 +13,7 @@ from rich.console import Console
 
 from edgevlm.apps.output import JsonOutput, Output, TextOutput
 from edgevlm.apps.run import Plan, Run
-from edgevlm.apps.sources import SourceOptions, open_source
+from edgevlm.apps.sources import RECORDED, SourceOptions, kind_of, open_source
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import create_policy
@@ -49,7 +49,7 @@ def start(request: RunRequest) -> None:
     is_demo_source = request.video is None and request.camera in (None, "demo")
     interactive = not request.as_json and is_terminal()
     plan = make_plan(request)
-    endless = request.video is None and plan.frames is None and plan.seconds is None
+    endless = kind_of(request.camera, request.video)[0] not in RECORDED and plan.frames is None and plan.seconds is None
     if is_demo_source and endless and (not interactive or plan.end):
         plan.frames = DEMO_FRAMES
     elif endless and plan.end:

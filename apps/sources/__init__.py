@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgevlm.apps.sources.base import Frame, Source, SourceOptions, State, mask_credentials
+from edgevlm.apps.sources.kinds import RECORDED, kind_of
 from edgevlm.errors import SourceError
 
-__all__ = ["Frame", "Source", "SourceOptions", "State", "mask_credentials", "open_source"]
+__all__ = ["RECORDED", "Frame", "Source", "SourceOptions", "State", "kind_of", "mask_credentials", "open_source"]
 
 
 def open_source(camera: str | None, video: str | None, options: SourceOptions | None = None) -> Source:
@@ -18,7 +19,7 @@ def open_source(camera: str | None, video: str | None, options: SourceOptions | 
     options = options or SourceOptions()
     if camera is not None and video is not None:
         raise SourceError("give --camera or --video, not both")
-    kind, target = ("video", video) if video is not None else _kind_of(camera or "demo")
+    kind, target = kind_of(camera, video)
     return _played(SOURCES[kind](str(target), options), options)
 
 
@@ -46,6 +47,18 @@ def _video(target: str, options: SourceOptions) -> Source:
     return VideoSource(target, options.fps)
 
 
+def _folder(target: str, options: SourceOptions) -> Source:
+    from edgevlm.apps.sources.folder import FolderSource
+
+    return FolderSource(target, options.fps, options.camera_fps)
+
+
+def _stdin(target: str, options: SourceOptions) -> Source:
+    from edgevlm.apps.sources.stdin import StdinSource
+
+    return StdinSource(options.fps, options.camera_fps)
+
+
 def _device(target: str, options: SourceOptions) -> Source:
     from edgevlm.apps.sources.camera import open_device
 
@@ -61,18 +74,9 @@ def _network(target: str, options: SourceOptions) -> Source:
 SOURCES: dict[str, Callable[[str, SourceOptions], Source]] = {
     "demo": _demo,
     "video": _video,
+    "folder": _folder,
+    "stdin": _stdin,
     "device": _device,
     "network": _network,
 }
 
-
-def _kind_of(camera: str) -> tuple[str, str]:
-    if camera == "demo":
-        return "demo", camera
-    if camera.isdigit() or camera.startswith("/dev/"):
-        return "device", camera
-    if "://" in camera:
-        return "network", camera
-    raise SourceError(
-        f"--camera {mask_credentials(camera)}: give demo, an index like 0, /dev/videoN or a URL; for a file use --video"
-    )

@@ -1,0 +1,200 @@
+"""Video from a pipe: planes against the equations of BT.601, whole streams against PyAV, and what is no stream."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import yuv
+
+from edgevlm.apps.sources.base import State
+from edgevlm.apps.sources.stdin import StdinSource
+from edgevlm.errors import SourceError
+
+
+@contextmanager
+def piped(data, *, left_open=False, pieces=None):
+    """A descriptor that ``data`` comes out of, in ``pieces`` bytes at a time."""
+    out, into = os.pipe()
+
+    def write():
+        try:
+            for at in range(0, len(data), pieces or len(data) or 1):
+                os.write(into, data[at : at + (pieces or len(data))])
+        except BrokenPipeError:
+            pass
+        if not left_open:
+            os.close(into)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield out
+    finally:
+        os.close(out)
+        writer.join()
+        if left_open:
+            os.close(into)
+
+
+def read_all(data, fps=1000, **options):
+    with piped(data, **options) as descriptor:
+        source = StdinSource(fps, descriptor=descriptor)
+        return list(source), source
+
+
+@pytest.mark.parametrize("size", [(16, 12), (7, 5)], ids=str)
+@pytest.mark.parametrize("extra", ["", " XCOLORRANGE=FULL"])
+@pytest.mark.parametrize("colour", yuv.STEPS)
+def test_planes_become_rgb_as_the_standard_says(colour, extra, size):
+    data, planes = yuv.noise_stream(colour, *size, frames=2, extra=extra)
+    frames, source = read_all(data)
+    assert [frame.time_s for frame in frames] == [0, 0.04]
+    assert source.state is State.ENDED
+    for frame, plane in zip(frames, planes, strict=True):
+        expected = yuv.to_rgb(plane, colour, *size, full_range=bool(extra))
+        assert np.abs(frame.image - expected).max() <= 1.5, "a level of rounding, in fixed point"
+
+
+def gradients(count, height=48, width=64):
+    """Smooth pictures that move: chroma's place inside its block hardly shows."""
+    y, x = np.mgrid[:height, :width]
+    return [np.stack([x * 3 + 9 * i, y * 4, 255 - 2 * (x + y) + 5 * i], 2).clip(0, 255).astype(np.uint8) for i in range(count)]
+
+
+@pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuvj420p", "yuv422p", "yuv444p", "yuv411p", "gray"])
+def test_a_stream_is_what_pyav_decodes(pix_fmt):
+    data, decoded = yuv.encode(gradients(4), pix_fmt)
+    frames, _ = read_all(data, pieces=1000)
+    assert [round(frame.time_s, 6) for frame in frames] == [0, 0.1, 0.2, 0.3]
+    for frame, image in zip(frames, decoded, strict=True):
+        difference = np.abs(frame.image.astype(int) - image)
+        assert difference.mean() < 2
+        assert np.percentile(difference, 99) < 10, "chroma is interpolated there, and repeated here"
+
+
+def test_motion_jpeg_is_what_pyav_decodes():
+    data, decoded = yuv.encode(gradients(5), "yuvj420p", "mjpeg", "mjpeg")
+    frames, _ = read_all(data, pieces=777)
+    assert [round(frame.time_s, 6) for frame in frames] == [0, 0.04, 0.08, 0.12, 0.16], "25 a second unless told"
+    for frame, image in zip(frames, decoded, strict=True):
+        assert np.abs(frame.image.astype(int) - image).mean() < 2
+
+
+def jpeg(level, thumbnail=b""):
+    """A JPEG file of one gray level; ``thumbnail``: a whole JPEG file in a segment of it."""
+    cv2 = pytest.importorskip("cv2")
+    noise = np.random.default_rng(level).integers(0, 40, (32, 32, 3))
+    data = cv2.imencode(".jpg", (noise + level).astype(np.uint8))[1].tobytes()
+    return data[:2] + b"\xff\xe1" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail + data[2:] if thumbnail else data
+
+
+def test_pictures_are_split_where_they_end():
+    within = jpeg(200)
+    parts = [b"--frame\r\nContent-Length: 9\r\n\r\n" + jpeg(level, within) + b"\r\n" for level in (20, 60, 100)]
+    frames, _ = read_all(b"".join(parts), pieces=101)
+    assert [round(float(frame.image.mean()) / 20) * 20 for frame in frames] == [40, 80, 120], "and no thumbnail"
+
+
+def test_a_rate_dates_motion_jpeg_and_sampling_goes_by_it():
+    with piped(jpeg(20) * 10) as descriptor:
+        times = [frame.time_s for frame in StdinSource(2.0, rate=4, descriptor=descriptor)]
+    assert times == [0, 0.5, 1.0, 1.5, 2.0]
+
+
+def test_a_picture_that_cannot_be_decoded_is_counted_and_passed_over():
+    bad = jpeg(60).replace(b"\xff\xc0", b"\xff\xc3")
+    frames, source = read_all(jpeg(20) + bad + jpeg(20))
+    assert [frame.time_s for frame in frames] == [0, 0.08]
+    assert source.drops == {"damaged": 1}
+
+
+Y4M, _ = yuv.noise_stream("420jpeg", 16, 12, 3)
+
+
+@pytest.mark.parametrize(
+    ("data", "frames", "says"),
+    [
+        (Y4M[:-1], 2, "in the middle of a frame"),
+        (Y4M[:-289], 2, "cut short"),
+        (Y4M.replace(b"FRAME", b"FRAMX"), 0, "does not begin where it should"),
+        (jpeg(20) + jpeg(60)[:-2], 1, "in the middle of a picture"),
+        (jpeg(20) + jpeg(60)[:300], 1, "in the middle of a picture"),
+        (jpeg(20) + bytes(2 << 20), 1, "no JPEG picture for a megabyte"),
+        (Y4M[: Y4M.index(b"FRAME")], 0, "before there was a frame"),
+        (jpeg(60).replace(b"\xff\xc0", b"\xff\xc3"), 0, "before there was a frame"),
+    ],
+)
+def test_a_damaged_stream_gives_its_frames_and_one_line(data, frames, says):
+    with piped(data) as descriptor:
+        source, got = StdinSource(1000, descriptor=descriptor), []
+        with pytest.raises(SourceError, match=says) as caught:
+            got.extend(source)
+        assert source.read() is None
+    assert "\n" not in str(caught.value)
+    assert len(got) == frames
+    assert source.state is State.FAILED
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "is empty"),
+        (b"this is no video\n" * 999, "neither YUV4MPEG2 nor Motion JPEG"),
+        (bytes(1 << 20), "neither YUV4MPEG2 nor Motion JPEG"),
+        (b"YUV4MPEG2", "header has no end"),
+        (b"YUV4MPEG2 " + b"x" * 500, "header has no end"),
+        (b"YUV4MPEG2 W16\nFRAME\n", "header is damaged"),
+        (b"YUV4MPEG2 W16 H-2\n", "16x-2"),
+        (b"YUV4MPEG2 W16 H12 F1:0\n", "header is damaged"),
+        (b"YUV4MPEG2 W99999999 H12 F25:1\n", "not read"),
+        (b"YUV4MPEG2 W16 H12 F25:1 C420p10\n", "colour space 420p10 is not read"),
+    ],
+    ids=lambda value: repr(value[:30]),
+)
+def test_what_is_no_stream_is_one_line(data, says):
+    with piped(data) as descriptor, pytest.raises(SourceError, match=says) as caught:
+        StdinSource(1000, descriptor=descriptor)
+    assert "\n" not in str(caught.value)
+
+
+def test_closing_ends_a_read_that_waits():
+    with piped(Y4M, left_open=True) as descriptor:
+        source, got = StdinSource(1000, descriptor=descriptor), []
+        reader = threading.Thread(target=lambda: got.extend(source))
+        reader.start()
+        deadline = time.monotonic() + 5
+        while len(got) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        source.close()
+        reader.join(5)
+        assert not reader.is_alive()
+        assert len(got) == 3
+        assert source.state is State.ENDED
+
+
+def run(data, *arguments):
+    command = [sys.executable, "-m", "edgevlm", "run", "--camera", "-", "--json", "--threads", "1", *arguments]
+    return subprocess.run(command, input=data, capture_output=True, timeout=60, check=False)
+
+
+def test_a_pipe_through_the_command():
+    done = run(yuv.noise_stream("420jpeg", 64, 48, 40, "10:1")[0], "--ask", "how many objects are there now?")
+    assert done.returncode == 0, done.stderr
+    *_, answer, summary = map(json.loads, done.stdout.splitlines())
+    assert (answer["event"], answer["time_s"]) == ("answer", 3.5)
+    assert (summary["frames"], summary["source_state"]) == (8, "ended")
+
+
+@pytest.mark.parametrize(("data", "says"), [(b"", b"is empty"), (b"garbage" * 999, b"neither"), (Y4M[:-9], b"cut short")])
+def test_a_bad_pipe_is_one_line_and_exit_code_2(data, says):
+    done = run(data)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith(b"edgevlm: stdin")]
+    assert says in line
+    assert b"Traceback" not in done.stderr
