@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,6 +11,24 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import VisionSpec
 
 SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
+BAND = 16  # output pixels resized in one product
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """A frame as the vision tower takes it, float32 ``[3, height, width]``, normalised."""
+
+    values: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """The weights ``[n, stop - start]`` of output pixels ``first`` to ``first + n``: other input pixels have none in them."""
+
+    first: int
+    start: int
+    stop: int
+    weights: NDArray[np.float32]
 
 
 class Preprocessor:
@@ -20,7 +40,7 @@ class Preprocessor:
         self.spec = spec
         self._mean = np.asarray(spec.mean, np.float32)[:, None, None]
         self._std = np.asarray(spec.std, np.float32)[:, None, None]
-        self._matrices: dict[tuple[int, int], tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
+        self._bands: dict[tuple[int, int], tuple[list[Band], list[Band]]] = {}
 
     def __call__(self, frame: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Raises UserError for anything but uint8 ``[H, W, 3]``."""
@@ -28,19 +48,18 @@ class Preprocessor:
             raise UserError(f"a frame is a numpy array, uint8 RGB [H, W, 3], not {type(frame).__name__}")
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or 0 in frame.shape:
             raise UserError(f"a frame is uint8 RGB [H, W, 3], not {frame.dtype} {list(frame.shape)}")
-        planes = frame.transpose(2, 0, 1).astype(np.float32)
+        planes = np.ascontiguousarray(frame.transpose(2, 0, 1)).astype(np.float32)
         if planes.shape[1:] != tuple(self.spec.size):
             rows, columns = self._resize(frame.shape[0], frame.shape[1])
-            across = np.clip(np.rint(planes @ columns.T), 0, 255)  # Pillow goes through uint8 between its two passes
-            planes = np.clip(np.rint(rows @ across), 0, 255)
+            planes = _down(_across(planes, columns, self.spec.size[1]), rows, self.spec.size[0])
         planes *= np.float32(self.spec.rescale)
         planes -= self._mean
         planes /= self._std
         return planes
 
-    def _resize(self, height: int, width: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The matrices for a source size; a camera changes its size seldom, so only the last one is kept."""
-        if (height, width) not in self._matrices:
+    def _resize(self, height: int, width: int) -> tuple[list[Band], list[Band]]:
+        """The weights of rows and columns for a source size; a camera changes its size seldom, so only the last is kept."""
+        if (found := self._bands.get((height, width))) is None:
             edges = [(height, self.spec.size[0]), (width, self.spec.size[1])]
             if self.spec.fit == "crop":
                 edge = self.spec.shortest_edge or min(self.spec.size)
@@ -48,8 +67,42 @@ class Preprocessor:
                 matrices = [_cut(resize_matrix(size, int(size * scale), self.spec.resample), to) for size, to in edges]
             else:
                 matrices = [resize_matrix(size, to, self.spec.resample) for size, to in edges]
-            self._matrices = {(height, width): (matrices[0], matrices[1])}
-        return self._matrices[height, width]
+            found = (bands_of(matrices[0]), bands_of(matrices[1]))
+            self._bands = {(height, width): found}
+        return found
+
+
+def _across(planes: NDArray[np.float32], columns: list[Band], width: int) -> NDArray[np.float32]:
+    """``[3, H, W]`` to ``[3, H, width]``, in whole levels: Pillow goes through uint8 between its two passes."""
+    out = np.empty((*planes.shape[:2], width), np.float32)
+    for band in columns:
+        span = out[:, :, band.first : band.first + len(band.weights)]
+        np.matmul(planes[:, :, band.start : band.stop], band.weights.T, out=span)
+    return _levels(out)
+
+
+def _down(planes: NDArray[np.float32], rows: list[Band], height: int) -> NDArray[np.float32]:
+    """``[3, H, width]`` to ``[3, height, width]``, in whole levels."""
+    out = np.empty((3, height, planes.shape[2]), np.float32)
+    for band in rows:
+        np.matmul(band.weights, planes[:, band.start : band.stop], out=out[:, band.first : band.first + len(band.weights)])
+    return _levels(out)
+
+
+def _levels(planes: NDArray[np.float32]) -> NDArray[np.float32]:
+    np.rint(planes, out=planes)
+    return np.clip(planes, 0, 255, out=planes)
+
+
+def bands_of(matrix: NDArray[np.float32]) -> list[Band]:
+    """The matrix ``[to, size]`` of a resize without most of its zeros."""
+    bands = []
+    for first in range(0, len(matrix), BAND):
+        rows = matrix[first : first + BAND]
+        used = np.flatnonzero(rows.any(0))
+        start, stop = int(used[0]), int(used[-1]) + 1
+        bands.append(Band(first, start, stop, np.ascontiguousarray(rows[:, start:stop])))
+    return bands
 
 
 def _cut(matrix: NDArray[np.float32], to: int) -> NDArray[np.float32]:

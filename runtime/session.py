@@ -18,7 +18,7 @@ from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.positions import Reindexing
-from edgevlm.runtime.preprocess import Preprocessor
+from edgevlm.runtime.preprocess import Pixels, Preprocessor
 from edgevlm.runtime.room import TextRoom, default_budget, text_room
 from edgevlm.runtime.sampling import Sampler
 from edgevlm.runtime.stats import SessionStats
@@ -104,13 +104,21 @@ class Session:
         session._owns_model = loaded is not model
         return session
 
-    def watch(self, frame: NDArray[np.uint8], timestamp: float | None = None) -> None:
+    def prepare(self, frame: NDArray[np.uint8]) -> Pixels:
+        """What :meth:`watch` does first with a frame, uint8 RGB ``[H, W, 3]``: resize and normalise it. From any thread.
+
+        Raises UserError for what is not such a frame.
+        """
+        return Pixels(self._preprocess(frame))
+
+    def watch(self, frame: NDArray[np.uint8] | Pixels, timestamp: float | None = None) -> None:
         """Take in one frame, uint8 RGB ``[H, W, 3]``, seen at ``timestamp`` seconds of the stream (its number, if not given).
 
+        A frame may have been through :meth:`prepare`, in another thread.
         Every ``chunk`` frames are encoded and appended. Waits while a question is being answered. Raises UserError for what is
         not such a frame, when the capacity of a policy that never compresses is used up, and after :meth:`close`.
         """
-        pixels = self._preprocess(frame)
+        pixels = frame.values if isinstance(frame, Pixels) else self._preprocess(frame)
         with self._turnstile.watcher():
             self._refuse_when_closed()
             self._chunk.add(pixels)
@@ -119,6 +127,15 @@ class Session:
             self._time_s = float(self._frames) if timestamp is None else timestamp
             if not self._chunk.missing:
                 self._flush()
+
+    def pass_by(self, timestamp: float) -> None:
+        """A frame at ``timestamp`` seconds need not be watched: the stream's time goes on, and nothing else.
+
+        Waits while a question is being answered. Raises UserError after :meth:`close`.
+        """
+        with self._turnstile.watcher():
+            self._refuse_when_closed()
+            self._time_s = timestamp
 
     def flush(self) -> None:
         """Append the frames of a chunk not yet full. Raises UserError as :meth:`watch` does."""
