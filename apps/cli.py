@@ -1,4 +1,4 @@
-"""The command line: ``edgevlm run``, ``export``, ``calibrate``, ``policies`` and ``bench``."""
+"""The command line: ``edgevlm run``, ``export``, ``calibrate``, ``policies``, ``cameras`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -217,6 +217,17 @@ def policies(
     from edgevlm.apps.policies import list_policies
 
     typer.echo(list_policies(json))
+
+
+@app.command()
+def cameras(
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+) -> None:
+    """List the cameras of this machine: each is asked for its modes and for one picture, and what fails says why."""
+    from edgevlm.apps.cameras import list_cameras
+
+    for line in list_cameras(json):
+        typer.echo(line)
 
 
 def main() -> None:

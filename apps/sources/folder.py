@@ -38,7 +38,7 @@ class FolderSource(Source):
             if image is not None:
                 self._given += 1
                 return Frame(image, time_s)
-            self.drops["damaged"] += 1
+            self.drops["corrupt"] += 1
         if not self._given and self.state is not State.ENDED:
             self.state = State.FAILED
             raise SourceError(f"{self._folder}: none of its {self._next} pictures can be read; they are damaged")

@@ -38,7 +38,7 @@ class StdinSource(Source):
             if (image := self._decoder.image()) is not None:
                 self._given += 1
                 return Frame(image, time_s)
-            self.drops["damaged"] += 1
+            self.drops["corrupt"] += 1
         if not self._given and self.state not in (State.ENDED, State.FAILED):
             self.state = State.FAILED
             raise SourceError("stdin: ended before there was a frame that can be read")

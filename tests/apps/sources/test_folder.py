@@ -55,7 +55,7 @@ def test_damaged_pictures_are_counted_and_passed_over(tmp_path):
     (tmp_path / "4.png").symlink_to(tmp_path / "nowhere")
     source = FolderSource(tmp_path, fps=2)
     assert [frame.time_s for frame in source] == [0, 1.5]
-    assert source.drops == {"damaged": 2}
+    assert source.drops == {"corrupt": 2}
     assert source.state is State.ENDED
 
 

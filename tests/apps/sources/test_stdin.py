@@ -111,7 +111,7 @@ def test_a_picture_that_cannot_be_decoded_is_counted_and_passed_over():
     bad = jpeg(60).replace(b"\xff\xc0", b"\xff\xc3")
     frames, source = read_all(jpeg(20) + bad + jpeg(20))
     assert [frame.time_s for frame in frames] == [0, 0.08]
-    assert source.drops == {"damaged": 1}
+    assert source.drops == {"corrupt": 1}
 
 
 Y4M, _ = yuv.noise_stream("420jpeg", 16, 12, 3)

@@ -1,0 +1,166 @@
+"""GStreamer pipelines, as gst-launch-1.0 takes them: through OpenCV where it has GStreamer, else through PyGObject."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.apps.sources.base import Connection, Grabbed, SourceOptions, SourceRefused, mask_credentials
+from edgevlm.apps.sources.capture import load_cv2
+from edgevlm.errors import SourceError
+
+NEWEST = "appsink sync=false max-buffers=1 drop=true"  # what is read is new, and nothing waits for a slow reader
+RED_AT = {"RGB": (3, 0, 1), "BGR": (3, 2, -1), "RGBx": (4, 0, 1), "RGBA": (4, 0, 1), "BGRx": (4, 2, -1), "BGRA": (4, 2, -1)}
+
+
+def is_pipeline(text: str) -> bool:
+    """Elements of a pipeline are joined by an exclamation mark between blanks, which no path and no URL has."""
+    return re.search(r"\s!\s", text) is not None
+
+
+def with_sink(pipeline: str, pixel_format: str) -> str:
+    """The pipeline, ending in an appsink: one that ends in another element gets a conversion and a sink."""
+    if re.search(r"!\s*appsink\b[^!]*$", pipeline):
+        return pipeline
+    return f"{pipeline.rstrip().rstrip('!')} ! videoconvert ! video/x-raw,format={pixel_format} ! {NEWEST}"
+
+
+def connect(pipeline: str, options: SourceOptions) -> Connection:
+    """Open a pipeline by the way there is. Raises SourceError, SourceRefused where neither OpenCV nor PyGObject can."""
+    if opencv_problem() is None:
+        return OpenCvPipeline(with_sink(pipeline, "BGR"))
+    if (problem := pygobject_problem()) is None:
+        return GstPipeline(with_sink(pipeline, "RGB"), options)
+    raise SourceRefused(f"a GStreamer pipeline needs one of two things: {opencv_problem()}, and {problem}")
+
+
+@cache
+def opencv_problem() -> str | None:
+    """Why OpenCV cannot open pipelines; None where it can."""
+    cv2 = load_cv2()
+    if cv2.videoio_registry.hasBackend(cv2.CAP_GSTREAMER):
+        return None
+    return "this OpenCV was built without GStreamer (PyPI's is; a Jetson's own is not)"
+
+
+@cache
+def pygobject_problem() -> str | None:
+    """Why PyGObject cannot open pipelines; None where it can."""
+    try:
+        load_gst()
+    except ImportError:
+        return "PyGObject is not installed (apt install python3-gi gir1.2-gst-plugins-base-1.0, in a venv with system packages)"
+    except ValueError as error:
+        return f"PyGObject finds no GStreamer ({error}; apt install gir1.2-gst-plugins-base-1.0)"
+    return None
+
+
+@cache
+def load_gst() -> Any:
+    """PyGObject's Gst, started. Raises ImportError without PyGObject, ValueError without GStreamer's description."""
+    import gi
+
+    gi.require_version("Gst", "1.0")
+    gi.require_version("GstApp", "1.0")
+    from gi.repository import Gst, GstApp
+
+    assert GstApp.AppSink  # loaded for its methods on what the pipeline holds
+    Gst.init(None)
+    return Gst
+
+
+def has_element(name: str) -> bool:
+    """Whether PyGObject's GStreamer has an element; False too where there is no PyGObject."""
+    return pygobject_problem() is None and load_gst().ElementFactory.find(name) is not None
+
+
+class OpenCvPipeline(Connection):
+    """A pipeline inside OpenCV, whose appsink gives BGR."""
+
+    def __init__(self, pipeline: str) -> None:
+        self._cv2: Any = load_cv2()
+        self._capture = self._cv2.VideoCapture(pipeline, self._cv2.CAP_GSTREAMER)
+        if not self._capture.isOpened():
+            raise SourceError(f"OpenCV cannot open the pipeline; try it alone: gst-launch-1.0 {mask_credentials(pipeline)!r}")
+
+    def grab(self) -> Grabbed | None:
+        return Grabbed() if self._capture.grab() else None
+
+    def retrieve(self) -> NDArray[np.uint8] | None:
+        decoded, image = self._capture.retrieve()
+        return np.asarray(self._cv2.cvtColor(image, self._cv2.COLOR_BGR2RGB)) if decoded else None
+
+    def close(self) -> None:
+        self._capture.release()
+
+
+class GstPipeline(Connection):
+    """A pipeline of PyGObject's. Pictures in any order of red, green and blue are looked at where GStreamer laid them."""
+
+    def __init__(self, pipeline: str, options: SourceOptions) -> None:
+        self._gst = load_gst()
+        self._timeout = int(options.read_timeout_s * self._gst.SECOND)
+        self._sample: Any = None
+        try:
+            self._pipeline = self._gst.parse_launch(pipeline)
+        except Exception as error:  # GLib.Error, which only PyGObject has
+            raise SourceRefused(f"no such pipeline ({getattr(error, 'message', error)})") from None
+        self._sink = self._find_sink()
+        self._pipeline.set_state(self._gst.State.PLAYING)
+        self._sample = self._sink.try_pull_sample(int(options.open_timeout_s * self._gst.SECOND))
+        self._ahead = self._sample is not None  # the first picture, pulled to see whether the pipeline runs
+        if not self._ahead:
+            problem = self._said() or f"no picture within {options.open_timeout_s:g} s"
+            self.close()
+            raise SourceError(f"the pipeline does not run: {problem}")
+
+    def grab(self) -> Grabbed | None:
+        if not self._ahead:
+            self._sample = self._sink.try_pull_sample(self._timeout)
+        self._ahead = False
+        if self._sample is None:
+            self.problem = self._said()
+            self.finished = self.problem is None and self._sink.is_eos()
+            return None
+        stamp = self._sample.get_buffer().pts
+        return Grabbed(None if stamp == self._gst.CLOCK_TIME_NONE else stamp / self._gst.SECOND)
+
+    def retrieve(self) -> NDArray[np.uint8] | None:
+        caps = self._sample.get_caps().get_structure(0)
+        layout, height, width = caps.get_string("format"), caps.get_value("height"), caps.get_value("width")
+        buffer = self._sample.get_buffer()
+        mapped, data = buffer.map(self._gst.MapFlags.READ)
+        if not mapped:
+            return None
+        try:
+            return packed_rgb(data.data, layout, height, width)
+        finally:
+            buffer.unmap(data)
+
+    def close(self) -> None:
+        self._pipeline.set_state(self._gst.State.NULL)
+
+    def _find_sink(self) -> Any:
+        sinks = self._pipeline.iterate_sinks()
+        while (step := sinks.next())[0] == self._gst.IteratorResult.OK:
+            if step[1].get_factory().get_name() == "appsink":
+                return step[1]
+        raise SourceRefused("the pipeline has no appsink; leave its end off, it is then added")
+
+    def _said(self) -> str | None:
+        """The first error on the pipeline's bus."""
+        message = self._pipeline.get_bus().pop_filtered(self._gst.MessageType.ERROR)
+        return mask_credentials(message.parse_error()[0].message) if message is not None else None
+
+
+def packed_rgb(data: bytes, layout: str, height: int, width: int) -> NDArray[np.uint8]:
+    """Packed pixels as uint8 RGB ``[H, W, 3]``; a view, but where rows are padded. Raises SourceRefused for another layout."""
+    if layout not in RED_AT:
+        raise SourceRefused(f"the pipeline's appsink gives {layout}; put videoconvert ! video/x-raw,format=RGB before it")
+    channels, red, step = RED_AT[layout]
+    pixels = np.frombuffer(data, np.uint8).reshape(height, -1)[:, : width * channels].reshape(height, width, channels)
+    return pixels[..., :3] if step == 1 else pixels[..., red::-1]

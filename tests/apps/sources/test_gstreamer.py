@@ -1,0 +1,117 @@
+"""GStreamer pipelines: what is recognised and completed; and, where PyGObject has GStreamer, real ones."""
+
+import numpy as np
+import pytest
+
+from edgevlm.apps.sources import csi, gstreamer
+from edgevlm.apps.sources.base import SourceOptions, SourceRefused
+from edgevlm.errors import SourceError
+
+OPTIONS = SourceOptions(open_timeout_s=5, read_timeout_s=2)
+real = pytest.mark.skipif(gstreamer.pygobject_problem() is not None, reason=str(gstreamer.pygobject_problem()))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("videotestsrc ! fakesink", True),
+        ("v4l2src device=/dev/video0 ! image/jpeg ! jpegdec", True),
+        ("rtsp://user:a!b@10.0.0.5/live", False),
+        ("/videos/wow!.mp4", False),
+        ("demo", False),
+    ],
+)
+def test_what_is_taken_for_a_pipeline(text, is_one):
+    assert gstreamer.is_pipeline(text) is is_one
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "whole"),
+    [
+        ("a ! b", "a ! b ! videoconvert ! video/x-raw,format=BGR ! " + gstreamer.NEWEST),
+        ("a ! b !", "a ! b  ! videoconvert ! video/x-raw,format=BGR ! " + gstreamer.NEWEST),
+        ("a ! appsink", "a ! appsink"),
+        ("a ! appsink name=x drop=true", "a ! appsink name=x drop=true"),
+        ("appsinkless ! b", "appsinkless ! b ! videoconvert ! video/x-raw,format=BGR ! " + gstreamer.NEWEST),
+    ],
+)
+def test_a_pipeline_gets_the_sink_it_lacks(pipeline, whole):
+    assert gstreamer.with_sink(pipeline, "BGR") == whole
+
+
+@pytest.mark.parametrize(("layout", "channels"), [("RGB", 3), ("BGR", 3), ("RGBx", 4), ("BGRx", 4), ("BGRA", 4)])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_packed_pixels_of_any_order_are_rgb(layout, channels, padding):
+    rows = np.random.default_rng(0).integers(0, 256, (4, 5 * channels + padding), np.uint8)
+    image = gstreamer.packed_rgb(rows.tobytes(), layout, 4, 5)
+    for y in range(4):
+        for x in range(5):
+            pixel = rows[y, x * channels : (x + 1) * channels]
+            assert list(image[y, x]) == [pixel[layout.index(colour)] for colour in "RGB"]
+
+
+def test_another_layout_is_refused_with_what_to_write():
+    with pytest.raises(SourceRefused, match="gives NV12; put videoconvert"):
+        gstreamer.packed_rgb(b"", "NV12", 4, 5)
+
+
+def test_without_any_gstreamer_one_line_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr(gstreamer, "opencv_problem", lambda: "this OpenCV was built without GStreamer")
+    monkeypatch.setattr(gstreamer, "pygobject_problem", lambda: "PyGObject is not installed")
+    with pytest.raises(SourceRefused, match="OpenCV was built without GStreamer, and PyGObject is not installed") as caught:
+        gstreamer.connect("videotestsrc ! fakesink", OPTIONS)
+    assert "\n" not in str(caught.value)
+
+
+def test_opencv_goes_first(monkeypatch):
+    opened = []
+    monkeypatch.setattr(gstreamer, "opencv_problem", lambda: None)
+    monkeypatch.setattr(gstreamer, "OpenCvPipeline", opened.append)
+    gstreamer.connect("a ! b", OPTIONS)
+    assert opened == [gstreamer.with_sink("a ! b", "BGR")]
+
+
+def test_a_sensor_is_a_pipeline_of_the_platforms():
+    assert csi.pipeline("csi://1", SourceOptions(size=(1280, 720), camera_fps=60)) == (
+        "nvarguscamerasrc sensor-id=1 ! "
+        "video/x-raw(memory:NVMM),width=1280,height=720,framerate=60/1,format=NV12 ! "
+        "nvvidconv ! video/x-raw,format=BGRx"
+    )
+    with pytest.raises(SourceError, match="like csi://0"):
+        csi.pipeline("csi://front", OPTIONS)
+
+
+RED = (
+    "videotestsrc num-buffers=5 pattern=solid-color foreground-color=0xffff2000 ! video/x-raw,width=66,height=48,framerate=10/1"
+)
+
+
+@real
+@pytest.mark.parametrize("end", ["", " ! videoconvert ! video/x-raw,format=BGRx ! appsink sync=false", " ! videoconvert !"])
+def test_a_real_pipeline_gives_its_pictures_and_ends(end):
+    pipeline = gstreamer.GstPipeline(gstreamer.with_sink(RED + end, "RGB").replace("drop=true", "drop=false"), OPTIONS)
+    stamps = []
+    while (grabbed := pipeline.grab()) is not None:
+        stamps.append(grabbed.stamp_s)
+        image = pipeline.retrieve()
+        assert image.shape == (48, 66, 3)
+        assert np.abs(image.reshape(-1, 3).astype(int) - (255, 32, 0)).max() <= 3
+    pipeline.close()
+    assert np.allclose(stamps, [0, 0.1, 0.2, 0.3, 0.4])
+    assert pipeline.finished
+
+
+@real
+@pytest.mark.parametrize(
+    ("pipeline", "says"),
+    [
+        ("nosuchelement ! fakesink", "no such pipeline .*nosuchelement"),
+        ("videotestsrc ! fakesink", "no appsink"),
+        ("filesrc location=/nowhere.mp4 ! decodebin ! appsink", "does not run"),
+        ("v4l2src device=/dev/video99 ! appsink", "does not run: .*/dev/video99"),
+    ],
+)
+def test_a_real_pipeline_that_does_not_run_is_one_line(pipeline, says):
+    with pytest.raises(SourceError, match=says) as caught:
+        gstreamer.GstPipeline(pipeline, OPTIONS)
+    assert "\n" not in str(caught.value)
