@@ -39,7 +39,9 @@ class Entry:
         said = self.problem or ", ".join(self.modes[:SHOWN]) + (
             f" and {len(self.modes) - SHOWN} more" if self.modes[SHOWN:] else ""
         )
-        lines = [f"{self.camera:<14}{'usable' if self.problem is None else 'no':<8}{self.name}" + (f": {said}" if said else "")]
+        lines = [
+            f"{self.camera:<13} {'usable' if self.problem is None else 'no':<8}{self.name}" + (f": {said}" if said else "")
+        ]
         return "\n".join([*lines, *(f"{'':<22}also {link}" for link in self.links)])
 
 
@@ -54,7 +56,7 @@ class Ability:
         return {"event": "ability", "name": self.name, "usable": self.problem is None, "reason": self.problem}
 
     def __str__(self) -> str:
-        return f"{self.name:<34}{'yes' if self.problem is None else 'no: ' + self.problem}"
+        return f"{self.name:<33} {'yes' if self.problem is None else 'no: ' + self.problem}"
 
 
 @dataclass(slots=True)
@@ -98,7 +100,7 @@ def look_through(path: Path) -> str | None:
 def list_cameras(as_json: bool, root: Path = ROOT) -> Iterator[str]:
     """The lines of the command."""
     found = look_around(root)
-    entries = [*found.cameras, *found.abilities]
+    entries: list[Entry | Ability] = [*found.cameras, *found.abilities]
     if as_json:
         yield from (json.dumps(entry.line()) for entry in entries)
         return

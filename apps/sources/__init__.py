@@ -24,15 +24,17 @@ def open_source(camera: str | None, video: str | None, options: SourceOptions | 
 
 
 def _played(source: Source, options: SourceOptions) -> Source:
-    """A recorded source at its own speed, where that is asked for."""
-    from edgevlm.apps.sources.newest import NewestFrame
+    """A recorded source one frame ahead of its reader, or at its own speed, where that is asked for."""
+    from edgevlm.apps.sources.ahead import Ahead
 
-    if not source.live and options.realtime:
-        return NewestFrame(source, paced=True, rule=options.rule or "drop-oldest")
-    if not source.live and options.rule == "drop-oldest":
+    if source.live:
+        return source
+    if options.realtime:
+        return Ahead(source, paced=True, rule=options.rule or "drop-oldest")
+    if options.rule == "drop-oldest":
         source.close()
         raise SourceError("--rule drop-oldest: a recorded source waits for its reader; add --realtime")
-    return source
+    return Ahead(source)
 
 
 def _demo(target: str, options: SourceOptions) -> Source:
@@ -59,10 +61,24 @@ def _stdin(target: str, options: SourceOptions) -> Source:
     return StdinSource(options.fps, options.camera_fps)
 
 
-def _device(target: str, options: SourceOptions) -> Source:
-    from edgevlm.apps.sources.camera import open_device
+def _usb(target: str, options: SourceOptions) -> Source:
+    from edgevlm.apps.sources.live import LiveSource
+    from edgevlm.apps.sources.usb import UsbConnection
 
-    return open_device(target, options)
+    return LiveSource(target, lambda: UsbConnection(target, options), options)
+
+
+def _csi(target: str, options: SourceOptions) -> Source:
+    from edgevlm.apps.sources.csi import pipeline
+
+    return _gstreamer(pipeline(target, options), options, target)
+
+
+def _gstreamer(target: str, options: SourceOptions, name: str | None = None) -> Source:
+    from edgevlm.apps.sources.gstreamer import connect
+    from edgevlm.apps.sources.live import LiveSource
+
+    return LiveSource(name or mask_credentials(target), lambda: connect(target, options), options)
 
 
 def _network(target: str, options: SourceOptions) -> Source:
@@ -76,7 +92,8 @@ SOURCES: dict[str, Callable[[str, SourceOptions], Source]] = {
     "video": _video,
     "folder": _folder,
     "stdin": _stdin,
-    "device": _device,
+    "usb": _usb,
+    "csi": _csi,
+    "gstreamer": _gstreamer,
     "network": _network,
 }
-

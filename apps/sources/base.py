@@ -15,7 +15,9 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.apps.sources.laps import Laps
 from edgevlm.errors import SourceError
+from edgevlm.runtime.preprocess import Pixels
 
 Rule = Literal["block", "drop-oldest"]
 KEYFRAME_WAIT_S = 10.0  # a stream may have no picture that stands alone (intra refresh): then any that is decoded will do
@@ -36,13 +38,17 @@ class Frame:
     """One sampled frame: uint8 RGB ``[H, W, 3]`` and its time in the stream, seconds, which never runs backwards.
 
     ``scene`` knows what there is to know after this frame, where the source does (the demo world does). ``source_s`` is the
-    time of a live source's own clock, mended (:mod:`edgevlm.apps.sources.stamps`), seconds; None where it has none.
+    time of a live source's own clock, mended (:mod:`edgevlm.apps.sources.stamps`), seconds; None where it has none. ``pixels``
+    are the image prepared for the model, where a :class:`Finish` did so; ``still``: one found that it need not be watched.
     """
 
     image: NDArray[np.uint8]
     time_s: float
     scene: Scene | None = None
     source_s: float | None = None
+    pixels: Pixels | None = None
+    still: bool = False
+    laps: Laps | None = None
 
 
 class State(str, Enum):
@@ -61,10 +67,11 @@ class SourceOptions:
     """How a source is opened and read. A kind ignores what it has no use for. Raises SourceError for what is none.
 
     ``fps``: frames a second taken, by their times. ``size``: (width, height) in pixels, ``pixel_format``: a FourCC like
-    ``MJPG``, ``camera_fps``: frames a second, all asked of a camera that has several modes. ``realtime``: play what is
-    recorded at its own speed. ``rule``: what happens to frames while the reader is busy; None for ``drop-oldest`` where the
-    source does not wait, ``block`` where it does. ``wait``: a camera that is not there yet is waited for. ``seed``: of
-    the demo world, and of the jitter of ``backoff_s``, the first and the longest pause between two attempts to connect.
+    ``MJPG``, ``camera_fps``: frames a second, all asked of a camera that has several modes; what carries no times is taken for
+    ``camera_fps``. ``realtime``: play what is recorded at its own speed. ``rule``: what happens to frames while the reader is
+    busy; None for ``drop-oldest`` where the source does not wait, ``block`` where it does. ``wait``: a camera that is not there
+    yet is waited for. ``seed``: of the demo world, and of the jitter of ``backoff_s``, the first and the longest pause between
+    two attempts to connect.
 
     ``open_timeout_s``: a connection that takes longer is given up. ``stall_timeout_s``: without a frame this long the source
     is STALLED; ``read_timeout_s``: this long, and it is abandoned and connected anew.
@@ -94,6 +101,16 @@ class SourceOptions:
                 raise SourceError(f"--{name}-timeout {seconds:g}: give seconds above 0")
 
 
+class Finish(Protocol):
+    """What is done to each frame by the thread that captured it, before anybody may read it."""
+
+    @property
+    def gated(self) -> int:
+        """Frames so far that it marked as ``still``."""
+
+    def __call__(self, frame: Frame) -> Frame: ...
+
+
 class Source(ABC):
     """Frames sampled at a rate by their own timestamps.
 
@@ -106,6 +123,8 @@ class Source(ABC):
     state: State = State.INITIALISING
     problem: str | None = None  # why it is not RUNNING, in a few words without credentials, where that is known
     reconnects: int = 0  # times that frames came again after the connection broke
+    finish: Finish | None = None  # set it before the first read
+    mode: str = ""  # what a camera with several modes was opened as, in a few words
 
     @cached_property
     def drops(self) -> Counter[str]:
@@ -120,6 +139,9 @@ class Source(ABC):
     @abstractmethod
     def read(self) -> Frame | None:
         """The next sampled frame; None at the end. Raises SourceError when the source cannot go on."""
+
+    def interrupt(self) -> None:  # noqa: B027
+        """End a read that waits for frames, from any thread; a source that cannot wait for long has nothing to end."""
 
     def close(self) -> None:
         """Let go of what is open; a source that failed stays FAILED."""
@@ -158,6 +180,7 @@ class Connection(ABC):
 
     finished: bool = False  # it was a recording, and that has been read to its end
     problem: str | None = None  # why it broke, in a few words, where that is known
+    mode: str = ""  # what a camera with several modes was opened as
 
     @abstractmethod
     def grab(self) -> Grabbed | None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from edgevlm.apps.sources.base import Connection, SourceOptions
-from edgevlm.apps.sources.gstreamer import connect as connect_pipeline
+from edgevlm.apps.sources.base import SourceOptions
 from edgevlm.errors import SourceError
 
 ELEMENT = "nvarguscamerasrc"
@@ -25,8 +24,3 @@ def pipeline(target: str, options: SourceOptions) -> str:
         f"video/x-raw(memory:NVMM),width={width},height={height},framerate={round(fps)}/1,format=NV12 ! "
         "nvvidconv ! video/x-raw,format=BGRx"
     )
-
-
-def connect(target: str, options: SourceOptions) -> Connection:
-    """Open a sensor. Raises SourceError as :func:`edgevlm.apps.sources.gstreamer.connect` does."""
-    return connect_pipeline(pipeline(target, options), options)

@@ -9,6 +9,7 @@ import numpy as np
 from edgevlm.apps.demo.questions import is_about_now, parse, sample, truth
 from edgevlm.apps.demo.world import History, World
 from edgevlm.apps.sources.base import Frame, Sampler, Source, State
+from edgevlm.apps.sources.laps import Laps
 
 WORLD_FPS = 2.0  # the world moves on this often, and that is the rate the model was taught
 
@@ -41,8 +42,10 @@ class DemoSource(Source):
     def read(self) -> Frame | None:
         while self.state is not State.ENDED:
             self.state = State.RUNNING
+            laps = Laps()
             image = self._world.step()
+            laps.born()
             time_s = (self._world.history.now + 1) / WORLD_FPS
             if self._sampler.wants(time_s):
-                return Frame(image, time_s, DemoScene(self._world.history.snapshot()))
+                return Frame(image, time_s, DemoScene(self._world.history.snapshot()), laps=laps)
         return None

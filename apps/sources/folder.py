@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from edgevlm.apps.sources.base import Frame, Sampler, Source, State
+from edgevlm.apps.sources.laps import Laps
 from edgevlm.apps.sources.pictures import decode_picture
 from edgevlm.errors import SourceError
 
@@ -31,13 +32,17 @@ class FolderSource(Source):
             self._next += 1
             if not self._sampler.wants(time_s):
                 continue
+            laps = Laps()
             try:
-                image = decode_picture(path.read_bytes())
+                data = path.read_bytes()
             except OSError:
-                image = None
+                data = b""
+            laps.born()
+            image = decode_picture(data)
+            laps.lap("decode")
             if image is not None:
                 self._given += 1
-                return Frame(image, time_s)
+                return Frame(image, time_s, laps=laps)
             self.drops["corrupt"] += 1
         if not self._given and self.state is not State.ENDED:
             self.state = State.FAILED

@@ -38,7 +38,6 @@ def connect(pipeline: str, options: SourceOptions) -> Connection:
     raise SourceRefused(f"a GStreamer pipeline needs one of two things: {opencv_problem()}, and {problem}")
 
 
-@cache
 def opencv_problem() -> str | None:
     """Why OpenCV cannot open pipelines; None where it can."""
     cv2 = load_cv2()
@@ -117,6 +116,9 @@ class GstPipeline(Connection):
             problem = self._said() or f"no picture within {options.open_timeout_s:g} s"
             self.close()
             raise SourceError(f"the pipeline does not run: {problem}")
+        if (layout := self._caps().get_string("format")) not in RED_AT:
+            self.close()
+            raise SourceRefused(f"the pipeline's appsink gives {layout}; put videoconvert ! video/x-raw,format=RGB before it")
 
     def grab(self) -> Grabbed | None:
         if not self._ahead:
@@ -130,7 +132,7 @@ class GstPipeline(Connection):
         return Grabbed(None if stamp == self._gst.CLOCK_TIME_NONE else stamp / self._gst.SECOND)
 
     def retrieve(self) -> NDArray[np.uint8] | None:
-        caps = self._sample.get_caps().get_structure(0)
+        caps = self._caps()
         layout, height, width = caps.get_string("format"), caps.get_value("height"), caps.get_value("width")
         buffer = self._sample.get_buffer()
         mapped, data = buffer.map(self._gst.MapFlags.READ)
@@ -143,6 +145,9 @@ class GstPipeline(Connection):
 
     def close(self) -> None:
         self._pipeline.set_state(self._gst.State.NULL)
+
+    def _caps(self) -> Any:
+        return self._sample.get_caps().get_structure(0)
 
     def _find_sink(self) -> Any:
         sinks = self._pipeline.iterate_sinks()
@@ -158,9 +163,7 @@ class GstPipeline(Connection):
 
 
 def packed_rgb(data: bytes, layout: str, height: int, width: int) -> NDArray[np.uint8]:
-    """Packed pixels as uint8 RGB ``[H, W, 3]``; a view, but where rows are padded. Raises SourceRefused for another layout."""
-    if layout not in RED_AT:
-        raise SourceRefused(f"the pipeline's appsink gives {layout}; put videoconvert ! video/x-raw,format=RGB before it")
+    """Packed pixels, in a layout of RED_AT, as uint8 RGB ``[H, W, 3]``; a view, but where rows are padded."""
     channels, red, step = RED_AT[layout]
     pixels = np.frombuffer(data, np.uint8).reshape(height, -1)[:, : width * channels].reshape(height, width, channels)
     return pixels[..., :3] if step == 1 else pixels[..., red::-1]

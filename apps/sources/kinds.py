@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgevlm.apps.sources.base import mask_credentials
+from edgevlm.apps.sources.gstreamer import is_pipeline
 from edgevlm.errors import SourceError
 from edgevlm.runtime.paths import look
 
@@ -21,7 +22,11 @@ def kind_of(camera: str | None, video: str | None) -> tuple[str, str]:
     if camera == "-":
         return "stdin", camera
     if camera.isdigit() or camera.startswith("/dev/"):
-        return "device", camera
+        return "usb", camera
+    if is_pipeline(camera):
+        return "gstreamer", camera
+    if camera.startswith("csi://"):
+        return "csi", camera
     if "://" in camera:
         return "network", camera
     if (found := look(camera)) != "nothing":

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from edgevlm.apps.sources.backoff import Backoff
 from edgevlm.apps.sources.base import KEYFRAME_WAIT_S, Connection, Frame, Grabbed, Sampler, Source, SourceOptions, State
+from edgevlm.apps.sources.laps import Laps
 from edgevlm.apps.sources.link import Link
 from edgevlm.apps.sources.slot import Slot
 from edgevlm.apps.sources.stamps import StampMender
@@ -133,22 +134,25 @@ class LiveSource(Source):
 
     def _deliver(self, link: Link, connection: Connection, grabbed: Grabbed) -> None:
         """In the link's thread: what becomes of a picture."""
-        if not self._admits(link, grabbed) or self._origin is None:
+        if not self._admits(link, connection, grabbed) or self._origin is None:
             return
         time_s = link.moved_s - self._origin
         source_s = self._stamps(grabbed.stamp_s, time_s) if grabbed.stamp_s is not None else None
         if not self._sampler.wants(time_s):
             return
+        laps = Laps()
         image = connection.retrieve()
+        laps.lap("decode")
         if image is None:
             self.drops["corrupt"] += 1
             return
         link.holding = True
-        if self._slot.put(Frame(image, time_s, source_s=source_s)):
+        frame = Frame(image, time_s, source_s=source_s, laps=laps)
+        if self._slot.put(self.finish(frame) if self.finish else frame):
             self.drops["replaced"] += 1
         link.moved_s, link.holding = time.monotonic(), False
 
-    def _admits(self, link: Link, grabbed: Grabbed) -> bool:
+    def _admits(self, link: Link, connection: Connection, grabbed: Grabbed) -> bool:
         """Whether a picture can be used; the first one that can makes the source RUNNING."""
         with self._changed:
             if link.abandoned:
@@ -166,5 +170,5 @@ class LiveSource(Source):
                 self._stamps.restart()
                 self._backoff.reset()
                 self.reconnects += self.state is State.RECONNECTING
-            self.state, self.problem = State.RUNNING, None
+            self.state, self.problem, self.mode = State.RUNNING, None, connection.mode
             return True

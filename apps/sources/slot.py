@@ -10,7 +10,8 @@ from edgevlm.apps.sources.base import Frame, Rule
 class Slot:
     """Holds the frame that came and was not taken yet, so that neither side works on more than one.
 
-    Rule ``drop-oldest``: a frame that comes while the slot is full replaces the one in it. Rule ``block``: it waits.
+    Rule ``drop-oldest``: a frame that comes while the slot is full replaces the one in it. Rule ``block``: it waits. A still
+    frame, which says nothing but the time, neither replaces one that is to be watched nor is missed.
     """
 
     def __init__(self, rule: Rule) -> None:
@@ -26,7 +27,9 @@ class Slot:
                 self._changed.wait()
             if self._closed:
                 return False
-            replaced = self._frame is not None
+            replaced = self._frame is not None and not self._frame.still
+            if replaced and frame.still:
+                return False
             self._frame = frame
             self._changed.notify_all()
             return replaced

@@ -7,6 +7,7 @@ import sys
 
 from edgevlm.apps.sources.base import Frame, Sampler, Source, State
 from edgevlm.apps.sources.bytestream import ByteStream
+from edgevlm.apps.sources.laps import Laps
 from edgevlm.apps.sources.mjpeg import START, MjpegDecoder
 from edgevlm.apps.sources.y4m import MAGIC, Y4mDecoder
 from edgevlm.errors import SourceError
@@ -30,14 +31,18 @@ class StdinSource(Source):
         self._frames = self._given = 0
 
     def read(self) -> Frame | None:
+        laps = Laps()
         while self.state not in (State.ENDED, State.FAILED) and self._advance():
             self.state = State.RUNNING
             time_s = (self._frames - 1) / self._decoder.fps
             if not self._sampler.wants(time_s):
                 continue
-            if (image := self._decoder.image()) is not None:
+            laps.born()
+            image = self._decoder.image()
+            laps.lap("decode")
+            if image is not None:
                 self._given += 1
-                return Frame(image, time_s)
+                return Frame(image, time_s, laps=laps)
             self.drops["corrupt"] += 1
         if not self._given and self.state not in (State.ENDED, State.FAILED):
             self.state = State.FAILED
@@ -55,6 +60,9 @@ class StdinSource(Source):
             raise
         self._frames += more
         return more
+
+    def interrupt(self) -> None:
+        self._stream.close()
 
     def close(self) -> None:
         super().close()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from edgevlm.apps.sources.base import Frame, Sampler, Source, State
 from edgevlm.apps.sources.capture import load_cv2, open_capture
+from edgevlm.apps.sources.laps import Laps
 from edgevlm.apps.sources.stamps import RecordedClock
 from edgevlm.errors import SourceError
 from edgevlm.runtime.paths import look
@@ -36,13 +37,18 @@ class VideoSource(Source):
         if self.state in (State.ENDED, State.FAILED):
             return None
         self.state = State.RUNNING
+        laps = Laps()
         while self._capture.grab():
             time_s = self._advance()
             if not self._sampler.wants(time_s):
                 continue
+            laps.born()
             decoded, image = self._capture.retrieve()
+            laps.lap("decode")
             if decoded:
-                return Frame(self._cv2.cvtColor(image, self._cv2.COLOR_BGR2RGB), time_s)
+                image = self._cv2.cvtColor(image, self._cv2.COLOR_BGR2RGB)
+                laps.lap("convert")
+                return Frame(image, time_s, laps=laps)
             self.drops["corrupt"] += 1
         self._end()
         return None

@@ -1,4 +1,4 @@
-"""A recorded source played like a camera: in a thread of its own, at its own speed."""
+"""A recorded source read in a thread of its own: one frame ahead, or at its own speed like a camera."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from edgevlm.apps.sources.slot import Slot
 POLL_S = 0.2  # how often a waiting reader looks for ctrl-C
 
 
-class NewestFrame(Source):
+class Ahead(Source):
     """Reads another source in its own thread into a :class:`Slot`, from the first :meth:`read` on.
 
-    Under ``drop-oldest`` a frame that was not taken in time is counted in ``drops`` as ``replaced``. ``paced`` holds the
-    source to its own timestamps.
+    Under ``block`` each frame is decoded and prepared while the one before it is being watched, and none is lost. Under
+    ``drop-oldest`` a frame that was not taken in time is counted in ``drops`` as ``replaced``. ``paced`` holds the source to
+    its own timestamps.
     """
 
-    live = True
-
-    def __init__(self, source: Source, *, paced: bool = False, rule: Rule = "drop-oldest") -> None:
+    def __init__(self, source: Source, *, paced: bool = False, rule: Rule = "block") -> None:
         self.name, self.rule, self._source, self._paced = source.name, rule, source, paced
+        self.live = paced
+        self.drops = source.drops
         self._slot = Slot(rule)
         self._error: BaseException | None = None
         self._closing, self._over = threading.Event(), threading.Event()
@@ -38,7 +39,7 @@ class NewestFrame(Source):
                 if self._closing.is_set():
                     break
                 self.state = State.RUNNING
-                if self._slot.put(frame):
+                if self._slot.put(self.finish(frame) if self.finish else frame):
                     self.drops["replaced"] += 1
         except BaseException as error:
             self._error = error
@@ -65,6 +66,7 @@ class NewestFrame(Source):
     def close(self) -> None:
         self._closing.set()
         self._slot.close()
+        self._source.interrupt()
         if self._reading:
             self._thread.join(timeout=2)
         else:

@@ -1,0 +1,94 @@
+"""The frame gate: a frame that shows what the last one let through showed need not be watched. Off by default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.policies.base import parse_settings
+
+CELLS = 32  # both ways: what is smaller than a cell fades
+SAMPLES = 8  # pixels of a cell both ways, at most, that its mean is taken over
+THRESHOLD = 4.0  # levels of 255: above a sensor's noise, below a person who fills a cell
+EVERY = 8
+RULES = ("off", "skip", "thin")
+
+
+@dataclass(frozen=True, slots=True)
+class GateRule:
+    """``skip``: no near-static frame is watched; ``thin``: of those in a row every ``every``-th one is.
+
+    ``threshold``: a frame is near-static when no cell of it differs by more from the last one let through, levels of 255.
+    """
+
+    name: str
+    threshold: float = THRESHOLD
+    every: int = EVERY
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 255:
+            raise UserError(f"--gate {self.name}: threshold={self.threshold:g} is not from 0 to 255")
+        if self.every < 2:
+            raise UserError(f"--gate {self.name}: every={self.every} is less than 2")
+
+
+def parse_gate(text: str) -> GateRule | None:
+    """``off``, ``skip``, ``skip:threshold=6`` or ``thin:threshold=6,every=4``. Raises UserError for anything else."""
+    name, settings = parse_settings(text)
+    kinds = {"threshold": float, "every": int} if name == "thin" else {"threshold": float} if name == "skip" else {}
+    if name not in RULES or not settings.keys() <= kinds.keys():
+        raise UserError(
+            f"--gate {text}: give off, skip[:threshold={THRESHOLD:g}] or thin[:threshold={THRESHOLD:g},every={EVERY}]"
+        )
+    try:
+        values = {key: kinds[key](value) for key, value in settings.items()}
+    except ValueError:
+        raise UserError(f"--gate {text}: a threshold is a number of levels from 0 to 255, every a whole number") from None
+    return None if name == "off" else GateRule(name, **values)
+
+
+class Gate:
+    """Compares with the last frame let through, not with the last one seen, so that a slow change adds up."""
+
+    def __init__(self, rule: GateRule) -> None:
+        self.rule = rule
+        self.gated = 0  # frames that were not let through
+        self._last: NDArray[np.float32] | None = None
+        self._still = 0  # near-static frames in a row
+
+    def __call__(self, image: NDArray[np.uint8]) -> bool:
+        """Whether to watch a frame, uint8 RGB ``[H, W, 3]``. The first one is, and one of another shape."""
+        cells = cell_means(image)
+        near = (
+            self._last is not None
+            and cells.shape == self._last.shape
+            and float(np.abs(cells - self._last).max()) <= self.rule.threshold
+        )
+        self._still = self._still + 1 if near else 0
+        if near and not (self.rule.name == "thin" and self._still % self.rule.every == 0):
+            self.gated += 1
+            return False
+        self._last = cells
+        return True
+
+
+def cell_means(image: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """``[H, W, 3]`` to the means of CELLS x CELLS cells by colour, ``[CELLS, CELLS, 3]`` (fewer for a smaller image).
+
+    Of a large image each cell's mean is taken over SAMPLES x SAMPLES of its pixels, evenly spaced. Colours are apart, because a
+    light that turns from red to green may be as bright as before.
+    """
+    rows, columns = _samples(image.shape[0]), _samples(image.shape[1])
+    picked = image[rows.reshape(-1, 1), columns.reshape(1, -1)]
+    blocks = picked.reshape(*rows.shape, *columns.shape, 3)
+    return blocks.mean(axis=(1, 3), dtype=np.float32)
+
+
+def _samples(size: int) -> NDArray[np.intp]:
+    """``[cells, samples]`` positions on an edge of ``size`` pixels."""
+    cells = min(CELLS, size)
+    each = max(1, min(SAMPLES, size // cells))
+    return ((np.arange(cells * each) + 0.5) * size / (cells * each)).astype(np.intp).reshape(cells, each)

@@ -1,0 +1,105 @@
+"""`edgevlm cameras` on machines made of files, and on this one."""
+
+import errno
+import json
+
+import pytest
+from kernel import META, Camera, Machine
+from typer.testing import CliRunner
+
+from edgevlm.apps import cameras
+from edgevlm.apps.cli import app
+from edgevlm.apps.sources import devices, hardware
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    machine = Machine(tmp_path)
+    ask = devices.probe
+    monkeypatch.setattr(cameras, "probe", lambda device, root, see: ask(device, root, machine.ioctl, see))
+    monkeypatch.setattr(cameras, "look_through", lambda path: None)
+    monkeypatch.setattr(cameras, "opencv_problem", lambda: "this OpenCV has none")
+    monkeypatch.setattr(cameras, "pygobject_problem", lambda: "PyGObject is not installed")
+    return machine
+
+
+def events(machine):
+    return [json.loads(line) for line in cameras.list_cameras(True, machine.root)]
+
+
+def test_each_camera_has_a_line_with_its_modes_or_a_reason(machine):
+    machine.add(0, link="usb-Maker_Webcam")
+    machine.add(1, Camera(caps=META))
+    machine.add(2, Camera(card="vi-output, imx219 9-0010", driver="tegra-video"), bus="platform/vi")
+    machine.add(3, Camera(card="vi-output, imx477 10-001a", driver="tegra-video"), bus="platform/vi2")
+    machine.add(4, Camera(fails=errno.EACCES))
+    found = [line for line in events(machine) if line["event"] == "camera"]
+    assert [(line["camera"].removeprefix(str(machine.root)), line["kind"], line["usable"]) for line in found] == [
+        ("demo", "demo", True),
+        ("/dev/video0", "usb", True),
+        ("/dev/video1", "usb", False),
+        ("/dev/video4", "usb", False),
+        ("csi://0", "csi", False),
+        ("csi://1", "csi", False),
+    ]
+    assert found[1]["modes"] == ["MJPG 1280x720 at 30", "MJPG 640x480 at 30", "YUYV 640x480 at 30"]
+    assert found[1]["links"] == [str(machine.root / "dev/v4l/by-id/usb-Maker_Webcam")]
+    assert found[1]["reason"] is None
+    assert "metadata" in found[2]["reason"]
+    assert "usermod" in found[3]["reason"]
+    assert found[5]["name"] == "vi-output, imx477 10-001a"
+    assert found[5]["reason"] == "PyGObject is not installed"
+
+
+def test_what_it_says_to_a_person(machine):
+    machine.add(0, Camera(modes={"MJPG": {(64 * n, 48 * n): [30] for n in range(1, 8)}}))
+    lines = list(cameras.list_cameras(False, machine.root))
+    assert lines[1].endswith(
+        "HD Webcam: MJPG 64x48 at 30, MJPG 128x96 at 30, MJPG 192x144 at 30, MJPG 256x192 at 30 and 3 more"
+    )
+    assert " usable " in lines[1]
+    assert [line for line in lines if line.startswith("GStreamer through OpenCV") and line.endswith("no: this OpenCV has none")]
+
+
+def test_a_machine_without_cameras_says_what_to_do(machine):
+    assert "connect one" in list(cameras.list_cameras(False, machine.root))[1]
+    assert [line["camera"] for line in events(machine) if line["event"] == "camera"] == ["demo"]
+
+
+def test_this_machine():
+    done = CliRunner().invoke(app, ["cameras", "--json"], catch_exceptions=False)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.exit_code == 0
+    assert lines[0]["camera"] == "demo"
+    assert {line["event"] for line in lines} == {"camera", "ability"}
+    assert all((line["reason"] is None) == line["usable"] for line in lines)
+
+
+def test_a_look_through_a_file_that_is_no_camera_says_so(tmp_path):
+    (tmp_path / "video0").touch()
+    assert "is no Video4Linux device" in cameras.look_through(tmp_path / "video0")
+
+
+@pytest.mark.parametrize(
+    ("node", "mode", "says"), [(None, 0, "there is no"), ("renderD128", 0o600, None), ("card0", 0o600, "there is no")]
+)
+def test_a_graphics_card_is_seen_by_its_node(tmp_path, node, mode, says):
+    if node:
+        (tmp_path / "dev" / "dri").mkdir(parents=True)
+        (tmp_path / "dev" / "dri" / node).touch(mode)
+    problem = hardware.vaapi_problem(tmp_path)
+    assert problem is None if says is None else says in problem
+
+
+def test_a_jetsons_decoder_needs_its_node_and_gstreamer(tmp_path, monkeypatch):
+    assert hardware.jetson_problem(tmp_path) == "this is no Jetson"
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "v4l2-nvdec").touch()
+    monkeypatch.setattr(hardware, "opencv_problem", lambda: "no OpenCV with it")
+    monkeypatch.setattr(hardware, "pygobject_problem", lambda: None)
+    monkeypatch.setattr(hardware, "has_element", lambda name: False)
+    assert "nvidia-l4t-gstreamer" in hardware.jetson_problem(tmp_path)
+    monkeypatch.setattr(hardware, "has_element", lambda name: name == "nvv4l2decoder")
+    assert hardware.jetson_problem(tmp_path) is None
+    monkeypatch.setattr(hardware, "opencv_problem", lambda: None)
+    assert hardware.jetson_problem(tmp_path) is None

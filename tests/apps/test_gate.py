@@ -1,0 +1,159 @@
+"""The frame gate, against a rendition pixel by pixel; what drifts, what flickers, and what waits in the slot."""
+
+import numpy as np
+import pytest
+
+from edgevlm.apps.finish import Finish
+from edgevlm.apps.gate import CELLS, EVERY, SAMPLES, THRESHOLD, Gate, GateRule, cell_means, parse_gate
+from edgevlm.apps.sources.base import Frame
+from edgevlm.apps.sources.slot import Slot
+from edgevlm.errors import UserError
+
+
+def cells_slowly(image):
+    """float64: the mean of each cell's picked pixels, one after the other."""
+    height, width = image.shape[:2]
+    rows, columns = min(CELLS, height), min(CELLS, width)
+    down, across = (max(1, min(SAMPLES, size // cells)) for size, cells in ((height, rows), (width, columns)))
+    means = np.zeros((rows, columns, 3))
+    for row in range(rows):
+        for column in range(columns):
+            picked = []
+            for i in range(down):
+                for j in range(across):
+                    y = int((row * down + i + 0.5) * height / (rows * down))
+                    x = int((column * across + j + 0.5) * width / (columns * across))
+                    picked.append(image[y, x].astype(float))
+            means[row, column] = np.mean(picked, axis=0)
+    return means
+
+
+def gate_slowly(images, threshold, every=None):
+    """Which frames pass, by the words of the rule."""
+    passed, last, still = [], None, 0
+    for image in images:
+        cells = cells_slowly(image)
+        near = last is not None and cells.shape == last.shape and np.abs(cells - last).max() <= threshold
+        still = still + 1 if near else 0
+        through = not near or (every is not None and still % every == 0)
+        last = cells if through else last
+        passed.append(through)
+    return passed
+
+
+def noisy(height, width, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def plain(level, shape=(64, 64)):
+    return np.full((*shape, 3), level, np.uint8)
+
+
+@pytest.mark.parametrize("shape", [(480, 640), (256, 256), (100, 33), (32, 32), (5, 7), (1, 1), (1080, 50)], ids=str)
+def test_cells_are_the_means_of_their_pixels(shape):
+    image = noisy(*shape)
+    np.testing.assert_allclose(cell_means(image), cells_slowly(image), atol=1e-3)
+    np.testing.assert_array_equal(cell_means(np.ascontiguousarray(image[..., ::-1])[..., ::-1]), cell_means(image))
+
+
+@pytest.mark.parametrize("rule", [GateRule("skip", 6), GateRule("thin", 6, 3), GateRule("skip", 0)], ids=str)
+def test_a_stream_is_gated_as_the_rule_says(rule):
+    random = np.random.default_rng(1)
+    base, images = noisy(40, 50), []
+    for _ in range(60):
+        if random.random() < 0.2:
+            base = np.roll(base, int(random.integers(0, 3)), axis=1)
+        images.append((base // 2 + random.integers(0, 8)).astype(np.uint8))
+    gate = Gate(rule)
+    passed = [gate(image) for image in images]
+    assert passed == gate_slowly(images, rule.threshold, rule.every if rule.name == "thin" else None)
+    assert gate.gated == passed.count(False)
+    assert 0 < gate.gated < 60
+
+
+def test_what_is_still_is_held_back_and_a_slow_drift_adds_up():
+    gate = Gate(GateRule("skip", 4))
+    assert [gate(plain(level)) for level in (100, 100, 102, 104, 105, 105, 103, 101, 100)] == [
+        True, False, False, False, True, False, False, False, True,
+    ]  # fmt: skip
+    assert gate.gated == 6
+
+
+def test_thin_lets_every_nth_of_a_row_through():
+    gate = Gate(GateRule("thin", 4, every=3))
+    assert [gate(plain(100)) for _ in range(8)] == [True, False, False, True, False, False, True, False]
+
+
+def test_a_small_thing_a_new_colour_and_a_new_size_are_changes():
+    gate = Gate(GateRule("skip"))
+    scene = noisy(480, 640)
+    assert gate(scene)
+    scene = scene.copy()
+    scene[200:215, 300:320] = 255
+    assert gate(scene), "one cell of 1,024"
+    red, green = plain(0), plain(0)
+    red[..., 0], green[..., 1] = 255, 130
+    assert gate(red)
+    assert gate(green), "as bright as the red was"
+    assert gate(plain(0, (64, 65)))
+
+
+def test_a_sensors_noise_is_no_change():
+    random = np.random.default_rng(0)
+    gate = Gate(GateRule("skip"))
+    passed = [gate(np.clip(random.normal(120, 4, (480, 640, 3)), 0, 255).astype(np.uint8)) for _ in range(5)]
+    assert passed == [True, False, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("off", None),
+        ("skip", GateRule("skip", THRESHOLD)),
+        ("skip:threshold=6.5", GateRule("skip", 6.5)),
+        ("thin", GateRule("thin", THRESHOLD, EVERY)),
+        ("thin:threshold=2,every=4", GateRule("thin", 2, 4)),
+    ],
+)
+def test_what_is_typed(text, rule):
+    assert parse_gate(text) == rule
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("on", r"give off, skip\[:threshold=4\] or thin"),
+        ("skip:every=4", "give off"),
+        ("off:threshold=4", "give off"),
+        ("skip:threshold=much", "a number of levels"),
+        ("skip:threshold=256", "not from 0 to 255"),
+        ("skip:threshold=nan", "not from 0 to 255"),
+        ("thin:every=1", "less than 2"),
+        ("thin:every=2.5", "a whole number"),
+    ],
+)
+def test_a_mistake_is_one_line(text, says):
+    with pytest.raises(UserError, match=says) as caught:
+        parse_gate(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_only_frames_that_pass_are_prepared():
+    prepared = []
+    finish = Finish(lambda image: prepared.append(int(image[0, 0, 0])), Gate(GateRule("skip", 4)))
+    frames = [finish(Frame(plain(level), time_s)) for time_s, level in enumerate((10, 11, 50, 51, 52))]
+    assert prepared == [10, 50]
+    assert [frame.still for frame in frames] == [False, True, False, True, True]
+    assert finish.gated == 3
+
+
+def test_a_still_frame_in_the_slot_hides_none_that_is_to_be_watched():
+    slot = Slot("drop-oldest")
+    change, still, later = Frame(plain(1), 1.0), Frame(plain(1), 2.0, still=True), Frame(plain(2), 3.0)
+    assert not slot.put(still)
+    assert not slot.put(change), "of a still frame nothing is lost"
+    assert not slot.put(still)
+    assert slot.take(0) is change
+    slot.put(change)
+    assert slot.put(later), "and this one was never watched"
+    assert slot.take(0) is later
