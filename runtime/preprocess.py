@@ -12,6 +12,7 @@ from edgevlm.runtime.bundle import VisionSpec
 
 SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
 BAND = 16  # output pixels resized in one product
+SMALL = 1 << 17  # multiplications of one product: BLAS shares out larger ones, which on a busy machine takes 30 times as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +75,27 @@ class Preprocessor:
 
 def _across(planes: NDArray[np.float32], columns: list[Band], width: int) -> NDArray[np.float32]:
     """``[3, H, W]`` to ``[3, H, width]``, in whole levels: Pillow goes through uint8 between its two passes."""
-    out = np.empty((*planes.shape[:2], width), np.float32)
+    lines = planes.reshape(-1, planes.shape[2])
+    out = np.empty((len(lines), width), np.float32)
     for band in columns:
-        span = out[:, :, band.first : band.first + len(band.weights)]
-        np.matmul(planes[:, :, band.start : band.stop], band.weights.T, out=span)
-    return _levels(out)
+        many = max(1, SMALL // band.weights.size)
+        whole = len(lines) - len(lines) % many
+        for part, into in ((lines[:whole], out[:whole]), (lines[whole:], out[whole:])):
+            blocks = (-1, many, lines.shape[1]) if len(part) >= many else (1, *part.shape)
+            results = into.reshape(*blocks[:2], width)[:, :, band.first : band.first + len(band.weights)]
+            np.matmul(part.reshape(blocks)[:, :, band.start : band.stop], band.weights.T, out=results)
+    return _levels(out).reshape(3, -1, width)
 
 
 def _down(planes: NDArray[np.float32], rows: list[Band], height: int) -> NDArray[np.float32]:
     """``[3, H, width]`` to ``[3, height, width]``, in whole levels."""
-    out = np.empty((3, height, planes.shape[2]), np.float32)
+    width = planes.shape[2]
+    out = np.empty((3, height, width), np.float32)
     for band in rows:
-        np.matmul(band.weights, planes[:, band.start : band.stop], out=out[:, band.first : band.first + len(band.weights)])
+        many, span = max(1, SMALL // band.weights.size), slice(band.first, band.first + len(band.weights))
+        for left in range(0, width, many):
+            block = slice(left, left + many)
+            np.matmul(band.weights, planes[:, band.start : band.stop, block], out=out[:, span, block])
     return _levels(out)
 
 

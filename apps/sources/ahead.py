@@ -36,6 +36,8 @@ class Ahead(Source):
                 if self._paced:
                     origin = time.monotonic() - frame.time_s if origin is None else origin
                     self._closing.wait(max(0.0, origin + frame.time_s - time.monotonic()))
+                    if frame.laps is not None:
+                        frame.laps.resume()
                 if self._closing.is_set():
                     break
                 self.state = State.RUNNING

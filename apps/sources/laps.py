@@ -19,6 +19,12 @@ class Laps:
         self.lap("capture")
         self.born_s = self._last
 
+    def resume(self) -> None:
+        """A pause is over, which was no part of the way."""
+        now = time.monotonic()
+        self.born_s += now - self._last
+        self._last = now
+
     def lap(self, stage: str) -> None:
         """A stage is over; what follows counts for the next."""
         now = time.monotonic()
