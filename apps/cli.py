@@ -42,7 +42,7 @@ RUN_EXAMPLES = """
 
   edgevlm run --frames 64 --ask "how many objects are there now?" --json
 
-  edgevlm run --camera 0 --model BUNDLE                   ask at the prompt while it watches
+  edgevlm run --camera 0 --size 1280x720 --model BUNDLE   ask at the prompt while it watches
 
   edgevlm run --video shop.mp4 --model BUNDLE --ask-at 60:"Who came in?" --budget 6k
 """
@@ -75,9 +75,14 @@ def _common(
 @app.command(epilog=RUN_EXAMPLES)
 def run(
     camera: Annotated[
-        str | None, typer.Option(metavar="SRC", help="demo, an index like 0, /dev/videoN, or a URL.", show_default="demo")
+        str | None,
+        typer.Option(
+            metavar="SRC",
+            help="demo, an index like 0, /dev/videoN, csi://0, a URL, a GStreamer pipeline, or - for stdin.",
+            show_default="demo",
+        ),
     ] = None,
-    video: Annotated[str | None, typer.Option(metavar="FILE", help="A video file.")] = None,
+    video: Annotated[str | None, typer.Option(metavar="FILE", help="A video file, or a folder of pictures.")] = None,
     model: Annotated[str, typer.Option(metavar="demo|BUNDLE", help="The embedded demo model, or an exported bundle.")] = "demo",
     policy: Annotated[
         str,
@@ -114,6 +119,10 @@ def run(
         list[str] | None,
         typer.Option(metavar="S:TEXT", help="A question asked at S seconds of the stream.", allow_from_autoenv=False),
     ] = None,
+    size: options.Size = None,
+    pixel_format: options.PixelFormat = None,
+    camera_fps: options.CameraFps = None,
+    gate: options.GateText = "off",
     wait: options.Wait = False,
     rule: options.OnBusy = None,
     open_timeout: options.OpenTimeout = 10.0,
@@ -134,13 +143,14 @@ def run(
         typer.echo("\n".join(list_questions()))
         return
     source = SourceOptions(
-        fps=fps, rule=rule.value if rule else None, wait=wait, seed=seed,
+        size=options.parse_size(size), pixel_format=pixel_format, camera_fps=camera_fps, fps=fps,
+        rule=rule.value if rule else None, wait=wait, seed=seed,
         open_timeout_s=open_timeout, read_timeout_s=read_timeout, stall_timeout_s=stall_timeout,
     )  # fmt: skip
     start(
         RunRequest(
             camera=camera, video=video, source=source, model=model, policy=policy, budget=budget, chunk=chunk,
-            realtime=realtime, reindexing=reindexing.value, frames=frames, seconds=seconds,
+            gate=gate, realtime=realtime, reindexing=reindexing.value, frames=frames, seconds=seconds,
             ask=ask or _lines("EDGEVLM_RUN_ASK"), ask_at=ask_at or _lines("EDGEVLM_RUN_ASK_AT"), threads=threads, as_json=json,
         )
     )  # fmt: skip

@@ -19,14 +19,11 @@ class Finish:
     def __init__(self, prepare: Callable[[NDArray[np.uint8]], Pixels], gate: Gate | None = None) -> None:
         self._prepare, self._gate = prepare, gate
 
-    @property
-    def gated(self) -> int:
-        """Frames that the gate held back."""
-        return self._gate.gated if self._gate else 0
-
     def __call__(self, frame: Frame) -> Frame:
-        if self._gate is not None and not self._gate(frame.image):
-            return replace(frame, still=True)
+        if self._gate is not None:
+            frame = replace(frame, still=not self._gate(frame.image), gated=self._gate.gated)
+        if frame.still:
+            return frame
         frame = replace(frame, pixels=self._prepare(frame.image))
         if frame.laps is not None:
             frame.laps.lap("preprocess")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Annotated
 
 import typer
+
+from edgevlm.errors import UserError
 
 PANEL = "Cameras"
 
@@ -38,3 +41,40 @@ ReadTimeout = Annotated[
 StallTimeout = Annotated[
     float, typer.Option(metavar="S", help="Without a frame this long, say that the camera stalls.", rich_help_panel=PANEL)
 ]
+Size = Annotated[
+    str | None,
+    typer.Option(metavar="WxH", help="Size asked of a USB or CSI camera; it takes what is nearest.", rich_help_panel=PANEL),
+]
+PixelFormat = Annotated[
+    str | None,
+    typer.Option(metavar="FOURCC", help="Pixel format asked of a USB camera, like MJPG or YUYV.", rich_help_panel=PANEL),
+]
+CameraFps = Annotated[
+    float | None,
+    typer.Option(
+        "--camera-fps",
+        metavar="N",
+        help="Rate asked of a USB or CSI camera, and that of Motion JPEG on stdin or of a folder of pictures.",
+        show_default="the camera's own; 25 on stdin; --fps for a folder",
+        rich_help_panel=PANEL,
+    ),
+]
+GateText = Annotated[
+    str,
+    typer.Option(
+        "--gate",
+        metavar="off|skip|thin[:K=V,...]",
+        help="Near-static frames are not watched (skip), or every 8th of them alone (thin). Settings: threshold=4 "
+        "(levels of 255), every=8.",
+        rich_help_panel=PANEL,
+    ),
+]
+
+
+def parse_size(text: str | None) -> tuple[int, int] | None:
+    """``1280x720``. Raises UserError for what is none."""
+    if text is None:
+        return None
+    if not (match := re.fullmatch(r"(\d{1,5})[xX](\d{1,5})", text.strip())) or "0" in match.groups():
+        raise UserError(f"--size {text}: give width and height in pixels, like 1280x720")
+    return int(match[1]), int(match[2])

@@ -26,12 +26,14 @@ class Answered:
 class Stats:
     """A run's figures at one moment; ``fps`` over the last second, in a summary over the whole run.
 
-    ``dropped`` is the sum of ``drops``, which has them by cause; ``source_problem`` says why the source is not running.
+    ``dropped`` is the sum of ``drops``, which has them by cause; ``gated`` frames were held back by the gate and are not among
+    ``frames``; ``source_problem`` says why the source is not running.
     """
 
     frames: int
     dropped: int
     drops: dict[str, int]
+    gated: int
     fps: float
     cache_tokens: int
     cache_bytes: int
@@ -104,9 +106,10 @@ class TextOutput:
 def describe(stats: Stats) -> str:
     """One line for a person."""
     dropped = f" ({stats.dropped} dropped)" if stats.dropped else ""
+    gated = f" ({stats.gated} gated)" if stats.gated else ""
     state = f"{stats.source_state} ({stats.source_problem})" if stats.source_problem else stats.source_state
     return (
-        f"{state} · {stats.frames} frames{dropped} · {stats.fps:.1f} fps · memory {stats.cache_tokens} tokens, "
+        f"{state} · {stats.frames} frames{dropped}{gated} · {stats.fps:.1f} fps · memory {stats.cache_tokens} tokens, "
         f"{stats.cache_bytes / 1e6:.1f} MB · {stats.compressions} compressions, {stats.compress_ms:.1f} ms · "
         f"process {stats.rss_bytes / 1e6:.0f} MB"
     )

@@ -53,7 +53,7 @@ class Run:
         self.frame: Frame | None = None  # the newest one watched
         self._scenes: deque[tuple[float, Scene]] = deque(maxlen=REMEMBERED)  # of the newest frames, with their times
         self._started = self._last_time = time.monotonic()
-        self._last_frames = 0
+        self._last_frames = self._gated = 0
         self._stopped = threading.Event()
         self._trouble = Trouble(source)
         self._process = psutil.Process()
@@ -108,6 +108,7 @@ class Run:
             frames=session.frames,
             dropped=sum(drops.values()),
             drops=drops,
+            gated=self._gated,
             fps=(session.frames - before) / max(now - since, 1e-9),
             cache_tokens=session.tokens,
             cache_bytes=session.cache_bytes,
@@ -130,11 +131,21 @@ class Run:
                 self.ask(plan.at.pop(0)[1])
             if frame.scene is not None:
                 self._scenes.append((frame.time_s, frame.scene))
-            self.session.watch(frame.image, frame.time_s)
-            self.frame, watched = frame, watched + 1
+            self._take(frame)
+            watched += 1
             if plan.sample is not None and frame.scene is not None and watched % SAMPLE_EVERY == 0:
                 for question in frame.scene.sample(plan.sample):
                     self.ask(question)
+
+    def _take(self, frame: Frame) -> None:
+        self._gated = frame.gated
+        if frame.still:
+            self.session.pass_by(frame.time_s)
+            return
+        self.session.watch(frame.image if frame.pixels is None else frame.pixels, frame.time_s)
+        if self.frame is None and self.source.mode:
+            self.output.notice(f"{self.source.name}: {self.source.mode}")
+        self.frame = frame
 
     def _ask_rest(self) -> None:
         self.session.flush()  # once, and not under each question

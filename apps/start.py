@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from rich.console import Console
 
+from edgevlm.apps.finish import Finish
+from edgevlm.apps.gate import Gate, parse_gate
 from edgevlm.apps.output import JsonOutput, Output, TextOutput
 from edgevlm.apps.run import Plan, Run
 from edgevlm.apps.sources import RECORDED, SourceOptions, kind_of, open_source
@@ -35,6 +37,7 @@ class RunRequest:
     budget: str | None
     chunk: int
     reindexing: Reindexing
+    gate: str
     realtime: bool | None
     frames: int | None
     seconds: float | None
@@ -57,6 +60,7 @@ def start(request: RunRequest) -> None:
     realtime = request.realtime if request.realtime is not None else is_demo_source and interactive
     budget = parse_count(request.budget) if request.budget is not None else None
     create_policy(request.policy)
+    gate = Gate(rule) if (rule := parse_gate(request.gate)) else None
     source = open_source(request.camera, request.video, replace(request.source, realtime=realtime))
     try:
         with Console(stderr=True).status("verifying and loading the model"):  # a large bundle takes seconds
@@ -66,6 +70,7 @@ def start(request: RunRequest) -> None:
         if own_questions:
             plan.sample = np.random.default_rng(request.source.seed)
         output = make_output(request.as_json, interactive, with_truth=own_questions)
+        source.finish = Finish(session.prepare, gate)
         run = Run(session, source, output, plan)
         run.check()
         if session.basis:

@@ -119,6 +119,8 @@ class Session:
         not such a frame, when the capacity of a policy that never compresses is used up, and after :meth:`close`.
         """
         pixels = frame.values if isinstance(frame, Pixels) else self._preprocess(frame)
+        if pixels.shape != (3, *self.model.bundle.vision.size):
+            raise UserError(f"pixels {list(pixels.shape)} were prepared for another model; use this session's prepare()")
         with self._turnstile.watcher():
             self._refuse_when_closed()
             self._chunk.add(pixels)

@@ -6,7 +6,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -39,7 +39,8 @@ class Frame:
 
     ``scene`` knows what there is to know after this frame, where the source does (the demo world does). ``source_s`` is the
     time of a live source's own clock, mended (:mod:`edgevlm.apps.sources.stamps`), seconds; None where it has none. ``pixels``
-    are the image prepared for the model, where a :class:`Finish` did so; ``still``: one found that it need not be watched.
+    are the image prepared for the model, where a :class:`Finish` did so; ``still``: one found that it need not be watched, and
+    ``gated`` is how many it found so up to here.
     """
 
     image: NDArray[np.uint8]
@@ -48,6 +49,7 @@ class Frame:
     source_s: float | None = None
     pixels: Pixels | None = None
     still: bool = False
+    gated: int = 0
     laps: Laps | None = None
 
 
@@ -93,6 +95,10 @@ class SourceOptions:
     def __post_init__(self) -> None:
         if not 0 < self.fps < math.inf:
             raise SourceError(f"--fps {self.fps:g}: give a rate above 0")
+        if self.camera_fps is not None and not 0 < self.camera_fps <= 1000:
+            raise SourceError(f"--camera-fps {self.camera_fps:g}: give frames a second, from above 0 to 1000")
+        if self.pixel_format is not None and not re.fullmatch(r"[!-~]{3,4}", self.pixel_format):
+            raise SourceError(f"--pixel-format {self.pixel_format}: give a FourCC like MJPG or YUYV")
         if self.rule not in (None, *get_args(Rule)):
             raise SourceError(f"--rule {self.rule}: give one of {', '.join(get_args(Rule))}")
         for name in ("open", "read", "stall"):
@@ -101,14 +107,7 @@ class SourceOptions:
                 raise SourceError(f"--{name}-timeout {seconds:g}: give seconds above 0")
 
 
-class Finish(Protocol):
-    """What is done to each frame by the thread that captured it, before anybody may read it."""
-
-    @property
-    def gated(self) -> int:
-        """Frames so far that it marked as ``still``."""
-
-    def __call__(self, frame: Frame) -> Frame: ...
+Finish = Callable[[Frame], Frame]  # done to each frame by the thread that captured it, before anybody may read it
 
 
 class Source(ABC):

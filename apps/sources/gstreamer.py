@@ -13,7 +13,8 @@ from edgevlm.apps.sources.base import Connection, Grabbed, SourceOptions, Source
 from edgevlm.apps.sources.capture import load_cv2
 from edgevlm.errors import SourceError
 
-NEWEST = "appsink sync=false max-buffers=1 drop=true"  # what is read is new, and nothing waits for a slow reader
+SINK = "edgevlm"
+NEWEST = f"appsink name={SINK} sync=false max-buffers=1 drop=true"  # what is read is new, and nothing waits for a slow reader
 RED_AT = {"RGB": (3, 0, 1), "BGR": (3, 2, -1), "RGBx": (4, 0, 1), "RGBA": (4, 0, 1), "BGRx": (4, 2, -1), "BGRA": (4, 2, -1)}
 
 
@@ -43,7 +44,7 @@ def opencv_problem() -> str | None:
     cv2 = load_cv2()
     if cv2.videoio_registry.hasBackend(cv2.CAP_GSTREAMER):
         return None
-    return "this OpenCV was built without GStreamer (PyPI's is; a Jetson's own is not)"
+    return "this OpenCV was built without GStreamer, as PyPI's is"
 
 
 @cache
@@ -98,7 +99,10 @@ class OpenCvPipeline(Connection):
 
 
 class GstPipeline(Connection):
-    """A pipeline of PyGObject's. Pictures in any order of red, green and blue are looked at where GStreamer laid them."""
+    """A pipeline of PyGObject's. One that is not live, a file's for one, plays at its own speed and comes to an end.
+
+    Pictures in any order of red, green and blue are taken as GStreamer laid them.
+    """
 
     def __init__(self, pipeline: str, options: SourceOptions) -> None:
         self._gst = load_gst()
@@ -109,6 +113,9 @@ class GstPipeline(Connection):
         except Exception as error:  # GLib.Error, which only PyGObject has
             raise SourceRefused(f"no such pipeline ({getattr(error, 'message', error)})") from None
         self._sink = self._find_sink()
+        live = self._pipeline.set_state(self._gst.State.PAUSED) == self._gst.StateChangeReturn.NO_PREROLL
+        if self._sink.get_name() == SINK:
+            self._sink.set_property("sync", not live)
         self._pipeline.set_state(self._gst.State.PLAYING)
         self._sample = self._sink.try_pull_sample(int(options.open_timeout_s * self._gst.SECOND))
         self._ahead = self._sample is not None  # the first picture, pulled to see whether the pipeline runs

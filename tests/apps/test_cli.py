@@ -32,8 +32,8 @@ def events(done):
 
 
 STATS = {
-    "event", "frames", "dropped", "drops", "fps", "cache_tokens", "cache_bytes", "compressions", "compress_ms", "rss_bytes",
-    "source_state", "source_problem", "reconnects",
+    "event", "frames", "dropped", "drops", "gated", "fps", "cache_tokens", "cache_bytes", "compressions", "compress_ms",
+    "rss_bytes", "source_state", "source_problem", "reconnects",
 }  # fmt: skip
 ANSWER = {"event", "time_s", "question", "text", "token_ids", "ttft_ms", "tpot_ms"}
 

@@ -144,7 +144,7 @@ def test_only_frames_that_pass_are_prepared():
     frames = [finish(Frame(plain(level), time_s)) for time_s, level in enumerate((10, 11, 50, 51, 52))]
     assert prepared == [10, 50]
     assert [frame.still for frame in frames] == [False, True, False, True, True]
-    assert finish.gated == 3
+    assert [frame.gated for frame in frames] == [0, 1, 1, 2, 3]
 
 
 def test_a_still_frame_in_the_slot_hides_none_that_is_to_be_watched():

@@ -1,0 +1,47 @@
+"""The bench of a frame's way: the stages that it names, in order, for each kind of source."""
+
+import json
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from edgevlm.apps.cli import app
+from edgevlm.bench.camera import STAGES
+
+FIELDS = ["bench", "source", "stage", "ms_p50", "ms_p95", "frames"]
+
+
+def bench(*arguments):
+    command = ["bench", "camera", "--threads", "1", "--no-realtime", *map(str, arguments)]
+    return CliRunner().invoke(app, command, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("extra", [[], ["--inline"]])
+def test_stages_of_the_demo(extra):
+    lines = [json.loads(line) for line in bench("--frames", 3, "--json", *extra).stdout.splitlines()]
+    assert [line["stage"] for line in lines] == [stage for stage in STAGES if stage not in ("decode", "convert")]
+    for line in lines:
+        assert list(line) == FIELDS
+        assert (line["bench"], line["source"], line["frames"]) == ("camera", "demo", 3)
+        assert line["ms_p95"] >= line["ms_p50"] >= 0
+    by_stage = {line["stage"]: line["ms_p50"] for line in lines}
+    assert by_stage["encode"] > 0
+    assert by_stage["total"] >= max(by_stage["answer"], by_stage["busy"])
+
+
+def test_stages_of_a_folder_for_a_person(tmp_path):
+    for number in range(5):
+        Image.new("RGB", (30, 20), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    head, names, *rows = bench("--video", tmp_path, "--frames", 9).stdout.splitlines()
+    assert head == f"{tmp_path.name}, 3 frames"
+    assert names.split() == ["stage", "ms", "p50", "ms", "p95"]
+    assert [row.split()[0] for row in rows] == [stage for stage in STAGES if stage != "convert"]
+
+
+def test_too_few_frames_are_refused(tmp_path):
+    from edgevlm.errors import UserError
+
+    Image.new("RGB", (30, 20)).save(tmp_path / "1.png")
+    with pytest.raises(UserError, match="1 frames are too few"):
+        bench("--video", tmp_path)
