@@ -122,6 +122,7 @@ def run(
     size: options.Size = None,
     pixel_format: options.PixelFormat = None,
     camera_fps: options.CameraFps = None,
+    decode: options.DecodeBy = options.Decoder.AUTO,
     gate: options.GateText = "off",
     wait: options.Wait = False,
     rule: options.OnBusy = None,
@@ -143,7 +144,7 @@ def run(
         typer.echo("\n".join(list_questions()))
         return
     source = SourceOptions(
-        size=options.parse_size(size), pixel_format=pixel_format, camera_fps=camera_fps, fps=fps,
+        size=options.parse_size(size), pixel_format=pixel_format, decode=decode.value, camera_fps=camera_fps, fps=fps,
         rule=rule.value if rule else None, wait=wait, seed=seed,
         open_timeout_s=open_timeout, read_timeout_s=read_timeout, stall_timeout_s=stall_timeout,
     )  # fmt: skip

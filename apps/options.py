@@ -59,6 +59,19 @@ CameraFps = Annotated[
         rich_help_panel=PANEL,
     ),
 ]
+
+
+class Decoder(str, Enum):
+    """Who decodes a video file."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+
+
+DecodeBy = Annotated[
+    Decoder,
+    typer.Option("--decode", help="A video file by the graphics card where one can, or by the CPU.", rich_help_panel=PANEL),
+]
 GateText = Annotated[
     str,
     typer.Option(

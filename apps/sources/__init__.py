@@ -46,7 +46,7 @@ def _demo(target: str, options: SourceOptions) -> Source:
 def _video(target: str, options: SourceOptions) -> Source:
     from edgevlm.apps.sources.video import VideoSource
 
-    return VideoSource(target, options.fps)
+    return VideoSource(target, options.fps, options.decode)
 
 
 def _folder(target: str, options: SourceOptions) -> Source:

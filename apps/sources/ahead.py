@@ -21,7 +21,7 @@ class Ahead(Source):
 
     def __init__(self, source: Source, *, paced: bool = False, rule: Rule = "block") -> None:
         self.name, self.rule, self._source, self._paced = source.name, rule, source, paced
-        self.live = paced
+        self.live, self.mode = paced, source.mode
         self.drops = source.drops
         self._slot = Slot(rule)
         self._error: BaseException | None = None

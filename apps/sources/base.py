@@ -21,6 +21,7 @@ from edgevlm.runtime.preprocess import Pixels
 
 Rule = Literal["block", "drop-oldest"]
 KEYFRAME_WAIT_S = 10.0  # a stream may have no picture that stands alone (intra refresh): then any that is decoded will do
+Decode = Literal["auto", "cpu"]
 
 
 class Scene(Protocol):
@@ -70,10 +71,10 @@ class SourceOptions:
 
     ``fps``: frames a second taken, by their times. ``size``: (width, height) in pixels, ``pixel_format``: a FourCC like
     ``MJPG``, ``camera_fps``: frames a second, all asked of a camera that has several modes; what carries no times is taken for
-    ``camera_fps``. ``realtime``: play what is recorded at its own speed. ``rule``: what happens to frames while the reader is
-    busy; None for ``drop-oldest`` where the source does not wait, ``block`` where it does. ``wait``: a camera that is not there
-    yet is waited for. ``seed``: of the demo world, and of the jitter of ``backoff_s``, the first and the longest pause between
-    two attempts to connect.
+    ``camera_fps``. ``decode``: a file by the graphics card, where one can, or by the CPU. ``realtime``: play what is recorded
+    at its own speed. ``rule``: what happens to frames while the reader is busy; None for ``drop-oldest`` where the source does
+    not wait, ``block`` where it does. ``wait``: a camera that is not there yet is waited for. ``seed``: of the demo world, and
+    of the jitter of ``backoff_s``, the first and the longest pause between two attempts to connect.
 
     ``open_timeout_s``: a connection that takes longer is given up. ``stall_timeout_s``: without a frame this long the source
     is STALLED; ``read_timeout_s``: this long, and it is abandoned and connected anew.
@@ -85,6 +86,7 @@ class SourceOptions:
     size: tuple[int, int] | None = None
     pixel_format: str | None = None
     camera_fps: float | None = None
+    decode: Decode = "auto"
     open_timeout_s: float = 10.0
     read_timeout_s: float = 10.0
     stall_timeout_s: float = 3.0

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgevlm.errors import UserError
-
-if TYPE_CHECKING:
-    import cv2
 
 
 def load_cv2() -> Any:
@@ -22,8 +19,3 @@ def load_cv2() -> Any:
             "reading cameras and video files needs OpenCV: pip install 'edgevlm[cpu]', or on a Jetson the platform's own build"
         ) from None
     return cv2
-
-
-def open_capture(target: int | str) -> cv2.VideoCapture:
-    """A capture that may not have opened: ask ``isOpened()``."""
-    return load_cv2().VideoCapture(target)

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
+from edgevlm.apps.sources.base import Decode
 from edgevlm.apps.sources.capture import load_cv2
 from edgevlm.apps.sources.devices import ROOT
 from edgevlm.apps.sources.gstreamer import has_element, opencv_problem, pygobject_problem
 
 JETSON_DECODERS = ("nvhost-nvdec", "v4l2-nvdec", "nvhost-nvdec-ctl")  # nodes under /dev
 JETSON_ELEMENT = "nvv4l2decoder"
+
+
+def open_file(path: str, decode: Decode, root: Path = ROOT) -> tuple[Any, str]:
+    """An OpenCV capture of a file, which may not have opened, and who decodes it; nothing where only the CPU could."""
+    cv2 = load_cv2()
+    if decode == "cpu" or vaapi_problem(root) is not None:
+        return cv2.VideoCapture(path), ""
+    asked = [cv2.CAP_PROP_HW_ACCELERATION, cv2.VIDEO_ACCELERATION_ANY]
+    capture = cv2.VideoCapture(path, cv2.CAP_FFMPEG, asked)
+    if not capture.isOpened():
+        return cv2.VideoCapture(path), ""
+    if int(capture.get(cv2.CAP_PROP_HW_ACCELERATION)) == cv2.VIDEO_ACCELERATION_NONE:
+        return capture, "decoded by the CPU: OpenCV's FFmpeg finds no decoder for it on the graphics card"
+    return capture, "decoded by the graphics card"
 
 
 def vaapi_problem(root: Path = ROOT) -> str | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgevlm.apps.sources.base import Frame, Sampler, Source, State
-from edgevlm.apps.sources.capture import load_cv2, open_capture
+from edgevlm.apps.sources.base import Decode, Frame, Sampler, Source, State
+from edgevlm.apps.sources.capture import load_cv2
+from edgevlm.apps.sources.hardware import open_file
 from edgevlm.apps.sources.laps import Laps
 from edgevlm.apps.sources.stamps import RecordedClock
 from edgevlm.errors import SourceError
@@ -18,12 +19,12 @@ FALLBACK_FPS = 25.0  # for a container that declares no rate
 class VideoSource(Source):
     """Reads a file to its end, as fast as it is asked. Times are the container's, mended (:class:`RecordedClock`)."""
 
-    def __init__(self, path: str | Path, fps: float | None) -> None:
+    def __init__(self, path: str | Path, fps: float | None, decode: Decode = "auto") -> None:
         self.path = Path(path)
         self.name = self.path.name
         check_readable(self.path)
         self._cv2 = load_cv2()
-        self._capture = open_capture(str(self.path))
+        self._capture, self.mode = open_file(str(self.path), decode)
         if not self._capture.isOpened():
             raise SourceError(f"{path}: not a video that can be read (damaged, cut short, or another kind of file)")
         self._declared = int(self._capture.get(self._cv2.CAP_PROP_FRAME_COUNT))
