@@ -14,7 +14,7 @@ from edgevlm.apps.sources.capture import load_cv2
 from edgevlm.errors import SourceError
 
 SINK = "edgevlm"
-NEWEST = f"appsink name={SINK} sync=false max-buffers=1 drop=true"  # what is read is new, and nothing waits for a slow reader
+NEWEST = f"appsink name={SINK} max-buffers=1 drop=true"  # what is read is new, and nothing waits for a slow reader
 RED_AT = {"RGB": (3, 0, 1), "BGR": (3, 2, -1), "RGBx": (4, 0, 1), "RGBA": (4, 0, 1), "BGRx": (4, 2, -1), "BGRA": (4, 2, -1)}
 
 
@@ -24,10 +24,14 @@ def is_pipeline(text: str) -> bool:
 
 
 def with_sink(pipeline: str, pixel_format: str) -> str:
-    """The pipeline, ending in an appsink: one that ends in another element gets a conversion and a sink."""
+    """The pipeline, ending in an appsink: one that ends in another element gets a conversion and a sink.
+
+    A file plays at its own speed (``sync``); pictures of a camera are not held back until they are due.
+    """
     if re.search(r"!\s*appsink\b[^!]*$", pipeline):
         return pipeline
-    return f"{pipeline.rstrip().rstrip('!')} ! videoconvert ! video/x-raw,format={pixel_format} ! {NEWEST}"
+    sync = "true" if re.match(r"\s*(multi)?filesrc\b", pipeline) else "false"
+    return f"{pipeline.rstrip(' !')} ! videoconvert ! video/x-raw,format={pixel_format} ! {NEWEST} sync={sync}"
 
 
 def connect(pipeline: str, options: SourceOptions) -> Connection:
@@ -79,16 +83,20 @@ def has_element(name: str) -> bool:
 
 
 class OpenCvPipeline(Connection):
-    """A pipeline inside OpenCV, whose appsink gives BGR."""
+    """A pipeline inside OpenCV, whose appsink gives BGR. One with a length, a file's, comes to an end."""
 
     def __init__(self, pipeline: str) -> None:
         self._cv2: Any = load_cv2()
         self._capture = self._cv2.VideoCapture(pipeline, self._cv2.CAP_GSTREAMER)
         if not self._capture.isOpened():
             raise SourceError(f"OpenCV cannot open the pipeline; try it alone: gst-launch-1.0 {mask_credentials(pipeline)!r}")
+        self._recorded = self._capture.get(self._cv2.CAP_PROP_FRAME_COUNT) > 0
 
     def grab(self) -> Grabbed | None:
-        return Grabbed() if self._capture.grab() else None
+        if self._capture.grab():
+            return Grabbed()
+        self.finished = self._recorded
+        return None
 
     def retrieve(self) -> NDArray[np.uint8] | None:
         decoded, image = self._capture.retrieve()

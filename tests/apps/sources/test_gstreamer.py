@@ -7,6 +7,7 @@ from edgevlm.apps.sources import csi, gstreamer
 from edgevlm.apps.sources.base import SourceOptions, SourceRefused
 from edgevlm.errors import SourceError
 
+END = " ! videoconvert ! video/x-raw,format=BGR ! appsink name=edgevlm max-buffers=1 drop=true sync="
 OPTIONS = SourceOptions(open_timeout_s=5, read_timeout_s=2)
 real = pytest.mark.skipif(gstreamer.pygobject_problem() is not None, reason=str(gstreamer.pygobject_problem()))
 
@@ -28,11 +29,12 @@ def test_what_is_taken_for_a_pipeline(text, is_one):
 @pytest.mark.parametrize(
     ("pipeline", "whole"),
     [
-        ("a ! b", "a ! b ! videoconvert ! video/x-raw,format=BGR ! " + gstreamer.NEWEST),
-        ("a ! b !", "a ! b  ! videoconvert ! video/x-raw,format=BGR ! " + gstreamer.NEWEST),
+        ("a ! b", "a ! b" + END + "false"),
+        ("a ! b ! ", "a ! b" + END + "false"),
+        ("filesrc location=a.mp4 ! b", "filesrc location=a.mp4 ! b" + END + "true"),
         ("a ! appsink", "a ! appsink"),
         ("a ! appsink name=x drop=true", "a ! appsink name=x drop=true"),
-        ("appsinkless ! b", "appsinkless ! b ! videoconvert ! video/x-raw,format=BGR ! " + gstreamer.NEWEST),
+        ("appsinkless ! b", "appsinkless ! b" + END + "false"),
     ],
 )
 def test_a_pipeline_gets_the_sink_it_lacks(pipeline, whole):
@@ -64,6 +66,46 @@ def test_opencv_goes_first(monkeypatch):
     monkeypatch.setattr(gstreamer, "OpenCvPipeline", opened.append)
     gstreamer.connect("a ! b", OPTIONS)
     assert opened == [gstreamer.with_sink("a ! b", "BGR")]
+
+
+class FakeCapture:
+    """OpenCV with GStreamer: two pictures, of a pipeline with a length or without."""
+
+    def __init__(self, length):
+        self.length, self.left = length, 2
+
+    def isOpened(self):
+        return self.length is not None
+
+    def get(self, _):
+        return self.length
+
+    def grab(self):
+        self.left -= 1
+        return self.left >= 0
+
+    def retrieve(self):
+        return True, np.array([[[1, 2, 3]]], np.uint8)
+
+
+@pytest.mark.parametrize(("length", "finished"), [(50.0, True), (-1.0, False)])
+def test_a_pipeline_in_opencv_ends_where_it_has_a_length(monkeypatch, length, finished):
+    cv2 = pytest.importorskip("cv2")
+    monkeypatch.setattr(cv2, "VideoCapture", lambda pipeline, api: FakeCapture(length))
+    pipeline = gstreamer.OpenCvPipeline("a ! appsink")
+    assert pipeline.grab() is not None
+    assert pipeline.retrieve().tolist() == [[[3, 2, 1]]]
+    assert pipeline.grab() is not None
+    assert pipeline.grab() is None
+    assert pipeline.finished is finished
+
+
+def test_a_pipeline_that_opencv_cannot_open_is_one_line_without_credentials(monkeypatch):
+    cv2 = pytest.importorskip("cv2")
+    monkeypatch.setattr(cv2, "VideoCapture", lambda pipeline, api: FakeCapture(None))
+    with pytest.raises(SourceError, match="try it alone: gst-launch") as caught:
+        gstreamer.OpenCvPipeline("rtspsrc location=rtsp://user:secret@h/x ! appsink")
+    assert "secret" not in str(caught.value)
 
 
 def test_a_sensor_is_a_pipeline_of_the_platforms():
