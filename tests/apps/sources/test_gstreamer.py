@@ -1,5 +1,9 @@
 """GStreamer pipelines: what is recognised and completed; and, where PyGObject has GStreamer, real ones."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -8,8 +12,7 @@ from edgevlm.apps.sources.base import SourceOptions, SourceRefused
 from edgevlm.errors import SourceError
 
 END = " ! videoconvert ! video/x-raw,format=BGR ! appsink name=edgevlm max-buffers=1 drop=true sync="
-OPTIONS = SourceOptions(open_timeout_s=5, read_timeout_s=2)
-real = pytest.mark.skipif(gstreamer.pygobject_problem() is not None, reason=str(gstreamer.pygobject_problem()))
+OPTIONS = SourceOptions()
 
 
 @pytest.mark.parametrize(
@@ -118,38 +121,21 @@ def test_a_sensor_is_a_pipeline_of_the_platforms():
         csi.pipeline("csi://front", OPTIONS)
 
 
-RED = (
-    "videotestsrc num-buffers=5 pattern=solid-color foreground-color=0xffff2000 ! video/x-raw,width=66,height=48,framerate=10/1"
-)
-
-
-@real
-@pytest.mark.parametrize("end", ["", " ! videoconvert ! video/x-raw,format=BGRx ! appsink sync=false", " ! videoconvert !"])
-def test_a_real_pipeline_gives_its_pictures_and_ends(end):
-    pipeline = gstreamer.GstPipeline(gstreamer.with_sink(RED + end, "RGB").replace("drop=true", "drop=false"), OPTIONS)
-    stamps = []
-    while (grabbed := pipeline.grab()) is not None:
-        stamps.append(grabbed.stamp_s)
-        image = pipeline.retrieve()
-        assert image.shape == (48, 66, 3)
-        assert np.abs(image.reshape(-1, 3).astype(int) - (255, 32, 0)).max() <= 3
-    pipeline.close()
-    assert np.allclose(stamps, [0, 0.1, 0.2, 0.3, 0.4])
-    assert pipeline.finished
-
-
-@real
-@pytest.mark.parametrize(
-    ("pipeline", "says"),
-    [
-        ("nosuchelement ! fakesink", "no such pipeline .*nosuchelement"),
-        ("videotestsrc ! fakesink", "no appsink"),
-        ("videotestsrc ! video/x-raw,format=NV12 ! appsink", "gives NV12; put videoconvert"),
-        ("filesrc location=/nowhere.mp4 ! decodebin ! appsink", "does not run"),
-        ("v4l2src device=/dev/video99 ! appsink", "does not run: .*/dev/video99"),
-    ],
-)
-def test_a_real_pipeline_that_does_not_run_is_one_line(pipeline, says):
-    with pytest.raises(SourceError, match=says) as caught:
-        gstreamer.GstPipeline(pipeline, OPTIONS)
-    assert "\n" not in str(caught.value)
+def test_real_pipelines():
+    """In a process of their own: GStreamer's libraries and those that torch's exporter loads abort in one process."""
+    ask = "from edgevlm.apps.sources.gstreamer import pygobject_problem; print(pygobject_problem() or '')"
+    problem = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
+    if problem:
+        pytest.skip(problem)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        str(Path(__file__).with_name("real_gstreamer.py")),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout
