@@ -21,7 +21,7 @@ CELL = SIZE // GRID  # pixels
 SPRITE = 11  # pixels
 MAX_PRESENT = 3  # objects at once
 MIN_STAY = 3  # frames an object stays before it may leave
-WINDOW = 96  # frames after it left until an object is forgotten; only then may its colour-shape pair come again
+WINDOW = 160  # frames after it left until an object is forgotten; only then may its colour-shape pair come again
 
 Item = TypeVar("Item")
 

@@ -29,6 +29,7 @@ class Settings:
     minutes: float  # of the whole run, the vision tower's included
     seed: int = 0
     bf16: bool = False  # multiply in bfloat16: faster where the processor can
+    thin: bool = True  # show some streams as a compressed memory holds them
     vision_minutes: float = 2.0
     save_every: float = 3.0  # minutes
     evaluate_every: float = 8.0  # minutes
@@ -63,12 +64,12 @@ class Trainer:
             torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0),
         )
 
-    def step(self, progress: float) -> float:
+    def step(self, progress: float, thin: bool = True) -> float:
         """One step; returns the loss on answers. The batch depends on seed, number of the step and progress alone."""
         scale = min(1.0, (self.steps + 1) / WARMUP) * min(1.0, max(0.02, (1 - progress) / DECAY))
         for optimizer, rate in zip(self.optimizers, (MUON_RATE, ADAM_RATE), strict=True):
             optimizer.param_groups[0]["lr"] = rate * scale
-        plan = plan_batch(np.random.default_rng([self.seed, 2, self.steps]), progress)
+        plan = plan_batch(np.random.default_rng([self.seed, 2, self.steps]), progress, thin)
         batch = make_batch([self.seed, 3, self.steps], plan, self.tokenizer)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
             total, answers = loss(self.model, self.heads, batch)
@@ -125,7 +126,7 @@ def train(settings: Settings, resume: bool = False) -> None:
     saved = evaluated = time.monotonic()
     average: float | None = None
     while trainer.elapsed < whole:
-        answers = trainer.step(progress=max(0.0, (trainer.elapsed - vision) / (whole - vision)))
+        answers = trainer.step(progress=max(0.0, (trainer.elapsed - vision) / (whole - vision)), thin=settings.thin)
         trainer.elapsed = time.monotonic() - begun
         average = answers if average is None else 0.95 * average + 0.05 * answers
         if trainer.steps % 25 == 0:
