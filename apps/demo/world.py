@@ -147,6 +147,8 @@ class World:
         history, rng = self.history, self._rng
         recent = {(thing.color, thing.shape) for thing in history.things}
         pairs = [(c, s) for c in range(len(COLORS)) for s in range(len(SHAPES)) if (c, s) not in recent]
+        if not pairs:  # a very busy stream
+            return
         color, shape = self._pick(pairs)
         thing = Thing(
             number=history.entries,
