@@ -11,7 +11,7 @@ from .trainer import Settings, train
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m edgevlm.apps.demo.train", description="Train the demo model on one core.")
     parser.add_argument("--out", type=Path, required=True, help="gets state.pt and checkpoint/")
-    parser.add_argument("--minutes", type=float, default=90, help="wall time of the whole run")
+    parser.add_argument("--minutes", type=float, default=90, help="processor time of the whole run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", action="store_true", help="go on from DIR/state.pt")
     parser.add_argument("--bf16", action="store_true", help="multiply in bfloat16: faster where the processor can")

@@ -31,9 +31,9 @@ OF_OBJECTS = {"prior_color": 9, "prior_shape": 9, "quadrant": 4, "entering": 2, 
 FACTS = OF_OBJECTS | {"present": 4, "gone_color": 9, "gone_shape": 9}
 
 
-def make_stream(seed: list[int], length: int, asked: list[int], event_rate: float = 1 / 6) -> Stream:
+def make_stream(seed: list[int], length: int, asked: list[int], event_rate: float | None = None, hard: bool = False) -> Stream:
     """The first `length` frames of the world of this seed, with histories after the frames `asked`."""
-    world = World(seed, event_rate)
+    world = World(seed, event_rate, hard)
     history = world.history
     stream = Stream(
         frames=np.empty((length, 56, 56, 3), dtype=np.uint8),
