@@ -26,6 +26,7 @@ class Suite(str, Enum):
     """Of questions."""
 
     streamqa = "streamqa"
+    streamqa_hard = "streamqa-hard"
 
 
 @app.callback()
@@ -209,7 +210,12 @@ def snapshot(
 
 @app.command()
 def accuracy(
-    suite: Annotated[Suite, typer.Option(help="streamqa: the demo world's questions, with what shows the answers.")],
+    suite: Annotated[
+        Suite,
+        typer.Option(
+            help="The demo world's questions, with what shows the answers; hard: its background moves and is cut, more happens."
+        ),
+    ],
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -249,8 +255,8 @@ def accuracy(
     typer.echo(
         start(
             Request(
-                model=model, policy=policy or ["all"], budget=budget, frames=frames, streams=streams, seed=seed,
-                against=against, turns=turns, out=out, resume=resume, workers=workers, plot=plot, as_json=as_json,
+                suite=suite.value, model=model, policy=policy or ["all"], budget=budget, frames=frames, streams=streams,
+                seed=seed, against=against, turns=turns, out=out, resume=resume, workers=workers, plot=plot, as_json=as_json,
             )
         )
     )  # fmt: skip

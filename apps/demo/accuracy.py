@@ -20,12 +20,19 @@ HELD_OUT = (1_000_000, 7)  # begins the seeds of the worlds reported on; those o
 
 
 def measure(
-    model: Model, streams: int, frames: int, policy: str, budget: int | None, progress: Callable[[int], None] = lambda _: None
+    model: Model,
+    streams: int,
+    frames: int,
+    policy: str,
+    budget: int | None,
+    progress: Callable[[int], None] = lambda _: None,
+    *,
+    hard: bool = False,
 ) -> dict[str, list[bool]]:
     """Per kind, one entry a stream in which it could be asked: whether the answer was right."""
     right: dict[str, list[bool]] = defaultdict(list)
     for stream in range(streams):
-        world, random = World([*HELD_OUT, stream]), np.random.default_rng([*HELD_OUT, stream, 1])
+        world, random = World([*HELD_OUT, stream], hard=hard), np.random.default_rng([*HELD_OUT, stream, 1])
         with Session.open(model, policy=policy, budget=budget) as session:
             for _ in range(frames):
                 session.watch(world.step())
@@ -53,6 +60,7 @@ def main() -> None:
     parser.add_argument("--model", default="demo", help="demo, or a bundle of it")
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--frames", type=int, default=64)
+    parser.add_argument("--hard", action="store_true", help="streams with a background that moves and is cut")
     parser.add_argument("--policy", default="full")
     parser.add_argument("--budget", type=int)
     options = parser.parse_args()
@@ -66,6 +74,7 @@ def main() -> None:
             options.policy,
             options.budget,
             lambda done: bar.update(task, completed=done),
+            hard=options.hard,
         )
     print(table(right))
 

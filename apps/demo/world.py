@@ -3,7 +3,7 @@
 A frame is uint8 [56, 56, 3] RGB, a 4x4 grid of 14-pixel cells; a cell is one patch of the vision tower and holds at
 most one object, so a patch never shows two. Objects are 11-pixel sprites that drift inside their cell, now and then hop to
 another cell of their quadrant, enter and leave; at most three are present, and at most one of these events happens in a
-frame.
+frame. The background stands still; that of a hard world glides by a pixel a frame and is cut to another now and then.
 """
 
 from dataclasses import dataclass, field, replace
@@ -21,9 +21,13 @@ CELL = SIZE // GRID  # pixels
 SPRITE = 11  # pixels
 MAX_PRESENT = 3  # objects at once
 MIN_STAY = 3  # frames an object stays before it may leave
-WINDOW = 96  # frames after it left until an object is forgotten; only then may its colour-shape pair come again
+EVENT_RATE, HARD_EVENT_RATE = 1 / 6, 0.3  # entries, departures and hops per frame
+CUT_RATE = 1 / 24  # cuts of a hard world's background, per frame
+WINDOW = 160  # frames after it left until an object is forgotten; only then may its colour-shape pair come again
 
 Item = TypeVar("Item")
+
+_GLIDES = [(down, right) for down in (-1, 0, 1) for right in (-1, 0, 1) if down or right]  # pixels a frame
 
 _RGB = np.array(
     [
@@ -95,12 +99,14 @@ class History:
 class World:
     """An endless stream of frames; `step` makes the next one and `history` then tells the truth about it."""
 
-    def __init__(self, seed: int | list[int] = 0, event_rate: float = 1 / 6):
-        """`event_rate`: entries, departures and hops per frame."""
+    def __init__(self, seed: int | list[int] = 0, event_rate: float | None = None, hard: bool = False):
+        """`event_rate`: of its kind of world, if not given; `hard`: with a background that moves is cut, and more events."""
         self.history = History()
         self._rng = np.random.default_rng(seed)
-        self._event_rate = event_rate
+        self._event_rate = event_rate or (HARD_EVENT_RATE if hard else EVENT_RATE)
         self._texture = _texture(self._rng)
+        self._hard = hard
+        self._glide = self._pick(_GLIDES) if hard else (0, 0)
 
     @property
     def owners(self) -> np.ndarray:
@@ -123,10 +129,17 @@ class World:
             drift = self._rng.integers(-1, 2, size=2)
             down, right = np.clip(np.add(thing.offset, drift), 0, CELL - SPRITE)
             thing.offset = (int(down), int(right))
+        if self._hard:
+            self._move_background()
         if self._rng.random() < (self._event_rate if history.entries else 0.5):
             self._event()
         history.things = [thing for thing in history.things if thing.left is None or history.now - thing.left < WINDOW]
         return self._render()
+
+    def _move_background(self) -> None:
+        if self._rng.random() < CUT_RATE:
+            self._texture, self._glide = _texture(self._rng), self._pick(_GLIDES)
+        self._texture = np.roll(self._texture, self._glide, axis=(0, 1))
 
     def _event(self) -> None:
         """One entry, departure or hop, whichever of them can happen."""
@@ -147,6 +160,8 @@ class World:
         history, rng = self.history, self._rng
         recent = {(thing.color, thing.shape) for thing in history.things}
         pairs = [(c, s) for c in range(len(COLORS)) for s in range(len(SHAPES)) if (c, s) not in recent]
+        if not pairs:  # a very busy stream
+            return
         color, shape = self._pick(pairs)
         thing = Thing(
             number=history.entries,

@@ -31,6 +31,7 @@ USUAL = "infinipot-v"  # what paired differences are to, if it is there
 class Request:
     """The options, as typed."""
 
+    suite: str
     model: str
     policy: list[str]
     budget: str
@@ -49,7 +50,7 @@ class Request:
 def start(request: Request) -> str:
     """Run to the end; the report as text or JSON lines. Raises UserError before anything is measured where that is possible."""
     entries, budgets = parse_request(request)
-    settings = Settings(request.model, request.frames, request.seed, request.turns)
+    settings = Settings(request.model, request.frames, request.seed, request.turns, request.suite)
     with _progress() as progress, _goes_on(request.out):
         outcome = run.compare(
             settings, entries, budgets, request.streams, out=request.out, resume=request.resume, workers=request.workers,

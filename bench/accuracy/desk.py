@@ -38,6 +38,7 @@ class Settings:
     frames: int = 64
     seed: str = "0"
     turns: int = 0
+    suite: str = "streamqa"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,11 @@ class Desk:
         self.shared = SharedFeatures(model.engine)
         self.model = replace(model, engine=cast(Engine, self.shared))
         self.per_frame = model.bundle.vision.tokens_per_frame
-        self._stream, self._exam = -1, make_exam(self.words, 0, 1)
+        self._stream, self._exam = -1, make_exam(self.words, 0, 1, settings.suite)
         patches = self._exam.owners.shape[1]
         if self.per_frame != patches:
             raise UserError(
-                f"streamqa shows frames of {patches} patches and {settings.model} has {self.per_frame} tokens a frame; "
+                f"{settings.suite} shows frames of {patches} patches and {settings.model} has {self.per_frame} tokens a frame; "
                 "give --model demo, or a bundle trained on the demo world"
             )
 
@@ -91,7 +92,7 @@ class Desk:
     def exam(self, stream: int) -> Exam:
         if stream != self._stream:
             self.shared.forget()
-            self._stream, self._exam = stream, make_exam(self.words, stream, self.settings.frames)
+            self._stream, self._exam = stream, make_exam(self.words, stream, self.settings.frames, self.settings.suite)
         return self._exam
 
     def perform(self, task: Task) -> Record:

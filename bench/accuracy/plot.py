@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from edgevlm.apps.demo.world import COLORS, GRID, World
+from edgevlm.apps.demo.world import COLORS, GRID
 from edgevlm.bench.accuracy.desk import Cell
 from edgevlm.bench.accuracy.entries import FULL, ORACLE
 from edgevlm.bench.accuracy.report import BACKWARD, Report, Row
-from edgevlm.bench.accuracy.streamqa import seed_words
+from edgevlm.bench.accuracy.streamqa import SUITES, seed_words
 from edgevlm.errors import UserError
 
 PALETTE = (
@@ -65,7 +65,9 @@ def _chart(report: Report) -> Iterator[str]:
         return LEFT + WIDE * (math.log(percent) - low) / (high - low)
 
     settings = report.outcome.settings
-    yield _text(LEFT, 20, f"streamqa, {settings.frames} frames, seed {settings.seed}: questions about before, share right")
+    yield _text(
+        LEFT, 20, f"{settings.suite}, {settings.frames} frames, seed {settings.seed}: questions about before, share right"
+    )
     for tenth in range(0, 11, 2):
         yield _line([(LEFT, _y(tenth / 10)), (LEFT + WIDE, _y(tenth / 10))], FAINT)
         yield _text(LEFT - 30, _y(tenth / 10) + 4, f"{tenth / 10:.1f}")
@@ -123,7 +125,7 @@ def _shown(report: Report) -> list[Cell]:
 def _objects(report: Report) -> tuple[list[int], list[str | None]]:
     """Per token of the first stream the number of its object, -1 for none, and the colour to draw it in."""
     settings = report.outcome.settings
-    world, numbers, colours = World([*seed_words(settings.seed), 0]), [], []
+    world, numbers, colours = SUITES[settings.suite]([*seed_words(settings.seed), 0]), [], []
     for _ in range(settings.frames):
         world.step()
         present = {thing.number: COLORS[thing.color] for thing in world.history.present}

@@ -43,7 +43,7 @@ class Row:
         settings, paired = outcome.settings, self.paired
         fields = {
             "bench": "accuracy",
-            "suite": "streamqa",
+            "suite": settings.suite,
             "policy": self.policy,
             "budget": self.budget,
             "kind": self.kind,
@@ -79,7 +79,7 @@ class Report:
         """JSON lines: rows, then kinds left out, then what was skipped."""
         for row in self.rows:
             yield row.line(self.outcome, self.against)
-        head = {"bench": "accuracy", "suite": "streamqa"}
+        head = {"bench": "accuracy", "suite": self.outcome.settings.suite}
         for kind, of in self.left_out.items():
             full = {"streams": of.clusters, "accuracy": _round(of.value), "ci_low": _round(of.low), "ci_high": _round(of.high)}
             yield {**head, "policy": "full", "budget": "100%", "kind": kind, **full, "left_out": f"full KV answers < {ENTERS}"}

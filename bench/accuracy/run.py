@@ -46,7 +46,7 @@ def compare(
     desk = Desk(settings, model)
     whole = settings.frames * desk.per_frame
     desk.check_full()
-    header = {"edgevlm": __version__, "suite": "streamqa", **asdict(settings), "model": desk.identity, "kinds": list(OFFERED)}
+    header = {"edgevlm": __version__, **asdict(settings), "model": desk.identity, "kinds": list(OFFERED)}
     with Journal(out, header, resume) as journal:
         found: list[Cell | Skipped] = [Cell(FULL, WHOLE.text, whole)]
         for number, budget in enumerate(budgets):

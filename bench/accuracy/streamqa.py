@@ -1,11 +1,15 @@
-"""The suite ``streamqa``: streams of the demo world, one question of each kind after the last frame, and what shows the answer.
+"""The suites: streams of the demo world, one question of each kind after the last frame, and what shows the answer.
+
+The background of ``streamqa-hard`` moves and is cut, and nearly twice as much happens.
 
 A token is named by its place in the stream, ``frame * tokens_per_frame + patch``: the same number whatever a policy keeps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +24,11 @@ TEST_SEEDS = (3_000_000, 7)
 """First words of the worlds' seeds of ``--seed test``. For reports only: nothing may be chosen or tuned by what they give."""
 
 Words = tuple[int, int]
+
+SUITES: dict[str, Callable[[list[int]], World]] = {
+    "streamqa": World,
+    "streamqa-hard": partial(World, hard=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +73,9 @@ def seed_words(text: str) -> Words:
     return DEVELOPMENT, seed
 
 
-def make_exam(words: Words, stream: int, frames: int) -> Exam:
+def make_exam(words: Words, stream: int, frames: int, suite: str = "streamqa") -> Exam:
     """The ``stream``-th stream of a seed: always the same."""
-    world, rng = World([*words, stream]), np.random.default_rng([*words, stream, 1])
+    world, rng = SUITES[suite]([*words, stream]), np.random.default_rng([*words, stream, 1])
     shown, owners = [], []
     for _ in range(frames):
         shown.append(world.step())

@@ -27,7 +27,7 @@ class TurnRow:
     def line(self, outcome: Outcome) -> dict[str, Any]:
         return {
             "bench": "accuracy",
-            "suite": "streamqa",
+            "suite": outcome.settings.suite,
             "policy": self.policy,
             "budget": self.budget,
             "kind": f"turn{self.turn}",

@@ -13,7 +13,7 @@ from edgevlm.apps.demo.train.batch import MAX_FRAMES, TEXT_ROOM, Plan, make_batc
 from edgevlm.apps.demo.train.decoder import forward, right_answers
 from edgevlm.apps.demo.train.evaluate import clustered, evaluate, exam
 from edgevlm.apps.demo.train.model import PATCHES, TRAINED_LENGTH, pixels, save_model
-from edgevlm.apps.demo.train.stream import FACTS, UNKNOWN, make_stream
+from edgevlm.apps.demo.train.stream import FACTS, OF_OBJECTS, UNKNOWN, make_stream
 from edgevlm.apps.demo.train.tokenizer import build_tokenizer
 from edgevlm.apps.demo.train.trainer import Settings, Trainer
 from edgevlm.apps.demo.train.vision import EMPTY, make_frames
@@ -153,6 +153,7 @@ def test_plans_reach_the_trained_length():
     rng = np.random.default_rng(0)
     plans = [plan_batch(rng, progress) for progress in np.linspace(0, 1, 300)]
     assert max(plan.frames for plan in plans if not plan.remnant) == MAX_FRAMES
+    assert not any(plan_batch(rng, progress, thin=False).thinned for progress in np.linspace(0, 1, 100))
     assert all(any(getattr(plan, flag) for plan in plans) for flag in ("thinned", "reindexed", "remnant", "far"))
     whole = np.ones((8, PATCHES), dtype=bool)
     reached = max(int(place(whole, Plan(1, 8, 1, far=True), rng)[-1]) for _ in range(200))
@@ -173,8 +174,14 @@ def test_facts_are_about_the_object_in_the_patch():
         assert fact["prior_color"] == (prior.color if prior else 8)
         assert fact["prior_shape"] == (prior.shape if prior else 8)
         assert fact["entries"] == sum(other.entered <= time for other in history.things)
-    assert (stream.facts[~stream.occupied][:, :5] == UNKNOWN).all()
-    np.testing.assert_array_equal(stream.facts[:, -1, 5], stream.occupied.sum(1))
+        assert fact["alike"] == min(3, sum(other.color == thing.color for other in history.things[: thing.number]))
+    assert (stream.facts[~stream.occupied][:, : len(OF_OBJECTS)] == UNKNOWN).all()
+    np.testing.assert_array_equal(stream.facts[:, -1, names.index("present")], stream.occupied.sum(1))
+    for time in range(64):
+        left = [thing for thing in history.things if thing.left is not None and thing.left <= time]
+        last = max(left, key=lambda thing: thing.left, default=None)
+        told = stream.facts[time, -1, names.index("gone_color") :].tolist()
+        assert told == ([last.color, last.shape] if last else [8, 8])
 
 
 def test_vision_labels_match_the_frames():

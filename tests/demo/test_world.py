@@ -1,6 +1,7 @@
 """The demo camera: deterministic, endless in constant memory, one object per patch, no pair twice in the window."""
 
 import tracemalloc
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -55,6 +56,17 @@ def test_occupied_patches_are_where_the_picture_differs_from_its_background():
     np.testing.assert_array_equal(patches > 20, occupied)
 
 
+def test_the_background_of_a_hard_world_glides_and_is_cut():
+    still, moving = _backgrounds(hard=False), _backgrounds(hard=True)
+    assert (still == still[0]).all()
+    glides = [
+        any((now == np.roll(before, (down, right), axis=(0, 1))).all() for down in (-1, 0, 1) for right in (-1, 0, 1))
+        for before, now in pairwise(moving)
+    ]
+    assert 200 / 60 < glides.count(False) < 200 / 10, "cuts"
+    assert all((now != before).any() for before, now in pairwise(moving))
+
+
 def test_ten_events_in_64_frames():
     entries = [_entries(World(seed), 64) for seed in range(30)]
     assert 3 <= np.mean(entries) <= 7
@@ -82,6 +94,15 @@ def test_snapshot_stands_still():
     before = repr(snapshot)
     _entries(world, 64)
     assert repr(snapshot) == before
+
+
+def _backgrounds(hard: bool) -> np.ndarray:
+    """int [200, 56, 56, 3]: the pictures without objects and noise."""
+    world, seen = World(4, hard=hard), []
+    for _ in range(200):
+        world.step()
+        seen.append(world._texture.astype(int))
+    return np.array(seen)
 
 
 def _entries(world: World, frames: int) -> int:

@@ -19,11 +19,12 @@ from .stream import UNKNOWN, Stream, make_stream
 WEIGHTS = {  # how often each kind is drawn
     "now_count": 1.2, "now_color": 2.5, "now_shape": 1.5, "now_where": 2.0, "now_seen": 2.0,
     "past_color": 4.0, "past_shape": 1.5, "past_where": 2.0, "past_seen": 2.0, "first_shape": 0.7, "first_color": 0.7,
-    "before": 2.5, "left_last": 1.5, "count_color": 1.0,
+    "before": 2.5, "left_last": 2.0, "count_color": 1.5,
 }  # fmt: skip
-MAX_FRAMES = 72
-LENGTHS = {0.1: (4, 16), 0.25: (4, 40), 1.0: (4, MAX_FRAMES)}  # frames, up to this progress
-LONG_FRAMES = 160  # of the streams of which little is left
+MAX_FRAMES = 136
+LENGTHS = {0.1: (4, 16), 0.25: (4, 40), 0.5: (4, 72), 1.0: (4, MAX_FRAMES)}  # frames, up to this progress
+LONG_FRAMES = 240  # of the streams of which little is left
+HARD_SHARE = 0.3  # of streams with a moving background
 TEXT_ROOM = 64  # positions kept free for a conversation
 
 
@@ -87,10 +88,10 @@ class Plan:
     far: bool = False  # a gap between prefix and first frame
 
 
-def plan_batch(rng: np.random.Generator, progress: float) -> Plan:
-    """Draw a plan; `progress` 0..1 through the run makes streams longer and whole ones more frequent."""
+def plan_batch(rng: np.random.Generator, progress: float, thin: bool = True) -> Plan:
+    """Draw a plan; `progress` 0..1 through the run makes streams longer and whole ones more frequent; all, without `thin`."""
     luck = rng.random()
-    if luck < (0.05 if progress < 0.2 else 0.1):
+    if thin and luck < (0.05 if progress < 0.2 else 0.1):
         return Plan(4, LONG_FRAMES, 2, thinned=True, reindexed=True, remnant=True, far=rng.random() < 0.5)
     shortest, longest = next(lengths for until, lengths in LENGTHS.items() if progress <= until)
     frames = int(rng.integers(shortest, longest + 1))
@@ -99,8 +100,8 @@ def plan_batch(rng: np.random.Generator, progress: float) -> Plan:
     blocks = 12 if frames <= 24 else 24
     talks = progress > 0.25
     far = rng.random() < 0.3
-    if rng.random() < (0.3 if progress < 0.67 else 0.6):
-        return Plan(max(2, min(8, 160 // frames)), frames, 6, blocks, talks, far=far)
+    if not thin or rng.random() < (0.3 if progress < 0.67 else 0.6):
+        return Plan(max(1, min(8, 160 // frames)), frames, 6, blocks, talks, far=far)
     streams, reindexed = max(3, min(8, 240 // frames)), bool(rng.random() < 0.5)
     return Plan(streams, frames, 4, blocks, talks, thinned=True, reindexed=reindexed, far=far)
 
@@ -112,7 +113,9 @@ def make_batch(seed: list[int], plan: Plan, tokenizer: PreTrainedTokenizerFast) 
     for index in range(plan.streams):
         earliest = plan.frames - 8 if plan.remnant else min(2, plan.frames - 1)
         moments = sorted({plan.frames - 1, *rng.integers(earliest, plan.frames, size=plan.moments - 1).tolist()})
-        stream = make_stream([*seed, index], plan.frames, moments, event_rate=rng.uniform(0.12, 0.3))
+        hard = rng.random() < HARD_SHARE
+        event_rate = rng.uniform(0.2, 0.4) if hard else rng.uniform(0.12, 0.3)
+        stream = make_stream([*seed, index], plan.frames, moments, event_rate, hard)
         kept = keep(stream, moments, plan, rng)
         positions = place(kept, plan, rng)
         rows.append((stream, kept, positions, ask_blocks(stream, kept, positions, plan, rng, tokenizer)))

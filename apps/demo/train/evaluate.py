@@ -24,24 +24,24 @@ AT_ONCE = 4  # streams per batch
 
 
 def evaluate(
-    model: LlavaForConditionalGeneration, streams: int = 200, frames: int = 64, seed: int = 0
+    model: LlavaForConditionalGeneration, streams: int = 200, frames: int = 64, seed: int = 0, hard: bool = False
 ) -> dict[str, tuple[float, float, int]]:
     """kind -> (accuracy, half-width of its 95 % interval, questions asked)."""
     right: dict[str, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for first in range(0, streams, AT_ONCE):
         seeds = [[HELD_OUT, seed, index] for index in range(first, min(first + AT_ONCE, streams))]
-        for row, kind, good in right_answers(model, exam(seeds, frames)):
+        for row, kind, good in right_answers(model, exam(seeds, frames, hard)):
             right[kind][first + row].append(good)
     return {kind: clustered(list(right[kind].values())) for kind in KINDS if kind in right}
 
 
-def exam(seeds: list[list[int]], frames: int) -> Batch:
+def exam(seeds: list[list[int]], frames: int, hard: bool = False) -> Batch:
     """Whole streams, with every kind asked after the last frame, DRAWS times where it can be."""
     tokenizer, plan = build_tokenizer(), Plan(len(seeds), frames, 1)
     rows = []
     for seed in seeds:
         rng = np.random.default_rng([*seed, 1])
-        stream = make_stream(seed, frames, [frames - 1])
+        stream = make_stream(seed, frames, [frames - 1], hard=hard)
         history = stream.asked[frames - 1]
         kept = np.ones_like(stream.occupied)
         positions = place(kept, plan, rng)
@@ -74,11 +74,12 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--frames", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--hard", action="store_true", help="streams with a background that moves and is cut")
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = LlavaForConditionalGeneration.from_pretrained(options.checkpoint)
     model.set_attn_implementation({"text_config": "edgevlm_packed", "vision_config": "sdpa"})
-    print(table(evaluate(model, options.streams, options.frames, options.seed)))
+    print(table(evaluate(model, options.streams, options.frames, options.seed, options.hard)))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from ..world import CELL, SIZE
 from .tokenizer import ASSISTANT, BOS, EOS, IMAGE, PAD, USER, build_tokenizer
 
 PATCHES = (SIZE // CELL) ** 2  # vision tokens a frame
-TRAINED_LENGTH = 1408  # largest position trained, plus one
+TRAINED_LENGTH = 2368  # largest position trained, plus one
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGeneration:
@@ -40,7 +40,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenera
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
-        max_position_embeddings=2048,
+        max_position_embeddings=4096,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
         tie_word_embeddings=True,
         pad_token_id=ids[PAD],

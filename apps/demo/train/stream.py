@@ -24,14 +24,16 @@ class Stream:
         return self.owners >= 0
 
 
-# What a token should know after the third layer (auxiliary losses), with the number of classes. The entry before an
-# object's own is class 8 for the first object; `present` is asked of the last patch of each frame, the rest of objects.
-FACTS = {"prior_color": 9, "prior_shape": 9, "quadrant": 4, "entering": 2, "entries": 16, "present": 4}
+# What a token should know after the third layer (auxiliary losses), with the number of classes. Of objects: the entry before
+# their own (class 8 for the first object), and how many of their colour came before. Of the last patch of each frame: how many
+# objects are present, and which left last (class 8: none did).
+OF_OBJECTS = {"prior_color": 9, "prior_shape": 9, "quadrant": 4, "entering": 2, "entries": 16, "alike": 4}
+FACTS = OF_OBJECTS | {"present": 4, "gone_color": 9, "gone_shape": 9}
 
 
-def make_stream(seed: list[int], length: int, asked: list[int], event_rate: float = 1 / 6) -> Stream:
+def make_stream(seed: list[int], length: int, asked: list[int], event_rate: float | None = None, hard: bool = False) -> Stream:
     """The first `length` frames of the world of this seed, with histories after the frames `asked`."""
-    world = World(seed, event_rate)
+    world = World(seed, event_rate, hard)
     history = world.history
     stream = Stream(
         frames=np.empty((length, 56, 56, 3), dtype=np.uint8),
@@ -48,8 +50,12 @@ def make_stream(seed: list[int], length: int, asked: list[int], event_rate: floa
         for thing in history.present:
             prior = identities[thing.number]
             entering = int(thing.entered == time)
-            stream.facts[time, thing.cell, :5] = (*prior, thing.quadrant, entering, min(history.entries, 15))
-        stream.facts[time, -1, 5] = len(history.present)
+            alike = sum(other[0] == thing.color for other in identities[1 : thing.number + 1])
+            known = (*prior, thing.quadrant, entering, min(history.entries, 15), min(alike, 3))
+            stream.facts[time, thing.cell, : len(OF_OBJECTS)] = known
+        gone = max(history.gone, key=lambda thing: thing.left or 0, default=None)
+        last = (gone.color, gone.shape) if gone else (8, 8)
+        stream.facts[time, -1, len(OF_OBJECTS) :] = (len(history.present), *last)
         if time in asked:
             stream.asked[time] = history.snapshot()
     return stream

@@ -1,4 +1,4 @@
-"""The training run: vision, then the decoder, by the clock, resumable at any checkpoint."""
+"""The training run: vision, then the decoder, so many minutes of processor time, resumable at any checkpoint."""
 
 import os
 import shutil
@@ -26,12 +26,13 @@ DECAY = 0.6  # the last share of the run, in which the rates fall linearly
 @dataclass(slots=True)
 class Settings:
     out: Path  # gets state.pt and checkpoint/
-    minutes: float  # of the whole run, the vision tower's included
+    minutes: float  # of processor time, of the whole run, the vision tower's included
     seed: int = 0
     bf16: bool = False  # multiply in bfloat16: faster where the processor can
+    thin: bool = True  # show some streams as a compressed memory holds them
     vision_minutes: float = 2.0
-    save_every: float = 3.0  # minutes
-    evaluate_every: float = 8.0  # minutes
+    save_every: float = 3.0  # minutes by the clock
+    evaluate_every: float = 8.0  # minutes by the clock
 
     def __post_init__(self) -> None:
         if not 0 < self.vision_minutes < self.minutes:
@@ -46,7 +47,7 @@ class Trainer:
         self.bf16 = bf16  # multiply in bfloat16: faster where the processor can
         self.seed = seed
         self.steps = 0  # of the decoder
-        self.elapsed = 0.0  # seconds, over all sittings
+        self.elapsed = 0.0  # seconds of processor time, over all sittings
         self.tokenizer = build_tokenizer()
         self.model = build_model(self.tokenizer)
         self.model.set_attn_implementation({"text_config": "edgevlm_packed", "vision_config": "sdpa"})
@@ -63,12 +64,12 @@ class Trainer:
             torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0),
         )
 
-    def step(self, progress: float) -> float:
+    def step(self, progress: float, thin: bool = True) -> float:
         """One step; returns the loss on answers. The batch depends on seed, number of the step and progress alone."""
         scale = min(1.0, (self.steps + 1) / WARMUP) * min(1.0, max(0.02, (1 - progress) / DECAY))
         for optimizer, rate in zip(self.optimizers, (MUON_RATE, ADAM_RATE), strict=True):
             optimizer.param_groups[0]["lr"] = rate * scale
-        plan = plan_batch(np.random.default_rng([self.seed, 2, self.steps]), progress)
+        plan = plan_batch(np.random.default_rng([self.seed, 2, self.steps]), progress, thin)
         batch = make_batch([self.seed, 3, self.steps], plan, self.tokenizer)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
             total, answers = loss(self.model, self.heads, batch)
@@ -107,26 +108,26 @@ class Trainer:
 
 
 def train(settings: Settings, resume: bool = False) -> None:
-    """Run to the end of `settings.minutes`, counted over all sittings."""
+    """Run to the end of `settings.minutes`, counted over all sittings. What else the machine does changes nothing but when."""
     state = settings.out / "state.pt"
     settings.out.mkdir(parents=True, exist_ok=True)
     going_on = resume and state.exists()
     trainer = Trainer.load(state, settings.bf16) if going_on else Trainer(settings.seed, settings.bf16)
     whole, vision = 60 * settings.minutes, 60 * settings.vision_minutes
-    begun = time.monotonic() - trainer.elapsed
+    begun = time.process_time() - trainer.elapsed
 
     def report(text: str) -> None:
-        print(f"[{(time.monotonic() - begun) / 60:5.1f} of {settings.minutes:g} min] {text}", flush=True)
+        print(f"[{(time.process_time() - begun) / 60:5.1f} of {settings.minutes:g} min] {text}", flush=True)
 
     if trainer.elapsed == 0:
         accuracy = pretrain_vision(trainer.model, settings.seed, settings.vision_minutes, report)
-        trainer.elapsed = time.monotonic() - begun
+        trainer.elapsed = time.process_time() - begun
         report(f"vision done, accuracy {accuracy:.4f}")
     saved = evaluated = time.monotonic()
     average: float | None = None
     while trainer.elapsed < whole:
-        answers = trainer.step(progress=max(0.0, (trainer.elapsed - vision) / (whole - vision)))
-        trainer.elapsed = time.monotonic() - begun
+        answers = trainer.step(progress=max(0.0, (trainer.elapsed - vision) / (whole - vision)), thin=settings.thin)
+        trainer.elapsed = time.process_time() - begun
         average = answers if average is None else 0.95 * average + 0.05 * answers
         if trainer.steps % 25 == 0:
             report(f"step {trainer.steps} loss on answers {average:.4f}")

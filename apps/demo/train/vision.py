@@ -62,7 +62,7 @@ def make_frames(seed: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Busy frames, uint8 [F, 56, 56, 3], and int64 [F, 16, 4]: colour and shape or EMPTY, quadrant, objects present."""
     frames, labels = [], []
     for stream in range(FRAMES // 16):
-        world = World([*seed, stream], event_rate=1.0)
+        world = World([*seed, stream], event_rate=1.0, hard=stream % 2 == 0)
         for _ in range(4 * 16):
             frame = world.step()
             if world.history.now % 4 == 0:
@@ -77,13 +77,13 @@ def make_frames(seed: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pretrain_vision(model: LlavaForConditionalGeneration, seed: int, minutes: float, report: Callable[[str], None]) -> float:
-    """Train the tower for `minutes`; returns the accuracy over the last steps."""
+    """Train the tower for `minutes` of processor time; returns the accuracy over the last steps."""
     tower, projector = model.model.vision_tower, model.model.multi_modal_projector
     heads = PatchHeads(model.config.text_config.hidden_size)
     trained = [*tower.parameters(), *projector.parameters(), *heads.parameters()]
     optimizer = torch.optim.AdamW(trained, lr=RATE, weight_decay=0.01)
-    begun, step, accuracy = time.monotonic(), 0, 0.0
-    while (progress := (time.monotonic() - begun) / (60 * minutes)) < 1:
+    begun, step, accuracy = time.process_time(), 0, 0.0
+    while (progress := (time.process_time() - begun) / (60 * minutes)) < 1:
         optimizer.param_groups[0]["lr"] = RATE * min(1.0, (step + 1) / 50) * min(1.0, 2 * (1 - progress))
         frames, labels = make_frames([seed, 1, step])
         total, right = heads.loss(projector(features(model, frames)), labels)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edgevlm.apps.demo.world import COLORS, SHAPES, World
-from edgevlm.bench.accuracy.streamqa import DEVELOPMENT, TEST_SEEDS, make_exam, seed_words
+from edgevlm.bench.accuracy.streamqa import DEVELOPMENT, SUITES, TEST_SEEDS, make_exam, seed_words
 
 FRAMES = 48
 
@@ -61,6 +61,14 @@ def test_an_exam_is_always_the_same_and_streams_differ():
     np.testing.assert_array_equal(one.frames, again.frames)
     assert [(q.text, q.answer) for q in one.questions] == [(q.text, q.answer) for q in again.questions]
     assert not np.array_equal(one.frames, other.frames)
+
+
+def test_the_hard_suite_has_the_same_questions_about_other_streams():
+    plain, hard = (make_exam(seed_words("5"), 1, 96, suite) for suite in SUITES)
+    assert {q.kind for q in hard.questions} >= {"now_count", "past_where", "first_shape", "before"}
+    assert hard.owners.max() > plain.owners.max(), "more happens"
+    change = [np.abs(np.diff(exam.frames.astype(int), axis=0)).mean() for exam in (plain, hard)]
+    assert change[1] > 1.3 * change[0], "the background moves"
 
 
 def test_seeds_for_reports_are_never_those_of_development():
