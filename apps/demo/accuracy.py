@@ -14,8 +14,10 @@ import numpy as np
 from edgevlm.apps.demo.questions import OFFERED, sample
 from edgevlm.apps.demo.world import World
 from edgevlm.runtime.model import Model
+from edgevlm.runtime.room import TextRoom
 from edgevlm.runtime.session import Session
 
+ROOM = TextRoom(80, 80, 80)  # enough for what is asked, and no position that a stream needs
 HELD_OUT = (1_000_000, 7)  # begins the seeds of the worlds reported on; those of training begin with small numbers
 
 
@@ -33,7 +35,7 @@ def measure(
     right: dict[str, list[bool]] = defaultdict(list)
     for stream in range(streams):
         world, random = World([*HELD_OUT, stream], hard=hard), np.random.default_rng([*HELD_OUT, stream, 1])
-        with Session.open(model, policy=policy, budget=budget) as session:
+        with Session.open(model, policy=policy, budget=budget, room=ROOM) as session:
             for _ in range(frames):
                 session.watch(world.step())
             for kind, question, answer in sample(world.history, random):

@@ -13,7 +13,7 @@ from typing import cast
 
 from edgevlm.bench.accuracy.entries import ORACLE, Budget, Entry
 from edgevlm.bench.accuracy.oracle import make_oracle
-from edgevlm.bench.accuracy.sitting import CHUNK, SharedFeatures, sit, watch
+from edgevlm.bench.accuracy.sitting import CHUNK, ROOM, SharedFeatures, sit, watch
 from edgevlm.bench.accuracy.streamqa import Exam, make_exam, seed_words
 from edgevlm.bench.accuracy.turns import GUIDED, take_turns
 from edgevlm.calib.choose import reason_of
@@ -145,7 +145,7 @@ class Desk:
     def check_full(self) -> None:
         """Raises UserError when the model has no positions for all of a stream."""
         frames, full = self.settings.frames, create_policy("full")
-        Session.open(self.model, policy=full).close()  # with all it can have
+        Session.open(self.model, policy=full, room=ROOM).close()  # with all it can have
         most = full.budget // self.per_frame
         if frames > most:
             raise UserError(
@@ -156,7 +156,9 @@ class Desk:
     def _taken(self, entry: Entry, tokens: int) -> int:
         """Bytes that cache and policy take at most, watching one stream."""
         exam, policy = self.exam(0), self._policy(entry, tokens)
-        with Session.open(self.model, policy=policy, budget=tokens, reindexing=entry.reindexing, chunk=CHUNK) as session:
+        with Session.open(
+            self.model, policy=policy, budget=tokens, reindexing=entry.reindexing, chunk=CHUNK, room=ROOM
+        ) as session:
             if entry == PLAIN:
                 footprint = Footprint()
                 footprint.measure(session.cache, policy)

@@ -16,9 +16,11 @@ from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.positions import Reindexing
+from edgevlm.runtime.room import TextRoom
 from edgevlm.runtime.session import Session
 
 CHUNK = 8  # frames encoded and appended at once, as a session does by default
+ROOM = TextRoom(80, 80, 80)  # more than what is asked and answered here takes, and no position that a stream needs
 
 
 class SharedFeatures:
@@ -85,7 +87,7 @@ class Sitting:
 
 def sit(model: Model, exam: Exam, policy: Policy, tokens: int, reindexing: Reindexing = "lazy", chunk: int = CHUNK) -> Sitting:
     """Watch, then ask everything. Raises UserError when ``tokens`` is no budget for this policy."""
-    with Session.open(model, policy=policy, budget=tokens, reindexing=reindexing, chunk=chunk) as session:
+    with Session.open(model, policy=policy, budget=tokens, reindexing=reindexing, chunk=chunk, room=ROOM) as session:
         footprint = watch(session, policy, exam)
         held = held_tokens(session.cache, exam.owners.size)
         memory = session.stats.memory

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from edgevlm.bench.accuracy.sitting import ROOM
 from edgevlm.bench.accuracy.streamqa import Exam, Question
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
@@ -28,7 +29,7 @@ def take_turns(
     asked = choose(exam, count, order)
 
     def session() -> Session:
-        opened = Session.open(model, policy=policy(), budget=tokens, reindexing=reindexing)
+        opened = Session.open(model, policy=policy(), budget=tokens, reindexing=reindexing, room=ROOM)
         for frame in exam.frames:
             opened.watch(frame)
         return opened
