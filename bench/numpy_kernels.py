@@ -63,6 +63,24 @@ def infinipot_scores(cache: Any, recent: Sequence[Array], valid: Sequence[Array]
     ]  # fmt: skip
 
 
+def newer_similarity(cache: Any, layer: int, valid: Array, since: int = 0, *, rotated: bool = False) -> Array:
+    """512 tokens with all newer ones at a time."""
+    out, key, position, seq = np.zeros(valid.shape, np.float32), cache.key(layer), cache.position(layer), cache.seq(layer)
+    for head, mine in enumerate(valid):
+        rows = np.flatnonzero(mine)[np.argsort(seq[head, mine])]
+        turned = key[head, rows].astype(np.float32)
+        if not rotated:
+            turned = _turned_back(turned, position[head, rows], cache.inv_freq, cache.pair_axis)
+        unit = turned / np.maximum(np.linalg.norm(turned, axis=-1, keepdims=True), np.float32(1e-30))
+        news = int(np.searchsorted(seq[head, rows], since))
+        for first in range(0, len(rows), 512):
+            start = max(first, news)
+            cosine = unit[first : first + 512] @ unit[start:].T
+            cosine[np.tri(len(cosine), len(rows) - start, first - start, dtype=np.bool_)] = -1
+            out[head, rows[first : first + 512]] = cosine.max(1, initial=-1)
+    return out
+
+
 def pool_norms(norms: Array, frame: Array, row: Array, col: Array, valid: Array, window: int) -> Array:
     """Every frame of a head on one grid, with shifted copies added up."""
     out, reach = np.zeros(valid.shape, np.float32), window // 2
@@ -151,6 +169,7 @@ KERNELS = {
     "value_norms": value_norms,
     "infinipot_scores": infinipot_scores,
     "infinipot_select": infinipot_select,
+    "newer_similarity": newer_similarity,
     "pool_norms": pool_norms,
     "attention_mass": attention_mass,
     "top_k": top_k,

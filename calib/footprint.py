@@ -14,6 +14,7 @@ from edgevlm.runtime.policies import Policy, StreamShape
 SCRATCH = {
     "InfiniPotV": {"_kept", "_scored"},
     "Hermes": {"_scores"},
+    "LastSeen": {"_scored", "_kept"},
     "CrossLayer": {"_mass"},
     "Oracle": {"priority"},
 }

@@ -29,6 +29,7 @@ __all__ = [
     "attention_mass",
     "infinipot_scores",
     "infinipot_select",
+    "newer_similarity",
     "newest_frames",
     "places",
     "pool_norms",
@@ -142,6 +143,19 @@ def infinipot_select(
     """
     how = (recent_frames, distinctive, target, list(windows), list(thresholds), keep_recent, rotated)
     return _native.infinipot_select(cache.native, *how)
+
+
+def newer_similarity(
+    cache: KVCache, layer: int, valid: NDArray[np.bool_], since: int = 0, *, rotated: bool = False
+) -> NDArray[np.float32]:
+    """How alike each token of a layer is to the newer token that it is most like: float32 ``[H, n_l]``.
+
+    Per head the highest cosine of its key with that of a token of larger ``seq``, ``since`` or later, both among ``valid``
+    ``[H, n_l]``; -1 where there is none, 0 for rows that are not ``valid``. On un-rotated keys (``rotated``: as stored). A zero
+    vector has cosine 0 with everything. O(n m D) for m tokens from ``since`` on. Raises CacheError for a layer that is not
+    there, and for keys on 3 axes that the cache does not know how to un-rotate.
+    """
+    return _native.newer_similarity(cache.native, layer, valid, since, rotated)
 
 
 def newest_frames(frame: NDArray[np.int32], among: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:

@@ -147,6 +147,27 @@ def places(seq: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.int32
     return out
 
 
+def newer_similarity(
+    key: NDArray[np.floating],
+    position: NDArray[np.int32],
+    seq: NDArray[np.int64],
+    valid: Bool,
+    inv_freq: Float64,
+    since: int = 0,
+    *,
+    rotated: bool = False,
+    pair_axis: NDArray[np.uint8] | None = None,
+) -> Float64:
+    """Highest cosine of each token's key with a newer one's; result as in :mod:`edgevlm.runtime.primitives`."""
+    out = np.zeros(valid.shape)
+    back = -position.astype(np.int64) if pair_axis is not None else -position[..., 0].astype(np.int64)
+    keys = key.astype(np.float64) if rotated else rotate(key, back, inv_freq, pair_axis)
+    for head, i in np.argwhere(valid):
+        newer = np.flatnonzero(valid[head] & (seq[head] > seq[head, i]) & (seq[head] >= since))
+        out[head, i] = max((_unit(keys[head, i]) @ _unit(keys[head, j]) for j in newer), default=-1.0)
+    return out
+
+
 def newest_frames(frame: NDArray[np.int32], among: Bool, count: int) -> Bool:
     """Rows of ``among`` in one of its ``count`` newest frames."""
     return among & np.isin(frame, sorted(set(frame[among].tolist()))[-count:] if count else [])

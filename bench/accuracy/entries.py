@@ -1,4 +1,4 @@
-"""What is compared: policies with their settings, the papers' ablations by name, and budgets as shares of a stream."""
+"""What is compared: policies with their settings, the ablations by name, and budgets as shares of a stream."""
 
 from __future__ import annotations
 
@@ -51,9 +51,16 @@ ABLATIONS = (
     "snapkv:clie=2",
     "h2o:clie=2",
     "streaming-llm:clie=2",
+    "last-seen",
+    "last-seen:against=held",
+    "last-seen:heads=own",
+    "last-seen:keys=rotated",
+    "last-seen:layer=0",
+    "last-seen:target=0.9",
 )
 """The papers' ablations that make sense here: InfiniPot-V Tabs. 5, A1, A2 and rotated keys; HERMES Tabs. 5, 6, 7, 9 and 10;
-PureKV Tabs. 4 and 6 and fig. 5. Rows whose settings the installed policies do not have are left out, and named."""
+PureKV Tabs. 4 and 6 and fig. 5; and those of last-seen. Rows whose settings the installed policies do not have are left
+out, and named."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,5 +243,6 @@ PYBIND11_MODULE(_native, module) {
     bind_cache(module);
     bind_kernels(module);
     bind_infinipot(module);
+    bind_newer(module);
     module.def("loose_allocations", [] { return loose_heap().allocations(); });
 }

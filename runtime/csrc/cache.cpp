@@ -9,6 +9,7 @@
 #include "errors.h"
 #include "infinipot.h"
 #include "join.h"
+#include "newer.h"
 
 namespace edgevlm {
 
@@ -73,8 +74,8 @@ Parts carve(const Shape& shape, Carver& carver) {
     parts.rotary = carver.take<double>(Rotary::table_size(shape.head_dim / 2));
     parts.rounded = carver.take<float>(Rotary::table_size(shape.head_dim / 2));
     parts.scratch_bytes = std::max({infinipot_scratch(shape.kv_heads, *largest, shape.head_dim),  // and its parts
-                                    attention_scratch(*largest, shape.head_dim), places_scratch(*largest),
-                                    reindex_scratch(*largest, shape.head_dim / 2, shape.axes)});
+                                    attention_scratch(*largest, shape.head_dim), newer_scratch(*largest, shape.head_dim),
+                                    places_scratch(*largest), reindex_scratch(*largest, shape.head_dim / 2, shape.axes)});
     parts.scratch = carver.take_rows(shape.threads, parts.scratch_bytes);
     return parts;
 }

@@ -11,6 +11,7 @@
 
 #include "arrays.h"
 #include "cache.h"
+#include "cache_rows.h"
 #include "errors.h"
 #include "infinipot.h"
 #include "kernels_api.h"
@@ -25,44 +26,6 @@ namespace edgevlm {
 namespace {
 
 using Unlocked = py::gil_scoped_release;
-
-template <typename T>
-Plane<T> plane(const Cache& cache, const Layer& layer, const T* first) {
-    const auto stride = static_cast<std::ptrdiff_t>(sizeof(T)) * layer.capacity;
-    return {reinterpret_cast<const std::byte*>(first), stride, cache.kv_heads(), layer.length};
-}
-
-template <typename T>
-Volume<T> volume(const Cache& cache, const Layer& layer, const void* first, std::int64_t width) {
-    const auto row = static_cast<std::ptrdiff_t>(sizeof(T)) * width;
-    return {static_cast<const std::byte*>(first), row * layer.capacity, row, cache.kv_heads(), layer.length, width};
-}
-
-template <typename T>
-LayerRows<T> rows_of(const Cache& cache, const Layer& layer) {
-    return {volume<T>(cache, layer, layer.key, cache.head_dim()),
-            volume<T>(cache, layer, layer.value, cache.head_dim()),
-            volume<std::int32_t>(cache, layer, layer.position, cache.axes()),
-            plane(cache, layer, layer.kind),
-            plane(cache, layer, layer.seq),
-            plane(cache, layer, layer.frame),
-            plane(cache, layer, layer.row),
-            plane(cache, layer, layer.col),
-            {layer.norm, layer.capacity}};
-}
-
-std::int64_t longest_of(const Cache& cache) {
-    std::int64_t longest = 0;
-    for (std::int64_t l = 0; l < cache.layers(); ++l) longest = std::max(longest, cache.layer(l).length);
-    return longest;
-}
-
-const Rotary* rotary_of(const Cache& cache, bool rotated) {
-    if (rotated) return nullptr;
-    if (!cache.rotary())
-        refuse("cannot un-rotate keys with ", cache.axes(), " position axes: open the cache with the sections that each axis turns");
-    return cache.rotary();
-}
 
 template <typename T>
 py::list infinipot_scores(Cache& cache, const py::list& recent, const py::list& valid, const Rotary* rotary) {

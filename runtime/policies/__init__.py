@@ -12,6 +12,7 @@ from edgevlm.runtime.policies.full import Full
 from edgevlm.runtime.policies.h2o import H2O
 from edgevlm.runtime.policies.hermes import Hermes
 from edgevlm.runtime.policies.infinipot_v import InfiniPotV
+from edgevlm.runtime.policies.last_seen import LastSeen
 from edgevlm.runtime.policies.purekv import PureKV
 from edgevlm.runtime.policies.random_tokens import RandomTokens
 from edgevlm.runtime.policies.sliding_window import SlidingWindow
@@ -34,6 +35,7 @@ POLICIES: dict[str, type[Policy]] = {
         InfiniPotV,
         Hermes,
         PureKV,
+        LastSeen,
     )
 }
 

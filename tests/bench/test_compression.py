@@ -51,7 +51,9 @@ def test_what_cannot_be_measured():
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-@pytest.mark.parametrize("policy", ["infinipot-v", "infinipot-v:keys=rotated,heads=shared,tau=0.1/0.2/0.3", "sliding-window"])
+@pytest.mark.parametrize(
+    "policy", ["infinipot-v", "infinipot-v:keys=rotated,heads=shared,tau=0.1/0.2/0.3", "sliding-window", "last-seen"]
+)
 def test_the_rendition_chooses_what_the_policy_chooses(policy, dtype):
     shape = compression.Shape(layers=4, kv_heads=2, head_dim=16, tokens=500)
     memory, policy = compression.Memory(shape, dtype), create_policy(policy)

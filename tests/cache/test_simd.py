@@ -66,8 +66,9 @@ def test_all_instruction_sets_agree(kit):
             scores = primitives.infinipot_scores(cache, recent, valid)
             query = np.random.default_rng(2).standard_normal((4, 5, 72), np.float32)
             mass = primitives.attention_mass(query, np.arange(295, 300), cache.key(0), cache.seq(0))
+            newer = primitives.newer_similarity(cache, 1, valid[1])
             cache.shift(0, cache.position(0)[:, ::-1])
-            results.append([*(array for pair in scores for array in pair), mass, cache.key(0).astype(np.float32)])
+            results.append([*(array for pair in scores for array in pair), mass, newer, cache.key(0).astype(np.float32)])
         finally:
             primitives.use_simd(before)
     for other in results[1:]:

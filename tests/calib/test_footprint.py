@@ -14,7 +14,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.policies import POLICIES, Guidance, StreamShape, create_policy
 
 GRID, BUDGET = (2, 2), 12
-HOLDERS = ("InfiniPotV", "Hermes", "CrossLayer")
+HOLDERS = ("InfiniPotV", "Hermes", "CrossLayer", "LastSeen")
 
 
 def stream(policy, before=lambda: None, frames=12):
@@ -49,7 +49,14 @@ def holder_of(policy):
 
 @pytest.mark.parametrize(
     ("name", "attribute"),
-    [("infinipot-v", "_kept"), ("infinipot-v:tar=reverse", "_scored"), ("hermes", "_scores"), ("purekv", "_mass")],
+    [
+        ("infinipot-v", "_kept"),
+        ("infinipot-v:tar=reverse", "_scored"),
+        ("hermes", "_scores"),
+        ("purekv", "_mass"),
+        ("last-seen", "_scored"),
+        ("last-seen", "_kept"),
+    ],
 )
 def test_scratch_is_never_read_before_it_is_written(name, attribute):
     policy, expected = create_policy(name), stream(create_policy(name))

@@ -3,6 +3,7 @@
 from policies import reference_attention, reference_baselines, reference_infinipot_v
 from policies.filled import HEADS, INV_FREQ
 from policies.reference_boosted import Boosted, BoostedH2O
+from policies.reference_last_seen import LastSeen
 from policies.reference_purekv import PureKV
 
 from edgevlm.runtime.kinds import Kind
@@ -73,6 +74,11 @@ def boosted_h2o_of(filled):
     return sums.h2o, sums.appended
 
 
+def last_seen_of(filled, **settings):
+    likeness = LastSeen(filled, **settings)
+    return likeness.expected, likeness.appended
+
+
 def newest(head, target):
     return set(sorted(token["seq"] for token in head)[len(head) - target :])
 
@@ -101,4 +107,6 @@ REFERENCES = {  # the policy's text -> what play takes of the reference on a str
     "infinipot-v:keys=rotated,heads=shared": lambda filled, budget: without_sums(
         infinipot_v_of(filled, budget, rotated=True, shared=True)
     ),
+    "last-seen": lambda filled, _: last_seen_of(filled),
+    "last-seen:against=held,layer=1,heads=own": lambda filled, _: last_seen_of(filled, ever=False, layer=1, shared=False),
 }

@@ -28,6 +28,7 @@ VARIANTS = [
     "infinipot-v:mode=official",
     "infinipot-v:tar=frame",
     "random:heads=own",
+    "last-seen:against=held",
 ]
 
 

@@ -1,0 +1,54 @@
+// What the kernels read of a cache: the rows of a layer, and what turns their keys back.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "cache.h"
+#include "errors.h"
+#include "infinipot.h"
+#include "rotary.h"
+#include "strided.h"
+
+namespace edgevlm {
+
+template <typename T>
+Plane<T> plane(const Cache& cache, const Layer& layer, const T* first) {
+    const auto stride = static_cast<std::ptrdiff_t>(sizeof(T)) * layer.capacity;
+    return {reinterpret_cast<const std::byte*>(first), stride, cache.kv_heads(), layer.length};
+}
+
+template <typename T>
+Volume<T> volume(const Cache& cache, const Layer& layer, const void* first, std::int64_t width) {
+    const auto row = static_cast<std::ptrdiff_t>(sizeof(T)) * width;
+    return {static_cast<const std::byte*>(first), row * layer.capacity, row, cache.kv_heads(), layer.length, width};
+}
+
+template <typename T>
+LayerRows<T> rows_of(const Cache& cache, const Layer& layer) {
+    return {volume<T>(cache, layer, layer.key, cache.head_dim()),
+            volume<T>(cache, layer, layer.value, cache.head_dim()),
+            volume<std::int32_t>(cache, layer, layer.position, cache.axes()),
+            plane(cache, layer, layer.kind),
+            plane(cache, layer, layer.seq),
+            plane(cache, layer, layer.frame),
+            plane(cache, layer, layer.row),
+            plane(cache, layer, layer.col),
+            {layer.norm, layer.capacity}};
+}
+
+inline std::int64_t longest_of(const Cache& cache) {
+    std::int64_t longest = 0;
+    for (std::int64_t l = 0; l < cache.layers(); ++l) longest = std::max(longest, cache.layer(l).length);
+    return longest;
+}
+
+inline const Rotary* rotary_of(const Cache& cache, bool rotated) {
+    if (rotated) return nullptr;
+    if (!cache.rotary())
+        refuse("cannot un-rotate keys with ", cache.axes(), " position axes: open the cache with the sections that each axis turns");
+    return cache.rotary();
+}
+
+}  // namespace edgevlm

@@ -1,0 +1,50 @@
+// newer_similarity as Python sees it: a layer of a cache, its heads shared out over the threads.
+
+#include <pybind11/numpy.h>
+
+#include "arrays.h"
+#include "cache.h"
+#include "cache_rows.h"
+#include "errors.h"
+#include "kernels_api.h"
+#include "newer.h"
+#include "pool.h"
+
+namespace py = pybind11;
+
+namespace edgevlm {
+
+namespace {
+
+template <typename T>
+py::array_t<float> newer_similarity_of(Cache& cache, std::int64_t number, py::handle valid, std::int64_t since,
+                                      const Rotary* rotary) {
+    const LayerRows<T> layer = rows_of<T>(cache, cache.layer(number));
+    const std::int64_t heads = layer.key.heads, rows = layer.key.rows;
+    const Held<bool> is_valid = as_mask(valid, "valid", heads, rows);
+    const DatedKeys<T> tokens{layer.key, layer.position, layer.seq, is_valid, since};
+    py::array_t<float> out({heads, rows});
+    float* const first = out.mutable_data();
+    {
+        const py::gil_scoped_release unlocked;
+        const Lease memory(&cache.scratch(), newer_scratch(rows, layer.key.width), heads);
+        share(heads, memory.workers(), [&](std::int64_t head, int worker) {
+            newer_similarity(tokens, head, rotary, first + head * rows, memory.of(worker));
+        });
+    }
+    return out;
+}
+
+py::array_t<float> call_newer_similarity(Cache& cache, std::int64_t layer, py::handle valid, std::int64_t since,
+                                         bool rotated) {
+    if (layer < 0 || layer >= cache.layers()) refuse("there is no layer ", layer, " in a cache of ", cache.layers());
+    const Rotary* const rotary = rotary_of(cache, rotated);
+    return cache.dtype() == DType::fp16 ? newer_similarity_of<Half>(cache, layer, valid, since, rotary)
+                                        : newer_similarity_of<float>(cache, layer, valid, since, rotary);
+}
+
+}  // namespace
+
+void bind_newer(py::module_& module) { module.def("newer_similarity", &call_newer_similarity); }
+
+}  // namespace edgevlm

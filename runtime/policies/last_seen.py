@@ -1,0 +1,105 @@
+"""Last seen: of everything that looks alike, what was seen last stays. Ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+
+from edgevlm.runtime import primitives
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.policies.base import Bool, Float32, Guide, State, SteadyTarget, StreamShape
+from edgevlm.runtime.policies.scores import SeqScores
+
+if TYPE_CHECKING:
+    from edgevlm.runtime.cache import KVCache
+
+
+@dataclass
+class LastSeen(SteadyTarget):
+    """Keep the tokens that are least like anything that came after them, as the deepest layer's keys tell.
+
+    u_t = max over the tokens s that came after t of cos(k_t, k_s), keys un-rotated; the lowest u stay, in all layers alike. The
+    newest token has u = -1.
+
+    target: |C| / |M|. layer: the layer whose keys are compared; empty: the deepest. against: ``ever``, all that came after a
+    token, whether it was kept or not, or ``held``, what is still held of it. heads: all heads choose alike by their mean u
+    (``shared``), or head h of every layer by head h of that one (``own``). keys: compare keys ``unrotated``, or ``rotated`` as
+    they are stored.
+
+    Ours: all of it; there is no paper.
+    """
+
+    target: float = 0.75
+    layer: str = ""
+    against: Literal["ever", "held"] = "ever"
+    heads: Literal["shared", "own"] = "shared"
+    keys: Literal["unrotated", "rotated"] = "unrotated"
+
+    name: ClassVar[str] = "last-seen"
+    paper: ClassVar[str] = "ours, docs/our-policy.md"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layer and not self.layer.isdecimal():
+            raise ValueError("layer is a number from 0 up, or empty")
+
+    def attach(self, budget: int, shape: StreamShape) -> None:
+        super().attach(budget, shape)
+        self._layer = min(int(self.layer or shape.layers), shape.layers - 1)
+        self._known: SeqScores | None = None  # 1 + u, of `against=ever`
+        self._since = 0  # the first token that no other has been compared with
+
+    @property
+    def state_bytes(self) -> int:
+        return self._known.nbytes if self._known else 0
+
+    def state(self) -> State:
+        return {**self._known.state(), "since": np.array(self._since)} if self._known else {}
+
+    def restore(self, state: State, cache: KVCache) -> None:
+        if state:
+            self._known = SeqScores(cache.kv_heads, int(cache.capacities[self._layer]))
+            self._known.replace(state["seq"], state["score"])
+            self._since = int(state["since"])
+
+    def prepare(self, cache: KVCache, guide: Guide) -> None:
+        self._scored = [self._novelty(cache)]  # of this compression
+        self._kept: list[Bool] = []  # the same: what stays in all layers that hold the rows that were scored
+
+    def select(self, cache: KVCache, layer: int, target: int) -> Bool:
+        [score], seq, ranked = self._scored, cache.seq(layer), cache.seq(self._layer)
+        if not np.array_equal(seq, ranked):  # someone else has evicted; what the layer that ranks has lost goes first
+            place = primitives.places(seq, ranked)
+            known = np.take_along_axis(score, np.maximum(place, 0), 1)
+            return _best(cache, layer, np.where(place < 0, np.float32(-np.inf), known), target)
+        self._kept = self._kept or [_best(cache, layer, score, target)]
+        return self._kept[0]
+
+    def _novelty(self, cache: KVCache) -> Float32:
+        """-u of each row of the layer that ranks, ``[kv_heads, n]``."""
+        valid, rotated = cache.kind(self._layer) == Kind.VISION, self.keys == "rotated"
+        if self.against == "held":
+            likeness = primitives.newer_similarity(cache, self._layer, valid, rotated=rotated)
+        else:
+            likeness = self._accumulated(cache, valid, rotated)
+        if self.heads == "shared":
+            likeness = np.broadcast_to(likeness.mean(0, dtype=np.float64).astype(np.float32), likeness.shape)
+        return -likeness
+
+    def _accumulated(self, cache: KVCache, valid: Bool, rotated: bool) -> Float32:
+        """u against all that ever came: those held meet what came since the last compression, and u is kept by ``seq``."""
+        seq = cache.seq(self._layer)
+        self._known = self._known or SeqScores(cache.kv_heads, int(cache.capacities[self._layer]))
+        likeness = 1 + primitives.newer_similarity(cache, self._layer, valid, self._since, rotated=rotated)
+        known = np.maximum(self._known.get(seq), likeness)
+        self._known.replace(seq, known)
+        self._since = int(seq.max()) + 1
+        return (known - 1).astype(np.float32)
+
+
+def _best(cache: KVCache, layer: int, score: Float32, target: int) -> Bool:
+    """The prefix of a layer and its ``target`` vision rows of the highest score."""
+    kind = cache.kind(layer)
+    return (kind == Kind.PREFIX) | primitives.top_k(score, cache.seq(layer), kind == Kind.VISION, target)

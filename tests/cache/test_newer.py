@@ -1,0 +1,103 @@
+"""The nearest newer token against its float64 twin."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgevlm.errors import CacheError
+from edgevlm.runtime import _native, primitives, reference
+from edgevlm.runtime.cache import KVCache, Rows
+
+pytestmark = pytest.mark.usefixtures("isa")
+
+
+def filled(rng, n, dim, dtype, axes, heads=2, scale=1.0, most=5000):
+    """One layer of n tokens, evicted from a larger one so that heads hold other tokens and rows are in no order."""
+    sections = None if axes == 1 else (dim // 2 - 2 * (dim // 6), dim // 6, dim // 6)
+    inv_freq = 1 / 1e4 ** (np.arange(0, dim, 2) / dim)
+    cache = KVCache(1, heads, dim, n + 40, inv_freq=inv_freq, axes=axes, dtype=dtype, sections=sections)
+    count = n + 30
+    none = np.zeros(count, np.int16)
+    seq = np.cumsum(rng.integers(1, 5, count))
+    position = rng.integers(0, most, (count, axes), dtype=np.int32)
+    key = (scale * rng.standard_normal((heads, count, dim))).astype(np.float32)
+    key[rng.random((heads, count)) < 0.1] = 0
+    cache.append(0, key, key, Rows(none.astype(np.uint8) + 1, seq, none.astype(np.int32), none, none, position))
+    keep = np.zeros((heads, count), np.bool_)
+    for head in keep:
+        head[rng.permutation(count)[:n]] = True
+    cache.evict([keep])
+    return cache
+
+
+def expected(cache, valid, since, rotated=False):
+    arrays = cache.key(0), cache.position(0), cache.seq(0), valid, cache.inv_freq, since
+    return reference.newer_similarity(*arrays, rotated=rotated, pair_axis=cache.pair_axis)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=60)
+def test_newer_similarity_equals_the_reference(data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    n, dim = data.draw(st.sampled_from([0, 1, 2, 31, 33, 65, 130])), data.draw(st.sampled_from([2, 6, 8, 72]))
+    half, axes = data.draw(st.booleans()), data.draw(st.sampled_from([1, 3]))
+    scale = data.draw(st.sampled_from([1, 1e-6, 1e3] if half else [1, 1e-30, 1e18]))
+    most = data.draw(st.sampled_from([1, 64, 5000, 2**31 - 1]))
+    cache = filled(rng, n, dim, "fp16" if half else "fp32", axes, scale=scale, most=most)
+    valid = rng.random((2, n)) < data.draw(st.sampled_from([0.0, 0.5, 1.0]))
+    rotated, since = data.draw(st.booleans()), data.draw(st.sampled_from([0, 100, 10**6]))
+    found = primitives.newer_similarity(cache, 0, valid, since, rotated=rotated)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected(cache, valid, since, rotated), atol=2e-5, rtol=0)
+
+
+def test_more_tokens_than_a_batch(isa):
+    """Batches of 1,024 tokens and blocks of 64 keys meet each pair once, whichever of them it lies across."""
+    rng = np.random.default_rng(0)
+    cache = filled(rng, 2600, 8, "fp32", 1, heads=1)
+    valid, seq = np.ones((1, 2600), np.bool_), cache.seq(0)[0]
+    keys = reference.rotate(cache.key(0), -cache.position(0)[..., 0], cache.inv_freq)[0]
+    length = np.linalg.norm(keys, axis=1, keepdims=True)
+    unit = np.divide(keys, length, out=np.zeros_like(keys), where=length > 0)
+    cosine = np.where(seq[None] > seq[:, None], unit @ unit.T, -1)
+    np.testing.assert_allclose(primitives.newer_similarity(cache, 0, valid)[0], cosine.max(1), atol=1e-5)
+    for since in (int(seq.min()) + 1, int(np.sort(seq)[1500]), int(seq.max())):
+        later = np.where(seq >= since, cosine, -1).max(1)
+        np.testing.assert_allclose(primitives.newer_similarity(cache, 0, valid, since)[0], later, atol=1e-5)
+
+
+def test_a_token_is_as_alike_as_its_best_newer_one_and_the_newest_as_unlike_as_can_be(kit):
+    cache = kit.make(layers=1, kv_heads=1, head_dim=2, capacity=8)
+    key = np.array([[[1, 0], [0, 3], [1, 1], [2, 0], [0, 0]]], np.float32)
+    rows = kit.rows(5)
+    rows.position[:] = 0
+    cache.append(0, key, key, rows)
+    found = primitives.newer_similarity(cache, 0, np.ones((1, 5), np.bool_))
+    np.testing.assert_allclose(found, [[1, 0.5**0.5, 0.5**0.5, 0, -1]], atol=1e-6)
+    among = np.array([[True, True, False, False, True]])
+    np.testing.assert_allclose(primitives.newer_similarity(cache, 0, among), [[0, 0, 0, 0, -1]], atol=1e-6)
+    since = primitives.newer_similarity(cache, 0, np.ones((1, 5), np.bool_), 4)
+    np.testing.assert_allclose(since, [[0, 0, 0, 0, -1]], atol=1e-6)
+
+
+def test_it_works_in_the_scratch_of_the_cache(kit):
+    cache = kit.make(layers=2, capacity=200)
+    kit.append(cache, 190)
+    before = _native.loose_allocations()
+    found = primitives.newer_similarity(cache, 1, np.ones((2, 190), np.bool_))
+    assert _native.loose_allocations() == before
+    assert found.max() <= 1.0001
+
+
+def test_misuse(kit):
+    cache = kit.make(layers=1, capacity=8)
+    kit.append(cache, 4)
+    with pytest.raises(CacheError, match="there is no layer 1 in a cache of 1"):
+        primitives.newer_similarity(cache, 1, np.ones((2, 4), np.bool_))
+    with pytest.raises(CacheError, match=r"valid must be \[2, 4\], not \[2, 5\]"):
+        primitives.newer_similarity(cache, 0, np.ones((2, 5), np.bool_))
+    three = kit.make(layers=1, capacity=8, axes=3)
+    kit.append(three, 4)
+    with pytest.raises(CacheError, match="cannot un-rotate keys with 3 position axes"):
+        primitives.newer_similarity(three, 0, np.ones((2, 4), np.bool_))

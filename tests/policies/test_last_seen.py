@@ -1,0 +1,119 @@
+"""last-seen against the float64 reference, and what it is for: of what looks alike the last stays."""
+
+import numpy as np
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+from policies.filled import DIM, HEADS, PREFIX, STORAGE, Filled, play
+from policies.reference_infinipot_v import NearTieError
+from policies.reference_last_seen import LastSeen
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.policies import StreamShape, create_policy
+
+CASES = [
+    ("last-seen", {}),
+    ("last-seen:against=held", {"ever": False}),
+    ("last-seen:heads=own", {"shared": False}),
+    ("last-seen:layer=0,keys=rotated", {"layer": 0, "rotated": True}),
+    ("last-seen:layer=0,against=held,heads=own", {"layer": 0, "ever": False, "shared": False}),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), CASES, ids=[case[0] for case in CASES])
+@given(data=st.data())
+@settings(max_examples=12, deadline=None)
+def test_keeps_what_the_reference_keeps(text, expected, data):
+    grid = data.draw(st.sampled_from([(2, 2), (3, 2), (1, 5)]), label="grid")
+    per_frame, layers = grid[0] * grid[1], data.draw(st.integers(1, 3), label="layers")
+    budget = data.draw(st.integers(per_frame, 9 * per_frame), label="budget")
+    random = np.random.default_rng(data.draw(st.integers(0, 2**16), label="seed"))
+    storage = data.draw(st.sampled_from(STORAGE), label="dtype and axes")
+    filled, policy = Filled(layers, budget + per_frame, grid, random, *storage), create_policy(text)
+    policy.attach(budget, StreamShape(layers, per_frame, PREFIX))
+    most = max(1, min(policy.room, budget) // per_frame)
+    pieces = data.draw(st.lists(st.integers(1, most), min_size=20, max_size=20), label="frames a piece")
+    reference = LastSeen(filled, **expected)
+    try:
+        assert play(filled, policy, pieces, reference.expected, reference.appended)
+    except NearTieError:
+        reject()
+
+
+def test_a_layer_beyond_the_deepest_is_the_deepest():
+    kept = []
+    for layer in ("", "1", "9"):
+        policy, filled = opened(f"last-seen:layer={layer}", budget=24)
+        for _ in range(6):
+            filled.frame()
+        kept.append([mask.tobytes() for mask in policy.before_append(filled.cache, 4, None).keep])
+    assert kept[0] == kept[1] == kept[2]
+
+
+def opened(text, budget, noise=0.3):
+    """Two layers of frames of four tokens."""
+    policy = create_policy(text)
+    policy.attach(budget, StreamShape(2, 4, PREFIX))
+    filled = Filled(2, budget + 4, (2, 2), np.random.default_rng(5))
+    filled.noise = noise
+    return policy, filled
+
+
+def watch(policy, filled, frames):
+    """Frames one by one, as a session appends them."""
+    for _ in range(frames):
+        plan = policy.before_append(filled.cache, 4, None)
+        if plan is not None:
+            filled.cache.evict(plan.keep)
+        filled.frame()
+
+
+@pytest.mark.parametrize("against", ["ever", "held"])
+def test_the_last_sight_of_what_has_left_stays_for_long(against):
+    """Something shows in one patch for five frames of a still scene; 60 frames on its last token is there, and none before."""
+    policy, filled = opened(f"last-seen:against={against}", budget=16, noise=0.05)
+    watch(policy, filled, 12)
+    scene = filled.base[:, :, 2].copy()
+    filled.base[:, :, 2] = np.random.default_rng(1).normal(size=(2, HEADS, DIM))
+    watch(policy, filled, 5)
+    last = filled.seq - 2  # of the patch, in the fifth of its frames
+    filled.base[:, :, 2] = scene
+    watch(policy, filled, 60)
+    shown = set(range(last - 16, last + 1, 4))
+    for layer in range(2):
+        for head in filled.cache.seq(layer):
+            assert shown & set(head.tolist()) == {last}
+
+
+def test_of_equal_keys_the_newest_stay():
+    """All keys point one way and have powers of two as norms: every cosine is exactly 1 but the newest token's."""
+    policy, filled = opened("last-seen:keys=rotated", budget=16)
+    filled.rotated = lambda content, position: np.ones_like(content) * 2.0 ** (np.asarray(position).reshape(-1, 1) % 3)
+    watch(policy, filled, 9)
+    vision = filled.cache.kind(0)[0] == Kind.VISION
+    assert sorted(filled.cache.seq(0)[0][vision]) == list(range(filled.seq - vision.sum(), filled.seq))
+
+
+def test_what_it_holds_beside_the_cache():
+    for text, scores in (("last-seen", True), ("last-seen:against=held", False)):
+        policy, filled = opened(text, budget=16)
+        assert policy.state_bytes == 0
+        sizes = set()
+        for _ in range(5):
+            watch(policy, filled, 5)
+            sizes.add(policy.state_bytes)
+        assert sizes == {HEADS * (16 + 4 + PREFIX) * 16 if scores else 0}, "16 bytes a row and head, of one layer"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("last-seen:target=0", "target lies in"),
+        ("last-seen:layer=-1", "layer is a number"),
+        ("last-seen:against=all", "does not fit against"),
+    ],
+)
+def test_wrong_settings_are_named(text, says):
+    with pytest.raises(UserError, match=says):
+        create_policy(text)
