@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -152,7 +153,7 @@ def test_a_second_signal_does_not_wait(tmp_path):
 
 
 class StuckCamera:
-    """Serves three Motion JPEG pictures, and then nothing."""
+    """Serves two seconds of Motion JPEG, and then nothing, until its reader goes."""
 
     def __init__(self):
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -171,12 +172,16 @@ class StuckCamera:
             except OSError:
                 return
             self._open.append(connection)
-            connection.recv(4096)
-            connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Type: multipart/x-mixed-replace; boundary=b\r\n\r\n")
-            for _ in range(40):
-                head = f"--b\r\nContent-Type: image/jpeg\r\nContent-Length: {len(picture)}\r\n\r\n"
-                connection.sendall(head.encode() + picture + b"\r\n")
-                time.sleep(0.05)
+            with suppress(OSError):
+                self._send(connection, picture)
+
+    def _send(self, connection, picture):
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Type: multipart/x-mixed-replace; boundary=b\r\n\r\n")
+        for _ in range(40):
+            head = f"--b\r\nContent-Type: image/jpeg\r\nContent-Length: {len(picture)}\r\n\r\n"
+            connection.sendall(head.encode() + picture + b"\r\n")
+            time.sleep(0.05)
 
     def __enter__(self):
         return self
