@@ -76,7 +76,7 @@ def start(request: RunRequest) -> None:
         )
         if keeper is not None:
             keeper.source = source.name
-            go_on(source, keeper, plan)
+            go_on(source, keeper, plan, gate)
         own_questions = model.is_demo and is_demo_source and not plan.questions
         if own_questions:
             plan.sample = np.random.default_rng(request.source.seed)

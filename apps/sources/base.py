@@ -144,10 +144,16 @@ class Source(ABC):
     def interrupt(self) -> None:  # noqa: B027
         """End a read that waits for frames, from any thread; a source that cannot wait for long has nothing to end."""
 
-    def skip(self, time_s: float) -> bool:
-        """Pass over what is recorded up to the frame of ``time_s``, before the first :meth:`read`; False: nothing is."""
-        while (frame := self.read()) is not None and frame.time_s < time_s:
-            pass
+    def skip(self, time_s: float, seen: Callable[[Frame], object] | None = None) -> bool:
+        """Pass over what is recorded up to the frame of ``time_s``, before the first :meth:`read`; False: nothing is.
+
+        ``seen`` is shown each frame that is passed over.
+        """
+        while (frame := self.read()) is not None:
+            if seen is not None:
+                seen(frame)
+            if frame.time_s >= time_s:
+                break
         return True
 
     def close(self) -> None:
