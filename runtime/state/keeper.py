@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,9 @@ class Keeper:
         return self.resumed
 
     def start(self) -> None:
-        """Begin to take snapshots."""
+        """Begin to take snapshots; of the one to go on from, all has been taken, and its file is let go of."""
+        if self.resumed is not None:
+            self.resumed = replace(self.resumed, arrays={})
         self._last = self._session.version
         self._thread = threading.Thread(target=self._run, name="edgevlm-state", daemon=True)
         self._thread.start()

@@ -3,6 +3,7 @@
 import errno
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from pictures import frames
@@ -139,6 +140,15 @@ def test_a_path_is_enough_and_a_folder_is_let_go_of(model, tmp_path, caplog):
 
 
 MEMORY = 1600
+
+
+def test_a_snapshot_is_let_go_of_once_it_was_taken(model, tmp_path):
+    """Else its memory and its place on the disk are held as long as the session that goes on."""
+    with opened(model, tmp_path, []) as session:
+        session.watch(next(frames(1, model)))
+    with opened(model, tmp_path, []) as session:
+        assert session.stats.frames == 1
+        assert ".snapshot" not in Path("/proc/self/maps").read_text()
 
 
 class Machine:
