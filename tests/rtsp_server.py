@@ -1,8 +1,8 @@
 """An RTSP camera as a process of its own: GStreamer's server, run by the system's Python; H.264, a white ball on black.
 
 ``python3 rtsp_server.py PORT WIDTH HEIGHT FPS KEYFRAME_EVERY [PASSWORD]``, the password of user ``u``. Lines on stdin:
-``size WIDTH HEIGHT`` and ``fps N`` change the running stream, ``password WORD`` is asked of new connections, ``hangup``
-ends all.
+``size WIDTH HEIGHT`` and ``fps N`` change the running stream, ``password WORD [PEM]`` is asked of new connections, over
+TLS where there is a certificate, ``hangup`` ends all.
 """
 
 import sys
@@ -12,7 +12,7 @@ import gi
 
 gi.require_version("Gst", "1.0")
 gi.require_version("GstRtspServer", "1.0")
-from gi.repository import GLib, Gst, GstRtspServer  # noqa: E402
+from gi.repository import Gio, GLib, Gst, GstRtspServer  # noqa: E402
 
 PIPELINE = (
     "( videotestsrc is-live=true pattern=ball ! videoscale ! capsfilter name=size caps={caps}"
@@ -45,10 +45,12 @@ class Camera:
         self.caps[:] = self.first
         self.pipeline = media.get_element()
 
-    def lock(self, password):
+    def lock(self, password, certificate=None):
         token, auth = GstRtspServer.RTSPToken(), GstRtspServer.RTSPAuth()
         token.set_string("media.factory.role", "user")
         auth.add_basic(GstRtspServer.RTSPAuth.make_basic("u", password), token)
+        if certificate is not None:
+            auth.set_tls_certificate(Gio.TlsCertificate.new_from_file(certificate))
         self.server.set_auth(auth)
 
     def obey(self):

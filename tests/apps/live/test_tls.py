@@ -1,4 +1,4 @@
-"""A Motion JPEG camera behind TLS, with a certificate that it has signed itself (made by openssl; skipped without it)."""
+"""Cameras behind TLS with a certificate that they have signed themselves (made by openssl; skipped without it)."""
 
 import shutil
 import ssl
@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from cameras import MjpegCamera
+from processes import rtsp_camera
 
 RUN = [sys.executable, "-m", "edgevlm", "run", "--json", "--threads", "1", "--frames", "2", "--fps", "20", "--camera"]
 
@@ -62,3 +63,14 @@ def test_one_that_is_not_valid_now_may_be_waited_for(camera, certificate, monkey
     done = subprocess.run([*RUN, camera], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "its certificate is not valid now (certificate has expired); is this machine's clock right?; --wait" in done.stderr
+
+
+@pytest.mark.parametrize(("password", "code"), [("s3cret", 0), ("wr0ng", 2)])
+def test_rtsps_is_watched_without_asking_who_signed(certificate, password, code):
+    with rtsp_camera(320, 240, 25, 25, "s3cret") as camera:
+        camera.tell(f"password s3cret {certificate}")
+        url = f"rtsps://u:{password}@127.0.0.1:{camera.port}/live"
+        done = subprocess.run([*RUN, url], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    assert ("(401)" in done.stderr) == (code == 2)
+    assert password not in done.stdout + done.stderr
