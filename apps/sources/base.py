@@ -231,8 +231,14 @@ class Sampler:
 NAMED = r"(?:key|token|pas|pwd|psw|secret|auth)"  # how parameters of addresses call their secrets
 SECRETS = (  # what they are known by, and what stands in their place
     (r"([\w+.-]+://)\S*@", r"\1***@"),  # up to the last @: a password may have one, or a slash
-    (rf"(?i)([?&;/_](?:[\w-]*{NAMED}[\w-]*)=)[^&;\s]+", r"\1***"),  # user=admin_password=...: an address of some cameras
-    (r"(?i)(\b(?:user-id|user-pw|password|passwd|pwd|secret|token|api[-_]?key)\s?=\s?)(?:\"[^\"]*\"|[^&;\s]+)", r"\1***"),
+    (
+        rf"(?i)([?&;/_](?:[\w-]*{NAMED}[\w-]*)=)[^&;\s]*[^&;\s:]",
+        r"\1***",
+    ),  # user=admin_password=...: an address of some cameras
+    (
+        r"(?i)(\b(?:user-id|user-pw|password|passwd|pwd|secret|token|api[-_]?key)\s?=\s?)(?:\"[^\"]*\"|[^&;\s]*[^&;\s:])",
+        r"\1***",
+    ),
 )
 
 

@@ -223,6 +223,8 @@ def test_an_error_in_the_reader_reaches_the_consumer():
         ("rtsp://h/user=joe_password=s3cret_channel=1.sdp", "rtsp://h/user=joe_password=***"),
         ("rtsp://h/user=joe&password=s3cret&channel=1.sdp", "rtsp://h/user=joe&password=***&channel=1.sdp"),
         ("https://h/live?fps=5&apiKey=abc&w=2", "https://h/live?fps=5&apiKey=***&w=2"),
+        ("http://h/live?token=***: no answer", "http://h/live?token=***: no answer"),
+        ("no login (password=a:b: refused)", "no login (password=***: refused)"),
         ("--policy hermes:tau=1 has keyframe=3", "--policy hermes:tau=1 has keyframe=3"),
     ],
 )

@@ -1,5 +1,6 @@
 """The thread that keeps a session: when it writes, what it says, and that questions and frames take turns with it."""
 
+import copy
 import errno
 import threading
 import time
@@ -12,8 +13,9 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.pressure import Available, Pressure
 from edgevlm.runtime.session import Session, TextRoom
 from edgevlm.runtime.state import Keeper
+from edgevlm.runtime.state.copies import Copies
 from edgevlm.runtime.state.folder import StateFolder, snapshots, verified
-from edgevlm.runtime.state.format import read
+from edgevlm.runtime.state.format import read, write
 
 ROOM = TextRoom(24, 64, 8)
 ASKED = "what color was the square?"
@@ -108,6 +110,28 @@ def test_a_disk_that_is_still_full_at_the_end_says_what_is_lost(model, tmp_path,
     assert said[0].endswith("what came since the newest one is not kept")
 
 
+def test_no_memory_for_a_copy_costs_a_warning(model, tmp_path, monkeypatch):
+    said, full, of = [], threading.Event(), Copies.of
+
+    def fails(self, arrays):
+        if full.is_set():
+            raise MemoryError
+        return of(self, arrays)
+
+    monkeypatch.setattr(Copies, "of", fails)
+    full.set()
+    with opened(model, tmp_path, said, every=0.01) as session:
+        session.watch(next(frames(1, model)))
+        until(lambda: said)
+        time.sleep(0.05)
+        assert len(said) == 1
+        assert "(there is no memory for it): the stream goes on" in said[0]
+        full.clear()
+        until(lambda: session.stats.snapshots == 1)
+    assert len(said) == 2
+    assert said[1].startswith("snapshots are written again")
+
+
 def test_an_interrupt_in_the_middle_of_a_frame_leaves_the_last_snapshot(model, tmp_path, monkeypatch):
     said, images = [], iter(frames(20, model))
     with opened(model, tmp_path, said) as session:
@@ -149,6 +173,35 @@ def test_a_snapshot_is_let_go_of_once_it_was_taken(model, tmp_path):
     with opened(model, tmp_path, []) as session:
         assert session.stats.frames == 1
         assert ".snapshot" not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda about, arrays: about["stream"]["stats"].update(moved=1),
+        lambda about, arrays: arrays.pop("layer0.position"),
+        lambda about, arrays: arrays.update({name: arrays.pop(f"{name}.score") for name in ["policy.scores.0"]}),
+    ],
+)
+def test_one_that_another_edgevlm_wrote_otherwise_is_one_line_and_stays(model, tmp_path, change):
+    with opened(model, tmp_path, []) as session:
+        for image in frames(4, model):
+            session.watch(image)
+    (path,) = snapshots(tmp_path)
+    found = read(path)
+    about, arrays = copy.deepcopy(dict(found.about)), dict(found.arrays)
+    change(about, arrays)
+    with path.with_suffix(".other").open("wb") as stream:
+        write(stream, {**about, "edgevlm": "0.0.9"}, arrays)
+    path.with_suffix(".other").rename(path)
+    before = path.read_bytes()
+    with pytest.raises(
+        UserError, match=r"edgevlm 0\.0\.9 wrote it, and .* cannot go on from it \(.*choose another folder"
+    ) as caught:
+        opened(model, tmp_path, [])
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+    StateFolder(tmp_path).close()
 
 
 class Machine:
