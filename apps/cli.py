@@ -319,7 +319,9 @@ def cameras(
 def main() -> None:
     """Entry point: what the user did wrong is one line and exit code 2."""
     mask_title()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # under nohup SIGHUP is ignored, and stays so
+            signal.signal(number, signal.default_int_handler)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):

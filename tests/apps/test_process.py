@@ -75,24 +75,34 @@ def test_characters_that_cannot_be_shown_end_nothing(encoding):
 INTERRUPTED = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-target = sys.argv.pop()
+number, target = int(sys.argv.pop()), sys.argv.pop()
 class AtImport:
     def find_spec(self, name, *_):
         if name == target:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 sys.meta_path.insert(0, AtImport())
 from edgevlm.__main__ import main
 main()
 """
 
 
+def interrupted(module, number):
+    """A run that gets a signal when it loads a module."""
+    command = [sys.executable, "-c", INTERRUPTED, "run", module, str(int(number))]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
 @pytest.mark.parametrize("module", ["typer", "rich", "edgevlm.apps.start", "numpy", "onnxruntime", "edgevlm.apps.demo.world"])
 def test_an_interrupt_while_it_loads_is_quiet(module):
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, "run", module], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = interrupted(module, signal.SIGINT)
     assert done.returncode in (-signal.SIGINT, 130)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_so_is_any_other_end_that_is_asked_for(number):
+    done = interrupted("onnxruntime", number)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_a_shell_completes_options():

@@ -1,6 +1,7 @@
 """`edgevlm run` on a network camera, as a process: it outlives the camera, says what happens, and tells nobody the password."""
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +20,8 @@ class Command:
 
     def __init__(self, url, *more):
         command = [sys.executable, "-m", "edgevlm", "run", "--camera", url, "--json", "--threads", "1", *TIMEOUTS, *more]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        ready = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}  # a job in the background has it ignored
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **ready)
         self.lines, self.said = [], []
         for stream, into in ((self.process.stdout, self.lines), (self.process.stderr, self.said)):
             threading.Thread(target=into.extend, args=(stream,), daemon=True).start()
