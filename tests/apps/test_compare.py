@@ -150,7 +150,7 @@ def test_a_planted_policy_wins(measure, demo_bundle, monkeypatch):
 
     for policy in (Oldest, Planted):
         monkeypatch.setitem(POLICIES, policy.name, policy)
-    comparison = Comparison("oldest,planted", "25%", measure, ("how many objects are there now?", "what left last?"), 6)
+    comparison = Comparison("oldest,planted", "25%", measure, ("how many objects are there now?", "what left last?"), 16)
     _, calibration = start(
         CalibrateRequest("demo", [], 48, demo_bundle, None, 1, comparison), lambda what: None, lambda what: None
     )
@@ -205,7 +205,7 @@ def test_the_usual_budgets_are_those_of_a_run_and_an_eighth_of_a_clip(demo):
 
     with Session.open(demo) as session:
         usual = session._stream.budget
-    assert budgets(1024) == ([128, usual], [])
+    assert budgets(2048) == ([256, usual], [])
     left, said = budgets(640)
     assert left == [80]
     assert said == [f"the usual budget, {usual} tokens, holds a whole clip, 640 tokens, and is not compared"]
