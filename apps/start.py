@@ -17,7 +17,7 @@ from edgevlm.apps.gate import Gate, parse_gate
 from edgevlm.apps.output import JsonOutput, Output, TextOutput
 from edgevlm.apps.resume import go_on
 from edgevlm.apps.run import Plan, Run
-from edgevlm.apps.sources import RECORDED, SourceOptions, kind_of, open_source
+from edgevlm.apps.sources import RECORDED, Source, SourceOptions, kind_of, open_source
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import check_policy
 from edgevlm.runtime.model import Model
@@ -67,8 +67,9 @@ def start(request: RunRequest) -> None:
     check_policy(request.policy)
     gate = Gate(rule) if (rule := parse_gate(request.gate)) else None
     keeper = Keeper(request.state, request.state_every, to_stderr) if request.state is not None else None
-    source = open_source(request.camera, request.video, replace(request.source, realtime=realtime))
+    source: Source | None = None
     try:
+        source = open_source(request.camera, request.video, replace(request.source, realtime=realtime))
         with Console(stderr=True).status("verifying and loading the model"):  # a large bundle takes seconds
             model = Model.load(request.model, threads=request.threads)
         session = Session.open(
@@ -76,7 +77,7 @@ def start(request: RunRequest) -> None:
         )
         if keeper is not None:
             keeper.source = source.name
-            go_on(source, keeper, plan)
+            go_on(source, keeper, plan, gate)
         own_questions = model.is_demo and is_demo_source and not plan.questions
         if own_questions:
             plan.sample = np.random.default_rng(request.source.seed)
@@ -92,7 +93,8 @@ def start(request: RunRequest) -> None:
         if model.is_demo and not is_demo_source:
             output.notice("note: the demo model only knows its own world; give --model BUNDLE for real pictures")
     except BaseException:
-        source.close()
+        if source is not None:
+            source.close()
         if keeper is not None:
             keeper.close()
         raise

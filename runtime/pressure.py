@@ -13,6 +13,7 @@ import psutil
 LOW, ENOUGH = 1 / 16, 1 / 8  # of all memory: below the one a chunk halves, above the other it doubles
 INTERVAL = 1.0  # seconds from one look to the next
 CGROUP = Path("/sys/fs/cgroup")
+OWN_GROUP = Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +25,31 @@ class Available:
 
 
 def available() -> Available:
-    """Of this system, or of the control group (v2) that this process runs in, where that has less."""
+    """Of this system, or of that control group (v2) around this process that has least."""
     memory = psutil.virtual_memory()
-    found = Available(memory.available, memory.total)
+    limited = (_left(group) for group in groups())
+    return min([Available(memory.available, memory.total), *filter(None, limited)], key=lambda each: each.free)
+
+
+def groups() -> list[Path]:
+    """The control group (v2) of this process, and those that it is in."""
     try:
-        most = int((CGROUP / "memory.max").read_text())
-        used = int((CGROUP / "memory.current").read_text())
-        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        free = most - used + int(stat["inactive_file"])
-    except (OSError, ValueError, KeyError):  # there is none, or it has no limit
-        return found
-    return Available(free, most) if free < found.free else found
+        own = next((line[3:] for line in OWN_GROUP.read_text().splitlines() if line.startswith("0::")), "")
+    except OSError:
+        own = ""
+    parts = [part for part in own.split("/") if part not in ("", "..")]
+    return [CGROUP.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _left(group: Path) -> Available | None:
+    """Of a control group's limit; None where it has none."""
+    try:
+        most = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return Available(most - used + int(stat["inactive_file"]), most)
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 class Pressure:

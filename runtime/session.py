@@ -329,9 +329,9 @@ class Session:
         return about, copied, held_ms
 
     @property
-    def version(self) -> tuple[int, int]:
-        """Something else whenever a frame or a question has changed the session."""
-        return self._progress.frames, self._progress.asked
+    def version(self) -> tuple[int, int, float]:
+        """Something else whenever a frame, one that was passed by too, or a question has changed the session."""
+        return self._progress.frames, self._progress.asked, self._progress.time_s
 
     @property
     def basis(self) -> str:

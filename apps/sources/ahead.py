@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from edgevlm.apps.sources.base import Frame, Rule, Source, State
 from edgevlm.apps.sources.slot import Slot
@@ -65,8 +66,8 @@ class Ahead(Source):
             raise self._error
         return None
 
-    def skip(self, time_s: float) -> bool:
-        return self._source.skip(time_s)
+    def skip(self, time_s: float, seen: Callable[[Frame], object] | None = None) -> bool:
+        return self._source.skip(time_s, seen)
 
     def close(self) -> None:
         self._closing.set()

@@ -144,10 +144,16 @@ class Source(ABC):
     def interrupt(self) -> None:  # noqa: B027
         """End a read that waits for frames, from any thread; a source that cannot wait for long has nothing to end."""
 
-    def skip(self, time_s: float) -> bool:
-        """Pass over what is recorded up to the frame of ``time_s``, before the first :meth:`read`; False: nothing is."""
-        while (frame := self.read()) is not None and frame.time_s < time_s:
-            pass
+    def skip(self, time_s: float, seen: Callable[[Frame], object] | None = None) -> bool:
+        """Pass over what is recorded up to the frame of ``time_s``, before the first :meth:`read`; False: nothing is.
+
+        ``seen`` is shown each frame that is passed over.
+        """
+        while (frame := self.read()) is not None:
+            if seen is not None:
+                seen(frame)
+            if frame.time_s >= time_s:
+                break
         return True
 
     def close(self) -> None:
@@ -222,10 +228,17 @@ class Sampler:
         return True
 
 
+NAMED = r"(?:key|token|pas|pwd|psw|secret|auth)"  # how parameters of addresses call their secrets
 SECRETS = (  # what they are known by, and what stands in their place
     (r"([\w+.-]+://)\S*@", r"\1***@"),  # up to the last @: a password may have one, or a slash
-    (r"(?i)([?&;](?:[\w-]*(?:key|token|password|passwd|pwd|secret|auth)[\w-]*)=)[^&;\s]+", r"\1***"),
-    (r"(?i)(\b(?:user-id|user-pw|password|passwd|pwd|secret|token|api[-_]?key)\s?=\s?)(?:\"[^\"]*\"|[^&;\s]+)", r"\1***"),
+    (
+        rf"(?i)([?&;/_](?:[\w-]*{NAMED}[\w-]*)=)[^&;\s]*[^&;\s:]",
+        r"\1***",
+    ),  # user=admin_password=...: an address of some cameras
+    (
+        r"(?i)(\b(?:user-id|user-pw|password|passwd|pwd|secret|token|api[-_]?key)\s?=\s?)(?:\"[^\"]*\"|[^&;\s]*[^&;\s:])",
+        r"\1***",
+    ),
 )
 
 

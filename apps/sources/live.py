@@ -52,7 +52,7 @@ class LiveSource(Source):
             if (frame := self._slot.take(POLL_S)) is not None or over:
                 return frame
 
-    def skip(self, time_s: float) -> bool:
+    def skip(self, time_s: float, seen: Callable[[Frame], object] | None = None) -> bool:
         return False
 
     def close(self) -> None:

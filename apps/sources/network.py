@@ -25,6 +25,7 @@ UNMENDABLE = {
     403: "not allowed (403); check user, password and path of the address",
     404: "no such stream there (404); check the path of the address",
 }
+OUT_OF_TIME = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 
 
 def open_network(url: str, options: SourceOptions) -> Source:
@@ -63,16 +64,23 @@ def _request(parts: SplitResult, options: SourceOptions) -> HTTPResponse:
         words = UNMENDABLE.get(error.code)
         raise SourceRefused(words) if words else SourceError(f"the camera says {error.code}") from None
     except URLError as error:
+        if isinstance(error.reason, ssl.SSLCertVerificationError):
+            raise _untrusted(error.reason) from None
         raise SourceError(_words(error.reason)) from None
     except (OSError, HTTPException, ValueError) as error:
         raise SourceError(_words(error)) from None
 
 
+def _untrusted(error: ssl.SSLCertVerificationError) -> SourceError:
+    """Waiting mends a clock that is wrong, as after a start without a network, and nothing else."""
+    if error.verify_code in OUT_OF_TIME:
+        return SourceError(f"its certificate is not valid now ({error.verify_message}); is this machine's clock right?")
+    return SourceRefused(f"its certificate is not trusted ({error.verify_message}); name one that is with SSL_CERT_FILE")
+
+
 def _words(reason: object) -> str:
     if isinstance(reason, TimeoutError):
         return "no answer in time (--open-timeout)"
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        return "its certificate is not trusted; name one that is with SSL_CERT_FILE"
     if isinstance(reason, OSError) and reason.strerror:
         return reason.strerror
     return f"no answer that can be understood ({type(reason).__name__})"

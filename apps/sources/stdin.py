@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 from edgevlm.apps.sources.base import Frame, Sampler, Source, State
 from edgevlm.apps.sources.bytestream import ByteStream
@@ -61,7 +62,7 @@ class StdinSource(Source):
         self._frames += more
         return more
 
-    def skip(self, time_s: float) -> bool:
+    def skip(self, time_s: float, seen: Callable[[Frame], object] | None = None) -> bool:
         return False  # whoever writes to the pipe decides where it begins
 
     def interrupt(self) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from edgevlm import __version__
+from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.policies.base import nested, within
@@ -69,13 +71,22 @@ def image_of(
 
 
 def put_back(snapshot: Snapshot, stream: Stream, chunk: Chunk, conversations: Conversations, progress: Progress) -> None:
-    """Go on from a snapshot of a session with the same :func:`identity`."""
+    """Go on from a snapshot of a session with the same :func:`identity`.
+
+    Raises UserError for one that another edgevlm wrote and this one cannot take up; nothing may be done with them after that.
+    """
     about, arrays = snapshot.about, snapshot.arrays
-    stream.restore(about["stream"], arrays)
-    chunk.restore(about["chunk"], within(arrays, "chunk"))
-    progress.restore(about["session"])
-    turns = about["session"]["conversations"]
-    conversations.turns = {name: [(asked, said) for asked, said in of] for name, of in turns.items()}
+    try:
+        stream.restore(about["stream"], arrays)
+        chunk.restore(about["chunk"], within(arrays, "chunk"))
+        progress.restore(about["session"])
+        turns = about["session"]["conversations"]
+        conversations.turns = {name: [(asked, said) for asked, said in of] for name, of in turns.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{snapshot.path}: edgevlm {about['edgevlm']} wrote it, and {__version__} cannot go on from it "
+            f"({type(error).__name__}: {error}); use that edgevlm, or choose another folder"
+        ) from error
 
 
 def described(about: Mapping[str, Any], now: float | None = None) -> str:

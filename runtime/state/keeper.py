@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,9 @@ class Keeper:
         return self.resumed
 
     def start(self) -> None:
-        """Begin to take snapshots."""
+        """Begin to take snapshots; of the one to go on from, all has been taken, and its file is let go of."""
+        if self.resumed is not None:
+            self.resumed = replace(self.resumed, arrays={})
         self._last = self._session.version
         self._thread = threading.Thread(target=self._run, name="edgevlm-state", daemon=True)
         self._thread.start()
@@ -87,27 +90,35 @@ class Keeper:
         version = self._session.version
         if version == self._last:
             return
-        about, arrays, held_ms = self._session.image(self.copies)
-        self.longest_ms = max(self.longest_ms, held_ms)
-        if self._session.torn:
+        try:
+            path = self._write()
+        except (OSError, MemoryError) as error:
+            why = reason(error, self._folder.path) if isinstance(error, OSError) else "there is no memory for it"
+            return self._failed(f"no snapshot in {self._folder.path} ({why})")
+        if path is None:
             self._last = version
             return self._tell("a frame was interrupted half way: what came since the newest snapshot is not kept")
-        head = {"edgevlm": __version__, "written": time.time(), "source": self.source, "identity": self._identity}
-        try:
-            path = self._folder.write({**head, **about}, arrays)
-        except OSError as error:
-            failed = f"no snapshot in {self._folder.path} ({reason(error, self._folder.path)})"
-            if self._closing.is_set():
-                self._tell(f"{failed}: what came since the newest one is not kept")
-            elif not self._failing:
-                self._tell(f"{failed}: the stream goes on, and every {self.every:g} s it is tried again")
-            self._failing = True
-            return
         self._last = version
         self.written += 1
         if self._failing:
             self._tell(f"snapshots are written again ({path.name})")
         self._failing = False
+
+    def _write(self) -> Path | None:
+        """Where the session is now; None where an interrupt left it amid a frame. Raises OSError, MemoryError."""
+        about, arrays, held_ms = self._session.image(self.copies)
+        self.longest_ms = max(self.longest_ms, held_ms)
+        if self._session.torn:
+            return None
+        head = {"edgevlm": __version__, "written": time.time(), "source": self.source, "identity": self._identity}
+        return self._folder.write({**head, **about}, arrays)
+
+    def _failed(self, what: str) -> None:
+        if self._closing.is_set():
+            self._tell(f"{what}: what came since the newest one is not kept")
+        elif not self._failing:
+            self._tell(f"{what}: the stream goes on, and every {self.every:g} s it is tried again")
+        self._failing = True
 
     def _tell(self, line: str) -> None:
         with suppress(OSError):  # a terminal that went away is no reason to stop

@@ -1,6 +1,7 @@
 """Sources that do not wait, through the command: what is loaded first costs no frame, and what is dropped is said."""
 
 import json
+import threading
 import time
 
 import pytest
@@ -9,10 +10,13 @@ from typer.testing import CliRunner
 
 from edgevlm.apps import start
 from edgevlm.apps.cli import app
-from edgevlm.apps.sources import open_source
+from edgevlm.apps.output import TextOutput
+from edgevlm.apps.run import Plan, Run
+from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.state.folder import StateFolder
 
 COUNT = "how many objects are there now?"
 LOADING = 1.5  # seconds
@@ -70,6 +74,39 @@ def test_stats_come_while_it_runs_and_drops_are_counted(monkeypatch):
     assert lines[-1]["dropped"] > lines[-1]["frames"] > 0
 
 
+def test_questions_amid_slow_inference_are_answered_before_the_next_frame(monkeypatch):
+    """Each third frame takes so long that three questions come and many frames are dropped."""
+    happened, asking = [], []
+    with MjpegCamera(frames=1000) as camera, Session.open("demo", budget=256, chunk=1) as session:
+        run = Run(session, open_source(camera.url, None, SourceOptions(fps=50)), TextOutput(), Plan(frames=9))
+        encode, generate = session.model.engine.encode, session._generate
+
+        def slowly(pixels):
+            happened.append("frame")
+            if happened.count("frame") % 3 == 0:
+                asking.extend(threading.Thread(target=run.ask, args=(COUNT,)) for _ in range(3))
+                for thread in asking[-3:]:
+                    thread.start()
+                while session._turnstile.waiting < 3:
+                    time.sleep(0.01)
+                time.sleep(0.2)
+            return encode(pixels)
+
+        def generated(*arguments):
+            reason = generate(*arguments)
+            happened.append("answer")
+            return reason
+
+        monkeypatch.setattr(session.model.engine, "encode", slowly)
+        monkeypatch.setattr(session, "_generate", generated)
+        run.plan.end.append(COUNT)  # the last three are answered before the end
+        run()
+        for thread in asking:
+            thread.join()
+    assert happened == [*["frame"] * 3, *["answer"] * 3] * 3 + ["answer"]
+    assert run.source.drops["replaced"] > 9
+
+
 @pytest.mark.parametrize(("seconds", "frames"), [(0, 0), (0.5, 1), (3.2, 6)])
 def test_seconds_are_of_the_stream(seconds, frames):
     lines, _ = run("--seconds", seconds)
@@ -124,3 +161,9 @@ def test_a_source_is_closed_when_the_session_cannot_be_opened(monkeypatch):
     done = CliRunner().invoke(app, ["run", "--budget", "1"])
     assert isinstance(done.exception, UserError)
     assert opened[0].state.value == "ended"
+
+
+def test_a_state_folder_is_let_go_of_when_the_source_cannot_be_opened(tmp_path):
+    done = CliRunner().invoke(app, ["run", "--camera", "http://127.0.0.1:9/live", "--state", str(tmp_path)])
+    assert isinstance(done.exception, UserError)
+    StateFolder(tmp_path).close()

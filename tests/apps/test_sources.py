@@ -218,7 +218,13 @@ def test_an_error_in_the_reader_reaches_the_consumer():
         ("rtsp://u:p@ss@10.0.0.5/live", "rtsp://***@10.0.0.5/live"),
         ("rtsp://u:p/s?s@10.0.0.5/live is no address", "rtsp://***@10.0.0.5/live is no address"),
         ('rtspsrc location=x user-id=joe user-pw="a b" ! fakesink', "rtspsrc location=x user-id=*** user-pw=*** ! fakesink"),
+        ("http://h/live?usr=joe&pass=s3cret&w=2", "http://h/live?usr=joe&pass=***&w=2"),
+        ("http://h/cgi?loginuse=joe&loginpas=s3cret&psw=s3cret", "http://h/cgi?loginuse=joe&loginpas=***&psw=***"),
+        ("rtsp://h/user=joe_password=s3cret_channel=1.sdp", "rtsp://h/user=joe_password=***"),
+        ("rtsp://h/user=joe&password=s3cret&channel=1.sdp", "rtsp://h/user=joe&password=***&channel=1.sdp"),
         ("https://h/live?fps=5&apiKey=abc&w=2", "https://h/live?fps=5&apiKey=***&w=2"),
+        ("http://h/live?token=***: no answer", "http://h/live?token=***: no answer"),
+        ("no login (password=a:b: refused)", "no login (password=***: refused)"),
         ("--policy hermes:tau=1 has keyframe=3", "--policy hermes:tau=1 has keyframe=3"),
     ],
 )

@@ -1,8 +1,10 @@
 """The thread that keeps a session: when it writes, what it says, and that questions and frames take turns with it."""
 
+import copy
 import errno
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from pictures import frames
@@ -11,8 +13,9 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.pressure import Available, Pressure
 from edgevlm.runtime.session import Session, TextRoom
 from edgevlm.runtime.state import Keeper
+from edgevlm.runtime.state.copies import Copies
 from edgevlm.runtime.state.folder import StateFolder, snapshots, verified
-from edgevlm.runtime.state.format import read
+from edgevlm.runtime.state.format import read, write
 
 ROOM = TextRoom(24, 64, 8)
 ASKED = "what color was the square?"
@@ -107,6 +110,28 @@ def test_a_disk_that_is_still_full_at_the_end_says_what_is_lost(model, tmp_path,
     assert said[0].endswith("what came since the newest one is not kept")
 
 
+def test_no_memory_for_a_copy_costs_a_warning(model, tmp_path, monkeypatch):
+    said, full, of = [], threading.Event(), Copies.of
+
+    def fails(self, arrays):
+        if full.is_set():
+            raise MemoryError
+        return of(self, arrays)
+
+    monkeypatch.setattr(Copies, "of", fails)
+    full.set()
+    with opened(model, tmp_path, said, every=0.01) as session:
+        session.watch(next(frames(1, model)))
+        until(lambda: said)
+        time.sleep(0.05)
+        assert len(said) == 1
+        assert "(there is no memory for it): the stream goes on" in said[0]
+        full.clear()
+        until(lambda: session.stats.snapshots == 1)
+    assert len(said) == 2
+    assert said[1].startswith("snapshots are written again")
+
+
 def test_an_interrupt_in_the_middle_of_a_frame_leaves_the_last_snapshot(model, tmp_path, monkeypatch):
     said, images = [], iter(frames(20, model))
     with opened(model, tmp_path, said) as session:
@@ -139,6 +164,44 @@ def test_a_path_is_enough_and_a_folder_is_let_go_of(model, tmp_path, caplog):
 
 
 MEMORY = 1600
+
+
+def test_a_snapshot_is_let_go_of_once_it_was_taken(model, tmp_path):
+    """Else its memory and its place on the disk are held as long as the session that goes on."""
+    with opened(model, tmp_path, []) as session:
+        session.watch(next(frames(1, model)))
+    with opened(model, tmp_path, []) as session:
+        assert session.stats.frames == 1
+        assert ".snapshot" not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda about, arrays: about["stream"]["stats"].update(moved=1),
+        lambda about, arrays: arrays.pop("layer0.position"),
+        lambda about, arrays: arrays.update({name: arrays.pop(f"{name}.score") for name in ["policy.scores.0"]}),
+    ],
+)
+def test_one_that_another_edgevlm_wrote_otherwise_is_one_line_and_stays(model, tmp_path, change):
+    with opened(model, tmp_path, []) as session:
+        for image in frames(4, model):
+            session.watch(image)
+    (path,) = snapshots(tmp_path)
+    found = read(path)
+    about, arrays = copy.deepcopy(dict(found.about)), dict(found.arrays)
+    change(about, arrays)
+    with path.with_suffix(".other").open("wb") as stream:
+        write(stream, {**about, "edgevlm": "0.0.9"}, arrays)
+    path.with_suffix(".other").rename(path)
+    before = path.read_bytes()
+    with pytest.raises(
+        UserError, match=r"edgevlm 0\.0\.9 wrote it, and .* cannot go on from it \(.*choose another folder"
+    ) as caught:
+        opened(model, tmp_path, [])
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+    StateFolder(tmp_path).close()
 
 
 class Machine:
@@ -194,10 +257,28 @@ def test_what_is_available_is_no_more_than_the_machine_has(tmp_path, monkeypatch
     from edgevlm.runtime import pressure
 
     monkeypatch.setattr(pressure, "CGROUP", tmp_path)
+    monkeypatch.setattr(pressure, "OWN_GROUP", tmp_path / "nothing")
     whole = pressure.available()
     assert 0 < whole.free <= whole.total
     for name, text in (("max", "max"), ("current", "700"), ("stat", "anon 600\ninactive_file 50\n")):
         (tmp_path / f"memory.{name}").write_text(text)
     assert pressure.available().total == whole.total
     (tmp_path / "memory.max").write_text("1000\n")
+    assert pressure.available() == Available(350, 1000)
+
+
+def test_a_limit_on_the_group_of_this_process_or_on_one_around_it_counts(tmp_path, monkeypatch):
+    """As systemd sets one for a service: the group's own folder has it, and not the root of the tree."""
+    from edgevlm.runtime import pressure
+
+    own, tree = tmp_path / "own", tmp_path / "tree"
+    own.write_text("1:name=systemd:/elsewhere\n0::/system.slice/shop.service\n")
+    monkeypatch.setattr(pressure, "OWN_GROUP", own)
+    monkeypatch.setattr(pressure, "CGROUP", tree)
+    for group, limit in (("system.slice/shop.service", 1000), ("system.slice", 900)):
+        (tree / group).mkdir(parents=True, exist_ok=True)
+        for name, text in (("max", str(limit)), ("current", "700"), ("stat", "inactive_file 50\n")):
+            (tree / group / f"memory.{name}").write_text(text)
+    assert pressure.available() == Available(250, 900), "the slice has less than the service in it"
+    (tree / "system.slice" / "memory.max").write_text("max")
     assert pressure.available() == Available(350, 1000)
