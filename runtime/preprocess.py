@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import VisionSpec
 
+Pass = tuple[NDArray[np.float32], NDArray[np.float32]]  # one resampling: of rows [to, size], and of columns
+
 SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
 
 
@@ -20,7 +22,7 @@ class Preprocessor:
         self.spec = spec
         self._mean = np.asarray(spec.mean, np.float32)[:, None, None]
         self._std = np.asarray(spec.std, np.float32)[:, None, None]
-        self._matrices: dict[tuple[int, int], tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
+        self._passes: dict[tuple[int, int], list[Pass]] = {}
 
     def __call__(self, frame: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Raises UserError for anything but uint8 ``[H, W, 3]``."""
@@ -29,8 +31,11 @@ class Preprocessor:
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or 0 in frame.shape:
             raise UserError(f"a frame is uint8 RGB [H, W, 3], not {frame.dtype} {list(frame.shape)}")
         planes = frame.transpose(2, 0, 1).astype(np.float32)
-        if planes.shape[1:] != tuple(self.spec.size):
-            rows, columns = self._resize(frame.shape[0], frame.shape[1])
+        if planes.shape[1:] == tuple(self.spec.size) and self.spec.fit != "longest":
+            passes: list[Pass] = []
+        else:
+            passes = self._resize(frame.shape[0], frame.shape[1])
+        for rows, columns in passes:
             across = np.clip(np.rint(planes @ columns.T), 0, 255)  # Pillow goes through uint8 between its two passes
             planes = np.clip(np.rint(rows @ across), 0, 255)
         planes *= np.float32(self.spec.rescale)
@@ -38,18 +43,36 @@ class Preprocessor:
         planes /= self._std
         return planes
 
-    def _resize(self, height: int, width: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The matrices for a source size; a camera changes its size seldom, so only the last one is kept."""
-        if (height, width) not in self._matrices:
-            edges = [(height, self.spec.size[0]), (width, self.spec.size[1])]
+    def _resize(self, height: int, width: int) -> list[Pass]:
+        """The matrices for a source size; a camera changes its size seldom, so only the last one's are kept."""
+        if (height, width) not in self._passes:
+            method, (tall, wide) = self.spec.resample, self.spec.size
+            passes: list[Pass] = []
             if self.spec.fit == "crop":
-                edge = self.spec.shortest_edge or min(self.spec.size)
-                scale = edge / min(height, width)
-                matrices = [_cut(resize_matrix(size, int(size * scale), self.spec.resample), to) for size, to in edges]
+                scale = (self.spec.shortest_edge or min(self.spec.size)) / min(height, width)
+                edges = ((height, tall), (width, wide))
+                cut = [_cut(resize_matrix(size, int(size * scale), method), to) for size, to in edges]
+                passes.append((cut[0], cut[1]))
             else:
-                matrices = [resize_matrix(size, to, self.spec.resample) for size, to in edges]
-            self._matrices = {(height, width): (matrices[0], matrices[1])}
-        return self._matrices[height, width]
+                if self.spec.fit == "longest":
+                    between = longest(height, width, self.spec.longest_edge or max(self.spec.size))
+                    passes.append((resize_matrix(height, between[0], method), resize_matrix(width, between[1], method)))
+                    height_now, width_now = between
+                else:
+                    height_now, width_now = height, width
+                passes.append((resize_matrix(height_now, tall, method), resize_matrix(width_now, wide, method)))
+            self._passes = {(height, width): passes}
+        return self._passes[height, width]
+
+
+def longest(height: int, width: int, edge: int) -> tuple[int, int]:
+    """(height, width) with the longer edge ``edge`` and the other in proportion, made even; as SmolVLM's processor has it."""
+    aspect = width / height
+    if width >= height:
+        other = int(edge / aspect)
+        return max(1, other + other % 2), edge
+    other = int(edge * aspect)
+    return edge, max(1, other + other % 2)
 
 
 def _cut(matrix: NDArray[np.float32], to: int) -> NDArray[np.float32]:

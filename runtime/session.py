@@ -19,7 +19,7 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.preprocess import Preprocessor
-from edgevlm.runtime.room import TextRoom, default_budget, text_room
+from edgevlm.runtime.room import TextRoom, default_budget, frames_ahead, text_room
 from edgevlm.runtime.sampling import Sampler
 from edgevlm.runtime.stats import SessionStats
 from edgevlm.runtime.stream import Stream
@@ -93,7 +93,7 @@ class Session:
             chat = Chat(loaded.bundle.chat, system)
             prefix = loaded.encode(chat.prefix)
             if budget is None:
-                ahead = chunk * loaded.bundle.vision.tokens_per_frame * chosen.appends_first
+                ahead = frames_ahead(loaded, chunk) if chosen.appends_first else 0
                 budget = default_budget(loaded, chosen, loaded.bundle.limit - len(prefix) - text_room(loaded, room) - ahead)
             stream = Stream(loaded, chosen, int(budget), prefix, text_room(loaded, room), reindexing, int(chunk))
             session = cls(loaded, stream, chat, room)
@@ -113,10 +113,10 @@ class Session:
         pixels = self._preprocess(frame)
         with self._turnstile.watcher():
             self._refuse_when_closed()
-            self._chunk.add(pixels)
             self._frames += 1
             self._started = self._started or time.perf_counter()
             self._time_s = float(self._frames) if timestamp is None else timestamp
+            self._chunk.add(pixels, self._time_s)
             if not self._chunk.missing:
                 self._flush()
 
@@ -213,7 +213,8 @@ class Session:
         ids = self._conversations.prompt(conversation, answer.question)
         embeds = np.concatenate([self.model.closing, engine.embed(np.asarray(ids, np.int64))])
         pending = self._chunk.features() if self._chunk.taken else None
-        with self._stream.question(pending, self._chunk.missing):
+        seconds = None if pending is None else self._chunk.seconds()
+        with self._stream.question(pending, self._chunk.coming(), seconds):
             append = self._stream.append_question
             while True:
                 if answer.cancelled:
@@ -238,8 +239,9 @@ class Session:
         if not self._chunk.taken:
             return
         try:
-            missing = 0 if to_the_end else self._chunk.missing
-            self._chunk.appended(self._stream.append_frames(self._chunk.features(), missing))
+            whole, coming = not to_the_end, 0 if to_the_end else self._chunk.coming(whole=True)
+            features, seconds = self._chunk.features(whole=whole), self._chunk.seconds(whole=whole)
+            self._chunk.appended(self._stream.append_frames(features, coming, seconds))
         except BaseException:
             self._chunk.clear()
             raise

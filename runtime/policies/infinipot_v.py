@@ -109,7 +109,8 @@ class InfiniPotV(Policy):
 
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
         if self.mode == "official":
-            return official_choice(cache, layer, target, self.shape.tokens_per_frame, self.alpha, self.recent)
+            whole = target - target % self.shape.tokens_per_frame
+            return official_choice(cache, layer, whole, self.shape.tokens_per_frame, self.alpha, self.recent)
         kind, seq = cache.kind(layer), cache.seq(layer)
         fixed = kind == Kind.PREFIX
         recent_rows = self.recent_frames * self.shape.tokens_per_frame
