@@ -127,7 +127,8 @@ class Observer:
     def _attention(self, stream: Stream, questions: Sequence[str]) -> list[Float64]:
         cache, engine, closing = stream.cache, self.model.engine, self.model.closing
         held = int(cache.lengths[0])
-        total = [np.zeros(held - stream.prefix) for _ in range(cache.layers)]
+        vision = np.flatnonzero(cache.kind(0)[0] == Kind.VISION)
+        total = [np.zeros(len(vision)) for _ in range(cache.layers)]
         for question in questions:
             embeds = np.concatenate([closing, engine.embed(np.asarray(self._asked(question), np.int64))])
             with stream.question():
@@ -135,6 +136,6 @@ class Observer:
                 asked = cache.seq(0)[0, held + len(closing) :].copy()
                 for layer, queries in probes.items():
                     rows = queries[:, len(closing) :]
-                    mass = attention_mass(rows, asked, cache.key(layer), cache.seq(layer))[:, stream.prefix : held]
+                    mass = attention_mass(rows, asked, cache.key(layer), cache.seq(layer))[:, vision]
                     total[layer] += mass.sum(0, dtype=np.float64) / (len(rows) * len(asked) * len(questions))
         return total

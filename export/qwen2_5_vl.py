@@ -10,7 +10,7 @@ from edgevlm.export.defaults import with_defaults
 from edgevlm.export.family import FamilyParts
 from edgevlm.export.qwen2_vl import BUDGET, PROCESSORS, Merger, Tower, video_parts
 from edgevlm.export.qwen_sizes import frame_size
-from edgevlm.export.qwen_tower import Block, RMSNorm, patch_grid
+from edgevlm.export.qwen_tower import Block, RMSNorm, patch_grid, square_edge
 from edgevlm.export.vision import load_weights
 
 
@@ -30,10 +30,10 @@ class GatedMlp(nn.Module):
 def parts(checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
     """The family's parts; raises UserError for a checkpoint it cannot express."""
     config = with_defaults(checkpoint.section("vision_config"))
-    step = config["patch_size"] * config["spatial_merge_size"]
-    grid = patch_grid(config, frame_size(checkpoint, PROCESSORS, camera, step, BUDGET, 1))
+    edge = square_edge(config)
+    grid = patch_grid(config, frame_size(checkpoint, PROCESSORS, camera, edge, BUDGET, 1))
     width, heads = int(config["hidden_size"]), int(config["num_heads"])
-    tower = Tower(grid, width, heads, window=int(config["window_size"]) // step)
+    tower = Tower(grid, width, heads, window=int(config["window_size"]) // edge)
     tower.full = set(config["fullatt_block_indexes"])
     for _ in range(int(config["depth"])):
         mlp = GatedMlp(width, int(config["intermediate_size"]), config["hidden_act"])

@@ -9,7 +9,7 @@ from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.defaults import with_defaults
 from edgevlm.export.family import FamilyParts
 from edgevlm.export.qwen_sizes import frame_size
-from edgevlm.export.qwen_tower import Block, PatchGrid, QwenTower, patch_grid
+from edgevlm.export.qwen_tower import Block, PatchGrid, QwenTower, patch_grid, square_edge
 from edgevlm.export.vision import load_weights
 
 PROCESSORS = ("video_processor", "image_processor")
@@ -52,7 +52,7 @@ class Tower(QwenTower):
 def parts(checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
     """The family's parts; raises UserError for a checkpoint it cannot express."""
     config = with_defaults(checkpoint.section("vision_config"))
-    size = frame_size(checkpoint, PROCESSORS, camera, config["patch_size"] * config["spatial_merge_size"], BUDGET, 1)
+    size = frame_size(checkpoint, PROCESSORS, camera, square_edge(config), BUDGET, 1)
     grid, width, heads = patch_grid(config, size), int(config["embed_dim"]), int(config["num_heads"])
     tower = Tower(grid, width, heads)
     for _ in range(int(config["depth"])):

@@ -9,7 +9,7 @@ from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.defaults import with_defaults
 from edgevlm.export.family import FamilyParts
 from edgevlm.export.qwen_sizes import frame_size
-from edgevlm.export.qwen_tower import Block, PatchGrid, QwenTower, patch_grid
+from edgevlm.export.qwen_tower import Block, PatchGrid, QwenTower, patch_grid, square_edge
 from edgevlm.export.vision import load_weights
 
 PROCESSORS = ("video_processor", "image_processor")
@@ -68,8 +68,8 @@ class Tower(QwenTower):
 def parts(checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
     """The family's parts; raises UserError for a checkpoint it cannot express."""
     config = with_defaults(checkpoint.section("vision_config"))
-    step, group = config["patch_size"] * config["spatial_merge_size"], config["temporal_patch_size"]
-    grid = patch_grid(config, frame_size(checkpoint, PROCESSORS, camera, step, BUDGET, group))
+    size = frame_size(checkpoint, PROCESSORS, camera, square_edge(config), BUDGET, config["temporal_patch_size"])
+    grid = patch_grid(config, size)
     width, heads, hidden = int(config["hidden_size"]), int(config["num_heads"]), int(config["out_hidden_size"])
     tower = Tower(grid, width, heads, list(config["deepstack_visual_indexes"]))
     for _ in range(int(config["depth"])):

@@ -169,10 +169,15 @@ def _tables(places: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Te
     return angles.cos(), angles.sin()
 
 
-def patch_grid(section: dict[str, Any], size: tuple[int, int]) -> PatchGrid:
-    """The grid of ``vision_config`` for frames of ``size``; raises UserError for what it cannot be."""
-    merge, patch, group = (section[key] for key in ("spatial_merge_size", "patch_size", "temporal_patch_size"))
-    if not all(isinstance(number, int) for number in (merge, patch, group)) or section.get("in_channels", 3) != 3:
+def square_edge(section: dict[str, Any]) -> int:
+    """Pixels along the edge of what becomes one token; raises UserError for patches that are not square."""
+    sizes = [section[key] for key in ("spatial_merge_size", "patch_size", "temporal_patch_size")]
+    if not all(isinstance(number, int) for number in sizes) or section.get("in_channels", 3) != 3:
         raise UserError("config.json: vision patches must be squares of pixels with three channels")
-    step = merge * patch
-    return PatchGrid(size[0] // step, size[1] // step, merge, patch, group)
+    return int(sizes[0] * sizes[1])
+
+
+def patch_grid(section: dict[str, Any], size: tuple[int, int]) -> PatchGrid:
+    """The grid of ``vision_config`` for frames of ``size``, (height, width), multiples of :func:`square_edge`."""
+    edge, merge = square_edge(section), int(section["spatial_merge_size"])
+    return PatchGrid(size[0] // edge, size[1] // edge, merge, edge // merge, int(section["temporal_patch_size"]))

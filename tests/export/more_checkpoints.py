@@ -48,6 +48,8 @@ def _qwen(
 ) -> tuple[Any, dict[str, Any]]:
     """``depth``: blocks of the tower; the rest are the decoder's own settings."""
     text = text_sizes(tokenizer, **shape)
+    if family == "qwen3_vl":
+        text.setdefault("head_dim", text["hidden_size"] // text["num_attention_heads"])
     half = text.get("head_dim", text["hidden_size"] // text["num_attention_heads"]) // 2
     sections = [half - 2 * (half // 3), half // 3, half // 3]
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}

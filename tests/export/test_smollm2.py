@@ -44,7 +44,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _save(weights: Path, folder: Path) -> Path:
     import transformers as t
 
-    source = {"pretrained_model_name_or_path": weights.parent, "gguf_file": weights.name}
+    source: dict[str, Any] = {"pretrained_model_name_or_path": weights.parent, "gguf_file": weights.name}
     text = t.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     tokenizer = t.AutoTokenizer.from_pretrained(**source)
     tokenizer.chat_template = TEMPLATE.replace("PLACE'", "video'").replace("<PLACE>", VIDEO)
