@@ -29,7 +29,7 @@ class GatedMlp(nn.Module):
 
 def parts(checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
     """The family's parts; raises UserError for a checkpoint it cannot express."""
-    config = with_defaults(checkpoint.section("vision_config"))
+    config = with_defaults(checkpoint.section("vision_config"), "qwen2_5_vl_vision")
     edge = square_edge(config)
     grid = patch_grid(config, frame_size(checkpoint, PROCESSORS, camera, edge, BUDGET, 1))
     width, heads = int(config["hidden_size"]), int(config["num_heads"])

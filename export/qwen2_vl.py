@@ -51,7 +51,7 @@ class Tower(QwenTower):
 
 def parts(checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
     """The family's parts; raises UserError for a checkpoint it cannot express."""
-    config = with_defaults(checkpoint.section("vision_config"))
+    config = with_defaults(checkpoint.section("vision_config"), "qwen2_vl_vision")
     size = frame_size(checkpoint, PROCESSORS, camera, square_edge(config), BUDGET, 1)
     grid, width, heads = patch_grid(config, size), int(config["embed_dim"]), int(config["num_heads"])
     tower = Tower(grid, width, heads)

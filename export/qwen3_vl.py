@@ -67,7 +67,7 @@ class Tower(QwenTower):
 
 def parts(checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
     """The family's parts; raises UserError for a checkpoint it cannot express."""
-    config = with_defaults(checkpoint.section("vision_config"))
+    config = with_defaults(checkpoint.section("vision_config"), "qwen3_vl_vision")
     size = frame_size(checkpoint, PROCESSORS, camera, square_edge(config), BUDGET, config["temporal_patch_size"])
     grid = patch_grid(config, size)
     width, heads, hidden = int(config["hidden_size"]), int(config["num_heads"]), int(config["out_hidden_size"])

@@ -30,7 +30,7 @@ class Tower(VisionFeatures):
         from transformers import SmolVLMVisionConfig
         from transformers.models.smolvlm.modeling_smolvlm import SmolVLMVisionTransformer
 
-        section = with_defaults(checkpoint.section("vision_config"))
+        section = with_defaults(checkpoint.section("vision_config"), "smolvlm_vision")
         config = SmolVLMVisionConfig(**{key: value for key, value in section.items() if key != "model_type"})
         hidden = int(checkpoint.section("text_config")["hidden_size"])
         self.scale = int(with_defaults(checkpoint.config)["scale_factor"])

@@ -128,9 +128,13 @@ class Session:
 
     def check(self, question: str) -> None:
         """Raise UserError if ``question`` is longer than its room, holds what stands for the video, or is not Unicode."""
-        asked = len(self.model.encode(self._chat.suffix([], question)))
-        if asked > self.room.question:
-            raise UserError(f"this question takes {asked} tokens and {self.room.question} are set aside for one; shorten it")
+        asked = self.model.encode(self._chat.suffix([], question))
+        if self.model.bundle.chat.placeholder_id in asked:
+            raise UserError("a question cannot hold the token that stands for the video; leave it out")
+        if len(asked) > self.room.question:
+            raise UserError(
+                f"this question takes {len(asked)} tokens and {self.room.question} are set aside for one; shorten it"
+            )
 
     def ask(
         self,

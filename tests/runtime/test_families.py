@@ -151,6 +151,12 @@ def test_sparse_prefill_is_for_frames_with_nothing_between_them(model, family):
         opened(model, "purekv:st_spattn=on")
 
 
+def test_a_question_cannot_bring_a_video_of_its_own(model):
+    place = model.tokenizer.id_to_token(model.bundle.chat.placeholder_id)
+    with opened(model, "uniform") as session, pytest.raises(UserError, match="cannot hold"):
+        session.ask(f"what is {place}?")
+
+
 def test_calibration_measures_the_tokens_of_frames_alone(model):
     clip = Clip("noise", list(frames(16, model)), (QUESTION,))
     seen = Observer(model, 12, [QUESTION])(clip)
