@@ -44,7 +44,7 @@ def text_sizes(tokenizer: Any, **shape: Any) -> dict[str, Any]:
 
 
 def _qwen(
-    t: Any, family: str, tokenizer: Any, *, depth: int = 3, tied: bool = False, **shape: Any
+    t: Any, family: str, tokenizer: Any, *, depth: int = 2, tied: bool = False, **shape: Any
 ) -> tuple[Any, dict[str, Any]]:
     """``depth``: blocks of the tower; the rest are the decoder's own settings."""
     text = text_sizes(tokenizer, **shape)

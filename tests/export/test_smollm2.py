@@ -77,11 +77,13 @@ def test_greedy_text_equals_that_of_transformers(checkpoint: Path, tmp_path: Pat
 
     runner = Runner(export_checkpoint(checkpoint, tmp_path / "bundle"))
     model = t.LlavaOnevisionForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
     for prompt in PROMPTS:
         ids = runner.tokens(f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n")
-        settings = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": -1}
+        asked = torch.tensor([ids])
+        seen = {"attention_mask": torch.ones_like(asked)}  # else the turn's end, which is also the padding, is hidden
         with torch.no_grad():
-            wanted = model.generate(torch.tensor([ids]), **settings)[0, len(ids) :].tolist()
+            wanted = model.generate(asked, **seen, max_new_tokens=24, do_sample=False)[0, len(ids) :].tolist()
         runner.past_len[:], runner.position = 0, 0
         found = runner.greedy(runner.step(runner.embed(ids)).logits[0], 24)
         print(f"{prompt} -> {runner.tokenizer.decode(found)!r}")
