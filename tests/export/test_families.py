@@ -24,7 +24,7 @@ SHAPES: list[tuple[str, int, float, dict[str, Any]]] = [  # family, frames, fram
     ("qwen2_5_vl", 7, 3.0, {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}),
     ("qwen3_vl", 9, 2.0, {"num_hidden_layers": 3, "head_dim": 32}),
     ("qwen3_vl", 8, 0.1, {"num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 16, "tied": True}),
-    ("qwen3_vl", 5, 4.0, {"num_hidden_layers": 1, "head_dim": 24, "depth": 3, "attention_bias": True}),
+    ("qwen3_vl", 5, 4.0, {"num_hidden_layers": 1, "head_dim": 24, "attention_bias": True}),
     ("smolvlm", 5, 1.0, {"num_hidden_layers": 3}),
     ("smolvlm", 4, 0.01, {"num_attention_heads": 7, "num_key_value_heads": 7, "hidden_size": 112, "tied": True, "side": 9,
                           "scale_factor": 3}),
