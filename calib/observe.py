@@ -101,7 +101,7 @@ class Observer:
             raise UserError(f"{clip.name}: {stream.frames} frames are too few to calibrate on; it takes {FEWEST_FRAMES}")
         cache, layers = stream.cache, range(stream.cache.layers)
         vision = np.flatnonzero(cache.kind(0)[0] == Kind.VISION)  # nothing is evicted, so all layers and heads are alike
-        older = vision[cache.frame(0)[0, vision] < stream.frames - 1]
+        older = vision[: len(vision) - len(policy.seq)]
         return Observation(
             frames=stream.frames,
             norms=[value_norms(cache.value(layer)[:, vision]) for layer in layers],
