@@ -216,8 +216,8 @@ class Machine:
         self.spared = []
         monkeypatch.setattr(model.engine, "spare", self.spared.append)
         self.appended, append = [], self.session._stream.append_frames
-        self.session._stream.append_frames = lambda features, missing=0: (
-            self.appended.append(len(features)) or append(features, missing)
+        self.session._stream.append_frames = lambda features, *rest: (
+            self.appended.append(len(features)) or append(features, *rest)
         )
 
     def watch(self, images, count):
@@ -251,6 +251,16 @@ def test_no_look_is_taken_more_than_once_a_second():
     for _ in range(10):
         assert pressure.look() == 8
     assert len(looks) == 1
+
+
+def test_chunks_are_whole_groups_of_frames_however_short_memory_is():
+    free, frames = [1, 1, 1, 9, 9, 9], []
+    reads = iter(free)
+    pressure = Pressure(12, print, lambda: Available(next(reads), 18), iter(range(1, 99)).__next__, group=4)
+    for _ in free:
+        pressure._next = 0.0
+        frames.append(pressure.look())
+    assert frames == [4, 4, 4, 8, 12, 12]
 
 
 def test_what_is_available_is_no_more_than_the_machine_has(tmp_path, monkeypatch):
