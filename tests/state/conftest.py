@@ -1,4 +1,4 @@
-"""Tiny random models, loaded once: with layers of every class of HERMES, and one of frames in pairs on three axes."""
+"""Tiny random models with layers of every class of HERMES, loaded once each."""
 
 import checkpoints
 import pytest
@@ -19,10 +19,14 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def grouped(tmp_path_factory):
-    """Qwen2-VL: its tower merges two frames, its positions have three axes."""
-    folder = tmp_path_factory.mktemp("grouped") / "checkpoint"
-    make_more(folder, "qwen2_vl", num_hidden_layers=10)
-    loaded = Model.load(export_checkpoint(folder, folder.parent / "bundle", camera=FRAME), threads=1)
+def models(model, tmp_path_factory):
+    """By family: ``model``, and those with two frames to a grid and positions of three axes, by the clock, or with text between."""
+    loaded = {"llava": model}
+    for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
+        folder = tmp_path_factory.mktemp(family) / "checkpoint"
+        make_more(folder, family, num_hidden_layers=10)
+        loaded[family] = Model.load(export_checkpoint(folder, folder.parent / "bundle", camera=FRAME), threads=1)
     yield loaded
-    loaded.close()
+    for family, each in loaded.items():
+        if family != "llava":
+            each.close()
