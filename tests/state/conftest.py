@@ -20,7 +20,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def models(model, tmp_path_factory):
-    """By family: ``model``, and those with two frames to a grid and positions of three axes, by the clock, or with text between."""
+    """By family: ``model``, and those with two frames to a grid on three axes, also by the clock, and with text between."""
     loaded = {"llava": model}
     for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
         folder = tmp_path_factory.mktemp(family) / "checkpoint"

@@ -1,5 +1,7 @@
 """A session that goes on from a snapshot is the one that was never stopped: same memory to the bit, same tokens."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from memory import arena
@@ -10,6 +12,7 @@ from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.session import Session, TextRoom
 from edgevlm.runtime.state import Keeper
+from edgevlm.runtime.state.image import model_hash
 
 ROOM = TextRoom(24, 64, 8)
 ASKED = "what color was the square?"
@@ -114,6 +117,14 @@ def test_it_goes_on_as_if_it_had_not_stopped(models, tmp_path, policy, family, r
 def test_a_policy_that_keeps_nothing_refuses_what_it_is_given(model):
     with opened(model, "uniform") as session, pytest.raises(ValueError, match="keeps nothing and was given seq"):
         session._stream.policy.restore({"seq": np.zeros(3)}, session.cache)
+
+
+@pytest.mark.parametrize(
+    "change", [{"positions": "frame"}, {"tokens_per_second": 4.0}, {"group": 4}, {"before": "<{seconds:.1f} s>"}]
+)
+def test_a_model_that_frames_otherwise_is_another(models, change):
+    bundle = models["qwen2_5_vl"].bundle
+    assert model_hash(replace(bundle, vision=replace(bundle.vision, **change))) != model_hash(bundle)
 
 
 def test_stats_say_what_snapshots_take(model, tmp_path):
