@@ -263,6 +263,19 @@ def test_chunks_are_whole_groups_of_frames_however_short_memory_is():
     assert frames == [4, 4, 4, 8, 12, 12]
 
 
+def test_a_session_takes_whole_groups_of_frames_when_memory_is_short(models):
+    model = models["qwen2_vl"]
+    with Session.open(model, policy="uniform", budget=8 * model.bundle.vision.tokens_per_frame, chunk=3, room=ROOM) as session:
+        assert session.chunk == 4, "a chunk of three is rounded up"
+        session._pressure._read = lambda: Available(1, 99)
+        limits = []
+        for image in frames(12, model):
+            session._pressure._next = 0.0
+            session.watch(image)
+            limits.append(session._chunk.limit)
+    assert limits == [2] * 12
+
+
 def test_what_is_available_is_no_more_than_the_machine_has(tmp_path, monkeypatch):
     from edgevlm.runtime import pressure
 
