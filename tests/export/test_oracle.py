@@ -39,7 +39,7 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
     ("llava_next_video", {"tower": "clip", "layers": 1, "heads": 4, "kv_heads": 2, "head_dim": 32, "feature_layer": [-2, -1]}),
     (
         "llava_next_video",
-        {"tower": "clip", "backbone": "llama", "layers": 2, "heads": 7, "kv_heads": 7, "head_dim": 8, "tied": True},
+        {"tower": "clip", "backbone": "llama", "layers": 2, "heads": 7, "kv_heads": 7, "hidden": 112, "head_dim": 16},
     ),
 ]
 
