@@ -180,6 +180,14 @@ def _lines(variable: str) -> list[str]:
     return os.environ.get(variable, "").splitlines()
 
 
+def _pixels(size: str) -> tuple[int, int]:
+    """(height, width) of ``WxH``; raises UserError."""
+    width, _, height = size.lower().partition("x")
+    if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
+        raise UserError(f"--frame-size {size!r} is not WIDTHxHEIGHT in pixels, such as 640x480")
+    return int(height), int(width)
+
+
 @app.command()
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face checkpoint directory, as save_pretrained writes it.")],
@@ -194,6 +202,12 @@ def export(
             min=0,
         ),
     ] = None,
+    frame_size: Annotated[
+        str,
+        typer.Option(
+            metavar="WxH", help="The camera's frames, for families that keep their aspect (Qwen): other frames are stretched."
+        ),
+    ] = "640x480",
 ) -> None:
     """Turn a checkpoint into a bundle that edgevlm runs: ONNX graphs, weights, tokenizer, manifest."""
     from rich.console import Console
@@ -201,7 +215,9 @@ def export(
     from edgevlm.export import export_checkpoint
 
     with Console(stderr=True).status("reading the checkpoint") as status:
-        path = export_checkpoint(checkpoint, out, progress=status.update, force=force, st_spattn_from=st_spattn)
+        path = export_checkpoint(
+            checkpoint, out, progress=status.update, force=force, st_spattn_from=st_spattn, camera=_pixels(frame_size)
+        )
     typer.echo(str(path))
 
 

@@ -31,8 +31,9 @@ class NoiseEngine:
         self._engine, self._random = engine, np.random.default_rng(seed)
 
     def encode(self, pixels: Float32) -> Float32:
-        """Features ``[F, tokens_per_frame, hidden]``, whatever the pixels."""
-        return self.normal(len(pixels), self.bundle.vision.tokens_per_frame, self.bundle.decoder.hidden)
+        """Features ``[G, tokens_per_frame, row_width]``, whatever the pixels."""
+        vision = self.bundle.vision
+        return self.normal(-(-len(pixels) // vision.group), vision.tokens_per_frame, self.bundle.decoder.row_width)
 
     def embed(self, token_ids: Int64) -> Float32:
         return self._engine.embed(token_ids)

@@ -62,6 +62,6 @@ def bytes_taken(
     footprint = Footprint()
     footprint.measure(stream.cache, policy)
     for first in range(0, frames, chunk):
-        stream.append_frames(np.zeros((min(chunk, frames - first), per_frame, spec.hidden), np.float32))
+        stream.append_frames(np.zeros((min(chunk, frames - first), per_frame, spec.row_width), np.float32))
         footprint.measure(stream.cache, policy)
     return footprint.peak

@@ -17,6 +17,7 @@ from edgevlm.calib.journal import Record
 from edgevlm.calib.observe import Clip, Float32, Float64
 from edgevlm.errors import UserError
 from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.policies.full import Full
@@ -42,7 +43,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A clip under full KV. features: ``[F, tokens_per_frame, hidden]``; asked: by the frames watched until then."""
+    """A clip under full KV. features: ``[F, tokens_per_frame, width]``; asked: by the frames watched until then."""
 
     features: Float32
     asked: dict[int, list[Asked]]
@@ -63,7 +64,7 @@ class Fidelity:
         for question, ids in zip(questions, self._questions, strict=True):
             if len(ids) > (most := room.conversation + room.question):
                 raise UserError(f"--ask {question!r} takes {len(ids)} tokens and there is room for {most}; shorten it")
-        self.per_frame = model.bundle.vision.tokens_per_frame
+        self.per_frame = Framing(model).rows_per_frame
 
     def longest(self) -> tuple[int, str]:
         """The frames that full KV can hold, and what ends them: the model's positions, or half of the free memory."""

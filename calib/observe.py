@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from edgevlm.errors import UserError
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.framing import Framing
+from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Appended, Needs
 from edgevlm.runtime.policies.full import Full
@@ -79,7 +81,7 @@ class Observer:
         self.model, self._chat = model, Chat(model.bundle.chat)
         self._prefix = model.encode(self._chat.prefix)
         longest = max(len(self._asked(question)) for question in questions)
-        per_frame, limit = model.bundle.vision.tokens_per_frame, model.bundle.limit
+        per_frame, limit = Framing(model).rows_per_frame, model.bundle.limit
         self._text_room = longest + len(model.closing)
         most = (limit - len(self._prefix) - self._text_room) // per_frame
         self.frames = min(most, max(FEWEST_FRAMES, MOST_TOKENS // per_frame)) if frames is None else frames
@@ -98,8 +100,8 @@ class Observer:
         if stream.frames < FEWEST_FRAMES:
             raise UserError(f"{clip.name}: {stream.frames} frames are too few to calibrate on; it takes {FEWEST_FRAMES}")
         cache, layers = stream.cache, range(stream.cache.layers)
-        vision = slice(stream.prefix, None)  # nothing is evicted, so rows are in stream order
-        older = slice(stream.prefix, int(cache.lengths[0]) - len(policy.seq))
+        vision = np.flatnonzero(cache.kind(0)[0] == Kind.VISION)  # nothing is evicted, so all layers and heads are alike
+        older = vision[: len(vision) - len(policy.seq)]
         return Observation(
             frames=stream.frames,
             norms=[value_norms(cache.value(layer)[:, vision]) for layer in layers],
@@ -112,7 +114,7 @@ class Observer:
 
     def _watch(self, clip: Clip, policy: Watched) -> Stream:
         bundle, engine = self.model.bundle, self.model.engine
-        budget = self.frames * bundle.vision.tokens_per_frame
+        budget = self.frames * Framing(self.model).rows_per_frame
         try:
             stream = Stream(self.model, policy, budget, self._prefix, self._text_room, "never")
         except UserError as error:
@@ -125,7 +127,8 @@ class Observer:
     def _attention(self, stream: Stream, questions: Sequence[str]) -> list[Float64]:
         cache, engine, closing = stream.cache, self.model.engine, self.model.closing
         held = int(cache.lengths[0])
-        total = [np.zeros(held - stream.prefix) for _ in range(cache.layers)]
+        vision = np.flatnonzero(cache.kind(0)[0] == Kind.VISION)
+        total = [np.zeros(len(vision)) for _ in range(cache.layers)]
         for question in questions:
             embeds = np.concatenate([closing, engine.embed(np.asarray(self._asked(question), np.int64))])
             with stream.question():
@@ -133,6 +136,6 @@ class Observer:
                 asked = cache.seq(0)[0, held + len(closing) :].copy()
                 for layer, queries in probes.items():
                     rows = queries[:, len(closing) :]
-                    mass = attention_mass(rows, asked, cache.key(layer), cache.seq(layer))[:, stream.prefix : held]
+                    mass = attention_mass(rows, asked, cache.key(layer), cache.seq(layer))[:, vision]
                     total[layer] += mass.sum(0, dtype=np.float64) / (len(rows) * len(asked) * len(questions))
         return total

@@ -70,11 +70,11 @@ class Decoder(Protocol):
     ) -> StepResult:
         """Append S rows in place and return the logits of the rows asked for.
 
-        embeds: ``[S, hidden]``; cos, sin: ``[S, head_dim / 2]`` of the new rows; past_len: ``[layers]``, the valid
-        rows of each layer before the call. Afterwards rows ``[past_len[l], past_len[l] + S)`` of layer ``l`` hold the
-        new keys (rotated) and values; publishing them is the caller's business. ``logit_rows`` index the S rows
-        (negative from the end), ``()`` for none. ``pattern`` goes with the ``st-spattn`` variant, and only with it. Raises
-        CacheFull or CacheError before a byte is changed.
+        embeds: ``[S, hidden]``, or ``[S, row_width]`` as a tower gives them; cos, sin: ``[S, head_dim / 2]`` of the new rows;
+        past_len: ``[layers]``, the valid rows of each layer before it. Afterwards rows ``[past_len[l], past_len[l] + S)`` of
+        layer ``l`` hold the new keys (rotated) and values; publishing them is the caller's business. ``logit_rows`` index the
+        S rows (negative from the end), ``()`` for none. ``pattern`` goes with the ``st-spattn`` variant, and only with it.
+        Raises CacheFull or CacheError before a byte is changed.
         """
         ...
 
@@ -83,7 +83,10 @@ class Engine(Protocol):
     """One loaded bundle on one backend."""
 
     def encode(self, pixels: Float32) -> Float32:
-        """Frames ``[F, 3, H, W]``, normalised, to language-space features ``[F, tokens_per_frame, hidden]``."""
+        """Frames ``[F, 3, H, W]``, normalised, to language-space features ``[G, tokens_per_frame, row_width]``.
+
+        G is F, but for towers that merge ``group`` frames: then one for each group, the last frame repeated to fill it.
+        """
         ...
 
     def embed(self, token_ids: Int64) -> Float32:

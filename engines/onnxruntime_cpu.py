@@ -79,14 +79,17 @@ class OnnxRuntimeCpu:
             raise UserError(f"{path}: ONNX Runtime {ort.__version__} cannot load it ({reason}); upgrade onnxruntime") from error
 
     def encode(self, pixels: Float32) -> Float32:
-        """Frames ``[F, 3, H, W]``, normalised, to language-space features ``[F, tokens_per_frame, hidden]``."""
+        """Frames ``[F, 3, H, W]``, normalised, to features ``[G, tokens_per_frame, row_width]``; see the protocol."""
         vision = self.bundle.vision
         wanted = (3, *vision.size)
         if pixels.ndim != 4 or pixels.shape[1:] != wanted or pixels.dtype != np.float32:
             raise ValueError(f"pixels must be float32 [F, {', '.join(map(str, wanted))}], not {pixels.dtype} {pixels.shape}")
         if not len(pixels):
-            return np.zeros((0, vision.tokens_per_frame, self.bundle.decoder.hidden), np.float32)
-        features: Float32 = self._vision.run(["features"], {"pixel_values": pixels}, self._calls.options)[0]
+            return np.zeros((0, vision.tokens_per_frame, self.bundle.decoder.row_width), np.float32)
+        if odd := -len(pixels) % vision.group:
+            pixels = np.concatenate([pixels, np.repeat(pixels[-1:], odd, 0)])
+        grouped = pixels.reshape(-1, 3 * vision.group, *vision.size)
+        features: Float32 = self._vision.run(["features"], {"pixel_values": grouped}, self._calls.options)[0]
         return features
 
     def embed(self, token_ids: Int64) -> Float32:
@@ -185,7 +188,8 @@ class OnnxRuntimeDecoder:
                 arrays["shared"] = np.array([pattern.shared], np.int64)
                 arrays["previous"] = np.ascontiguousarray(pattern.previous, np.int64)
             self._bind_arrays(binding, arrays)
-        arrays["inputs_embeds"][0], arrays["cos"][0], arrays["sin"][0] = embeds, cos, sin
+        arrays["inputs_embeds"][0, :, : embeds.shape[1]], arrays["cos"][0], arrays["sin"][0] = embeds, cos, sin
+        arrays["inputs_embeds"][0, :, embeds.shape[1] :] = 0
         arrays["logit_rows"][:] = logit_rows
         try:
             self._session.run_with_iobinding(binding, self._calls.options)
@@ -216,7 +220,7 @@ class OnnxRuntimeDecoder:
         s = self._spec
         half = s.head_dim // 2
         arrays: dict[str, np.ndarray] = {
-            "inputs_embeds": np.empty((1, rows, s.hidden), np.float32),
+            "inputs_embeds": np.empty((1, rows, s.row_width), np.float32),
             "cos": np.empty((1, rows, half), np.float32),
             "sin": np.empty((1, rows, half), np.float32),
             "logit_rows": np.empty(logit_rows, np.int64),
@@ -235,7 +239,7 @@ class OnnxRuntimeDecoder:
 
     def _check_step(self, embeds: Float32, cos: Float32, sin: Float32, past_len: Int32, logit_rows: Sequence[int]) -> None:
         s, rows = self._spec, len(embeds)
-        if embeds.shape != (rows, s.hidden) or rows < 1:
+        if embeds.shape not in ((rows, s.hidden), (rows, s.row_width)) or rows < 1:
             raise CacheError(f"embeds must be [S, {s.hidden}] with S at least 1, not {list(embeds.shape)}")
         if cos.shape != (rows, s.head_dim // 2) or sin.shape != cos.shape:
             raise CacheError(f"cos and sin must be [{rows}, {s.head_dim // 2}], not {list(cos.shape)}, {list(sin.shape)}")

@@ -26,7 +26,14 @@ def chat(checkpoint: Checkpoint, parts: FamilyParts, vocab: int) -> tuple[dict[s
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:
         raise UserError(f"{checkpoint.folder / TOKENIZER}: cannot be read ({error}); save the tokenizer again") from None
+    if (known := tokenizer.get_vocab_size()) > vocab:
+        raise UserError(
+            f"{checkpoint.folder / TOKENIZER}: has {known} tokens and the model embeds {vocab}; "
+            "save the tokenizer that belongs to the model"
+        )
     template = _template(checkpoint)
+    if parts.template and parts.placeholder not in template:
+        template = parts.template
     placeholder_id = next((checkpoint.config[key] for key in parts.token_keys if key in checkpoint.config), None)
     if not isinstance(placeholder_id, int):
         raise UserError(f"{checkpoint.folder / 'config.json'}: has no {parts.token_keys[0]}")
@@ -36,6 +43,9 @@ def chat(checkpoint: Checkpoint, parts: FamilyParts, vocab: int) -> tuple[dict[s
             f"{checkpoint.folder / TOKENIZER}: token {placeholder_id}, the {parts.content_type} of config.json, "
             "is not one added token; save the tokenizer that belongs to the model"
         )
+    placeholder = parts.placeholder or placeholder
+    if placeholder.join(parts.around) in template:
+        placeholder = placeholder.join(parts.around)
     if placeholder not in template:
         raise UserError(
             f"{checkpoint.folder}: the chat template never writes {placeholder!r}, the {parts.content_type}'s place"
@@ -47,6 +57,8 @@ def chat(checkpoint: Checkpoint, parts: FamilyParts, vocab: int) -> tuple[dict[s
         "content_type": parts.content_type,
         "placeholder": placeholder,
         "placeholder_id": placeholder_id,
+        "opening": parts.opening,
+        "ending": parts.ending,
         "special_tokens": special,
         "stop_ids": _stop_ids(checkpoint, tokenizer, special, vocab),
     }, text

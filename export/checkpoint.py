@@ -21,8 +21,11 @@ from edgevlm.runtime.paths import look
 # Tensor names differ between transformers versions; these are the names that the exporter asks for.
 _CANONICAL = (
     (re.compile(r"^(model\.)?vision_tower\.(vision_model\.)?"), "vision."),
+    (re.compile(r"^(model\.)?(visual|vision_model)\."), "vision."),
     (re.compile(r"^(model\.)?multi_modal_projector\."), "projector."),
-    (re.compile(r"^(model\.)?language_model\.(model\.)?"), "text."),
+    (re.compile(r"^(model\.)?connector\."), "connector."),
+    (re.compile(r"^(model\.)?(language_model|text_model)\.(model\.)?"), "text."),
+    (re.compile(r"^model\.(embed_tokens|layers|norm)\."), r"text.\1."),
     (re.compile(r"^lm_head\."), "text.lm_head."),
     (re.compile(r"^model\.image_newline$"), "image_newline"),
 )
@@ -54,7 +57,7 @@ class Checkpoint:
         config = self.json("config.json")
         if config is None:
             raise UserError(f"{self.folder / 'config.json'}: is missing; give the folder that save_pretrained wrote")
-        self.config: dict[str, Any] = config
+        self.config: dict[str, Any] = _with_text_config(config)
         self.names = self._index()  # canonical name -> (file, name in the file)
         self._open: tuple[Path, Any] | None = None
 
@@ -104,7 +107,14 @@ class Checkpoint:
         if tuple(tensor.shape) != shape:
             found = tuple(tensor.shape)
             raise UserError(f"{path}: tensor {stored!r} has shape {found} where config.json means {shape}; {_AGAIN}")
+        if not tensor.is_floating_point() or tensor.element_size() < 2:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise UserError(
+                f"{path}: tensor {stored!r} is {kind}; give the checkpoint before quantisation, in float32 or 16 bits"
+            )
         array: NDArray[np.float32] = tensor.float().numpy()
+        if not np.isfinite(array).all():
+            raise UserError(f"{path}: tensor {stored!r} holds NaN or infinity, so the model cannot answer; {_AGAIN}")
         return array
 
     def _index(self) -> dict[str, tuple[Path, str]]:
@@ -139,6 +149,13 @@ class Checkpoint:
         if keep:
             self._open = (path, reader)
         return reader
+
+
+def _with_text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Early Qwen2-VL and Qwen2.5-VL checkpoints keep the decoder's settings beside ``vision_config``, not in a section."""
+    if "text_config" in config or "num_hidden_layers" not in config:
+        return config
+    return config | {"text_config": config | {"model_type": f"{config.get('model_type')}_text"}}
 
 
 def _canonical(name: str) -> str:

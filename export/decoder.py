@@ -2,11 +2,12 @@
 
 Traced decoders concatenate their cache; this one appends in place to memory it does not own:
 
-    inputs   inputs_embeds [1, S, E]   cos, sin [1, S, D/2]   total_len int32 [L]   logit_rows int64 [R]
+    inputs   inputs_embeds [1, S, E (1 + K)]   cos, sin [1, S, D/2]   total_len int32 [L]   logit_rows int64 [R]
              key{l}, value{l} [1, Hkv, C_l, D]
     outputs  logits [1, R, V]   key{l}_out, value{l}_out: to be bound to the addresses of key{l}, value{l}
              query{l} [1, S, Hq D], rotated: probes, which cost nothing unless fetched
 
+K is 0, but for DeepStack: then columns ``(1 + l) E ..`` of a row are added to it after layer ``l``, zeros for text.
 ``total_len[l]`` counts the rows valid in layer ``l`` after the call. A layer is three functions: ``project`` (residual
 to q, k, v), ``attend`` (the only one that knows the cache) and ``finish`` (to residual again), so that a graph can be
 cut between them.
@@ -53,6 +54,7 @@ class _Decoder:
     sparse_from: int | None = None
     residual: str = ""
     delta: str | None = None
+    features: list[str] = field(default_factory=list)
     sparse: SparseAttention = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,10 +62,14 @@ class _Decoder:
 
     def start(self) -> None:
         """The inputs that are not a layer's, and what is made of them once."""
-        self.residual = self.graph.input("inputs_embeds", TensorProto.FLOAT, [1, "S", self.shape.hidden])
+        g, parts = self.graph, 1 + self.shape.deepstack
+        self.residual = g.input("inputs_embeds", TensorProto.FLOAT, [1, "S", self.shape.hidden * parts])
+        if self.shape.deepstack:
+            widths = {str(part): self.shape.hidden for part in range(parts)}
+            self.residual, *self.features = self.split("inputs", self.residual, widths)
         self.tables()
         self.lengths()
-        self.graph.input("logit_rows", TensorProto.INT64, ["R"])
+        g.input("logit_rows", TensorProto.INT64, ["R"])
         if self.sparse_from is not None:
             self.sparse.inputs()
 
@@ -77,6 +83,15 @@ class _Decoder:
             attention = self.graph.node("Gather", [attention, "logit_rows"], ["last.attention"], axis=1)
             self.residual = self.graph.node("Gather", [self.residual, "logit_rows"], ["last.residual"], axis=1)
         self.residual, self.delta = self.finish(layer, w, attention, self.residual)
+        if layer < self.shape.deepstack:
+            self.add_features(layer)
+
+    def add_features(self, layer: int) -> None:
+        """DeepStack (arXiv 2406.04334): what the tower gave for this layer joins the hidden state after it."""
+        features = self.features[layer]
+        if layer == self.shape.layers - 1:
+            features = self.graph.node("Gather", [features, "logit_rows"], ["last.features"], axis=1)
+        self.delta = self.graph.node("Add", [str(self.delta), features], [f"layer{layer}.with_features"])
 
     def norm(self, name: str, gamma: np.ndarray, residual: str, delta: str | None) -> tuple[str, str]:
         """RMS norm of ``residual + delta``; returns the normed rows and the sum."""
@@ -107,12 +122,23 @@ class _Decoder:
         attributes = {"num_heads": heads, "rotary_embedding_dim": 0, "interleaved": 0}
         return self.graph.node("RotaryEmbedding", [rows, start, "cos.table", "sin.table"], [name], CONTRIB, **attributes)
 
+    def head_norm(self, name: str, rows: str, gamma: np.ndarray | None) -> str:
+        """RMS norm of each head of ``[1, S, heads D]`` by itself; as it is without a gamma."""
+        if gamma is None:
+            return rows
+        g, dim = self.graph, self.shape.head_dim
+        heads = g.node("Reshape", [rows, g.constant("heads.shape", np.array([1, 0, -1, dim], np.int64))], [f"{name}.heads"])
+        attributes: dict[str, Any] = {"axis": -1, "epsilon": self.shape.norm_eps, "stash_type": 1}
+        normed = g.node("SimplifiedLayerNormalization", [heads, g.weight(f"{name}.weight", gamma)], [name], **attributes)
+        return g.node("Reshape", [normed, g.constant("joined.shape", np.array([1, 0, -1], np.int64))], [f"{name}.joined"])
+
     def project(self, layer: int, w: LayerWeights, residual: str, delta: str | None) -> tuple[str, str, str, str]:
         """Norm, one matrix for q, k and v, rotary: returns query, key, value ``[1, S, heads D]`` and the residual."""
         s, name = self.shape, f"layer{layer}"
         normed, residual = self.norm(f"{name}.input_norm", w.input_norm, residual, delta)
         packed = self.linear(f"{name}.qkv", normed, w.qkv, w.qkv_bias)
         q, k, v = self.split(f"{name}.qkv", packed, {"q": s.heads * s.head_dim, "k": s.kv_size, "v": s.kv_size})
+        q, k = self.head_norm(f"{name}.q_norm", q, w.query_norm), self.head_norm(f"{name}.k_norm", k, w.key_norm)
         query = self.rotate(f"query{layer}", q, s.heads)
         self.graph.output(query, TensorProto.FLOAT, [1, "S", s.heads * s.head_dim])
         return query, self.rotate(f"{name}.key", k, s.kv_heads), v, residual
@@ -136,12 +162,13 @@ class _Decoder:
     def finish(self, layer: int, w: LayerWeights, attention: str, residual: str) -> tuple[str, str]:
         """Output projection, norm and SwiGLU: returns the new residual and the delta still to be added to it."""
         g, name, ffn = self.graph, f"layer{layer}", self.shape.intermediate
-        projected = self.linear(f"{name}.output", attention, w.output)
+        projected = self.linear(f"{name}.output", attention, w.output, w.output_bias)
         normed, residual = self.norm(f"{name}.mlp_norm", w.mlp_norm, residual, projected)
-        gate, up = self.split(f"{name}.mlp", self.linear(f"{name}.mlp", normed, w.gate_up), {"gate": ffn, "up": ffn})
+        packed = self.linear(f"{name}.mlp", normed, w.gate_up, w.gate_up_bias)
+        gate, up = self.split(f"{name}.mlp", packed, {"gate": ffn, "up": ffn})
         sigmoid = g.node("Sigmoid", [gate], [f"{name}.sigmoid"])
         gated = g.node("Mul", [g.node("Mul", [gate, sigmoid], [f"{name}.silu"]), up], [f"{name}.gated"])
-        return residual, self.linear(f"{name}.down", gated, w.down)
+        return residual, self.linear(f"{name}.down", gated, w.down, w.down_bias)
 
     def lengths(self) -> None:
         """Per layer: ``total_len{l}`` and ``last_row{l}`` (one less), int32 ``[1]``, from the one input."""
@@ -194,12 +221,13 @@ def write_decoder(
     folder: Path,
     progress: Progress,
     st_spattn_from: int | None = None,
-) -> None:
-    """Write a graph for each of GRAPHS, ``decoder.weights`` and ``embedding.npy`` into ``folder``.
+    sparse: bool = True,
+) -> dict[str, str]:
+    """Write a graph for each of GRAPHS, ``decoder.weights`` and ``embedding.npy`` into ``folder``; returns variant -> file.
 
-    ``st_spattn_from``: see :func:`first_sparse_layer`. A tied head is the embedding file itself: the graphs refer to its
-    bytes. Raises UserError for a checkpoint whose tensors are missing or of another shape, OSError if the disk does not take
-    them.
+    Without ``sparse`` there is no ``st-spattn`` graph: frames of some families have text between them. ``st_spattn_from``: see
+    :func:`first_sparse_layer`. A tied head is the embedding file itself: the graphs refer to its bytes. Raises UserError for a
+    checkpoint whose tensors are missing or of another shape, OSError if the disk does not take them.
     """
     sparse_from = first_sparse_layer(shape, st_spattn_from)
     embedding = checkpoint.tensor("text.embed_tokens.weight", (shape.vocab, shape.hidden))
@@ -207,7 +235,8 @@ def write_decoder(
     with (folder / WEIGHTS).open("wb") as stream:
         weights = WeightsFile(stream, WEIGHTS)
         variants = {"whole": _Decoder(GraphBuilder("decoder", weights), shape)}
-        variants["st-spattn"] = _Decoder(GraphBuilder("decoder-st-spattn", weights), shape, sparse_from)
+        if sparse:
+            variants["st-spattn"] = _Decoder(GraphBuilder("decoder-st-spattn", weights), shape, sparse_from)
         variants["projections"] = _Projections(GraphBuilder("decoder-projections", weights), shape)
         for d in variants.values():
             d.start()
@@ -225,6 +254,7 @@ def write_decoder(
         for variant, d in variants.items():
             d.logits(final_norm, head)
             d.graph.save(folder / GRAPHS[variant])
+    return {variant: GRAPHS[variant] for variant in variants}
 
 
 def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:

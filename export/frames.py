@@ -12,13 +12,16 @@ _RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # P
 _FILES = {"video_processor": "video_preprocessor_config.json", "image_processor": "preprocessor_config.json"}
 
 
-def frame_preparation(checkpoint: Checkpoint, processors: tuple[str, ...], side: int) -> dict[str, Any]:
-    """The bundle's ``vision`` fields on preparing a frame for a tower of ``side`` x ``side`` pixels.
+def frame_preparation(
+    checkpoint: Checkpoint, processors: tuple[str, ...], size: tuple[int, int], *, is_sized: bool = False
+) -> dict[str, Any]:
+    """The bundle's ``vision`` fields on preparing a frame for a tower that takes ``size``, (height, width), pixels.
 
+    Where the size came of the processor's pixel budget, ``is_sized``, frames are stretched to it.
     ``processors`` are looked for in order, each in ``processor_config.json`` and then in its own file. Raises UserError
     if there is none, or if it prepares frames in a way that a bundle cannot express.
     """
-    file, config = _find(checkpoint, processors)
+    file, config = processor(checkpoint, processors)
     for key, expected in (("do_resize", True), ("do_rescale", True), ("do_normalize", True)):
         if config.get(key, expected) is not expected:
             raise UserError(f"{file}: {key} = {config[key]} cannot be exported; set it to {str(expected).lower()}")
@@ -32,8 +35,8 @@ def frame_preparation(checkpoint: Checkpoint, processors: tuple[str, ...], side:
         usable = ", ".join(f"{_RESAMPLE.index(name)} ({name})" for name in SUPPORT)
         raise UserError(f"{file}: resample {resample} ({_RESAMPLE[resample]}) cannot be exported; set it to one of {usable}")
     return {
-        "size": [side, side],
-        **_fit(file, config, side),
+        "size": list(size),
+        **({"fit": "stretch", "shortest_edge": None} if is_sized else _fit(file, config, size)),
         "resample": _RESAMPLE[resample],
         "rescale": float(config.get("rescale_factor", 1 / 255)),
         "mean": mean,
@@ -41,7 +44,8 @@ def frame_preparation(checkpoint: Checkpoint, processors: tuple[str, ...], side:
     }
 
 
-def _find(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+def processor(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+    """The file that says how frames are prepared, and what it says: the first of ``processors`` that is there."""
     whole = checkpoint.json("processor_config.json") or {}
     for name in processors:
         if isinstance(whole.get(name), dict):
@@ -56,19 +60,19 @@ def _find(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str, dic
     )
 
 
-def _fit(file: str, config: dict[str, Any], side: int) -> dict[str, Any]:
-    """``stretch`` to the tower's square, or resize the shorter edge and ``crop`` the middle."""
+def _fit(file: str, config: dict[str, Any], wanted: tuple[int, int]) -> dict[str, Any]:
+    """``stretch`` to the tower's size, or resize the shorter edge and ``crop`` the middle."""
     size = config.get("size")
     size = {"height": size, "width": size} if isinstance(size, int) else dict(size or {})
     crop = config.get("crop_size") if config.get("do_center_crop") else None
     crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
     final = dict(crop or size)
-    if (final.get("height"), final.get("width")) != (side, side):
-        raise UserError(f"{file}: frames become {final}, but the vision tower takes {side} x {side} pixels")
+    if (final.get("height"), final.get("width")) != wanted:
+        raise UserError(f"{file}: frames become {final}, but the vision tower takes {wanted[0]} x {wanted[1]} pixels")
     edge = size.get("shortest_edge")
     if crop is not None and edge is not None:
         return {"fit": "crop", "shortest_edge": int(edge)}
-    if crop is not None and (size.get("height"), size.get("width")) != (side, side):
+    if crop is not None and (size.get("height"), size.get("width")) != wanted:
         raise UserError(f"{file}: resizing to {size} before a crop of {final} cannot be exported; give a shortest_edge")
     return {"fit": "stretch", "shortest_edge": None}
 

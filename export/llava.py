@@ -1,15 +1,15 @@
-"""LLaVA with a SigLIP tower: every patch of a frame is a token, no pooling, nothing between or after frames."""
+"""LLaVA with a CLIP or SigLIP tower: every patch of a frame is a token, no pooling, nothing between or after frames."""
 
 from __future__ import annotations
 
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.family import FamilyParts
-from edgevlm.export.vision import SiglipFeatures
+from edgevlm.export.towers import TowerFeatures
 
 
-def parts(checkpoint: Checkpoint) -> FamilyParts:
+def parts(checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
     """The family's parts; raises UserError for a checkpoint it cannot express."""
-    vision = SiglipFeatures(checkpoint)
+    vision = TowerFeatures(checkpoint)
     return FamilyParts(
         vision=vision,
         grid=(vision.side, vision.side),

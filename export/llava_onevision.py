@@ -9,13 +9,13 @@ from torch import nn
 
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.family import FamilyParts
-from edgevlm.export.vision import SiglipFeatures
+from edgevlm.export.towers import TowerFeatures
 
 
-def parts(checkpoint: Checkpoint) -> FamilyParts:
+def parts(checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
     """The family's parts; raises UserError for a checkpoint it cannot express."""
     hidden = int(checkpoint.section("text_config")["hidden_size"])
-    vision = SiglipFeatures(checkpoint)
+    vision = TowerFeatures(checkpoint)
     side = vision.side
     pooled = math.ceil(side / 2)
 
@@ -25,7 +25,7 @@ def parts(checkpoint: Checkpoint) -> FamilyParts:
         small = nn.functional.interpolate(grid, size=(pooled, pooled), mode="bilinear")
         return small.permute(0, 2, 3, 1).flatten(1, 2)
 
-    vision.pool = pool
+    vision.after = pool
     return FamilyParts(
         vision=vision,
         grid=(pooled, pooled),

@@ -1,4 +1,4 @@
-"""The SigLIP vision tower with its projector, as one module to trace, and the tracing itself."""
+"""What all vision towers have in common, and how one is traced."""
 
 from __future__ import annotations
 
@@ -6,93 +6,29 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.graph import OPSET
 
 GRAPH, WEIGHTS = "vision.onnx", "vision.weights"
-Pool = Callable[[torch.Tensor], torch.Tensor]
 
 
-class SiglipFeatures(nn.Module):
-    """Pixels ``[F, 3, H, W]`` to language-space rows ``[F, tokens, hidden]``: tower, chosen layer, projector, pooling.
+class VisionFeatures(nn.Module):
+    """Pixels ``[G, group * 3, H, W]`` to language-space rows ``[G, tokens, width]``, one frame group after another.
 
-    The chosen hidden state is taken as transformers numbers them (0 is the embedding, -1 the last layer before the
-    final norm); layers after it are left out.
+    size: (height, width) of a frame in pixels. group: frames that a tower merges into one. ``forward`` is a family's own.
     """
 
-    def __init__(self, checkpoint: Checkpoint, pool: Pool | None = None) -> None:
-        super().__init__()
-        from transformers import SiglipVisionConfig, SiglipVisionModel
-
-        section = checkpoint.section("vision_config")
-        if section.get("model_type") != "siglip_vision_model":
-            found = section.get("model_type")
-            raise UserError(f"config.json: vision tower {found!r} cannot be exported; 'siglip_vision_model' can")
-        strategy = checkpoint.config.get("vision_feature_select_strategy")
-        if strategy != "full":
-            raise UserError(
-                f"config.json: vision_feature_select_strategy {strategy!r} drops a patch of a SigLIP tower; set 'full'"
-            )
-        config = SiglipVisionConfig(**{k: v for k, v in section.items() if k != "model_type"})
-        if not isinstance(config.image_size, int) or not isinstance(config.patch_size, int):
-            raise UserError("config.json: vision image_size and patch_size must be whole numbers (square frames)")
-        with torch.device("meta"):  # shapes only: the checkpoint brings the numbers
-            model = SiglipVisionModel(config)
-        tower: Any = getattr(model, "vision_model", model)  # transformers before 5.6 keeps the tower one level down
-        chosen = checkpoint.config.get("vision_feature_layer", -1)
-        self.chosen = [
-            _hidden_state(index, config.num_hidden_layers) for index in (chosen if isinstance(chosen, list) else [chosen])
-        ]
-        self.embeddings = tower.embeddings
-        self.encoder = nn.Module()
-        self.encoder.layers = tower.encoder.layers[: max(self.chosen)]
-        self.side = config.image_size // config.patch_size
-        self.size = config.image_size
-        self.embeddings.position_ids = torch.arange(self.side**2)[None]  # a buffer that no checkpoint stores
-        self.projector = _projector(checkpoint, config.hidden_size * len(self.chosen))
-        self.pool = pool
-        _load(self.embeddings, checkpoint, "vision.embeddings.")
-        _load(self.encoder, checkpoint, "vision.encoder.")
-        _load(self.projector, checkpoint, "projector.")
-        self.eval()
-
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        states = [self.embeddings(pixel_values)]
-        for layer in self.encoder.layers:
-            output = layer(states[-1], None)
-            states.append(output[0] if isinstance(output, tuple) else output)
-        features = torch.cat([states[index] for index in self.chosen], dim=-1)
-        rows: torch.Tensor = self.projector(features)
-        return rows if self.pool is None else self.pool(rows)
+    size: tuple[int, int]
+    group: int = 1
 
 
-def _hidden_state(index: int, layers: int) -> int:
-    if not -layers - 1 <= index <= layers:
-        raise UserError(f"config.json: vision_feature_layer {index} does not exist in a tower of {layers} layers")
-    return index % (layers + 1)
-
-
-def _projector(checkpoint: Checkpoint, width: int) -> nn.Module:
-    from transformers.activations import ACT2FN
-
-    hidden = int(checkpoint.section("text_config")["hidden_size"])
-    bias = bool(checkpoint.config.get("multimodal_projector_bias", True))
-    projector = nn.Sequential()
-    projector.add_module("linear_1", nn.Linear(width, hidden, bias=bias))
-    projector.add_module("act", ACT2FN[checkpoint.config.get("projector_hidden_act", "gelu")])
-    projector.add_module("linear_2", nn.Linear(hidden, hidden, bias=bias))
-    return projector
-
-
-def _load(module: nn.Module, checkpoint: Checkpoint, prefix: str) -> None:
+def load_weights(module: nn.Module, checkpoint: Checkpoint, prefix: str) -> None:
     """Fill ``module`` from the checkpoint's tensors under ``prefix``, every one of them."""
     state = {
         name: torch.from_numpy(checkpoint.tensor(prefix + name, tuple(tensor.shape)))
@@ -101,14 +37,14 @@ def _load(module: nn.Module, checkpoint: Checkpoint, prefix: str) -> None:
     module.load_state_dict(state, assign=True)
 
 
-def write_vision(module: SiglipFeatures, folder: Path) -> tuple[int, int]:
-    """Trace ``module`` for any number of frames into ``vision.onnx`` and ``vision.weights``.
+def write_vision(module: VisionFeatures, folder: Path) -> tuple[int, int]:
+    """Trace ``module`` for any number of frame groups into ``vision.onnx`` and ``vision.weights``.
 
-    Returns ``(tokens per frame, hidden)``. Source paths and stack traces that the tracer records are left out.
+    Returns ``(tokens per group, width)``. Source paths and stack traces that the tracer records are left out.
     """
     import onnx_ir
 
-    example = torch.zeros(2, 3, module.size, module.size)
+    example = torch.zeros(2, 3 * module.group, *module.size)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), _quiet("torch.onnx", "onnxscript"):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(

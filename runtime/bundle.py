@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -21,7 +21,8 @@ from edgevlm.errors import BundleError
 from edgevlm.runtime.calibration import CALIBRATION, Calibration
 from edgevlm.runtime.paths import look
 
-FORMAT = 1
+FORMAT = 2  # written; 2 adds position axes, frame groups and frame text, which a reader of 1 would leave out
+READS = (1, 2)
 MANIFEST = "bundle.json"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _CHECKSUM = re.compile(rb'"checksum": "([0-9a-f]{64})"')
@@ -58,6 +59,19 @@ class DecoderSpec:
     trained_length: int  # positions it was trained to; the session's limit is the smaller of the two
     graphs: Mapping[str, str]  # variant -> file; "whole" is always there
     embedding: str  # .npy file, float32 [vocab, hidden]
+    rope_sections: tuple[int, ...] | None = None  # rotary pairs that turn by frame, row, column (M-RoPE); null for 1-D
+    rope_interleaved: bool = False  # the three take turns (Qwen3-VL) instead of standing one after the other
+    deepstack: int = 0  # first layers after which a vision row's further features are added to it
+
+    @property
+    def axes(self) -> int:
+        """Numbers of a position."""
+        return 1 if self.rope_sections is None else len(self.rope_sections)
+
+    @property
+    def row_width(self) -> int:
+        """Width of a decoder's input row: the embedding, then the features for each of the ``deepstack`` layers."""
+        return self.hidden * (1 + self.deepstack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +79,14 @@ class VisionSpec:
     """How a frame becomes pixels, and pixels become rows.
 
     Pixels: the RGB frame fitted to ``size``, times ``rescale``, minus ``mean``, over ``std``: float32
-    [3, height, width]. ``fit`` is ``"stretch"`` (resize to ``size``) or ``"crop"`` (resize the shorter edge to
-    ``shortest_edge``, then cut ``size`` out of the middle).
+    [3, height, width]. ``fit`` is ``"stretch"`` (resize to ``size``), ``"crop"`` (resize the shorter edge to
+    ``shortest_edge``, then cut ``size`` out of the middle) or ``"longest"`` (resize the longer edge to ``longest_edge``, then
+    stretch).
+
+    ``group`` frames make one grid of tokens (Qwen merges two; an odd last one is repeated). ``positions`` says how these take
+    theirs: ``"rows"``, the next index each; ``"video"``, one block of frame, row and column for the whole stream, in which the
+    frame advances by 1, or by ``tokens_per_second`` of the time that passes; ``"frame"``, such a block for each grid.
+    ``before`` and ``after`` are text that stands around each grid; ``{seconds}``, ``{minutes}`` and ``{second}`` are its time.
     """
 
     graph: str
@@ -77,9 +97,15 @@ class VisionSpec:
     rescale: float
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    tokens_per_frame: int
-    grid: tuple[int, int]  # (rows, columns) of a frame's tokens, row-major
+    tokens_per_frame: int  # of a frame, or of the group of frames that make one grid
+    grid: tuple[int, int]  # its (rows, columns), row-major
     closing: str | None  # .npy file, float32 [n, hidden]: rows that close a video; null for none
+    group: int = 1
+    positions: str = "rows"  # "rows" | "video" | "frame"
+    tokens_per_second: float | None = None
+    before: str = ""
+    after: str = ""
+    longest_edge: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +123,8 @@ class ChatSpec:
     placeholder_id: int
     special_tokens: Mapping[str, str]  # bos_token, eos_token, ... as the template expects them
     stop_ids: tuple[int, ...]
+    opening: str = ""  # text before the first frame
+    ending: str = ""  # text after the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,10 +251,11 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         version = manifest["format"]
     except (ValueError, KeyError, TypeError):
         raise _bad(path, "does not describe a bundle") from None
+    known = " and ".join(map(str, READS))
     if isinstance(version, int) and version > FORMAT:
-        raise BundleError(f"{path}: is of bundle format {version} and this edgevlm reads format {FORMAT}; upgrade edgevlm")
-    if version != FORMAT:
-        raise _bad(path, f"is of bundle format {version!r} and this edgevlm reads format {FORMAT}")
+        raise BundleError(f"{path}: is of bundle format {version} and this edgevlm reads format {known}; upgrade edgevlm")
+    if version not in READS:
+        raise _bad(path, f"is of bundle format {version!r} and this edgevlm reads format {known}")
     return manifest
 
 
@@ -255,6 +284,6 @@ def _check_files(folder: Path, files: Mapping[str, FileRecord], verify: Verify, 
 
 
 def _spec(kind: type[T], values: Mapping[str, Any]) -> T:
-    """A spec from its JSON object: every field present, lists as tuples, unknown keys left for later versions."""
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: tuple(v) if isinstance(v := values[name], list) else v for name in names})
+    """A spec from its JSON object: what has no default is there, lists are tuples, unknown keys are left for later versions."""
+    known = [field for field in fields(kind) if field.default is MISSING or field.name in values]  # type: ignore[arg-type]
+    return kind(**{field.name: tuple(v) if isinstance(v := values[field.name], list) else v for field in known})

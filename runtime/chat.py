@@ -53,7 +53,7 @@ class Chat:
         before, placeholder, after = rendered.partition(self.spec.placeholder)
         if not placeholder:
             raise UserError(f"the chat template of this bundle renders no {self.spec.placeholder!r}: it does not fit the model")
-        return before, after
+        return before + self.spec.opening, self.spec.ending + after
 
 
 def _text(text: str) -> dict[str, str]:

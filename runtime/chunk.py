@@ -12,6 +12,7 @@ from edgevlm.engines.base import Engine
 from edgevlm.runtime.bundle import VisionSpec
 
 Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
 
 
 def chunk_bytes(frames: int, vision: VisionSpec) -> int:
@@ -22,53 +23,91 @@ def chunk_bytes(frames: int, vision: VisionSpec) -> int:
 class Chunk:
     """Up to ``frames`` frames, encoded together when the chunk is full, or up to where a question comes: each frame once.
 
-    limit: of the chunk at hand, at most ``frames``; set it between chunks.
+    A tower that merges ``group`` frames takes them together. One that waits for others of its group is encoded for a question,
+    its last frame repeated, and once more with them. limit: of the chunk at hand, whole groups, at most ``frames``; set it
+    between chunks.
     """
 
     def __init__(self, engine: Engine, vision: VisionSpec, frames: int) -> None:
         self.frames = self.limit = frames
+        self.group = vision.group
         self.encode_ms = 0.0  # since the stream opened
         self._engine = engine
         self._pixels = np.empty((frames, 3, *vision.size), np.float32)
+        self._seconds = np.empty(frames)
         self.clear()
 
     def clear(self) -> None:
         """Begin the next chunk; what was not appended is lost."""
-        self.taken = self._encoded = 0
-        self._features: Float32 | None = None  # of frames encoded and not appended
+        self.taken = self._encoded = 0  # frames; those encoded are whole groups
+        self._features: Float32 | None = None  # of the groups encoded and not appended
+        self._waiting: Float32 | None = None  # of the group that is not whole, as it is
 
     def state(self) -> tuple[dict[str, int], dict[str, NDArray]]:
-        """How many frames were taken and encoded, and what is not in the memory of them: features, and pixels not encoded."""
+        """How many frames were taken and encoded, and what is not in the memory of them.
+
+        Features ``[G, tokens_per_frame, width]`` of groups, pixels of frames not encoded, those of a group that is not whole
+        among them, and when each was seen, seconds float64.
+        """
+        pixels, seconds = self._pixels[self._encoded : self.taken], self._seconds[self._held() : self.taken]
         features = {} if self._features is None else {"features": self._features}
-        pixels = self._pixels[self._encoded : self.taken]
-        return {"taken": self.taken, "encoded": self._encoded}, {"pixels": pixels, **features}
+        return {"taken": self.taken, "encoded": self._encoded}, {"pixels": pixels, "seconds": seconds, **features}
 
     def restore(self, counts: Mapping[str, int], arrays: Mapping[str, NDArray]) -> None:
         """Go on from what :meth:`state` was."""
         self.taken, self._encoded = counts["taken"], counts["encoded"]
         self._pixels[self._encoded : self.taken] = arrays["pixels"]
-        self._features = arrays["features"].copy() if "features" in arrays else None
+        self._features, self._waiting = arrays["features"].copy() if "features" in arrays else None, None
+        self._seconds[self._held() : self.taken] = arrays["seconds"]
+
+    def _held(self) -> int:
+        """The first frame that is not in the memory."""
+        return self._encoded - self.group * (0 if self._features is None else len(self._features))
 
     @property
     def missing(self) -> int:
         """Frames until the chunk is full."""
         return max(0, self.limit - self.taken)
 
-    def add(self, pixels: Float32) -> None:
-        """Take one frame, normalised, ``[3, H, W]``."""
-        self._pixels[self.taken] = pixels
+    def coming(self, *, whole: bool = False) -> int:
+        """Groups of the chunk that are not among those of :meth:`features`."""
+        return self.limit // self.group - (self.taken if whole else self.taken + self.group - 1) // self.group
+
+    def add(self, pixels: Float32, seconds: float = 0.0) -> None:
+        """Take one frame, normalised, ``[3, H, W]``, seen at ``seconds``."""
+        self._pixels[self.taken], self._seconds[self.taken] = pixels, seconds
         self.taken += 1
+        self._waiting = None
 
-    def features(self) -> Float32:
-        """Features ``[F, tokens_per_frame, hidden]`` of the frames that are not in the memory."""
-        if self._features is None or self._encoded < self.taken:
-            started = time.perf_counter()
-            new = self._engine.encode(self._pixels[self._encoded : self.taken])
-            self.encode_ms += 1e3 * (time.perf_counter() - started)
+    def features(self, *, whole: bool = False) -> Float32:
+        """Features ``[G, tokens_per_frame, width]`` of the groups not in the memory; ``whole``: that wait for none."""
+        end = self.taken - self.taken % self.group
+        if self._features is None or self._encoded < end:
+            new = self._encode(self._encoded, end)
             self._features = new if self._features is None else np.concatenate([self._features, new])
-            self._encoded = self.taken
-        return self._features
+            self._encoded = end
+        if whole or end == self.taken:
+            return self._features
+        if self._waiting is None:
+            self._waiting = self._encode(end, self.taken)
+        return np.concatenate([self._features, self._waiting])
 
-    def appended(self, frames: int) -> None:
-        """The first ``frames`` of :meth:`features` are in the memory now."""
-        self._features = self.features()[frames:]
+    def seconds(self, *, whole: bool = False) -> Float64:
+        """When the first and the last frame of each group of :meth:`features` were seen, ``[G, 2]``."""
+        count = len(self.features(whole=whole))
+        end = self.taken - self.taken % self.group if whole else self.taken
+        first = np.arange(-(-end // self.group) - count, -(-end // self.group)) * self.group
+        return np.stack([self._seconds[first], self._seconds[np.minimum(first + self.group, end) - 1]], 1)
+
+    def appended(self, groups: int) -> None:
+        """The first ``groups`` of :meth:`features` are in the memory now; one that waited waits no more."""
+        known = self.features(whole=True)
+        if groups > len(known):
+            self.taken = self._encoded = self._encoded + self.group
+        self._features, self._waiting = known[groups:], None
+
+    def _encode(self, start: int, end: int) -> Float32:
+        started = time.perf_counter()
+        features = self._engine.encode(self._pixels[start:end])
+        self.encode_ms += 1e3 * (time.perf_counter() - started)
+        return features

@@ -10,7 +10,7 @@ from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.positions import Reindexing
-from edgevlm.runtime.room import TextRoom, default_budget, text_room
+from edgevlm.runtime.room import TextRoom, default_budget, frames_ahead, text_room
 from edgevlm.runtime.stream import Stream
 
 RULES: tuple[Reindexing, ...] = ("lazy", "eager")  # of a session
@@ -42,7 +42,7 @@ def open_stream(
     """
     prefix, text = model.encode(chat.prefix), text_room(model, room)
     if budget is None:
-        ahead = chunk * model.bundle.vision.tokens_per_frame * policy.appends_first
+        ahead = frames_ahead(model, chunk) if policy.appends_first else 0
         budget = default_budget(model, policy, model.bundle.limit - len(prefix) - text - ahead)
     chosen, why = chosen_policy(model.bundle, int(budget)) if auto else (policy, "")
     return Stream(model, chosen, int(budget), prefix, text, reindexing, int(chunk), snapshots), why

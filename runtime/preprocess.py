@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,14 @@ class Band:
     stop: int
     weights: NDArray[np.float32]
 
+    @property
+    def end(self) -> int:
+        """The output pixel after the last."""
+        return self.first + len(self.weights)
+
+
+Pass = tuple[list[Band], list[Band]]  # one resize: of rows, and of columns
+
 
 class Preprocessor:
     """Turns uint8 RGB ``[H, W, 3]`` into float32 ``[3, height, width]`` of the vision tower's size."""
@@ -41,7 +50,7 @@ class Preprocessor:
         self.spec = spec
         self._mean = np.asarray(spec.mean, np.float32)[:, None, None]
         self._std = np.asarray(spec.std, np.float32)[:, None, None]
-        self._bands: dict[tuple[int, int], tuple[list[Band], list[Band]]] = {}
+        self._passes: dict[tuple[int, int], list[Pass]] = {}
 
     def __call__(self, frame: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Raises UserError for anything but uint8 ``[H, W, 3]``."""
@@ -50,49 +59,58 @@ class Preprocessor:
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or 0 in frame.shape:
             raise UserError(f"a frame is uint8 RGB [H, W, 3], not {frame.dtype} {list(frame.shape)}")
         planes = np.ascontiguousarray(frame.transpose(2, 0, 1)).astype(np.float32)
-        if planes.shape[1:] != tuple(self.spec.size):
-            rows, columns = self._resize(frame.shape[0], frame.shape[1])
-            planes = _down(_across(planes, columns, self.spec.size[1]), rows, self.spec.size[0])
+        for rows, columns in self._resize(frame.shape[0], frame.shape[1]):
+            planes = _down(_across(planes, columns), rows)
         planes *= np.float32(self.spec.rescale)
         planes -= self._mean
         planes /= self._std
         return planes
 
-    def _resize(self, height: int, width: int) -> tuple[list[Band], list[Band]]:
-        """The weights of rows and columns for a source size; a camera changes its size seldom, so only the last is kept."""
-        if (found := self._bands.get((height, width))) is None:
-            edges = [(height, self.spec.size[0]), (width, self.spec.size[1])]
-            if self.spec.fit == "crop":
-                edge = self.spec.shortest_edge or min(self.spec.size)
-                scale = edge / min(height, width)
-                matrices = [_cut(resize_matrix(size, int(size * scale), self.spec.resample), to) for size, to in edges]
-            else:
-                matrices = [resize_matrix(size, to, self.spec.resample) for size, to in edges]
-            found = (bands_of(matrices[0]), bands_of(matrices[1]))
-            self._bands = {(height, width): found}
+    def _resize(self, height: int, width: int) -> list[Pass]:
+        """The passes for a source size; a camera changes its size seldom, so only the last one's are kept."""
+        if (found := self._passes.get((height, width))) is None:
+            found = [(bands_of(rows), bands_of(columns)) for rows, columns in self._matrices(height, width)]
+            self._passes = {(height, width): found}
         return found
 
+    def _matrices(self, height: int, width: int) -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+        """Of each pass, the weights of rows ``[to, size]`` and of columns; no pass for a frame of the right size."""
+        method, size = self.spec.resample, self.spec.size
+        sizes = [(height, width), (size[0], size[1])]
+        if self.spec.fit == "longest":
+            sizes.insert(1, longest(height, width, self.spec.longest_edge or max(size)))
+        elif sizes[0] == sizes[1]:
+            return []
+        if self.spec.fit == "crop":
+            scale = (self.spec.shortest_edge or min(size)) / min(height, width)
+            rows, columns = (resize_matrix(of, int(of * scale), method) for of in (height, width))
+            return [(_cut(rows, size[0]), _cut(columns, size[1]))]
+        return [
+            (resize_matrix(before[0], after[0], method), resize_matrix(before[1], after[1], method))
+            for before, after in pairwise(sizes)
+        ]
 
-def _across(planes: NDArray[np.float32], columns: list[Band], width: int) -> NDArray[np.float32]:
-    """``[3, H, W]`` to ``[3, H, width]``, in whole levels: Pillow goes through uint8 between its two passes."""
-    lines = planes.reshape(-1, planes.shape[2])
+
+def _across(planes: NDArray[np.float32], columns: list[Band]) -> NDArray[np.float32]:
+    """``[3, H, W]`` to ``[3, H, width]``, in whole levels: Pillow goes through uint8 between rows and columns."""
+    lines, width = planes.reshape(-1, planes.shape[2]), columns[-1].end
     out = np.empty((len(lines), width), np.float32)
     for band in columns:
         many = max(1, SMALL // band.weights.size)
         whole = len(lines) - len(lines) % many
         for part, into in ((lines[:whole], out[:whole]), (lines[whole:], out[whole:])):
             blocks = (-1, many, lines.shape[1]) if len(part) >= many else (1, *part.shape)
-            results = into.reshape(*blocks[:2], width)[:, :, band.first : band.first + len(band.weights)]
+            results = into.reshape(*blocks[:2], width)[:, :, band.first : band.end]
             np.matmul(part.reshape(blocks)[:, :, band.start : band.stop], band.weights.T, out=results)
     return _levels(out).reshape(3, -1, width)
 
 
-def _down(planes: NDArray[np.float32], rows: list[Band], height: int) -> NDArray[np.float32]:
+def _down(planes: NDArray[np.float32], rows: list[Band]) -> NDArray[np.float32]:
     """``[3, H, width]`` to ``[3, height, width]``, in whole levels."""
-    width = planes.shape[2]
+    width, height = planes.shape[2], rows[-1].end
     out = np.empty((3, height, width), np.float32)
     for band in rows:
-        many, span = max(1, SMALL // band.weights.size), slice(band.first, band.first + len(band.weights))
+        many, span = max(1, SMALL // band.weights.size), slice(band.first, band.end)
         for left in range(0, width, many):
             block = slice(left, left + many)
             np.matmul(band.weights, planes[:, band.start : band.stop, block], out=out[:, span, block])
@@ -113,6 +131,16 @@ def bands_of(matrix: NDArray[np.float32]) -> list[Band]:
         start, stop = int(used[0]), int(used[-1]) + 1
         bands.append(Band(first, start, stop, np.ascontiguousarray(rows[:, start:stop])))
     return bands
+
+
+def longest(height: int, width: int, edge: int) -> tuple[int, int]:
+    """(height, width) with the longer edge ``edge`` and the other in proportion, made even; as SmolVLM's processor has it."""
+    aspect = width / height
+    if width >= height:
+        other = int(edge / aspect)
+        return max(1, other + other % 2), edge
+    other = int(edge * aspect)
+    return edge, max(1, other + other % 2)
 
 
 def _cut(matrix: NDArray[np.float32], to: int) -> NDArray[np.float32]:

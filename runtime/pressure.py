@@ -55,6 +55,8 @@ def _left(group: Path) -> Available | None:
 class Pressure:
     """Frames of a chunk: ``most``, halved at each look that finds less than LOW free, doubled at each that finds ENOUGH.
 
+    group: frames that the tower merges; all numbers are multiples of it, as ``most`` is.
+
     ``short``: from the first such look until all are back. notify: is told each time there are fewer, and when all are back.
     """
 
@@ -64,8 +66,10 @@ class Pressure:
         notify: Callable[[str], object],
         read: Callable[[], Available] = available,
         clock: Callable[[], float] = time.monotonic,
+        group: int = 1,
     ) -> None:
         self.most = self.frames = most
+        self.group = group
         self._notify, self._read, self._clock = notify, read, clock
         self.short = False
         self._next = clock()
@@ -78,7 +82,7 @@ class Pressure:
         memory = self._read()
         before = self.frames
         if memory.free < LOW * memory.total:
-            self.frames, self.short = max(1, before // 2), True
+            self.frames, self.short = max(1, before // self.group // 2) * self.group, True
         elif memory.free > ENOUGH * memory.total:
             self.frames = min(self.most, 2 * before)
             self.short = self.frames < self.most

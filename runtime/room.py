@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import psutil
@@ -12,6 +13,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle, DecoderSpec, VisionSpec
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.chunk import chunk_bytes
+from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
 
@@ -38,16 +40,27 @@ def text_room(model: Model, room: TextRoom) -> int:
     return room.conversation + room.question + room.answer + len(model.closing)
 
 
+def frames_ahead(model: Model, chunk: int) -> int:
+    """Rows that a chunk of ``chunk`` frames appends at the most."""
+    framing = Framing(model)
+    return -(-chunk // framing.vision.group) * framing.rows_per_frame
+
+
 def default_budget(model: Model, policy: Policy, most: int) -> int:
     """Half of the model's positions, DEFAULT_BUDGET tokens at most, in whole frames; all that fits (``most``) for full."""
-    per_frame = model.bundle.vision.tokens_per_frame
+    per_frame = Framing(model).rows_per_frame
     budget = min(DEFAULT_BUDGET, model.bundle.limit // 2, most) if policy.bounded else most
     return max(budget // per_frame, 1) * per_frame
 
 
-def check_budget(policy: Policy, budget: int, bundle: Bundle, text_room: int, prefix: int, ahead: int = 0) -> None:
-    """Refuse a budget that cannot work, before anything is allocated; ahead: rows that are appended before a compression."""
-    frame, limit = bundle.vision.tokens_per_frame, bundle.limit
+def check_budget(
+    policy: Policy, budget: int, bundle: Bundle, text_room: int, prefix: int, ahead: int = 0, frame: int | None = None
+) -> None:
+    """Refuse a budget that cannot work, before anything is allocated.
+
+    ahead: rows that are appended before a compression. frame: rows of a frame, its tokens unless text stands around them.
+    """
+    frame, limit = frame or bundle.vision.tokens_per_frame, bundle.limit
     smallest, largest = int(policy.layer_budgets.min()), int(policy.layer_budgets.max())
     least, what = (2 * frame, "two frames, which take") if policy.keeps_first_frame else (frame, "one frame, which takes")
     if smallest < least:
@@ -90,8 +103,13 @@ def allocate(
     Raises UserError, before it is touched, when it, a chunk and that buffer do not fit in the free memory.
     """
     shape = (decoder.layers, decoder.kv_heads, decoder.head_dim, capacities)
-    frequencies = inv_freq.astype(np.float64)
-    wanted, pixels = KVCache.bytes_for(*shape, inv_freq=frequencies), chunk_bytes(chunk, vision)
+    rotary: dict[str, Any] = {
+        "inv_freq": inv_freq.astype(np.float64),
+        "axes": decoder.axes,
+        "sections": decoder.rope_sections,
+        "interleaved": decoder.rope_interleaved,
+    }
+    wanted, pixels = KVCache.bytes_for(*shape, **rotary), chunk_bytes(chunk, vision)
     free = psutil.virtual_memory().available
     if wanted + pixels + copy_bytes > free:
         lower, frames = "--budget", f", snapshots {copy_bytes / 1e9:.1f} GB" if copy_bytes else ""
@@ -100,4 +118,4 @@ def allocate(
         raise UserError(
             f"this budget's cache takes {wanted / 1e9:.1f} GB{frames} and {free / 1e9:.1f} GB are free; give a lower {lower}"
         )
-    return KVCache(*shape, inv_freq=frequencies)
+    return KVCache(*shape, **rotary)

@@ -59,7 +59,7 @@ class Session:
         self._ttft_ms = self._tpot_ms = 0.0
         self.torn = False  # an interrupt has hit in the middle of a frame
         self.notify: Callable[[str], object] = logging.getLogger("edgevlm").warning
-        self._pressure = Pressure(stream.chunk, lambda line: self.notify(line))
+        self._pressure = Pressure(stream.chunk, lambda line: self.notify(line), group=model.bundle.vision.group)
         self._keeper: Keeper | None = None
 
     @classmethod
@@ -133,8 +133,8 @@ class Session:
             if not self._chunk.taken:
                 self._chunk.limit = self._pressure.look()
                 self.model.engine.spare(self._pressure.short)
-            self._chunk.add(pixels)
             self._progress.watched(timestamp)
+            self._chunk.add(pixels, self._progress.time_s)
             if not self._chunk.missing:
                 self._flush()
 
@@ -166,9 +166,13 @@ class Session:
 
     def check(self, question: str) -> None:
         """Raise UserError if ``question`` is longer than its room, holds what stands for the video, or is not Unicode."""
-        asked = len(self.model.encode(self._chat.suffix([], question)))
-        if asked > self.room.question:
-            raise UserError(f"this question takes {asked} tokens and {self.room.question} are set aside for one; shorten it")
+        asked = self.model.encode(self._chat.suffix([], question))
+        if self.model.bundle.chat.placeholder_id in asked:
+            raise UserError("a question cannot hold the token that stands for the video; leave it out")
+        if len(asked) > self.room.question:
+            raise UserError(
+                f"this question takes {len(asked)} tokens and {self.room.question} are set aside for one; shorten it"
+            )
 
     def ask(
         self,
@@ -252,7 +256,8 @@ class Session:
         ids = self._conversations.prompt(conversation, answer.question)
         embeds = np.concatenate([self.model.closing, engine.embed(np.asarray(ids, np.int64))])
         pending = self._chunk.features() if self._chunk.taken else None
-        with self._stream.question(pending, self._chunk.missing):
+        seconds = None if pending is None else self._chunk.seconds()
+        with self._stream.question(pending, self._chunk.coming(), seconds):
             append = self._stream.append_question
             while True:
                 if answer.cancelled:
@@ -277,8 +282,9 @@ class Session:
         if not self._chunk.taken:
             return
         try:
-            missing = 0 if to_the_end else self._chunk.missing
-            self._chunk.appended(self._stream.append_frames(self._chunk.features(), missing))
+            whole, coming = not to_the_end, 0 if to_the_end else self._chunk.coming(whole=True)
+            features, seconds = self._chunk.features(whole=whole), self._chunk.seconds(whole=whole)
+            self._chunk.appended(self._stream.append_frames(features, coming, seconds))
         except BaseException:
             self._chunk.clear()
             raise

@@ -11,4 +11,4 @@ def arena(stream):
         for layer in range(cache.layers)
         for of in (cache.key, cache.value, cache.kind, cache.seq, cache.frame, cache.row, cache.col, cache.position)
     ]
-    return b"".join(np.ascontiguousarray(part).tobytes() for part in parts), stream.positions.next, stream._seq
+    return b"".join(np.ascontiguousarray(part).tobytes() for part in parts), stream.positions.mark(), stream._seq

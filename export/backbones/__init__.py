@@ -16,13 +16,22 @@ Float32 = NDArray[np.float32]
 
 # text_config.model_type -> module with ``shape`` and ``layer``
 TEXT_BACKBONES: dict[str, str] = {
+    "llama": "edgevlm.export.backbones.llama",
     "qwen2": "edgevlm.export.backbones.qwen2",
+    "qwen2_5_vl_text": "edgevlm.export.backbones.qwen2",
+    "qwen2_vl_text": "edgevlm.export.backbones.qwen2",
+    "qwen3": "edgevlm.export.backbones.qwen3",
+    "qwen3_vl_text": "edgevlm.export.backbones.qwen3",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """All sizes of a decoder, checked against one another."""
+    """All sizes of a decoder, checked against one another.
+
+    sections: rotary pairs that turn by each of three position axes, None for 1-D positions; ``interleaved``: axes take turns.
+    biases: the projections that have one, of ``q k v o gate up down``. deepstack: layers that image features are added after.
+    """
 
     layers: int
     heads: int
@@ -35,6 +44,11 @@ class DecoderShape:
     rope_theta: float
     model_limit: int
     tied: bool
+    head_norms: bool = False
+    biases: tuple[str, ...] = ()
+    sections: tuple[int, ...] | None = None
+    interleaved: bool = False
+    deepstack: int = 0
 
     def __post_init__(self) -> None:
         small = [name for name in ("layers", "heads", "kv_heads", "hidden", "vocab") if getattr(self, name) < 1]
@@ -44,6 +58,9 @@ class DecoderShape:
             raise UserError(f"config.json: {self.heads} attention heads cannot share {self.kv_heads} key/value heads evenly")
         if self.head_dim % 8:
             raise UserError(f"config.json: head_dim {self.head_dim} is not a multiple of 8, which the attention kernels need")
+        if self.sections is not None and (len(self.sections) != 3 or sum(self.sections) != self.head_dim // 2):
+            wanted = f"three numbers that add up to {self.head_dim // 2}"
+            raise UserError(f"config.json: mrope_section {list(self.sections)} must be {wanted}, half of head_dim")
 
     @property
     def kv_size(self) -> int:
@@ -65,10 +82,15 @@ class LayerWeights:
     input_norm: Float32  # (hidden,)
     qkv: Float32  # ((heads + 2 kv_heads) head_dim, hidden)
     qkv_bias: Float32 | None  # ((heads + 2 kv_heads) head_dim,)
+    query_norm: Float32 | None  # (head_dim,)
+    key_norm: Float32 | None  # (head_dim,)
     output: Float32  # (hidden, heads head_dim)
+    output_bias: Float32 | None  # (hidden,)
     mlp_norm: Float32  # (hidden,)
     gate_up: Float32  # (2 intermediate, hidden)
+    gate_up_bias: Float32 | None  # (2 intermediate,)
     down: Float32  # (hidden, intermediate)
+    down_bias: Float32 | None  # (hidden,)
 
 
 class Backbone(Protocol):
@@ -92,12 +114,17 @@ def text_backbone(model_type: str) -> Backbone:
     return backbone
 
 
-def default_rope_theta(config: dict[str, Any]) -> float:
-    """The rotary base; raises UserError for any scaling, which would silently give other positions."""
+def rope_of(config: dict[str, Any]) -> tuple[float, tuple[int, ...] | None, bool]:
+    """The rotary base, the sections of M-RoPE if there are, and whether those are interleaved.
+
+    Raises UserError for any scaling, which would silently give other positions.
+    """
     rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
     kind = rope.get("rope_type", rope.get("type", "default"))
-    scaled = [key for key in ("factor", "mrope_section", "long_factor") if rope.get(key) is not None]
+    scaled = [key for key in ("factor", "long_factor") if rope.get(key) is not None]
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    if kind != "default" or scaled or partial not in (None, 1.0):
+    if kind not in ("default", "mrope") or scaled or partial not in (None, 1.0):
         raise UserError(f"config.json: rotary scaling {rope} cannot be exported yet; only rope_type 'default' can")
-    return float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+    sections = rope.get("mrope_section")
+    theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+    return theta, None if sections is None else tuple(map(int, sections)), bool(rope.get("mrope_interleaved", False))

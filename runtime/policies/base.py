@@ -180,7 +180,13 @@ class Policy(ABC):
         if np.all(held <= targets):
             return None
         self.prepare(cache, guide)
-        return Plan([self.select(cache, layer, t) if held[layer] > t else None for layer, t in enumerate(targets)])
+        return Plan([self._choose(cache, layer, t) if held[layer] > t else None for layer, t in enumerate(targets)])
+
+    def _choose(self, cache: KVCache, layer: int, target: int) -> Bool:
+        """:meth:`select` beside the text of frames, which leaves a layer with the last token of its frame in any head."""
+        text = frame_text(cache, layer)
+        mask = self.select(cache, layer, max(0, target - int(text[0].sum())))
+        return without_lone_text(cache, layer, mask | text) if text.any() else mask
 
     def prepare(self, cache: KVCache, guide: Guide) -> None:  # noqa: B027
         """Called once before the layers of a compression are selected."""
@@ -205,19 +211,19 @@ class Policy(ABC):
         return self.needs.variant == "st-spattn"
 
     def protected(self, cache: KVCache, layer: int) -> Bool:
-        """Rows that every compression keeps, ``[kv_heads, n_l]``: the prefix, and frame 0 if :attr:`keeps_first_frame`.
+        """Rows that :meth:`select` keeps, ``[kv_heads, n_l]``: prefix and text, and frame 0 if :attr:`keeps_first_frame`.
 
         Rows of frame 0 count in |M|, and in the ``target`` of :meth:`select`.
         """
         from edgevlm.runtime.kinds import Kind
 
         kind = cache.kind(layer)
-        mask: Bool = kind == Kind.PREFIX
+        mask: Bool = (kind == Kind.PREFIX) | (kind == Kind.TEXT)
         return mask | ((kind == Kind.VISION) & (cache.frame(layer) == 0)) if self.keeps_first_frame else mask
 
     @abstractmethod
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
-        """Rows of ``layer`` to keep: a mask ``[kv_heads, n_l]`` with the prefix and exactly ``target`` others per head."""
+        """Rows of ``layer`` to keep: a mask ``[kv_heads, n_l]`` with prefix, text and exactly ``target`` others per head."""
 
 
 class SteadyTarget(Policy):
@@ -232,6 +238,22 @@ class SteadyTarget(Policy):
     @property
     def compress_to(self) -> int:
         return max(0, min(tokens_of(self.target, self.budget), self.budget - self.shape.tokens_per_frame))
+
+
+def frame_text(cache: KVCache, layer: int) -> Bool:
+    """Text that stands around frames, ``[kv_heads, n_l]``; the same rows in every head."""
+    from edgevlm.runtime.kinds import Kind
+
+    mask: Bool = (cache.kind(layer) == Kind.TEXT) & (cache.frame(layer) >= 0)
+    return mask
+
+
+def without_lone_text(cache: KVCache, layer: int, keep: Bool) -> Bool:
+    """``keep`` without the text of frames of which no head keeps a token."""
+    from edgevlm.runtime.kinds import Kind
+
+    frame, text = cache.frame(layer), frame_text(cache, layer)
+    return keep & ~(text & ~np.isin(frame, frame[keep & (cache.kind(layer) == Kind.VISION)]))
 
 
 def tokens_of(fraction: float, whole: int) -> int:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from edgevlm.runtime import primitives
-from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import (
     Appended,
     Bool,
@@ -103,7 +102,7 @@ class H2O(Policy):
             self._cross.take(cache, {layer: self._accumulated(cache, layer) for layer in self._cross.probe_layers})
 
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
-        seq, prefix = cache.seq(layer), cache.kind(layer) == Kind.PREFIX
+        seq, prefix = cache.seq(layer), self.protected(cache, layer)
         count = tokens_of(self.recent, target)
         recent = newest(seq, ~prefix, count)
         score = self._cross.importance(cache, layer) if self._cross else self._accumulated(cache, layer)

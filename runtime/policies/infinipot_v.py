@@ -10,7 +10,7 @@ import numpy as np
 
 from edgevlm.runtime import primitives
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import Bool, Guide, Policy, StreamShape, newest, tokens_of
+from edgevlm.runtime.policies.base import Bool, Guide, Policy, StreamShape, frame_text, newest, tokens_of
 from edgevlm.runtime.policies.infinipot_v_official import official_choice
 
 if TYPE_CHECKING:
@@ -109,13 +109,15 @@ class InfiniPotV(Policy):
 
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
         if self.mode == "official":
-            return official_choice(cache, layer, target, self.shape.tokens_per_frame, self.alpha, self.recent)
+            whole = target - target % self.shape.tokens_per_frame
+            return official_choice(cache, layer, whole, self.shape.tokens_per_frame, self.alpha, self.recent)
         kind, seq = cache.kind(layer), cache.seq(layer)
         fixed = kind == Kind.PREFIX
         recent_rows = self.recent_frames * self.shape.tokens_per_frame
         if recent_rows > target:
             return fixed | newest(seq, kind == Kind.VISION, target)
-        if (self.heads, self.tar, self.van) == ("own", "patch", "pooled"):
+        alike = not frame_text(cache, layer).any()  # all layers have the same target
+        if alike and (self.heads, self.tar, self.van) == ("own", "patch", "pooled"):
             self._kept = self._kept or self._select_all(cache, target)
             return self._kept[layer]
         self._scored = self._scored or self._score(cache)
@@ -139,7 +141,7 @@ class InfiniPotV(Policy):
         return max(0, math.floor(self.alpha * target + 0.5) - recent_rows * self.keep_recent)
 
     def _select_all(self, cache: KVCache, target: int) -> list[Bool]:
-        """The choice of every layer, whose budgets are equal, in one call of the kernels."""
+        """The choice of every layer, whose targets are equal, in one call of the kernels."""
         windows = [] if self.thresholds else [self._preset(layer) for layer in range(self.shape.layers)]
         return primitives.infinipot_select(
             cache, self.recent_frames, self._quota(target), target, windows, self.thresholds,

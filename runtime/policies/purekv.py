@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from edgevlm.runtime import primitives
+from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Plan, Policy, State, StreamShape, newest
 from edgevlm.runtime.policies.cross_layer import CrossLayer, layer_number
 
@@ -91,6 +92,7 @@ class PureKV(Policy):
 
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
         seq, keep = cache.seq(layer), self.protected(cache, layer)
-        recent = newest(seq, ~keep, self._recent)
-        rest = target - self._recent - (int(keep[0].sum()) - self.shape.prefix)
+        free = target - int((keep[0] & (cache.kind(layer)[0] == Kind.VISION)).sum())
+        recent = newest(seq, ~keep, min(self._recent, free))
+        rest = free - min(self._recent, free)
         return keep | recent | primitives.top_k(self._cross.importance(cache, layer), seq, ~(keep | recent), rest)

@@ -61,7 +61,7 @@ class QueryWindow:
 
         w: as many of the newest rows as every head of the layer still holds without a gap.
         """
-        mine = cache.kind(layer) != Kind.PREFIX
+        mine = np.isin(cache.kind(layer), (Kind.VISION, Kind.SUMMARY))
         count = min(len(self._seq), int(mine[0].sum()))
         at = np.nonzero(newest(cache.seq(layer), mine, count))[1].reshape(-1, count)  # [kv_heads, count], in no order
         seq = np.take_along_axis(cache.seq(layer), at, 1)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Bool, SteadyTarget
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class RandomTokens(SteadyTarget):
     paper: ClassVar[str] = "baseline (reservoir sampling)"
 
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
-        seq, mine = cache.seq(layer), cache.kind(layer) != Kind.PREFIX
+        seq, mine = cache.seq(layer), ~self.protected(cache, layer)
         if target == 0:
             return ~mine
         drawn = np.where(mine, priority(seq, self._streams(layer, len(seq))), np.uint64(0))

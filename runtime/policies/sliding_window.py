@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Bool, Policy, newest
 
 if TYPE_CHECKING:
@@ -25,5 +24,5 @@ class SlidingWindow(Policy):
         return max(self.budget // 4, self.shape.tokens_per_frame)
 
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
-        prefix = cache.kind(layer) == Kind.PREFIX
+        prefix = self.protected(cache, layer)
         return prefix | newest(cache.seq(layer), ~prefix, target)

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime import primitives
-from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Policy, State, StreamShape, newest, tokens_of
 from edgevlm.runtime.policies.cross_layer import booster, layer_number
 from edgevlm.runtime.policies.queries import QueryWindow
@@ -81,7 +80,7 @@ class SnapKV(Policy):
             self._cross.score(cache, self.window)
 
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
-        seq, prefix = cache.seq(layer), cache.kind(layer) == Kind.PREFIX
+        seq, prefix = cache.seq(layer), self.protected(cache, layer)
         observers = newest(seq, ~prefix, min(self.window, target))
         if target <= self.window:
             return prefix | observers

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from edgevlm.runtime import primitives
-from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import Bool, Float32, Needs, tokens_of
+from edgevlm.runtime.policies.base import Bool, Float32, Needs, frame_text, tokens_of, without_lone_text
 from edgevlm.runtime.policies.full import Full
 from edgevlm.runtime.policies.snapkv import Pool, pooled
 
@@ -59,6 +58,8 @@ class SnapKVGuided(Full):
         if memory - self.shape.prefix <= self.compress_to:
             return None
         mass = primitives.attention_mass(query[:, -self.window :], seq[0, memory:][-self.window :], cache.key(layer), seq)
-        keep: Bool = cache.kind(layer) == Kind.PREFIX
+        keep = self.protected(cache, layer)
         keep[:, memory:] = True
-        return keep | primitives.top_k(pooled(mass, seq, ~keep, self.kernel, self.pool), seq, ~keep, self.compress_to)
+        count = max(0, self.compress_to - int(frame_text(cache, layer)[0].sum()))
+        chosen = primitives.top_k(pooled(mass, seq, ~keep, self.kernel, self.pool), seq, ~keep, count)
+        return without_lone_text(cache, layer, keep | chosen)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from edgevlm.runtime import primitives
-from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Plan, Policy, State, StreamShape, newest, tokens_of
 from edgevlm.runtime.policies.cross_layer import booster, layer_number
 
@@ -81,7 +80,7 @@ class StreamingLLM(Policy):
 
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
         """The oldest rows held are the stream's first: no compression ever took them."""
-        seq, prefix = cache.seq(layer), cache.kind(layer) == Kind.PREFIX
+        seq, prefix = cache.seq(layer), self.protected(cache, layer)
         sinks, important, window = self._parts(target)
         held = int((~prefix[0]).sum())
         keep = ~newest(seq, ~prefix, held - sinks) | newest(seq, ~prefix, window)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Bool, SteadyTarget
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class Uniform(SteadyTarget):
     paper: ClassVar[str] = "baseline (Uniform Select of InfiniPot-V, arXiv 2506.15745)"
 
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
-        seq, frame, prefix = cache.seq(layer), cache.frame(layer), cache.kind(layer) == Kind.PREFIX
+        seq, frame, prefix = cache.seq(layer), cache.frame(layer), self.protected(cache, layer)
         mine = ~prefix[0]
         frames, held = np.unique(frame[0, mine], return_counts=True)
         kept = thin(frames.astype(np.int64), held, self.shape.tokens_per_frame, target)

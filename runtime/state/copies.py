@@ -9,7 +9,7 @@ from edgevlm.runtime.bundle import DecoderSpec, VisionSpec
 from edgevlm.runtime.chunk import chunk_bytes
 from edgevlm.runtime.state.format import ALIGNMENT, Arrays, padding
 
-METADATA = 1 + 8 + 4 + 2 + 2 + 4  # bytes of a row's kind, seq, frame, row, col and position
+METADATA = 1 + 8 + 4 + 2 + 2  # bytes of a row's kind, seq, frame, row and col; a position has four on each axis
 
 
 def copy_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: int, item: int) -> int:
@@ -17,8 +17,8 @@ def copy_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: int, 
 
     What a policy keeps is known only when it keeps it, and comes to that.
     """
-    held = rows * decoder.kv_heads * (2 * decoder.head_dim * item + METADATA)
-    features = chunk * vision.tokens_per_frame * decoder.hidden * np.dtype(np.float32).itemsize
+    held = rows * decoder.kv_heads * (2 * decoder.head_dim * item + METADATA + 4 * decoder.axes)
+    features = chunk // vision.group * vision.tokens_per_frame * decoder.row_width * np.dtype(np.float32).itemsize
     return held + features + chunk_bytes(chunk, vision) + 8 * ALIGNMENT * (decoder.layers + 1)
 
 

@@ -263,3 +263,10 @@ def test_a_terminal_shows_the_camera_and_takes_typed_questions():
     assert "▀" in shown
     assert "ask> " in shown
     assert "ended" in shown
+
+
+@pytest.mark.parametrize("size", ["640", "0x480", "640x480x3", "axb"])
+def test_a_frame_size_is_two_numbers(size, tmp_path):
+    done = CliRunner().invoke(app, ["export", str(tmp_path), "--out", str(tmp_path / "bundle"), "--frame-size", size])
+    assert isinstance(done.exception, UserError)
+    assert str(done.exception) == f"--frame-size {size!r} is not WIDTHxHEIGHT in pixels, such as 640x480"

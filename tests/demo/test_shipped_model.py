@@ -1,6 +1,5 @@
 """The embedded bundle: what it answers, and that it is what our exporter makes of the checkpoint beside it."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from edgevlm.apps.demo.accuracy import measure, table
 from edgevlm.apps.demo.questions import is_about_now
 from edgevlm.export import export_checkpoint
+from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.model import Model, demo_bundle
 
 CHECKPOINT = Path(__file__).parents[2] / "apps" / "demo" / "checkpoint"
@@ -44,8 +44,8 @@ def test_it_is_small():
 @pytest.mark.skipif(not CHECKPOINT.exists(), reason="the checkpoint is in the source tree only")
 def test_it_is_what_the_exporter_makes_of_the_checkpoint(tmp_path):
     made = export_checkpoint(CHECKPOINT, tmp_path / "bundle")
-    ours, shipped = (json.loads((folder / "bundle.json").read_text()) for folder in (made, demo_bundle()))
-    assert ours["decoder"] == shipped["decoder"]
-    assert ours["chat"] == shipped["chat"]
+    ours, shipped = (Bundle.load(folder) for folder in (made, demo_bundle()))
+    assert ours.decoder == shipped.decoder
+    assert ours.chat == shipped.chat
     for name in ("decoder.weights", "embedding.npy", "tokenizer.json"):
-        assert ours["files"][name] == shipped["files"][name], name
+        assert ours.files[name] == shipped.files[name], name

@@ -23,7 +23,7 @@ TEMPLATE = (
     "{% elif item['type'] == 'text' %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}"
     "<|im_end|>{{ '\n' }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{{ '\n' }}{% endif %}"
 )
-PLACES = {"llava": "image", "llava_onevision": "video"}
+PLACES = {"llava": "image", "llava_next_video": "video", "llava_onevision": "video"}
 
 
 def make_tokenizer() -> Any:
@@ -47,6 +47,18 @@ def make_tokenizer() -> Any:
     return fast
 
 
+def stretch(model: Any, scale: float) -> None:
+    """Decoder layers ``scale`` times as they are initialised; biases, and norms of heads, random."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(std=0.3)
+            elif name.endswith(("q_norm.weight", "k_norm.weight")):
+                parameter.normal_(1.0, 0.3)
+            elif parameter.ndim > 1 and ("language_model.layers" in name or "text_model.layers" in name or "lm_head" in name):
+                parameter.mul_(scale)
+
+
 def make_checkpoint(
     folder: Path,
     family: str = "llava_onevision",
@@ -68,6 +80,9 @@ def make_checkpoint(
     shard_size: str = "5GB",
     seed: int = 0,
     scale: float = 8.0,
+    backbone: str = "qwen2",
+    tower: str = "siglip",
+    biases: bool = False,
 ) -> Path:
     """Save a random ``family`` checkpoint in ``folder`` and return it.
 
@@ -79,12 +94,15 @@ def make_checkpoint(
     torch.manual_seed(seed)
     tokenizer = make_tokenizer()
     tokenizer.chat_template = TEMPLATE.replace("PLACE", PLACES[family])
-    vision = t.SiglipVisionConfig(
-        hidden_size=48, intermediate_size=64, num_hidden_layers=vision_layers, num_attention_heads=4,
-        image_size=14 * side, patch_size=14, vision_use_head=False,
-    )  # fmt: skip
-    extra = {} if head_dim is None else {"head_dim": head_dim}
-    text = t.Qwen2Config(
+    sizes = {
+        "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": vision_layers, "num_attention_heads": 4,
+        "image_size": 14 * side, "patch_size": 14,
+    }  # fmt: skip
+    vision = t.CLIPVisionConfig(**sizes) if tower == "clip" else t.SiglipVisionConfig(**sizes, vision_use_head=False)
+    extra: dict[str, Any] = {} if head_dim is None else {"head_dim": head_dim}
+    if backbone != "qwen2":
+        extra |= {"attention_bias": biases} | ({"mlp_bias": biases} if backbone == "llama" else {})
+    text = getattr(t, {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}[backbone])(
         vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=kv_heads, max_position_embeddings=max_positions,
         rope_parameters={"rope_theta": rope_theta, "rope_type": "default"}, tie_word_embeddings=tied,
@@ -95,23 +113,21 @@ def make_checkpoint(
         "text_config": text,
         "image_token_index": tokenizer.convert_tokens_to_ids("<image>"),
         "vision_feature_layer": feature_layer,
-        "vision_feature_select_strategy": "full",
+        "vision_feature_select_strategy": "default" if tower == "clip" else "full",
         "tie_word_embeddings": tied,
     }
     if family == "llava":
         config: Any = t.LlavaConfig(**common, image_seq_length=side * side)
         model: Any = t.LlavaForConditionalGeneration(config)
+    elif family == "llava_next_video":
+        config = t.LlavaNextVideoConfig(**common, video_token_index=tokenizer.convert_tokens_to_ids("<video>"))
+        model = t.LlavaNextVideoForConditionalGeneration(config)
     else:
         config = t.LlavaOnevisionConfig(**common, video_token_index=tokenizer.convert_tokens_to_ids("<video>"))
         model = t.LlavaOnevisionForConditionalGeneration(config)
     if trained_length is not None:
         model.config.edgevlm_trained_length = trained_length
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                parameter.normal_(std=0.3)
-            elif parameter.ndim > 1 and ("language_model.layers" in name or "lm_head" in name):
-                parameter.mul_(scale)
+    stretch(model, scale)
     model.to(dtype).save_pretrained(folder, max_shard_size=shard_size)
     tokenizer.save_pretrained(folder)
     frames = {

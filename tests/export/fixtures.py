@@ -25,6 +25,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported
     ``st_spattn_from`` goes to the export, the rest to the checkpoint.
     """
     from checkpoints import make_checkpoint
+    from more_checkpoints import CLASSES, FRAME, make_more
 
     from edgevlm.export import export_checkpoint
 
@@ -35,8 +36,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported
         if key not in made:
             folder = tmp_path_factory.mktemp(family)
             start = shape.pop("st_spattn_from", None)
-            checkpoint = make_checkpoint(folder / "checkpoint", family, **shape)
-            made[key] = Exported(checkpoint, export_checkpoint(checkpoint, folder / "bundle", st_spattn_from=start))
+            checkpoint = (make_more if family in CLASSES else make_checkpoint)(folder / "checkpoint", family, **shape)
+            bundle = export_checkpoint(checkpoint, folder / "bundle", st_spattn_from=start, camera=FRAME)
+            made[key] = Exported(checkpoint, bundle)
         return made[key]
 
     return export

@@ -107,11 +107,27 @@ def reseal(change: Callable[[dict[str, Any]], Any], folder: Path) -> None:
 
 
 def test_another_format(folder: Path) -> None:
-    reseal(lambda m: m.update(format=2), folder)
-    with pytest.raises(BundleError, match=r"bundle\.json: is of bundle format 2 .*; upgrade edgevlm$"):
+    reseal(lambda m: m.update(format=3), folder)
+    with pytest.raises(BundleError, match=r"bundle\.json: is of bundle format 3 .* reads format 1 and 2; upgrade edgevlm$"):
         Bundle.load(folder)
     reseal(lambda m: m.update(format=0), folder)
     assert "export the checkpoint again" in refused(folder, "format 0")
+
+
+def test_the_format_before_positions_had_axes(folder: Path) -> None:
+    """A bundle of format 1 has none of the fields that came with 2: they are what they always were for it."""
+    newer = ("group", "positions", "tokens_per_second", "before", "after", "longest_edge")
+
+    def older(manifest: dict[str, Any]) -> None:
+        manifest["format"] = 1
+        for section, names in (("vision", newer), ("decoder", ("rope_sections", "rope_interleaved", "deepstack"))):
+            manifest[section] = {key: value for key, value in manifest[section].items() if key not in names}
+
+    wanted = Bundle.load(folder)
+    reseal(older, folder)
+    found = Bundle.load(folder)
+    assert (found.vision, found.decoder) == (wanted.vision, wanted.decoder)
+    assert (found.decoder.axes, found.decoder.row_width) == (1, found.decoder.hidden)
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/b", "..", ".hidden", ""])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
@@ -58,23 +59,45 @@ def text(name: str, content: str) -> Change:
     return lambda folder: (folder / name).write_text(content)
 
 
+def tensor(name: str, edit: Callable[[Any], Any]) -> Change:
+    """Change one tensor of the checkpoint, in whichever shard it is."""
+
+    def change(folder: Path) -> None:
+        from safetensors.torch import load_file, save_file
+
+        shard = folder / json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"][name]
+        tensors = load_file(shard)
+        tensors[name] = edit(tensors[name])
+        save_file(tensors, shard, metadata={"format": "pt"})
+
+    return change
+
+
+def with_nan(weights: Any) -> Any:
+    weights[3, 5] = float("nan")
+    return weights
+
+
 SHARD = "model-00002-of-00004.safetensors"
+NORMED = "language_model.model.layers.1.mlp.down_proj.weight"
 CASES: list[tuple[Change, str]] = [
     (without("config.json"), r"config\.json: is missing"),
     (text("config.json", '{"model_type": "lla'), r"config\.json: is not valid JSON"),
     (text("config.json", "[]"), r"config\.json: is not a JSON object"),
-    (config(model_type="llava_next"), r"'llava_next' cannot be exported; the nearest known is 'llava'"),
-    (config(model_type="zzz"), r"'zzz' cannot be exported; known are 'llava', 'llava_onevision'"),
+    (config(model_type="llava_next"), r"'llava_next' cannot be exported; the nearest known is 'llava_next_video'"),
+    (config(model_type="zzz"), r"'zzz' cannot be exported; known are 'llava', 'llava_next_video', 'llava_onevision', "),
     (config(text_config=None), r"has no text_config"),
-    (config(text__model_type="qwen3"), r"'qwen3' cannot be exported; the nearest known is 'qwen2'"),
-    (config(text__hidden_size=None), r"text_config is incomplete.*hidden_size"),
+    (config(text__model_type="qwen4"), r"'qwen4' cannot be exported; the nearest known is 'qwen[23]'"),
+    (config(text__model_type="qwen3", text__head_dim=16), r"no tensor 'text\.layers\.0\.self_attn\.q_norm\.weight'"),
+    (config(text__hidden_size=None), r"head_dim 682 is not a multiple of 8"),
     (config(text__num_key_value_heads=4), r"6 attention heads cannot share 4"),
     (config(text__num_hidden_layers=4), r"no tensor 'text\.layers\.3"),
     (config(text__vocab_size=1000), r"has shape .* where config\.json means \(1000, 96\)"),
     (config(text__use_sliding_window=True), r"sliding-window"),
     (config(text__rope_parameters={"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}), r"rotary scaling.*yarn"),
     (config(text__hidden_act="gelu"), r"hidden_act 'gelu'"),
-    (config(vision__model_type="clip_vision_model"), r"'clip_vision_model' cannot be exported"),
+    (config(vision__model_type="dinov2"), r"'dinov2' cannot be exported; known are 'clip_vision_model', 'siglip_vision_model'"),
+    (config(vision__model_type="clip_vision_model"), r"'full' keeps CLIP's class token"),
     (config(vision_feature_select_strategy="default"), r"'default' drops a patch"),
     (config(vision_feature_layer=9), r"vision_feature_layer 9"),
     (config(vision__hidden_size=52), r"has shape"),
@@ -99,6 +122,12 @@ CASES: list[tuple[Change, str]] = [
     (processor(resample=0), r"resample 0 \(nearest\) cannot be exported; set it to one of 2 \(bilinear\), 3 .*, 1 \(lanczos\)"),
     (processor(resample=4), r"resample 4 \(box\)"),
     (processor(resample=5), r"resample 5 \(hamming\)"),
+    (
+        tensor(NORMED, lambda weights: weights.to(dtype=torch.int8)),
+        r"safetensors: tensor '.*' is int8; give the checkpoint before",
+    ),
+    (tensor(NORMED, with_nan), r"safetensors: tensor '.*' holds NaN or infinity"),
+    (config(text__vocab_size=300), r"has \d+ tokens and the model embeds 300"),
     (text("generation_config.json", '{"eos_token_id": 100000}'), r"stop token 100000"),
 ]
 

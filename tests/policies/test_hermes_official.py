@@ -36,8 +36,8 @@ def watched(made, session, program):
     stream = session._stream
     append_frames = stream.append_frames
 
-    def both(features, coming):
-        appended = append_frames(features, coming)
+    def both(features, coming, seconds):
+        appended = append_frames(features, coming, seconds)
         if appended:
             assert appended == len(features)
             program.chunk(features.reshape(-1, features.shape[-1]).astype(np.float64))

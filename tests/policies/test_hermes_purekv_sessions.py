@@ -43,11 +43,11 @@ def test_the_cap_holds_inside_every_chunk_size(model, policy):
             budgets, append_piece = stream.policy.layer_budgets, stream._append_piece
             capacity = stream.cache.capacities
 
-            def watched(piece, stream=stream, fullest=fullest, append_piece=append_piece, budgets=budgets):
+            def watched(piece, seconds, stream=stream, fullest=fullest, append_piece=append_piece, budgets=budgets):
                 after = stream.cache.lengths + piece.shape[0] * piece.shape[1] - stream.prefix
                 assert (after <= budgets).all()
                 fullest.append(int((budgets - after).min()))
-                append_piece(piece)
+                append_piece(piece, seconds)
 
             stream._append_piece = watched
             for image in frames(21, model):
@@ -89,7 +89,7 @@ def test_guidance_attention_is_what_transformers_computes(model):
     with Session.open(model, policy="hermes", budget=12 * per_frame, chunk=3, room=ROOM) as session:
         stream = session._stream
         append = stream._append
-        stream._append = lambda embeds, *rest: given.append(embeds) or append(embeds, *rest)
+        stream._append = lambda rows, *rest: given.append(rows.embeds) or append(rows, *rest)
         for image in frames(9, model):
             session.watch(image)
         guidance, cache = stream._guide(), stream.cache

@@ -216,8 +216,8 @@ class Machine:
         self.spared = []
         monkeypatch.setattr(model.engine, "spare", self.spared.append)
         self.appended, append = [], self.session._stream.append_frames
-        self.session._stream.append_frames = lambda features, missing=0: (
-            self.appended.append(len(features)) or append(features, missing)
+        self.session._stream.append_frames = lambda features, *rest: (
+            self.appended.append(len(features)) or append(features, *rest)
         )
 
     def watch(self, images, count):
@@ -251,6 +251,29 @@ def test_no_look_is_taken_more_than_once_a_second():
     for _ in range(10):
         assert pressure.look() == 8
     assert len(looks) == 1
+
+
+def test_chunks_are_whole_groups_of_frames_however_short_memory_is():
+    free, frames = [1, 1, 1, 9, 9, 9], []
+    reads = iter(free)
+    pressure = Pressure(12, print, lambda: Available(next(reads), 18), iter(range(1, 99)).__next__, group=4)
+    for _ in free:
+        pressure._next = 0.0
+        frames.append(pressure.look())
+    assert frames == [4, 4, 4, 8, 12, 12]
+
+
+def test_a_session_takes_whole_groups_of_frames_when_memory_is_short(models):
+    model = models["qwen2_vl"]
+    with Session.open(model, policy="uniform", budget=8 * model.bundle.vision.tokens_per_frame, chunk=3, room=ROOM) as session:
+        assert session.chunk == 4, "a chunk of three is rounded up"
+        session._pressure._read = lambda: Available(1, 99)
+        limits = []
+        for image in frames(12, model):
+            session._pressure._next = 0.0
+            session.watch(image)
+            limits.append(session._chunk.limit)
+    assert limits == [2] * 12
 
 
 def test_what_is_available_is_no_more_than_the_machine_has(tmp_path, monkeypatch):

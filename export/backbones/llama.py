@@ -1,0 +1,20 @@
+"""Llama: no biases, unless ``attention_bias`` or ``mlp_bias`` say so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgevlm.export.backbones import DecoderShape, LayerWeights
+from edgevlm.export.backbones.blocks import plain_layer, plain_shape
+from edgevlm.export.checkpoint import Checkpoint
+
+
+def shape(config: dict[str, Any], tied: bool) -> DecoderShape:
+    """See :class:`edgevlm.export.backbones.Backbone`."""
+    biases = ("q", "k", "v", "o") if config.get("attention_bias") else ()
+    return plain_shape(config, tied, biases=biases + (("gate", "up", "down") if config.get("mlp_bias") else ()))
+
+
+def layer(checkpoint: Checkpoint, shape: DecoderShape, layer: int) -> LayerWeights:
+    """See :class:`edgevlm.export.backbones.Backbone`."""
+    return plain_layer(checkpoint, shape, layer, shape.biases)

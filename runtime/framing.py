@@ -1,0 +1,95 @@
+"""What enters the memory for a frame: its features, the text around them, and where all of it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.runtime.cache import Rows
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.positions import Layout, Positions
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+_FURTHEST = 10 * 365.25 * 86400.0  # seconds: no stream is announced by a longer number
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """Rows to append, ``embeds`` float32 ``[S, width]``, and what is known of each but its ``seq``."""
+
+    embeds: Float32
+    kind: NDArray[np.uint8]  # [S]
+    frame: NDArray[np.int32]  # [S]; -1 for text that belongs to none
+    row: NDArray[np.int16]  # [S]
+    col: NDArray[np.int16]  # [S]
+    position: NDArray[np.int32]  # [S, axes]
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @classmethod
+    def text(cls, embeds: Float32, position: NDArray[np.int32], kind: Kind = Kind.TEXT, frame: int = -1) -> Labelled:
+        """Rows of text, ``[S, hidden]``, at positions ``[S, axes]``."""
+        count = len(embeds)
+        place = np.zeros(count, np.int16)
+        return cls(embeds, np.full(count, kind, np.uint8), np.full(count, frame, np.int32), place, place, position)
+
+    def at(self, seq: int) -> Rows:
+        """The same as metadata, the first row in place ``seq`` of the stream."""
+        order = np.arange(seq, seq + len(self), dtype=np.int64)
+        return Rows(self.kind, order, self.frame, self.row, self.col, self.position)
+
+
+class Framing:
+    """Makes the rows of frames, of one model: ``before``, the grid of tokens, ``after``."""
+
+    def __init__(self, model: Model) -> None:
+        decoder, vision = model.bundle.decoder, model.bundle.vision
+        self.model, self.vision, self.width = model, vision, decoder.row_width
+        self.layout = Layout(vision.positions, vision.grid, vision.tokens_per_second, decoder.axes)
+        self.most_text = sum(map(len, self._around(_FURTHEST)))
+        rows, columns = vision.grid
+        self._row = np.repeat(np.arange(rows, dtype=np.int16), columns)
+        self._col = np.tile(np.arange(columns, dtype=np.int16), rows)
+
+    @property
+    def rows_per_frame(self) -> int:
+        """The most rows that a frame, or a group of frames with one grid, appends."""
+        return self.vision.tokens_per_frame + self.most_text
+
+    def rows(self, features: Float32, seconds: Float64, first: int, positions: Positions) -> Labelled:
+        """The rows of grids ``features [G, tokens_per_frame, width]``, of frames numbered from ``first`` on.
+
+        seconds: float64 ``[G, 2]``, of the first and the last frame of each. Takes their positions.
+        """
+        parts = []
+        for index, (grid, (since, until)) in enumerate(zip(features, seconds, strict=True)):
+            before, after = self._around((since + until) / 2)
+            parts += [self._text(before, first + index, positions)] if before else []
+            parts.append(self._grid(grid, first + index, positions.frame(float(since))))
+            parts += [self._text(after, first + index, positions)] if after else []
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in Labelled.__slots__}
+        return Labelled(**joined)
+
+    def _grid(self, features: Float32, frame: int, position: NDArray[np.int32]) -> Labelled:
+        vision = Labelled.text(features, position, Kind.VISION, frame)
+        return replace(vision, row=self._row, col=self._col)
+
+    def _text(self, ids: list[int], frame: int, positions: Positions) -> Labelled:
+        embeds = np.zeros((len(ids), self.width), np.float32)
+        known = self.model.engine.embed(np.asarray(ids, np.int64))
+        embeds[:, : known.shape[1]] = known
+        return Labelled.text(embeds, positions.take(len(ids)), frame=frame)
+
+    def _around(self, seconds: float) -> tuple[list[int], list[int]]:
+        """Token ids of the text before and after a grid."""
+        if not self.vision.before and not self.vision.after:
+            return [], []
+        whole = int(seconds)
+        time = {"seconds": seconds, "minutes": whole // 60, "second": whole % 60}
+        before, after = (self.model.encode(text.format(**time)) for text in (self.vision.before, self.vision.after))
+        return before, after

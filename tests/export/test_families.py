@@ -1,0 +1,95 @@
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and SmolVLM2: a stream with everything kept answers as one transformers forward does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hf import Video, load
+
+from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.chunk import Chunk
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies import create_policy
+from edgevlm.runtime.stream import Stream
+
+QUESTION = "how many red circle are there now?"
+SHAPES: list[tuple[str, int, float, dict[str, Any]]] = [  # family, frames, frames a second, the checkpoint's shape
+    ("qwen2_vl", 9, 2.0, {"num_hidden_layers": 3}),
+    ("qwen2_vl", 16, 2.0, {"num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 112, "tied": True}),
+    ("qwen2_vl", 5, 1.0, {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4, "depth": 1}),
+    ("qwen2_5_vl", 5, 2.0, {"num_hidden_layers": 3, "depth": 3}),
+    ("qwen2_5_vl", 12, 1.0, {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96, "tied": True}),
+    ("qwen2_5_vl", 7, 3.0, {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}),
+    ("qwen3_vl", 9, 2.0, {"num_hidden_layers": 3, "head_dim": 32}),
+    ("qwen3_vl", 8, 0.1, {"num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 16, "tied": True}),
+    ("qwen3_vl", 5, 4.0, {"num_hidden_layers": 1, "head_dim": 24, "attention_bias": True}),
+    ("smolvlm", 5, 1.0, {"num_hidden_layers": 3}),
+    ("smolvlm", 4, 0.01, {"num_attention_heads": 7, "num_key_value_heads": 7, "hidden_size": 112, "tied": True, "side": 9,
+                          "scale_factor": 3}),
+    ("smolvlm", 7, 2.0, {"num_hidden_layers": 1, "num_key_value_heads": 1, "attention_bias": True}),
+]  # fmt: skip
+
+
+def watch(model: Model, pixels: np.ndarray, fps: float, chunk: int) -> Stream:
+    """A stream that has seen ``pixels [F, 3, H, W]`` in chunks and keeps all of them."""
+    prefix = model.encode(Chat(model.bundle.chat).prefix)
+    stream = Stream(model, create_policy("full"), 1200, prefix, 64, "lazy", chunk)
+    waiting = Chunk(model.engine, model.bundle.vision, stream.chunk)
+    for index, frame in enumerate(pixels):
+        waiting.add(frame, index / fps)
+        if not waiting.missing or index == len(pixels) - 1:
+            stream.append_frames(waiting.features(), 0, waiting.seconds())
+            waiting.clear()
+    return stream
+
+
+def answer(model: Model, stream: Stream, suffix: list[int], count: int) -> tuple[list[int], np.ndarray]:
+    """``count`` greedy tokens, and the logits ``[count, vocab]`` that chose them."""
+    tokens: list[int] = []
+    logits = [stream.append_question(model.engine.embed(np.array(suffix)))]
+    while len(tokens) < count:
+        tokens.append(int(np.argmax(logits[-1])))
+        logits.append(stream.append_text(model.engine.embed(np.array(tokens[-1:]))))
+    return tokens, np.stack(logits[:count])
+
+
+@pytest.mark.parametrize(
+    ("family", "frames", "fps", "shape"), SHAPES, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_any_chunking_answers_as_one_forward_does(
+    exported: Any, family: str, frames: int, fps: float, shape: dict[str, Any]
+) -> None:
+    made = exported(family, **shape)
+    model, oracle = Model.load(made.bundle, threads=1), load(made.checkpoint, family)
+    vision, chat = model.bundle.vision, Chat(model.bundle.chat)
+    pixels = np.random.default_rng(frames).standard_normal((frames, 3, *vision.size)).astype(np.float32)
+    prefix, suffix = model.encode(chat.prefix), model.encode(chat.suffix([], QUESTION))
+    video = Video(oracle, family, model.encode, pixels, fps, prefix, suffix)
+    for chunk in (1, 3, 16):
+        stream = watch(model, pixels, fps, chunk)
+        tokens, logits = answer(model, stream, suffix, 16)
+        expected = video.logits(tokens)[len(video.ids) - 1 : -1]
+        error = float(np.abs(logits - expected).max())
+        print(f"{family} {shape} chunk {chunk}: max error {error:.1e}, logit deviation {expected.std():.2f}")
+        assert error < 1e-4
+        assert tokens == expected.argmax(1).tolist()
+        assert stream.cache.lengths.tolist() == [len(video.ids) + 16] * model.bundle.decoder.layers
+    assert len(set(tokens)) > 1
+    _, backwards = answer(model, watch(model, pixels[::-1], fps, 16), suffix, 1)
+    assert np.abs(backwards[0] - logits[0]).max() > 2e-3  # what was seen, and in which order, does matter
+    model.close()
+
+
+def test_the_newest_transformers_agrees_on_text_after_a_short_video(exported: Any) -> None:
+    """Where a video has fewer frames than rows or columns its largest position is a row's or a column's: nothing is moved."""
+    family, frames, fps, shape = SHAPES[0]
+    made = exported(family, **shape)
+    model = Model.load(made.bundle, threads=1)
+    pixels = np.zeros((frames, 3, *model.bundle.vision.size), np.float32)
+    for count, moved in ((frames, 0), (16, 2)):
+        video = Video(load(made.checkpoint, family), family, model.encode, pixels[:1].repeat(count, 0), fps, [5, 6], [7])
+        assert video.positions(len(video.ids)) is not None
+        assert video.text_moved == moved
+    model.close()

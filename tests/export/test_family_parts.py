@@ -1,0 +1,121 @@
+"""What the exporter reads of a checkpoint before anything is traced: settings, names, and what a family refuses."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import make_checkpoint
+from hf import load
+from more_checkpoints import make_more
+from safetensors.torch import load_file, save_file
+
+from edgevlm.errors import UserError
+from edgevlm.export import FAMILIES, export_checkpoint
+from edgevlm.export.checkpoint import Checkpoint
+from edgevlm.export.family import FamilyParts
+from edgevlm.export.writer import _decoder_shape
+
+
+def parts(folder: Path, camera: tuple[int, int] = (56, 84)) -> FamilyParts:
+    checkpoint = Checkpoint(folder)
+    found: FamilyParts = import_module(FAMILIES[checkpoint.config["model_type"]]).parts(checkpoint, camera)
+    return found
+
+
+def change(folder: Path, section: str, **settings: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (config[section] if section else config).update(settings)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("camera", [(56, 84), (98, 56), (40, 150), (14, 14)])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_towers_equal_those_of_transformers_at_any_grid(tmp_path: Path, family: str, camera: tuple[int, int]) -> None:
+    """Windows that the grid divides and that it does not; the features of every layer that DeepStack taps."""
+    made = parts(make_more(tmp_path, family), camera)
+    tower: Any = made.vision
+    pixels = torch.randn(2, 6, *tower.size, generator=torch.Generator().manual_seed(0))
+    grid = torch.tensor([[2, 2 * made.grid[0], 2 * made.grid[1]]])
+    with torch.no_grad():
+        found = tower(pixels)
+        theirs = load(tmp_path, family).model.get_video_features(tower.grid.cut(pixels).flatten(0, 1), grid)
+    layers = [theirs.pooler_output, *getattr(theirs, "deepstack_features", [])]
+    expected = torch.cat([torch.cat(list(layer)) for layer in layers], -1).reshape(found.shape)
+    assert float((found - expected).abs().max()) < 1e-5
+    assert float(expected.std()) > 0.1
+
+
+def test_settings_beside_the_tower_are_the_decoder_s(tmp_path: Path) -> None:
+    """Qwen2-VL as its authors published it: no text_config, other names of tensors."""
+    folder = make_more(tmp_path, "qwen2_vl", num_hidden_layers=3)
+    nested = Checkpoint(folder)
+    config = json.loads((folder / "config.json").read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    flat = text | config | {"rope_theta": rope["rope_theta"]}
+    flat["vision_config"] = {key: value for key, value in flat["vision_config"].items() if key != "hidden_act"}
+    flat["vision_config"]["model_type"] = "qwen2_vl"
+    flat["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {
+        name.replace("model.visual.", "visual.").replace("model.language_model.", "model."): value
+        for name, value in tensors.items()
+    }
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(flat))
+    published = Checkpoint(folder)
+    assert published.names.keys() == nested.names.keys()
+    assert _decoder_shape(published)[1] == _decoder_shape(nested)[1]
+    assert _decoder_shape(published)[1].sections == (4, 2, 2)
+    pixels = torch.ones(1, 6, *parts(folder).vision.size)
+    with torch.no_grad():
+        assert parts(folder).vision(pixels).isfinite().all()
+
+
+def test_what_is_left_out_is_the_default_of_transformers(tmp_path: Path) -> None:
+    """LLaVA-1.5's configuration names neither the layers chosen nor the strategy."""
+    make_checkpoint(tmp_path, "llava", tower="clip", backbone="llama", side=3, feature_layer=-2)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for key in ("vision_feature_layer", "vision_feature_select_strategy"):
+        del config[key]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    vision: Any = parts(tmp_path).vision
+    assert (vision.chosen, vision.skipped) == ([1], 1)
+
+
+REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
+    ("qwen2_vl", "vision_config", {"patch_size": [7, 7]}, "vision patches must be squares"),
+    (
+        "qwen3_vl",
+        "text_config",
+        {"num_hidden_layers": 1},
+        "2 deepstack_visual_indexes and only 1 decoder layers",
+    ),
+    ("qwen2_vl", "text_config", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "mrope_section is None"),
+    ("qwen2_vl", "text_config", {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [4, 4, 4]}}, "must be three numbers"),
+    ("smolvlm", "", {"scale_factor": 4}, "6 patches a side cannot be shuffled"),
+    ("smolvlm", "vision_config", {"image_size": 64}, "has shape"),
+]
+
+
+@pytest.mark.parametrize(("family", "section", "settings", "message"), REFUSED, ids=[case[3][:20] for case in REFUSED])
+def test_one_line_and_nothing_written(
+    tmp_path: Path, family: str, section: str, settings: dict[str, Any], message: str
+) -> None:
+    folder = make_more(tmp_path / "checkpoint", family)
+    change(folder, section, **settings)
+    with pytest.raises(UserError, match=message) as error:
+        export_checkpoint(folder, tmp_path / "out", camera=(56, 84))
+    assert "\n" not in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_frames_that_are_none_are_refused(tmp_path: Path) -> None:
+    make_more(tmp_path, "qwen2_vl")
+    with pytest.raises(UserError, match="frames of 9000 x 14 pixels cannot be used"):
+        parts(tmp_path, (14, 9000))

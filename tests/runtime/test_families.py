@@ -1,0 +1,164 @@
+"""Every policy on the families whose frames are more than rows: within its cap, and keys where the positions say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hf import load
+from more_checkpoints import FRAME, make_more
+from pictures import frames
+
+from edgevlm.calib.observe import Clip, Observer
+from edgevlm.errors import UserError
+from edgevlm.export import export_checkpoint
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies import POLICIES
+from edgevlm.runtime.room import TextRoom
+from edgevlm.runtime.session import Session
+
+ROOM = TextRoom(16, 64, 16)
+QUESTION = "what color was the square?"
+MROPE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+
+
+@pytest.fixture(scope="module", params=[*MROPE, "smolvlm"])
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def checkpoint(family, tmp_path_factory):
+    return make_more(tmp_path_factory.mktemp(family) / "checkpoint", family, num_hidden_layers=4)
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint):
+    loaded = Model.load(export_checkpoint(checkpoint, checkpoint.parent / "bundle", camera=FRAME), threads=1)
+    yield loaded
+    loaded.close()
+
+
+def opened(model, policy, chunk=4, **settings):
+    return Session.open(model, policy=policy, budget=4 * 50, chunk=chunk, room=ROOM, **settings)
+
+
+def held(session):
+    """All of a memory but free rows, as bytes, and where the next row goes."""
+    cache = session.cache
+    parts = [part(layer) for layer in range(cache.layers) for part in (cache.key, cache.value, cache.seq, cache.position)]
+    return b"".join(np.ascontiguousarray(part).tobytes() for part in parts), session._stream.positions.mark()
+
+
+@pytest.mark.parametrize("policy", [*sorted(set(POLICIES) - {"full"}), "infinipot-v:mode=official", "hermes:mode=official"])
+def test_every_policy_keeps_within_its_cap(model, policy):
+    with opened(model, policy) as session:
+        stream = session._stream
+        caps = stream.prefix + stream.policy.layer_budgets
+        ahead = stream.framing.rows_per_frame * 4 // model.bundle.vision.group if stream.policy.appends_first else 0
+        for index, image in enumerate(frames(50 if policy != "snapkv-guided" else 4 * model.bundle.vision.group, model)):
+            session.watch(image, index / 2)
+            assert (session.cache.lengths <= caps + ahead).all()
+        if policy != "snapkv-guided":
+            assert session.stats.memory.compressions > 3
+            session.flush()
+            before = held(session)
+        answer = session.ask(QUESTION, max_tokens=8)
+        answer.wait()
+        if policy != "snapkv-guided":
+            assert held(session) == before
+        for layer in range(session.cache.layers):
+            check_text(session.cache, layer)
+
+
+def check_text(cache, layer):
+    """Text of a frame is there as long as a token of it, and not longer."""
+    kind, frame = cache.kind(layer), cache.frame(layer)
+    text, vision = frame[(kind == Kind.TEXT)], set(frame[kind == Kind.VISION].tolist())
+    assert set(text.tolist()) <= vision
+    counts = {number: int((text == number).sum()) // cache.kv_heads for number in set(text.tolist())}
+    assert not counts or vision == set(counts)
+    assert not counts or min(counts.values()) > 3
+
+
+def test_a_question_in_the_middle_of_a_group_leaves_no_trace(model):
+    images = list(frames(23, model))
+    memories = []
+    for asks in (False, True):
+        with opened(model, "sliding-window", chunk=6) as session:
+            for index, image in enumerate(images):
+                session.watch(image, index / 2)
+                if asks and index in (0, 3, 8, 14):
+                    session.ask(QUESTION, max_tokens=4).wait()
+            session.flush()
+            memories.append(held(session))
+    assert memories[0] == memories[1]
+
+
+@pytest.mark.parametrize("policy", ["infinipot-v", "hermes", "uniform"])
+@pytest.mark.parametrize("reindexing", ["lazy", "eager"])
+def test_keys_are_those_of_transformers_at_the_new_positions(model, checkpoint, family, policy, reindexing):
+    """Layer 0 sees nothing but a row's own embedding: its keys are the projection of that, rotated to where it now is."""
+    oracle = load(checkpoint, family)
+    text = oracle.model.text_model if family == "smolvlm" else oracle.model.language_model
+    layer, embeds = text.layers[0], {}
+    with opened(model, policy, reindexing=reindexing) as session:
+        stream = session._stream
+        stream.positions.limit = stream.prefix + stream.positions.text_room + (80 if family.startswith("qwen2") else 300)
+        append = stream._append
+
+        def recorded(rows, *arguments):
+            first = stream._seq
+            embeds.update((first + index, row[: model.bundle.decoder.hidden].copy()) for index, row in enumerate(rows.embeds))
+            return append(rows, *arguments)
+
+        stream._append = recorded
+        for index, image in enumerate(frames(200, model)):
+            session.watch(image, index / 2)
+        assert session.stats.memory.reindexings >= 2
+        cache = session.cache
+        for head in range(cache.kv_heads):
+            kept = np.flatnonzero(np.isin(cache.kind(0)[head], (Kind.VISION, Kind.TEXT)))
+            rows = torch.from_numpy(np.stack([embeds[seq] for seq in cache.seq(0)[head][kept].tolist()]))
+            place = torch.from_numpy(cache.position(0)[head][kept].astype(np.int64)).T  # [axes, n]
+            keys = transformers_keys(text, layer, rows, place)[head]
+            assert float((keys - torch.from_numpy(cache.key(0)[head][kept].copy())).abs().max()) < 2e-4
+            assert cache.position(0)[head].max() < stream.positions.next <= stream.positions.limit - ROOM.question
+
+
+def transformers_keys(text, layer, rows, place):
+    """Keys ``[kv_heads, n, head_dim]`` of rows ``[n, hidden]`` at positions ``[axes, n]``."""
+    with torch.no_grad():
+        keys = layer.self_attn.k_proj(layer.input_layernorm(rows)).unflatten(-1, (-1, layer.self_attn.head_dim))
+        if hasattr(layer.self_attn, "k_norm"):
+            keys = layer.self_attn.k_norm(keys)
+        cos, sin = text.rotary_emb(rows, place[:, None] if len(place) == 3 else place)
+        first, second = keys.chunk(2, -1)
+        turned = keys * cos[0][:, None] + torch.cat([-second, first], -1) * sin[0][:, None]
+    return turned.transpose(0, 1)
+
+
+def test_sparse_prefill_is_for_frames_with_nothing_between_them(model, family):
+    if family.startswith("qwen2"):
+        with opened(model, "purekv:st_spattn=on") as session:
+            for index, image in enumerate(frames(40, model)):
+                session.watch(image, index / 2)
+                assert (session.cache.lengths <= session._stream.prefix + 200).all()
+            assert session.stats.memory.compressions > 3
+        return
+    with pytest.raises(UserError, match=f"purekv cannot prefill sparsely here: {family} has text between its frames"):
+        opened(model, "purekv:st_spattn=on")
+
+
+def test_a_question_cannot_bring_a_video_of_its_own(model):
+    place = model.tokenizer.id_to_token(model.bundle.chat.placeholder_id)
+    with opened(model, "uniform") as session, pytest.raises(UserError, match="cannot hold"):
+        session.ask(f"what is {place}?")
+
+
+def test_calibration_measures_the_tokens_of_frames_alone(model):
+    clip = Clip("noise", list(frames(16, model)), (QUESTION,))
+    seen = Observer(model, 12, [QUESTION])(clip)
+    assert seen.frames == 12
+    assert all(norms.shape[1] == 12 * model.bundle.vision.tokens_per_frame for norms in seen.norms)
