@@ -42,7 +42,7 @@ def formula(layers, heads, dim, capacities, axes, item):
     chosen = 2 * up(n * 4) + 2 * up(heads * n) + 2 * up(n)
     infinipot = chosen + max(similarity, pool, top, up(n * heads * 4))
     batch = min(max(n * 32 // dim // 32 * 32, 32), 1024)
-    turned = up((256 + 16) * dim * 4) + up(dim * 4)
+    turned = up((256 + 8) * dim * 4) + up(dim * 4)
     newer = up(n * 4) + turned + up(batch * dim * 4) + up(batch * 4) + up(64 * dim * 4) + up(64 * 32 * 4)
     reindex = up(n * 8) + up(n * 4) + up(n * axes * 4) + 2 * up(dim // 2 * 8) + 2 * up(dim // 2 * 4)
     scratch = primitives.threads() * max(infinipot, attention, newer, reindex)
