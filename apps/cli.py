@@ -152,7 +152,7 @@ def run(
 ) -> None:
     """Watch a stream and answer questions about it, on a terminal while it plays.
 
-    The demo without a terminal ends after 64 frames. Ctrl-C, SIGTERM and SIGHUP end any run with its summary, and with a last
+    The demo without a terminal ends after 128 frames. Ctrl-C, SIGTERM and SIGHUP end any run with its summary, and with a last
     snapshot under --state.
     """
     from edgevlm.apps.start import RunRequest, list_questions, start

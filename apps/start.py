@@ -25,7 +25,7 @@ from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.state import Keeper
 
-DEMO_FRAMES = 64  # of the demo without a terminal
+DEMO_FRAMES = 128  # of the demo without a terminal: more than its memory holds
 
 
 @dataclass(frozen=True, slots=True)

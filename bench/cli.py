@@ -10,6 +10,9 @@ from typing import Annotated
 import typer
 
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="physical cores", min=1, max=256)]
+Budget = Annotated[
+    str | None, typer.Option(metavar="N|6k", help="Vision tokens per layer.", show_default="6144; others: as run")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
 
 app = typer.Typer(help="Measure what edgevlm claims.", no_args_is_help=True)
@@ -107,10 +110,7 @@ def share(
         list[str] | None,
         typer.Option(metavar="NAME[:K=V,...]", help="One or more.", show_default="infinipot-v, hermes, purekv"),
     ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(metavar="N|6k", help="Vision tokens per layer.", show_default="6144; others: as run"),
-    ] = None,
+    budget: Budget = None,
     frames: Annotated[
         int | None, typer.Option(help="Measured; on to the end of a cycle.", show_default="16; demo: 1024", min=1)
     ] = None,
@@ -177,10 +177,7 @@ def snapshot(
     policy: Annotated[
         list[str] | None, typer.Option(metavar="NAME[:K=V,...]", help="One or more.", show_default="infinipot-v, h2o")
     ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(metavar="N|6k", help="Vision tokens per layer.", show_default="6144; others: as run"),
-    ] = None,
+    budget: Budget = None,
     rounds: Annotated[int, typer.Option(help="Medians are taken over as many.", min=1)] = 7,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write there, and remove it again.", show_default="/tmp")
