@@ -137,3 +137,8 @@ def make_checkpoint(
     key = "image_processor" if family == "llava" else "video_processor"
     (Path(folder) / "processor_config.json").write_text(json.dumps({key: frames, f"{PLACES[family]}_token": "x"}))
     return Path(folder)
+
+
+def make_deep(folder: Path) -> Path:
+    """Ten layers, of each of HERMES's classes: one shallow, six middle, three deep."""
+    return make_checkpoint(folder, layers=10, hidden=48, intermediate=64, head_dim=8, max_positions=2048)

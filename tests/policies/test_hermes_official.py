@@ -23,9 +23,7 @@ ROOM, BUDGET = TextRoom(16, 64, 8), 38
 def made(tmp_path_factory):
     """Ten layers, one shallow, six middle, three deep: the model and its checkpoint."""
     folder = tmp_path_factory.mktemp("official")
-    checkpoint = checkpoints.make_checkpoint(
-        folder / "checkpoint", layers=10, hidden=48, intermediate=64, head_dim=8, max_positions=2048
-    )
+    checkpoint = checkpoints.make_deep(folder / "checkpoint")
     model = Model.load(export_checkpoint(checkpoint, folder / "bundle"), threads=1)
     yield model, checkpoint
     model.close()
