@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,14 +11,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers.decoders import DecodeStream
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.answer import Answer, FinishReason
+from edgevlm.runtime.answers import Answers
 from edgevlm.runtime.auto import AUTO, FALLBACK
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.chat import Chat, Conversations
 from edgevlm.runtime.chunk import Chunk
+from edgevlm.runtime.generation import Asked, generate
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.opening import check_settings, check_whole, open_stream
 from edgevlm.runtime.policies import Policy, create_policy
@@ -52,9 +52,8 @@ class Session:
         self._chunk = Chunk(model.engine, model.bundle.vision, stream.chunk)
         self._turnstile = Turnstile()
         self._conversations = Conversations(chat, model.encode, room.conversation)
-        self._running: set[Answer] = set()
-        self._opening = threading.Lock()  # over _closed and what _running is given
-        self._closed = self._owns_model = False
+        self._answers = Answers(self._turnstile)
+        self._owns_model = False
         self._progress = Progress()
         self._ttft_ms = self._tpot_ms = 0.0
         self.torn = False  # an interrupt has hit in the middle of a frame
@@ -155,7 +154,7 @@ class Session:
     def _whole(self) -> Iterator[None]:
         """The stream, for something that an interrupt must not cut in two: after one there are no more snapshots."""
         with self._turnstile.watcher():
-            self._refuse_when_closed()
+            self._answers.check_open()
             try:
                 yield
             except Exception:
@@ -203,79 +202,26 @@ class Session:
             raise UserError(str(error)) from None
         self.check(question)
         answer = Answer(question, self._progress.time_s)
-        self._start(answer, time.perf_counter(), conversation, max_tokens or self.room.answer, sampler)
+        asked = Asked(answer, time.perf_counter(), conversation, max_tokens or self.room.answer, sampler)
+        self._answers.start(answer, lambda: self._answer(asked))
         return answer
 
-    def _start(self, answer: Answer, asked: float, conversation: str | None, max_tokens: int, sampler: Sampler) -> None:
-        """Take the next place for an answer, and start its thread."""
-        with self._opening:
-            self._refuse_when_closed()
-            self._running.add(answer)
-            ticket = self._turnstile.queue()
-        settings = (answer, ticket, asked, conversation, max_tokens, sampler)
+    def _answer(self, asked: Asked) -> FinishReason:
+        """Answer, in its turn; a turn that was not cancelled is remembered."""
+        answer, policy = asked.answer, self._stream.policy
         try:
-            threading.Thread(target=self._answer, args=settings, name="edgevlm-answer", daemon=True).start()
-        except BaseException as error:
-            self._turnstile.leave(ticket)
-            self._running.discard(answer)
-            answer.finish(None, error)
-            if isinstance(error, RuntimeError):
-                raise UserError(f"a question needs a thread of its own ({error}); end other programs and ask again") from None
-            raise
-
-    def _refuse_when_closed(self) -> None:
-        if self._closed:
-            raise UserError("the session is closed; open another one")
-
-    def _answer(
-        self, answer: Answer, ticket: object, asked: float, conversation: str | None, max_tokens: int, sampler: Sampler
-    ) -> None:
-        error: BaseException | None = None
-        reason: FinishReason | None = None
-        with self._turnstile.question(ticket):
-            try:
-                answer.time_s = self._progress.time_s
-                self._append(to_the_end=bool(self._stream.policy.needs.question_layers))
-                reason = self._generate(answer, asked, conversation, max_tokens, sampler)
-                self._ttft_ms, self._tpot_ms = answer.ttft_ms, answer.tpot_ms
-                if reason != "cancelled":
-                    self._stream.policy.answered(answer.question, answer.so_far)
-                    if conversation is not None:
-                        self._conversations.add(conversation, (answer.question, answer.so_far))
-            except BaseException as caught:
-                error = caught
+            answer.time_s = self._progress.time_s
+            self._append(to_the_end=bool(policy.needs.question_layers))
+            ids = self._conversations.prompt(asked.conversation, answer.question)
+            reason = generate(asked, ids, self.model, self._stream, self._chunk)
+            self._ttft_ms, self._tpot_ms = answer.ttft_ms, answer.tpot_ms
+            if reason != "cancelled":
+                policy.answered(answer.question, answer.so_far)
+                if asked.conversation is not None:
+                    self._conversations.add(asked.conversation, (answer.question, answer.so_far))
+            return reason
+        finally:
             self._progress.asked += 1
-        self._running.discard(answer)
-        answer.finish(reason, error)
-
-    def _generate(
-        self, answer: Answer, asked: float, conversation: str | None, max_tokens: int, sampler: Sampler
-    ) -> FinishReason:
-        engine, stops = self.model.engine, self.model.bundle.chat.stop_ids
-        detokenise = DecodeStream(skip_special_tokens=True)
-        ids = self._conversations.prompt(conversation, answer.question)
-        embeds = np.concatenate([self.model.closing, engine.embed(np.asarray(ids, np.int64))])
-        pending = self._chunk.features() if self._chunk.taken else None
-        seconds = None if pending is None else self._chunk.seconds()
-        with self._stream.question(pending, self._chunk.coming(), seconds):
-            append = self._stream.append_question
-            while True:
-                if answer.cancelled:
-                    return "cancelled"
-                token = sampler(append(embeds))
-                now = time.perf_counter()
-                if not answer.token_ids:
-                    answer.ttft_ms, first = 1e3 * (now - asked), now
-                if token in stops:
-                    return "stop"
-                answer.token_ids.append(token)
-                if len(answer.token_ids) > 1:
-                    answer.tpot_ms = 1e3 * (now - first) / (len(answer.token_ids) - 1)
-                if piece := detokenise.step(self.model.tokenizer, token):
-                    answer.push(piece)
-                if len(answer.token_ids) == max_tokens:
-                    return "length"
-                embeds, append = engine.embed(np.asarray([token], np.int64)), self._stream.append_text
 
     def _append(self, *, to_the_end: bool) -> None:
         """Append what the chunk holds: all, or the pieces that are complete, which go in as they would at the chunk's end."""
@@ -370,23 +316,18 @@ class Session:
 
     def cancel(self) -> list[Answer]:
         """Cancel what is being answered and all questions that wait; from any thread. Waits for none of them."""
-        running = list(self._running)
-        for answer in running:
-            answer.cancel()
-        return running
+        return self._answers.cancel()
 
     def close(self) -> None:
         """Cancel what is being answered and wait for it, write the last snapshot, close a model that this session loaded.
 
         A closed session still has its :attr:`stats`; closing it again does nothing.
         """
-        with self._opening:
-            already, self._closed = self._closed, True
-        for answer in self.cancel():
-            answer.settle()
-        if self._keeper is not None and not already:
+        if not self._answers.close():
+            return
+        if self._keeper is not None:
             self._keeper.close()
-        if self._owns_model and not already:
+        if self._owns_model:
             with self._turnstile.watcher():
                 self.model.close()
 
