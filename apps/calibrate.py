@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from edgevlm.calib.kept import kept
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import MANIFEST, Bundle, Progress, hash_file
 from edgevlm.runtime.calibration import Calibration
+from edgevlm.runtime.choices import Choices
 from edgevlm.runtime.model import Model, bundle_folder, is_demo
 from edgevlm.runtime.policies.infinipot_v import WINDOWS
 
@@ -43,6 +44,15 @@ class CalibrateRequest:
     plot: Path | None
     threads: int | None
     comparison: Comparison
+    layers: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was measured: of the layers, of the policies; None: not asked for."""
+
+    layers: Calibration | None
+    policies: Choices | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +79,7 @@ class Frames:
         return [str(Path(self.video).resolve()), found.st_size, found.st_mtime_ns]
 
 
-def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Path, Calibration]:
+def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Path, Findings]:
     """Measure and write; returns the bundle written. Raises UserError, before any measuring where that is possible.
 
     What a run that was stopped has measured is kept beside the bundle to be written, and goes into the next one's.
@@ -78,6 +88,10 @@ def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Pa
         raise UserError(f"{request.bundle}: say on which clips to calibrate it, --video FILE, once or more")
     if request.plot is not None:
         check_plot(request.plot)
+    if request.plot is not None and not request.layers:
+        raise UserError("--plot draws what is measured of the layers; leave out --no-layers")
+    if not request.layers and not request.comparison.wanted:
+        raise UserError("--no-layers and --policies none leave nothing to measure; leave out one of them")
     request.comparison.check()
     clips = [video_clip(path) for path in request.videos] if request.videos else demo_clips()
     progress("loading the model")
@@ -85,17 +99,17 @@ def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Pa
     try:
         check_writable(model.bundle, request.out)
         with kept((request.out or model.bundle.path).resolve(), _settings(request, model, clips)) as folder:
-            calibration = _measure(request, model, clips, folder, progress, note)
+            found = _measure(request, model, clips, folder, progress, note)
             progress("writing")
-            written = write_calibration(model.bundle, calibration, request.out)
+            written = write_calibration(model.bundle, found.layers, found.policies, out=request.out)
     except KeyboardInterrupt:
         note("stopped; the same command goes on from here")
         raise
     finally:
         model.close()
-    if request.plot is not None:
-        plot(calibration, request.plot)
-    return written, calibration
+    if request.plot is not None and found.layers is not None:
+        plot(found.layers, request.plot)
+    return written, found
 
 
 def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dict[str, object]:
@@ -108,24 +122,32 @@ def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dic
         "frames": request.frames,
         "measure": comparison.by(model),
         "streams": comparison.streams,
+        "layers": request.layers,
         "ask": comparison.ask,
     }
 
 
 def _measure(
     request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Progress, note: Note
-) -> Calibration:
-    """The layers, then, on what was found of them, the policies."""
-    layers = folder / "layers.json"
+) -> Findings:
+    """The layers, then, on what was found of them (or stood in the bundle), the policies."""
+    layers = _layers(request, model, clips, folder, progress) if request.layers else None
+    if not request.comparison.wanted:
+        return Findings(layers, None)
+    model = model if layers is None else as_calibrated(model, layers)
+    given = Given(model, clips, request.frames, folder, progress, note)
+    return Findings(layers, choose_policies(request.comparison, given))
+
+
+def _layers(request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Progress) -> Calibration:
+    """What is measured of the layers, or was before the command was stopped."""
+    file = folder / "layers.json"
     try:
-        calibration = Calibration.from_json(layers.read_bytes())
+        return Calibration.from_json(file.read_bytes())
     except (FileNotFoundError, ValueError):
         calibration = calibrate(model, clips, request.frames, progress)
-        layers.write_bytes(calibration.to_json())
-    if not request.comparison.wanted:
+        file.write_bytes(calibration.to_json())
         return calibration
-    given = Given(as_calibrated(model, calibration), clips, request.frames, folder, progress, note)
-    return replace(calibration, policies=choose_policies(request.comparison, given))
 
 
 def demo_clips() -> list[Clip]:
@@ -142,15 +164,22 @@ def video_clip(path: Path) -> Clip:
     return Clip(path.name, Frames(str(path)), QUESTIONS)
 
 
-def as_json(written: Path, calibration: Calibration) -> str:
+def as_json(written: Path, found: Findings) -> str:
     """The lines of ``--json``: the bundle and what was measured of its layers, then of each policy."""
-    layers = asdict(replace(calibration, policies=None))
-    found = [{"event": "calibration", "bundle": str(written), **layers}]
-    return "\n".join(map(json.dumps, [*found, *(lines(calibration.policies) if calibration.policies else ())]))
+    first = {"event": "calibration", "bundle": str(written), **(asdict(found.layers) if found.layers else {})}
+    return "\n".join(map(json.dumps, [first, *(lines(found.policies) if found.policies else ())]))
 
 
-def describe(written: Path, calibration: Calibration) -> str:
+def describe(written: Path, found: Findings) -> str:
     """What was measured, for a person: a line a layer, then one a policy."""
+    of_layers = describe_layers(found.layers) if found.layers else ["layers: left as they were"]
+    of_policies = ("", *table(found.policies), "") if found.policies else ()
+    measured = f"calibrated {found.layers.described}" if found.layers else "compared"
+    return "\n".join([*of_layers, *of_policies, f"{measured}: {written}"])
+
+
+def describe_layers(calibration: Calibration) -> list[str]:
+    """A line a layer, and what the policies make of them."""
     tau = calibration.thresholds
     windows = [WINDOWS[int(np.searchsorted(tau, cv, side="right"))] for cv in calibration.cv]
     lines = ["layer  value CV  window  newest tenth  frame period  class"]
@@ -161,7 +190,8 @@ def describe(written: Path, calibration: Calibration) -> str:
     spans = [f"{first}-{end - 1}" if end > first else "none" for first, end in pairwise(bounds)]
     agreed = calibration.agreement[calibration.clie]
     known = [value for value in agreed if value is not None]
-    lines += [
+    return [
+        *lines,
         f"even attention would leave {calibration.flat:.3f} on the newest tenth of the frames",
         f"infinipot-v  tau {tau[0]:.4f}/{tau[1]:.4f}/{tau[2]:.4f}",
         "hermes       " + ", ".join(f"{name} {span}" for name, span in zip(("shallow", "middle", "deep"), spans, strict=True)),
@@ -169,7 +199,4 @@ def describe(written: Path, calibration: Calibration) -> str:
         f"{np.mean(known):.2f} on average, {min(known):.2f} at worst"
         if known
         else "purekv       a model of one layer has none above it",
-        *(("", *table(calibration.policies), "") if calibration.policies else ()),
-        f"calibrated {calibration.described}: {written}",
     ]
-    return "\n".join(lines)

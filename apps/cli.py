@@ -20,6 +20,7 @@ from edgevlm.apps.title import mask_title
 from edgevlm.bench.cli import Threads
 from edgevlm.bench.cli import app as bench
 from edgevlm.errors import UserError
+from edgevlm.runtime.auto import AUTO
 
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or that of the click which typer brings along
 
@@ -46,8 +47,6 @@ RUN_EXAMPLES = """
 
   edgevlm run --video shop.mp4 --model BUNDLE --ask-at 60:"Who came in?" --budget 6k
 """
-
-DEFAULT_POLICY = "infinipot-v"  # of run; auto runs what calibrate chose
 
 app.add_typer(bench, name="bench")
 state_app = typer.Typer(help="Look at what --state has kept.", no_args_is_help=True)
@@ -97,8 +96,11 @@ def run(
     model: Annotated[str, typer.Option(metavar="demo|BUNDLE", help="The embedded demo model, or an exported bundle.")] = "demo",
     policy: Annotated[
         str,
-        typer.Option(metavar="NAME[:K=V,...]|auto", help="How the memory is kept small; `edgevlm policies` lists the ways."),
-    ] = DEFAULT_POLICY,
+        typer.Option(
+            metavar="NAME[:K=V,...]|auto",
+            help="How the memory is kept small: auto as `edgevlm calibrate` found best; `edgevlm policies` lists the ways.",
+        ),
+    ] = AUTO,
     budget: Annotated[
         str | None,
         typer.Option(
@@ -267,6 +269,9 @@ def calibrate(
         ),
     ] = None,
     streams: Annotated[int, typer.Option(help="Streams of streamqa.", min=2)] = 24,
+    layers: Annotated[
+        bool, typer.Option("--layers/--no-layers", help="Measure the layers, or compare the policies on what the bundle has.")
+    ] = True,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg|png", help="Draw the attention of each layer over age.")
     ] = None,
@@ -286,7 +291,7 @@ def calibrate(
 
     asked = tuple(ask or _lines("EDGEVLM_CALIBRATE_ASK"))
     comparison = Comparison(policies, budget, measure and measure.value, asked, streams)
-    request = command.CalibrateRequest(bundle, video or [], frames, out, plot, threads, comparison)
+    request = command.CalibrateRequest(bundle, video or [], frames, out, plot, threads, comparison, layers)
     with Console(stderr=True).status("starting") as status:
         result = command.start(request, status.update, lambda text: typer.echo(text, err=True))
     typer.echo((command.as_json if json else command.describe)(*result))

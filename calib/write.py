@@ -1,4 +1,4 @@
-"""A calibration into its bundle: the old bundle or the new one is there, whole, whatever happens meanwhile."""
+"""What was measured of a model into its bundle: the old bundle or the new one is there, whole, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.calibration import CALIBRATION, Calibration
+from edgevlm.runtime.choices import CHOICES, Choices
 from edgevlm.runtime.publish import check_target, published
 
 
@@ -24,8 +25,12 @@ def check_writable(bundle: Bundle, out: Path | None) -> None:
         raise UserError(f"{folder}: is read-only; give --out DIR, and a calibrated copy is written there")
 
 
-def write_calibration(bundle: Bundle, calibration: Calibration, out: Path | None = None) -> Path:
-    """Write ``calibration.json`` and list it in ``bundle.json``, in the bundle or, with ``out``, in a copy; returns which.
+def write_calibration(
+    bundle: Bundle, calibration: Calibration | None = None, choices: Choices | None = None, *, out: Path | None = None
+) -> Path:
+    """Write what was measured and list it in ``bundle.json``, in the bundle or, with ``out``, in a copy; returns which.
+
+    ``calibration.json`` stays as it is where none is given. Older choices go: they were made on other numbers.
 
     In place the new bundle is a second folder of hard links that changes places with the old one in one step, so that the
     weights are not copied and whoever reads the old ones goes on. Raises UserError if the bundle has changed since ``bundle``
@@ -38,11 +43,21 @@ def write_calibration(bundle: Bundle, calibration: Calibration, out: Path | None
         manifest = json.loads((folder / MANIFEST).read_bytes())
         if manifest["files"] != {name: asdict(record) for name, record in bundle.files.items()}:
             raise UserError(f"{source}: has changed while it was measured; calibrate it again")
-        _write(folder / CALIBRATION, calibration.to_json())
-        manifest["files"][CALIBRATION] = asdict(hash_file(folder / CALIBRATION))
+        if calibration is not None:
+            _put(folder, CALIBRATION, calibration.to_json(), manifest["files"])
+        if choices is not None:
+            _put(folder, CHOICES, choices.to_json(), manifest["files"])
+        elif manifest["files"].pop(CHOICES, None):
+            (folder / CHOICES).unlink()
         _write(folder / MANIFEST, seal_manifest(manifest))
-        Bundle.load(folder, verify="size").calibration()
+        written = Bundle.load(folder, verify="size")
+        written.calibration(), written.choices()
     return target
+
+
+def _put(folder: Path, name: str, raw: bytes, records: dict[str, object]) -> None:
+    _write(folder / name, raw)
+    records[name] = asdict(hash_file(folder / name))
 
 
 def _link(source: str, target: str) -> None:

@@ -23,10 +23,9 @@ def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
     """What ``auto`` is for this model at a budget of |M| tokens, and why, in one line.
 
     The choice at the nearest measured budget; FALLBACK where there is none, or where what was chosen is not installed. Raises
-    BundleError for a calibration that cannot be used.
+    BundleError for choices that cannot be used.
     """
-    calibration = bundle.calibration()
-    choices = calibration and calibration.policies
+    choices = bundle.choices()
     again = f"edgevlm calibrate {bundle.path}"
     if not choices:
         return create_policy(FALLBACK), f"auto: {FALLBACK}, as the policies were not compared on this model ({again})"

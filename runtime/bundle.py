@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import BundleError
 from edgevlm.runtime.calibration import CALIBRATION, Calibration
+from edgevlm.runtime.choices import CHOICES, Choices
 from edgevlm.runtime.paths import look
 
 FORMAT = 2  # written; 2 adds position axes, frame groups and frame text, which a reader of 1 would leave out
@@ -207,6 +208,16 @@ class Bundle:
         except (OSError, ValueError) as error:
             raise BundleError(f"{path}: {error}; measure it again (edgevlm calibrate {self.path})") from None
         return measured
+
+    def choices(self) -> Choices | None:
+        """What ``edgevlm calibrate`` found of the policies on this model, None before that. Raises BundleError likewise."""
+        if CHOICES not in self.files:
+            return None
+        path = self.file(CHOICES)
+        try:
+            return Choices.from_json(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise BundleError(f"{path}: {error}; compare again (edgevlm calibrate {self.path})") from None
 
 
 def seal_manifest(manifest: Mapping[str, Any]) -> bytes:

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
-from edgevlm.runtime.choices import Choices
-
 FORMAT = 1
 CALIBRATION = "calibration.json"
 
@@ -26,7 +24,6 @@ class Calibration:
     even. periodicity: autocorrelation of log attention at the lag of one frame. classes: HERMES's, by the rule in
     docs/calibration.md; middle_from, deep_from: the depths that fit them best. agreement: per candidate CLIE layer 0, 1, ...
     Spearman's correlation of PureKV's estimate with the layer's own importance, null up to the candidate; clie: the best one.
-    policies: which policy does best; None where they were not compared.
     """
 
     edgevlm: str
@@ -45,7 +42,6 @@ class Calibration:
     deep_from: int
     agreement: tuple[tuple[float | None, ...], ...]  # [candidates][layers]
     clie: int
-    policies: Choices | None = None
 
     def __post_init__(self) -> None:
         layers = len(self.cv)
@@ -75,9 +71,7 @@ class Calibration:
             version = values["format"]
             if version != FORMAT:
                 raise ValueError(f"is of calibration format {version!r} and this edgevlm reads format {FORMAT}")
-            measured = {field.name: _tuples(values[field.name]) for field in fields(cls) if field.name != "policies"}
-            policies = values.get("policies")
-            return cls(**measured, policies=None if policies is None else Choices.from_dict(policies))
+            return cls(**{field.name: _tuples(values[field.name]) for field in fields(cls)})
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"does not describe a calibration ({error!r})") from None
 

@@ -1,11 +1,15 @@
-"""Which policy does best on a model, budget by budget, with the numbers it was chosen by; a part of its calibration."""
+"""Which policy does best on a model, budget by budget, with the numbers it was chosen by: ``choices.json`` of its bundle."""
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Literal, get_args
+
+FORMAT = 1
+CHOICES = "choices.json"
 
 Measure = Literal["streamqa", "kl"]
 """streamqa: share of the demo world's questions answered right. kl: mean KL(full KV || policy) of next tokens, in nats."""
@@ -74,9 +78,23 @@ class Choices:
             if not all(math.isfinite(x) for x in numbers):
                 raise ValueError("a value that is not a number")
 
+    def to_json(self) -> bytes:
+        """The bytes of ``choices.json``."""
+        return (json.dumps({"format": FORMAT, **asdict(self)}, indent=1, ensure_ascii=True, allow_nan=False) + "\n").encode()
+
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Choices:
-        """Read what ``dataclasses.asdict`` made of it, through JSON. Raises KeyError, TypeError or ValueError."""
+    def from_json(cls, raw: bytes) -> Choices:
+        """Read it again. Raises ValueError, which says what is wrong with it."""
+        try:
+            values = json.loads(raw)
+            if values["format"] != FORMAT:
+                raise ValueError(f"is of choices format {values['format']!r} and this edgevlm reads format {FORMAT}")
+            return cls._from_dict(values)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"does not describe choices ({error!r})") from None
+
+    @classmethod
+    def _from_dict(cls, values: dict[str, Any]) -> Choices:
         return cls(
             edgevlm=str(values["edgevlm"]),
             date=str(values["date"]),

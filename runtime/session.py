@@ -66,7 +66,7 @@ class Session:
         cls,
         model: Model | str | Path = "demo",
         *,
-        policy: str | Policy = "infinipot-v",
+        policy: str | Policy = AUTO,
         budget: int | None = None,
         chunk: int = 8,
         reindexing: Reindexing = "lazy",

@@ -37,7 +37,7 @@ def test_the_demo_is_measured_on_its_own_world(tmp_path):
     fields = {name: value for name, value in event.items() if name not in ("event", "bundle")}
     assert Calibration.from_json(json.dumps({"format": 1, **fields}).encode()) == measured
     assert plot.read_text().startswith("<svg")
-    done = edgevlm("run", "--model", out, "--frames", 8, "--budget", 64)
+    done = edgevlm("run", "--model", out, "--frames", 8, "--budget", 64, "--policy", "infinipot-v")
     assert done.stderr.startswith("infinipot-v: calibrated ")
     nonsense = ("--ask", "is it raining?")
     done = edgevlm("run", "--model", out, "--frames", 8, "--budget", 64, "--policy", "infinipot-v:tau=preset", *nonsense)

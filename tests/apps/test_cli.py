@@ -230,7 +230,7 @@ def test_version_help_and_the_library_do_not_load_backends():
         "--ask-at",
         "Examples",
         "default: 8",
-        "default: infinipot-v",
+        "default: auto",
         "default: 2.0",
         "half of the",
         "the demo on a terminal",

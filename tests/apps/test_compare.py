@@ -18,7 +18,7 @@ from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.calibration import Calibration
 from edgevlm.runtime.choices import Candidate
-from edgevlm.runtime.model import Model
+from edgevlm.runtime.model import Model, bundle_folder
 from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.policies.infinipot_v import InfiniPotV
 from edgevlm.runtime.policies.sliding_window import SlidingWindow
@@ -74,7 +74,7 @@ def test_the_demo_is_compared_by_its_questions_and_auto_runs_the_choice(demo_bun
     assert all((line["measure"], line["budget"]) == ("streamqa", 64) for line in policies)
     assert all(0 <= line["ci_low"] <= line["value"] <= line["ci_high"] <= 1 for line in policies)
     assert choice == {"calibrate": "choice", "budget": 64, "measure": "streamqa", "policy": choice["policy"]}
-    kept = Bundle.load(demo_bundle).calibration().policies
+    kept = Bundle.load(demo_bundle).choices()
     assert (kept.measure, kept.frames, kept.watched) == ("streamqa", 16, ("2 demo worlds, seed 11",))
     assert kept.budgets[0].chosen == choice["policy"]
     done = edgevlm("run", "--model", demo_bundle, "--policy", "auto", "--budget", 64, "--frames", 12, "--json")
@@ -84,8 +84,16 @@ def test_the_demo_is_compared_by_its_questions_and_auto_runs_the_choice(demo_bun
     assert list(demo_bundle.parent.iterdir()) == [demo_bundle], "nothing else is left"
 
 
-def test_a_bundle_without_a_choice_says_how_to_get_one():
-    done = edgevlm("run", "--policy", "auto", "--frames", 8, "--json")
+def test_without_settings_the_demo_runs_what_was_chosen_for_it():
+    done = edgevlm("run", "--frames", 8, "--budget", 128, "--json")
+    *_, summary = lines(done)
+    choice = Bundle.load(bundle_folder("demo")).choices().nearest(128)
+    assert (choice.budget, choice.chosen) == (128, summary["policy"])
+    assert done.stderr.startswith(f"auto: chose {choice.chosen} (streamqa ")
+
+
+def test_a_bundle_without_a_choice_says_how_to_get_one(bundle, video):
+    done = edgevlm("run", "--video", video, "--model", bundle, "--frames", 8, "--json")
     *_, summary = lines(done)
     assert summary["policy"] == "infinipot-v"
     assert done.stderr.startswith("auto: infinipot-v, as the policies were not compared on this model (edgevlm calibrate ")
@@ -107,7 +115,7 @@ def test_any_checkpoint_is_compared_by_agreement_with_full_kv(bundle, video, tmp
         assert line["value"] > 0
         assert 0 <= line["top1"] <= 1
         assert line["bytes"] > 0
-    kept = Bundle.load(out).calibration().policies
+    kept = Bundle.load(out).choices()
     assert (kept.measure, kept.watched, [choice.budget for choice in kept.budgets]) == ("kl", ("square.avi",), [64, 96])
     page = edgevlm("calibrate", bundle, *options, "--out", tmp_path / "other").stdout
     assert "budget 64" in page
@@ -151,10 +159,8 @@ def test_a_planted_policy_wins(measure, demo_bundle, monkeypatch):
     for policy in (Oldest, Planted):
         monkeypatch.setitem(POLICIES, policy.name, policy)
     comparison = Comparison("oldest,planted", "25%", measure, ("how many objects are there now?", "what left last?"), 16)
-    _, calibration = start(
-        CalibrateRequest("demo", [], 48, demo_bundle, None, 1, comparison), lambda what: None, lambda what: None
-    )
-    (choice,) = calibration.policies.budgets
+    _, found = start(CalibrateRequest("demo", [], 48, demo_bundle, None, 1, comparison), lambda what: None, lambda what: None)
+    (choice,) = found.policies.budgets
     assert choice.chosen == "planted"
     values = {of.policy: of.value for of in choice.candidates}
     assert (values["planted"] > values["oldest"]) == (measure == "streamqa"), "of nats fewer are better"

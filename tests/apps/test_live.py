@@ -8,6 +8,7 @@ import pytest
 from cameras import MjpegCamera
 from typer.testing import CliRunner
 
+import edgevlm.runtime.session as session_module
 from edgevlm.apps import start
 from edgevlm.apps.cli import app
 from edgevlm.apps.output import TextOutput
@@ -79,7 +80,7 @@ def test_questions_amid_slow_inference_are_answered_before_the_next_frame(monkey
     happened, asking = [], []
     with MjpegCamera(frames=1000) as camera, Session.open("demo", budget=256, chunk=1) as session:
         run = Run(session, open_source(camera.url, None, SourceOptions(fps=50)), TextOutput(), Plan(frames=9))
-        encode, generate = session.model.engine.encode, session._generate
+        encode, generate = session.model.engine.encode, session_module.generate
 
         def slowly(pixels):
             happened.append("frame")
@@ -98,7 +99,7 @@ def test_questions_amid_slow_inference_are_answered_before_the_next_frame(monkey
             return reason
 
         monkeypatch.setattr(session.model.engine, "encode", slowly)
-        monkeypatch.setattr(session, "_generate", generated)
+        monkeypatch.setattr(session_module, "generate", generated)
         run.plan.end.append(COUNT)  # the last three are answered before the end
         run()
         for thread in asking:

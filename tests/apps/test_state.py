@@ -21,7 +21,7 @@ from edgevlm.runtime.state.folder import snapshots, verified
 from edgevlm.runtime.state.format import Snapshot
 
 COUNT = "how many objects are there now?"
-RUN = [sys.executable, "-m", "edgevlm", "run", "--json", "--threads", "1", "--no-realtime"]
+RUN = [sys.executable, "-m", "edgevlm", "run", "--json", "--threads", "1", "--no-realtime", "--policy", "infinipot-v"]
 
 
 def start(*arguments, **options):

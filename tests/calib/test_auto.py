@@ -10,7 +10,7 @@ from edgevlm.calib import write_calibration
 from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.auto import check_policy
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
-from edgevlm.runtime.calibration import CALIBRATION, Calibration
+from edgevlm.runtime.choices import CHOICES as FILE
 from edgevlm.runtime.choices import Candidate, Choice, Choices
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import POLICIES, create_policy
@@ -39,7 +39,7 @@ def opened(copy, made_up):
     sessions = []
 
     def open_session(choices, budget=None):
-        write_calibration(Bundle.load(copy), made_up(policies=choices))
+        write_calibration(Bundle.load(copy), made_up(), choices)
         sessions.append(Session.open(copy, policy="auto", budget=budget))
         return sessions[-1]
 
@@ -49,16 +49,21 @@ def opened(copy, made_up):
 
 
 def test_choices_are_read_as_they_were_written(copy, made_up):
-    calibration = made_up(policies=CHOICES)
-    assert Calibration.from_json(calibration.to_json()) == calibration
-    write_calibration(Bundle.load(copy), calibration)
-    assert Bundle.load(copy).calibration().policies == CHOICES
+    assert Choices.from_json(CHOICES.to_json()) == CHOICES
+    write_calibration(Bundle.load(copy), made_up(), CHOICES)
+    written = Bundle.load(copy)
+    assert (written.calibration(), written.choices()) == (made_up(), CHOICES)
 
 
-def test_a_calibration_from_before_there_were_choices_is_read(made_up):
-    values = json.loads(made_up().to_json())
-    del values["policies"]
-    assert Calibration.from_json(json.dumps(values).encode()) == made_up()
+def test_choices_alone_leave_the_layers_as_they_were(copy, made_up):
+    write_calibration(Bundle.load(copy), choices=CHOICES)
+    assert Bundle.load(copy).calibration() is None, "policies go on running on presets"
+    assert Bundle.load(copy).choices() == CHOICES
+    write_calibration(Bundle.load(copy), made_up())
+    assert Bundle.load(copy).choices() is None, "they were made on other layers"
+    assert not (copy / FILE).exists()
+    write_calibration(Bundle.load(copy), choices=CHOICES)
+    assert Bundle.load(copy).calibration() == made_up()
 
 
 @pytest.mark.parametrize(
@@ -121,26 +126,28 @@ def test_settings_of_a_choice_are_kept(opened):
     ],
 )
 def test_choices_that_cannot_be_are_one_line(copy, made_up, spoil, says):
-    values = json.loads(made_up(policies=CHOICES).to_json())
-    spoil(values["policies"])
+    values = json.loads(CHOICES.to_json())
+    spoil(values)
     raw = json.dumps(values).encode()
     with pytest.raises(ValueError, match=says):
-        Calibration.from_json(raw)
-    write_calibration(Bundle.load(copy), made_up())
-    (copy / CALIBRATION).write_bytes(raw)
+        Choices.from_json(raw)
+    write_calibration(Bundle.load(copy), made_up(), CHOICES)
+    (copy / FILE).write_bytes(raw)
     manifest = json.loads((copy / MANIFEST).read_bytes())
-    manifest["files"][CALIBRATION] = asdict(hash_file(copy / CALIBRATION))
+    manifest["files"][FILE] = asdict(hash_file(copy / FILE))
     (copy / MANIFEST).write_bytes(seal_manifest(manifest))
-    with pytest.raises(BundleError, match=r"measure it again \(edgevlm calibrate") as refused:
+    with pytest.raises(BundleError, match=r"compare again \(edgevlm calibrate") as refused:
         Session.open(Model.load(copy, threads=1), policy="auto", budget=64)
     assert "\n" not in str(refused.value)
 
 
-def test_a_choice_that_is_no_object_is_refused(made_up):
-    values = json.loads(made_up().to_json())
-    for wrong in (3, "hermes", [1]):
-        with pytest.raises(ValueError, match="does not describe a calibration"):
-            Calibration.from_json(json.dumps(values | {"policies": wrong}).encode())
+def test_what_is_no_choices_is_refused():
+    for wrong in (3, "hermes", [1], {"format": 1}):
+        with pytest.raises(ValueError, match="does not describe choices"):
+            Choices.from_json(json.dumps(wrong).encode())
+    later = CHOICES.to_json().replace(b'"format": 1', b'"format": 2')
+    with pytest.raises(ValueError, match="is of choices format 2 and this edgevlm reads format 1"):
+        Choices.from_json(later)
 
 
 def test_auto_is_a_name_without_settings():

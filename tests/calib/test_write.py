@@ -81,7 +81,7 @@ def test_every_byte_of_it_is_guarded(copy, made_up):
 def test_a_copy_leaves_the_bundle_as_it_is(copy, made_up, tmp_path):
     before = (copy / MANIFEST).read_bytes()
     out = tmp_path / "out"
-    assert write_calibration(Bundle.load(copy), made_up(), out) == out
+    assert write_calibration(Bundle.load(copy), made_up(), out=out) == out
     assert (copy / MANIFEST).read_bytes() == before
     assert not (copy / CALIBRATION).exists()
     assert Bundle.load(out).calibration() == made_up()
@@ -210,7 +210,7 @@ def test_a_calibration_of_another_model_is_refused(copy, made_up):
 
 def test_a_session_of_a_calibrated_bundle_uses_its_thresholds(copy, made_up):
     write_calibration(Bundle.load(copy), made_up(thresholds=(1e-9, 2e-9, 3e-9)))  # every layer is above: window 1
-    with Session.open(Model.load(copy, threads=1), budget=64) as session:
+    with Session.open(Model.load(copy, threads=1), budget=64, policy="infinipot-v") as session:
         policy = session._stream.policy
         norms = [session._stream.cache.value(layer)[..., 0] for layer in range(5)]
         assert [policy._window(layer, abs(norm)) for layer, norm in enumerate(norms)] == [1] * 5
