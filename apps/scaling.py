@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from edgevlm.calib.activations import sample_activations
 from edgevlm.export import export_checkpoint
 from edgevlm.export.scaling import in_blocks
 from edgevlm.runtime.bundle import Bundle, Progress
-from edgevlm.runtime.publish import check_target
+from edgevlm.runtime.publish import beside, check_target
 
 
 def export_scaled(
@@ -22,10 +21,8 @@ def export_scaled(
     """
     in_blocks(precision or "fp32")
     check_target(out, force)
-    parent = out.absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{out.name}.fp32-", dir=parent) as folder:
-        plain = export_checkpoint(checkpoint, Path(folder) / "bundle", progress=progress, precision="fp32", **options)
+    with beside(out) as folder:
+        plain = export_checkpoint(checkpoint, folder / "bundle", progress=progress, precision="fp32", **options)
         progress("running the model over text")
         samples = sample_activations(Bundle.load(plain, verify="size"))
     return export_checkpoint(checkpoint, out, progress=progress, force=force, precision=precision, samples=samples, **options)

@@ -69,14 +69,17 @@ class Prequantised:
 
 
 def prequantised(config: dict[str, Any]) -> Prequantised | None:
-    """What ``config.json`` says of quantisation, None for plain numbers. Raises UserError for what is not read."""
+    """What ``config.json`` says of AWQ or GPTQ, None without. Raises UserError for kinds of them that are not read.
+
+    (Other methods are left to the tensors to tell: one of GGUF's stays behind where numbers have been dequantised.)
+    """
     found = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
-    if not found:
+    if not found or found.get("quant_method") not in ("awq", "gptq"):
         return None
-    method, bits, group = found.get("quant_method"), found.get("bits", found.get("w_bit")), found.get("group_size", 128)
-    if method not in ("awq", "gptq") or bits != 4 or group not in GROUPS:
+    method, bits, group = found["quant_method"], found.get("bits", found.get("w_bit")), found.get("group_size", 128)
+    if bits != 4 or group not in GROUPS:
         what = f"{method} of {bits} bits in groups of {group}"
-        raise UserError(f"config.json: {what} cannot be read, only awq and gptq of 4 bits in groups of {GROUPS}; {_BEFORE}")
+        raise UserError(f"config.json: {what} cannot be read, only 4 bits in groups of {GROUPS}; {_BEFORE}")
     if method == "awq" and str(found.get("version", "gemm")).lower() != "gemm":
         raise UserError(f"config.json: AWQ's version {found['version']!r} cannot be read, only 'gemm'; {_BEFORE}")
     version = str(found.get("checkpoint_format", found.get("format", "gptq"))).lower()
