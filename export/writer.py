@@ -18,11 +18,15 @@ from edgevlm.export.defaults import with_defaults
 from edgevlm.export.family import FamilyParts
 from edgevlm.export.frames import frame_preparation
 from edgevlm.export.graph import save_array
+from edgevlm.export.precisions import DEFAULT_PRECISION, load_precision
+from edgevlm.export.prequantised import prequantised
+from edgevlm.export.scaling import Samples, in_blocks
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, Progress, hash_file, seal_manifest
 from edgevlm.runtime.publish import check_target, published
 
 CLOSING = "closing.npy"
 CAMERA = (480, 640)
+PREQUANTISED = "int4-zp"  # how AWQ and GPTQ checkpoints are stored
 
 
 def write_bundle(
@@ -33,9 +37,12 @@ def write_bundle(
     force: bool,
     st_spattn_from: int | None = None,
     camera: tuple[int, int] = CAMERA,
+    precision: str | None = None,
+    samples: Samples | None = None,
 ) -> Path:
     """See :func:`edgevlm.export.export_checkpoint`."""
     checkpoint = Checkpoint(source)
+    precision = _precision(checkpoint, precision, samples)
     model_type = str(checkpoint.config.get("model_type"))
     if model_type not in families:
         where = checkpoint.folder / "config.json"
@@ -54,7 +61,7 @@ def write_bundle(
         progress("tracing the vision tower")
         tokens, _ = vision.write_vision(parts.vision, folder)
         sparse = not (parts.before or parts.after)
-        graphs = decoder.write_decoder(checkpoint, backbone, shape, folder, progress, st_spattn_from, sparse)
+        made = decoder.write_decoder(checkpoint, backbone, shape, folder, progress, st_spattn_from, sparse, precision, samples)
         (folder / talk["tokenizer"]).write_text(tokenizer, encoding="utf-8")
         if parts.closing is not None:
             save_array(folder / CLOSING, parts.closing)
@@ -64,7 +71,8 @@ def write_bundle(
             "edgevlm": __version__,
             "family": model_type,
             "source": checkpoint.name,
-            "decoder": _decoder_section(checkpoint, shape, graphs),
+            "decoder": _decoder_section(checkpoint, shape, made)
+            | {"precision": precision, "scaling": None if samples is None else "awq"},
             "vision": {
                 "graph": vision.GRAPH,
                 **frames,
@@ -84,6 +92,21 @@ def write_bundle(
         (folder / MANIFEST).write_bytes(seal_manifest(manifest))
         Bundle.load(folder, verify="size")
     return out_dir
+
+
+def _precision(checkpoint: Checkpoint, wanted: str | None, samples: Samples | None) -> str:
+    """The precision to store matrices in: the one wanted, or the checkpoint's own. Raises UserError for one that cannot be."""
+    packing = prequantised(checkpoint.config)
+    chosen = wanted or (DEFAULT_PRECISION if packing is None else PREQUANTISED)
+    load_precision(chosen)
+    if samples is not None:
+        in_blocks(chosen)
+    if packing is not None and (chosen != PREQUANTISED or samples is not None):
+        where = checkpoint.folder / "config.json"
+        raise UserError(
+            f"{where}: {packing.method} has rounded the checkpoint to 4 bits already; leave --precision and --scaling out"
+        )
+    return chosen
 
 
 def _family_parts(checkpoint: Checkpoint, module: str, camera: tuple[int, int]) -> FamilyParts:
@@ -113,7 +136,7 @@ def _decoder_shape(checkpoint: Checkpoint) -> tuple[Backbone, DecoderShape]:
         raise UserError(f"{checkpoint.folder / 'config.json'}: text_config is incomplete ({error!r})") from None
 
 
-def _decoder_section(checkpoint: Checkpoint, shape: DecoderShape, graphs: dict[str, str]) -> dict[str, Any]:
+def _decoder_section(checkpoint: Checkpoint, shape: DecoderShape, made: decoder.DecoderFiles) -> dict[str, Any]:
     text = checkpoint.section("text_config")
     trained = checkpoint.config.get("edgevlm_trained_length", text.get("edgevlm_trained_length", shape.model_limit))
     return {
@@ -128,8 +151,9 @@ def _decoder_section(checkpoint: Checkpoint, shape: DecoderShape, graphs: dict[s
         "inv_freq": shape.inv_freq(),
         "model_limit": shape.model_limit,
         "trained_length": int(trained),
-        "graphs": graphs,
-        "embedding": decoder.EMBEDDING,
+        "graphs": made.graphs,
+        "embedding": made.embedding[0],
+        "embedding_scales": made.embedding[1] if made.embedding[1:] else None,
         "rope_sections": None if shape.sections is None else list(shape.sections),
         "rope_interleaved": shape.interleaved,
         "deepstack": shape.deepstack,
