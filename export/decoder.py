@@ -29,7 +29,8 @@ from onnx import TensorProto
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import Backbone, DecoderShape, LayerWeights
 from edgevlm.export.checkpoint import Checkpoint
-from edgevlm.export.graph import CONTRIB, GraphBuilder, WeightsFile, external_tensor, save_array
+from edgevlm.export.graph import CONTRIB, GraphBuilder, WeightsFile, external_tensor, save_rows
+from edgevlm.export.journal import Journal
 from edgevlm.export.st_spattn import SparseAttention
 from edgevlm.runtime.bundle import Progress
 
@@ -222,18 +223,22 @@ def write_decoder(
     progress: Progress,
     st_spattn_from: int | None = None,
     sparse: bool = True,
+    journal: Journal | None = None,
 ) -> dict[str, str]:
     """Write a graph for each of GRAPHS, ``decoder.weights`` and ``embedding.npy`` into ``folder``; returns variant -> file.
 
     Without ``sparse`` there is no ``st-spattn`` graph: frames of some families have text between them. ``st_spattn_from``: see
-    :func:`first_sparse_layer`. A tied head is the embedding file itself: the graphs refer to its bytes. Raises UserError for a
-    checkpoint whose tensors are missing or of another shape, OSError if the disk does not take them.
+    :func:`first_sparse_layer`. A tied head is the embedding file itself: the graphs refer to its bytes. What ``journal`` has is
+    not written again. Raises UserError for a checkpoint whose tensors are missing or of another shape, OSError if the disk does
+    not take them.
     """
-    sparse_from = first_sparse_layer(shape, st_spattn_from)
-    embedding = checkpoint.tensor("text.embed_tokens.weight", (shape.vocab, shape.hidden))
-    start = save_array(folder / EMBEDDING, embedding)
-    with (folder / WEIGHTS).open("wb") as stream:
-        weights = WeightsFile(stream, WEIGHTS)
+    sparse_from, journal, table = first_sparse_layer(shape, st_spattn_from), journal or Journal(), (shape.vocab, shape.hidden)
+    progress("embedding")
+    start = journal.once(
+        EMBEDDING, lambda: save_rows(folder / EMBEDDING, table, checkpoint.rows("text.embed_tokens.weight", table))
+    )
+    with (folder / WEIGHTS).open("r+b" if journal.values(WEIGHTS) else "w+b") as stream:
+        weights = WeightsFile(stream, WEIGHTS, journal)
         variants = {"whole": _Decoder(GraphBuilder("decoder", weights), shape)}
         if sparse:
             variants["st-spattn"] = _Decoder(GraphBuilder("decoder-st-spattn", weights), shape, sparse_from)
@@ -241,18 +246,22 @@ def write_decoder(
         for d in variants.values():
             d.start()
         for layer in range(shape.layers):
-            w = backbone.layer(checkpoint, shape, layer)
+            step = f"decoder layer {layer + 1} of {shape.layers}"
+            progress(step)
+            w = backbone.layer(checkpoint.without_reading() if journal.has(step) else checkpoint, shape, layer)
             for d in variants.values():
                 d.layer(layer, w)
-            progress(f"decoder layer {layer + 1} of {shape.layers}")
+            weights.finish(step)
+        progress("head")
         if shape.tied:
-            dims = (shape.vocab, shape.hidden)
-            head = external_tensor("head", EMBEDDING, TensorProto.FLOAT, dims, start, embedding.nbytes)
+            head = external_tensor("head", EMBEDDING, TensorProto.FLOAT, table, start, 4 * shape.vocab * shape.hidden)
         else:
-            head = weights.add("head", checkpoint.tensor("text.lm_head.weight", (shape.vocab, shape.hidden)))
+            head = weights.add_rows("head", table, checkpoint.rows("text.lm_head.weight", table))
         final_norm = checkpoint.tensor("text.norm.weight", (shape.hidden,))
-        for variant, d in variants.items():
+        for d in variants.values():
             d.logits(final_norm, head)
+        weights.finish("head")
+        for variant, d in variants.items():
             d.graph.save(folder / GRAPHS[variant])
     return {variant: GRAPHS[variant] for variant in variants}
 

@@ -48,7 +48,11 @@ def plain_layer(checkpoint: Checkpoint, s: DecoderShape, layer: int, biases: tup
     def stacked(*parts: str) -> tuple[Float32, Float32 | None]:
         places = [f"{attention if part in 'qkvo' else mlp}.{part}_proj" for part in parts]
         pairs = list(zip(places, (sizes[part] for part in parts), strict=True))
-        weight = np.concatenate([checkpoint.tensor(f"{place}.weight", size) for place, size in pairs])
+        weight = np.empty((sum(size[0] for _, size in pairs), pairs[0][1][1]), np.float32)
+        filled = 0
+        for place, size in pairs:
+            weight[filled : filled + size[0]] = checkpoint.tensor(f"{place}.weight", size)
+            filled += size[0]
         if parts[0] not in biases:
             return weight, None
         return weight, np.concatenate([checkpoint.tensor(f"{place}.bias", size[:1]) for place, size in pairs])
