@@ -44,10 +44,7 @@ def kept_bundle(checkpoint: Path, progress: Tell, notice: Tell, *, force: bool =
     Raises UserError as ``export_checkpoint`` does.
     """
     folder, options = checkpoint_folder(checkpoint), DEFAULTS | options
-    try:
-        key = fingerprint(folder, options)
-    except OSError as error:
-        raise UserError(f"{error.filename}: cannot be read ({error.strerror}); give another file") from None
+    key = fingerprint(folder, options)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", folder.resolve().name).lstrip(".-")[:64] or "checkpoint"
     target = cache_folder() / f"{name}-{key[:16]}"
     with _alone(target, notice):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm import __version__
+from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import FORMAT
 
 _WRITERS = ("onnx", "onnxscript", "torch", "transformers")
@@ -20,10 +21,13 @@ def fingerprint(folder: Path, options: dict[str, Any]) -> str:
     """SHA-256, in hexadecimal, of all that decides the bytes of a bundle.
 
     ``folder``: small files by their content, weights and other large ones by name, size and time of change. ``options``: JSON
-    values; a path stands for the file there. Raises OSError for what cannot be read.
+    values; a path stands for the file there. Raises UserError for what cannot be read.
     """
-    files = [_file(path) for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
-    settings = {name: _file(value) if isinstance(value, Path) else value for name, value in options.items()}
+    try:
+        files = [_file(path) for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
+        settings = {name: _file(value) if isinstance(value, Path) else value for name, value in options.items()}
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror}); give a file that can") from None
     parts = [FORMAT, __version__, {name: _version(name) for name in _WRITERS}, _exporter(), settings, files]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 

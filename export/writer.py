@@ -40,12 +40,12 @@ def write_bundle(
     notice: Progress,
 ) -> Path:
     """See :func:`edgevlm.export.export_checkpoint`."""
-    key = fingerprint(source, {"st_spattn_from": st_spattn_from, "camera": camera, "text_gguf": text_gguf})
     with PeakMemory() as memory:
         model = _read(Checkpoint(source), families, camera, text_gguf, lambda: check_target(out_dir, force), progress)
         decoder.first_sparse_layer(model.shape, st_spattn_from)
         layer = layer_bytes(model.shape)
         check_memory(source, layer)
+        key = fingerprint(source, {"st_spattn_from": st_spattn_from, "camera": camera, "text_gguf": text_gguf})
         with published(out_dir, force=force, key=key, notice=notice) as folder:
             check_disk(out_dir, folder, bundle_bytes(model.shape, model.parts.vision))
             _write(model, folder, Journal(journal_of(folder)), progress, st_spattn_from)

@@ -59,7 +59,7 @@ def pickled(folder: Path) -> None:
 
 def without_special_tokens(folder: Path) -> None:
     content = json.loads((folder / "tokenizer.json").read_text())
-    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != "<image>"]
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] not in ("<image>", "<video>")]
     (folder / "tokenizer.json").write_text(json.dumps(content))
 
 
@@ -89,7 +89,7 @@ CASES: list[tuple[Change, str]] = [
     ),
     (text("chat_template.jinja", "{% macro f() %}{{ f() }}{% endmacro %}<image>{{ f() }}"), "does not render"),
     (text("chat_template.jinja", "<image>{{ 'a' * 9999999999 }}"), "a product of more than 1000000"),
-    (text("chat_template.jinja", "<image>{{ 9 ** 9 ** 9 }}"), "a power of more than 1000000 bits"),
+    (text("chat_template.jinja", "<image>{{ 9 ** 99999999 }}"), "a power of more than 1000000 bits"),
     (text("chat_template.jinja", "<image>{% for"), "does not render"),
 ]  # fmt: skip
 
@@ -101,6 +101,7 @@ def test_one_line_and_nothing_written(
 ) -> None:  # fmt: skip
     folder = Path(shutil.copytree(exported("llava", **SHAPE).checkpoint, tmp_path / "in" / "checkpoint"))
     change(folder)
+    capsys.readouterr()
     assert edgevlm(monkeypatch, "export", folder, "--out", tmp_path / "out" / "bundle") == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -108,6 +109,22 @@ def test_one_line_and_nothing_written(
     assert said.err.count("\n") == 1, said.err
     assert message in said.err
     assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_mark_around_frames_that_is_no_token(tmp_path: Path) -> None:
+    from more_checkpoints import make_more
+
+    from edgevlm.errors import UserError
+    from edgevlm.export import export_checkpoint
+
+    folder = make_more(tmp_path / "checkpoint", "smolvlm")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    mark = next(token for token in content["added_tokens"] if token["content"] == "<global-img>")
+    mark["content"] = "<other>"
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"tokenizer\.json: has no token '<global-img>', which stands around"):
+        export_checkpoint(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_too_little_memory(exported: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
@@ -122,7 +139,7 @@ def test_too_little_memory(exported: Any, tmp_path: Path, monkeypatch: Any, caps
 def test_too_little_disk(exported: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100_000))
     assert edgevlm(monkeypatch, "export", exported("llava", **SHAPE).checkpoint, "--out", tmp_path / "bundle") == 2
-    line = f"edgevlm: {tmp_path / 'bundle'}: the bundle takes 2 MB and its disk has 0 MB free; choose another --out\n"
+    line = f"edgevlm: {tmp_path / 'bundle'}: the bundle takes 1 MB and its disk has 0 MB free; choose another --out\n"
     assert capsys.readouterr().err == line
     assert list(tmp_path.iterdir()) == []
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -28,6 +28,7 @@ Float32 = NDArray[np.float32]
 MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 NORMAL: dict[str, Any] = {"image_mean": MEAN, "image_std": STD}
 FRAMES = 4
+MOST = 2.01  # levels; a first pass that rounds the other way weighs up to 1.2 in the second
 
 
 def frames(name: str) -> list[NDArray[np.uint8]]:
@@ -49,10 +50,8 @@ class Family:
     spec: Callable[[int, int], dict[str, Any]]
     pil: Callable[[], Any]
     video: Callable[[], Any]
-    most: tuple[float, float]  # levels by which we may differ from pil, and from video
     patch: int = 0
     key: str = "pixel_values_videos"
-    given: dict[str, Any] = field(default_factory=dict)
 
 
 def square(side: int, **more: Any) -> Callable[[int, int], dict[str, Any]]:
@@ -71,7 +70,7 @@ def of_qwen(patch: int, *, module: str, video: str) -> Family:
     alone = shape | {"size": {"shortest_edge": fewest // count, "longest_edge": most // count}}
     return Family(
         qwen(2 * patch, fewest, most, count), lambda: of(*pil, **alone),
-        lambda: of(module, video, **shape, cap_pixels_per_frame=False), (1.01, 1.01), patch,
+        lambda: of(module, video, **shape, cap_pixels_per_frame=False), patch,
     )  # fmt: skip
 
 
@@ -81,20 +80,20 @@ FAMILIES = {
         lambda: of("clip.image_processing_pil_clip", "CLIPImageProcessorPil", size={"shortest_edge": 336},
                    crop_size={"height": 336, "width": 336}),
         lambda: of("llava_next_video.video_processing_llava_next_video", "LlavaNextVideoVideoProcessor",
-                   size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336}), (2.01, 2.01),
+                   size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336}),
     ),
     "llava_onevision": Family(
         square(384),
         lambda: of("siglip.image_processing_pil_siglip", "SiglipImageProcessorPil", size={"height": 384, "width": 384},
                    resample=3),
-        lambda: of("llava_onevision.video_processing_llava_onevision", "LlavaOnevisionVideoProcessor"), (1.01, 1.01),
+        lambda: of("llava_onevision.video_processing_llava_onevision", "LlavaOnevisionVideoProcessor"),
     ),
     "smolvlm": Family(
         square(512, fit="longest", longest_edge=2048, resample="lanczos"),
         lambda: of("smolvlm.image_processing_pil_smolvlm", "SmolVLMImageProcessorPil", size={"longest_edge": 2048},
                    max_image_size={"longest_edge": 512}, do_image_splitting=False, do_pad=False),
         lambda: of("smolvlm.video_processing_smolvlm", "SmolVLMVideoProcessor", size={"longest_edge": 2048},
-                   max_image_size={"longest_edge": 512}, do_pad=False), (2.01, 255.0), key="pixel_values",
+                   max_image_size={"longest_edge": 512}, do_pad=False), key="pixel_values",
     ),
     "qwen2_vl": of_qwen(14, module="qwen2_vl.video_processing_qwen2_vl", video="Qwen2VLVideoProcessor"),
     "qwen3_vl": of_qwen(16, module="qwen3_vl.video_processing_qwen3_vl", video="Qwen3VLVideoProcessor"),
@@ -126,9 +125,9 @@ def levels(family: Family, found: Float32, theirs: Any) -> Float32:
 
 def report(kind: str, name: str, clip_name: str, difference: Float32) -> float:
     most, mean = float(difference.max()), float(difference.mean())
-    print(
-        f"{name}, {clip_name}, {kind}: {most:.2f} levels at most, {mean:.4f} on average, {(difference > 1.01).mean():.2%} > 1"
-    )
+    assert mean < 0.05
+    over = int((difference > 1.01).sum())
+    print(f"{name}, {clip_name}, {kind}: {most:.2f} levels at most, {mean:.4f} on average, {over} of {difference.size} over 1")
     return most
 
 
@@ -144,7 +143,7 @@ def test_pictures_on_pillow(name: str, clip_name: str) -> None:
         np.asarray(processor([[image]] if name == "smolvlm" else image, return_tensors="np")["pixel_values"])
         for image in images
     ]
-    assert report("pil", name, clip_name, levels(family, found, np.stack(theirs))) <= family.most[0]
+    assert report("pil", name, clip_name, levels(family, found, np.stack(theirs))) <= MOST
 
 
 @pytest.mark.parametrize("clip_name", ["vtest.avi", "bikes.mp4"])
@@ -156,4 +155,4 @@ def test_videos_on_torch(name: str, clip_name: str) -> None:
     family, images = FAMILIES[name], frames(clip_name)
     processor = family.video()
     theirs = processor(videos=[np.stack(images)], return_tensors="pt", do_sample_frames=False)[family.key]
-    assert report("torch", name, clip_name, levels(family, ours(family, images), theirs)) <= family.most[1]
+    assert report("torch", name, clip_name, levels(family, ours(family, images), theirs)) <= MOST
