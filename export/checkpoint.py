@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.export.tensors import AGAIN, SafeTensor, Stored, check_link, inside, open_shard
+from edgevlm.export.tensors import AGAIN, SafeTensor, Unread, check_link, inside, open_shard
 from edgevlm.runtime.paths import look
 
 # Tensor names differ between transformers versions; these are the names that the exporter asks for.
@@ -62,7 +62,7 @@ class Checkpoint:
             raise UserError(f"{self.folder / 'config.json'}: is missing; give the folder that save_pretrained wrote")
         self.config: dict[str, Any] = _with_text_config(config)
         self.names = self._index()  # canonical name -> (file, name in the file)
-        self.instead: dict[str, Stored] = {}
+        self.instead: dict[str, Unread] = {}
         self._open: tuple[Path, Any] | None = None
         self._reads = True
 
@@ -127,7 +127,7 @@ class Checkpoint:
                 raise UserError(f"{stored.path}: tensor {stored.name!r} {what}; {AGAIN}")
             yield rows
 
-    def check(self, name: str, shape: tuple[int, ...]) -> Stored:
+    def check(self, name: str, shape: tuple[int, ...]) -> Unread:
         """The tensor of canonical ``name``, unread. Raises UserError if it is missing or not of ``shape``."""
         if name not in self.names and name not in self.instead:
             raise UserError(f"{self.folder}: the checkpoint has no tensor {name!r}; {AGAIN}")
@@ -137,7 +137,7 @@ class Checkpoint:
             raise UserError(f"{tensor.path}: tensor {tensor.name!r} {means}; {AGAIN}")
         return tensor
 
-    def take_text(self, tensors: dict[str, Stored]) -> None:
+    def take_text(self, tensors: dict[str, Unread]) -> None:
         """From now on the text half's tensors are these, by canonical name, and no others."""
         self.instead = tensors
         self.names = {name: place for name, place in self.names.items() if not name.startswith("text.")}

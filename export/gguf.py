@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
 from edgevlm.export.defaults import with_defaults
-from edgevlm.export.tensors import Stored
+from edgevlm.export.tensors import Unread
 from edgevlm.runtime.paths import look
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -36,7 +36,7 @@ _SETTINGS = {  # of the file -> of text_config
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """See :class:`edgevlm.export.tensors.Stored`. ``order``: the file's row of each row, if they are in another order."""
+    """See :class:`edgevlm.export.tensors.Unread`. ``order``: the file's row of each row, if they are in another order."""
 
     path: Path
     name: str
@@ -52,7 +52,7 @@ class GgufTensor:
         return tuple(int(size) for size in reversed(self.tensor.shape))
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
-        """See :class:`edgevlm.export.tensors.Stored`."""
+        """See :class:`edgevlm.export.tensors.Unread`."""
         from gguf.quants import dequantize
 
         data = self.tensor.data
@@ -61,7 +61,7 @@ class GgufTensor:
         return array
 
 
-def text_tensors(path: Path, text_config: dict[str, Any]) -> dict[str, Stored]:
+def text_tensors(path: Path, text_config: dict[str, Any]) -> dict[str, Unread]:
     """Canonical name -> tensor of the GGUF file ``path``, for a checkpoint of this ``text_config``.
 
     Raises UserError if the file is missing or damaged, if it is of another model, or if the package gguf is not installed.
@@ -72,7 +72,7 @@ def text_tensors(path: Path, text_config: dict[str, Any]) -> dict[str, Stored]:
         raise UserError(f"{path}: architecture {arch!r} cannot be read; GGUF is read of {', '.join(ARCHITECTURES)}")
     config = with_defaults(text_config)
     _check(path, reader, str(arch), config)
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, Unread] = {}
     for tensor in reader.tensors:
         if (name := _canonical(tensor.name)) is not None:
             heads = {".self_attn.q_proj.": "num_attention_heads", ".self_attn.k_proj.": "num_key_value_heads"}

@@ -15,7 +15,7 @@ from edgevlm.runtime.paths import look
 AGAIN = "download or save the checkpoint again"
 
 
-class Stored(Protocol):
+class Unread(Protocol):
     """A tensor in a file, not read yet. ``name`` and ``kind`` (of number) are the file's own words."""
 
     @property
@@ -52,7 +52,7 @@ class SafeTensor:
         return tuple(self.reader.get_slice(self.name).get_shape())
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
-        """See :class:`Stored`."""
+        """See :class:`Unread`."""
         tensor = self.reader.get_tensor(self.name)
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             kind = str(tensor.dtype).removeprefix("torch.")
