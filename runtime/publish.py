@@ -62,7 +62,7 @@ def published(out_dir: str | Path, *, force: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def beside(out_dir: str | Path) -> Iterator[Path]:
-    """Yield a folder beside ``out_dir`` for what a bundle is made from; it goes at the end, a killed run's with the next run."""
+    """Yield a folder beside ``out_dir`` for what a bundle is made from; it goes at the end, a killed run's with the next."""
     target = Path(os.path.abspath(out_dir))
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
