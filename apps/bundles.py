@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from edgevlm.bench import writing
 from edgevlm.errors import BundleError, UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.export.checkpoint import checkpoint_folder
@@ -20,7 +21,7 @@ from edgevlm.runtime.bundle import MANIFEST, Bundle
 from edgevlm.runtime.paths import look
 
 Tell = Callable[[str], object]
-DEFAULTS: dict[str, Any] = {"st_spattn_from": None, "camera": (480, 640), "text_gguf": None}
+DEFAULTS: dict[str, Any] = {"st_spattn_from": None, "camera": (480, 640), "text_gguf": None, "precision": None}
 
 
 def cache_folder() -> Path:
@@ -38,18 +39,23 @@ def bundle_of(model: str, progress: Tell, notice: Tell) -> str:
     return str(kept_bundle(folder, progress, notice))
 
 
-def kept_bundle(checkpoint: Path, progress: Tell, notice: Tell, *, force: bool = False, **options: Any) -> Path:
+def kept_bundle(
+    checkpoint: Path, progress: Tell, notice: Tell, *, force: bool = False, scaled: bool = False, **options: Any
+) -> Path:
     """The kept bundle of a checkpoint with these options of ``export_checkpoint``; exported if it is not there, or by force.
 
-    Raises UserError as ``export_checkpoint`` does.
+    scaled: by :func:`edgevlm.apps.scaling.export_scaled`.
+
+    Raises UserError as they do.
     """
     folder, options = checkpoint_folder(checkpoint), DEFAULTS | options
-    key = fingerprint(folder, options)
+    key = fingerprint(folder, options | {"scaled": scaled})
     name = re.sub(r"[^A-Za-z0-9._-]", "-", folder.resolve().name).lstrip(".-")[:64] or "checkpoint"
     target = cache_folder() / f"{name}-{key[:16]}"
     with _alone(target, notice):
         if force or not _is_whole(target):
-            export_checkpoint(folder, target, progress=progress, notice=notice, force=True, **options)
+            command = writing("edgevlm.apps.scaling").export_scaled if scaled else export_checkpoint
+            command(folder, target, progress=progress, notice=notice, force=True, **options)
     return target
 
 
@@ -116,4 +122,5 @@ def _alone(target: Path, notice: Tell) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
+        fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked meanwhile holds the file open too
         os.close(handle)

@@ -61,6 +61,13 @@ class Measure(str, Enum):
     AGREEMENT = "agreement"
 
 
+class Scaling(str, Enum):
+    """Of weights before they are rounded."""
+
+    NONE = "none"
+    AWQ = "awq"
+
+
 class Reindexing(str, Enum):
     """When kept positions are made dense."""
 
@@ -221,6 +228,17 @@ def export(
         Path | None,
         typer.Option(metavar="FILE", help="Take the text half's weights from a GGUF file: llama, qwen2 or qwen3."),
     ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="fp32|fp16|int8|int4|int4-zp",
+            help="Of the decoder's weights; int4-zp: with zero points.",
+            show_default="fp32; AWQ and GPTQ checkpoints as they are",
+        ),
+    ] = None,
+    scaling: Annotated[
+        Scaling, typer.Option(help="awq: whole numbers are rounded more finely where the model's activations are large.")
+    ] = Scaling.NONE,
 ) -> None:
     """Turn a checkpoint into a bundle that edgevlm runs: ONNX graphs, weights, tokenizer, manifest; prints where it is.
 
@@ -230,14 +248,19 @@ def export(
     from rich.console import Console
 
     from edgevlm.apps.bundles import kept_bundle
+    from edgevlm.bench import writing
     from edgevlm.export import export_checkpoint
 
-    options: dict[str, Any] = {"st_spattn_from": st_spattn, "camera": _pixels(frame_size), "text_gguf": text_gguf}
+    options: dict[str, Any] = {
+        "st_spattn_from": st_spattn, "camera": _pixels(frame_size), "text_gguf": text_gguf, "precision": precision,
+    }  # fmt: skip
+    command = export_checkpoint if scaling is Scaling.NONE else writing("edgevlm.apps.scaling").export_scaled
     with Console(stderr=True).status("reading the checkpoint") as status:
         if out is None:
-            path = kept_bundle(checkpoint, status.update, _note, force=force, **options)
+            scaled = scaling is not Scaling.NONE
+            path = kept_bundle(checkpoint, status.update, _note, force=force, scaled=scaled, **options)
         else:
-            path = export_checkpoint(checkpoint, out, progress=status.update, notice=_note, force=force, **options)
+            path = command(checkpoint, out, progress=status.update, notice=_note, force=force, **options)
     typer.echo(str(path))
 
 

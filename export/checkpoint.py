@@ -127,6 +127,14 @@ class Checkpoint:
                 raise UserError(f"{stored.path}: tensor {stored.name!r} {what}; {AGAIN}")
             yield rows
 
+    def integers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.int32]:
+        """The tensor of canonical ``name``, which is int32, checked to have ``shape``."""
+        stored = self.check(name, shape)
+        array: NDArray[np.int32] = self._reader(stored.path).get_tensor(stored.name).numpy()
+        if array.dtype != np.int32:
+            raise UserError(f"{stored.path}: tensor {stored.name!r} is {array.dtype}, not int32; {AGAIN}")
+        return array
+
     def check(self, name: str, shape: tuple[int, ...]) -> Unread:
         """The tensor of canonical ``name``, unread. Raises UserError if it is missing or not of ``shape``."""
         if name not in self.names and name not in self.instead:

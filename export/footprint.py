@@ -6,29 +6,37 @@ import shutil
 import threading
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import DecoderShape
+from edgevlm.export.precisions import Layout, Precision
 from edgevlm.export.vision import VisionFeatures
 
-FLOAT = 4  # bytes of a weight in a bundle
+FLOAT = 4  # bytes of a weight of the tower, and of any that is being read
 WORKING = 1 << 30  # bytes that an export may take beside its largest layer
 _STATUS = Path("/proc/self/status")
 _OWN = (b"RssAnon:", b"RssShmem:")  # resident memory that is no page of a file
 
 
 def layer_bytes(shape: DecoderShape) -> int:
-    """The weights of one decoder layer in a bundle; no other part is held whole."""
+    """The weights of one decoder layer as they are read, float32; no other part is held whole."""
     attention = shape.hidden * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
     return FLOAT * (attention + 3 * shape.hidden * shape.intermediate)
 
 
-def bundle_bytes(shape: DecoderShape, vision: VisionFeatures) -> int:
+def bundle_bytes(shape: DecoderShape, vision: VisionFeatures, precision: Precision) -> int:
     """About what a bundle takes on the disk."""
     tables = shape.vocab * shape.hidden * (1 if shape.tied else 2)
     tower = sum(parameter.numel() for parameter in vision.parameters())
-    return layer_bytes(shape) * shape.layers + FLOAT * (tables + tower)
+    layers = layer_bytes(shape) // FLOAT * shape.layers
+    return int(layers * _stored(precision.matrices) + tables * _stored(precision.table) + FLOAT * tower)
+
+
+def _stored(layout: Layout) -> float:
+    """Bytes of a weight."""
+    return sum(part.nbytes for part in layout.parts(np.zeros((8, 256), np.float32)).values()) / (8 * 256)
 
 
 def check_disk(target: Path, folder: Path, needed: int) -> None:
@@ -81,7 +89,7 @@ def own_memory(process: psutil.Process) -> int:
 
 def describe(peak: int, layer: int) -> str:
     """One line for a person."""
-    return f"peak memory {_size(peak)} beyond the page cache, largest layer {_size(layer)}"
+    return f"peak memory {peak / 1e6:.0f} MB beyond the page cache, largest layer {layer / 1e6:.0f} MB"
 
 
 def _size(count: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgevlm.export.journal import Journal
@@ -18,6 +18,7 @@ OPSET = 18
 IR_VERSION = 10  # what ONNX Runtime 1.22 reads
 ALIGNMENT = 64
 CONTRIB = "com.microsoft"
+_AS_THEY_ARE = (np.float16, np.uint8)
 SLICE = 4 << 20  # numbers that are made contiguous at once
 
 
@@ -29,22 +30,27 @@ def external_tensor(name: str, file: str, dtype: int, shape: Sequence[int], offs
     return tensor
 
 
-def save_array(path: Path, array: NDArray[np.float32]) -> int:
-    """Write ``array`` as an .npy file; returns where its bytes start."""
-    return save_rows(path, array.shape, [array])
+def tensor_type(dtype: np.dtype) -> int:
+    """ONNX's name of a numpy dtype."""
+    kind: int = helper.np_dtype_to_tensor_dtype(dtype)
+    return kind
 
 
-def save_rows(path: Path, shape: Sequence[int], slices: Iterable[NDArray[np.float32]]) -> int:
-    """Write slices of whole rows as one float32 .npy file; returns where its bytes start.
+def save_array(path: Path, array: NDArray[Any]) -> int:
+    """Write ``array`` as an .npy file; returns where its bytes start. (``np.save`` does not say that a disk is full.)"""
+    return save_slices(path, len(array), [array])
 
-    (``np.save`` does not say that a disk is full.)
-    """
+
+def save_slices(path: Path, length: int, slices: Iterable[NDArray[Any]]) -> int:
+    """Write arrays that follow one another on the first axis, ``length`` in all, as one .npy file; returns where they start."""
     with path.open("wb") as stream:
-        header = {"descr": "<f4", "fortran_order": False, "shape": tuple(shape)}
-        np.lib.format.write_array_header_1_0(stream, header)
-        start = stream.tell()
-        for rows in slices:
-            stream.write(np.ascontiguousarray(rows).data if rows.size else b"")
+        start = 0
+        for array in slices:
+            if not start:
+                header = np.lib.format.header_data_from_array_1_0(array) | {"shape": (length, *array.shape[1:])}
+                np.lib.format.write_array_header_1_0(stream, header)
+                start = stream.tell()
+            stream.write(np.ascontiguousarray(array).data)
         flush(stream)
     return start
 
@@ -56,7 +62,7 @@ def flush(stream: BinaryIO) -> None:
 
 
 class WeightsFile:
-    """Float32 tensors one after another, 64-byte aligned, written as they come, a slice at a time.
+    """Tensors one after another, 64-byte aligned, written as they come, a slice at a time.
 
     Graphs that share the file share its tensors: a name is written once. ``finish`` closes a step of the ``journal``, and the
     tensors of steps that it has are not written again: the file is cut behind the last of them.
@@ -77,15 +83,18 @@ class WeightsFile:
         stream.truncate()
 
     def add(self, name: str, array: NDArray[Any]) -> TensorProto:
-        """The initializer that refers to ``array`` as float32, appended to the file the first time that ``name`` comes."""
+        """The initializer that refers to ``array``, appended to the file the first time that ``name`` comes.
+
+        float16 and uint8 are stored as they are, everything else as float32.
+        """
         step = max(1, SLICE // max(1, int(np.prod(array.shape[1:]))))
         slices = (array[start : start + step] for start in range(0, len(array), step))
-        return self.add_rows(name, array.shape, slices)
+        return self.add_slices(name, array.shape, array.dtype, slices)
 
-    def add_rows(self, name: str, shape: Sequence[int], slices: Iterable[NDArray[Any]]) -> TensorProto:
+    def add_slices(self, name: str, shape: Sequence[int], dtype: DTypeLike, slices: Iterable[NDArray[Any]]) -> TensorProto:
         """The same of a tensor that comes as slices of whole rows."""
         if name not in self._written:
-            self._written[name] = self._append(name, shape, slices)
+            self._written[name] = self._append(name, shape, dtype, slices)
             self._new.append(name)
         return self._written[name]
 
@@ -103,13 +112,14 @@ class WeightsFile:
         self.journal.finish(step, {"end": self.stream.tell(), "tensors": rows}, self.name)
         self._new = []
 
-    def _append(self, name: str, shape: Sequence[int], slices: Iterable[NDArray[Any]]) -> TensorProto:
+    def _append(self, name: str, shape: Sequence[int], dtype: DTypeLike, slices: Iterable[NDArray[Any]]) -> TensorProto:
+        kept = np.dtype(dtype if dtype in _AS_THEY_ARE else np.float32)
         self.stream.write(b"\0" * (-self.stream.tell() % ALIGNMENT))
         offset = self.stream.tell()
         for rows in slices:
-            data = np.ascontiguousarray(rows, np.float32)
+            data = np.ascontiguousarray(rows, kept)
             self.stream.write(data.data if data.size else b"")
-        return external_tensor(name, self.name, TensorProto.FLOAT, shape, offset, self.stream.tell() - offset)
+        return external_tensor(name, self.name, tensor_type(kept), shape, offset, self.stream.tell() - offset)
 
 
 class GraphBuilder:
@@ -132,7 +142,7 @@ class GraphBuilder:
         return name
 
     def weight(self, name: str, array: NDArray[Any]) -> str:
-        """A float32 initializer kept in the weights file."""
+        """An initializer kept in the weights file."""
         self.initializers.append(self.weights.add(name, array))
         return name
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -111,7 +112,7 @@ def _write_weights(model: Any, module: VisionFeatures, checkpoint: Checkpoint, f
                     onnx_ir.convenience.replace_all_uses_with(turned.outputs[0], value)
                     model.graph.remove(turned, safe=True)
                 else:
-                    tensor = weights.add_rows(name, shape, checkpoint.rows(module.sources[name], shape))
+                    tensor = weights.add_slices(name, shape, np.float32, checkpoint.rows(module.sources[name], shape))
             elif value.const_value.dtype == onnx_ir.DataType.FLOAT and value.const_value.size > 1:
                 tensor = weights.add(name, value.const_value.numpy())
             else:

@@ -22,10 +22,14 @@ from edgevlm.export.frames import frame_preparation
 from edgevlm.export.gguf import text_tensors
 from edgevlm.export.graph import save_array
 from edgevlm.export.journal import Journal
+from edgevlm.export.precisions import DEFAULT_PRECISION, load_precision
+from edgevlm.export.prequantised import prequantised
+from edgevlm.export.scaling import Samples, in_blocks
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, Progress, hash_file, seal_manifest
 from edgevlm.runtime.publish import check_target, journal_of, published
 
 CLOSING = "closing.npy"
+PREQUANTISED = "int4-zp"  # how AWQ and GPTQ checkpoints are stored
 
 
 def write_bundle(
@@ -38,17 +42,22 @@ def write_bundle(
     camera: tuple[int, int],
     text_gguf: Path | None,
     notice: Progress,
+    precision: str | None,
+    samples: Samples | None,
 ) -> Path:
     """See :func:`edgevlm.export.export_checkpoint`."""
+    checkpoint = Checkpoint(source)
+    chosen = _precision(checkpoint, precision, samples)
     with PeakMemory() as memory:
-        model = _read(Checkpoint(source), families, camera, text_gguf, lambda: check_target(out_dir, force), progress)
+        model = _read(checkpoint, families, camera, text_gguf, lambda: check_target(out_dir, force), progress)
         decoder.first_sparse_layer(model.shape, st_spattn_from)
         layer = layer_bytes(model.shape)
         check_memory(source, layer)
-        key = fingerprint(source, {"st_spattn_from": st_spattn_from, "camera": camera, "text_gguf": text_gguf})
+        options = {"st_spattn_from": st_spattn_from, "camera": camera, "text_gguf": text_gguf, "precision": chosen}
+        key = fingerprint(source, options | {"samples": {} if samples is None else samples})
         with published(out_dir, force=force, key=key, notice=notice) as folder:
-            check_disk(out_dir, folder, bundle_bytes(model.shape, model.parts.vision))
-            _write(model, folder, Journal(journal_of(folder)), progress, st_spattn_from)
+            check_disk(out_dir, folder, bundle_bytes(model.shape, model.parts.vision, load_precision(chosen)))
+            _write(model, folder, Journal(journal_of(folder)), progress, st_spattn_from, chosen, samples)
     notice(describe(memory.bytes, layer))
     return out_dir
 
@@ -94,13 +103,23 @@ def _read(
     return _Model(checkpoint, model_type, backbone, shape, parts, talk, tokenizer, frames)
 
 
-def _write(model: _Model, folder: Path, journal: Journal, progress: Progress, st_spattn_from: int | None) -> None:
+def _write(
+    model: _Model,
+    folder: Path,
+    journal: Journal,
+    progress: Progress,
+    st_spattn_from: int | None,
+    precision: str,
+    samples: Samples | None,
+) -> None:
     """The files of the bundle, but for what ``journal`` has."""
     checkpoint, parts, shape = model.checkpoint, model.parts, model.shape
     progress("tracing the vision tower")
     tokens, _ = journal.once(vision.GRAPH, lambda: vision.write_vision(parts.vision, checkpoint, folder))
     sparse = not (parts.before or parts.after)
-    graphs = decoder.write_decoder(checkpoint, model.backbone, shape, folder, progress, st_spattn_from, sparse, journal)
+    made = decoder.write_decoder(
+        checkpoint, model.backbone, shape, folder, progress, st_spattn_from, sparse, precision, samples, journal
+    )
     (folder / model.chat["tokenizer"]).write_text(model.tokenizer, encoding="utf-8")
     if parts.closing is not None:
         save_array(folder / CLOSING, parts.closing)
@@ -110,7 +129,8 @@ def _write(model: _Model, folder: Path, journal: Journal, progress: Progress, st
         "edgevlm": __version__,
         "family": model.family,
         "source": checkpoint.name,
-        "decoder": _decoder_section(checkpoint, shape, graphs),
+        "decoder": _decoder_section(checkpoint, shape, made)
+        | {"precision": precision, "scaling": None if samples is None else "awq"},
         "vision": _vision_section(model, tokens),
         "chat": model.chat,
         "files": {path.name: _record(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST},
@@ -134,6 +154,21 @@ def _vision_section(model: _Model, tokens: int) -> dict[str, Any]:
         "before": parts.before,
         "after": parts.after,
     }
+
+
+def _precision(checkpoint: Checkpoint, wanted: str | None, samples: Samples | None) -> str:
+    """The precision to store matrices in: the one wanted, or the checkpoint's own. Raises UserError for one that cannot be."""
+    packing = prequantised(checkpoint.config)
+    chosen = wanted or (DEFAULT_PRECISION if packing is None else PREQUANTISED)
+    load_precision(chosen)
+    if samples is not None:
+        in_blocks(chosen)
+    if packing is not None and (chosen != PREQUANTISED or samples is not None):
+        where = checkpoint.folder / "config.json"
+        raise UserError(
+            f"{where}: {packing.method} has rounded the checkpoint to 4 bits already; leave --precision and --scaling out"
+        )
+    return chosen
 
 
 def _family_parts(checkpoint: Checkpoint, module: str, camera: tuple[int, int]) -> FamilyParts:
@@ -163,7 +198,7 @@ def _decoder_shape(checkpoint: Checkpoint) -> tuple[Backbone, DecoderShape]:
         raise UserError(f"{checkpoint.folder / 'config.json'}: text_config is incomplete ({error!r})") from None
 
 
-def _decoder_section(checkpoint: Checkpoint, shape: DecoderShape, graphs: dict[str, str]) -> dict[str, Any]:
+def _decoder_section(checkpoint: Checkpoint, shape: DecoderShape, made: decoder.DecoderFiles) -> dict[str, Any]:
     text = checkpoint.section("text_config")
     trained = checkpoint.config.get("edgevlm_trained_length", text.get("edgevlm_trained_length", shape.model_limit))
     return {
@@ -178,8 +213,9 @@ def _decoder_section(checkpoint: Checkpoint, shape: DecoderShape, graphs: dict[s
         "inv_freq": shape.inv_freq(),
         "model_limit": shape.model_limit,
         "trained_length": int(trained),
-        "graphs": graphs,
-        "embedding": decoder.EMBEDDING,
+        "graphs": made.graphs,
+        "embedding": made.embedding[0],
+        "embedding_scales": made.embedding[1] if made.embedding[1:] else None,
         "rope_sections": None if shape.sections is None else list(shape.sections),
         "rope_interleaved": shape.interleaved,
         "deepstack": shape.deepstack,
