@@ -42,7 +42,10 @@ class Layout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """``matrices``: of the layers. ``table``: of the embedding and the head; its parts are by row, as a host gathers them."""
+    """``matrices``: of the layers. ``table``: of the embedding and the head.
+
+    A table's parts are by row, as the engine gathers them: numbers, or codes of 8 bits without zeros, and scales.
+    """
 
     matrices: Layout
     table: Layout

@@ -11,7 +11,7 @@ from clips import clip
 
 def edgevlm(*arguments):
     command = [sys.executable, "-m", "edgevlm", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.fixture(scope="module")
