@@ -116,4 +116,5 @@ def _alone(target: Path, notice: Tell) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
+        fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked meanwhile holds the file open too
         os.close(handle)
