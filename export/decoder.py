@@ -252,6 +252,7 @@ def write_decoder(
             for d in variants.values():
                 d.layer(layer, w)
             weights.finish(step)
+            del w  # before the next layer is read
         progress("head")
         if shape.tied:
             head = external_tensor("head", EMBEDDING, TensorProto.FLOAT, table, start, 4 * shape.vocab * shape.hidden)

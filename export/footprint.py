@@ -81,7 +81,7 @@ def own_memory(process: psutil.Process) -> int:
 
 def describe(peak: int, layer: int) -> str:
     """One line for a person."""
-    return f"peak memory {_size(peak)} beyond the page cache, largest layer {_size(layer)}"
+    return f"peak memory {peak / 1e6:.0f} MB beyond the page cache, largest layer {layer / 1e6:.0f} MB"
 
 
 def _size(count: int) -> str:
