@@ -128,8 +128,9 @@ def test_a_mark_around_frames_that_is_no_token(tmp_path: Path) -> None:
 
 
 def test_too_little_memory(exported: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100 << 20))
     checkpoint = exported("llava", **SHAPE).checkpoint
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100 << 20))
+    capsys.readouterr()
     assert edgevlm(monkeypatch, "export", checkpoint, "--out", tmp_path / "bundle") == 2
     line = f"edgevlm: {checkpoint}: exporting it takes 537 MB of memory and 105 MB are available; end other programs\n"
     assert capsys.readouterr().err == line
@@ -137,8 +138,10 @@ def test_too_little_memory(exported: Any, tmp_path: Path, monkeypatch: Any, caps
 
 
 def test_too_little_disk(exported: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    checkpoint = exported("llava", **SHAPE).checkpoint
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100_000))
-    assert edgevlm(monkeypatch, "export", exported("llava", **SHAPE).checkpoint, "--out", tmp_path / "bundle") == 2
+    capsys.readouterr()
+    assert edgevlm(monkeypatch, "export", checkpoint, "--out", tmp_path / "bundle") == 2
     line = f"edgevlm: {tmp_path / 'bundle'}: the bundle takes 1 MB and its disk has 0 MB free; choose another --out\n"
     assert capsys.readouterr().err == line
     assert list(tmp_path.iterdir()) == []
