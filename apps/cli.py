@@ -1,4 +1,4 @@
-"""The command line: ``edgevlm run``, ``export``, ``calibrate``, ``policies``, ``cameras``, ``state`` and ``bench``."""
+"""The command line: ``edgevlm run``, ``export``, ``bundles``, ``calibrate``, ``policies`` and others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -100,7 +100,13 @@ def run(
         ),
     ] = None,
     video: Annotated[str | None, typer.Option(metavar="FILE", help="A video file, or a folder of pictures.")] = None,
-    model: Annotated[str, typer.Option(metavar="demo|BUNDLE", help="The embedded demo model, or an exported bundle.")] = "demo",
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="demo|BUNDLE|CHECKPOINT",
+            help="The embedded demo model, an exported bundle, or a checkpoint, of which a bundle is made once and kept.",
+        ),
+    ] = "demo",
     policy: Annotated[
         str,
         typer.Option(
@@ -200,7 +206,10 @@ def _pixels(size: str) -> tuple[int, int]:
 @app.command()
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face checkpoint directory, as save_pretrained writes it.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The bundle to write.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="The bundle to write.", show_default="a folder of the cache, made once"),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there.")] = False,
     st_spattn: Annotated[
         int | None,
@@ -217,6 +226,10 @@ def export(
             metavar="WxH", help="The camera's frames, for families that keep their aspect (Qwen): other frames are stretched."
         ),
     ] = "640x480",
+    text_gguf: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Take the text half's weights from a GGUF file: llama, qwen2 or qwen3."),
+    ] = None,
     precision: Annotated[
         str | None,
         typer.Option(
@@ -229,19 +242,50 @@ def export(
         Scaling, typer.Option(help="awq: whole numbers are rounded more finely where the model's activations are large.")
     ] = Scaling.NONE,
 ) -> None:
-    """Turn a checkpoint into a bundle that edgevlm runs: ONNX graphs, weights, tokenizer, manifest."""
+    """Turn a checkpoint into a bundle that edgevlm runs: ONNX graphs, weights, tokenizer, manifest; prints where it is.
+
+    When it is stopped or killed, the same command goes on. Without --out the bundle is kept in the cache, where run --model
+    CHECKPOINT finds it too.
+    """
     from rich.console import Console
 
+    from edgevlm.apps.bundles import kept_bundle
     from edgevlm.bench import writing
     from edgevlm.export import export_checkpoint
 
+    options: dict[str, Any] = {
+        "st_spattn_from": st_spattn, "camera": _pixels(frame_size), "text_gguf": text_gguf, "precision": precision,
+    }  # fmt: skip
     command = export_checkpoint if scaling is Scaling.NONE else writing("edgevlm.apps.scaling").export_scaled
     with Console(stderr=True).status("reading the checkpoint") as status:
-        path = command(
-            checkpoint, out, progress=status.update, force=force, st_spattn_from=st_spattn, camera=_pixels(frame_size),
-            precision=precision,
-        )  # fmt: skip
+        if out is None:
+            scaled = scaling is not Scaling.NONE
+            path = kept_bundle(checkpoint, status.update, _note, force=force, scaled=scaled, **options)
+        else:
+            path = command(checkpoint, out, progress=status.update, notice=_note, force=force, **options)
     typer.echo(str(path))
+
+
+def _note(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+@app.command()
+def bundles(
+    remove: Annotated[
+        str | None, typer.Option(metavar="NAME|all", help="Remove a bundle, or all and what was left unfinished.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+) -> None:
+    """List the bundles that are kept of checkpoints, with their sizes. EDGEVLM_CACHE names another folder for them."""
+    from edgevlm.apps.bundles import list_bundles, remove_bundles
+
+    if remove is not None:
+        for path in remove_bundles(remove):
+            _note(f"removed {path}")
+        return
+    for line in list_bundles(json):
+        typer.echo(line)
 
 
 @app.command()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from rich.console import Console
 
+from edgevlm.apps.bundles import bundle_of
 from edgevlm.apps.ending import silence_what_is_gone
 from edgevlm.apps.finish import Finish
 from edgevlm.apps.gate import Gate, parse_gate
@@ -66,12 +67,14 @@ def start(request: RunRequest) -> None:
     budget = parse_count(request.budget) if request.budget is not None else None
     check_policy(request.policy)
     gate = Gate(rule) if (rule := parse_gate(request.gate)) else None
+    with Console(stderr=True).status("reading the model") as status:  # the first time, a checkpoint is exported
+        bundle = bundle_of(request.model, status.update, to_stderr)
     keeper = Keeper(request.state, request.state_every, to_stderr) if request.state is not None else None
     source: Source | None = None
     try:
         source = open_source(request.camera, request.video, replace(request.source, realtime=realtime))
         with Console(stderr=True).status("verifying and loading the model"):  # a large bundle takes seconds
-            model = Model.load(request.model, threads=request.threads)
+            model = Model.load(bundle, threads=request.threads)
         session = Session.open(
             model, policy=request.policy, budget=budget, chunk=request.chunk, reindexing=request.reindexing, state=keeper
         )

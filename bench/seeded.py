@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import isqrt
 from pathlib import Path
 from typing import Any, cast
@@ -39,6 +40,10 @@ class SeededTensors:
             return np.ones(shape, np.float32)
         rng = np.random.default_rng([self.seed, crc32(name.encode())])
         return rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[-1]))
+
+    def rows(self, name: str, shape: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:
+        """The same tensor, at once."""
+        yield self.tensor(name, shape)
 
 
 def seeded_bundle(

@@ -32,15 +32,19 @@ def export_checkpoint(
     out_dir: str | Path,
     *,
     progress: Progress | None = None,
+    notice: Progress | None = None,
     force: bool = False,
     st_spattn_from: int | None = None,
     camera: tuple[int, int] = (480, 640),
+    text_gguf: str | Path | None = None,
     precision: str | None = None,
     samples: Samples | None = None,
 ) -> Path:
     """Write the bundle of a Hugging Face checkpoint folder to ``out_dir`` and return its path.
 
-    ``progress(what)`` is told of each step. With ``force`` an existing bundle is replaced, once the new one is whole.
+    ``progress(what)`` is told of each step, ``notice(line)`` of what a person wants to read afterwards: the memory that was
+    taken, and that an export which was stopped or killed is gone on with. With ``force`` an existing bundle is replaced, once
+    the new one is whole. ``text_gguf``: a GGUF file that the text half's weights are taken from.
     ``st_spattn_from`` is the first layer that prefills frames sparsely when a policy asks for PureKV's ST-SpAttn; 3, the layer
     above PureKV's CLIE layer, or a smaller model's last layer by default.
     ``camera``: (height, width) of the frames to be watched; families that keep a frame's aspect are made for a grid of that
@@ -50,11 +54,12 @@ def export_checkpoint(
     :func:`edgevlm.calib.activations.sample_activations` takes from the fp32 bundle, they are scaled for them before rounding.
     Raises UserError, one line, for a checkpoint that is damaged or of an unknown kind and for a disk that is full.
     """
-    folder, told = checkpoint_folder(checkpoint_dir), progress or (lambda _: None)
+    folder, told, noted = checkpoint_folder(checkpoint_dir), progress or _unheard, notice or _unheard
+    gguf = None if text_gguf is None else Path(text_gguf)
     try:  # torch and transformers take seconds to import, and parts of them come later than the writer
         writer: Any = import_module("edgevlm.export.writer")
         path: Path = writer.write_bundle(
-            folder, Path(out_dir), FAMILIES, told, force, st_spattn_from, camera, precision, samples
+            folder, Path(out_dir), FAMILIES, told, force, st_spattn_from, camera, gguf, noted, precision, samples
         )
     except MemoryError:
         raise UserError(f"{folder}: does not fit in the free memory while it is exported; end other programs") from None
@@ -63,3 +68,7 @@ def export_checkpoint(
             f"exporting needs the package {error.name}, which is not installed: pip install 'edgevlm[export]'"
         ) from None
     return path
+
+
+def _unheard(_: str) -> None:
+    pass

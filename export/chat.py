@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -9,8 +10,11 @@ from tokenizers import Tokenizer
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.family import FamilyParts
+from edgevlm.runtime.bundle import ChatSpec
+from edgevlm.runtime.chat import Chat
 
 TOKENIZER = "tokenizer.json"
+_MARK = re.compile(r"<[^<>{}\s]+>")
 
 
 def chat(checkpoint: Checkpoint, parts: FamilyParts, vocab: int) -> tuple[dict[str, Any], str]:
@@ -50,8 +54,9 @@ def chat(checkpoint: Checkpoint, parts: FamilyParts, vocab: int) -> tuple[dict[s
         raise UserError(
             f"{checkpoint.folder}: the chat template never writes {placeholder!r}, the {parts.content_type}'s place"
         )
+    _check_marks(checkpoint, parts, tokenizer)
     special = _special_tokens(checkpoint)
-    return {
+    talk: dict[str, Any] = {
         "tokenizer": TOKENIZER,
         "template": template,
         "content_type": parts.content_type,
@@ -61,7 +66,23 @@ def chat(checkpoint: Checkpoint, parts: FamilyParts, vocab: int) -> tuple[dict[s
         "ending": parts.ending,
         "special_tokens": special,
         "stop_ids": _stop_ids(checkpoint, tokenizer, special, vocab),
-    }, text
+    }
+    try:
+        Chat(ChatSpec(**talk)).suffix([("a question", "an answer")], "another")
+    except UserError as error:
+        raise UserError(f"{checkpoint.folder}: {error}") from None
+    return talk, text
+
+
+def _check_marks(checkpoint: Checkpoint, parts: FamilyParts, tokenizer: Tokenizer) -> None:
+    """Refuse a tokenizer to which a mark that the family writes around its frames is no token of its own."""
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    for mark in _MARK.findall(parts.opening + parts.before + parts.after + parts.ending):
+        if mark not in added:
+            raise UserError(
+                f"{checkpoint.folder / TOKENIZER}: has no token {mark!r}, which stands around this family's frames; "
+                "save the tokenizer that belongs to the model"
+            )
 
 
 def _template(checkpoint: Checkpoint) -> str:

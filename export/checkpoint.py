@@ -1,14 +1,15 @@
-"""A checkpoint folder as ``save_pretrained`` writes it: JSON and safetensors, read directly, one tensor at a time.
+"""A checkpoint folder as ``save_pretrained`` writes it: JSON and safetensors, read directly, slices of one tensor at a time.
 
-Nothing is unpickled, no code from the folder runs, nothing is fetched from a network.
+Nothing is unpickled, no code from the folder runs, nothing is fetched from a network, no path in it leads out of it.
 """
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
+from edgevlm.export.tensors import AGAIN, SafeTensor, Unread, check_link, inside, open_shard
 from edgevlm.runtime.paths import look
 
 # Tensor names differ between transformers versions; these are the names that the exporter asks for.
@@ -30,7 +32,8 @@ _CANONICAL = (
     (re.compile(r"^model\.image_newline$"), "image_newline"),
 )
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
-_AGAIN = "download or save the checkpoint again"
+SLICE = 4 << 20  # numbers that are converted at once
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth", "model.ckpt.index", "tf_model.h5")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -59,7 +62,9 @@ class Checkpoint:
             raise UserError(f"{self.folder / 'config.json'}: is missing; give the folder that save_pretrained wrote")
         self.config: dict[str, Any] = _with_text_config(config)
         self.names = self._index()  # canonical name -> (file, name in the file)
+        self.instead: dict[str, Unread] = {}
         self._open: tuple[Path, Any] | None = None
+        self._reads = True
 
     @property
     def name(self) -> str:
@@ -73,95 +78,116 @@ class Checkpoint:
             return None
         try:
             value = json.loads(text)
-        except ValueError as error:
-            raise UserError(f"{self.folder / name}: is not valid JSON ({error}); {_AGAIN}") from None
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{self.folder / name}: is not valid JSON ({error}); {AGAIN}") from None
         if not isinstance(value, dict):
-            raise UserError(f"{self.folder / name}: is not a JSON object; {_AGAIN}")
+            raise UserError(f"{self.folder / name}: is not a JSON object; {AGAIN}")
         return value
 
     def text(self, name: str) -> str | None:
         """A text file of the folder, or None if there is no such file."""
+        check_link(self.folder, self.folder / name)
         try:
             return (self.folder / name).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{self.folder / name}: cannot be read ({error}); {_AGAIN}") from None
+            raise UserError(f"{self.folder / name}: cannot be read ({error}); {AGAIN}") from None
 
     def section(self, name: str) -> dict[str, Any]:
         """A sub-configuration of ``config.json`` (``text_config``, ``vision_config``)."""
         section = self.config.get(name)
         if not isinstance(section, dict):
-            raise UserError(f"{self.folder / 'config.json'}: has no {name}; {_AGAIN}")
+            raise UserError(f"{self.folder / 'config.json'}: has no {name}; {AGAIN}")
         return section
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """The tensor of canonical ``name`` as float32, checked to have ``shape``."""
-        path, stored, tensor = self._read(name, shape)
-        if not tensor.is_floating_point() or tensor.element_size() < 2:
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise UserError(
-                f"{path}: tensor {stored!r} is {kind}; give the checkpoint before quantisation, in float32 or 16 bits"
-            )
-        array: NDArray[np.float32] = tensor.float().numpy()
-        if not np.isfinite(array).all():
-            raise UserError(f"{path}: tensor {stored!r} holds NaN or infinity, so the model cannot answer; {_AGAIN}")
-        return array
+        """The tensor of canonical ``name`` as float32, checked to have ``shape`` and to be finite."""
+        self.check(name, shape)
+        whole, filled = np.zeros(shape, np.float32), 0
+        if self._reads:
+            for rows in self.rows(name, shape):
+                whole[filled : filled + len(rows)] = rows
+                filled += len(rows)
+        return whole
+
+    def rows(self, name: str, shape: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:
+        """The same tensor as slices of whole rows of about SLICE numbers, for what must not be held at once."""
+        stored = self.check(name, shape)
+        step = max(1, SLICE // max(1, int(np.prod(shape[1:]))))
+        for start in range(0, shape[0], step):
+            try:
+                rows = stored.rows(start, min(start + step, shape[0]))
+            except UserError:
+                raise
+            except Exception as error:
+                raise UserError(f"{stored.path}: tensor {stored.name!r} cannot be read ({error}); {AGAIN}") from None
+            if not np.isfinite(rows).all():
+                what = "holds NaN or infinity, so the model cannot answer"
+                raise UserError(f"{stored.path}: tensor {stored.name!r} {what}; {AGAIN}")
+            yield rows
 
     def integers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.int32]:
         """The tensor of canonical ``name``, which is int32, checked to have ``shape``."""
-        path, stored, tensor = self._read(name, shape)
-        array: NDArray[np.int32] = tensor.numpy()
+        stored = self.check(name, shape)
+        array: NDArray[np.int32] = self._reader(stored.path).get_tensor(stored.name).numpy()
         if array.dtype != np.int32:
-            raise UserError(f"{path}: tensor {stored!r} is {array.dtype}, not int32; {_AGAIN}")
+            raise UserError(f"{stored.path}: tensor {stored.name!r} is {array.dtype}, not int32; {AGAIN}")
         return array
 
-    def _read(self, name: str, shape: tuple[int, ...]) -> tuple[Path, str, Any]:
-        """The tensor of canonical ``name`` as it is stored, checked to have ``shape``, with its file and its name there."""
-        if name not in self.names:
-            raise UserError(f"{self.folder}: the checkpoint has no tensor {name!r}; {_AGAIN}")
-        path, stored = self.names[name]
-        try:
-            tensor = self._reader(path).get_tensor(stored)
-        except Exception as error:
-            raise UserError(f"{path}: tensor {stored!r} cannot be read ({error}); {_AGAIN}") from None
-        if tuple(tensor.shape) != shape:
-            found = tuple(tensor.shape)
-            raise UserError(f"{path}: tensor {stored!r} has shape {found} where config.json means {shape}; {_AGAIN}")
-        return path, stored, tensor
+    def check(self, name: str, shape: tuple[int, ...]) -> Unread:
+        """The tensor of canonical ``name``, unread. Raises UserError if it is missing or not of ``shape``."""
+        if name not in self.names and name not in self.instead:
+            raise UserError(f"{self.folder}: the checkpoint has no tensor {name!r}; {AGAIN}")
+        tensor = self.instead.get(name) or SafeTensor(*self.names[name], self._reader(self.names[name][0]))
+        if tensor.shape != shape:
+            means = f"has shape {tensor.shape} where config.json means {shape}"
+            raise UserError(f"{tensor.path}: tensor {tensor.name!r} {means}; {AGAIN}")
+        return tensor
+
+    def take_text(self, tensors: dict[str, Unread]) -> None:
+        """From now on the text half's tensors are these, by canonical name, and no others."""
+        self.instead = tensors
+        self.names = {name: place for name, place in self.names.items() if not name.startswith("text.")}
+
+    def without_reading(self) -> Checkpoint:
+        """The same checkpoint with all tensors zero, for steps of an export whose weights are written already."""
+        other = copy.copy(self)
+        other._reads = False
+        return other
 
     def _index(self) -> dict[str, tuple[Path, str]]:
+        """Canonical name -> (file, name in the file); opens each file once, so that a damaged one is found at the start."""
         index = self.json(_INDEX)
         if index is not None:
-            stored = index.get("weight_map")
-            if not isinstance(stored, dict):
-                raise UserError(f"{self.folder / _INDEX}: has no weight_map; {_AGAIN}")
-        elif (self.folder / _SINGLE).exists():
-            stored = dict.fromkeys(self._reader(self.folder / _SINGLE, keep=False).keys(), _SINGLE)
+            stored, named_in = index.get("weight_map"), _INDEX
+            if not isinstance(stored, dict) or not all(isinstance(file, str) for file in stored.values()):
+                raise UserError(f"{self.folder / _INDEX}: has no weight_map of file names; {AGAIN}")
+        elif look(self.folder / _SINGLE) == "file":
+            stored, named_in = dict.fromkeys(open_shard(inside(self.folder, _SINGLE, _SINGLE)).keys(), _SINGLE), _SINGLE
         else:
-            raise UserError(f"{self.folder / _SINGLE}: is missing; only safetensors are read (save_pretrained writes them)")
-        files = {}
-        for file in set(stored.values()):
-            path = self.folder / str(file)
-            if path.parent != self.folder or look(path) != "file":
-                raise UserError(f"{path}: is named in {_INDEX} but is missing; {_AGAIN}")
-            self._reader(path, keep=False)
-            files[file] = path
+            raise self._no_weights()
+        files = {file: inside(self.folder, file, named_in) for file in sorted(set(stored.values()))}
+        held = {file: set(open_shard(path).keys()) for file, path in files.items()}
+        for name, file in stored.items():
+            if name not in held[file]:
+                raise UserError(f"{files[file]}: has no tensor {name!r}, which {named_in} says it holds; {AGAIN}")
         return {_canonical(name): (files[file], name) for name, file in stored.items()}
 
-    def _reader(self, path: Path, keep: bool = True) -> Any:
-        """An open safetensors file; the last one stays open, since shards are read in order."""
-        from safetensors import SafetensorError, safe_open
+    def _no_weights(self) -> UserError:
+        pickled = next((name for name in _PICKLES if (self.folder / name).exists()), None)
+        if pickled is None:
+            return UserError(f"{self.folder / _SINGLE}: is missing; only safetensors are read (save_pretrained writes them)")
+        return UserError(
+            f"{self.folder / pickled}: pickled weights can run code and are not read; convert them where they can be trusted "
+            "(transformers: from_pretrained, then save_pretrained) and export that folder"
+        )
 
-        if keep and self._open is not None and self._open[0] == path:
-            return self._open[1]
-        try:
-            reader = safe_open(path, framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{path}: is damaged or truncated ({error}); {_AGAIN}") from None
-        if keep:
-            self._open = (path, reader)
-        return reader
+    def _reader(self, path: Path) -> Any:
+        """An open safetensors file; the last one stays open, since shards are read in order."""
+        if self._open is None or self._open[0] != path:
+            self._open = (path, open_shard(path))
+        return self._open[1]
 
 
 def _with_text_config(config: dict[str, Any]) -> dict[str, Any]:

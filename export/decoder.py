@@ -30,8 +30,9 @@ from edgevlm.errors import UserError
 from edgevlm.export.backbones import Backbone, DecoderShape, LayerWeights
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.graph import CONTRIB, GraphBuilder, WeightsFile
+from edgevlm.export.journal import Journal
 from edgevlm.export.precisions import DEFAULT_PRECISION, Float32, Layout, Stored, load_precision
-from edgevlm.export.precisions.table import Table, write_table
+from edgevlm.export.precisions.table import Table, head_table, write_table
 from edgevlm.export.scaling import Samples, in_blocks, scaled
 from edgevlm.export.st_spattn import SparseAttention
 from edgevlm.runtime.bundle import Progress
@@ -189,7 +190,7 @@ class _Decoder:
         for name in ("cos", "sin"):
             g.node("Reshape", [g.input(name, TensorProto.FLOAT, [1, "S", half]), table], [f"{name}.table"])
 
-    def logits(self, final_norm: np.ndarray, head: Stored | Table) -> None:
+    def logits(self, final_norm: np.ndarray, head: Table) -> None:
         """Final norm and vocabulary scores ``[1, R, V]`` of the rows that are left."""
         s, g = self.shape, self.graph
         normed, _ = self.norm("final_norm", final_norm, self.residual, self.delta)
@@ -212,7 +213,7 @@ class _Projections(_Decoder):
         self.graph.node("Identity", [key], [f"key{layer}"])
         self.graph.output(f"key{layer}", TensorProto.FLOAT, [1, "S", self.shape.kv_size])
 
-    def logits(self, final_norm: np.ndarray, head: Stored | Table) -> None:
+    def logits(self, final_norm: np.ndarray, head: Table) -> None:
         """It has none."""
 
 
@@ -234,20 +235,22 @@ def write_decoder(
     sparse: bool = True,
     precision: str = DEFAULT_PRECISION,
     samples: Samples | None = None,
+    journal: Journal | None = None,
 ) -> DecoderFiles:
     """Write a graph for each of GRAPHS, ``decoder.weights`` and the embedding into ``folder``.
 
     Without ``sparse`` there is no ``st-spattn`` graph: frames of some families have text between them. ``st_spattn_from``: see
     :func:`first_sparse_layer`. A tied head is the embedding's files themselves: the graphs refer to their bytes. ``precision``:
     of matrices, embedding and head; see :mod:`edgevlm.export.precisions`. With ``samples`` matrices are scaled for activations
-    like those; see :mod:`edgevlm.export.scaling`. Raises UserError for a checkpoint whose tensors are
-    missing or of another shape and for a precision that is not known, OSError if the disk does not take them.
+    like those; see :mod:`edgevlm.export.scaling`. What ``journal`` has is not written again. Raises UserError for a checkpoint
+    whose tensors are missing or of another shape and for a precision that is not known, OSError if the disk does not take them.
     """
-    chosen = load_precision(precision)
+    chosen, journal, size = load_precision(precision), journal or Journal(), (shape.vocab, shape.hidden)
     sparse_from = first_sparse_layer(shape, st_spattn_from)
-    table = write_table(folder, chosen.table, checkpoint.tensor("text.embed_tokens.weight", (shape.vocab, shape.hidden)))
-    with (folder / WEIGHTS).open("wb") as stream:
-        weights = WeightsFile(stream, WEIGHTS)
+    progress("embedding")
+    table = write_table(folder, chosen.table, size, lambda: checkpoint.rows("text.embed_tokens.weight", size), journal)
+    with (folder / WEIGHTS).open("r+b" if journal.values(WEIGHTS) else "w+b") as stream:
+        weights = WeightsFile(stream, WEIGHTS, journal)
         variants = {"whole": _Decoder(GraphBuilder("decoder", weights), shape)}
         if sparse:
             variants["st-spattn"] = _Decoder(GraphBuilder("decoder-st-spattn", weights), shape, sparse_from)
@@ -255,19 +258,25 @@ def write_decoder(
         for d in variants.values():
             d.start()
         for layer in range(shape.layers):
-            read = backbone.layer(checkpoint, shape, layer)
+            step = f"decoder layer {layer + 1} of {shape.layers}"
+            progress(step)
+            read = backbone.layer(checkpoint.without_reading() if journal.has(step) else checkpoint, shape, layer)
             if samples is not None:
                 read = scaled(read, layer, samples, in_blocks(precision))
             w = _stored(read, chosen.matrices)
             for d in variants.values():
                 d.layer(layer, w)
-            progress(f"decoder layer {layer + 1} of {shape.layers}")
-        head: Stored | Table = table
+            weights.finish(step)
+            del read, w  # before the next layer is read
+        progress("head")
+        head = table
         if not shape.tied:
-            head = Stored.of(chosen.table, checkpoint.tensor("text.lm_head.weight", (shape.vocab, shape.hidden)))
+            head = head_table(weights, chosen.table, size, lambda: checkpoint.rows("text.lm_head.weight", size))
         final_norm = checkpoint.tensor("text.norm.weight", (shape.hidden,))
-        for variant, d in variants.items():
+        for d in variants.values():
             d.logits(final_norm, head)
+        weights.finish("head")
+        for variant, d in variants.items():
             d.graph.save(folder / GRAPHS[variant])
     return DecoderFiles({variant: GRAPHS[variant] for variant in variants}, table.files)
 

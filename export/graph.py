@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from onnx import TensorProto, helper, numpy_helper
+
+from edgevlm.export.journal import Journal
 
 OPSET = 18
 IR_VERSION = 10  # what ONNX Runtime 1.22 reads
 ALIGNMENT = 64
 CONTRIB = "com.microsoft"
 _AS_THEY_ARE = (np.float16, np.uint8)
+SLICE = 4 << 20  # numbers that are made contiguous at once
 
 
 def external_tensor(name: str, file: str, dtype: int, shape: Sequence[int], offset: int, length: int) -> TensorProto:
@@ -47,35 +51,75 @@ def save_slices(path: Path, length: int, slices: Iterable[NDArray[Any]]) -> int:
                 np.lib.format.write_array_header_1_0(stream, header)
                 start = stream.tell()
             stream.write(np.ascontiguousarray(array).data)
+        flush(stream)
     return start
 
 
-class WeightsFile:
-    """Tensors one after another, 64-byte aligned, written as they come: one in memory at a time.
+def flush(stream: BinaryIO) -> None:
+    """See what was written onto the disk. Raises OSError."""
+    stream.flush()
+    os.fsync(stream.fileno())
 
-    Graphs that share the file share its tensors: a name is written once.
+
+class WeightsFile:
+    """Tensors one after another, 64-byte aligned, written as they come, a slice at a time.
+
+    Graphs that share the file share its tensors: a name is written once. ``finish`` closes a step of the ``journal``, and the
+    tensors of steps that it has are not written again: the file is cut behind the last of them.
     """
 
-    def __init__(self, stream: BinaryIO, name: str) -> None:
-        self.stream = stream
-        self.name = name
+    def __init__(self, stream: BinaryIO, name: str, journal: Journal | None = None) -> None:
+        self.stream, self.name, self.journal = stream, name, journal or Journal()
         self._written: dict[str, TensorProto] = {}
+        self._new: list[str] = []
+        end = 0
+        for value in self.journal.values(name):
+            end = value["end"]
+            for tensor, dtype, shape, offset, length in value["tensors"]:
+                self._written[tensor] = external_tensor(tensor, name, dtype, shape, offset, length)
+        if stream.seek(0, os.SEEK_END) < end:
+            raise OSError(f"{name} is shorter than its journal says")
+        stream.seek(end)
+        stream.truncate()
 
     def add(self, name: str, array: NDArray[Any]) -> TensorProto:
         """The initializer that refers to ``array``, appended to the file the first time that ``name`` comes.
 
         float16 and uint8 are stored as they are, everything else as float32.
         """
+        step = max(1, SLICE // max(1, int(np.prod(array.shape[1:]))))
+        slices = (array[start : start + step] for start in range(0, len(array), step))
+        return self.add_slices(name, array.shape, array.dtype, slices)
+
+    def add_slices(self, name: str, shape: Sequence[int], dtype: DTypeLike, slices: Iterable[NDArray[Any]]) -> TensorProto:
+        """The same of a tensor that comes as slices of whole rows."""
         if name not in self._written:
-            self._written[name] = self._append(name, array)
+            self._written[name] = self._append(name, shape, dtype, slices)
+            self._new.append(name)
         return self._written[name]
 
-    def _append(self, name: str, array: NDArray[Any]) -> TensorProto:
-        data = np.ascontiguousarray(array, array.dtype if array.dtype in _AS_THEY_ARE else np.float32)
+    def finish(self, step: str) -> None:
+        """Note in the journal that everything up to here is written. Raises OSError."""
+        if self.journal.has(step):
+            return
+        flush(self.stream)
+        tensors = [self._written[name] for name in self._new]
+        places = [{entry.key: entry.value for entry in tensor.external_data} for tensor in tensors]
+        rows = [
+            (tensor.name, tensor.data_type, list(tensor.dims), int(place["offset"]), int(place["length"]))
+            for tensor, place in zip(tensors, places, strict=True)
+        ]
+        self.journal.finish(step, {"end": self.stream.tell(), "tensors": rows}, self.name)
+        self._new = []
+
+    def _append(self, name: str, shape: Sequence[int], dtype: DTypeLike, slices: Iterable[NDArray[Any]]) -> TensorProto:
+        kept = np.dtype(dtype if dtype in _AS_THEY_ARE else np.float32)
         self.stream.write(b"\0" * (-self.stream.tell() % ALIGNMENT))
         offset = self.stream.tell()
-        self.stream.write(data.data if data.size else b"")
-        return external_tensor(name, self.name, tensor_type(data.dtype), data.shape, offset, data.nbytes)
+        for rows in slices:
+            data = np.ascontiguousarray(rows, kept)
+            self.stream.write(data.data if data.size else b"")
+        return external_tensor(name, self.name, tensor_type(kept), shape, offset, self.stream.tell() - offset)
 
 
 class GraphBuilder:

@@ -11,7 +11,6 @@ from edgevlm.export.family import FamilyParts
 from edgevlm.export.qwen2_vl import BUDGET, PROCESSORS, Merger, Tower, video_parts
 from edgevlm.export.qwen_sizes import frame_size
 from edgevlm.export.qwen_tower import Block, RMSNorm, patch_grid, square_edge
-from edgevlm.export.vision import load_weights
 
 
 class GatedMlp(nn.Module):
@@ -35,9 +34,10 @@ def parts(checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
     width, heads = int(config["hidden_size"]), int(config["num_heads"])
     tower = Tower(grid, width, heads, window=int(config["window_size"]) // edge)
     tower.full = set(config["fullatt_block_indexes"])
-    for _ in range(int(config["depth"])):
-        mlp = GatedMlp(width, int(config["intermediate_size"]), config["hidden_act"])
-        tower.blocks.append(Block(width, heads, RMSNorm, mlp))
-    tower.merger = Merger(width, grid.merge**2, int(config["out_hidden_size"]), RMSNorm(width))
-    load_weights(tower, checkpoint, "vision.")
+    with torch.device("meta"):
+        for _ in range(int(config["depth"])):
+            mlp = GatedMlp(width, int(config["intermediate_size"]), config["hidden_act"])
+            tower.blocks.append(Block(width, heads, RMSNorm, mlp))
+        tower.merger = Merger(width, grid.merge**2, int(config["out_hidden_size"]), RMSNorm(width))
+    tower.take(checkpoint, {"": "vision."})
     return video_parts(tower.eval(), grid, float(config["tokens_per_second"]))

@@ -10,7 +10,6 @@ from edgevlm.export.defaults import with_defaults
 from edgevlm.export.family import FamilyParts
 from edgevlm.export.qwen_sizes import frame_size
 from edgevlm.export.qwen_tower import Block, PatchGrid, QwenTower, patch_grid, square_edge
-from edgevlm.export.vision import load_weights
 
 PROCESSORS = ("video_processor", "image_processor")
 BUDGET = (128 * 28 * 28, 768 * 28 * 28)  # pixels of a frame
@@ -55,11 +54,12 @@ def parts(checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
     size = frame_size(checkpoint, PROCESSORS, camera, square_edge(config), BUDGET, 1)
     grid, width, heads = patch_grid(config, size), int(config["embed_dim"]), int(config["num_heads"])
     tower = Tower(grid, width, heads)
-    for _ in range(int(config["depth"])):
-        mlp = Mlp(width, int(width * config["mlp_ratio"]), config["hidden_act"])
-        tower.blocks.append(Block(width, heads, nn.LayerNorm, mlp))
-    tower.merger = Merger(width, grid.merge**2, int(config["hidden_size"]), nn.LayerNorm(width, eps=1e-6))
-    load_weights(tower, checkpoint, "vision.")
+    with torch.device("meta"):
+        for _ in range(int(config["depth"])):
+            mlp = Mlp(width, int(width * config["mlp_ratio"]), config["hidden_act"])
+            tower.blocks.append(Block(width, heads, nn.LayerNorm, mlp))
+        tower.merger = Merger(width, grid.merge**2, int(config["hidden_size"]), nn.LayerNorm(width, eps=1e-6))
+    tower.take(checkpoint, {"": "vision."})
     return video_parts(tower.eval(), grid)
 
 

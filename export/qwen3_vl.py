@@ -10,7 +10,6 @@ from edgevlm.export.defaults import with_defaults
 from edgevlm.export.family import FamilyParts
 from edgevlm.export.qwen_sizes import frame_size
 from edgevlm.export.qwen_tower import Block, PatchGrid, QwenTower, patch_grid, square_edge
-from edgevlm.export.vision import load_weights
 
 PROCESSORS = ("video_processor", "image_processor")
 BUDGET = (128 * 32 * 32, 768 * 32 * 32)  # pixels of a clip
@@ -72,14 +71,14 @@ def parts(checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
     grid = patch_grid(config, size)
     width, heads, hidden = int(config["hidden_size"]), int(config["num_heads"]), int(config["out_hidden_size"])
     tower = Tower(grid, width, heads, list(config["deepstack_visual_indexes"]))
-    for _ in range(int(config["depth"])):
-        tower.blocks.append(
-            Block(width, heads, nn.LayerNorm, Mlp(width, int(config["intermediate_size"]), config["hidden_act"]))
-        )
-    tower.merger = Merger(width, grid.merge**2, hidden, joined=False)
-    for _ in tower.tapped:
-        tower.deepstack_merger_list.append(Merger(width, grid.merge**2, hidden, joined=True))
-    load_weights(tower, checkpoint, "vision.")
+    with torch.device("meta"):
+        for _ in range(int(config["depth"])):
+            mlp = Mlp(width, int(config["intermediate_size"]), config["hidden_act"])
+            tower.blocks.append(Block(width, heads, nn.LayerNorm, mlp))
+        tower.merger = Merger(width, grid.merge**2, hidden, joined=False)
+        for _ in tower.tapped:
+            tower.deepstack_merger_list.append(Merger(width, grid.merge**2, hidden, joined=True))
+    tower.take(checkpoint, {"": "vision."})
     count = int(config["num_position_embeddings"])
     table = torch.from_numpy(checkpoint.tensor("vision.pos_embed.weight", (count, width)))
     tower.places = resampled(table, grid)

@@ -12,7 +12,7 @@ from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.defaults import with_defaults
 from edgevlm.export.family import FamilyParts
 from edgevlm.export.frames import processor
-from edgevlm.export.vision import VisionFeatures, load_weights
+from edgevlm.export.vision import VisionFeatures
 
 INTRODUCTION = (
     "You are provided the following series of frames from a video.\n"  # a stream knows neither their number nor its length
@@ -40,9 +40,9 @@ class Tower(VisionFeatures):
         self.size = (int(config.image_size), int(config.image_size))
         with torch.device("meta"):
             model: Any = SmolVLMVisionTransformer(config)
+            self.proj = nn.Linear(config.hidden_size * self.scale**2, hidden, bias=False)
         self.patch_embedding, self.position_embedding = model.embeddings.patch_embedding, model.embeddings.position_embedding
         self.layers, self.post_layernorm = model.encoder.layers, model.post_layernorm
-        self.proj = nn.Linear(config.hidden_size * self.scale**2, hidden, bias=False)
         names = {
             "patch_embedding": "vision.embeddings.patch_embedding.",
             "position_embedding": "vision.embeddings.position_embedding.",
@@ -50,8 +50,7 @@ class Tower(VisionFeatures):
             "post_layernorm": "vision.post_layernorm.",
             "proj": "connector.modality_projection.proj.",
         }
-        for part, prefix in names.items():
-            load_weights(getattr(self, part), checkpoint, prefix)
+        self.take(checkpoint, names)
         places = _buckets(self.side)
         self.places = (places[:, None] * self.side + places).flatten()
 

@@ -11,7 +11,7 @@ from torch import nn
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint, nearest
 from edgevlm.export.defaults import with_defaults
-from edgevlm.export.vision import VisionFeatures, load_weights
+from edgevlm.export.vision import VisionFeatures
 
 Pool = Callable[[torch.Tensor], torch.Tensor]
 TOWERS = ("clip_vision_model", "siglip_vision_model")
@@ -46,11 +46,8 @@ class TowerFeatures(VisionFeatures):
         self.embeddings.position_ids = torch.arange(positions)[None]  # a buffer that no checkpoint stores
         self.projector = _projector(checkpoint, config.hidden_size * len(self.chosen))
         self.before, self.after = before, after
-        load_weights(self.embeddings, checkpoint, "vision.embeddings.")
-        load_weights(self.encoder, checkpoint, "vision.encoder.")
-        load_weights(self.projector, checkpoint, "projector.")
-        if self.pre_layrnorm is not None:
-            load_weights(self.pre_layrnorm, checkpoint, "vision.pre_layrnorm.")
+        parts = {"embeddings": "vision.embeddings.", "encoder": "vision.encoder.", "projector": "projector."}
+        self.take(checkpoint, parts if self.pre_layrnorm is None else parts | {"pre_layrnorm": "vision.pre_layrnorm."})
         self.eval()
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -104,7 +101,8 @@ def _projector(checkpoint: Checkpoint, width: int) -> nn.Module:
     hidden = int(checkpoint.section("text_config")["hidden_size"])
     bias = bool(checkpoint.config.get("multimodal_projector_bias", True))
     projector = nn.Sequential()
-    projector.add_module("linear_1", nn.Linear(width, hidden, bias=bias))
-    projector.add_module("act", ACT2FN[checkpoint.config.get("projector_hidden_act", "gelu")])
-    projector.add_module("linear_2", nn.Linear(hidden, hidden, bias=bias))
+    with torch.device("meta"):
+        projector.add_module("linear_1", nn.Linear(width, hidden, bias=bias))
+        projector.add_module("act", ACT2FN[checkpoint.config.get("projector_hidden_act", "gelu")])
+        projector.add_module("linear_2", nn.Linear(hidden, hidden, bias=bias))
     return projector

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,19 @@ from edgevlm.export.chat import chat
 from edgevlm.export.checkpoint import Checkpoint, nearest
 from edgevlm.export.defaults import with_defaults
 from edgevlm.export.family import FamilyParts
+from edgevlm.export.fingerprint import fingerprint
+from edgevlm.export.footprint import PeakMemory, bundle_bytes, check_disk, check_memory, describe, layer_bytes
 from edgevlm.export.frames import frame_preparation
+from edgevlm.export.gguf import text_tensors
 from edgevlm.export.graph import save_array
+from edgevlm.export.journal import Journal
 from edgevlm.export.precisions import DEFAULT_PRECISION, load_precision
 from edgevlm.export.prequantised import prequantised
 from edgevlm.export.scaling import Samples, in_blocks
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, Progress, hash_file, seal_manifest
-from edgevlm.runtime.publish import check_target, published
+from edgevlm.runtime.publish import check_target, journal_of, published
 
 CLOSING = "closing.npy"
-CAMERA = (480, 640)
 PREQUANTISED = "int4-zp"  # how AWQ and GPTQ checkpoints are stored
 
 
@@ -35,63 +38,122 @@ def write_bundle(
     families: Mapping[str, str],
     progress: Progress,
     force: bool,
-    st_spattn_from: int | None = None,
-    camera: tuple[int, int] = CAMERA,
-    precision: str | None = None,
-    samples: Samples | None = None,
+    st_spattn_from: int | None,
+    camera: tuple[int, int],
+    text_gguf: Path | None,
+    notice: Progress,
+    precision: str | None,
+    samples: Samples | None,
 ) -> Path:
     """See :func:`edgevlm.export.export_checkpoint`."""
     checkpoint = Checkpoint(source)
-    precision = _precision(checkpoint, precision, samples)
+    chosen = _precision(checkpoint, precision, samples)
+    with PeakMemory() as memory:
+        model = _read(checkpoint, families, camera, text_gguf, lambda: check_target(out_dir, force), progress)
+        decoder.first_sparse_layer(model.shape, st_spattn_from)
+        layer = layer_bytes(model.shape)
+        check_memory(source, layer)
+        options = {"st_spattn_from": st_spattn_from, "camera": camera, "text_gguf": text_gguf, "precision": chosen}
+        key = fingerprint(source, options | {"samples": {} if samples is None else samples})
+        with published(out_dir, force=force, key=key, notice=notice) as folder:
+            check_disk(out_dir, folder, bundle_bytes(model.shape, model.parts.vision, load_precision(chosen)))
+            _write(model, folder, Journal(journal_of(folder)), progress, st_spattn_from, chosen, samples)
+    notice(describe(memory.bytes, layer))
+    return out_dir
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """A checkpoint understood, its weights not read yet."""
+
+    checkpoint: Checkpoint
+    family: str
+    backbone: Backbone
+    shape: DecoderShape
+    parts: FamilyParts
+    chat: dict[str, Any]
+    tokenizer: str
+    frames: dict[str, Any]
+
+
+def _read(
+    checkpoint: Checkpoint,
+    families: Mapping[str, str],
+    camera: tuple[int, int],
+    text_gguf: Path | None,
+    check_out: Callable[[], None],
+    progress: Progress,
+) -> _Model:
+    """Everything that can be refused before a byte is written, the cheapest first."""
     model_type = str(checkpoint.config.get("model_type"))
     if model_type not in families:
         where = checkpoint.folder / "config.json"
         raise UserError(f"{where}: model type {model_type!r} cannot be exported; {nearest(model_type, families)}")
     backbone, shape = _decoder_shape(checkpoint)
-    decoder.first_sparse_layer(shape, st_spattn_from)
-    check_target(out_dir, force)
+    check_out()
     progress("reading the vision tower")
+    if text_gguf is not None:
+        checkpoint.take_text(text_tensors(text_gguf, checkpoint.section("text_config")))
     parts = _family_parts(checkpoint, families[model_type], camera)
     shape = _with_parts(shape, parts)
     talk, tokenizer = chat(checkpoint, parts, shape.vocab)
     frames = frame_preparation(checkpoint, parts.processors, parts.vision.size, is_sized=parts.is_sized)
     if parts.longest_edge is not None:
         frames["fit"] = "longest"
-    with published(out_dir, force=force) as folder:
-        progress("tracing the vision tower")
-        tokens, _ = vision.write_vision(parts.vision, folder)
-        sparse = not (parts.before or parts.after)
-        made = decoder.write_decoder(checkpoint, backbone, shape, folder, progress, st_spattn_from, sparse, precision, samples)
-        (folder / talk["tokenizer"]).write_text(tokenizer, encoding="utf-8")
-        if parts.closing is not None:
-            save_array(folder / CLOSING, parts.closing)
-        progress("hashing")
-        manifest = {
-            "format": FORMAT,
-            "edgevlm": __version__,
-            "family": model_type,
-            "source": checkpoint.name,
-            "decoder": _decoder_section(checkpoint, shape, made)
-            | {"precision": precision, "scaling": None if samples is None else "awq"},
-            "vision": {
-                "graph": vision.GRAPH,
-                **frames,
-                "tokens_per_frame": tokens,
-                "grid": list(parts.grid),
-                "closing": None if parts.closing is None else CLOSING,
-                "group": parts.vision.group,
-                "positions": parts.positions,
-                "tokens_per_second": parts.tokens_per_second,
-                "longest_edge": parts.longest_edge,
-                "before": parts.before,
-                "after": parts.after,
-            },
-            "chat": talk,
-            "files": {path.name: _record(path) for path in sorted(folder.iterdir())},
-        }
-        (folder / MANIFEST).write_bytes(seal_manifest(manifest))
-        Bundle.load(folder, verify="size")
-    return out_dir
+    return _Model(checkpoint, model_type, backbone, shape, parts, talk, tokenizer, frames)
+
+
+def _write(
+    model: _Model,
+    folder: Path,
+    journal: Journal,
+    progress: Progress,
+    st_spattn_from: int | None,
+    precision: str,
+    samples: Samples | None,
+) -> None:
+    """The files of the bundle, but for what ``journal`` has."""
+    checkpoint, parts, shape = model.checkpoint, model.parts, model.shape
+    progress("tracing the vision tower")
+    tokens, _ = journal.once(vision.GRAPH, lambda: vision.write_vision(parts.vision, checkpoint, folder))
+    sparse = not (parts.before or parts.after)
+    made = decoder.write_decoder(
+        checkpoint, model.backbone, shape, folder, progress, st_spattn_from, sparse, precision, samples, journal
+    )
+    (folder / model.chat["tokenizer"]).write_text(model.tokenizer, encoding="utf-8")
+    if parts.closing is not None:
+        save_array(folder / CLOSING, parts.closing)
+    progress("hashing")
+    manifest = {
+        "format": FORMAT,
+        "edgevlm": __version__,
+        "family": model.family,
+        "source": checkpoint.name,
+        "decoder": _decoder_section(checkpoint, shape, made)
+        | {"precision": precision, "scaling": None if samples is None else "awq"},
+        "vision": _vision_section(model, tokens),
+        "chat": model.chat,
+        "files": {path.name: _record(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST},
+    }
+    (folder / MANIFEST).write_bytes(seal_manifest(manifest))
+    Bundle.load(folder, verify="size")
+
+
+def _vision_section(model: _Model, tokens: int) -> dict[str, Any]:
+    parts = model.parts
+    return {
+        "graph": vision.GRAPH,
+        **model.frames,
+        "tokens_per_frame": tokens,
+        "grid": list(parts.grid),
+        "closing": None if parts.closing is None else CLOSING,
+        "group": parts.vision.group,
+        "positions": parts.positions,
+        "tokens_per_second": parts.tokens_per_second,
+        "longest_edge": parts.longest_edge,
+        "before": parts.before,
+        "after": parts.after,
+    }
 
 
 def _precision(checkpoint: Checkpoint, wanted: str | None, samples: Samples | None) -> str:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jinja2
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import ChatSpec
+from edgevlm.runtime.sandbox import Sandbox, render
 
 Turn = tuple[str, str]
 MAX_CONVERSATIONS = 64
@@ -20,14 +17,9 @@ class Chat:
     """Splits what the template renders at the vision placeholder: a prefix before the stream, a suffix after it."""
 
     def __init__(self, spec: ChatSpec, system: str | None = None) -> None:
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.globals["raise_exception"] = _raise
         self.spec, self.system = spec, system
-        try:
-            self._template = environment.from_string(spec.template)
-            self.prefix, _ = self._render([], "")
-        except jinja2.TemplateError as error:
-            raise UserError(f"the chat template of this bundle does not render: {error}") from None
+        self._template = Sandbox().compiled(spec.template)
+        self.prefix, _ = self._render([], "")
 
     def suffix(self, turns: Sequence[Turn], question: str) -> str:
         """What follows the vision tokens: earlier turns (oldest first), the question, and the generation prompt."""
@@ -49,19 +41,15 @@ class Chat:
             messages.append({"role": "user", "content": [*video, _text(text)]})
             if index < len(answers):
                 messages.append({"role": "assistant", "content": [_text(answers[index])]})
-        rendered = self._template.render(messages=messages, add_generation_prompt=True, **self.spec.special_tokens)
+        rendered = render(self._template, messages=messages, add_generation_prompt=True, **self.spec.special_tokens)
         before, placeholder, after = rendered.partition(self.spec.placeholder)
         if not placeholder:
-            raise UserError(f"the chat template of this bundle renders no {self.spec.placeholder!r}: it does not fit the model")
+            raise UserError(f"the chat template renders no {self.spec.placeholder!r}, the video's place; it is another model's")
         return before + self.spec.opening, self.spec.ending + after
 
 
 def _text(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
 
 
 class Conversations:

@@ -1,4 +1,8 @@
-"""A folder that appears whole or not at all: built beside its place, flushed, then renamed over it in one step."""
+"""A folder that appears whole or not at all: built beside its place, flushed, then renamed over it in one step.
+
+It is built in ``.NAME.edgevlm-.../bundle``. With a key, beside it lie that key and a journal of what is finished, so that the
+next run with the same key goes on where this one was stopped or killed.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -26,24 +30,29 @@ _FULL = {
 }
 
 
+_BUNDLE, _KEY, _JOURNAL = "bundle", "key", "journal"
+
+
 @contextmanager
-def published(out_dir: str | Path, *, force: bool = False) -> Iterator[Path]:
-    """Yield a temporary folder beside ``out_dir``; when the block ends well it becomes ``out_dir``.
+def published(
+    out_dir: str | Path, *, force: bool = False, key: str | None = None, notice: Callable[[str], object] | None = None
+) -> Iterator[Path]:
+    """Yield a folder of its own; when the block ends well it becomes ``out_dir``.
 
     An existing bundle is replaced only with ``force`` and only then, in one step; anything else that exists is never
-    touched. What a killed run left behind is removed by the next. Raises UserError for every failure to write.
+    touched. What a killed run left behind is removed by the next, or, where both have the same ``key``, yielded as it was left:
+    :func:`journal_of` then says what is finished. A block that is interrupted leaves its folder for that only with a key.
+    ``notice`` is told of both. Raises UserError for every failure to write.
     """
-    target = Path(os.path.abspath(out_dir))
+    target, tell = Path(os.path.abspath(out_dir)), notice or (lambda _: None)
     check_target(target, force)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(target)
-        folder = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
+        work, lock = _left_behind(target, key, tell) or _new(target, key)
     except OSError as error:
         raise UserError(f"{target.parent}: cannot be written ({reason(error, target.parent)}); choose another --out") from None
-    lock = os.open(folder, os.O_RDONLY)
+    folder, keep = work / _BUNDLE, False
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
         os.chmod(folder, 0o777 & ~_umask())
         for path in (*folder.iterdir(), folder):
@@ -51,13 +60,24 @@ def published(out_dir: str | Path, *, force: bool = False) -> Iterator[Path]:
         check_target(target, force)
         _replace(folder, target)
         flush(target.parent)
+    except KeyboardInterrupt:
+        keep = key is not None
+        if keep:
+            tell("stopped; the same command goes on from here")
+        raise
     except OSError as error:
         raise UserError(
             f"{target}: the bundle could not be written ({reason(error, target.parent)}); nothing was changed"
         ) from None
     finally:
-        shutil.rmtree(folder, ignore_errors=True)  # after an exchange this is the bundle that was replaced
+        if not keep:
+            shutil.rmtree(work, ignore_errors=True)  # after an exchange it holds the bundle that was replaced
         os.close(lock)
+
+
+def journal_of(folder: Path) -> Path:
+    """Where what is finished of a folder that :func:`published` yielded is noted."""
+    return folder.with_name(_JOURNAL)
 
 
 @contextmanager
@@ -94,16 +114,44 @@ def _prefix(target: Path) -> str:
     return f".{target.name}.edgevlm-"
 
 
-def _remove_abandoned(target: Path) -> None:
-    """Remove temporary folders of this target whose writer is gone: nobody holds their lock."""
-    for path in target.parent.glob(f"{_prefix(target)}*"):
+def _new(target: Path, key: str | None) -> tuple[Path, int]:
+    """A work folder, and its handle, which holds its lock."""
+    work = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
+    lock = os.open(work, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    (work / _BUNDLE).mkdir()
+    if key is not None:
+        (work / _KEY).write_text(key)
+    return work, lock
+
+
+def _left_behind(target: Path, key: str | None, tell: Callable[[str], object]) -> tuple[Path, int] | None:
+    """A work folder of the same key whose writer is gone: nobody holds its lock. Others like it are removed."""
+    found: tuple[Path, int] | None = None
+    for work in sorted(target.parent.glob(f"{_prefix(target)}*")):
         with suppress(OSError):
-            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            lock = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if found is None and _is_of(work, key):
+                    found, lock = (work, lock), -1
+                    continue
+                if (work / _JOURNAL).exists():
+                    tell("what an export of other settings, or of another checkpoint, left unfinished is thrown away")
+                shutil.rmtree(work, ignore_errors=True)
             finally:
-                os.close(handle)
+                if lock >= 0:
+                    os.close(lock)
+    if found is not None and (found[0] / _JOURNAL).exists():
+        tell("going on with what an export that was stopped has finished")
+    return found
+
+
+def _is_of(work: Path, key: str | None) -> bool:
+    """Whether a work folder was made with this key and got as far as having a folder to write into."""
+    with suppress(OSError):
+        return key is not None and (work / _BUNDLE).is_dir() and (work / _KEY).read_text() == key
+    return False
 
 
 def _replace(folder: Path, target: Path) -> None:

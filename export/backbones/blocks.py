@@ -56,7 +56,11 @@ def plain_layer(checkpoint: Checkpoint, s: DecoderShape, layer: int, biases: tup
         if packing is not None and f"{places[0]}.qweight" in checkpoint.names:
             weight = joined([read_packed(checkpoint, packing, place, size) for place, size in pairs])
         else:
-            weight = np.concatenate([checkpoint.tensor(f"{place}.weight", size) for place, size in pairs])
+            weight = np.empty((sum(size[0] for _, size in pairs), pairs[0][1][1]), np.float32)
+            filled = 0
+            for place, size in pairs:
+                weight[filled : filled + size[0]] = checkpoint.tensor(f"{place}.weight", size)
+                filled += size[0]
         if parts[0] not in biases:
             return weight, None
         return weight, np.concatenate([checkpoint.tensor(f"{place}.bias", size[:1]) for place, size in pairs])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.export.graph import CONTRIB, GraphBuilder
+from edgevlm.export.graph import CONTRIB, SLICE, GraphBuilder
 from edgevlm.export.precisions import Float32, Parts
 
 UInt8 = NDArray[np.uint8]
@@ -32,8 +32,10 @@ class Blocks:
     level: int = 4
 
     def parts(self, weight: Float32) -> Parts:
-        codes, scales, zeros = round_to_blocks(weight, self.bits, self.size, self.with_zeros)
-        return self.packed(codes, scales, zeros)
+        step = max(1, SLICE // weight.shape[1])  # what rounding takes in between is several times what it rounds
+        slices = (weight[row : row + step] for row in range(0, len(weight), step))
+        done = [self.packed(*round_to_blocks(rows, self.bits, self.size, self.with_zeros)) for rows in slices]
+        return {part: np.concatenate([parts[part] for parts in done]) for part in done[0]}
 
     def rounded(self, weight: Float32) -> Float32:
         """The numbers ``[out, in]`` that are stored of a matrix."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from onnx import TensorProto
 
-from edgevlm.export.graph import GraphBuilder, external_tensor, save_slices, tensor_type
+from edgevlm.export.graph import GraphBuilder, WeightsFile, external_tensor, save_slices, tensor_type
+from edgevlm.export.journal import Journal
 from edgevlm.export.precisions import Float32, Layout, Parts
 
 FILES = {"weight": "embedding.npy", "codes": "embedding.npy", "scales": "embedding-scales.npy"}  # part -> file
-_ROWS = 8192  # rounded at once
+Read = Callable[[], Iterator[Float32]]  # slices of whole rows, again each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +36,30 @@ class Table:
         return self.layout.multiply(graph, name, rows, [tensor.name for tensor in self.tensors], self.shape)
 
 
-def write_table(folder: Path, layout: Layout, weight: Float32) -> Table:
-    """Write ``weight [vocab, hidden]`` into ``folder``, a file a part, rounding a slice of rows at a time. Raises OSError."""
-    vocab, hidden = weight.shape
+def write_table(folder: Path, layout: Layout, shape: tuple[int, int], read: Read, journal: Journal) -> Table:
+    """Write the rows ``[vocab, hidden]`` that ``read`` gives into ``folder``, a file a part; not again. Raises OSError."""
 
-    def slices(part: str) -> Iterator[np.ndarray]:
-        return (layout.parts(weight[row : row + _ROWS])[part] for row in range(0, vocab, _ROWS))
+    def write() -> list[tuple[str, str, int, list[int], int, int]]:
+        written = []
+        for part, kept, dtype in parts_of(layout, shape):
+            start = save_slices(folder / FILES[part], shape[0], (layout.parts(rows)[part] for rows in read()))
+            length = int(np.prod(kept)) * dtype.itemsize
+            written.append((f"head.{part}", FILES[part], tensor_type(dtype), list(kept), start, length))
+        return written
 
-    first: Parts = layout.parts(weight[:1])
-    tensors = []
-    for part, array in first.items():
-        start = save_slices(folder / FILES[part], vocab, slices(part))
-        length = vocab * array[0].nbytes
-        shape = (vocab, *array.shape[1:])
-        tensors.append(external_tensor(f"head.{part}", FILES[part], tensor_type(array.dtype), shape, start, length))
-    return Table(layout, tuple(tensors), (vocab, hidden))
+    return Table(layout, tuple(external_tensor(name, *at) for name, *at in journal.once(FILES["weight"], write)), shape)
+
+
+def head_table(weights: WeightsFile, layout: Layout, shape: tuple[int, int], read: Read) -> Table:
+    """The same rows in the graphs' weights file, for a head that is not tied. Raises OSError."""
+    tensors = (
+        weights.add_slices(f"head.{part}", kept, dtype, (layout.parts(rows)[part] for rows in read()))
+        for part, kept, dtype in parts_of(layout, shape)
+    )
+    return Table(layout, tuple(tensors), shape)
+
+
+def parts_of(layout: Layout, shape: tuple[int, int]) -> list[tuple[str, tuple[int, ...], np.dtype]]:
+    """Name, shape and dtype of what a layout whose parts are by row stores of a matrix of ``shape``."""
+    first: Parts = layout.parts(np.zeros((1, shape[1]), np.float32))
+    return [(part, (shape[0], *array.shape[1:]), array.dtype) for part, array in first.items()]

@@ -24,6 +24,9 @@ from edgevlm.export.writer import _decoder_shape
 def parts(folder: Path, camera: tuple[int, int] = (56, 84)) -> FamilyParts:
     checkpoint = Checkpoint(folder)
     found: FamilyParts = import_module(FAMILIES[checkpoint.config["model_type"]]).parts(checkpoint, camera)
+    sources, shapes = found.vision.sources, found.vision.state_dict()
+    state = {name: torch.from_numpy(checkpoint.tensor(sources[name], tuple(shapes[name].shape))) for name in sources}
+    found.vision.load_state_dict(state, assign=True)
     return found
 
 

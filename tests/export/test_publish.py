@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from edgevlm.errors import UserError
-from edgevlm.export import export_checkpoint
+from edgevlm.export import export_checkpoint, writer
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.publish import published
 
@@ -36,7 +36,7 @@ for source in itertools.cycle(sources):
 """
 EXPORTING = """
 import os, signal, sys
-from edgevlm.export import export_checkpoint
+from edgevlm.export import export_checkpoint, writer
 def progress(what):
     if sys.argv[3] in what:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -45,7 +45,7 @@ export_checkpoint(sys.argv[1], sys.argv[2], progress=progress, force=True)
 LIMITED = """
 import resource, sys
 from edgevlm.errors import UserError
-from edgevlm.export import export_checkpoint
+from edgevlm.export import export_checkpoint, writer
 limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 for size in sys.argv[3:]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(size), limits[1]))
@@ -119,14 +119,17 @@ def test_a_full_disk_is_one_line_and_changes_nothing(exported: Any, tmp_path: Pa
     assert leftovers(tmp_path) == []
 
 
-def test_a_disk_that_is_really_full_is_named(exported: Any, tmp_path: Path) -> None:
-    """A file system of 1 MB: some of what writes there does not pass on why it could not."""
+def test_a_disk_that_is_really_full_is_named(exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system of 1 MB: seen ahead, and met half way; some of what writes there does not pass on why it could not."""
     made, disk = exported("llava", **SHAPE), tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, check=False)
     if mounted.returncode:
         pytest.skip("mounting a file system is not allowed here")
     try:
+        with pytest.raises(UserError, match=r"the bundle takes 1 MB and its disk has 1 MB free; choose another --out"):
+            export_checkpoint(made.checkpoint, disk / "bundle")
+        monkeypatch.setattr(writer, "check_disk", lambda *_: None)
         with pytest.raises(UserError, match=r"could not be written \(the disk is full\); nothing was changed"):
             export_checkpoint(made.checkpoint, disk / "bundle")
         with pytest.raises(UserError, match="the disk is full"), published(disk / "bundle") as folder:

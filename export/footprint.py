@@ -1,0 +1,96 @@
+"""What an export takes of the disk and of memory: looked at before it begins, and memory measured while it runs."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from edgevlm.errors import UserError
+from edgevlm.export.backbones import DecoderShape
+from edgevlm.export.precisions import Layout, Precision
+from edgevlm.export.vision import VisionFeatures
+
+FLOAT = 4  # bytes of a weight of the tower, and of any that is being read
+WORKING = 1 << 30  # bytes that an export may take beside its largest layer
+_STATUS = Path("/proc/self/status")
+_OWN = (b"RssAnon:", b"RssShmem:")  # resident memory that is no page of a file
+
+
+def layer_bytes(shape: DecoderShape) -> int:
+    """The weights of one decoder layer as they are read, float32; no other part is held whole."""
+    attention = shape.hidden * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
+    return FLOAT * (attention + 3 * shape.hidden * shape.intermediate)
+
+
+def bundle_bytes(shape: DecoderShape, vision: VisionFeatures, precision: Precision) -> int:
+    """About what a bundle takes on the disk."""
+    tables = shape.vocab * shape.hidden * (1 if shape.tied else 2)
+    tower = sum(parameter.numel() for parameter in vision.parameters())
+    layers = layer_bytes(shape) // FLOAT * shape.layers
+    return int(layers * _stored(precision.matrices) + tables * _stored(precision.table) + FLOAT * tower)
+
+
+def _stored(layout: Layout) -> float:
+    """Bytes of a weight."""
+    return sum(part.nbytes for part in layout.parts(np.zeros((8, 256), np.float32)).values()) / (8 * 256)
+
+
+def check_disk(target: Path, folder: Path, needed: int) -> None:
+    """Raise UserError if the disk of ``folder`` has not ``needed`` bytes, less what lies in it already, for ``target``."""
+    free = shutil.disk_usage(folder).free
+    if free < needed - sum(path.stat().st_size for path in folder.iterdir()):
+        raise UserError(f"{target}: the bundle takes {_size(needed)} and its disk has {_size(free)} free; choose another --out")
+
+
+def check_memory(checkpoint: Path, layer: int) -> None:
+    """Raise UserError if there is not the memory to hold a layer of ``layer`` bytes and what an export works with."""
+    needed, free = layer + WORKING // 2, psutil.virtual_memory().available
+    if free < needed:
+        raise UserError(
+            f"{checkpoint}: exporting it takes {_size(needed)} of memory and {_size(free)} are available; end other programs"
+        )
+
+
+class PeakMemory:
+    """The most memory of its own, page cache not counted, that this process had inside the block, sampled in a thread."""
+
+    def __init__(self, every_s: float = 0.01) -> None:
+        self.bytes = 0
+        self._every_s, self._over = every_s, threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="peak memory", daemon=True)
+
+    def __enter__(self) -> PeakMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        process = psutil.Process()
+        while True:
+            self.bytes = max(self.bytes, own_memory(process))
+            if self._over.wait(self._every_s):
+                return
+
+
+def own_memory(process: psutil.Process) -> int:
+    """Bytes of memory that are this process's own: anonymous and shared, not pages of files."""
+    if _STATUS.exists():
+        rows = (line.split() for line in _STATUS.read_bytes().splitlines())
+        return sum(int(row[1]) * 1024 for row in rows if row and row[0] in _OWN)
+    return int(process.memory_full_info().uss)
+
+
+def describe(peak: int, layer: int) -> str:
+    """One line for a person."""
+    return f"peak memory {peak / 1e6:.0f} MB beyond the page cache, largest layer {layer / 1e6:.0f} MB"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

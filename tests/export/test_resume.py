@@ -1,0 +1,184 @@
+"""An export that was killed goes on behind what it had finished, and makes the bytes that an undisturbed one makes."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgevlm.errors import UserError
+from edgevlm.export import export_checkpoint, writer
+from edgevlm.export.checkpoint import Checkpoint
+from edgevlm.export.fingerprint import fingerprint
+from edgevlm.export.journal import Journal
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.publish import published
+
+SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Run ``work`` in a forked process, which ends with it; its id."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return child
+
+
+def killed_at(step: str, checkpoint: Path, target: Path, **options: Any) -> None:
+    """Export in a process that kills itself when it comes to ``step``."""
+
+    def progress(what: str) -> None:
+        if what == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = in_child(lambda: export_checkpoint(checkpoint, target, progress=progress, **options))
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
+
+
+def killed_soon_after(steps: int, wait_s: float, checkpoint: Path, target: Path) -> None:
+    """Export in a process that is killed ``wait_s`` seconds after it has begun its ``steps``-th step, if it still runs."""
+    reader, told = os.pipe()
+    child = in_child(lambda: export_checkpoint(checkpoint, target, progress=lambda _: os.write(told, b".")))
+    os.close(told)
+    for _ in range(steps):
+        os.read(reader, 1)
+    time.sleep(wait_s)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(reader)
+
+
+def test_killed_at_random_times(exported: Any, tmp_path: Path) -> None:
+    """Nothing half-written is ever at the target, at most one unfinished folder beside it, and the end is the same bytes."""
+    made, rng, target, finished = exported("llava", **SHAPE), random.Random(0), tmp_path / "bundle", []
+    while not target.exists() and len(finished) < 8:
+        killed_soon_after(rng.randint(1, 3 + len(finished)), rng.uniform(0, 0.1), made.checkpoint, target)
+        left = list(tmp_path.glob(".bundle.edgevlm-*"))
+        assert len(left) <= 1
+        if not target.exists():
+            finished.append(len(Journal(left[0] / "journal")) if left else 0)
+    assert finished == sorted(finished)
+    assert len(set(finished)) > 2, finished
+    if target.exists():
+        Bundle.load(target)
+    export_checkpoint(made.checkpoint, target, force=True)
+    assert contents(target) == contents(made.bundle)
+    assert leftovers(tmp_path) == []
+
+
+def test_what_was_finished_is_not_done_again(exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, target, read, said = exported("llava", **SHAPE), tmp_path / "bundle", [], []
+    killed_at("decoder layer 3 of 3", made.checkpoint, target)
+    assert not target.exists()
+    rows = Checkpoint.rows
+
+    def watched(self: Checkpoint, name: str, shape: tuple[int, ...]) -> Any:
+        read.append(name)
+        return rows(self, name, shape)
+
+    monkeypatch.setattr(Checkpoint, "rows", watched)
+    monkeypatch.setattr(writer.vision, "write_vision", lambda *_: pytest.fail("the tower was traced again"))
+    export_checkpoint(made.checkpoint, target, notice=said.append)
+    assert {name.split(".")[2] for name in read if name.startswith("text.layers")} == {"2"}
+    assert "text.embed_tokens.weight" not in read
+    assert said[0] == "going on with what an export that was stopped has finished"
+    assert contents(target) == contents(made.bundle)
+
+
+def test_an_interrupt_keeps_what_is_finished_and_a_failure_does_not(exported: Any, tmp_path: Path) -> None:
+    made, said = exported("llava", **SHAPE), []
+
+    def stop(error: BaseException) -> Callable[[str], None]:
+        def progress(what: str) -> None:
+            if what == "decoder layer 2 of 3":
+                raise error
+
+        return progress
+
+    with pytest.raises(KeyboardInterrupt):
+        export_checkpoint(made.checkpoint, tmp_path / "out", progress=stop(KeyboardInterrupt()), notice=said.append)
+    assert said == ["stopped; the same command goes on from here"]
+    assert len(leftovers(tmp_path)) == 1
+    with pytest.raises(UserError):
+        export_checkpoint(made.checkpoint, tmp_path / "out", progress=stop(UserError("NaN")))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("change", ["options", "checkpoint"])
+def test_a_stale_one_is_thrown_away(exported: Any, tmp_path: Path, change: str) -> None:
+    checkpoint = Path(shutil.copytree(exported("llava", **SHAPE).checkpoint, tmp_path / "checkpoint"))
+    out, said = tmp_path / "out", []
+    killed_at("decoder layer 2 of 3", checkpoint, out / "bundle")
+    if change == "checkpoint":
+        os.utime(checkpoint / "model.safetensors", (1, 1))
+    export_checkpoint(checkpoint, out / "bundle", st_spattn_from=1 if change == "options" else None, notice=said.append)
+    assert said[0] == "what an export of other settings, or of another checkpoint, left unfinished is thrown away"
+    assert leftovers(out) == []
+
+
+def test_a_key_is_of_files_and_options(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    keys = {fingerprint(tmp_path, {})}
+    assert fingerprint(tmp_path, {}) in keys
+    keys.add(fingerprint(tmp_path, {"camera": (1, 2)}))
+    keys.add(fingerprint(tmp_path, {"text_gguf": tmp_path / "config.json"}))
+    (tmp_path / "config.json").write_text("{ }")
+    keys.add(fingerprint(tmp_path, {}))
+    os.utime(tmp_path / "model.safetensors", (1, 1))
+    keys.add(fingerprint(tmp_path, {}))
+    assert len(keys) == 5
+
+
+def test_a_torn_line_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    journal.finish("one", [1], "weights")
+    assert journal.once("two", lambda: 2) == 2
+    raw = path.read_bytes()
+    for end in range(raw.index(b"\n") + 1, len(raw)):
+        path.write_bytes(raw[:end])
+        again = Journal(path)
+        assert (again.has("one"), again.has("two"), again.values("weights")) == (True, False, [[1]])
+        assert again.once("two", lambda: 3) == 3
+        assert Journal(path).once("two", lambda: 4) == 3
+
+
+def test_keys_do_not_mix(tmp_path: Path) -> None:
+    """One of another key, or of none, does not get what was left; another that runs keeps its own."""
+
+    def left(key: str) -> None:
+        with published(tmp_path / "bundle", key=key) as folder:
+            (folder / "file").write_text(key)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        left("a")
+    with published(tmp_path / "bundle", key="a") as first, published(tmp_path / "bundle", key="a") as second:
+        assert [path.name for path in first.iterdir()] == ["file"]
+        assert list(second.iterdir()) == []
+        shutil.rmtree(first)
+        first.mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        left("a")
+    with published(tmp_path / "other", key="a") as folder:
+        assert list(folder.iterdir()) == []
