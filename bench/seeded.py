@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isqrt
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from zlib import crc32
 
 import numpy as np
@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from edgevlm.bench.noise import NoiseEngine
 from edgevlm.engines import load_engine
-from edgevlm.export.backbones import DecoderShape, qwen2
+from edgevlm.export.backbones import DecoderShape, text_backbone
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.decoder import EMBEDDING, GRAPHS, WEIGHTS, write_decoder
 from edgevlm.export.graph import GraphBuilder, WeightsFile
@@ -25,6 +25,12 @@ from edgevlm.runtime.model import Model
 
 VISION = "vision.onnx"
 CHAT = "You are watching a video and answer questions about it. <video> {{ messages[-1]['content'][-1]['text'] }}"
+
+
+class Tensors(Protocol):
+    """What a decoder is made of, under a checkpoint's canonical names (``text.layers.0.mlp.down_proj.weight``)."""
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]: ...
 
 
 class SeededTensors:
@@ -49,14 +55,27 @@ def seeded_bundle(
     Its vision tower is a stand-in (features ``[F, tokens_per_frame, hidden]`` repeat one pixel); a frame's grid is as square as
     it can be. Its chat is a few words.
     """
-    checkpoint = cast(Checkpoint, SeededTensors(seed))
-    write_decoder(checkpoint, qwen2, shape, folder, lambda _: None, st_spattn_from)
+    return decoder_bundle(folder, SeededTensors(seed), shape, "qwen2", tokens_per_frame, st_spattn_from=st_spattn_from)
+
+
+def decoder_bundle(
+    folder: Path,
+    tensors: Tensors,
+    shape: DecoderShape,
+    backbone: str,
+    tokens_per_frame: int = 1,
+    *,
+    st_spattn_from: int | None = None,
+) -> Bundle:
+    """As :func:`seeded_bundle`, with ``tensors`` of the text backbone named."""
+    checkpoint = cast(Checkpoint, tensors)
+    write_decoder(checkpoint, text_backbone(backbone), shape, folder, lambda _: None, st_spattn_from)
     _write_vision(folder, tokens_per_frame, shape.hidden)
     sizes = ("layers", "heads", "kv_heads", "head_dim", "hidden", "vocab")
     spec: dict[str, Any] = {name: getattr(shape, name) for name in sizes}
     decoder = DecoderSpec(
         **spec,
-        backbone="qwen2",
+        backbone=backbone,
         rope_theta=shape.rope_theta,
         inv_freq=tuple((shape.rope_theta ** -(np.arange(0, shape.head_dim, 2) / shape.head_dim)).astype(np.float32).tolist()),
         model_limit=shape.model_limit,
