@@ -208,6 +208,9 @@ def export(
             metavar="WxH", help="The camera's frames, for families that keep their aspect (Qwen): other frames are stretched."
         ),
     ] = "640x480",
+    precision: Annotated[
+        str, typer.Option(metavar="fp32|fp16|int8|int4|int4-zp", help="Of the decoder's weights; int4-zp: with zero points.")
+    ] = "fp32",
 ) -> None:
     """Turn a checkpoint into a bundle that edgevlm runs: ONNX graphs, weights, tokenizer, manifest."""
     from rich.console import Console
@@ -216,8 +219,9 @@ def export(
 
     with Console(stderr=True).status("reading the checkpoint") as status:
         path = export_checkpoint(
-            checkpoint, out, progress=status.update, force=force, st_spattn_from=st_spattn, camera=_pixels(frame_size)
-        )
+            checkpoint, out, progress=status.update, force=force, st_spattn_from=st_spattn, camera=_pixels(frame_size),
+            precision=precision,
+        )  # fmt: skip
     typer.echo(str(path))
 
 

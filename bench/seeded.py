@@ -18,7 +18,7 @@ from edgevlm.bench.noise import NoiseEngine
 from edgevlm.engines import load_engine
 from edgevlm.export.backbones import DecoderShape, text_backbone
 from edgevlm.export.checkpoint import Checkpoint
-from edgevlm.export.decoder import EMBEDDING, GRAPHS, WEIGHTS, write_decoder
+from edgevlm.export.decoder import WEIGHTS, write_decoder
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.runtime.bundle import Bundle, ChatSpec, DecoderSpec, FileRecord, VisionSpec
 from edgevlm.runtime.model import Model
@@ -48,14 +48,21 @@ class SeededTensors:
 
 
 def seeded_bundle(
-    folder: Path, shape: DecoderShape, tokens_per_frame: int, *, seed: int = 0, st_spattn_from: int | None = None
+    folder: Path,
+    shape: DecoderShape,
+    tokens_per_frame: int,
+    *,
+    seed: int = 0,
+    st_spattn_from: int | None = None,
+    precision: str = "fp32",
 ) -> Bundle:
     """Write the decoder of ``shape`` into ``folder`` and return a bundle of it, ready for an engine.
 
     Its vision tower is a stand-in (features ``[F, tokens_per_frame, hidden]`` repeat one pixel); a frame's grid is as square as
     it can be. Its chat is a few words.
     """
-    return decoder_bundle(folder, SeededTensors(seed), shape, "qwen2", tokens_per_frame, st_spattn_from=st_spattn_from)
+    tensors = SeededTensors(seed)
+    return decoder_bundle(folder, tensors, shape, "qwen2", tokens_per_frame, st_spattn_from=st_spattn_from, precision=precision)
 
 
 def decoder_bundle(
@@ -66,10 +73,12 @@ def decoder_bundle(
     tokens_per_frame: int = 1,
     *,
     st_spattn_from: int | None = None,
+    precision: str = "fp32",
 ) -> Bundle:
     """As :func:`seeded_bundle`, with ``tensors`` of the text backbone named."""
     checkpoint = cast(Checkpoint, tensors)
-    write_decoder(checkpoint, text_backbone(backbone), shape, folder, lambda _: None, st_spattn_from)
+    backbone_of = text_backbone(backbone)
+    made = write_decoder(checkpoint, backbone_of, shape, folder, lambda _: None, st_spattn_from, precision=precision)
     _write_vision(folder, tokens_per_frame, shape.hidden)
     sizes = ("layers", "heads", "kv_heads", "head_dim", "hidden", "vocab")
     spec: dict[str, Any] = {name: getattr(shape, name) for name in sizes}
@@ -80,15 +89,20 @@ def decoder_bundle(
         inv_freq=tuple((shape.rope_theta ** -(np.arange(0, shape.head_dim, 2) / shape.head_dim)).astype(np.float32).tolist()),
         model_limit=shape.model_limit,
         trained_length=shape.model_limit,
-        graphs=GRAPHS,
-        embedding=EMBEDDING,
+        graphs=made.graphs,
+        embedding=made.embedding[0],
+        embedding_scales=made.embedding[1] if made.embedding[1:] else None,
+        precision=precision,
     )
     third = (0.5, 0.5, 0.5)
     rows = max(size for size in range(1, isqrt(tokens_per_frame) + 1) if tokens_per_frame % size == 0)
     grid = (rows, tokens_per_frame // rows)
     vision = VisionSpec(VISION, (1, 1), "stretch", None, "bilinear", 1 / 255, third, third, tokens_per_frame, grid, None)
     chat = ChatSpec("", CHAT, "video", "<video>", 0, {}, ())
-    files = {name: FileRecord((folder / name).stat().st_size, "") for name in (*GRAPHS.values(), WEIGHTS, EMBEDDING, VISION)}
+    files = {
+        name: FileRecord((folder / name).stat().st_size, "")
+        for name in (*made.graphs.values(), WEIGHTS, *made.embedding, VISION)
+    }
     return Bundle(folder, "", "seeded", "seeded", decoder, vision, chat, files)
 
 

@@ -15,6 +15,7 @@ import onnxruntime as ort
 import psutil
 
 from edgevlm.engines.base import Float32, FramePattern, Int32, Int64, KVBuffer, StepResult
+from edgevlm.engines.embedding import Embedding
 from edgevlm.errors import CacheError, CacheFull, UserError
 from edgevlm.runtime.bundle import Bundle
 
@@ -54,26 +55,30 @@ class OnnxRuntimeCpu:
         self.threads = threads or default_threads()
         spec = bundle.decoder
         self._calls = Calls()
-        self._embedding = np.load(bundle.file(spec.embedding), mmap_mode="r", allow_pickle=False)
+        self._embedding = Embedding(bundle)
         self._vision = self._open(bundle.vision.graph)
         self._decoders = {"whole": self._open(spec.graphs["whole"])}
 
-    def _open(self, name: str, *, prepack: bool = True) -> Any:
+    def _open(self, name: str, *, copies: bool = True) -> Any:
         """A session of one graph.
 
-        With ``prepack`` it holds the matrices in the kernels' own layout, in memory of its own. Without, it reads them from the
+        With ``copies`` it holds the matrices in the kernels' own layout, in memory of its own. Without, it reads them from the
         mapped file, whose pages all sessions and processes share and the system can drop; a call of few rows is slower.
+        Matrices of whole numbers are copied always: ONNX Runtime does not round activations for those that it has not packed,
+        so that two graphs of one bundle would compute differently.
         """
+        is_integer = self.bundle.decoder.precision.startswith("int")
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
         options.log_severity_level = 4  # what goes wrong is raised
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.add_session_config_entry("session.disable_prepacking", "0" if prepack else "1")
+        options.add_session_config_entry("session.disable_prepacking", "0" if copies or is_integer else "1")
+        disabled = [] if copies else ["ConstantFolding"]  # it would turn float16 matrices into float32 in memory
         path = self.bundle.file(name)
         try:
-            return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            return ort.InferenceSession(str(path), options, ["CPUExecutionProvider"], disabled_optimizers=disabled)
         except Exception as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"{path}: ONNX Runtime {ort.__version__} cannot load it ({reason}); upgrade onnxruntime") from error
@@ -94,10 +99,7 @@ class OnnxRuntimeCpu:
 
     def embed(self, token_ids: Int64) -> Float32:
         """Token ids ``[N]`` to embeddings ``[N, hidden]``, gathered from the mapped file."""
-        ids = np.asarray(token_ids, np.int64).reshape(-1)
-        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < len(self._embedding):
-            raise ValueError(f"token ids must lie in [0, {len(self._embedding)}), not {ids.min()} to {ids.max()}")
-        return np.asarray(self._embedding[ids])
+        return self._embedding.rows(np.asarray(token_ids, np.int64).reshape(-1))
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "whole") -> OnnxRuntimeDecoder:
         """A decoder bound to one buffer a layer, which also returns the queries of the layers in ``probes``.
@@ -116,7 +118,7 @@ class OnnxRuntimeCpu:
 
     def _session(self, variant: str) -> Any:
         if variant not in self._decoders:
-            self._decoders[variant] = self._open(self._graph(variant), prepack=False)
+            self._decoders[variant] = self._open(self._graph(variant), copies=False)
         return self._decoders[variant]
 
     def _graph(self, variant: str) -> str:

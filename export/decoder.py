@@ -19,7 +19,7 @@ which takes ``inputs_embeds``, ``cos`` and ``sin`` through ``project`` of every 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,9 @@ from onnx import TensorProto
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import Backbone, DecoderShape, LayerWeights
 from edgevlm.export.checkpoint import Checkpoint
-from edgevlm.export.graph import CONTRIB, GraphBuilder, WeightsFile, external_tensor, save_array
+from edgevlm.export.graph import CONTRIB, GraphBuilder, WeightsFile
+from edgevlm.export.precisions import DEFAULT_PRECISION, Float32, Layout, Stored, load_precision
+from edgevlm.export.precisions.table import Table, write_table
 from edgevlm.export.st_spattn import SparseAttention
 from edgevlm.runtime.bundle import Progress
 
@@ -38,7 +40,8 @@ GRAPHS = {  # variant -> file
     "st-spattn": "decoder-st-spattn.onnx",
     "projections": "decoder-projections.onnx",
 }
-WEIGHTS, EMBEDDING = "decoder.weights", "embedding.npy"
+WEIGHTS = "decoder.weights"
+MATRICES = ("qkv", "output", "gate_up", "down")  # of a layer
 ST_SPATTN_FROM = 3  # the first sparse layer: the one above PureKV's CLIE layer, whose scores need dense attention
 
 
@@ -73,7 +76,7 @@ class _Decoder:
         if self.sparse_from is not None:
             self.sparse.inputs()
 
-    def layer(self, layer: int, w: LayerWeights) -> None:
+    def layer(self, layer: int, w: LayerWeights[Stored]) -> None:
         """One layer of the stream; of the last, past its cache rows, only the rows asked for."""
         query, key, value, self.residual = self.project(layer, w, self.residual, self.delta)
         is_sparse = self.sparse_from is not None and layer >= self.sparse_from
@@ -103,10 +106,9 @@ class _Decoder:
         g.node("SkipSimplifiedLayerNormalization", [residual, delta, weight], outputs, CONTRIB, epsilon=self.shape.norm_eps)
         return name, f"{name}.sum"
 
-    def linear(self, name: str, rows: str, weight: np.ndarray, bias: np.ndarray | None = None) -> str:
-        """``rows @ weight.T + bias`` for a checkpoint's ``[out, in]`` weight."""
-        g = self.graph
-        product = g.node("MatMul", [rows, g.weight(f"{name}.weight", weight.T)], [name])
+    def linear(self, name: str, rows: str, weight: Stored, bias: Float32 | None = None) -> str:
+        """``rows @ weight.T + bias`` for a ``[out, in]`` weight that is stored already."""
+        g, product = self.graph, weight.multiply(self.graph, name, rows)
         return product if bias is None else g.node("Add", [product, g.weight(f"{name}.bias", bias)], [f"{name}.biased"])
 
     def split(self, name: str, rows: str, sizes: dict[str, int]) -> list[str]:
@@ -132,7 +134,7 @@ class _Decoder:
         normed = g.node("SimplifiedLayerNormalization", [heads, g.weight(f"{name}.weight", gamma)], [name], **attributes)
         return g.node("Reshape", [normed, g.constant("joined.shape", np.array([1, 0, -1], np.int64))], [f"{name}.joined"])
 
-    def project(self, layer: int, w: LayerWeights, residual: str, delta: str | None) -> tuple[str, str, str, str]:
+    def project(self, layer: int, w: LayerWeights[Stored], residual: str, delta: str | None) -> tuple[str, str, str, str]:
         """Norm, one matrix for q, k and v, rotary: returns query, key, value ``[1, S, heads D]`` and the residual."""
         s, name = self.shape, f"layer{layer}"
         normed, residual = self.norm(f"{name}.input_norm", w.input_norm, residual, delta)
@@ -159,7 +161,7 @@ class _Decoder:
             do_rotary=0,
         )
 
-    def finish(self, layer: int, w: LayerWeights, attention: str, residual: str) -> tuple[str, str]:
+    def finish(self, layer: int, w: LayerWeights[Stored], attention: str, residual: str) -> tuple[str, str]:
         """Output projection, norm and SwiGLU: returns the new residual and the delta still to be added to it."""
         g, name, ffn = self.graph, f"layer{layer}", self.shape.intermediate
         projected = self.linear(f"{name}.output", attention, w.output, w.output_bias)
@@ -186,13 +188,12 @@ class _Decoder:
         for name in ("cos", "sin"):
             g.node("Reshape", [g.input(name, TensorProto.FLOAT, [1, "S", half]), table], [f"{name}.table"])
 
-    def logits(self, final_norm: np.ndarray, head: TensorProto) -> None:
+    def logits(self, final_norm: np.ndarray, head: Stored | Table) -> None:
         """Final norm and vocabulary scores ``[1, R, V]`` of the rows that are left."""
         s, g = self.shape, self.graph
-        g.initializers.append(head)
         normed, _ = self.norm("final_norm", final_norm, self.residual, self.delta)
         rows = g.node("Reshape", [normed, g.constant("rows.shape", np.array([-1, s.hidden], np.int64))], ["rows"])
-        scores = g.node("Gemm", [rows, head.name], ["scores"], transB=1)
+        scores = head.multiply(g, "head", rows)
         shape = g.constant("logits.shape", np.array([1, -1, s.vocab], np.int64))
         g.output(g.node("Reshape", [scores, shape], ["logits"]), TensorProto.FLOAT, [1, "R", s.vocab])
 
@@ -205,13 +206,21 @@ class _Projections(_Decoder):
         self.graph.input("inputs_embeds", TensorProto.FLOAT, [1, "S", self.shape.hidden])
         self.tables()
 
-    def layer(self, layer: int, w: LayerWeights) -> None:
+    def layer(self, layer: int, w: LayerWeights[Stored]) -> None:
         _, key, _, _ = self.project(layer, w, "inputs_embeds", None)
         self.graph.node("Identity", [key], [f"key{layer}"])
         self.graph.output(f"key{layer}", TensorProto.FLOAT, [1, "S", self.shape.kv_size])
 
-    def logits(self, final_norm: np.ndarray, head: TensorProto) -> None:
+    def logits(self, final_norm: np.ndarray, head: Stored | Table) -> None:
         """It has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderFiles:
+    """graphs: variant -> file. embedding: its file, and that of its scales if it has."""
+
+    graphs: dict[str, str]
+    embedding: tuple[str, ...]
 
 
 def write_decoder(
@@ -222,16 +231,18 @@ def write_decoder(
     progress: Progress,
     st_spattn_from: int | None = None,
     sparse: bool = True,
-) -> dict[str, str]:
-    """Write a graph for each of GRAPHS, ``decoder.weights`` and ``embedding.npy`` into ``folder``; returns variant -> file.
+    precision: str = DEFAULT_PRECISION,
+) -> DecoderFiles:
+    """Write a graph for each of GRAPHS, ``decoder.weights`` and the embedding into ``folder``.
 
     Without ``sparse`` there is no ``st-spattn`` graph: frames of some families have text between them. ``st_spattn_from``: see
-    :func:`first_sparse_layer`. A tied head is the embedding file itself: the graphs refer to its bytes. Raises UserError for a
-    checkpoint whose tensors are missing or of another shape, OSError if the disk does not take them.
+    :func:`first_sparse_layer`. A tied head is the embedding's files themselves: the graphs refer to their bytes. ``precision``:
+    of matrices, embedding and head; see :mod:`edgevlm.export.precisions`. Raises UserError for a checkpoint whose tensors are
+    missing or of another shape and for a precision that is not known, OSError if the disk does not take them.
     """
+    chosen = load_precision(precision)
     sparse_from = first_sparse_layer(shape, st_spattn_from)
-    embedding = checkpoint.tensor("text.embed_tokens.weight", (shape.vocab, shape.hidden))
-    start = save_array(folder / EMBEDDING, embedding)
+    table = write_table(folder, chosen.table, checkpoint.tensor("text.embed_tokens.weight", (shape.vocab, shape.hidden)))
     with (folder / WEIGHTS).open("wb") as stream:
         weights = WeightsFile(stream, WEIGHTS)
         variants = {"whole": _Decoder(GraphBuilder("decoder", weights), shape)}
@@ -241,20 +252,26 @@ def write_decoder(
         for d in variants.values():
             d.start()
         for layer in range(shape.layers):
-            w = backbone.layer(checkpoint, shape, layer)
+            w = _stored(backbone.layer(checkpoint, shape, layer), chosen.matrices)
             for d in variants.values():
                 d.layer(layer, w)
             progress(f"decoder layer {layer + 1} of {shape.layers}")
-        if shape.tied:
-            dims = (shape.vocab, shape.hidden)
-            head = external_tensor("head", EMBEDDING, TensorProto.FLOAT, dims, start, embedding.nbytes)
-        else:
-            head = weights.add("head", checkpoint.tensor("text.lm_head.weight", (shape.vocab, shape.hidden)))
+        head: Stored | Table = table
+        if not shape.tied:
+            head = Stored.of(chosen.table, checkpoint.tensor("text.lm_head.weight", (shape.vocab, shape.hidden)))
         final_norm = checkpoint.tensor("text.norm.weight", (shape.hidden,))
         for variant, d in variants.items():
             d.logits(final_norm, head)
             d.graph.save(folder / GRAPHS[variant])
-    return {variant: GRAPHS[variant] for variant in variants}
+    return DecoderFiles({variant: GRAPHS[variant] for variant in variants}, table.files)
+
+
+def _stored(w: LayerWeights[Float32], layout: Layout) -> LayerWeights[Stored]:
+    """The layer with its matrices rounded, once for all graphs."""
+    matrices: Any = {name: Stored.of(layout, getattr(w, name)) for name in MATRICES}
+    rounded: Any = replace(w, **matrices)
+    stored: LayerWeights[Stored] = rounded
+    return stored
 
 
 def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:

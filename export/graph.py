@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +15,7 @@ OPSET = 18
 IR_VERSION = 10  # what ONNX Runtime 1.22 reads
 ALIGNMENT = 64
 CONTRIB = "com.microsoft"
+_AS_THEY_ARE = (np.float16, np.uint8)
 
 
 def external_tensor(name: str, file: str, dtype: int, shape: Sequence[int], offset: int, length: int) -> TensorProto:
@@ -25,18 +26,32 @@ def external_tensor(name: str, file: str, dtype: int, shape: Sequence[int], offs
     return tensor
 
 
-def save_array(path: Path, array: NDArray[np.float32]) -> int:
+def tensor_type(dtype: np.dtype) -> int:
+    """ONNX's name of a numpy dtype."""
+    kind: int = helper.np_dtype_to_tensor_dtype(dtype)
+    return kind
+
+
+def save_array(path: Path, array: NDArray[Any]) -> int:
     """Write ``array`` as an .npy file; returns where its bytes start. (``np.save`` does not say that a disk is full.)"""
+    return save_slices(path, len(array), [array])
+
+
+def save_slices(path: Path, length: int, slices: Iterable[NDArray[Any]]) -> int:
+    """Write arrays that follow one another on the first axis, ``length`` in all, as one .npy file; returns where they start."""
     with path.open("wb") as stream:
-        header = np.lib.format.header_data_from_array_1_0(array)
-        np.lib.format.write_array_header_1_0(stream, header)
-        start = stream.tell()
-        stream.write(np.ascontiguousarray(array).data)
+        start = 0
+        for array in slices:
+            if not start:
+                header = np.lib.format.header_data_from_array_1_0(array) | {"shape": (length, *array.shape[1:])}
+                np.lib.format.write_array_header_1_0(stream, header)
+                start = stream.tell()
+            stream.write(np.ascontiguousarray(array).data)
     return start
 
 
 class WeightsFile:
-    """Float32 tensors one after another, 64-byte aligned, written as they come: one in memory at a time.
+    """Tensors one after another, 64-byte aligned, written as they come: one in memory at a time.
 
     Graphs that share the file share its tensors: a name is written once.
     """
@@ -47,17 +62,20 @@ class WeightsFile:
         self._written: dict[str, TensorProto] = {}
 
     def add(self, name: str, array: NDArray[Any]) -> TensorProto:
-        """The initializer that refers to ``array`` as float32, appended to the file the first time that ``name`` comes."""
+        """The initializer that refers to ``array``, appended to the file the first time that ``name`` comes.
+
+        float16 and uint8 are stored as they are, everything else as float32.
+        """
         if name not in self._written:
             self._written[name] = self._append(name, array)
         return self._written[name]
 
     def _append(self, name: str, array: NDArray[Any]) -> TensorProto:
-        data = np.ascontiguousarray(array, np.float32)
+        data = np.ascontiguousarray(array, array.dtype if array.dtype in _AS_THEY_ARE else np.float32)
         self.stream.write(b"\0" * (-self.stream.tell() % ALIGNMENT))
         offset = self.stream.tell()
         self.stream.write(data.data if data.size else b"")
-        return external_tensor(name, self.name, TensorProto.FLOAT, data.shape, offset, data.nbytes)
+        return external_tensor(name, self.name, tensor_type(data.dtype), data.shape, offset, data.nbytes)
 
 
 class GraphBuilder:
@@ -80,7 +98,7 @@ class GraphBuilder:
         return name
 
     def weight(self, name: str, array: NDArray[Any]) -> str:
-        """A float32 initializer kept in the weights file."""
+        """An initializer kept in the weights file."""
         self.initializers.append(self.weights.add(name, array))
         return name
 

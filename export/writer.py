@@ -18,6 +18,7 @@ from edgevlm.export.defaults import with_defaults
 from edgevlm.export.family import FamilyParts
 from edgevlm.export.frames import frame_preparation
 from edgevlm.export.graph import save_array
+from edgevlm.export.precisions import DEFAULT_PRECISION, load_precision
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, Progress, hash_file, seal_manifest
 from edgevlm.runtime.publish import check_target, published
 
@@ -33,8 +34,10 @@ def write_bundle(
     force: bool,
     st_spattn_from: int | None = None,
     camera: tuple[int, int] = CAMERA,
+    precision: str = DEFAULT_PRECISION,
 ) -> Path:
     """See :func:`edgevlm.export.export_checkpoint`."""
+    load_precision(precision)
     checkpoint = Checkpoint(source)
     model_type = str(checkpoint.config.get("model_type"))
     if model_type not in families:
@@ -54,7 +57,7 @@ def write_bundle(
         progress("tracing the vision tower")
         tokens, _ = vision.write_vision(parts.vision, folder)
         sparse = not (parts.before or parts.after)
-        graphs = decoder.write_decoder(checkpoint, backbone, shape, folder, progress, st_spattn_from, sparse)
+        made = decoder.write_decoder(checkpoint, backbone, shape, folder, progress, st_spattn_from, sparse, precision)
         (folder / talk["tokenizer"]).write_text(tokenizer, encoding="utf-8")
         if parts.closing is not None:
             save_array(folder / CLOSING, parts.closing)
@@ -64,7 +67,7 @@ def write_bundle(
             "edgevlm": __version__,
             "family": model_type,
             "source": checkpoint.name,
-            "decoder": _decoder_section(checkpoint, shape, graphs),
+            "decoder": _decoder_section(checkpoint, shape, made) | {"precision": precision},
             "vision": {
                 "graph": vision.GRAPH,
                 **frames,
@@ -113,7 +116,7 @@ def _decoder_shape(checkpoint: Checkpoint) -> tuple[Backbone, DecoderShape]:
         raise UserError(f"{checkpoint.folder / 'config.json'}: text_config is incomplete ({error!r})") from None
 
 
-def _decoder_section(checkpoint: Checkpoint, shape: DecoderShape, graphs: dict[str, str]) -> dict[str, Any]:
+def _decoder_section(checkpoint: Checkpoint, shape: DecoderShape, made: decoder.DecoderFiles) -> dict[str, Any]:
     text = checkpoint.section("text_config")
     trained = checkpoint.config.get("edgevlm_trained_length", text.get("edgevlm_trained_length", shape.model_limit))
     return {
@@ -128,8 +131,9 @@ def _decoder_section(checkpoint: Checkpoint, shape: DecoderShape, graphs: dict[s
         "inv_freq": shape.inv_freq(),
         "model_limit": shape.model_limit,
         "trained_length": int(trained),
-        "graphs": graphs,
-        "embedding": decoder.EMBEDDING,
+        "graphs": made.graphs,
+        "embedding": made.embedding[0],
+        "embedding_scales": made.embedding[1] if made.embedding[1:] else None,
         "rope_sections": None if shape.sections is None else list(shape.sections),
         "rope_interleaved": shape.interleaved,
         "deepstack": shape.deepstack,

@@ -58,10 +58,12 @@ class DecoderSpec:
     model_limit: int  # positions the checkpoint's configuration allows
     trained_length: int  # positions it was trained to; the session's limit is the smaller of the two
     graphs: Mapping[str, str]  # variant -> file; "whole" is always there
-    embedding: str  # .npy file, float32 [vocab, hidden]
+    embedding: str  # .npy file, float32 or float16 [vocab, hidden]; with scales, codes uint8 [vocab, B, size]
     rope_sections: tuple[int, ...] | None = None  # rotary pairs that turn by frame, row, column (M-RoPE); null for 1-D
     rope_interleaved: bool = False  # the three take turns (Qwen3-VL) instead of standing one after the other
     deepstack: int = 0  # first layers after which a vision row's further features are added to it
+    precision: str = "fp32"  # of the weights; see docs/models.md
+    embedding_scales: str | None = None  # .npy file, float32 [vocab, B]: an embedding is (code - 128) * its block's scale
 
     @property
     def axes(self) -> int:
@@ -167,6 +169,7 @@ class Bundle:
         for name in (
             *bundle.decoder.graphs.values(),
             bundle.decoder.embedding,
+            *filter(None, [bundle.decoder.embedding_scales]),
             bundle.vision.graph,
             bundle.chat.tokenizer,
         ):

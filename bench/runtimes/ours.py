@@ -21,7 +21,8 @@ class Ours:
 
     def __init__(self, model: TextModel, precision: str, threads: int, capacity: int) -> None:
         self._folder = TemporaryDirectory(prefix="edgevlm-bench-")
-        bundle = decoder_bundle(Path(self._folder.name), model.tensors, model.shape, model.backbone)
+        folder = Path(self._folder.name)
+        bundle = decoder_bundle(folder, model.tensors, model.shape, model.backbone, precision=precision)
         self._engine = load_engine("onnxruntime-cpu", bundle, threads=threads)
         self._inv_freq, shape = bundle.inv_freq, model.shape
         memory = (1, shape.kv_heads, capacity, shape.head_dim)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint, nearest
+from edgevlm.export.precisions import Stored
 
 Float32 = NDArray[np.float32]
+Matrix = TypeVar("Matrix", Float32, Stored)
 
 # text_config.model_type -> module with ``shape`` and ``layer``
 TEXT_BACKBONES: dict[str, str] = {
@@ -76,20 +78,23 @@ class DecoderShape:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer, as the checkpoint has it: matrices ``[out, in]``, q, k, v stacked in one and gate, up in another."""
+class LayerWeights(Generic[Matrix]):
+    """One layer: matrices ``[out, in]``, q, k, v stacked in one and gate, up in another.
+
+    Matrices are numbers as the checkpoint has them, or stored as a precision has it.
+    """
 
     input_norm: Float32  # (hidden,)
-    qkv: Float32  # ((heads + 2 kv_heads) head_dim, hidden)
+    qkv: Matrix  # ((heads + 2 kv_heads) head_dim, hidden)
     qkv_bias: Float32 | None  # ((heads + 2 kv_heads) head_dim,)
     query_norm: Float32 | None  # (head_dim,)
     key_norm: Float32 | None  # (head_dim,)
-    output: Float32  # (hidden, heads head_dim)
+    output: Matrix  # (hidden, heads head_dim)
     output_bias: Float32 | None  # (hidden,)
     mlp_norm: Float32  # (hidden,)
-    gate_up: Float32  # (2 intermediate, hidden)
+    gate_up: Matrix  # (2 intermediate, hidden)
     gate_up_bias: Float32 | None  # (2 intermediate,)
-    down: Float32  # (hidden, intermediate)
+    down: Matrix  # (hidden, intermediate)
     down_bias: Float32 | None  # (hidden,)
 
 
@@ -100,7 +105,7 @@ class Backbone(Protocol):
         """The sizes in ``text_config``; raises UserError for what the graph cannot express."""
         ...
 
-    def layer(self, checkpoint: Checkpoint, shape: DecoderShape, layer: int) -> LayerWeights:
+    def layer(self, checkpoint: Checkpoint, shape: DecoderShape, layer: int) -> LayerWeights[Float32]:
         """Layer ``layer``'s weights."""
         ...
 

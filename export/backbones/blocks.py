@@ -38,7 +38,7 @@ def plain_shape(config: dict[str, Any], tied: bool, **extra: Any) -> DecoderShap
     )
 
 
-def plain_layer(checkpoint: Checkpoint, s: DecoderShape, layer: int, biases: tuple[str, ...]) -> LayerWeights:
+def plain_layer(checkpoint: Checkpoint, s: DecoderShape, layer: int, biases: tuple[str, ...]) -> LayerWeights[Float32]:
     """Layer ``layer``'s weights; ``biases`` are the parts that have one, of ``q k v o gate up down``."""
     attention, mlp = f"text.layers.{layer}.self_attn", f"text.layers.{layer}.mlp"
     sizes = {"q": (s.heads * s.head_dim, s.hidden), "k": (s.kv_size, s.hidden), "v": (s.kv_size, s.hidden)}

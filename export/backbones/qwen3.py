@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgevlm.export.backbones import DecoderShape, LayerWeights
+from edgevlm.export.backbones import DecoderShape, Float32, LayerWeights
 from edgevlm.export.backbones.blocks import plain_layer, plain_shape
 from edgevlm.export.checkpoint import Checkpoint
 
@@ -15,6 +15,6 @@ def shape(config: dict[str, Any], tied: bool) -> DecoderShape:
     return plain_shape({"head_dim": 128, **config}, tied, head_norms=True, biases=biases)
 
 
-def layer(checkpoint: Checkpoint, shape: DecoderShape, layer: int) -> LayerWeights:
+def layer(checkpoint: Checkpoint, shape: DecoderShape, layer: int) -> LayerWeights[Float32]:
     """See :class:`edgevlm.export.backbones.Backbone`."""
     return plain_layer(checkpoint, shape, layer, shape.biases)

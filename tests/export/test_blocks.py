@@ -1,0 +1,120 @@
+"""MatMulNBits as we store it against float64: any width, any block, with and without zero points, exact and rounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto
+from reference_blocks import matrices, rounded_rows
+
+from edgevlm.errors import UserError
+from edgevlm.export.graph import GraphBuilder, WeightsFile
+from edgevlm.export.precisions import PRECISIONS, Layout, Stored, load_precision
+from edgevlm.export.precisions.blocks import Blocks, round_to_blocks
+from edgevlm.export.precisions.dense import Dense, DenseRows
+
+LAYOUTS = [
+    Blocks(4),
+    Blocks(4, with_zeros=True),
+    Blocks(4, 16, with_zeros=True),
+    Blocks(4, 128),
+    Blocks(8),
+    Blocks(8, 64, with_zeros=True),
+]
+WIDTHS = (32, 40, 100, 128, 300)  # of which two are no multiple of a block
+
+
+def product(folder: Path, layout: Layout, weight: np.ndarray, x: np.ndarray, prepack: bool = True) -> np.ndarray:
+    """What ONNX Runtime makes of ``x [S, K]`` and a stored weight, ``[S, N]``."""
+    with (folder / "w").open("wb") as stream:
+        g = GraphBuilder("product", WeightsFile(stream, "w"))
+        g.input("x", TensorProto.FLOAT, ["S", weight.shape[1]])
+        g.output(Stored.of(layout, weight).multiply(g, "y", "x"), TensorProto.FLOAT, ["S", weight.shape[0]])
+    g.save(folder / "g.onnx")
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.disable_prepacking", "0" if prepack else "1")
+    session = ort.InferenceSession(str(folder / "g.onnx"), options, ["CPUExecutionProvider"])
+    found: np.ndarray = session.run(None, {"x": x})[0]
+    return found
+
+
+def random(rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    found: np.ndarray = np.random.default_rng([seed, rows, columns]).standard_normal((rows, columns)).astype(np.float32)
+    return found
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_the_product_is_that_of_the_stored_numbers(tmp_path: Path, layout: Blocks, width: int) -> None:
+    weight, x = random(12, width), random(5, width, 1)
+    exact = Blocks(layout.bits, layout.size, layout.with_zeros, level=0)
+    found = product(tmp_path, exact, weight, x)
+    stored = matrices(tmp_path, "g.onnx")["y"]
+    assert stored.shape == weight.shape
+    np.testing.assert_allclose(found, x @ stored.T, atol=2e-5 * np.sqrt(width))
+
+    rounded = product(tmp_path, layout, weight, x)
+    np.testing.assert_allclose(rounded, rounded_rows(x, layout.size) @ stored.T, atol=2e-5 * np.sqrt(width))
+    assert np.abs(rounded - found).max() > 1e-3  # so that the levels do differ
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rounding_is_to_the_nearest_code(bits: int) -> None:
+    weight = random(7, 96)
+    for with_zeros in (False, True):
+        codes, scales, zeros = round_to_blocks(weight, bits, 32, with_zeros)
+        zero = (1 << (bits - 1)) if zeros is None else zeros[..., None].astype(int)
+        error = np.abs((codes.astype(int) - zero) * scales[..., None] - weight.reshape(7, 3, 32)) / np.abs(scales[..., None])
+        clipped = codes == (1 << bits) - 1
+        assert error[~clipped].max() <= 0.5 + 1e-3
+        assert error.max() <= 1 + 1e-3
+
+
+def test_a_block_of_zeros_stays_zero(tmp_path: Path) -> None:
+    weight = random(4, 64)
+    weight[:, 32:] = 0
+    weight[2] = 0
+    for layout in (Blocks(4), Blocks(4, with_zeros=True), Blocks(8)):
+        product(tmp_path, layout, weight, random(1, 64))
+        stored = matrices(tmp_path, "g.onnx")["y"]
+        assert not stored[:, 32:].any()
+        assert not stored[2].any()
+
+
+@pytest.mark.parametrize("layout", [Dense(np.float16), DenseRows(np.float16)], ids=str)
+def test_float16_is_stored_rounded_and_computed_in_float32(tmp_path: Path, layout: Layout) -> None:
+    weight, x = random(12, 100), random(5, 100, 1)
+    found = product(tmp_path, layout, weight, x)
+    stored = weight.astype(np.float16).astype(np.float64)
+    np.testing.assert_allclose(found, x @ stored.T, atol=1e-4)
+    assert np.abs(found - x @ weight.T).max() > 1e-4
+    assert (tmp_path / "w").stat().st_size == 2 * weight.size
+
+
+def test_what_float16_cannot_hold_is_refused() -> None:
+    with pytest.raises(UserError, match="does not fit in fp16; export with --precision fp32"):
+        Dense(np.float16).parts(np.full((2, 2), 1e6, np.float32))
+
+
+def test_a_session_that_does_not_prepack_ignores_the_level(tmp_path: Path) -> None:
+    """Why the engine lets every graph of a bundle pack its whole numbers: else two of them would not agree."""
+    weight, x = random(48, 128), random(3, 128, 1)
+    packed, exact = product(tmp_path, Blocks(4), weight, x), product(tmp_path, Blocks(4, level=0), weight, x)
+    unpacked = product(tmp_path, Blocks(4), weight, x, prepack=False)
+    assert np.abs(unpacked - exact).max() < 1e-4
+    assert np.abs(unpacked - packed).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_every_precision_is_a_module(name: str) -> None:
+    assert load_precision(name).matrices is not None
+
+
+def test_an_unknown_precision_names_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"--precision 'int-4' is not known; the nearest known is 'int4'"):
+        load_precision("int-4")
+    with pytest.raises(UserError, match=r"known are 'fp16', 'fp32', 'int4', 'int4-zp', 'int8'"):
+        load_precision("q")

@@ -1,0 +1,148 @@
+"""Every graph of a bundle in each precision is the float32 graph over the numbers that the bundle stores."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from checkpoints import make_checkpoint
+from more_checkpoints import FRAME, make_more
+from reference_blocks import matrices
+from runner import Runner
+
+from edgevlm.engines.base import FramePattern
+from edgevlm.errors import UserError
+from edgevlm.export import export_checkpoint, precisions
+from edgevlm.export.precisions.blocks import Blocks
+from edgevlm.runtime.bundle import MANIFEST, hash_file, seal_manifest
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tied": {"family": "llava_onevision", "layers": 2, "heads": 7, "kv_heads": 1, "head_dim": 16, "tied": True, "side": 4},
+    "biased": {
+        "family": "llava", "tower": "clip", "backbone": "llama", "biases": True, "layers": 2, "heads": 7, "kv_heads": 7,
+        "hidden": 112, "head_dim": 16, "intermediate": 100, "side": 3,
+    },
+    "deepstack": {"family": "qwen3_vl", "hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 24},
+}  # fmt: skip
+CASES = [("fp16", "tied"), ("int8", "biased"), ("int4", "tied"), ("int4-zp", "biased"), ("int4", "deepstack"), ("int8", "tied")]
+PREFIX, QUESTION = 5, 4
+
+
+def checkpoint_of(which: str, folder: Path) -> Path:
+    shape = dict(SHAPES[which])
+    family = shape.pop("family")
+    return (make_more if family == "qwen3_vl" else make_checkpoint)(folder, family, **shape)
+
+
+def exact(precision: str, monkeypatch: Any) -> None:
+    """Let the precision compute in float32, so that what it stores is all that it changes."""
+    chosen = precisions.load_precision(precision)
+
+    def of_level_0(layout: Any) -> Any:
+        return replace(layout, level=0) if isinstance(layout, Blocks) else layout
+
+    made = precisions.Precision(of_level_0(chosen.matrices), of_level_0(chosen.table))
+    monkeypatch.setattr(f"{precisions.PRECISIONS[precision]}.PRECISION", made)
+
+
+def with_stored_numbers(plain: Path, rounded: Path, out: Path) -> Path:
+    """A copy of the float32 bundle ``plain`` whose matrices are those that ``rounded`` stores."""
+    shutil.copytree(plain, out)
+    manifest = json.loads((out / MANIFEST).read_bytes())
+    for graph in manifest["decoder"]["graphs"].values():
+        model = onnx.load(out / graph, load_external_data=False).graph
+        places = {t.name: {e.key: e.value for e in t.external_data} for t in model.initializer}
+        for name, matrix in matrices(rounded, graph).items():
+            node = next(node for node in model.node if node.output[0] == name)
+            place = places[node.input[1]]
+            with (out / place["location"]).open("r+b") as stream:
+                stream.seek(int(place["offset"]))
+                stream.write(np.ascontiguousarray(matrix.T if node.op_type == "MatMul" else matrix, np.float32).data)
+    for name in manifest["files"]:
+        record = hash_file(out / name)
+        manifest["files"][name] = {"bytes": record.bytes, "sha256": record.sha256}
+    (out / MANIFEST).write_bytes(seal_manifest(manifest))
+    return out
+
+
+def frames_and_a_question(runner: Runner) -> np.ndarray:
+    """Logits and probes of one course through the graphs: prefix and frame 0, two frames, text row by row, projections."""
+    spec, p = runner.bundle.decoder, runner.bundle.vision.tokens_per_frame
+    rng = np.random.default_rng(5)
+
+    def rows(count: int, width: int) -> np.ndarray:
+        return (rng.standard_normal((count, width)) * 0.3).astype(np.float32)
+
+    logits = [runner.step(rows(PREFIX + p, spec.hidden), range(PREFIX + p)).logits]
+    for frame in (1, 2):
+        pattern, decoder = None, None
+        if "st-spattn" in spec.graphs:
+            previous = np.full((spec.layers, spec.kv_heads, p), -1, np.int64)
+            previous += (frame - 1) * (PREFIX + p + 1 + np.arange(p))
+            pattern, decoder = FramePattern(PREFIX + p, previous), runner.engine.bind(runner.buffers, variant="st-spattn")
+        logits.append(runner.step(rows(p, spec.row_width), range(p), decoder, pattern).logits)
+    logits += [runner.step(rows(1, spec.hidden)).logits for _ in range(QUESTION)]
+    embeds = rows(3, spec.hidden)
+    raw = runner.engine.project(embeds, *runner.tables(np.array([3, 4, 9], np.int32)))
+    scale = float(np.concatenate(logits).std())
+    parts = [np.concatenate(logits) / scale, *raw[0], *raw[1]]
+    return np.concatenate([part.reshape(-1) for part in parts])
+
+
+@pytest.mark.parametrize(("precision", "which"), CASES)
+def test_every_graph_computes_with_the_stored_numbers(tmp_path: Path, monkeypatch: Any, precision: str, which: str) -> None:
+    checkpoint = checkpoint_of(which, tmp_path / "checkpoint")
+    plain = export_checkpoint(checkpoint, tmp_path / "plain", camera=FRAME)
+    exact(precision, monkeypatch)
+    rounded = export_checkpoint(checkpoint, tmp_path / "rounded", camera=FRAME, precision=precision)
+    wanted = Runner(with_stored_numbers(plain, rounded, tmp_path / "wanted"), 128)
+    runner = Runner(rounded, 128)
+    assert runner.bundle.decoder.precision == precision
+    assert Runner(plain).bundle.decoder.precision == "fp32"
+    found, expected = frames_and_a_question(runner), frames_and_a_question(wanted)
+    error, change = (np.abs(x - expected).max() for x in (found, frames_and_a_question(Runner(plain, 128))))
+    print(f"{precision} {which}: {error:.1e} from the stored numbers, which are {change:.1e} from the checkpoint's")
+    assert error < 1e-3
+    assert change > 10 * error
+
+    ids = np.arange(0, runner.bundle.decoder.vocab, 7)
+    table = matrices(rounded, runner.bundle.decoder.graphs["whole"])["head"]
+    tied = SHAPES[which].get("tied")
+    if tied:
+        np.testing.assert_allclose(runner.engine.embed(ids), table[ids], rtol=1e-6)
+    bits = {"fp16": 2e-3, "int8": 2e-2, "int4": 2e-2, "int4-zp": 2e-2}[precision]
+    assert np.abs(runner.engine.embed(ids) - wanted.engine.embed(ids)).max() <= (0 if tied else bits) + 1e-6
+
+
+def test_rounding_of_activations_is_small_and_there(tmp_path: Path, monkeypatch: Any) -> None:
+    checkpoint = checkpoint_of("tied", tmp_path / "checkpoint")
+    rounding = export_checkpoint(checkpoint, tmp_path / "rounding", precision="int8")
+    exact("int8", monkeypatch)
+    plain = export_checkpoint(checkpoint, tmp_path / "plain", precision="int8")
+    difference = np.abs(frames_and_a_question(Runner(rounding, 128)) - frames_and_a_question(Runner(plain, 128))).max()
+    assert 1e-3 < difference < 0.3
+
+
+def test_a_tied_embedding_is_stored_once_and_every_bundle_is_smaller(tmp_path: Path) -> None:
+    checkpoint = checkpoint_of("tied", tmp_path / "checkpoint")
+    sizes = {}
+    for precision in precisions.PRECISIONS:
+        bundle = export_checkpoint(checkpoint, tmp_path / precision, precision=precision)
+        sizes[precision] = sum(path.stat().st_size for path in bundle.glob("decoder.weights"))
+        vocab, hidden = Runner(bundle).bundle.decoder.vocab, 96
+        each = {"fp32": 4, "fp16": 2}.get(precision, 1)
+        assert (bundle / "embedding.npy").stat().st_size == each * vocab * hidden + 128
+        assert (bundle / "embedding-scales.npy").exists() == precision.startswith("int")
+    assert sizes["int4"] < sizes["int4-zp"] < sizes["int8"] < sizes["fp16"] < sizes["fp32"]
+
+
+def test_an_unknown_precision_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--precision 'int3' is not known; the nearest known is 'int[48]'"):
+        export_checkpoint(checkpoint_of("tied", tmp_path / "checkpoint"), tmp_path / "out", precision="int3")
+    assert not (tmp_path / "out").exists()
