@@ -211,6 +211,7 @@ def export(
     precision: Annotated[
         str, typer.Option(metavar="fp32|fp16|int8|int4|int4-zp", help="Of the decoder's weights; int4-zp: with zero points.")
     ] = "fp32",
+    vision_precision: Annotated[str, typer.Option(metavar="fp32|int8", help="Of the vision tower's linears.")] = "fp32",
 ) -> None:
     """Turn a checkpoint into a bundle that edgevlm runs: ONNX graphs, weights, tokenizer, manifest."""
     from rich.console import Console
@@ -220,7 +221,7 @@ def export(
     with Console(stderr=True).status("reading the checkpoint") as status:
         path = export_checkpoint(
             checkpoint, out, progress=status.update, force=force, st_spattn_from=st_spattn, camera=_pixels(frame_size),
-            precision=precision,
+            precision=precision, vision_precision=vision_precision,
         )  # fmt: skip
     typer.echo(str(path))
 

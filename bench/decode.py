@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from edgevlm.bench.rounds import figures, ratio
 from edgevlm.bench.runtimes import OURS, check_runtimes
-from edgevlm.bench.runtimes.rounds import Result, Work, measure
+from edgevlm.bench.runtimes.measure import Result, Work, measure
 from edgevlm.bench.runtimes.text_model import open_text_model
 from edgevlm.errors import UserError
 from edgevlm.export.precisions import load_precision
@@ -42,10 +43,10 @@ def decode(
     for precision in precisions:
         for result in measure(text, against, precision, works, threads, rounds, progress):
             results.append(result)
-            yield {**_place(result, threads), **result.figures("token")}
+            yield {**_place(result, threads), **figures("token", result.took)}
     for result in results:
         if result.runtime != OURS:
-            yield {**_place(result, threads), "runtime": OURS, "against": result.runtime, **result.ratio()}
+            yield {**_place(result, threads), "runtime": OURS, "against": result.runtime, **ratio(result.ours, result.took)}
 
 
 def _place(result: Result, threads: int) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from edgevlm.bench.rounds import figures, ratio
 from edgevlm.bench.runtimes import OURS, check_runtimes
-from edgevlm.bench.runtimes.rounds import Result, Work, measure
+from edgevlm.bench.runtimes.measure import Result, Work, measure
 from edgevlm.bench.runtimes.text_model import open_text_model
 from edgevlm.runtime.bundle import Progress
 
@@ -39,10 +40,10 @@ def prefill(
         for result in measure(open_text_model(name), against, "fp32", works, threads, rounds, progress):
             place = _place(name, p, result, threads)
             results.append((place, result))
-            yield {**place, **result.figures("frame")}
+            yield {**place, **figures("frame", result.took)}
     for place, result in results:
         if result.runtime != OURS:
-            yield {**place, "runtime": OURS, "against": result.runtime, **result.ratio()}
+            yield {**place, "runtime": OURS, "against": result.runtime, **ratio(result.ours, result.took)}
 
 
 def _place(model: str, tokens_per_frame: int, result: Result, threads: int) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def export_checkpoint(
     st_spattn_from: int | None = None,
     camera: tuple[int, int] = (480, 640),
     precision: str = "fp32",
+    vision_precision: str = "fp32",
 ) -> Path:
     """Write the bundle of a Hugging Face checkpoint folder to ``out_dir`` and return its path.
 
@@ -44,12 +45,15 @@ def export_checkpoint(
     ``camera``: (height, width) of the frames to be watched; families that keep a frame's aspect are made for a grid of that
     shape, to which other frames are stretched.
     ``precision``: of the decoder's weights, one of :data:`edgevlm.export.precisions.PRECISIONS`.
+    ``vision_precision``: of the vision tower's linears, fp32 or int8.
     Raises UserError, one line, for a checkpoint that is damaged or of an unknown kind and for a disk that is full.
     """
     folder, told = checkpoint_folder(checkpoint_dir), progress or (lambda _: None)
     try:  # torch and transformers take seconds to import, and parts of them come later than the writer
         writer: Any = import_module("edgevlm.export.writer")
-        path: Path = writer.write_bundle(folder, Path(out_dir), FAMILIES, told, force, st_spattn_from, camera, precision)
+        path: Path = writer.write_bundle(
+            folder, Path(out_dir), FAMILIES, told, force, st_spattn_from, camera, precision, vision_precision
+        )
     except MemoryError:
         raise UserError(f"{folder}: does not fit in the free memory while it is exported; end other programs") from None
     except ModuleNotFoundError as error:

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.graph import OPSET
 
 GRAPH, WEIGHTS = "vision.onnx", "vision.weights"
+PRECISIONS = ("fp32", "int8")
 
 
 class VisionFeatures(nn.Module):
@@ -37,12 +39,15 @@ def load_weights(module: nn.Module, checkpoint: Checkpoint, prefix: str) -> None
     module.load_state_dict(state, assign=True)
 
 
-def write_vision(module: VisionFeatures, folder: Path) -> tuple[int, int]:
+def write_vision(module: VisionFeatures, folder: Path, precision: str = "fp32") -> tuple[int, int]:
     """Trace ``module`` for any number of frame groups into ``vision.onnx`` and ``vision.weights``.
 
-    Returns ``(tokens per group, width)``. Source paths and stack traces that the tracer records are left out.
+    precision: of its linears, one of PRECISIONS. Returns ``(tokens per group, width)``. Source paths and stack traces that the
+    tracer records are left out.
     """
     import onnx_ir
+
+    from edgevlm.export.vision_int8 import round_linears
 
     example = torch.zeros(2, 3 * module.group, *module.size)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), _quiet("torch.onnx", "onnxscript"):
@@ -65,11 +70,19 @@ def write_vision(module: VisionFeatures, folder: Path) -> tuple[int, int]:
     for node in model.graph.all_nodes():
         for value in node.outputs:
             value.metadata_props.clear()
+    if precision == "int8":
+        round_linears(model)
     model.producer_name, model.producer_version = "edgevlm", None
     onnx_ir.save(model, folder / GRAPH, external_data=WEIGHTS, alignment=64, align_threshold=0)
     shape = model.graph.outputs[0].shape
     assert shape is not None
     return int(shape[1]), int(shape[2])
+
+
+def check_precision(name: str) -> None:
+    """Raises UserError for a precision that vision towers do not have."""
+    if name not in PRECISIONS:
+        raise UserError(f"--vision-precision {name!r} is not known; there is {' and '.join(PRECISIONS)}")
 
 
 @contextlib.contextmanager

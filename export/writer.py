@@ -35,9 +35,11 @@ def write_bundle(
     st_spattn_from: int | None = None,
     camera: tuple[int, int] = CAMERA,
     precision: str = DEFAULT_PRECISION,
+    vision_precision: str = "fp32",
 ) -> Path:
     """See :func:`edgevlm.export.export_checkpoint`."""
     load_precision(precision)
+    vision.check_precision(vision_precision)
     checkpoint = Checkpoint(source)
     model_type = str(checkpoint.config.get("model_type"))
     if model_type not in families:
@@ -47,7 +49,7 @@ def write_bundle(
     decoder.first_sparse_layer(shape, st_spattn_from)
     check_target(out_dir, force)
     progress("reading the vision tower")
-    parts = _family_parts(checkpoint, families[model_type], camera)
+    parts = family_parts(checkpoint, families[model_type], camera)
     shape = _with_parts(shape, parts)
     talk, tokenizer = chat(checkpoint, parts, shape.vocab)
     frames = frame_preparation(checkpoint, parts.processors, parts.vision.size, is_sized=parts.is_sized)
@@ -55,7 +57,7 @@ def write_bundle(
         frames["fit"] = "longest"
     with published(out_dir, force=force) as folder:
         progress("tracing the vision tower")
-        tokens, _ = vision.write_vision(parts.vision, folder)
+        tokens, _ = vision.write_vision(parts.vision, folder, vision_precision)
         sparse = not (parts.before or parts.after)
         made = decoder.write_decoder(checkpoint, backbone, shape, folder, progress, st_spattn_from, sparse, precision)
         (folder / talk["tokenizer"]).write_text(tokenizer, encoding="utf-8")
@@ -78,6 +80,7 @@ def write_bundle(
                 "positions": parts.positions,
                 "tokens_per_second": parts.tokens_per_second,
                 "longest_edge": parts.longest_edge,
+                "precision": vision_precision,
                 "before": parts.before,
                 "after": parts.after,
             },
@@ -89,7 +92,7 @@ def write_bundle(
     return out_dir
 
 
-def _family_parts(checkpoint: Checkpoint, module: str, camera: tuple[int, int]) -> FamilyParts:
+def family_parts(checkpoint: Checkpoint, module: str, camera: tuple[int, int]) -> FamilyParts:
     try:
         parts: FamilyParts = import_module(module).parts(checkpoint, camera)
     except (KeyError, TypeError, ValueError) as error:

@@ -22,7 +22,7 @@ RUNTIMES: dict[str, tuple[str, str, tuple[str, ...], str]] = {
         "edgevlm.bench.runtimes.llama_cpp",
         "LlamaCpp",
         ("fp32", "fp16", "int8", "int4"),
-        "CMAKE_ARGS=-DGGML_NATIVE=ON pip install gguf llama-cpp-python (compiles for some minutes)",
+        "CMAKE_ARGS=-DGGML_NATIVE=ON pip install gguf llama-cpp-python (it compiles for some minutes)",
     ),
     "transformers": (
         "edgevlm.bench.runtimes.torch_decoder", "TorchDecoder", ("fp32",), "pip install 'edgevlm[export]'",

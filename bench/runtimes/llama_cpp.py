@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edgevlm.bench.runtimes.gguf_file import write_gguf
 from edgevlm.bench.runtimes.text_model import TextModel
+from edgevlm.errors import UserError
 
 BATCH = 512
 _silence = lib.llama_log_callback(lambda level, text, data: None)
@@ -31,6 +32,8 @@ class LlamaCpp:
             path = Path(folder) / "model.gguf"
             write_gguf(path, model, precision)
             self._model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
+        if self._model is None:
+            raise UserError(f"llama.cpp {lib.__version__} cannot load {model.name}; leave it out of --against")
         settings = lib.llama_context_default_params()
         settings.n_ctx, settings.n_batch, settings.n_ubatch = capacity, BATCH, BATCH
         settings.n_threads = settings.n_threads_batch = threads
