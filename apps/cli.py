@@ -61,6 +61,13 @@ class Measure(str, Enum):
     AGREEMENT = "agreement"
 
 
+class Scaling(str, Enum):
+    """Of weights before they are rounded."""
+
+    NONE = "none"
+    AWQ = "awq"
+
+
 class Reindexing(str, Enum):
     """When kept positions are made dense."""
 
@@ -209,17 +216,27 @@ def export(
         ),
     ] = "640x480",
     precision: Annotated[
-        str, typer.Option(metavar="fp32|fp16|int8|int4|int4-zp", help="Of the decoder's weights; int4-zp: with zero points.")
-    ] = "fp32",
+        str | None,
+        typer.Option(
+            metavar="fp32|fp16|int8|int4|int4-zp",
+            help="Of the decoder's weights; int4-zp: with zero points.",
+            show_default="fp32; AWQ and GPTQ checkpoints as they are",
+        ),
+    ] = None,
+    scaling: Annotated[
+        Scaling, typer.Option(help="awq: whole numbers are rounded more finely where the model's activations are large.")
+    ] = Scaling.NONE,
     vision_precision: Annotated[str, typer.Option(metavar="fp32|int8", help="Of the vision tower's linears.")] = "fp32",
 ) -> None:
     """Turn a checkpoint into a bundle that edgevlm runs: ONNX graphs, weights, tokenizer, manifest."""
     from rich.console import Console
 
+    from edgevlm.bench import writing
     from edgevlm.export import export_checkpoint
 
+    command = export_checkpoint if scaling is Scaling.NONE else writing("edgevlm.apps.scaling").export_scaled
     with Console(stderr=True).status("reading the checkpoint") as status:
-        path = export_checkpoint(
+        path = command(
             checkpoint, out, progress=status.update, force=force, st_spattn_from=st_spattn, camera=_pixels(frame_size),
             precision=precision, vision_precision=vision_precision,
         )  # fmt: skip

@@ -267,8 +267,8 @@ def accuracy(
 def precision(
     model: Annotated[Path, typer.Option(metavar="CHECKPOINT", help="A checkpoint directory, as for export.")],
     precisions: Annotated[
-        str, typer.Option(metavar="NAME,...", help="As for export --precision.")
-    ] = "fp32,fp16,int8,int4,int4-zp",
+        str, typer.Option(metavar="NAME,...", help="As for export --precision; int4+awq: with --scaling awq.")
+    ] = "fp32,fp16,int8,int4,int4-zp,int4+awq",
     tokens: Annotated[int, typer.Option(help="Of text that both are made to read.", min=1, max=20000)] = 2000,
     threads: Threads = None,
     as_json: Json = False,

@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.bench.timing import timed
+from edgevlm.calib.activations import sample_activations
 from edgevlm.calib.fidelity import divergence
 from edgevlm.calib.passages import passages
 from edgevlm.engines.base import KVBuffer
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.export.precisions import load_precision
+from edgevlm.export.scaling import in_blocks
 from edgevlm.runtime.bundle import Bundle, Progress
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.positions import rope_tables
@@ -79,46 +81,63 @@ class Forward:
         embeds = self.model.engine.embed(np.asarray(ids, np.int64))
         return self._decoder.step(embeds, *tables, np.full(self._layers, past, np.int32), range(len(ids))).logits
 
-    def passage(self, ids: Sequence[int]) -> Iterator[Float32]:
-        """The logits of a passage, chunk by chunk."""
-        for start in range(0, len(ids), CHUNK):
-            yield self.logits(ids[start : start + CHUNK], start)
+    def texts(self, texts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Float32]]:
+        """The logits of texts, each by itself and chunk by chunk; before each the number of tokens that came before it."""
+        before = 0
+        for ids in texts:
+            for start in range(0, len(ids), CHUNK):
+                logits = self.logits(ids[start : start + CHUNK], start)
+                yield before, logits
+                before += len(logits)
 
 
 def run(checkpoint: Path, precisions: Sequence[str], tokens: int, threads: int | None, progress: Progress) -> Iterator[Result]:
     """Export ``checkpoint`` in float32 and in each precision, and compare them on ``tokens`` tokens of text, teacher-forced.
 
-    The text is that of :mod:`edgevlm.calib.passages`, in passages of PASSAGE tokens. The bundles are in a temporary folder, one
-    besides float32's at a time. Raises UserError for a precision that is not known and for a checkpoint that cannot be exported.
+    The text is that of :mod:`edgevlm.calib.passages`, in passages of PASSAGE tokens. Bundles, one besides float32's at a time,
+    and float32's logits are in a temporary folder. Raises UserError for a precision that is not known and for a checkpoint that
+    cannot be exported.
     """
     for name in precisions:
-        load_precision(name)
-    with TemporaryDirectory(prefix="edgevlm-bench-") as folder:
+        check_name(name)
+    with TemporaryDirectory(prefix="edgevlm-bench-") as place:
+        folder = Path(place)
         progress("exporting in fp32")
-        plain = Forward(export_checkpoint(checkpoint, Path(folder) / "fp32"), threads)
+        plain = Forward(export_checkpoint(checkpoint, folder / "fp32"), threads)
         texts = passages(tokens, min(PASSAGE, plain.model.bundle.limit), plain.model.encode, held_out=True)
-        if not texts:
-            raise UserError("--tokens must be 1 or more")
+        shape = (sum(map(len, texts)), plain.model.bundle.decoder.vocab)
+        wanted = np.memmap(folder / "logits", np.float32, "w+", shape=shape)
+        for first, logits in plain.texts(texts):
+            wanted[first : first + len(logits)] = logits
         for name in precisions:
             progress(f"measuring {name}")
-            with TemporaryDirectory(prefix="edgevlm-bench-") as place:
-                path = (
-                    Path(folder) / "fp32"
-                    if name == "fp32"
-                    else export_checkpoint(checkpoint, Path(place) / "b", precision=name)
-                )
-                other = Forward(path, threads)
-                yield compare(name, plain, other, texts)
-                other.model.close()
+            path = folder / "fp32"
+            if name != "fp32":
+                rounding, _, scaling = name.partition("+")
+                samples = sample_activations(plain.model.bundle) if scaling else None
+                path = export_checkpoint(checkpoint, folder / "other", precision=rounding, samples=samples, force=True)
+            other = Forward(path, threads)
+            yield compare(name, plain, other, texts, wanted)
+            other.model.close()
 
 
-def compare(name: str, plain: Forward, other: Forward, texts: Sequence[Sequence[int]]) -> Result:
-    """Both on the same texts, and single tokens of both in turn."""
+def check_name(name: str) -> None:
+    """Raise UserError unless ``name`` is a precision, or one of whole numbers and ``+awq``."""
+    precision, plus, scaling = name.partition("+")
+    load_precision(precision)
+    if plus:
+        in_blocks(precision)
+        if scaling != "awq":
+            raise UserError(f"--precisions {name!r}: the only scaling is awq; write {precision}+awq")
+
+
+def compare(name: str, plain: Forward, other: Forward, texts: Sequence[Sequence[int]], wanted: Float32) -> Result:
+    """``other`` on the texts beside the logits ``wanted`` of ``plain``, and single tokens of both in turn."""
     same, nats = [], []
-    for ids in texts:
-        for one, two in zip(plain.passage(ids), other.passage(ids), strict=True):
-            same.append(one.argmax(1) == two.argmax(1))
-            nats.append(divergence(one, two))
+    for first, found in other.texts(texts):
+        expected = np.asarray(wanted[first : first + len(found)])
+        same.append(expected.argmax(1) == found.argmax(1))
+        nats.append(divergence(expected, found))
     before = min(BEFORE, len(texts[-1]) - 1)
     plain.logits(texts[-1][:before])
     other.logits(texts[-1][:before])

@@ -37,7 +37,7 @@ class SeededTensors:
     """What the decoder builder asks of a checkpoint: each tensor from its own name and the seed."""
 
     def __init__(self, seed: int) -> None:
-        self.seed = seed
+        self.seed, self.config = seed, dict[str, Any]()
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """Float32 normal numbers over the square root of the last size; ones for norms."""

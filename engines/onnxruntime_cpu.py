@@ -75,10 +75,11 @@ class OnnxRuntimeCpu:
         options.log_severity_level = 4  # what goes wrong is raised
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.disable_prepacking", "0" if copies or is_integer else "1")
-        disabled = [] if copies else ["ConstantFolding"]  # it would turn float16 matrices into float32 in memory
+        if not copies and self.bundle.decoder.precision == "fp16":  # else float16 matrices become float32 in memory
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         path = self.bundle.file(name)
         try:
-            return ort.InferenceSession(str(path), options, ["CPUExecutionProvider"], disabled_optimizers=disabled)
+            return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"{path}: ONNX Runtime {ort.__version__} cannot load it ({reason}); upgrade onnxruntime") from error

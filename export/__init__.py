@@ -10,6 +10,7 @@ from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import checkpoint_folder
 
 if TYPE_CHECKING:
+    from edgevlm.export.scaling import Samples
     from edgevlm.runtime.bundle import Progress
 
 # model_type in config.json -> module with ``parts``
@@ -34,7 +35,8 @@ def export_checkpoint(
     force: bool = False,
     st_spattn_from: int | None = None,
     camera: tuple[int, int] = (480, 640),
-    precision: str = "fp32",
+    precision: str | None = None,
+    samples: Samples | None = None,
     vision_precision: str = "fp32",
 ) -> Path:
     """Write the bundle of a Hugging Face checkpoint folder to ``out_dir`` and return its path.
@@ -44,7 +46,9 @@ def export_checkpoint(
     above PureKV's CLIE layer, or a smaller model's last layer by default.
     ``camera``: (height, width) of the frames to be watched; families that keep a frame's aspect are made for a grid of that
     shape, to which other frames are stretched.
-    ``precision``: of the decoder's weights, one of :data:`edgevlm.export.precisions.PRECISIONS`.
+    ``precision``: of the decoder's weights, one of :data:`edgevlm.export.precisions.PRECISIONS`; fp32 unless
+    given, int4-zp for AWQ and GPTQ checkpoints, which are stored as they are rounded already. With ``samples``, which
+    :func:`edgevlm.calib.activations.sample_activations` takes from the fp32 bundle, they are scaled for them before rounding.
     ``vision_precision``: of the vision tower's linears, fp32 or int8.
     Raises UserError, one line, for a checkpoint that is damaged or of an unknown kind and for a disk that is full.
     """
@@ -52,7 +56,7 @@ def export_checkpoint(
     try:  # torch and transformers take seconds to import, and parts of them come later than the writer
         writer: Any = import_module("edgevlm.export.writer")
         path: Path = writer.write_bundle(
-            folder, Path(out_dir), FAMILIES, told, force, st_spattn_from, camera, precision, vision_precision
+            folder, Path(out_dir), FAMILIES, told, force, st_spattn_from, camera, precision, samples, vision_precision
         )
     except MemoryError:
         raise UserError(f"{folder}: does not fit in the free memory while it is exported; end other programs") from None

@@ -97,6 +97,27 @@ class Checkpoint:
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """The tensor of canonical ``name`` as float32, checked to have ``shape``."""
+        path, stored, tensor = self._read(name, shape)
+        if not tensor.is_floating_point() or tensor.element_size() < 2:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise UserError(
+                f"{path}: tensor {stored!r} is {kind}; give the checkpoint before quantisation, in float32 or 16 bits"
+            )
+        array: NDArray[np.float32] = tensor.float().numpy()
+        if not np.isfinite(array).all():
+            raise UserError(f"{path}: tensor {stored!r} holds NaN or infinity, so the model cannot answer; {_AGAIN}")
+        return array
+
+    def integers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.int32]:
+        """The tensor of canonical ``name``, which is int32, checked to have ``shape``."""
+        path, stored, tensor = self._read(name, shape)
+        array: NDArray[np.int32] = tensor.numpy()
+        if array.dtype != np.int32:
+            raise UserError(f"{path}: tensor {stored!r} is {array.dtype}, not int32; {_AGAIN}")
+        return array
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> tuple[Path, str, Any]:
+        """The tensor of canonical ``name`` as it is stored, checked to have ``shape``, with its file and its name there."""
         if name not in self.names:
             raise UserError(f"{self.folder}: the checkpoint has no tensor {name!r}; {_AGAIN}")
         path, stored = self.names[name]
@@ -107,15 +128,7 @@ class Checkpoint:
         if tuple(tensor.shape) != shape:
             found = tuple(tensor.shape)
             raise UserError(f"{path}: tensor {stored!r} has shape {found} where config.json means {shape}; {_AGAIN}")
-        if not tensor.is_floating_point() or tensor.element_size() < 2:
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise UserError(
-                f"{path}: tensor {stored!r} is {kind}; give the checkpoint before quantisation, in float32 or 16 bits"
-            )
-        array: NDArray[np.float32] = tensor.float().numpy()
-        if not np.isfinite(array).all():
-            raise UserError(f"{path}: tensor {stored!r} holds NaN or infinity, so the model cannot answer; {_AGAIN}")
-        return array
+        return path, stored, tensor
 
     def _index(self) -> dict[str, tuple[Path, str]]:
         index = self.json(_INDEX)

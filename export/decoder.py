@@ -32,6 +32,7 @@ from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.graph import CONTRIB, GraphBuilder, WeightsFile
 from edgevlm.export.precisions import DEFAULT_PRECISION, Float32, Layout, Stored, load_precision
 from edgevlm.export.precisions.table import Table, write_table
+from edgevlm.export.scaling import Samples, in_blocks, scaled
 from edgevlm.export.st_spattn import SparseAttention
 from edgevlm.runtime.bundle import Progress
 
@@ -232,12 +233,14 @@ def write_decoder(
     st_spattn_from: int | None = None,
     sparse: bool = True,
     precision: str = DEFAULT_PRECISION,
+    samples: Samples | None = None,
 ) -> DecoderFiles:
     """Write a graph for each of GRAPHS, ``decoder.weights`` and the embedding into ``folder``.
 
     Without ``sparse`` there is no ``st-spattn`` graph: frames of some families have text between them. ``st_spattn_from``: see
     :func:`first_sparse_layer`. A tied head is the embedding's files themselves: the graphs refer to their bytes. ``precision``:
-    of matrices, embedding and head; see :mod:`edgevlm.export.precisions`. Raises UserError for a checkpoint whose tensors are
+    of matrices, embedding and head; see :mod:`edgevlm.export.precisions`. With ``samples`` matrices are scaled for activations
+    like those; see :mod:`edgevlm.export.scaling`. Raises UserError for a checkpoint whose tensors are
     missing or of another shape and for a precision that is not known, OSError if the disk does not take them.
     """
     chosen = load_precision(precision)
@@ -252,7 +255,10 @@ def write_decoder(
         for d in variants.values():
             d.start()
         for layer in range(shape.layers):
-            w = _stored(backbone.layer(checkpoint, shape, layer), chosen.matrices)
+            read = backbone.layer(checkpoint, shape, layer)
+            if samples is not None:
+                read = scaled(read, layer, samples, in_blocks(precision))
+            w = _stored(read, chosen.matrices)
             for d in variants.values():
                 d.layer(layer, w)
             progress(f"decoder layer {layer + 1} of {shape.layers}")
@@ -266,12 +272,16 @@ def write_decoder(
     return DecoderFiles({variant: GRAPHS[variant] for variant in variants}, table.files)
 
 
-def _stored(w: LayerWeights[Float32], layout: Layout) -> LayerWeights[Stored]:
-    """The layer with its matrices rounded, once for all graphs."""
-    matrices: Any = {name: Stored.of(layout, getattr(w, name)) for name in MATRICES}
+def _stored(w: LayerWeights[Float32 | Stored], layout: Layout) -> LayerWeights[Stored]:
+    """The layer with its matrices rounded, once for all graphs, unless the checkpoint has them so."""
+
+    def stored(matrix: Float32 | Stored) -> Stored:
+        return matrix if isinstance(matrix, Stored) else Stored.of(layout, matrix)
+
+    matrices: Any = {name: stored(getattr(w, name)) for name in MATRICES}
     rounded: Any = replace(w, **matrices)
-    stored: LayerWeights[Stored] = rounded
-    return stored
+    layer: LayerWeights[Stored] = rounded
+    return layer
 
 
 def first_sparse_layer(shape: DecoderShape, wanted: int | None) -> int:

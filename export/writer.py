@@ -19,11 +19,14 @@ from edgevlm.export.family import FamilyParts
 from edgevlm.export.frames import frame_preparation
 from edgevlm.export.graph import save_array
 from edgevlm.export.precisions import DEFAULT_PRECISION, load_precision
+from edgevlm.export.prequantised import prequantised
+from edgevlm.export.scaling import Samples, in_blocks
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, Progress, hash_file, seal_manifest
 from edgevlm.runtime.publish import check_target, published
 
 CLOSING = "closing.npy"
 CAMERA = (480, 640)
+PREQUANTISED = "int4-zp"  # how AWQ and GPTQ checkpoints are stored
 
 
 def write_bundle(
@@ -34,13 +37,14 @@ def write_bundle(
     force: bool,
     st_spattn_from: int | None = None,
     camera: tuple[int, int] = CAMERA,
-    precision: str = DEFAULT_PRECISION,
+    precision: str | None = None,
+    samples: Samples | None = None,
     vision_precision: str = "fp32",
 ) -> Path:
     """See :func:`edgevlm.export.export_checkpoint`."""
-    load_precision(precision)
     vision.check_precision(vision_precision)
     checkpoint = Checkpoint(source)
+    precision = _precision(checkpoint, precision, samples)
     model_type = str(checkpoint.config.get("model_type"))
     if model_type not in families:
         where = checkpoint.folder / "config.json"
@@ -59,7 +63,7 @@ def write_bundle(
         progress("tracing the vision tower")
         tokens, _ = vision.write_vision(parts.vision, folder, vision_precision)
         sparse = not (parts.before or parts.after)
-        made = decoder.write_decoder(checkpoint, backbone, shape, folder, progress, st_spattn_from, sparse, precision)
+        made = decoder.write_decoder(checkpoint, backbone, shape, folder, progress, st_spattn_from, sparse, precision, samples)
         (folder / talk["tokenizer"]).write_text(tokenizer, encoding="utf-8")
         if parts.closing is not None:
             save_array(folder / CLOSING, parts.closing)
@@ -69,7 +73,8 @@ def write_bundle(
             "edgevlm": __version__,
             "family": model_type,
             "source": checkpoint.name,
-            "decoder": _decoder_section(checkpoint, shape, made) | {"precision": precision},
+            "decoder": _decoder_section(checkpoint, shape, made)
+            | {"precision": precision, "scaling": None if samples is None else "awq"},
             "vision": {
                 "graph": vision.GRAPH,
                 **frames,
@@ -90,6 +95,21 @@ def write_bundle(
         (folder / MANIFEST).write_bytes(seal_manifest(manifest))
         Bundle.load(folder, verify="size")
     return out_dir
+
+
+def _precision(checkpoint: Checkpoint, wanted: str | None, samples: Samples | None) -> str:
+    """The precision to store matrices in: the one wanted, or the checkpoint's own. Raises UserError for one that cannot be."""
+    packing = prequantised(checkpoint.config)
+    chosen = wanted or (DEFAULT_PRECISION if packing is None else PREQUANTISED)
+    load_precision(chosen)
+    if samples is not None:
+        in_blocks(chosen)
+    if packing is not None and (chosen != PREQUANTISED or samples is not None):
+        where = checkpoint.folder / "config.json"
+        raise UserError(
+            f"{where}: {packing.method} has rounded the checkpoint to 4 bits already; leave --precision and --scaling out"
+        )
+    return chosen
 
 
 def family_parts(checkpoint: Checkpoint, module: str, camera: tuple[int, int]) -> FamilyParts:

@@ -63,6 +63,7 @@ class DecoderSpec:
     rope_interleaved: bool = False  # the three take turns (Qwen3-VL) instead of standing one after the other
     deepstack: int = 0  # first layers after which a vision row's further features are added to it
     precision: str = "fp32"  # of the weights; see docs/models.md
+    scaling: str | None = None  # "awq" where matrices were scaled for the activations they meet before they were rounded
     embedding_scales: str | None = None  # .npy file, float32 [vocab, B]: an embedding is (code - 128) * its block's scale
 
     @property

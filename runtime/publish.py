@@ -60,6 +60,21 @@ def published(out_dir: str | Path, *, force: bool = False) -> Iterator[Path]:
         os.close(lock)
 
 
+@contextmanager
+def beside(out_dir: str | Path) -> Iterator[Path]:
+    """Yield a folder beside ``out_dir`` for what a bundle is made from; it goes at the end, a killed run's with the next."""
+    target = Path(os.path.abspath(out_dir))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
 def check_target(out_dir: str | Path, force: bool) -> None:
     """Raise UserError if a bundle must not be put at ``out_dir``; cheap, so ask before long work."""
     target = Path(os.path.abspath(out_dir))

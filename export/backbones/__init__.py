@@ -14,7 +14,7 @@ from edgevlm.export.checkpoint import Checkpoint, nearest
 from edgevlm.export.precisions import Stored
 
 Float32 = NDArray[np.float32]
-Matrix = TypeVar("Matrix", Float32, Stored)
+Matrix = TypeVar("Matrix", bound=Float32 | Stored, covariant=True)
 
 # text_config.model_type -> module with ``shape`` and ``layer``
 TEXT_BACKBONES: dict[str, str] = {
@@ -81,7 +81,7 @@ class DecoderShape:
 class LayerWeights(Generic[Matrix]):
     """One layer: matrices ``[out, in]``, q, k, v stacked in one and gate, up in another.
 
-    Matrices are numbers as the checkpoint has them, or stored as a precision has it.
+    Matrices are numbers as the checkpoint has them, or stored as a precision, or the checkpoint itself, rounds them.
     """
 
     input_norm: Float32  # (hidden,)
@@ -105,7 +105,7 @@ class Backbone(Protocol):
         """The sizes in ``text_config``; raises UserError for what the graph cannot express."""
         ...
 
-    def layer(self, checkpoint: Checkpoint, shape: DecoderShape, layer: int) -> LayerWeights[Float32]:
+    def layer(self, checkpoint: Checkpoint, shape: DecoderShape, layer: int) -> LayerWeights[Float32 | Stored]:
         """Layer ``layer``'s weights."""
         ...
 

@@ -9,6 +9,8 @@ import numpy as np
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import DecoderShape, Float32, LayerWeights, rope_of
 from edgevlm.export.checkpoint import Checkpoint
+from edgevlm.export.precisions import Stored
+from edgevlm.export.prequantised import joined, prequantised, read_packed
 
 
 def plain_shape(config: dict[str, Any], tied: bool, **extra: Any) -> DecoderShape:
@@ -38,17 +40,23 @@ def plain_shape(config: dict[str, Any], tied: bool, **extra: Any) -> DecoderShap
     )
 
 
-def plain_layer(checkpoint: Checkpoint, s: DecoderShape, layer: int, biases: tuple[str, ...]) -> LayerWeights[Float32]:
+def plain_layer(checkpoint: Checkpoint, s: DecoderShape, layer: int, biases: tuple[str, ...]) -> LayerWeights[Float32 | Stored]:
     """Layer ``layer``'s weights; ``biases`` are the parts that have one, of ``q k v o gate up down``."""
     attention, mlp = f"text.layers.{layer}.self_attn", f"text.layers.{layer}.mlp"
     sizes = {"q": (s.heads * s.head_dim, s.hidden), "k": (s.kv_size, s.hidden), "v": (s.kv_size, s.hidden)}
     sizes |= {"o": (s.hidden, s.heads * s.head_dim)}
     sizes |= {"gate": (s.intermediate, s.hidden), "up": (s.intermediate, s.hidden), "down": (s.hidden, s.intermediate)}
 
-    def stacked(*parts: str) -> tuple[Float32, Float32 | None]:
+    packing = prequantised(checkpoint.config)
+
+    def stacked(*parts: str) -> tuple[Float32 | Stored, Float32 | None]:
         places = [f"{attention if part in 'qkvo' else mlp}.{part}_proj" for part in parts]
         pairs = list(zip(places, (sizes[part] for part in parts), strict=True))
-        weight = np.concatenate([checkpoint.tensor(f"{place}.weight", size) for place, size in pairs])
+        weight: Float32 | Stored
+        if packing is not None and f"{places[0]}.qweight" in checkpoint.names:
+            weight = joined([read_packed(checkpoint, packing, place, size) for place, size in pairs])
+        else:
+            weight = np.concatenate([checkpoint.tensor(f"{place}.weight", size) for place, size in pairs])
         if parts[0] not in biases:
             return weight, None
         return weight, np.concatenate([checkpoint.tensor(f"{place}.bias", size[:1]) for place, size in pairs])

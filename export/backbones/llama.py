@@ -7,6 +7,7 @@ from typing import Any
 from edgevlm.export.backbones import DecoderShape, Float32, LayerWeights
 from edgevlm.export.backbones.blocks import plain_layer, plain_shape
 from edgevlm.export.checkpoint import Checkpoint
+from edgevlm.export.precisions import Stored
 
 
 def shape(config: dict[str, Any], tied: bool) -> DecoderShape:
@@ -15,6 +16,6 @@ def shape(config: dict[str, Any], tied: bool) -> DecoderShape:
     return plain_shape(config, tied, biases=biases + (("gate", "up", "down") if config.get("mlp_bias") else ()))
 
 
-def layer(checkpoint: Checkpoint, shape: DecoderShape, layer: int) -> LayerWeights[Float32]:
+def layer(checkpoint: Checkpoint, shape: DecoderShape, layer: int) -> LayerWeights[Float32 | Stored]:
     """See :class:`edgevlm.export.backbones.Backbone`."""
     return plain_layer(checkpoint, shape, layer, shape.biases)

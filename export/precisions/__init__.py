@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,6 @@ from numpy.typing import NDArray
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import nearest
 from edgevlm.export.graph import GraphBuilder
-
-if TYPE_CHECKING:
-    from typing import Any
 
 Float32 = NDArray[np.float32]
 Parts = Mapping[str, NDArray]

@@ -35,6 +35,13 @@ class Blocks:
         codes, scales, zeros = round_to_blocks(weight, self.bits, self.size, self.with_zeros)
         return self.packed(codes, scales, zeros)
 
+    def rounded(self, weight: Float32) -> Float32:
+        """The numbers ``[out, in]`` that are stored of a matrix."""
+        codes, scales, zeros = round_to_blocks(weight, self.bits, self.size, self.with_zeros)
+        zero = np.float32(1 << (self.bits - 1)) if zeros is None else zeros[..., None].astype(np.float32)
+        blocks = (codes - zero) * scales[..., None]
+        return blocks.reshape(len(weight), -1)[:, : weight.shape[1]]
+
     def packed(self, codes: UInt8, scales: Float32, zeros: UInt8 | None) -> Parts:
         """The parts of codes ``[out, B, size]``, scales ``[out, B]`` and zeros ``[out, B]`` or None, one number a byte."""
         parts: dict[str, NDArray] = {"codes": self._bytes(codes), "scales": scales}

@@ -72,3 +72,22 @@ def test_what_cannot_be_exported_is_one_line(tmp_path):
         done = edgevlm("export", checkpoint, "--out", tmp_path / "out")
         assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
         assert not (tmp_path / "out").exists()
+
+
+def test_a_precision_of_whole_numbers_runs_and_an_unknown_one_is_one_line(bundle):
+    checkpoint, out = bundle.parent / "checkpoint", bundle.parent / "int4"
+    done = edgevlm("export", checkpoint, "--out", out, "--precision", "int4", "--scaling", "awq")
+    assert (done.returncode, done.stdout) == (0, f"{out}\n"), done.stderr
+    assert sorted(path.name for path in out.parent.glob(".*")) == []
+    decoder = json.loads((out / "bundle.json").read_text())["decoder"]
+    assert (decoder["precision"], decoder["scaling"]) == ("int4", "awq")
+    done = edgevlm("run", "--model", out, "--frames", "12", "--ask", "how many are there now?", "--json")
+    assert done.returncode == 0, done.stderr
+    assert any(json.loads(line)["event"] == "answer" for line in done.stdout.splitlines())
+    for options, says in (
+        (["--precision", "int44"], "--precision 'int44' is not known; the nearest known is 'int4'"),
+        (["--scaling", "awq"], "--scaling awq is for whole numbers, not for fp32; give --precision int4, int4-zp or int8 too"),
+    ):
+        done = edgevlm("export", checkpoint, "--out", bundle.parent / "other", *options)
+        assert (done.returncode, done.stderr) == (2, f"edgevlm: {says}\n")
+        assert not (bundle.parent / "other").exists()

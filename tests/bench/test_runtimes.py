@@ -46,7 +46,8 @@ def test_others_decode_the_same_weights(name, backbone):
         cosine = float(ours @ theirs / np.linalg.norm(ours) / np.linalg.norm(theirs))
         assert cosine > (0.999999 if precision == "fp32" else 0.995), (precision, cosine)
         if precision == "fp32":
-            np.testing.assert_allclose(ours, theirs, atol=2e-3)
+            close = 1e-4 if name == "transformers" else 1e-2  # llama.cpp computes parts of attention in float16
+            np.testing.assert_allclose(ours, theirs, atol=close)
 
 
 def test_a_checkpoint_of_text_alone_is_read(tmp_path):

@@ -18,7 +18,7 @@ from runner import Runner
 
 from edgevlm.engines.base import FramePattern
 from edgevlm.errors import UserError
-from edgevlm.export import export_checkpoint, precisions
+from edgevlm.export import export_checkpoint, precisions, vision
 from edgevlm.export.precisions.blocks import Blocks
 from edgevlm.runtime.bundle import MANIFEST, hash_file, seal_manifest
 
@@ -38,6 +38,23 @@ def checkpoint_of(which: str, folder: Path) -> Path:
     shape = dict(SHAPES[which])
     family = shape.pop("family")
     return (make_more if family == "qwen3_vl" else make_checkpoint)(folder, family, **shape)
+
+
+@pytest.fixture(autouse=True)
+def traced_once(monkeypatch: Any, tmp_path: Path) -> None:
+    """Tracing the tower takes most of an export's time, and it is the same in every precision."""
+    trace, done = vision.write_vision, {}
+
+    def write(module: Any, folder: Path) -> Any:
+        if not done:
+            done["sizes"] = trace(module, folder)
+            for name in (vision.GRAPH, vision.WEIGHTS):
+                shutil.copy(folder / name, tmp_path / name)
+        for name in (vision.GRAPH, vision.WEIGHTS):
+            shutil.copy(tmp_path / name, folder / name)
+        return done["sizes"]
+
+    monkeypatch.setattr(vision, "write_vision", write)
 
 
 def exact(precision: str, monkeypatch: Any) -> None:

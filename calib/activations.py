@@ -1,0 +1,65 @@
+"""What a decoder's matrices are multiplied with: rows sampled from a run of the fp32 bundle over text."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.calib.passages import passages
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.positions import rope_tables
+
+Float16 = NDArray[np.float16]
+
+SITES = {"qkv": "input_norm", "gate_up": "mlp_norm", "down": "gated"}  # matrix -> what it is multiplied with
+TOKENS, LENGTH = 2048, 256  # of text, and of one passage
+ROWS = 256  # kept of each matrix
+
+
+def sample_activations(bundle: Bundle) -> dict[str, Float16]:
+    """``layer{l}.qkv``, ``layer{l}.gate_up`` and ``layer{l}.down`` to rows ``[ROWS, in]`` of their input, for every layer.
+
+    The text is that of :mod:`edgevlm.calib.passages`; rows are spread evenly over it. (The first token of a passage, on which
+    many models pile up activations hundreds of times those of others, is left out.) bundle: in fp32.
+    """
+    model = Model.load(bundle.path)
+    texts = passages(TOKENS, min(LENGTH, bundle.limit), model.encode, held_out=False)
+    session = _with_inputs_of_matrices(bundle)
+    found: dict[str, list[Float16]] = {}
+    for ids in texts:
+        embeds = model.engine.embed(np.asarray(ids, np.int64))
+        for name, rows in _run(session, bundle, embeds).items():
+            found.setdefault(name, []).append(rows[1 :: max(1, TOKENS // ROWS)].astype(np.float16))
+    model.close()
+    return {name: np.concatenate(rows) for name, rows in found.items()}
+
+
+def _with_inputs_of_matrices(bundle: Bundle) -> Any:
+    """A session of the bundle's whole graph that gives what its matrices are multiplied with, too."""
+    onnx, ort = import_module("onnx"), import_module("onnxruntime")
+    graph = onnx.load(bundle.file(bundle.decoder.graphs["whole"]), load_external_data=False)
+    for layer in range(bundle.decoder.layers):
+        for site in SITES.values():
+            graph.graph.output.add(name=f"layer{layer}.{site}")
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))
+    return ort.InferenceSession(graph.SerializeToString(), options, ["CPUExecutionProvider"])
+
+
+def _run(session: Any, bundle: Bundle, embeds: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+    """The inputs ``[S, in]`` of every layer's matrices while ``embeds [S, hidden]`` goes through an empty cache."""
+    spec, count = bundle.decoder, len(embeds)
+    rows = np.zeros((count, spec.row_width), np.float32)
+    rows[:, : spec.hidden] = embeds
+    cos, sin = rope_tables(np.arange(count, dtype=np.int32), bundle.inv_freq)
+    memory = np.zeros((1, spec.kv_heads, count, spec.head_dim), np.float32)
+    feeds: dict[str, Any] = {f"{part}{layer}": memory for part in ("key", "value") for layer in range(spec.layers)}
+    feeds |= {"inputs_embeds": rows[None], "cos": cos[None], "sin": sin[None], "logit_rows": np.arange(count)}
+    feeds["total_len"] = np.full(spec.layers, count, np.int32)
+    names = {f"layer{layer}.{matrix}": f"layer{layer}.{site}" for layer in range(spec.layers) for matrix, site in SITES.items()}
+    return {name: rows[0] for name, rows in zip(names, session.run(list(names.values()), feeds), strict=True)}

@@ -1,0 +1,118 @@
+"""Checkpoints that AWQ or GPTQ has rounded already: their codes, zeros and scales, packed anew and rounded no further.
+
+Both keep ``w[n, k] = (code - zero) * scale`` with 4 bits, a zero and a scale for each group of consecutive inputs of an output,
+eight numbers to an int32, lowest bits first:
+
+- AWQ ("gemm"): ``qweight`` ``[in, out / 8]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]``; the i-th
+  number of an int32 belongs to its output ``AWQ_ORDER[i]``.
+- GPTQ: ``qweight`` ``[in / 8, out]``, ``qzeros`` ``[in / group, out / 8]``, ``scales`` ``[in / group, out]``, ``g_idx``
+  ``[in]``, in order. The first format stores zero - 1, ``gptq_v2`` the zero itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.errors import UserError
+from edgevlm.export.checkpoint import Checkpoint
+from edgevlm.export.precisions import Stored
+from edgevlm.export.precisions.blocks import Blocks
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+GROUPS = (16, 32, 64, 128, 256)  # block sizes of MatMulNBits
+LAYOUT = Blocks(4, with_zeros=True)  # of the group's size
+_BEFORE = "give the checkpoint before quantisation"
+
+
+@dataclass(frozen=True, slots=True)
+class Prequantised:
+    """What ``quantization_config`` says. version: of GPTQ's format, 1 or 2."""
+
+    method: str  # awq | gptq
+    group: int
+    version: int = 1
+
+    @property
+    def layout(self) -> Blocks:
+        return replace(LAYOUT, size=self.group)
+
+    @property
+    def packed_on(self) -> int:
+        """The axis of ``qweight [in, out]`` that eight numbers of an int32 lie on."""
+        return 1 if self.method == "awq" else 0
+
+    def shapes(self, size: tuple[int, int]) -> dict[str, tuple[int, int]]:
+        """The tensors of a matrix ``size`` (out, in); raises UserError for sizes that eights and groups do not fill."""
+        out, width = size
+        if out % 8 or width % 8 or width % self.group:
+            raise UserError(f"config.json: a matrix of {out} x {width} is not whole groups of {self.group}; {_BEFORE}")
+        weight = (width, out // 8) if self.packed_on else (width // 8, out)
+        return {"qweight": weight, "qzeros": (width // self.group, out // 8), "scales": (width // self.group, out)}
+
+    def stored(self, qweight: NDArray[np.int32], qzeros: NDArray[np.int32], scales: NDArray[np.float32]) -> Stored:
+        """A matrix as it will be stored: the same codes, zeros and scales, each output's in a row."""
+        order = AWQ_ORDER if self.method == "awq" else tuple(range(8))
+        codes, zeros = unpacked(qweight, self.packed_on, order), unpacked(qzeros, 1, order)
+        if self.method == "gptq" and self.version == 1:
+            if (zeros == 15).any():
+                raise UserError(f"a zero point of 16 in the checkpoint does not fit in 4 bits; {_BEFORE}, or in gptq_v2")
+            zeros = zeros + np.uint8(1)
+        width, out = codes.shape
+        blocks = np.ascontiguousarray(codes.T).reshape(out, -1, self.group)
+        parts = self.layout.packed(blocks, np.ascontiguousarray(scales.T), np.ascontiguousarray(zeros.T))
+        return Stored(self.layout, parts, (out, width))
+
+
+def prequantised(config: dict[str, Any]) -> Prequantised | None:
+    """What ``config.json`` says of AWQ or GPTQ, None without. Raises UserError for kinds of them that are not read.
+
+    (Other methods are left to the tensors to tell: one of GGUF's stays behind where numbers have been dequantised.)
+    """
+    found = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    if not found or found.get("quant_method") not in ("awq", "gptq"):
+        return None
+    method, bits, group = found["quant_method"], found.get("bits", found.get("w_bit")), found.get("group_size", 128)
+    if bits != 4 or group not in GROUPS:
+        what = f"{method} of {bits} bits in groups of {group}"
+        raise UserError(f"config.json: {what} cannot be read, only 4 bits in groups of {GROUPS}; {_BEFORE}")
+    if method == "awq" and str(found.get("version", "gemm")).lower() != "gemm":
+        raise UserError(f"config.json: AWQ's version {found['version']!r} cannot be read, only 'gemm'; {_BEFORE}")
+    version = str(found.get("checkpoint_format", found.get("format", "gptq"))).lower()
+    if method == "gptq" and version not in ("gptq", "gptq_v2"):
+        raise UserError(
+            f"config.json: GPTQ's checkpoint_format {version!r} cannot be read, only 'gptq' and 'gptq_v2'; {_BEFORE}"
+        )
+    return Prequantised(method, group, 2 if version == "gptq_v2" else 1)
+
+
+def read_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]) -> Stored:
+    """The matrix ``size`` (out, in) at ``place``. Raises UserError where tensors are missing, or are not what they must be."""
+    shapes = packing.shapes(size)
+    if f"{place}.g_idx" in checkpoint.names:
+        check_order(checkpoint.integers(f"{place}.g_idx", size[1:]), packing.group)
+    qweight, qzeros = (checkpoint.integers(f"{place}.{part}", shapes[part]) for part in ("qweight", "qzeros"))
+    return packing.stored(qweight, qzeros, checkpoint.tensor(f"{place}.scales", shapes["scales"]))
+
+
+def check_order(g_idx: NDArray[np.int32], group: int) -> None:
+    """Raise UserError where inputs were put into groups by their activations (``desc_act``) and not as they come."""
+    if not np.array_equal(g_idx, np.arange(len(g_idx)) // group):
+        raise UserError(f"config.json: GPTQ with desc_act, whose groups are no consecutive inputs, cannot be read; {_BEFORE}")
+
+
+def unpacked(packed: NDArray[np.int32], axis: int, order: Sequence[int]) -> NDArray[np.uint8]:
+    """``[rows, columns]`` int32 to uint8 of eight times as many on ``axis``, number i of an int32 at its place ``order[i]``."""
+    nibbles = np.stack([(packed.view(np.uint32) >> np.uint32(4 * i)) & np.uint32(15) for i in np.argsort(order)], axis + 1)
+    shape = [size * (8 if at == axis else 1) for at, size in enumerate(packed.shape)]
+    return nibbles.astype(np.uint8).reshape(shape)
+
+
+def joined(matrices: Sequence[Stored]) -> Stored:
+    """Matrices of one layout and width, one under the other."""
+    parts = {part: np.concatenate([matrix.parts[part] for matrix in matrices]) for part in matrices[0].parts}
+    return Stored(matrices[0].layout, parts, (sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]))

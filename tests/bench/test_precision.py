@@ -1,0 +1,80 @@
+"""The bench of precisions on a tiny checkpoint: what it says of float32 itself, and of numbers that are rounded."""
+
+import json
+
+import checkpoints
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from edgevlm.apps.cli import app
+from edgevlm.bench import precision as bench
+from edgevlm.calib.fidelity import divergence
+from edgevlm.calib.passages import passages
+from edgevlm.errors import UserError
+from edgevlm.runtime.model import Model
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("precision") / "checkpoint"
+    return checkpoints.make_checkpoint(folder, layers=2, heads=4, kv_heads=2, side=2, vision_layers=1, scale=4.0)
+
+
+@pytest.fixture(scope="module")
+def lines(checkpoint):
+    command = ["bench", "precision", "--model", str(checkpoint), "--precisions", "fp32,fp16,int8,int4,int4+awq", "--tokens"]
+    done = CliRunner().invoke(app, [*command, "140", "--threads", "1", "--json"], catch_exceptions=False)
+    return {line["precision"]: line for line in map(json.loads, done.stdout.splitlines())}
+
+
+def test_float32_is_itself_and_the_rest_is_near(lines):
+    assert list(lines) == ["fp32", "fp16", "int8", "int4", "int4+awq"]
+    assert (lines["fp32"]["top1"], lines["fp32"]["kl"], lines["fp32"]["size_over_fp32"]) == (1, 0, 1)
+    for line in lines.values():
+        assert (line["bench"], line["tokens"], line["threads"]) == ("precision", 140, 1)
+        assert line["ms_per_token"] > 0 < line["fp32_ms_per_token"]
+    assert lines["fp16"]["kl"] <= lines["int8"]["kl"] < lines["int4"]["kl"] < 10
+    assert lines["int4"]["top1"] < 1
+    assert lines["int4+awq"]["kl"] != lines["int4"]["kl"]
+    sizes = [lines[name]["decoder_mb"] for name in ("int4", "int8", "fp16", "fp32")]
+    assert sizes == sorted(sizes)
+
+
+def test_what_is_compared(checkpoint, tmp_path):
+    """Against one pass over each text by itself."""
+    from edgevlm.export import export_checkpoint
+
+    plain = bench.Forward(export_checkpoint(checkpoint, tmp_path / "plain"), 1)
+    other = bench.Forward(export_checkpoint(checkpoint, tmp_path / "int4", precision="int4"), 1)
+    texts = [list(range(10, 140)), list(range(200, 260))]
+    wanted = [plain.logits(ids) for ids in texts]
+    found = [other.logits(ids) for ids in texts]
+    result = bench.compare("int4", plain, other, texts, np.concatenate(wanted))
+    same = [one.argmax(1) == two.argmax(1) for one, two in zip(wanted, found, strict=True)]
+    nats = [divergence(one, two) for one, two in zip(wanted, found, strict=True)]
+    assert result.tokens == 190
+    assert result.top1 == pytest.approx(np.concatenate(same).mean(), abs=0.02)
+    assert result.kl == pytest.approx(np.concatenate(nats).mean(), rel=0.1)
+    assert result.bytes < result.fp32_bytes == bench.weight_bytes(plain.model.bundle)
+
+
+def test_texts_for_measuring_are_not_those_for_calibrating():
+    encode = Model.load("demo", threads=1).encode
+    measured, calibrated = (passages(1100, 500, encode, held_out=held_out) for held_out in (True, False))
+    assert [len(ids) for ids in measured] == [500, 500, 100]
+    assert [len(ids) for ids in calibrated] == [500, 500, 100]
+    assert not {tuple(ids[:50]) for ids in measured} & {tuple(ids[:50]) for ids in calibrated}
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        ("int3", r"'int3' is not known; the nearest known is 'int"),
+        ("int4+gptq", r"the only scaling is awq; write int4\+awq"),
+        ("fp16+awq", r"not for fp16; give --precision int4"),
+    ],
+)
+def test_a_precision_that_cannot_be(checkpoint, names, says):
+    with pytest.raises(UserError, match=says):
+        next(bench.run(checkpoint, names.split(","), 10, 1, print))
