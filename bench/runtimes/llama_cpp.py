@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.bench.runtimes.gguf_file import write_gguf
+from edgevlm.bench.runtimes.llama_state import fill
 from edgevlm.bench.runtimes.text_model import TextModel
 from edgevlm.errors import UserError
 
@@ -22,12 +23,12 @@ _silence = lib.llama_log_callback(lambda level, text, data: None)
 
 
 class LlamaCpp:
-    """See :class:`edgevlm.bench.runtimes.Runtime`. The rows held are computed from token 0, as many as were ever asked for."""
+    """See :class:`edgevlm.bench.runtimes.Runtime`. The rows held are noise, or computed where states have another format."""
 
     def __init__(self, model: TextModel, precision: str, threads: int, capacity: int) -> None:
         lib.llama_log_set(_silence, ctypes.c_void_p(0))
         lib.llama_backend_init()
-        self._vocab, self._held, self._filled = model.shape.vocab, 0, 0
+        self._shape, self._held = model.shape, 0
         with TemporaryDirectory(prefix="edgevlm-bench-") as folder:
             path = Path(folder) / "model.gguf"
             write_gguf(path, model, precision)
@@ -42,18 +43,18 @@ class LlamaCpp:
         self._memory = lib.llama_get_memory(self._context)
 
     def hold(self, rows: int) -> None:
-        if rows < self._filled:
-            lib.llama_memory_seq_rm(self._memory, 0, rows, -1)
-        for start in range(self._filled, rows, BATCH):
-            self._decode([0] * min(BATCH, rows - start))
-        self._held = self._filled = rows
+        lib.llama_memory_seq_rm(self._memory, 0, 0, -1)
+        if rows and not fill(self._context, self._shape, rows):
+            for start in range(0, rows, BATCH):
+                self._decode([0] * min(BATCH, rows - start))
+        self._held = rows
 
     def append(self, ids: Sequence[int], scores: bool = True) -> NDArray[np.float32] | None:
         for start in range(0, len(ids), BATCH):
             self._decode(ids[start : start + BATCH])
         if not scores:
             return None
-        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), (self._vocab,)).copy()
+        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), (self._shape.vocab,)).copy()
 
     def forget(self) -> None:
         lib.llama_memory_seq_rm(self._memory, 0, self._held, -1)

@@ -114,6 +114,23 @@ def test_a_shape_that_llama_cpp_does_not_take_is_refused():
         start("llama.cpp", model, "fp32", 1, 64)
 
 
+def test_llama_cpp_takes_noise_for_what_it_holds():
+    if why := missing("llama.cpp"):
+        pytest.skip(why)
+    from edgevlm.bench.runtimes.llama_state import saved, state
+
+    runtime = start("llama.cpp", TextModel("tiny", "llama", SHAPE, SeededTensors(0)), "fp32", 1, 64)
+    runtime.hold(7)
+    written = saved(runtime._context)
+    np.testing.assert_array_equal(written, state(written[:8], SHAPE, 7))
+    after_noise = runtime.append(IDS)
+    runtime.forget()
+    np.testing.assert_array_equal(written, saved(runtime._context))
+    runtime.hold(0)
+    assert np.abs(after_noise - runtime.append(IDS)).max() > 1e-3
+    runtime.close()
+
+
 def test_what_is_no_checkpoint_is_one_line():
     with pytest.raises(UserError, match="does not exist"):
         open_text_model("/nowhere/at/all")
