@@ -1,8 +1,8 @@
 """A llama.cpp memory full of noise, by way of its saved states: computing it would take minutes.
 
-A state of one sequence, as llama-cpp-python 0.3.36 writes it (little-endian): magic u32, sequence i32, streams u32, rows u32; for
-each row position i32, sequences u32, sequence i32; transposed u32, layers u32; for each layer, first of keys and then of values,
-type i32, bytes of a row u64, and the rows.
+A state of one sequence, as llama-cpp-python 0.3.36 writes it (little-endian): magic u32, sequence i32, streams u32, rows u32;
+for each row position i32, sequences u32, sequence i32; transposed u32, layers u32; for each layer, first of keys and then of
+values, type i32, bytes of a row u64, and the rows.
 """
 
 from __future__ import annotations
