@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -112,7 +113,8 @@ def reference(tower: Tower, module: VisionFeatures) -> Callable[[Float32], objec
         inner.post_layernorm.to_empty(device="cpu")
         return lambda frames: model(torch.from_numpy(frames))
     model.load_state_dict(module.state_dict(), assign=True)
-    model.rotary_pos_emb = type(model.rotary_pos_emb)(tower.vision["hidden_size"] // tower.vision["num_heads"] // 2)
+    rotary, width = type(model.rotary_pos_emb), tower.vision["hidden_size"] // tower.vision["num_heads"] // 2
+    model.rotary_pos_emb = rotary(model.config if "config" in inspect.signature(rotary).parameters else width)
     edge = tower.side // tower.vision["patch_size"]
 
     def run(frames: Float32) -> object:
