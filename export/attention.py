@@ -37,5 +37,5 @@ def _interface(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: None, scaling: float, **_: Any
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls, with ``[batch, heads, N, head_dim]``, for ``[batch, N, heads, head_dim]``."""
-    parts = [part.transpose(1, 2) for part in (query, key, value)]
-    return attend(*parts, scaling).unflatten(2, parts[0].shape[2:]), None
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    return attend(query, key, value, scaling).unflatten(2, query.shape[2:]), None

@@ -90,10 +90,11 @@ class Attention(nn.Module):
         for count, length in windows:
             here = slice(start, start + count * length)
             rows = [part[:, here].reshape(-1, length, *part.shape[2:]) for part in (q, k, v)]
-            seen.append(attend(*rows, q.shape[-1] ** -0.5).reshape(x.shape[0], -1, x.shape[-1]))
+            attended = attend(rows[0], rows[1], rows[2], q.shape[-1] ** -0.5)
+            seen.append(attended.reshape(x.shape[0], -1, x.shape[-1]))
             start += count * length
-        attended: torch.Tensor = self.proj(torch.cat(seen, 1))
-        return attended
+        joined: torch.Tensor = self.proj(torch.cat(seen, 1))
+        return joined
 
 
 def _turned(x: torch.Tensor) -> torch.Tensor:

@@ -47,14 +47,14 @@ def _replace(graph: ir.Graph, product: ir.Node) -> None:
     rows, weight = product.inputs
     assert weight is not None
     codes, scales = round_columns(weight.const_value.numpy())  # type: ignore[union-attr]
-    parts = {"codes": codes, "scales": scales, "zero": np.zeros(len(scales), np.int8)}
+    parts: dict[str, NDArray] = {"codes": codes, "scales": scales, "zero": np.zeros(len(scales), np.int8)}
     inputs = [rows, *(_constant(graph, f"{product.outputs[0].name}.{part}", array) for part, array in parts.items())]
     last, bias = _biased(product, len(scales))
     if bias is not None:
         inputs.append(bias)
     linear = ir.node("DynamicQuantizeMatMul", inputs, domain=CONTRIB, num_outputs=1)
     new, old = linear.outputs[0], last.outputs[0]
-    new.name, new.shape, new.dtype = old.name, old.shape, old.dtype
+    new.name, new.shape, new.type = old.name, old.shape, old.type
     ir.convenience.replace_nodes_and_values(
         graph, last, [product] if last is product else [product, last], [linear], [old], [new]
     )

@@ -38,10 +38,10 @@ def state(start: NDArray[np.uint8], shape: DecoderShape, rows: int) -> NDArray[n
     """The state of ``rows`` rows of noise; ``start``: its first eight bytes, magic and sequence."""
     places = np.zeros((rows, 3), np.int32)
     places[:, 0], places[:, 1] = np.arange(rows), 1
-    parts = [start, _bytes(np.uint32([1, rows])), _bytes(places), _bytes(np.uint32([0, shape.layers]))]
+    parts = [start, _bytes(np.array([1, rows], np.uint32)), _bytes(places), _bytes(np.array([0, shape.layers], np.uint32))]
     rng = np.random.default_rng(0)
     for _ in range(2 * shape.layers):
-        parts += [_bytes(np.int32([FLOAT32])), _bytes(np.uint64([4 * shape.kv_size]))]
+        parts += [_bytes(np.array([FLOAT32], np.int32)), _bytes(np.array([4 * shape.kv_size], np.uint64))]
         parts.append(_bytes(rng.standard_normal((rows, shape.kv_size), np.float32)))
     return np.concatenate(parts)
 
