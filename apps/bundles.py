@@ -21,7 +21,13 @@ from edgevlm.runtime.bundle import MANIFEST, Bundle
 from edgevlm.runtime.paths import look
 
 Tell = Callable[[str], object]
-DEFAULTS: dict[str, Any] = {"st_spattn_from": None, "camera": (480, 640), "text_gguf": None, "precision": None}
+DEFAULTS: dict[str, Any] = {
+    "st_spattn_from": None,
+    "camera": (480, 640),
+    "text_gguf": None,
+    "precision": None,
+    "vision_precision": "fp32",
+}
 
 
 def cache_folder() -> Path:

@@ -241,6 +241,7 @@ def export(
     scaling: Annotated[
         Scaling, typer.Option(help="awq: whole numbers are rounded more finely where the model's activations are large.")
     ] = Scaling.NONE,
+    vision_precision: Annotated[str, typer.Option(metavar="fp32|int8", help="Of the vision tower's linears.")] = "fp32",
 ) -> None:
     """Turn a checkpoint into a bundle that edgevlm runs: ONNX graphs, weights, tokenizer, manifest; prints where it is.
 
@@ -255,6 +256,7 @@ def export(
 
     options: dict[str, Any] = {
         "st_spattn_from": st_spattn, "camera": _pixels(frame_size), "text_gguf": text_gguf, "precision": precision,
+        "vision_precision": vision_precision,
     }  # fmt: skip
     command = export_checkpoint if scaling is Scaling.NONE else writing("edgevlm.apps.scaling").export_scaled
     with Console(stderr=True).status("reading the checkpoint") as status:

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from edgevlm.bench import speed
+
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="physical cores", min=1, max=256)]
 Budget = Annotated[
     str | None, typer.Option(metavar="N|6k", help="Vision tokens per layer.", show_default="6144; others: as run")
@@ -16,6 +18,8 @@ Budget = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
 
 app = typer.Typer(help="Measure what edgevlm claims.", no_args_is_help=True)
+for command in (speed.decode, speed.prefill, speed.vision):
+    app.command()(command)
 
 
 class DType(str, Enum):

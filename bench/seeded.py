@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import isqrt
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from zlib import crc32
 
 import numpy as np
@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from edgevlm.bench.noise import NoiseEngine
 from edgevlm.engines import load_engine
-from edgevlm.export.backbones import DecoderShape, qwen2
+from edgevlm.export.backbones import DecoderShape, text_backbone
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.decoder import WEIGHTS, write_decoder
 from edgevlm.export.graph import GraphBuilder, WeightsFile
@@ -28,6 +28,12 @@ VISION = "vision.onnx"
 CHAT = "You are watching a video and answer questions about it. <video> {{ messages[-1]['content'][-1]['text'] }}"
 
 
+class Tensors(Protocol):
+    """What a decoder is made of, under a checkpoint's canonical names (``text.layers.0.mlp.down_proj.weight``)."""
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]: ...
+
+
 class SeededTensors:
     """What the decoder builder asks of a checkpoint: each tensor from its own name and the seed."""
 
@@ -36,7 +42,7 @@ class SeededTensors:
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """Float32 normal numbers over the square root of the last size; ones for norms."""
-        if len(shape) == 1 and name.endswith("norm.weight"):
+        if len(shape) == 1 and name.endswith(".weight"):
             return np.ones(shape, np.float32)
         rng = np.random.default_rng([self.seed, crc32(name.encode())])
         return rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[-1]))
@@ -60,14 +66,30 @@ def seeded_bundle(
     Its vision tower is a stand-in (features ``[F, tokens_per_frame, hidden]`` repeat one pixel); a frame's grid is as square as
     it can be. Its chat is a few words.
     """
-    checkpoint = cast(Checkpoint, SeededTensors(seed))
-    made = write_decoder(checkpoint, qwen2, shape, folder, lambda _: None, st_spattn_from, precision=precision)
+    tensors = SeededTensors(seed)
+    return decoder_bundle(folder, tensors, shape, "qwen2", tokens_per_frame, st_spattn_from=st_spattn_from, precision=precision)
+
+
+def decoder_bundle(
+    folder: Path,
+    tensors: Tensors,
+    shape: DecoderShape,
+    backbone: str,
+    tokens_per_frame: int = 1,
+    *,
+    st_spattn_from: int | None = None,
+    precision: str = "fp32",
+) -> Bundle:
+    """As :func:`seeded_bundle`, with ``tensors`` of the text backbone named."""
+    checkpoint = cast(Checkpoint, tensors)
+    backbone_of = text_backbone(backbone)
+    made = write_decoder(checkpoint, backbone_of, shape, folder, lambda _: None, st_spattn_from, precision=precision)
     _write_vision(folder, tokens_per_frame, shape.hidden)
     sizes = ("layers", "heads", "kv_heads", "head_dim", "hidden", "vocab")
     spec: dict[str, Any] = {name: getattr(shape, name) for name in sizes}
     decoder = DecoderSpec(
         **spec,
-        backbone="qwen2",
+        backbone=backbone,
         rope_theta=shape.rope_theta,
         inv_freq=tuple((shape.rope_theta ** -(np.arange(0, shape.head_dim, 2) / shape.head_dim)).astype(np.float32).tolist()),
         model_limit=shape.model_limit,

@@ -85,7 +85,11 @@ class OnnxRuntimeCpu:
             raise UserError(f"{path}: ONNX Runtime {ort.__version__} cannot load it ({reason}); upgrade onnxruntime") from error
 
     def encode(self, pixels: Float32) -> Float32:
-        """Frames ``[F, 3, H, W]``, normalised, to features ``[G, tokens_per_frame, row_width]``; see the protocol."""
+        """Frames ``[F, 3, H, W]``, normalised, to features ``[G, tokens_per_frame, row_width]``; see the protocol.
+
+        In int8 one group goes in at a time: the numbers of a call are rounded together, and a frame's features must not depend
+        on its company.
+        """
         vision = self.bundle.vision
         wanted = (3, *vision.size)
         if pixels.ndim != 4 or pixels.shape[1:] != wanted or pixels.dtype != np.float32:
@@ -95,8 +99,9 @@ class OnnxRuntimeCpu:
         if odd := -len(pixels) % vision.group:
             pixels = np.concatenate([pixels, np.repeat(pixels[-1:], odd, 0)])
         grouped = pixels.reshape(-1, 3 * vision.group, *vision.size)
-        features: Float32 = self._vision.run(["features"], {"pixel_values": grouped}, self._calls.options)[0]
-        return features
+        calls = np.split(grouped, len(grouped)) if vision.precision == "int8" else [grouped]
+        features = [self._vision.run(["features"], {"pixel_values": call}, self._calls.options)[0] for call in calls]
+        return np.concatenate(features) if len(features) > 1 else features[0]
 
     def embed(self, token_ids: Int64) -> Float32:
         """Token ids ``[N]`` to embeddings ``[N, hidden]``, gathered from the mapped file."""

@@ -39,6 +39,7 @@ def export_checkpoint(
     text_gguf: str | Path | None = None,
     precision: str | None = None,
     samples: Samples | None = None,
+    vision_precision: str = "fp32",
 ) -> Path:
     """Write the bundle of a Hugging Face checkpoint folder to ``out_dir`` and return its path.
 
@@ -52,6 +53,7 @@ def export_checkpoint(
     ``precision``: of the decoder's weights, one of :data:`edgevlm.export.precisions.PRECISIONS`; fp32 unless
     given, int4-zp for AWQ and GPTQ checkpoints, which are stored as they are rounded already. With ``samples``, which
     :func:`edgevlm.calib.activations.sample_activations` takes from the fp32 bundle, they are scaled for them before rounding.
+    ``vision_precision``: of the vision tower's linears, fp32 or int8.
     Raises UserError, one line, for a checkpoint that is damaged or of an unknown kind and for a disk that is full.
     """
     folder, told, noted = checkpoint_folder(checkpoint_dir), progress or _unheard, notice or _unheard
@@ -59,7 +61,18 @@ def export_checkpoint(
     try:  # torch and transformers take seconds to import, and parts of them come later than the writer
         writer: Any = import_module("edgevlm.export.writer")
         path: Path = writer.write_bundle(
-            folder, Path(out_dir), FAMILIES, told, force, st_spattn_from, camera, gguf, noted, precision, samples
+            folder,
+            Path(out_dir),
+            FAMILIES,
+            told,
+            force,
+            st_spattn_from,
+            camera,
+            gguf,
+            noted,
+            precision,
+            samples,
+            vision_precision,
         )
     except MemoryError:
         raise UserError(f"{folder}: does not fit in the free memory while it is exported; end other programs") from None

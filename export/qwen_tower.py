@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from edgevlm.errors import UserError
+from edgevlm.export.attention import attend
 from edgevlm.export.vision import VisionFeatures
 
 Windows = list[tuple[int, int]]  # (how many, patches in each), one after another
@@ -88,12 +89,12 @@ class Attention(nn.Module):
         seen, start = [], 0
         for count, length in windows:
             here = slice(start, start + count * length)
-            rows = [part[:, here].unflatten(1, (count, length)).transpose(2, 3) for part in (q, k, v)]
-            weights = (rows[0] @ rows[1].transpose(-1, -2) * q.shape[-1] ** -0.5).softmax(-1)
-            seen.append((weights @ rows[2]).transpose(2, 3).flatten(1, 2).flatten(2))
+            rows = [part[:, here].reshape(-1, length, *part.shape[2:]) for part in (q, k, v)]
+            attended = attend(rows[0], rows[1], rows[2], q.shape[-1] ** -0.5)
+            seen.append(attended.reshape(x.shape[0], -1, x.shape[-1]))
             start += count * length
-        attended: torch.Tensor = self.proj(torch.cat(seen, 1))
-        return attended
+        joined: torch.Tensor = self.proj(torch.cat(seen, 1))
+        return joined
 
 
 def _turned(x: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from edgevlm.errors import UserError
+from edgevlm.export.attention import use_in
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.defaults import with_defaults
 from edgevlm.export.family import FamilyParts
@@ -41,6 +42,7 @@ class Tower(VisionFeatures):
         with torch.device("meta"):
             model: Any = SmolVLMVisionTransformer(config)
             self.proj = nn.Linear(config.hidden_size * self.scale**2, hidden, bias=False)
+        use_in(model)
         self.patch_embedding, self.position_embedding = model.embeddings.patch_embedding, model.embeddings.position_embedding
         self.layers, self.post_layernorm = model.encoder.layers, model.post_layernorm
         names = {

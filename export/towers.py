@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from edgevlm.errors import UserError
+from edgevlm.export.attention import use_in
 from edgevlm.export.checkpoint import Checkpoint, nearest
 from edgevlm.export.defaults import with_defaults
 from edgevlm.export.vision import VisionFeatures
@@ -72,6 +73,7 @@ def _tower(section: dict[str, Any]) -> tuple[Any, Any]:
     config = getattr(transformers, f"{name}Config")(**{k: v for k, v in section.items() if k != "model_type"})
     with torch.device("meta"):  # shapes only: the checkpoint brings the numbers
         model = getattr(transformers, f"{name}Model")(config)
+    use_in(model)
     return getattr(model, "vision_model", model), config  # transformers before 5.6 keeps the tower one level down
 
 

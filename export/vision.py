@@ -14,10 +14,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.graph import OPSET, WeightsFile
 
 GRAPH, WEIGHTS = "vision.onnx", "vision.weights"
+UNROUNDED = "vision-fp32.weights"  # there while the weights are rounded
+PRECISIONS = ("fp32", "int8")
 
 
 class VisionFeatures(nn.Module):
@@ -49,13 +52,18 @@ class VisionFeatures(nn.Module):
             module.load_state_dict(shapes, assign=True)
 
 
-def write_vision(module: VisionFeatures, checkpoint: Checkpoint, folder: Path) -> tuple[int, int]:
+def write_vision(
+    module: VisionFeatures, folder: Path, precision: str = "fp32", checkpoint: Checkpoint | None = None
+) -> tuple[int, int]:
     """Trace ``module`` for any number of frame groups into ``vision.onnx`` and ``vision.weights``.
 
-    Returns ``(tokens per group, width)``. Weights go from the checkpoint to the file one tensor at a time. Source paths and
-    stack traces that the tracer records are left out.
+    precision: of its linears, one of PRECISIONS. Returns ``(tokens per group, width)``. Weights that the module takes from the
+    checkpoint go to the file one tensor at a time; int8 makes a float32 file first. Source paths and stack traces that the
+    tracer records are left out.
     """
     import onnx_ir
+
+    from edgevlm.export.vision_int8 import round_linears
 
     model = _trace(module)
     for holder in (model, model.graph, *model.graph.all_nodes(), *model.graph.initializers.values()):
@@ -65,8 +73,14 @@ def write_vision(module: VisionFeatures, checkpoint: Checkpoint, folder: Path) -
         for value in node.outputs:
             value.metadata_props.clear()
     model.producer_name, model.producer_version = "edgevlm", None
-    _write_weights(model, module, checkpoint, folder)
-    onnx_ir.save(model, folder / GRAPH)
+    if precision == "int8":
+        _write_weights(model, module, checkpoint, folder / UNROUNDED)
+        round_linears(model)
+        onnx_ir.save(model, folder / GRAPH, external_data=WEIGHTS, alignment=64, align_threshold=0)
+        (folder / UNROUNDED).unlink()
+    else:
+        _write_weights(model, module, checkpoint, folder / WEIGHTS)
+        onnx_ir.save(model, folder / GRAPH)
     shape = model.graph.outputs[0].shape
     assert shape is not None
     return int(shape[1]), int(shape[2])
@@ -96,15 +110,15 @@ def _trace(module: VisionFeatures) -> Any:
     return program.model
 
 
-def _write_weights(model: Any, module: VisionFeatures, checkpoint: Checkpoint, folder: Path) -> None:
-    """Every float32 initializer into ``vision.weights``; a parameter that is only used transposed is written so."""
+def _write_weights(model: Any, module: VisionFeatures, checkpoint: Checkpoint | None, path: Path) -> None:
+    """Every float32 initializer into a file; a parameter that is only used transposed is written so."""
     import onnx_ir
 
     parameters = dict(module.named_parameters())
-    with (folder / WEIGHTS).open("wb") as stream:
-        weights = WeightsFile(stream, WEIGHTS)
+    with path.open("wb") as stream:
+        weights = WeightsFile(stream, path.name)
         for name, value in list(model.graph.initializers.items()):
-            if name in module.sources:
+            if checkpoint is not None and name in module.sources:
                 shape = tuple(parameters[name].shape)
                 if turned := _transposed(model, value):
                     tensor = weights.add(name, checkpoint.tensor(module.sources[name], shape).T)
@@ -119,8 +133,8 @@ def _write_weights(model: Any, module: VisionFeatures, checkpoint: Checkpoint, f
                 continue
             place = {entry.key: entry.value for entry in tensor.external_data}
             value.const_value = onnx_ir.ExternalTensor(
-                WEIGHTS, int(place["offset"]), int(place["length"]), onnx_ir.DataType.FLOAT,
-                shape=onnx_ir.Shape(tensor.dims), name=name, base_dir=folder,
+                path.name, int(place["offset"]), int(place["length"]), onnx_ir.DataType.FLOAT,
+                shape=onnx_ir.Shape(tensor.dims), name=name, base_dir=path.parent,
             )  # fmt: skip
 
 
@@ -130,6 +144,12 @@ def _transposed(model: Any, value: Any) -> Any:
     if len(users) == 1 and users[0].op_type == "Transpose" and len(value.shape) == 2:
         return users[0]
     return None
+
+
+def check_precision(name: str) -> None:
+    """Raises UserError for a precision that vision towers do not have."""
+    if name not in PRECISIONS:
+        raise UserError(f"--vision-precision {name!r} is not known; there is {' and '.join(PRECISIONS)}")
 
 
 @contextlib.contextmanager

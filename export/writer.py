@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -44,16 +45,21 @@ def write_bundle(
     notice: Progress,
     precision: str | None,
     samples: Samples | None,
+    vision_precision: str,
 ) -> Path:
     """See :func:`edgevlm.export.export_checkpoint`."""
+    vision.check_precision(vision_precision)
     checkpoint = Checkpoint(source)
     chosen = _precision(checkpoint, precision, samples)
     with PeakMemory() as memory:
-        model = _read(checkpoint, families, camera, text_gguf, lambda: check_target(out_dir, force), progress)
+        model = _read(checkpoint, families, camera, text_gguf, vision_precision, lambda: check_target(out_dir, force), progress)
         decoder.first_sparse_layer(model.shape, st_spattn_from)
         layer = layer_bytes(model.shape)
         check_memory(source, layer)
-        options = {"st_spattn_from": st_spattn_from, "camera": camera, "text_gguf": text_gguf, "precision": chosen}
+        options = {
+            "st_spattn_from": st_spattn_from, "camera": camera, "text_gguf": text_gguf, "precision": chosen,
+            "vision_precision": vision_precision,
+        }  # fmt: skip
         key = fingerprint(source, options | {"samples": {} if samples is None else samples})
         with published(out_dir, force=force, key=key, notice=notice) as folder:
             check_disk(out_dir, folder, bundle_bytes(model.shape, model.parts.vision, load_precision(chosen)))
@@ -81,6 +87,7 @@ def _read(
     families: Mapping[str, str],
     camera: tuple[int, int],
     text_gguf: Path | None,
+    vision_precision: str,
     check_out: Callable[[], None],
     progress: Progress,
 ) -> _Model:
@@ -94,12 +101,13 @@ def _read(
     progress("reading the vision tower")
     if text_gguf is not None:
         checkpoint.take_text(text_tensors(text_gguf, checkpoint.section("text_config")))
-    parts = _family_parts(checkpoint, families[model_type], camera)
+    parts = family_parts(checkpoint, families[model_type], camera)
     shape = _with_parts(shape, parts)
     talk, tokenizer = chat(checkpoint, parts, shape.vocab)
     frames = frame_preparation(checkpoint, parts.processors, parts.vision.size, is_sized=parts.is_sized)
     if parts.longest_edge is not None:
         frames["fit"] = "longest"
+    frames["precision"] = vision_precision
     return _Model(checkpoint, model_type, backbone, shape, parts, talk, tokenizer, frames)
 
 
@@ -115,7 +123,8 @@ def _write(
     """The files of the bundle, but for what ``journal`` has."""
     checkpoint, parts, shape = model.checkpoint, model.parts, model.shape
     progress("tracing the vision tower")
-    tokens, _ = journal.once(vision.GRAPH, lambda: vision.write_vision(parts.vision, checkpoint, folder))
+    write_tower = partial(vision.write_vision, parts.vision, folder, model.frames["precision"], checkpoint)
+    tokens, _ = journal.once(vision.GRAPH, write_tower)
     sparse = not (parts.before or parts.after)
     made = decoder.write_decoder(
         checkpoint, model.backbone, shape, folder, progress, st_spattn_from, sparse, precision, samples, journal
@@ -171,7 +180,7 @@ def _precision(checkpoint: Checkpoint, wanted: str | None, samples: Samples | No
     return chosen
 
 
-def _family_parts(checkpoint: Checkpoint, module: str, camera: tuple[int, int]) -> FamilyParts:
+def family_parts(checkpoint: Checkpoint, module: str, camera: tuple[int, int]) -> FamilyParts:
     try:
         parts: FamilyParts = import_module(module).parts(checkpoint, camera)
     except (KeyError, TypeError, ValueError) as error:

@@ -110,6 +110,7 @@ class VisionSpec:
     before: str = ""
     after: str = ""
     longest_edge: int | None = None
+    precision: str = "fp32"  # of the tower's linears: fp32 or int8
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,9 +45,9 @@ def traced_once(monkeypatch: Any, tmp_path: Path) -> None:
     """Tracing the tower takes most of an export's time, and it is the same in every precision."""
     trace, done = vision.write_vision, {}
 
-    def write(module: Any, checkpoint: Any, folder: Path) -> Any:
+    def write(module: Any, folder: Path, *arguments: Any) -> Any:
         if not done:
-            done["sizes"] = trace(module, checkpoint, folder)
+            done["sizes"] = trace(module, folder, *arguments)
             for name in (vision.GRAPH, vision.WEIGHTS):
                 shutil.copy(folder / name, tmp_path / name)
         for name in (vision.GRAPH, vision.WEIGHTS):

@@ -1,0 +1,113 @@
+"""The speed benches through the real command, on tiny models: their lines, their ratios and what they refuse."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from edgevlm.apps.cli import app
+from edgevlm.bench import runtimes, towers
+from edgevlm.bench.runtimes import text_model
+from edgevlm.errors import UserError
+from edgevlm.export.backbones import DecoderShape
+
+SHAPE = DecoderShape(
+    layers=2, heads=4, kv_heads=2, head_dim=32, hidden=64, intermediate=96, vocab=96, norm_eps=1e-6, rope_theta=1e4,
+    model_limit=128, tied=True,
+)  # fmt: skip
+SPREAD = ["low", "high"]
+RATIO = ["ratio", *SPREAD, "cpu_ratio"]
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """``--model demo`` is a tiny llama; llama.cpp is not installed."""
+    monkeypatch.setitem(text_model.SEEDED, "demo", ("llama", lambda: SHAPE))
+    monkeypatch.setitem(runtimes.RUNTIMES, "llama.cpp", ("no_llama", "", ("fp32", "int4"), "pip install llama-cpp-python"))
+
+
+def bench(*command):
+    return CliRunner().invoke(app, ["bench", *command, "--rounds", "2"], catch_exceptions=False)
+
+
+def test_decode(tiny):
+    command = ["decode", "--model", "demo", "--context", "9,5", "--precisions", "fp32,int4"]
+    done = bench(*command, "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    timed, ratios = lines[:-2], lines[-2:]
+    place = ["bench", "runtime", "precision", "context", "threads"]
+    assert all(list(line) == [*place, "ms_per_token", *SPREAD, "cpu_ms_per_token"] for line in timed)
+    assert [(line["runtime"], line["precision"], line["context"]) for line in timed] == [
+        ("edgevlm", "fp32", 5), ("transformers", "fp32", 5), ("edgevlm", "fp32", 9), ("transformers", "fp32", 9),
+        ("edgevlm", "int4", 5), ("edgevlm", "int4", 9),
+    ]  # fmt: skip
+    assert all(list(line) == [*place, "against", *RATIO] for line in ratios)
+    assert [(line["runtime"], line["against"], line["context"]) for line in ratios] == [
+        ("edgevlm", "transformers", 5), ("edgevlm", "transformers", 9),
+    ]  # fmt: skip
+    assert all(line["low"] <= line["ratio"] <= line["high"] for line in ratios)
+    left_out = "llama.cpp is left out, because the package no_llama is not installed: pip install llama-cpp-python"
+    assert done.stderr.count(left_out) == 2
+    assert "transformers is left out of int4" in done.stderr
+    table = bench("decode", "--model", "demo", "--context", "5", "--precisions", "fp32").stdout.splitlines()
+    assert [row.split()[:3] for row in table] == [
+        ["fp32", "5", "edgevlm"],
+        ["fp32", "5", "transformers"],
+        ["fp32", "5", "edgevlm"],
+    ]
+    assert "/ transformers: " in table[-1]
+
+
+def test_prefill(tiny):
+    command = ["prefill", "--model", "demo", "--held", "20", "--chunks", "1,3", "--tokens-per-frame", "4"]
+    done = bench(*command, "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(line["runtime"], line["frames"]) for line in lines] == [
+        ("edgevlm", 1), ("transformers", 1), ("edgevlm", 3), ("transformers", 3), ("edgevlm", 1), ("edgevlm", 3),
+    ]  # fmt: skip
+    place = ["bench", "runtime", "model", "precision", "held", "frames", "tokens_per_frame", "threads"]
+    assert list(lines[0]) == [*place, "ms_per_frame", *SPREAD, "cpu_ms_per_frame"]
+    assert list(lines[-1]) == [*place, "against", *RATIO]
+    assert {(line["bench"], line["held"], line["tokens_per_frame"]) for line in lines} == {("prefill", 20, 4)}
+
+
+@pytest.mark.parametrize("name", list(towers.TOWERS))
+def test_vision(monkeypatch, name):
+    tower = towers.TOWERS[name]
+    width = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_heads": 2, "out_hidden_size": 24}
+    small = {key: value for key, value in width.items() if key in tower.vision}
+    if tower.family == "llava_onevision":
+        tower = replace(tower, vision=tower.vision | small | {"image_size": 56}, side=56)
+    else:
+        tower = replace(tower, vision=tower.vision | small | {"fullatt_block_indexes": [1]}, side=224)
+    monkeypatch.setitem(towers.TOWERS, name, tower)
+    command = ["vision", "--tower", name, "--layers", "2", "--batch", "2"]
+    lines = [json.loads(line) for line in bench(*command, "--json").stdout.splitlines()]
+    place = ["bench", "tower", "layers", "threads", "batch", "runtime", "precision"]
+    assert [list(line) for line in lines] == [
+        *[[*place, "ms_per_frame", *SPREAD, "cpu_ms_per_frame", "working_mb"]] * 3,
+        *[[*place, "against", *RATIO]] * 2,
+        ["bench", "tower", "layers", "threads", "runtime", "precision", "cosine", "max_error"],
+    ]
+    pairs = [("edgevlm", "fp32"), ("edgevlm", "int8"), ("transformers", "fp32"), ("edgevlm", "fp32"), ("edgevlm", "int8")]
+    assert [(line["runtime"], line["precision"]) for line in lines[:-1]] == pairs
+    assert 0.99 < lines[-1]["cosine"] < 1
+    assert lines[-1]["max_error"] > 0
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["decode", "--model", "demo", "--context", "0"], "--context '0': give whole numbers of 1 or more"),
+        (["decode", "--model", "demo", "--context", "9000"], "--context 9000: demo has room for 1 to 127"),
+        (["decode", "--model", "demo", "--against", "vllm"], "--against vllm: there is llama.cpp, transformers"),
+        (["decode", "--model", "demo", "--precisions", "int5"], "--precision 'int5' is not known"),
+        (["prefill", "--model", "demo", "--against", "vllm"], "--against vllm: there is llama.cpp, transformers"),
+        (["vision", "--tower", "siglip"], "--tower 'siglip' is not known"),
+        (["vision", "--precision", "int4"], "--vision-precision 'int4' is not known; there is fp32 and int8"),
+    ],
+)
+def test_refusals(tiny, command, says):
+    with pytest.raises(UserError, match=says):
+        bench(*command)
