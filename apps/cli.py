@@ -17,7 +17,7 @@ from edgevlm import __version__
 from edgevlm.apps import options
 from edgevlm.apps.sources.base import SourceOptions, mask_credentials
 from edgevlm.apps.title import mask_title
-from edgevlm.bench.cli import Threads
+from edgevlm.bench.cli import KV, Threads
 from edgevlm.bench.cli import app as bench
 from edgevlm.errors import UserError
 
@@ -208,6 +208,7 @@ def export(
             metavar="WxH", help="The camera's frames, for families that keep their aspect (Qwen): other frames are stretched."
         ),
     ] = "640x480",
+    kv: Annotated[KV, typer.Option(help="What the cache keeps keys and values as.")] = KV.fp32,
 ) -> None:
     """Turn a checkpoint into a bundle that edgevlm runs: ONNX graphs, weights, tokenizer, manifest."""
     from rich.console import Console
@@ -216,8 +217,9 @@ def export(
 
     with Console(stderr=True).status("reading the checkpoint") as status:
         path = export_checkpoint(
-            checkpoint, out, progress=status.update, force=force, st_spattn_from=st_spattn, camera=_pixels(frame_size)
-        )
+            checkpoint, out, progress=status.update, force=force, st_spattn_from=st_spattn, camera=_pixels(frame_size),
+            kv=kv.value,
+        )  # fmt: skip
     typer.echo(str(path))
 
 

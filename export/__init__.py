@@ -10,6 +10,7 @@ from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import checkpoint_folder
 
 if TYPE_CHECKING:
+    from edgevlm.engines.base import KVType
     from edgevlm.runtime.bundle import Progress
 
 # model_type in config.json -> module with ``parts``
@@ -34,6 +35,7 @@ def export_checkpoint(
     force: bool = False,
     st_spattn_from: int | None = None,
     camera: tuple[int, int] = (480, 640),
+    kv: KVType = "fp32",
 ) -> Path:
     """Write the bundle of a Hugging Face checkpoint folder to ``out_dir`` and return its path.
 
@@ -42,12 +44,13 @@ def export_checkpoint(
     above PureKV's CLIE layer, or a smaller model's last layer by default.
     ``camera``: (height, width) of the frames to be watched; families that keep a frame's aspect are made for a grid of that
     shape, to which other frames are stretched.
+    ``kv``: what the bundle keeps keys and values as; int8's scales are measured with onnxruntime once the graphs are written.
     Raises UserError, one line, for a checkpoint that is damaged or of an unknown kind and for a disk that is full.
     """
     folder, told = checkpoint_folder(checkpoint_dir), progress or (lambda _: None)
     try:  # torch and transformers take seconds to import, and parts of them come later than the writer
         writer: Any = import_module("edgevlm.export.writer")
-        path: Path = writer.write_bundle(folder, Path(out_dir), FAMILIES, told, force, st_spattn_from, camera)
+        path: Path = writer.write_bundle(folder, Path(out_dir), FAMILIES, told, force, st_spattn_from, camera, kv)
     except MemoryError:
         raise UserError(f"{folder}: does not fit in the free memory while it is exported; end other programs") from None
     except ModuleNotFoundError as error:

@@ -3,7 +3,7 @@
 Traced decoders concatenate their cache; this one appends in place to memory it does not own:
 
     inputs   inputs_embeds [1, S, E (1 + K)]   cos, sin [1, S, D/2]   total_len int32 [L]   logit_rows int64 [R]
-             key{l}, value{l} [1, Hkv, C_l, D]
+             key{l}, value{l} [1, Hkv, C_l, D], and with int8 key_scale{l}, value_scale{l} [1, Hkv, 1, D]
     outputs  logits [1, R, V]   key{l}_out, value{l}_out: to be bound to the addresses of key{l}, value{l}
              query{l} [1, S, Hq D], rotated: probes, which cost nothing unless fetched
 
@@ -12,9 +12,12 @@ K is 0, but for DeepStack: then columns ``(1 + l) E ..`` of a row are added to i
 to q, k, v), ``attend`` (the only one that knows the cache) and ``finish`` (to residual again), so that a graph can be
 cut between them.
 
+``attend`` of the three KV precisions is in :mod:`edgevlm.export.kv`.
+
 Three graphs of one builder and one weights file: ``whole``; ``st-spattn`` for the prefill of frames, in which the layers
 from one on attend by the pattern of :mod:`edgevlm.export.st_spattn` and which has its two inputs more; and ``projections``,
-which takes ``inputs_embeds``, ``cos`` and ``sin`` through ``project`` of every layer and nothing else.
+which takes ``inputs_embeds``, ``cos`` and ``sin`` through ``project`` of every layer and nothing else. A bundle of another KV
+precision has ``whole`` in fp32 besides, as ``fp32-kv``: what scales are measured with, and errors.
 """
 
 from __future__ import annotations
@@ -26,10 +29,12 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from edgevlm.engines.base import KVType
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import Backbone, DecoderShape, LayerWeights
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.graph import CONTRIB, GraphBuilder, WeightsFile, external_tensor, save_array
+from edgevlm.export.kv import Memory
 from edgevlm.export.st_spattn import SparseAttention
 from edgevlm.runtime.bundle import Progress
 
@@ -37,6 +42,7 @@ GRAPHS = {  # variant -> file
     "whole": "decoder.onnx",
     "st-spattn": "decoder-st-spattn.onnx",
     "projections": "decoder-projections.onnx",
+    "fp32-kv": "decoder-fp32-kv.onnx",
 }
 WEIGHTS, EMBEDDING = "decoder.weights", "embedding.npy"
 ST_SPATTN_FROM = 3  # the first sparse layer: the one above PureKV's CLIE layer, whose scores need dense attention
@@ -52,13 +58,16 @@ class _Decoder:
     graph: GraphBuilder
     shape: DecoderShape
     sparse_from: int | None = None
+    kv: KVType = "fp32"
     residual: str = ""
     delta: str | None = None
     features: list[str] = field(default_factory=list)
+    memory: Memory = field(init=False)
     sparse: SparseAttention = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sparse = SparseAttention(self.graph, self.shape)
+        self.memory = Memory(self.graph, self.shape, self.kv)
+        self.sparse = SparseAttention(self.graph, self.shape, self.memory)
 
     def start(self) -> None:
         """The inputs that are not a layer's, and what is made of them once."""
@@ -77,7 +86,7 @@ class _Decoder:
         """One layer of the stream; of the last, past its cache rows, only the rows asked for."""
         query, key, value, self.residual = self.project(layer, w, self.residual, self.delta)
         is_sparse = self.sparse_from is not None and layer >= self.sparse_from
-        attend = self.sparse.attend if is_sparse else self.attend
+        attend = self.sparse.attend if is_sparse else self.memory.attend
         attention = attend(layer, query, key, value)
         if layer == self.shape.layers - 1:
             attention = self.graph.node("Gather", [attention, "logit_rows"], ["last.attention"], axis=1)
@@ -143,22 +152,6 @@ class _Decoder:
         self.graph.output(query, TensorProto.FLOAT, [1, "S", s.heads * s.head_dim])
         return query, self.rotate(f"{name}.key", k, s.kv_heads), v, residual
 
-    def attend(self, layer: int, query: str, key: str, value: str) -> str:
-        """Append key and value in place, then causal attention over the valid rows: ``[1, S, Hq D]``."""
-        s, g = self.shape, self.graph
-        memory: list[int | str] = [1, s.kv_heads, f"C{layer}", s.head_dim]
-        past = [g.input(f"{part}{layer}", TensorProto.FLOAT, memory) for part in ("key", "value")]
-        present = [g.output(f"{part}{layer}_out", TensorProto.FLOAT, memory) for part in ("key", "value")]
-        return g.node(
-            "GroupQueryAttention",
-            [query, key, value, *past, f"last_row{layer}", f"total_len{layer}"],
-            [f"layer{layer}.attention", *present],
-            CONTRIB,
-            num_heads=s.heads,
-            kv_num_heads=s.kv_heads,
-            do_rotary=0,
-        )
-
     def finish(self, layer: int, w: LayerWeights, attention: str, residual: str) -> tuple[str, str]:
         """Output projection, norm and SwiGLU: returns the new residual and the delta still to be added to it."""
         g, name, ffn = self.graph, f"layer{layer}", self.shape.intermediate
@@ -222,11 +215,13 @@ def write_decoder(
     progress: Progress,
     st_spattn_from: int | None = None,
     sparse: bool = True,
+    kv: KVType = "fp32",
 ) -> dict[str, str]:
     """Write a graph for each of GRAPHS, ``decoder.weights`` and ``embedding.npy`` into ``folder``; returns variant -> file.
 
     Without ``sparse`` there is no ``st-spattn`` graph: frames of some families have text between them. ``st_spattn_from``: see
-    :func:`first_sparse_layer`. A tied head is the embedding file itself: the graphs refer to its bytes. Raises UserError for a
+    :func:`first_sparse_layer`. ``kv``: what they keep keys and values as; unless fp32 there
+    is ``fp32-kv`` too. A tied head is the embedding file itself: the graphs refer to its bytes. Raises UserError for a
     checkpoint whose tensors are missing or of another shape, OSError if the disk does not take them.
     """
     sparse_from = first_sparse_layer(shape, st_spattn_from)
@@ -234,10 +229,12 @@ def write_decoder(
     start = save_array(folder / EMBEDDING, embedding)
     with (folder / WEIGHTS).open("wb") as stream:
         weights = WeightsFile(stream, WEIGHTS)
-        variants = {"whole": _Decoder(GraphBuilder("decoder", weights), shape)}
+        variants = {"whole": _Decoder(GraphBuilder("decoder", weights), shape, kv=kv)}
         if sparse:
-            variants["st-spattn"] = _Decoder(GraphBuilder("decoder-st-spattn", weights), shape, sparse_from)
+            variants["st-spattn"] = _Decoder(GraphBuilder("decoder-st-spattn", weights), shape, sparse_from, kv)
         variants["projections"] = _Projections(GraphBuilder("decoder-projections", weights), shape)
+        if kv != "fp32":
+            variants["fp32-kv"] = _Decoder(GraphBuilder("decoder-fp32-kv", weights), shape)
         for d in variants.values():
             d.start()
         for layer in range(shape.layers):

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm import __version__
+from edgevlm.engines.base import KVType
 from edgevlm.errors import UserError
 from edgevlm.export import decoder, vision
+from edgevlm.export import kv as kv_memory
 from edgevlm.export.backbones import Backbone, DecoderShape, text_backbone
 from edgevlm.export.chat import chat
 from edgevlm.export.checkpoint import Checkpoint, nearest
@@ -33,6 +35,7 @@ def write_bundle(
     force: bool,
     st_spattn_from: int | None = None,
     camera: tuple[int, int] = CAMERA,
+    kv: KVType = "fp32",
 ) -> Path:
     """See :func:`edgevlm.export.export_checkpoint`."""
     checkpoint = Checkpoint(source)
@@ -54,17 +57,17 @@ def write_bundle(
         progress("tracing the vision tower")
         tokens, _ = vision.write_vision(parts.vision, folder)
         sparse = not (parts.before or parts.after)
-        graphs = decoder.write_decoder(checkpoint, backbone, shape, folder, progress, st_spattn_from, sparse)
+        graphs = decoder.write_decoder(checkpoint, backbone, shape, folder, progress, st_spattn_from, sparse, kv)
         (folder / talk["tokenizer"]).write_text(tokenizer, encoding="utf-8")
         if parts.closing is not None:
             save_array(folder / CLOSING, parts.closing)
         progress("hashing")
-        manifest = {
+        manifest: dict[str, Any] = {
             "format": FORMAT,
             "edgevlm": __version__,
             "family": model_type,
             "source": checkpoint.name,
-            "decoder": _decoder_section(checkpoint, shape, graphs),
+            "decoder": {**_decoder_section(checkpoint, shape, graphs), "kv": kv},
             "vision": {
                 "graph": vision.GRAPH,
                 **frames,
@@ -81,6 +84,8 @@ def write_bundle(
             "chat": talk,
             "files": {path.name: _record(path) for path in sorted(folder.iterdir())},
         }
+        if kv == "int8":
+            kv_memory.add_scales(folder, manifest, progress)
         (folder / MANIFEST).write_bytes(seal_manifest(manifest))
         Bundle.load(folder, verify="size")
     return out_dir
