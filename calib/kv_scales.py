@@ -28,6 +28,7 @@ Frames = Iterable[NDArray[np.uint8]]
 HEADROOM = 1.25  # scales hold so many times what was seen: docs/models.md has what less and more would cost
 FRAMES = 8
 ANSWER = 16  # tokens
+RANDOM = 128  # tokens of the whole vocabulary, so that rare ones are not cut
 QUESTIONS = (
     "What happens in the video?",
     "List every number, name and colour that you see: 0 1 2 3 4 5 6 7 8 9, A-Z, red, green, blue.",
@@ -46,7 +47,7 @@ def in_fp32(bundle: Bundle) -> Bundle:
 
 
 def measured_scales(bundle: Bundle, frames: Frames | None = None, count: int = FRAMES, threads: int | None = None) -> KVScales:
-    """Watch ``count`` frames, ask QUESTIONS, and hold HEADROOM times what keys and values came to on the way.
+    """Watch ``count`` frames, ask QUESTIONS, read RANDOM tokens, and hold HEADROOM times what keys and values came to on the way.
 
     frames: uint8 RGB ``[H, W, 3]``; changing fields of colour unless given. Raises UserError where a bundle has no fp32 graph,
     or is of a model with too few positions for a frame and a question.
@@ -80,6 +81,7 @@ def _watch(model: Model, frames: Frames, count: int, reach: Reach) -> None:
     chat, per_frame = Chat(model.bundle.chat), Framing(model).rows_per_frame
     prefix = model.encode(chat.prefix)
     asked = [np.asarray(model.encode(chat.suffix([], question)), np.int64) for question in QUESTIONS]
+    asked.append(np.random.default_rng(0).integers(0, model.bundle.decoder.vocab, RANDOM))
     room = max(map(len, asked)) + len(model.closing) + ANSWER
     fits = (model.bundle.limit - len(prefix) - room) // per_frame
     if fits < 1:

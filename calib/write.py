@@ -11,6 +11,7 @@ from pathlib import Path
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.calibration import CALIBRATION, Calibration
+from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.publish import check_target, published
 
 
@@ -24,8 +25,10 @@ def check_writable(bundle: Bundle, out: Path | None) -> None:
         raise UserError(f"{folder}: is read-only; give --out DIR, and a calibrated copy is written there")
 
 
-def write_calibration(bundle: Bundle, calibration: Calibration, out: Path | None = None) -> Path:
-    """Write ``calibration.json`` and list it in ``bundle.json``, in the bundle or, with ``out``, in a copy; returns which.
+def write_calibration(
+    bundle: Bundle, calibration: Calibration, out: Path | None = None, scales: KVScales | None = None
+) -> Path:
+    """Write ``calibration.json``, and new ``scales`` of an int8 cache, and list them in ``bundle.json``, in the bundle or, with ``out``, in a copy; returns which.
 
     In place the new bundle is a second folder of hard links that changes places with the old one in one step, so that the
     weights are not copied and whoever reads the old ones goes on. Raises UserError if the bundle has changed since ``bundle``
@@ -40,6 +43,10 @@ def write_calibration(bundle: Bundle, calibration: Calibration, out: Path | None
             raise UserError(f"{source}: has changed while it was measured; calibrate it again")
         _write(folder / CALIBRATION, calibration.to_json())
         manifest["files"][CALIBRATION] = asdict(hash_file(folder / CALIBRATION))
+        if scales is not None:
+            (folder / SCALES).unlink()
+            scales.save(folder / SCALES)
+            manifest["files"][SCALES] = asdict(hash_file(folder / SCALES))
         _write(folder / MANIFEST, seal_manifest(manifest))
         Bundle.load(folder, verify="size").calibration()
     return target

@@ -35,9 +35,10 @@ class KVScales:
         """Scales that hold keys whose rotary pairs are as long as ``key`` and values as large as ``value``, and more.
 
         key: ``[layers, kv_heads, head_dim / 2]``, lengths; value: ``[layers, kv_heads, head_dim]``, magnitudes; headroom: how
-        many times as much they hold. A channel that was always 0 gets the scale of the largest of its head.
+        many times as much they hold. The channels of a head of values share the scale of the largest: with one each, more
+        numbers of other inputs are cut, which costs more than the finer codes give (docs/models.md).
         """
-        largest = np.concatenate([key, key], -1), value
+        largest = np.concatenate([key, key], -1), np.broadcast_to(value.max(-1, keepdims=True), value.shape)
         return cls(*(_usable(headroom * part / MOST) for part in largest))
 
     @classmethod
@@ -65,7 +66,7 @@ def codes(numbers: NDArray[np.floating], scale: NDArray[np.float32]) -> NDArray[
 
 
 def _usable(scale: NDArray[np.floating]) -> NDArray[np.float32]:
-    """float32 ``scale [..., channels]`` with no zeros: these become the row's largest, or 1."""
+    """float32 ``scale [..., channels]`` with no zeros: a channel that was always 0 gets its head's largest, or 1."""
     most = scale.max(-1, keepdims=True)
     filled = np.where(scale > 0, scale, np.where(most > 0, most, 1.0))
     return np.maximum(filled, np.finfo(np.float32).tiny).astype(np.float32)
