@@ -47,7 +47,7 @@ def in_fp32(bundle: Bundle) -> Bundle:
 
 
 def measured_scales(bundle: Bundle, frames: Frames | None = None, count: int = FRAMES, threads: int | None = None) -> KVScales:
-    """Watch ``count`` frames, ask QUESTIONS, read RANDOM tokens, and hold HEADROOM times what keys and values came to on the way.
+    """Watch ``count`` frames, ask QUESTIONS, read RANDOM tokens, and hold HEADROOM times what keys and values came to.
 
     frames: uint8 RGB ``[H, W, 3]``; changing fields of colour unless given. Raises UserError where a bundle has no fp32 graph,
     or is of a model with too few positions for a frame and a question.

@@ -28,7 +28,7 @@ def check_writable(bundle: Bundle, out: Path | None) -> None:
 def write_calibration(
     bundle: Bundle, calibration: Calibration, out: Path | None = None, scales: KVScales | None = None
 ) -> Path:
-    """Write ``calibration.json``, and new ``scales`` of an int8 cache, and list them in ``bundle.json``, in the bundle or, with ``out``, in a copy; returns which.
+    """Write ``calibration.json``, and new ``scales`` of an int8 cache, into the bundle or, with ``out``, a copy; returns which.
 
     In place the new bundle is a second folder of hard links that changes places with the old one in one step, so that the
     weights are not copied and whoever reads the old ones goes on. Raises UserError if the bundle has changed since ``bundle``

@@ -57,8 +57,9 @@ def make(layers=2, kv_heads=2, head_dim=8, capacity=32, axes=1, dtype="fp32", se
 def scales(layers, kv_heads, head_dim):
     """Scales that hold normal numbers, another for each channel."""
     random = np.random.default_rng(3)
-    longest = random.uniform(7, 9, (layers, kv_heads, head_dim // 2))
-    return KVScales.holding(longest, random.uniform(6, 8, (layers, kv_heads, head_dim)))
+    longest = np.concatenate([random.uniform(7, 9, (layers, kv_heads, head_dim // 2))] * 2, -1)
+    largest = random.uniform(6, 8, (layers, kv_heads, head_dim))
+    return KVScales(*((part / 127).astype(np.float32) for part in (longest, largest)))
 
 
 def stored(numbers, scale, dtype):

@@ -23,7 +23,7 @@ def scales(layers, heads=HEADS, dim=DIM):
     """Scales that hold normal numbers as keys and twice as large ones as values, another for each channel."""
     random = np.random.default_rng(11)
     longest, largest = (random.uniform(*span, (layers, heads, width)) for span, width in (((6, 9), dim // 2), ((10, 14), dim)))
-    return KVScales.holding(longest, largest)
+    return KVScales(*((part / 127).astype(np.float32) for part in (np.concatenate([longest] * 2, -1), largest)))
 
 
 def turned(x, position):
