@@ -27,6 +27,7 @@ DEFAULTS: dict[str, Any] = {
     "text_gguf": None,
     "precision": None,
     "vision_precision": "fp32",
+    "kv": "fp32",
 }
 
 

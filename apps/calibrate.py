@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +18,13 @@ from edgevlm.apps.sources.video import check_readable
 from edgevlm.calib import Clip, as_calibrated, calibrate, check_writable, write_calibration
 from edgevlm.calib.figure import check_plot, plot
 from edgevlm.calib.kept import kept
+from edgevlm.calib.kv_scales import FRAMES as SCALE_FRAMES
+from edgevlm.calib.kv_scales import measured_scales
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import MANIFEST, Bundle, Progress, hash_file
 from edgevlm.runtime.calibration import Calibration
 from edgevlm.runtime.choices import Choices
+from edgevlm.runtime.kv import KVScales
 from edgevlm.runtime.model import Model, bundle_folder, is_demo
 from edgevlm.runtime.policies.infinipot_v import WINDOWS
 
@@ -100,8 +103,12 @@ def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Pa
         check_writable(model.bundle, request.out)
         with kept((request.out or model.bundle.path).resolve(), _settings(request, model, clips)) as folder:
             found = _measure(request, model, clips, folder, progress, note)
+            scales = None
+            if request.layers and model.bundle.decoder.kv == "int8":
+                progress("measuring how far keys and values reach")
+                scales = clip_scales(model.bundle, clips, request.threads)
             progress("writing")
-            written = write_calibration(model.bundle, found.layers, found.policies, out=request.out)
+            written = write_calibration(model.bundle, found.layers, found.policies, scales, out=request.out)
     except KeyboardInterrupt:
         note("stopped; the same command goes on from here")
         raise
@@ -148,6 +155,12 @@ def _layers(request: CalibrateRequest, model: Model, clips: list[Clip], folder: 
         calibration = calibrate(model, clips, request.frames, progress)
         file.write_bytes(calibration.to_json())
         return calibration
+
+
+def clip_scales(bundle: Bundle, clips: list[Clip], threads: int | None) -> KVScales:
+    """Scales of an int8 cache over the beginning of each clip, run with an fp32 one."""
+    beginnings = chain.from_iterable(islice(clip.frames, SCALE_FRAMES) for clip in clips)
+    return measured_scales(bundle, beginnings, SCALE_FRAMES * len(clips), threads)
 
 
 def demo_clips() -> list[Clip]:

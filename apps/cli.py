@@ -17,7 +17,7 @@ from edgevlm import __version__
 from edgevlm.apps import options
 from edgevlm.apps.sources.base import SourceOptions, mask_credentials
 from edgevlm.apps.title import mask_title
-from edgevlm.bench.cli import Threads
+from edgevlm.bench.cli import KV, Threads
 from edgevlm.bench.cli import app as bench
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO
@@ -242,6 +242,7 @@ def export(
         Scaling, typer.Option(help="awq: whole numbers are rounded more finely where the model's activations are large.")
     ] = Scaling.NONE,
     vision_precision: Annotated[str, typer.Option(metavar="fp32|int8", help="Of the vision tower's linears.")] = "fp32",
+    kv: Annotated[KV, typer.Option(help="What the cache keeps keys and values as.")] = KV.fp32,
 ) -> None:
     """Turn a checkpoint into a bundle that edgevlm runs: ONNX graphs, weights, tokenizer, manifest; prints where it is.
 
@@ -256,7 +257,7 @@ def export(
 
     options: dict[str, Any] = {
         "st_spattn_from": st_spattn, "camera": _pixels(frame_size), "text_gguf": text_gguf, "precision": precision,
-        "vision_precision": vision_precision,
+        "vision_precision": vision_precision, "kv": kv.value,
     }  # fmt: skip
     command = export_checkpoint if scaling is Scaling.NONE else writing("edgevlm.apps.scaling").export_scaled
     with Console(stderr=True).status("reading the checkpoint") as status:

@@ -22,11 +22,12 @@ for command in (speed.decode, speed.prefill, speed.vision):
     app.command()(command)
 
 
-class DType(str, Enum):
+class KV(str, Enum):
     """Of keys and values."""
 
     fp32 = "fp32"
     fp16 = "fp16"
+    int8 = "int8"
 
 
 class Suite(str, Enum):
@@ -50,7 +51,7 @@ def compression(
     kv_heads: Annotated[int, typer.Option(min=1)] = 2,
     head_dim: Annotated[int, typer.Option(min=2)] = 128,
     tokens: Annotated[int, typer.Option(help="Held in each layer.", min=1)] = 6076,
-    dtype: Annotated[list[DType] | None, typer.Option(help="Of keys and values.", show_default="fp32 and fp16")] = None,
+    dtype: Annotated[list[KV] | None, typer.Option(help="Of keys and values.", show_default="all")] = None,
     threads: Annotated[int, typer.Option(help="That kernels use.", min=1, max=256)] = 1,
     rounds: Annotated[int, typer.Option(help="Medians are taken over as many.", min=1)] = 5,
     as_json: Json = False,
@@ -61,7 +62,7 @@ def compression(
     head = f"{'policy':<24}{'dtype':>6}{'ms':>10}{'read ms':>10}{'pass/read':>11}{'numpy ms':>11}"
     if not as_json:
         typer.echo(f"{layers} layers x {kv_heads} KV heads x {tokens} tokens x {head_dim}, threads: {threads}\n{head}")
-    dtypes = [kind.value for kind in dtype or DType]
+    dtypes = [kind.value for kind in dtype or KV]
     for result in run(policy or [], Shape(layers, kv_heads, head_dim, tokens), dtypes, threads, rounds):
         line = result.line()
         typer.echo(
@@ -292,3 +293,25 @@ def precision(
             f"{result.precision:<12}{line['top1']:>8.4f}{line['kl']:>10.5f}{line['decoder_mb']:>9.1f}"
             f"{line['size_over_fp32']:>7.3f}{line['ms_per_token']:>8.2f}{line['fp32_ms_per_token']:>9.2f}"
         )
+
+
+@app.command("kv-precision")
+def kv_precision(
+    model: Annotated[list[str], typer.Option(metavar="BUNDLE", help="Exported with --kv int8 or fp16; one or more.")],
+    tokens: Annotated[int, typer.Option(help="Teacher-forced.", min=2)] = 2000,
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Text to force.", show_default="what the model says, fixed seed")
+    ] = None,
+    turns: Annotated[int, typer.Option(help="Of all keys before each 64 tokens, as re-indexing turns them.", min=0)] = 0,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Compare a bundle's KV precision with an fp32 cache, on the same weights and text: KL, top-1 agreement, bytes."""
+    from rich.console import Console
+
+    from edgevlm.bench.kv_precision import run
+
+    with Console(stderr=True).status("loading the model") as status:
+        for result in run(model, tokens, text, turns, threads, status.update):
+            line = result.line()
+            typer.echo(json.dumps(line) if as_json else "  ".join(f"{name} {value}" for name, value in line.items()))

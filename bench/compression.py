@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from edgevlm.bench import numpy_kernels
-from edgevlm.bench.noise import arrays_of
+from edgevlm.bench.noise import arrays_of, as_stored, noise_scales
 from edgevlm.bench.timing import timed
 from edgevlm.errors import UserError
 from edgevlm.runtime import _native, primitives, reference
@@ -87,10 +87,13 @@ class Memory:
         inv_freq = 1 / 1e6 ** (np.arange(pairs) / pairs)
         self.shape, self.next = shape, 0
         capacity = shape.tokens + 1  # one for a summary
-        self.cache = KVCache(shape.layers, shape.kv_heads, shape.head_dim, capacity, inv_freq=inv_freq, dtype=dtype)
+        heads, scales = (shape.layers, shape.kv_heads, shape.head_dim), None
+        if dtype == "int8":
+            scales = noise_scales(*heads)
+        self.cache = KVCache(*heads, capacity, inv_freq=inv_freq, dtype=dtype, scales=scales)
         self._random = np.random.default_rng(seed)
         noise = self._random.standard_normal((shape.kv_heads, shape.tokens, shape.head_dim), np.float32)
-        self._noise = noise.astype(self.cache.dtype)
+        self._noise = as_stored(noise, self.cache.buffers()[0])
 
     def fill(self) -> Rows | None:
         """Append rows, the next of the stream, until the fullest layer is at the budget; None if it is."""

@@ -10,17 +10,28 @@ import numpy as np
 
 from edgevlm.engines.base import Decoder, Engine, Float32, FramePattern, Int32, Int64, KVBuffer, StepResult
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.kv import KVScales, codes
 
 
 def arrays_of(buffer: KVBuffer) -> tuple[np.ndarray, np.ndarray]:
     """A buffer's keys and values as arrays over its own memory, ``[kv_heads, capacity, head_dim]``."""
-    kind = ctypes.c_uint16 if buffer.dtype.itemsize == 2 else ctypes.c_uint32
+    kind = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32}[buffer.dtype.itemsize]
     block = kind * int(np.prod(buffer.shape))
     key, value = (
         np.ctypeslib.as_array(block.from_address(address)).view(buffer.dtype).reshape(buffer.shape[1:])
         for address in (buffer.key_address, buffer.value_address)
     )
     return key, value
+
+
+def noise_scales(layers: int, kv_heads: int, head_dim: int) -> KVScales:
+    """Scales that hold normal numbers."""
+    return KVScales.holding(np.full((layers, kv_heads, head_dim // 2), 7.0), np.full((layers, kv_heads, head_dim), 6.0))
+
+
+def as_stored(numbers: Float32, buffer: KVBuffer) -> np.ndarray:
+    """Keys ``[kv_heads, n, head_dim]`` as a buffer stores them."""
+    return numbers.astype(buffer.dtype) if buffer.key_scale is None else codes(numbers, buffer.key_scale)
 
 
 class NoiseEngine:
@@ -82,8 +93,8 @@ class NoiseDecoder:
         if not self._engine.is_filling:
             return self._decoder.step(embeds, cos, sin, past_len, logit_rows, pattern)
         spec, rows, normal = self._engine.bundle.decoder, len(embeds), self._engine.normal
-        for layer, held in zip(self._memory, past_len, strict=True):
+        for layer, buffer, held in zip(self._memory, self._buffers, past_len, strict=True):
             for part in layer:
-                part[:, held : held + rows] = normal(spec.kv_heads, rows, spec.head_dim)
+                part[:, held : held + rows] = as_stored(normal(spec.kv_heads, rows, spec.head_dim), buffer)
         probes = {layer: normal(spec.heads, rows, spec.head_dim) for layer in self._probes}
         return StepResult(np.zeros((len(logit_rows), spec.vocab), np.float32), probes)

@@ -25,14 +25,19 @@ def _turned_back(key: Array, position: Array, inv_freq: Array, pair_axis: Array 
     return np.concatenate([first * cos + second * sin, second * cos - first * sin], axis=-1)
 
 
+def _numbers(stored: Array, scale: Array | None) -> Array:
+    """Rows as float32, whatever they are stored as."""
+    return stored.astype(np.float32) if scale is None else stored * scale[:, None]
+
+
 def temporal_similarity(
     key: Array, position: Array, row: Array, col: Array, recent: Array, valid: Array, inv_freq: Array,
-    *, rotated: bool = False, pair_axis: Array | None = None,
+    *, rotated: bool = False, pair_axis: Array | None = None, scale: Array | None = None,
 ) -> Array:  # fmt: skip
     """Means of unit keys by patch with ``np.add.at``, then one product with every past key."""
-    out = np.zeros(valid.shape, np.float32)
+    out, key = np.zeros(valid.shape, np.float32), _numbers(key, scale)
     for head in range(len(key)):
-        keys = key[head].astype(np.float32) if rotated else _turned_back(key[head], position[head], inv_freq, pair_axis)
+        keys = key[head] if rotated else _turned_back(key[head], position[head], inv_freq, pair_axis)
         keys = keys / np.maximum(np.linalg.norm(keys, axis=-1, keepdims=True), np.float32(1e-30))
         patch = np.unique(row[head].astype(np.int64) << 16 | col[head].astype(np.int64) & 0xFFFF, return_inverse=True)[1]
         new, past = valid[head] & recent[head], valid[head] & ~recent[head]
@@ -46,8 +51,8 @@ def temporal_similarity(
     return out
 
 
-def value_norms(value: Array) -> Array:
-    return np.linalg.norm(value.astype(np.float32), axis=-1)
+def value_norms(value: Array, scale: Array | None = None) -> Array:
+    return np.linalg.norm(_numbers(value, scale), axis=-1)
 
 
 def infinipot_scores(cache: Any, recent: Sequence[Array], valid: Sequence[Array], *, rotated: bool = False) -> list[tuple]:
@@ -55,9 +60,9 @@ def infinipot_scores(cache: Any, recent: Sequence[Array], valid: Sequence[Array]
         (
             temporal_similarity(
                 cache.key(layer), cache.position(layer), cache.row(layer), cache.col(layer), recent[layer], valid[layer],
-                cache.inv_freq, rotated=rotated, pair_axis=cache.pair_axis,
+                cache.inv_freq, rotated=rotated, pair_axis=cache.pair_axis, scale=cache.key_scale(layer),
             ),
-            value_norms(cache.value(layer)),
+            value_norms(cache.value(layer), cache.value_scale(layer)),
         )
         for layer in range(cache.layers)
     ]  # fmt: skip
@@ -65,10 +70,11 @@ def infinipot_scores(cache: Any, recent: Sequence[Array], valid: Sequence[Array]
 
 def newer_similarity(cache: Any, layer: int, valid: Array, since: int = 0, *, rotated: bool = False) -> Array:
     """512 tokens with all newer ones at a time."""
-    out, key, position, seq = np.zeros(valid.shape, np.float32), cache.key(layer), cache.position(layer), cache.seq(layer)
+    out, key = np.zeros(valid.shape, np.float32), cache.numbers("key", layer)
+    position, seq = cache.position(layer), cache.seq(layer)
     for head, mine in enumerate(valid):
         rows = np.flatnonzero(mine)[np.argsort(seq[head, mine])]
-        turned = key[head, rows].astype(np.float32)
+        turned = key[head, rows]
         if not rotated:
             turned = _turned_back(turned, position[head, rows], cache.inv_freq, cache.pair_axis)
         unit = turned / np.maximum(np.linalg.norm(turned, axis=-1, keepdims=True), np.float32(1e-30))
@@ -144,10 +150,10 @@ def places(seq: Array, known: Array) -> Array:
 
 
 def attention_mass(
-    query: Array, query_seq: Array, key: Array, seq: Array, own_key: Array = None, own_seq: Array = None
+    query: Array, query_seq: Array, key: Array, seq: Array, own_key: Array = None, own_seq: Array = None, scale: Array = None
 ) -> Array:
     """One product, one softmax over all of it."""
-    held = key.shape[1]
+    held, key = key.shape[1], _numbers(key, scale)
     if own_key is not None:
         key, seq = (
             np.concatenate([key, own_key], 1),
@@ -156,7 +162,7 @@ def attention_mass(
     heads, rows, width = query.shape
     kv_heads = len(key)
     grouped = query.reshape(kv_heads, heads // kv_heads * rows, width) * np.float32(width**-0.5)
-    scores = np.matmul(grouped, key.astype(np.float32).transpose(0, 2, 1))  # [kv_heads, group * rows, n]
+    scores = np.matmul(grouped, key.transpose(0, 2, 1))  # [kv_heads, group * rows, n]
     scores[seq[:, None, :] > np.tile(query_seq, heads // kv_heads)[None, :, None]] = -np.inf
     scores -= scores.max(2, keepdims=True)
     np.exp(scores, out=scores)

@@ -61,7 +61,7 @@ def bytes_per_token(bundle: Bundle) -> int:
     """What one more token in every layer adds to a cache, alignment evened out."""
     spec = bundle.decoder
     shape, inv_freq = (spec.layers, spec.kv_heads, spec.head_dim), np.array(spec.inv_freq)
-    few, many = (KVCache.bytes_for(*shape, rows, inv_freq=inv_freq) for rows in (1024, 2048))
+    few, many = (KVCache.bytes_for(*shape, rows, inv_freq=inv_freq, dtype=spec.kv) for rows in (1024, 2048))
     return (many - few) // 1024
 
 

@@ -104,9 +104,11 @@ class Observer:
         older = vision[: len(vision) - len(policy.seq)]
         return Observation(
             frames=stream.frames,
-            norms=[value_norms(cache.value(layer)[:, vision]) for layer in layers],
+            norms=[value_norms(cache.value(layer)[:, vision], cache.value_scale(layer)) for layer in layers],
             mass=[
-                attention_mass(policy.queries[layer], policy.seq, cache.key(layer), cache.seq(layer))[:, older]
+                attention_mass(
+                    policy.queries[layer], policy.seq, cache.key(layer), cache.seq(layer), scale=cache.key_scale(layer)
+                )[:, older]
                 for layer in layers
             ],
             attention=self._attention(stream, clip.questions),
@@ -136,6 +138,7 @@ class Observer:
                 asked = cache.seq(0)[0, held + len(closing) :].copy()
                 for layer, queries in probes.items():
                     rows = queries[:, len(closing) :]
-                    mass = attention_mass(rows, asked, cache.key(layer), cache.seq(layer))[:, vision]
+                    held_keys, scale = cache.key(layer), cache.key_scale(layer)
+                    mass = attention_mass(rows, asked, held_keys, cache.seq(layer), scale=scale)[:, vision]
                     total[layer] += mass.sum(0, dtype=np.float64) / (len(rows) * len(asked) * len(questions))
         return total

@@ -12,6 +12,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.calibration import CALIBRATION, Calibration
 from edgevlm.runtime.choices import CHOICES, Choices
+from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.publish import check_target, published
 
 
@@ -26,11 +27,17 @@ def check_writable(bundle: Bundle, out: Path | None) -> None:
 
 
 def write_calibration(
-    bundle: Bundle, calibration: Calibration | None = None, choices: Choices | None = None, *, out: Path | None = None
+    bundle: Bundle,
+    calibration: Calibration | None = None,
+    choices: Choices | None = None,
+    scales: KVScales | None = None,
+    *,
+    out: Path | None = None,
 ) -> Path:
     """Write what was measured and list it in ``bundle.json``, in the bundle or, with ``out``, in a copy; returns which.
 
-    ``calibration.json`` stays as it is where none is given. Older choices go: they were made on other numbers.
+    ``calibration.json`` and the ``scales`` of an int8 cache stay as they are where none are given. Older choices go: they were
+    made on other numbers.
 
     In place the new bundle is a second folder of hard links that changes places with the old one in one step, so that the
     weights are not copied and whoever reads the old ones goes on. Raises UserError if the bundle has changed since ``bundle``
@@ -49,6 +56,10 @@ def write_calibration(
             _put(folder, CHOICES, choices.to_json(), manifest["files"])
         elif manifest["files"].pop(CHOICES, None):
             (folder / CHOICES).unlink()
+        if scales is not None:
+            (folder / SCALES).unlink()
+            scales.save(folder / SCALES)
+            manifest["files"][SCALES] = asdict(hash_file(folder / SCALES))
         _write(folder / MANIFEST, seal_manifest(manifest))
         written = Bundle.load(folder, verify="size")
         written.calibration(), written.choices()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
+KVType = Literal["fp32", "fp16", "int8"]  # what keys and values are stored as
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class KVBuffer:
     """One layer's key and value memory, owned by the caller.
 
     Both are dense ``[1, kv_heads, capacity, head_dim]`` of ``dtype`` at the given addresses. ``owner`` keeps the memory
-    alive for as long as an engine is bound to it: a bound address holds no reference of its own.
+    alive for as long as an engine is bound to it: a bound address holds no reference of its own. With int8 a number is what is
+    stored times its channel's ``key_scale`` or ``value_scale``, float32 ``[kv_heads, head_dim]``.
     """
 
     key_address: int
@@ -30,6 +32,8 @@ class KVBuffer:
     shape: tuple[int, int, int, int]
     dtype: np.dtype
     owner: object = field(repr=False)
+    key_scale: Float32 | None = field(default=None, repr=False)
+    value_scale: Float32 | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,11 @@ import numpy as np
 import onnxruntime as ort
 import psutil
 
-from edgevlm.engines.base import Float32, FramePattern, Int32, Int64, KVBuffer, StepResult
+from edgevlm.engines.base import Float32, FramePattern, Int32, Int64, KVBuffer, KVType, StepResult
 from edgevlm.engines.embedding import Embedding
 from edgevlm.errors import CacheError, CacheFull, UserError
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.kv import DTYPES
 
 
 def default_threads() -> int:
@@ -112,6 +113,8 @@ class OnnxRuntimeCpu:
 
         The graph of another variant is opened when first asked for.
         """
+        kv = "fp32" if variant == "fp32-kv" else self.bundle.decoder.kv
+        _check_buffers(self.bundle, buffers, kv)
         return OnnxRuntimeDecoder(self._session(variant), self.bundle, buffers, probes, self._calls)
 
     def project(self, embeds: Float32, cos: Float32, sin: Float32) -> tuple[list[Float32], list[Float32]]:
@@ -160,7 +163,6 @@ class OnnxRuntimeDecoder:
     ) -> None:
         self._calls = calls or Calls()
         spec = bundle.decoder
-        _check_buffers(bundle, buffers)
         if any(not 0 <= layer < spec.layers for layer in probes):
             raise ValueError(f"probes must be layers of 0 to {spec.layers - 1}, not {list(probes)}")
         self._session, self._spec = session, spec
@@ -216,10 +218,13 @@ class OnnxRuntimeDecoder:
         """A binding whose keys and values are read and written at the caller's addresses."""
         binding = self._session.io_binding()
         for layer, buffer in enumerate(self._buffers):
-            for part, address in (("key", buffer.key_address), ("value", buffer.value_address)):
-                where = ("cpu", 0, np.float32, buffer.shape, address)
+            parts = ("key", buffer.key_address, buffer.key_scale), ("value", buffer.value_address, buffer.value_scale)
+            for part, address, scale in parts:
+                where = ("cpu", 0, buffer.dtype.type, buffer.shape, address)
                 binding.bind_input(f"{part}{layer}", *where)
                 binding.bind_output(f"{part}{layer}_out", *where)
+                if scale is not None:
+                    self._bind(binding.bind_input, f"{part}_scale{layer}", scale[None, :, None])
         self._bind(binding.bind_input, "total_len", self._total_len)
         return binding
 
@@ -276,7 +281,7 @@ class OnnxRuntimeDecoder:
             raise CacheError("previous must hold slots of valid rows, or -1")
 
 
-def _check_buffers(bundle: Bundle, buffers: Sequence[KVBuffer]) -> None:
+def _check_buffers(bundle: Bundle, buffers: Sequence[KVBuffer], kv: KVType) -> None:
     spec = bundle.decoder
     if len(buffers) != spec.layers:
         raise CacheError(f"the decoder has {spec.layers} layers; {len(buffers)} buffers were given")
@@ -286,5 +291,7 @@ def _check_buffers(bundle: Bundle, buffers: Sequence[KVBuffer]) -> None:
             raise CacheError(
                 f"layer {layer}: a buffer must be [1, {spec.kv_heads}, capacity, {spec.head_dim}], not {list(buffer.shape)}"
             )
-        if np.dtype(buffer.dtype) != np.float32:
-            raise CacheError(f"layer {layer}: this engine keeps float32 keys and values, not {buffer.dtype}")
+        if np.dtype(buffer.dtype) != DTYPES[kv]:
+            raise CacheError(f"layer {layer}: this decoder keeps {DTYPES[kv]} keys and values, not {buffer.dtype}")
+        if kv == "int8" and any(s is None or s.shape != (heads, dim) for s in (buffer.key_scale, buffer.value_scale)):
+            raise CacheError(f"layer {layer}: int8 keys and values need scales [{heads}, {dim}]")

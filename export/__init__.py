@@ -10,6 +10,7 @@ from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import checkpoint_folder
 
 if TYPE_CHECKING:
+    from edgevlm.engines.base import KVType
     from edgevlm.export.scaling import Samples
     from edgevlm.runtime.bundle import Progress
 
@@ -40,6 +41,7 @@ def export_checkpoint(
     precision: str | None = None,
     samples: Samples | None = None,
     vision_precision: str = "fp32",
+    kv: KVType = "fp32",
 ) -> Path:
     """Write the bundle of a Hugging Face checkpoint folder to ``out_dir`` and return its path.
 
@@ -54,26 +56,15 @@ def export_checkpoint(
     given, int4-zp for AWQ and GPTQ checkpoints, which are stored as they are rounded already. With ``samples``, which
     :func:`edgevlm.calib.activations.sample_activations` takes from the fp32 bundle, they are scaled for them before rounding.
     ``vision_precision``: of the vision tower's linears, fp32 or int8.
+    ``kv``: what the bundle keeps keys and values as; int8's scales are measured with onnxruntime once the graphs are written.
     Raises UserError, one line, for a checkpoint that is damaged or of an unknown kind and for a disk that is full.
     """
     folder, told, noted = checkpoint_folder(checkpoint_dir), progress or _unheard, notice or _unheard
     gguf = None if text_gguf is None else Path(text_gguf)
     try:  # torch and transformers take seconds to import, and parts of them come later than the writer
         writer: Any = import_module("edgevlm.export.writer")
-        path: Path = writer.write_bundle(
-            folder,
-            Path(out_dir),
-            FAMILIES,
-            told,
-            force,
-            st_spattn_from,
-            camera,
-            gguf,
-            noted,
-            precision,
-            samples,
-            vision_precision,
-        )
+        options = writer.Options(st_spattn_from, camera, gguf, precision, samples, vision_precision, kv)
+        path: Path = writer.write_bundle(folder, Path(out_dir), FAMILIES, options, told, noted, force=force)
     except MemoryError:
         raise UserError(f"{folder}: does not fit in the free memory while it is exported; end other programs") from None
     except ModuleNotFoundError as error:

@@ -3,7 +3,7 @@
 Traced decoders concatenate their cache; this one appends in place to memory it does not own:
 
     inputs   inputs_embeds [1, S, E (1 + K)]   cos, sin [1, S, D/2]   total_len int32 [L]   logit_rows int64 [R]
-             key{l}, value{l} [1, Hkv, C_l, D]
+             key{l}, value{l} [1, Hkv, C_l, D], and with int8 key_scale{l}, value_scale{l} [1, Hkv, 1, D]
     outputs  logits [1, R, V]   key{l}_out, value{l}_out: to be bound to the addresses of key{l}, value{l}
              query{l} [1, S, Hq D], rotated: probes, which cost nothing unless fetched
 
@@ -12,9 +12,12 @@ K is 0, but for DeepStack: then columns ``(1 + l) E ..`` of a row are added to i
 to q, k, v), ``attend`` (the only one that knows the cache) and ``finish`` (to residual again), so that a graph can be
 cut between them.
 
+``attend`` of the three KV precisions is in :mod:`edgevlm.export.kv`.
+
 Three graphs of one builder and one weights file: ``whole``; ``st-spattn`` for the prefill of frames, in which the layers
 from one on attend by the pattern of :mod:`edgevlm.export.st_spattn` and which has its two inputs more; and ``projections``,
-which takes ``inputs_embeds``, ``cos`` and ``sin`` through ``project`` of every layer and nothing else.
+which takes ``inputs_embeds``, ``cos`` and ``sin`` through ``project`` of every layer and nothing else. A bundle of another KV
+precision has ``whole`` in fp32 besides, as ``fp32-kv``: what scales are measured with, and errors.
 """
 
 from __future__ import annotations
@@ -26,11 +29,13 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from edgevlm.engines.base import KVType
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import Backbone, DecoderShape, LayerWeights
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.graph import CONTRIB, GraphBuilder, WeightsFile
 from edgevlm.export.journal import Journal
+from edgevlm.export.kv import Memory
 from edgevlm.export.precisions import DEFAULT_PRECISION, Float32, Layout, Stored, load_precision
 from edgevlm.export.precisions.table import Table, head_table, write_table
 from edgevlm.export.scaling import Samples, in_blocks, scaled
@@ -41,6 +46,7 @@ GRAPHS = {  # variant -> file
     "whole": "decoder.onnx",
     "st-spattn": "decoder-st-spattn.onnx",
     "projections": "decoder-projections.onnx",
+    "fp32-kv": "decoder-fp32-kv.onnx",
 }
 WEIGHTS = "decoder.weights"
 MATRICES = ("qkv", "output", "gate_up", "down")  # of a layer
@@ -57,13 +63,16 @@ class _Decoder:
     graph: GraphBuilder
     shape: DecoderShape
     sparse_from: int | None = None
+    kv: KVType = "fp32"
     residual: str = ""
     delta: str | None = None
     features: list[str] = field(default_factory=list)
+    memory: Memory = field(init=False)
     sparse: SparseAttention = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sparse = SparseAttention(self.graph, self.shape)
+        self.memory = Memory(self.graph, self.shape, self.kv)
+        self.sparse = SparseAttention(self.graph, self.shape, self.memory)
 
     def start(self) -> None:
         """The inputs that are not a layer's, and what is made of them once."""
@@ -82,7 +91,7 @@ class _Decoder:
         """One layer of the stream; of the last, past its cache rows, only the rows asked for."""
         query, key, value, self.residual = self.project(layer, w, self.residual, self.delta)
         is_sparse = self.sparse_from is not None and layer >= self.sparse_from
-        attend = self.sparse.attend if is_sparse else self.attend
+        attend = self.sparse.attend if is_sparse else self.memory.attend
         attention = attend(layer, query, key, value)
         if layer == self.shape.layers - 1:
             attention = self.graph.node("Gather", [attention, "logit_rows"], ["last.attention"], axis=1)
@@ -146,22 +155,6 @@ class _Decoder:
         query = self.rotate(f"query{layer}", q, s.heads)
         self.graph.output(query, TensorProto.FLOAT, [1, "S", s.heads * s.head_dim])
         return query, self.rotate(f"{name}.key", k, s.kv_heads), v, residual
-
-    def attend(self, layer: int, query: str, key: str, value: str) -> str:
-        """Append key and value in place, then causal attention over the valid rows: ``[1, S, Hq D]``."""
-        s, g = self.shape, self.graph
-        memory: list[int | str] = [1, s.kv_heads, f"C{layer}", s.head_dim]
-        past = [g.input(f"{part}{layer}", TensorProto.FLOAT, memory) for part in ("key", "value")]
-        present = [g.output(f"{part}{layer}_out", TensorProto.FLOAT, memory) for part in ("key", "value")]
-        return g.node(
-            "GroupQueryAttention",
-            [query, key, value, *past, f"last_row{layer}", f"total_len{layer}"],
-            [f"layer{layer}.attention", *present],
-            CONTRIB,
-            num_heads=s.heads,
-            kv_num_heads=s.kv_heads,
-            do_rotary=0,
-        )
 
     def finish(self, layer: int, w: LayerWeights[Stored], attention: str, residual: str) -> tuple[str, str]:
         """Output projection, norm and SwiGLU: returns the new residual and the delta still to be added to it."""
@@ -236,14 +229,16 @@ def write_decoder(
     precision: str = DEFAULT_PRECISION,
     samples: Samples | None = None,
     journal: Journal | None = None,
+    kv: KVType = "fp32",
 ) -> DecoderFiles:
     """Write a graph for each of GRAPHS, ``decoder.weights`` and the embedding into ``folder``.
 
     Without ``sparse`` there is no ``st-spattn`` graph: frames of some families have text between them. ``st_spattn_from``: see
-    :func:`first_sparse_layer`. A tied head is the embedding's files themselves: the graphs refer to their bytes. ``precision``:
-    of matrices, embedding and head; see :mod:`edgevlm.export.precisions`. With ``samples`` matrices are scaled for activations
-    like those; see :mod:`edgevlm.export.scaling`. What ``journal`` has is not written again. Raises UserError for a checkpoint
-    whose tensors are missing or of another shape and for a precision that is not known, OSError if the disk does not take them.
+    :func:`first_sparse_layer`. ``kv``: what they keep keys and values as; unless fp32 there is ``fp32-kv`` too. A tied head is
+    the embedding's files themselves: the graphs refer to their bytes. ``precision``: of matrices, embedding and head; see
+    :mod:`edgevlm.export.precisions`. With ``samples`` matrices are scaled for activations like those; see
+    :mod:`edgevlm.export.scaling`. What ``journal`` has is not written again. Raises UserError for a checkpoint whose tensors
+    are missing or of another shape and for a precision that is not known, OSError if the disk does not take them.
     """
     chosen, journal, size = load_precision(precision), journal or Journal(), (shape.vocab, shape.hidden)
     sparse_from = first_sparse_layer(shape, st_spattn_from)
@@ -251,10 +246,12 @@ def write_decoder(
     table = write_table(folder, chosen.table, size, lambda: checkpoint.rows("text.embed_tokens.weight", size), journal)
     with (folder / WEIGHTS).open("r+b" if journal.values(WEIGHTS) else "w+b") as stream:
         weights = WeightsFile(stream, WEIGHTS, journal)
-        variants = {"whole": _Decoder(GraphBuilder("decoder", weights), shape)}
+        variants = {"whole": _Decoder(GraphBuilder("decoder", weights), shape, kv=kv)}
         if sparse:
-            variants["st-spattn"] = _Decoder(GraphBuilder("decoder-st-spattn", weights), shape, sparse_from)
+            variants["st-spattn"] = _Decoder(GraphBuilder("decoder-st-spattn", weights), shape, sparse_from, kv)
         variants["projections"] = _Projections(GraphBuilder("decoder-projections", weights), shape)
+        if kv != "fp32":
+            variants["fp32-kv"] = _Decoder(GraphBuilder("decoder-fp32-kv", weights), shape)
         for d in variants.values():
             d.start()
         for layer in range(shape.layers):

@@ -19,6 +19,7 @@ from onnx import TensorProto
 
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.graph import GraphBuilder
+from edgevlm.export.kv import Memory
 
 UNSEEN = np.float32(-1e30)  # a logit whose weight is exactly 0
 
@@ -26,8 +27,8 @@ UNSEEN = np.float32(-1e30)  # a logit whose weight is exactly 0
 class SparseAttention:
     """``inputs`` once a graph, then ``attend`` for each layer that is sparse."""
 
-    def __init__(self, graph: GraphBuilder, shape: DecoderShape) -> None:
-        self.graph, self.shape = graph, shape
+    def __init__(self, graph: GraphBuilder, shape: DecoderShape, memory: Memory) -> None:
+        self.graph, self.shape, self.memory = graph, shape, memory
         self.group = shape.heads // shape.kv_heads
 
     def inputs(self) -> None:
@@ -60,12 +61,11 @@ class SparseAttention:
     def attend(self, layer: int, query: str, key: str, value: str) -> str:
         """Append key and value in place and attend by the pattern: ``[1, S, Hq D]``, as ``_Decoder.attend`` does."""
         g, s, name = self.graph, self.shape, f"layer{layer}"
-        memory: list[int | str] = [1, s.kv_heads, f"C{layer}", s.head_dim]
-        past_key, past_value = (g.input(f"{part}{layer}", TensorProto.FLOAT, memory) for part in ("key", "value"))
-        new_key, new_value = self._by_head(f"{name}.key", key), self._by_head(f"{name}.value", value)
-        self._write(layer, {"key": (past_key, new_key), "value": (past_value, new_value)})
-        previous_key = self._previous_rows(layer, f"{name}.previous_key", past_key, new_key)
-        previous_value = self._previous_rows(layer, f"{name}.previous_value", past_value, new_value)
+        (past_key, past_value), (key_out, value_out) = self.memory.bound(layer)
+        new_key = self._written(layer, "key", past_key, key_out, key)
+        new_value = self._written(layer, "value", past_value, value_out, value)
+        previous_key = self._previous_rows(layer, "key", past_key, new_key)
+        previous_value = self._previous_rows(layer, "value", past_value, new_value)
 
         rows = g.node("Reshape", [query, "shape.query"], [f"{name}.q.rows"])  # [F, p, H, g, D]
         split = g.node("Transpose", [rows], [f"{name}.q.split"], perm=[2, 0, 3, 1, 4])  # [H, F, g, p, D]
@@ -77,15 +77,15 @@ class SparseAttention:
         joined = g.node("Concat", [logit, scaled], [f"{name}.q.joined"], axis=-1)  # [H, F, g, p, 1 + D]
         queries = g.node("Reshape", [joined, "shape.augmented"], [f"{name}.queries"])  # [H, F, g p, 1 + D]
 
-        keys = self._seen(f"{name}.keys", past_key, new_key, augmented=True)  # [H, F, T, 1 + D]
-        across = g.node("Transpose", [keys], [f"{name}.keys.across"], perm=[0, 1, 3, 2])
+        keys = self._seen(layer, "key", past_key, new_key, augmented=True)  # [H, F, T, 1 + D]
+        across = g.node("Transpose", [keys], [f"{name}.key.across"], perm=[0, 1, 3, 2])
         scores = g.node("MatMul", [queries, across], [f"{name}.scores"])  # [H, F, g p, T]
         by_row = g.node("Reshape", [scores, "shape.scores"], [f"{name}.scores.rows"])  # [H F g, p, T]
         masked = g.node("Add", [by_row, "mask"], [f"{name}.scores.masked"])
         soft = g.node("Softmax", [masked], [f"{name}.soft"], axis=-1)
         weights = g.node("Reshape", [soft, "shape.weights"], [f"{name}.weights"])  # [H, F, g p, T]
 
-        values = self._seen(f"{name}.values", past_value, new_value, augmented=False)  # [H, F, T, D]
+        values = self._seen(layer, "value", past_value, new_value, augmented=False)  # [H, F, T, D]
         dense = g.node("MatMul", [weights, values], [f"{name}.dense"])
         dense = g.node("Reshape", [dense, "shape.out"], [f"{name}.dense.split"])  # [H, F, g, p, D]
         ends = [self._numbers(0), self._numbers(1), self._numbers(-1)]
@@ -142,17 +142,24 @@ class SparseAttention:
         parts = [g.node("Expand", [part, shape], [f"{part}.expanded"]) for part in (batch, heads, rows)]
         g.node("Concat", parts, ["write"], axis=-1)
 
-    def _write(self, layer: int, parts: dict[str, tuple[str, str]]) -> None:
-        """New rows to slots ``[past, past + S)``: outputs ``key{l}_out``, ``value{l}_out``, to be bound to the inputs."""
-        g, s, name = self.graph, self.shape, f"layer{layer}"
-        total = g.node("Cast", [f"total_len{layer}"], [f"{name}.total"], to=TensorProto.INT64)
-        past = g.node("Sub", [total, "S"], [f"{name}.past"])
-        offset = g.node("Concat", [self._numbers(0, 0), past], [f"{name}.offset"], axis=0)
-        index = g.node("Add", ["write", offset], [f"{name}.write"])
-        memory: list[int | str] = [1, s.kv_heads, f"C{layer}", s.head_dim]
-        for part, (past_rows, new_rows) in parts.items():
-            out = g.output(f"{part}{layer}_out", TensorProto.FLOAT, memory)
-            g.node("ScatterND", [past_rows, index, new_rows], [out])
+    def _written(self, layer: int, part: str, past: str, present: str, rows: str) -> str:
+        """New rows ``[1, S, H D]`` to slots ``[past, past + S)`` of ``present``, which is to be bound to ``past``.
+
+        Returns what was written, ``[1, H, S, D]``, as the numbers that the memory now holds.
+        """
+        new = self.memory.stored(part, layer, self._by_head(f"layer{layer}.new_{part}", rows))
+        self.graph.node("ScatterND", [past, self._slots(layer, part), new], [present])
+        return self.memory.numbers(part, layer, new)
+
+    def _slots(self, layer: int, part: str) -> str:
+        """Where a layer's new rows go, ``[1, H, S, 3]``; the same for its keys and values."""
+        g, name = self.graph, f"layer{layer}"
+        if part == "key":
+            total = g.node("Cast", [f"total_len{layer}"], [f"{name}.total"], to=TensorProto.INT64)
+            past = g.node("Sub", [total, "S"], [f"{name}.past"])
+            offset = g.node("Concat", [self._numbers(0, 0), past], [f"{name}.offset"], axis=0)
+            g.node("Add", ["write", offset], [f"{name}.write"])
+        return f"{name}.write"
 
     def _by_head(self, name: str, rows: str) -> str:
         """``[1, S, H D]`` to ``[1, H, S, D]``."""
@@ -166,19 +173,21 @@ class SparseAttention:
         part = g.node("Gather", [what, self._numbers(layer)], [name], axis=0)
         return part if shape is None else g.node("Reshape", [part, shape], [f"{name}.shaped"])
 
-    def _previous_rows(self, layer: int, name: str, past: str, new: str) -> str:
+    def _previous_rows(self, layer: int, part: str, past: str, new: str) -> str:
         """The previous frame's row of every new row, ``[H, F, 1, p, D]``."""
-        g = self.graph
-        slots = f"layer{layer}.slots" if name.endswith("value") else self._of_layer(layer, "slots")
+        g, name = self.graph, f"layer{layer}.previous_{part}"
+        slots = f"layer{layer}.slots" if part == "value" else self._of_layer(layer, "slots")
         first = g.node("GatherND", [past, slots], [f"{name}.first"], batch_dims=2)  # [1, H, p, D]
+        first = self.memory.numbers(part, layer, first)
         others = g.node("Slice", [new, self._numbers(0), "-p", self._numbers(2)], [f"{name}.others"])
         rows = g.node("Concat", [first, others], [f"{name}.rows"], axis=2)
         return g.node("Reshape", [rows, "shape.previous"], [name])
 
-    def _seen(self, name: str, past: str, new: str, *, augmented: bool) -> str:
+    def _seen(self, layer: int, part: str, past: str, new: str, *, augmented: bool) -> str:
         """What each frame's rows see densely, after the row that stands for the previous token: ``[H, F, T, D]``."""
-        g, s = self.graph, self.shape
+        g, s, name = self.graph, self.shape, f"layer{layer}.{part}s"
         shared = g.node("Slice", [past, self._numbers(0), "shared", self._numbers(2)], [f"{name}.slots"])
+        shared = self.memory.numbers(part, layer, shared)
         shared = g.node("Reshape", [shared, self._numbers(s.kv_heads, 1, -1, s.head_dim)], [f"{name}.shared"])
         own = g.node("Reshape", [new, "shape.own"], [f"{name}.own"])  # [H, F, p, D]
         stand_in = np.zeros((s.kv_heads, 1, 1, s.head_dim + augmented), np.float32)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from edgevlm import __version__
+from edgevlm.engines.base import KVType
 from edgevlm.errors import UserError
 from edgevlm.export import decoder, vision
+from edgevlm.export import kv as kv_memory
 from edgevlm.export.backbones import Backbone, DecoderShape, text_backbone
 from edgevlm.export.chat import chat
 from edgevlm.export.checkpoint import Checkpoint, nearest
@@ -33,37 +35,47 @@ CLOSING = "closing.npy"
 PREQUANTISED = "int4-zp"  # how AWQ and GPTQ checkpoints are stored
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is asked of a bundle; see :func:`edgevlm.export.export_checkpoint`."""
+
+    st_spattn_from: int | None
+    camera: tuple[int, int]
+    text_gguf: Path | None
+    precision: str | None
+    samples: Samples | None
+    vision_precision: str
+    kv: KVType
+
+    def facts(self) -> dict[str, Any]:
+        """All of them, for a fingerprint."""
+        facts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return facts | {"samples": {} if self.samples is None else self.samples}
+
+
 def write_bundle(
     source: Path,
     out_dir: Path,
     families: Mapping[str, str],
+    options: Options,
     progress: Progress,
-    force: bool,
-    st_spattn_from: int | None,
-    camera: tuple[int, int],
-    text_gguf: Path | None,
     notice: Progress,
-    precision: str | None,
-    samples: Samples | None,
-    vision_precision: str,
+    *,
+    force: bool,
 ) -> Path:
     """See :func:`edgevlm.export.export_checkpoint`."""
-    vision.check_precision(vision_precision)
+    vision.check_precision(options.vision_precision)
     checkpoint = Checkpoint(source)
-    chosen = _precision(checkpoint, precision, samples)
+    precision = _precision(checkpoint, options.precision, options.samples)
+    options = replace(options, precision=precision)
     with PeakMemory() as memory:
-        model = _read(checkpoint, families, camera, text_gguf, vision_precision, lambda: check_target(out_dir, force), progress)
-        decoder.first_sparse_layer(model.shape, st_spattn_from)
+        model = _read(checkpoint, families, options, lambda: check_target(out_dir, force), progress)
         layer = layer_bytes(model.shape)
         check_memory(source, layer)
-        options = {
-            "st_spattn_from": st_spattn_from, "camera": camera, "text_gguf": text_gguf, "precision": chosen,
-            "vision_precision": vision_precision,
-        }  # fmt: skip
-        key = fingerprint(source, options | {"samples": {} if samples is None else samples})
+        key = fingerprint(source, options.facts())
         with published(out_dir, force=force, key=key, notice=notice) as folder:
-            check_disk(out_dir, folder, bundle_bytes(model.shape, model.parts.vision, load_precision(chosen)))
-            _write(model, folder, Journal(journal_of(folder)), progress, st_spattn_from, chosen, samples)
+            check_disk(out_dir, folder, bundle_bytes(model.shape, model.parts.vision, load_precision(precision)))
+            _write(model, folder, Journal(journal_of(folder)), progress, precision)
     notice(describe(memory.bytes, layer))
     return out_dir
 
@@ -73,6 +85,7 @@ class _Model:
     """A checkpoint understood, its weights not read yet."""
 
     checkpoint: Checkpoint
+    options: Options
     family: str
     backbone: Backbone
     shape: DecoderShape
@@ -83,13 +96,7 @@ class _Model:
 
 
 def _read(
-    checkpoint: Checkpoint,
-    families: Mapping[str, str],
-    camera: tuple[int, int],
-    text_gguf: Path | None,
-    vision_precision: str,
-    check_out: Callable[[], None],
-    progress: Progress,
+    checkpoint: Checkpoint, families: Mapping[str, str], options: Options, check_out: Callable[[], None], progress: Progress
 ) -> _Model:
     """Everything that can be refused before a byte is written, the cheapest first."""
     model_type = str(checkpoint.config.get("model_type"))
@@ -97,53 +104,49 @@ def _read(
         where = checkpoint.folder / "config.json"
         raise UserError(f"{where}: model type {model_type!r} cannot be exported; {nearest(model_type, families)}")
     backbone, shape = _decoder_shape(checkpoint)
+    decoder.first_sparse_layer(shape, options.st_spattn_from)
     check_out()
     progress("reading the vision tower")
-    if text_gguf is not None:
-        checkpoint.take_text(text_tensors(text_gguf, checkpoint.section("text_config")))
-    parts = family_parts(checkpoint, families[model_type], camera)
+    if options.text_gguf is not None:
+        checkpoint.take_text(text_tensors(options.text_gguf, checkpoint.section("text_config")))
+    parts = family_parts(checkpoint, families[model_type], options.camera)
     shape = _with_parts(shape, parts)
     talk, tokenizer = chat(checkpoint, parts, shape.vocab)
     frames = frame_preparation(checkpoint, parts.processors, parts.vision.size, is_sized=parts.is_sized)
     if parts.longest_edge is not None:
         frames["fit"] = "longest"
-    frames["precision"] = vision_precision
-    return _Model(checkpoint, model_type, backbone, shape, parts, talk, tokenizer, frames)
+    frames["precision"] = options.vision_precision
+    return _Model(checkpoint, options, model_type, backbone, shape, parts, talk, tokenizer, frames)
 
 
-def _write(
-    model: _Model,
-    folder: Path,
-    journal: Journal,
-    progress: Progress,
-    st_spattn_from: int | None,
-    precision: str,
-    samples: Samples | None,
-) -> None:
+def _write(model: _Model, folder: Path, journal: Journal, progress: Progress, precision: str) -> None:
     """The files of the bundle, but for what ``journal`` has."""
-    checkpoint, parts, shape = model.checkpoint, model.parts, model.shape
+    checkpoint, parts, shape, options = model.checkpoint, model.parts, model.shape, model.options
     progress("tracing the vision tower")
     write_tower = partial(vision.write_vision, parts.vision, folder, model.frames["precision"], checkpoint)
     tokens, _ = journal.once(vision.GRAPH, write_tower)
     sparse = not (parts.before or parts.after)
     made = decoder.write_decoder(
-        checkpoint, model.backbone, shape, folder, progress, st_spattn_from, sparse, precision, samples, journal
-    )
+        checkpoint, model.backbone, shape, folder, progress, options.st_spattn_from, sparse, precision, options.samples,
+        journal, options.kv,
+    )  # fmt: skip
     (folder / model.chat["tokenizer"]).write_text(model.tokenizer, encoding="utf-8")
     if parts.closing is not None:
         save_array(folder / CLOSING, parts.closing)
     progress("hashing")
-    manifest = {
+    manifest: dict[str, Any] = {
         "format": FORMAT,
         "edgevlm": __version__,
         "family": model.family,
         "source": checkpoint.name,
         "decoder": _decoder_section(checkpoint, shape, made)
-        | {"precision": precision, "scaling": None if samples is None else "awq"},
+        | {"precision": precision, "scaling": None if options.samples is None else "awq", "kv": options.kv},
         "vision": _vision_section(model, tokens),
         "chat": model.chat,
         "files": {path.name: _record(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST},
     }
+    if options.kv == "int8":
+        kv_memory.add_scales(folder, manifest, progress)
     (folder / MANIFEST).write_bytes(seal_manifest(manifest))
     Bundle.load(folder, verify="size")
 

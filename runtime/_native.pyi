@@ -15,6 +15,8 @@ class Cache:
         axes: int,
         dtype: str,
         pair_axis: NDArray[np.uint8] | None,
+        key_scale: NDArray[np.float32] | None,
+        value_scale: NDArray[np.float32] | None,
         /,
     ) -> None: ...
     @staticmethod
@@ -35,6 +37,8 @@ class Cache:
     @property
     def rows_moved(self) -> int: ...
     @property
+    def saturated(self) -> int: ...
+    @property
     def lengths(self) -> NDArray[np.int32]: ...
     @property
     def capacities(self) -> NDArray[np.int32]: ...
@@ -42,8 +46,10 @@ class Cache:
     def memory(self) -> NDArray[np.uint8]: ...
     def key_address(self, layer: int, /) -> int: ...
     def value_address(self, layer: int, /) -> int: ...
-    def key(self, layer: int, /) -> NDArray[np.floating]: ...
-    def value(self, layer: int, /) -> NDArray[np.floating]: ...
+    def key(self, layer: int, /) -> NDArray[np.number]: ...
+    def value(self, layer: int, /) -> NDArray[np.number]: ...
+    def key_scale(self, layer: int, /) -> NDArray[np.float32] | None: ...
+    def value_scale(self, layer: int, /) -> NDArray[np.float32] | None: ...
     def kind(self, layer: int, /) -> NDArray[np.uint8]: ...
     def seq(self, layer: int, /) -> NDArray[np.int64]: ...
     def frame(self, layer: int, /) -> NDArray[np.int32]: ...
@@ -83,8 +89,8 @@ class Cache:
     def load(
         self,
         layer: int,
-        key: NDArray[np.floating],
-        value: NDArray[np.floating],
+        key: NDArray[np.number],
+        value: NDArray[np.number],
         kind: NDArray[np.uint8],
         seq: NDArray[np.int64],
         frame: NDArray[np.int32],
@@ -95,7 +101,7 @@ class Cache:
     ) -> None: ...
 
 def temporal_similarity(
-    key: NDArray[np.floating],
+    key: NDArray[np.number],
     position: NDArray[np.int32],
     row: NDArray[np.int16],
     col: NDArray[np.int16],
@@ -104,9 +110,10 @@ def temporal_similarity(
     inv_freq: NDArray[np.float64],
     pair_axis: NDArray[np.uint8] | None,
     rotated: bool,
+    scale: NDArray[np.float32] | None,
     /,
 ) -> NDArray[np.float32]: ...
-def value_norms(value: NDArray[np.floating], /) -> NDArray[np.float32]: ...
+def value_norms(value: NDArray[np.number], scale: NDArray[np.float32] | None, /) -> NDArray[np.float32]: ...
 def pool_norms(
     norms: NDArray[np.float32],
     frame: NDArray[np.int32],
@@ -127,10 +134,11 @@ def newest_frames(frame: NDArray[np.int32], among: NDArray[np.bool_], count: int
 def attention_mass(
     query: NDArray[np.float32],
     query_seq: NDArray[np.int64],
-    key: NDArray[np.floating],
+    key: NDArray[np.number],
     seq: NDArray[np.int64],
     own_key: NDArray[np.float32] | None,
     own_seq: NDArray[np.int64] | None,
+    scale: NDArray[np.float32] | None,
     /,
 ) -> NDArray[np.float32]: ...
 def infinipot_scores(

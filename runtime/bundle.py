@@ -17,9 +17,11 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.engines.base import KVType
 from edgevlm.errors import BundleError
 from edgevlm.runtime.calibration import CALIBRATION, Calibration
 from edgevlm.runtime.choices import CHOICES, Choices
+from edgevlm.runtime.kv import KV_TYPES, SCALES, KVScales
 from edgevlm.runtime.paths import look
 
 FORMAT = 2  # written; 2 adds position axes, frame groups and frame text, which a reader of 1 would leave out
@@ -62,6 +64,7 @@ class DecoderSpec:
     embedding: str  # .npy file, float32 or float16 [vocab, hidden]; with scales, codes uint8 [vocab, B, size]
     rope_sections: tuple[int, ...] | None = None  # rotary pairs that turn by frame, row, column (M-RoPE); null for 1-D
     rope_interleaved: bool = False  # the three take turns (Qwen3-VL) instead of standing one after the other
+    kv: KVType = "fp32"  # what the graphs keep keys and values as
     deepstack: int = 0  # first layers after which a vision row's further features are added to it
     precision: str = "fp32"  # of the weights; see docs/models.md
     scaling: str | None = None  # "awq" where matrices were scaled for the activations they meet before they were rounded
@@ -177,6 +180,10 @@ class Bundle:
             bundle.chat.tokenizer,
         ):
             bundle.file(name)
+        if bundle.decoder.kv not in KV_TYPES:
+            known = ", ".join(KV_TYPES)
+            raise BundleError(f"{folder}: keeps {bundle.decoder.kv} keys and this edgevlm knows {known}; upgrade edgevlm")
+        bundle.kv_scales()
         return bundle
 
     def file(self, name: str) -> Path:
@@ -200,6 +207,17 @@ class Bundle:
         if self.vision.closing is None:
             return np.zeros((0, self.decoder.hidden), np.float32)
         return np.load(self.file(self.vision.closing), allow_pickle=False)
+
+    def kv_scales(self) -> KVScales | None:
+        """What int8 keys and values count; None for other KV precisions. Raises BundleError if they cannot be used."""
+        spec = self.decoder
+        if spec.kv != "int8":
+            return None
+        path = self.file(SCALES)
+        try:
+            return KVScales.load(path, (spec.layers, spec.kv_heads, spec.head_dim))
+        except (OSError, ValueError) as error:
+            raise _bad(path, str(error)) from None
 
     def calibration(self) -> Calibration | None:
         """What ``edgevlm calibrate`` measured of this model, None before that. Raises BundleError if it cannot be used."""

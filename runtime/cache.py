@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from edgevlm.errors import CacheError
 from edgevlm.runtime import _native
 from edgevlm.runtime._native import Mark
 from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.kv import DTYPES, KVScales
 
 PARTS = ("key", "value", "kind", "seq", "frame", "row", "col", "position")  # of a layer, in the order of its memory
 
@@ -48,8 +50,8 @@ class KVCache:
     layers, kv_heads, head_dim: the decoder's. capacity: rows of every layer, or one number a layer. inv_freq: float64
     ``[head_dim / 2]``, the rotary frequencies that keys were rotated with. axes: of a position, 1, or 3 for M-RoPE (frame,
     row, column). sections: with 3 axes, how many rotary pairs turn by each, one after the other (Qwen2-VL: 16, 24, 24) or
-    ``interleaved`` (Qwen3-VL); without them keys of 3 axes can be stored but not turned. dtype: of keys and values, ``fp32``
-    or ``fp16``; keys are turned in float32 whatever it is.
+    ``interleaved`` (Qwen3-VL); without them keys of 3 axes can be stored but not turned. dtype: of keys and values, ``fp32``,
+    ``fp16`` or ``int8``, which needs ``scales`` (:mod:`edgevlm.runtime.kv`); keys are turned in float32 whatever it is.
 
     Arrays that methods return are read-only views that keep the cache alive. They show the rows valid when they were
     made: take them again after anything that adds, removes or moves rows. Rows past the valid ones are free:
@@ -71,12 +73,16 @@ class KVCache:
         dtype: str = "fp32",
         sections: Sequence[int] | None = None,
         interleaved: bool = False,
+        scales: KVScales | None = None,
     ) -> None:
         capacities = _per_layer(layers, capacity)
         self.pair_axis = pair_axes(sections, interleaved, axes, head_dim // 2)
-        self.native = _native.Cache(capacities, kv_heads, head_dim, inv_freq, axes, dtype, self.pair_axis)
+        if scales is not None and dtype != "int8":
+            raise CacheError(f"scales go with int8, and dtype is {dtype}")
+        shape = (capacities, kv_heads, head_dim, inv_freq, axes, dtype, self.pair_axis)
+        self.native = _native.Cache(*shape, *((None, None) if scales is None else (scales.key, scales.value)))
         self.layers, self.kv_heads, self.head_dim, self.axes = layers, kv_heads, head_dim, axes
-        self.dtype = np.dtype(np.float16 if dtype == "fp16" else np.float32)
+        self.dtype = DTYPES[dtype]
         self.inv_freq = inv_freq.copy()
         self.inv_freq.flags.writeable = False
 
@@ -113,6 +119,14 @@ class KVCache:
         return self.native.rows_moved
 
     @property
+    def saturated(self) -> int:
+        """Of all numbers added as int8, how many lay beyond their scale; 0 with other dtypes.
+
+        Values that were cut, and rotary pairs of keys longer than the largest code: some turn of such a pair is cut.
+        """
+        return self.native.saturated
+
+    @property
     def lengths(self) -> NDArray[np.int32]:
         """Valid rows of each layer, ``[layers]``, a copy. Reserved rows do not count."""
         return self.native.lengths
@@ -136,19 +150,37 @@ class KVCache:
                 shape=(1, self.kv_heads, int(rows), self.head_dim),
                 dtype=self.dtype,
                 owner=self,
+                key_scale=self.key_scale(layer),
+                value_scale=self.value_scale(layer),
             )
             for layer, rows in enumerate(self.capacities)
         ]
 
     # What a layer holds: views of its n valid rows.
 
-    def key(self, layer: int) -> NDArray[np.floating]:
-        """Keys as stored, rotated: ``[kv_heads, n, head_dim]``, of ``dtype``."""
+    def key(self, layer: int) -> NDArray[np.number]:
+        """Keys as stored, rotated: ``[kv_heads, n, head_dim]``, of ``dtype``; codes, if that is int8."""
         return self.native.key(layer)
 
-    def value(self, layer: int) -> NDArray[np.floating]:
+    def value(self, layer: int) -> NDArray[np.number]:
         """Values ``[kv_heads, n, head_dim]``, of ``dtype``."""
         return self.native.value(layer)
+
+    def key_scale(self, layer: int) -> NDArray[np.float32] | None:
+        """What an int8 key counts, by channel: float32 ``[kv_heads, head_dim]``; None with other dtypes."""
+        return self.native.key_scale(layer)
+
+    def value_scale(self, layer: int) -> NDArray[np.float32] | None:
+        """What an int8 value counts, by channel: float32 ``[kv_heads, head_dim]``; None with other dtypes."""
+        return self.native.value_scale(layer)
+
+    def numbers(
+        self, part: Literal["key", "value"], layer: int, rows: slice | NDArray[np.bool_] = slice(None)
+    ) -> NDArray[np.float32]:
+        """Keys or values as float32, whatever ``dtype``: ``[kv_heads, m, head_dim]`` of the ``rows`` named, a copy."""
+        stored, scale = (self.key, self.key_scale) if part == "key" else (self.value, self.value_scale)
+        found, by = stored(layer)[:, rows].astype(np.float32), scale(layer)
+        return found if by is None else found * by[:, None]
 
     def kind(self, layer: int) -> NDArray[np.uint8]:
         """:class:`Kind` of each row, ``[kv_heads, n]``."""

@@ -72,7 +72,7 @@ if _wanted := os.environ.get("EDGEVLM_SIMD"):
 
 
 def temporal_similarity(
-    key: NDArray[np.floating],  # [H, n, D], as stored, rotated
+    key: NDArray[np.number],  # [H, n, D], as stored, rotated
     position: NDArray[np.int32],  # [H, n, axes]
     row: NDArray[np.int16],  # [H, n]
     col: NDArray[np.int16],  # [H, n]
@@ -82,6 +82,7 @@ def temporal_similarity(
     *,
     rotated: bool = False,
     pair_axis: NDArray[np.uint8] | None = None,  # [D / 2]
+    scale: NDArray[np.float32] | None = None,  # [H, D]
 ) -> NDArray[np.float32]:
     """InfiniPot-V eq. 4 before its sign: the mean cosine of each past key with the recent keys of its own patch.
 
@@ -90,16 +91,17 @@ def temporal_similarity(
     recent token, so that the negated score is +1; 0 for rows that are recent or not ``valid``. A zero vector has cosine 0
     with everything. O(n D), each key read once.
     """
-    return _native.temporal_similarity(key, position, row, col, recent, valid, inv_freq, pair_axis, rotated)
+    return _native.temporal_similarity(key, position, row, col, recent, valid, inv_freq, pair_axis, rotated, scale)
 
 
 def attention_mass(
     query: NDArray[np.float32],  # [heads, w, D], rotated
     query_seq: NDArray[np.int64],  # [w]
-    key: NDArray[np.floating],  # [H, n, D], rotated
+    key: NDArray[np.number],  # [H, n, D], rotated
     seq: NDArray[np.int64],  # [H, n]
     own_key: NDArray[np.float32] | None = None,  # [H, m, D], rotated
     own_seq: NDArray[np.int64] | None = None,  # [m]
+    scale: NDArray[np.float32] | None = None,  # [H, D]
 ) -> NDArray[np.float32]:
     """How much attention each cached token gets from w rows: float32 ``[H, n]``.
 
@@ -108,7 +110,7 @@ def attention_mass(
     keys outside the cache that the rows see as well, by ``own_seq``; what attention they get is not returned. Scores take 32
     numbers a key at a time.
     """
-    return _native.attention_mass(query, query_seq, key, seq, own_key, own_seq)
+    return _native.attention_mass(query, query_seq, key, seq, own_key, own_seq, scale)
 
 
 def infinipot_scores(
@@ -171,9 +173,9 @@ def places(seq: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.int32
     return _native.places(seq, known)
 
 
-def value_norms(value: NDArray[np.floating]) -> NDArray[np.float32]:
-    """L2 norms ``[H, n]`` of values ``[H, n, D]``, whatever their size: the V of InfiniPot-V's VaN."""
-    return _native.value_norms(value)
+def value_norms(value: NDArray[np.number], scale: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+    """L2 norms ``[H, n]`` of values ``[H, n, D]``, whatever their size: InfiniPot-V's VaN. scale: ``[H, D]``, of int8."""
+    return _native.value_norms(value, scale)
 
 
 def pool_norms(

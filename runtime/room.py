@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.bundle import Bundle, DecoderSpec, VisionSpec
+from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.chunk import chunk_bytes
 from edgevlm.runtime.framing import Framing
@@ -90,26 +89,21 @@ def _enough(policy: Policy, least: int) -> int:
     return enough
 
 
-def allocate(
-    decoder: DecoderSpec,
-    capacities: list[int],
-    inv_freq: NDArray[np.float32],
-    chunk: int,
-    vision: VisionSpec,
-    copy_bytes: int = 0,
-) -> KVCache:
-    """The arena of one stream; copy_bytes: of the buffer that snapshots are taken in, if any.
+def allocate(bundle: Bundle, capacities: list[int], chunk: int, copy_bytes: int = 0) -> KVCache:
+    """The arena of one stream, of the bundle's KV precision; copy_bytes: of the buffer that snapshots are taken in, if any.
 
     Raises UserError, before it is touched, when it, a chunk and that buffer do not fit in the free memory.
     """
+    decoder = bundle.decoder
     shape = (decoder.layers, decoder.kv_heads, decoder.head_dim, capacities)
     rotary: dict[str, Any] = {
-        "inv_freq": inv_freq.astype(np.float64),
+        "inv_freq": bundle.inv_freq.astype(np.float64),
         "axes": decoder.axes,
         "sections": decoder.rope_sections,
         "interleaved": decoder.rope_interleaved,
+        "dtype": decoder.kv,
     }
-    wanted, pixels = KVCache.bytes_for(*shape, **rotary), chunk_bytes(chunk, vision)
+    wanted, pixels = KVCache.bytes_for(*shape, **rotary), chunk_bytes(chunk, bundle.vision)
     free = psutil.virtual_memory().available
     if wanted + pixels + copy_bytes > free:
         lower, frames = "--budget", f", snapshots {copy_bytes / 1e9:.1f} GB" if copy_bytes else ""
@@ -118,4 +112,4 @@ def allocate(
         raise UserError(
             f"this budget's cache takes {wanted / 1e9:.1f} GB{frames} and {free / 1e9:.1f} GB are free; give a lower {lower}"
         )
-    return KVCache(*shape, **rotary)
+    return KVCache(*shape, **rotary, scales=bundle.kv_scales())

@@ -15,6 +15,7 @@ from edgevlm.engines.base import FramePattern, StepResult
 from edgevlm.errors import UserError
 from edgevlm.runtime.framing import Framing, Labelled
 from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape
 from edgevlm.runtime.policies.base import nested, within
@@ -66,8 +67,8 @@ class Stream:
             self._project(needs.guidance, 0)  # a bundle that cannot is refused now
         capacities = [len(prefix) + int(rows) + ahead + text_room for rows in policy.layer_budgets]
         held = sum(capacities) - len(capacities) * text_room
-        self.copy_bytes = copy_bytes(decoder, vision, held, self.chunk, np.dtype(np.float32).itemsize) if snapshots else 0
-        self.cache = allocate(decoder, capacities, self.inv_freq, self.chunk, vision, self.copy_bytes)
+        self.copy_bytes = copy_bytes(decoder, vision, held, self.chunk, DTYPES[decoder.kv].itemsize) if snapshots else 0
+        self.cache = allocate(model.bundle, capacities, self.chunk, self.copy_bytes)
         asked = {*needs.probe_layers, *needs.guidance_layers, *needs.question_layers}
         buffers, probes = self.cache.buffers(), tuple(sorted(asked))
         self.decoder = model.engine.bind(buffers, probes)
@@ -215,7 +216,7 @@ class Stream:
         held, layers = self.cache.lengths, self.policy.needs.guidance_layers
         with self.question():
             probes = self._append_text(np.concatenate(self._guidance), ()).probes
-            keys = {layer: self.cache.key(layer)[:, held[layer] :].copy() for layer in layers}
+            keys = {layer: self.cache.numbers("key", layer, slice(int(held[layer]), None)) for layer in layers}
         return Guidance({layer: probes[layer] for layer in layers}, keys, tuple(map(len, self._guidance)))
 
     def _project(self, texts: Sequence[str], start: int) -> Guidance:

@@ -27,12 +27,14 @@ inline std::string shape_text(const std::vector<std::int64_t>& shape) {
 template <typename T>
 pybind11::dtype dtype_of() {
     if constexpr (std::is_same_v<T, Half>) return pybind11::dtype("float16");
+    else if constexpr (std::is_same_v<T, Code>) return pybind11::dtype("int8");
     else return pybind11::dtype::of<T>();
 }
 
-inline bool is_half(pybind11::handle object) {
+template <typename T>
+bool is_array_of(pybind11::handle object) {
     namespace py = pybind11;
-    return py::isinstance<py::array>(object) && py::reinterpret_borrow<py::array>(object).dtype().equal(dtype_of<Half>());
+    return py::isinstance<py::array>(object) && py::reinterpret_borrow<py::array>(object).dtype().equal(dtype_of<T>());
 }
 
 template <typename T>
@@ -86,6 +88,25 @@ Volume<T> as_volume(pybind11::handle object, const char* name, std::int64_t head
         refuse(name, " must be dense in its last axis");
     return {static_cast<const std::byte*>(array.data()), array.strides(0), array.strides(1),
             array.shape(0), array.shape(1), array.shape(2)};
+}
+
+// Rows as they are stored, and the array that their scale lies in: float32 [heads, width] with codes, None with other dtypes.
+template <typename T>
+struct Stored : Volume<T> {
+    pybind11::array own;
+};
+
+template <typename T>
+Stored<T> as_stored(pybind11::handle object, pybind11::handle scale, const char* name) {
+    Stored<T> rows{as_volume<T>(object, name, any, any, any), {}};
+    if constexpr (std::is_same_v<T, Code>) {
+        if (scale.is_none()) refuse(name, " of int8 needs its scale, float32 [heads, head_dim]");
+        rows.own = dense<float>(scale, "scale", {rows.heads, rows.width});
+        rows.scale = static_cast<const float*>(rows.own.data());
+    } else if (!scale.is_none()) {
+        refuse("a scale goes with int8, and ", name, " is ", std::string(pybind11::str(dtype_of<T>())));
+    }
+    return rows;
 }
 
 }  // namespace edgevlm

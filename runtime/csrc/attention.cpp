@@ -33,12 +33,14 @@ struct Batch {
 const float* keys_of(const Volume<float>& key, std::int64_t head, std::int64_t first, std::int64_t, float*) {
     return key.at(head, first);
 }
-const float* keys_of(const Volume<Half>& key, std::int64_t head, std::int64_t first, std::int64_t count, float* loaded) {
-    for (std::int64_t i = 0; i < count; ++i) simd().fp16.load(key.at(head, first + i), key.width, loaded + i * key.width);
+template <typename T>
+const float* keys_of(const Volume<T>& key, std::int64_t head, std::int64_t first, std::int64_t count, float* loaded) {
+    for (std::int64_t i = 0; i < count; ++i) simd().rows<T>().load(key.row(head, first + i), key.width, loaded + i * key.width);
     return loaded;
 }
 std::int64_t stride_of(const Volume<float>& key) { return key.row_stride / static_cast<std::int64_t>(sizeof(float)); }
-std::int64_t stride_of(const Volume<Half>& key) { return key.width; }
+template <typename T>
+std::int64_t stride_of(const Volume<T>& key) { return key.width; }
 
 // Rows [first, first + count) of a KV head, [group, w] of them, turned on their side and scaled; lanes past the last are zero.
 template <typename T>
@@ -101,5 +103,6 @@ void attention_mass(const Attended<T>& tokens, std::int64_t head, float* mass, C
 
 template void attention_mass(const Attended<float>&, std::int64_t, float*, Carver);
 template void attention_mass(const Attended<Half>&, std::int64_t, float*, Carver);
+template void attention_mass(const Attended<Code>&, std::int64_t, float*, Carver);
 
 }  // namespace edgevlm

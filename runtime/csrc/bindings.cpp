@@ -13,6 +13,7 @@
 
 #include "arrays.h"
 #include "cache.h"
+#include "cache_rows.h"
 #include "errors.h"
 #include "kernels_api.h"
 #include "pool.h"
@@ -30,7 +31,14 @@ using Unlocked = py::gil_scoped_release;
 DType dtype_named(const std::string& name) {
     if (name == "fp32") return DType::fp32;
     if (name == "fp16") return DType::fp16;
-    refuse("dtype must be fp32 or fp16, not ", name);
+    if (name == "int8") return DType::int8;
+    refuse("dtype must be fp32, fp16 or int8, not ", name);
+}
+
+std::vector<float> scale_of(py::handle scale, const char* name, const Shape& shape) {
+    const auto layers = static_cast<std::int64_t>(shape.capacities.size());
+    const auto numbers = dense<float>(scale, name, {layers, shape.kv_heads, shape.head_dim});
+    return {numbers.data(), numbers.data() + numbers.size()};
 }
 
 // pair_axis [head_dim / 2]: the position axis that each pair turns by; None with one axis, or where keys are never turned.
@@ -41,7 +49,7 @@ Shape make_shape(std::vector<std::int64_t> capacities, std::int64_t kv_heads, st
     const double* first = frequencies.data();
     std::vector<double> values(first, first + frequencies.size());
     auto runs = runs_of(pair_axis, axes, frequencies.size());
-    return {kv_heads, head_dim, axes, std::move(capacities), std::move(values), std::move(runs), stored, threads()};
+    return {kv_heads, head_dim, axes, std::move(capacities), std::move(values), std::move(runs), stored, threads(), {}, {}};
 }
 
 void make_read_only(const py::array& array) {
@@ -71,8 +79,18 @@ py::array view(const py::object& self, std::int64_t index, T* Layer::* field, st
 py::array rows_view(const py::object& self, std::int64_t index, std::byte* Layer::* field) {
     const auto& cache = self.cast<const Cache&>();
     const Layer& layer = cache.layer(index);
-    const py::dtype dtype = cache.dtype() == DType::fp16 ? dtype_of<Half>() : dtype_of<float>();
+    const py::dtype dtype = by_dtype(cache.dtype(), [](auto* type) { return dtype_of<std::remove_pointer_t<decltype(type)>>(); });
     return view(self, layer, dtype, layer.*field, cache.head_dim());
+}
+
+// float32 [H, D], read-only, or None where numbers are not kept as codes.
+py::object scale_view(const py::object& self, std::int64_t index, float* Layer::* field) {
+    const auto& cache = self.cast<const Cache&>();
+    const float* const scale = cache.layer(index).*field;
+    if (!scale) return py::none();
+    py::array array(py::dtype::of<float>(), {cache.kv_heads(), cache.head_dim()}, scale, self);
+    make_read_only(array);
+    return array;
 }
 
 struct PyRows {
@@ -99,8 +117,8 @@ struct PyRows {
 // A dense array of keys or values, copied if it was not dense.
 py::array dense_rows(const Cache& cache, py::handle object, const char* name, std::int64_t rows) {
     const std::vector<std::int64_t> shape{cache.kv_heads(), rows, cache.head_dim()};
-    const bool half = cache.dtype() == DType::fp16;
-    return py::array::ensure(half ? checked<Half>(object, name, shape) : checked<float>(object, name, shape), py::array::c_style);
+    const auto check = [&](auto* type) { return checked<std::remove_pointer_t<decltype(type)>>(object, name, shape); };
+    return py::array::ensure(by_dtype(cache.dtype(), check), py::array::c_style);
 }
 
 // [H, n] of everything that a layer holds.
@@ -139,9 +157,12 @@ void bind_cache(py::module_& module) {
 
     py::class_<Cache> cache(module, "Cache");
     cache.def(py::init([](std::vector<std::int64_t> capacities, std::int64_t kv_heads, std::int64_t head_dim,
-                          const py::object& inv_freq, std::int64_t axes, const std::string& dtype,
-                          const py::object& pair_axis) {
-        return std::make_unique<Cache>(make_shape(std::move(capacities), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis));
+                          const py::object& inv_freq, std::int64_t axes, const std::string& dtype, const py::object& pair_axis,
+                          const py::object& key_scale, const py::object& value_scale) {
+        Shape shape = make_shape(std::move(capacities), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis);
+        if (!key_scale.is_none()) shape.key_scale = scale_of(key_scale, "key scale", shape);
+        if (!value_scale.is_none()) shape.value_scale = scale_of(value_scale, "value scale", shape);
+        return std::make_unique<Cache>(shape);
     }));
     cache.def_static("bytes_for", [](std::vector<std::int64_t> capacities, std::int64_t kv_heads, std::int64_t head_dim,
                                      const py::object& inv_freq, std::int64_t axes, const std::string& dtype,
@@ -151,6 +172,7 @@ void bind_cache(py::module_& module) {
     cache.def_property_readonly("nbytes", &Cache::nbytes);
     cache.def_property_readonly("allocations", &Cache::allocations);
     cache.def_property_readonly("rows_moved", &Cache::rows_moved);
+    cache.def_property_readonly("saturated", &Cache::saturated);
     cache.def_property_readonly("lengths",
                                 [](const Cache& self) { return per_layer(self, [](const Layer& l) { return l.length; }); });
     cache.def_property_readonly("capacities",
@@ -162,6 +184,8 @@ void bind_cache(py::module_& module) {
               [](const Cache& self, std::int64_t l) { return reinterpret_cast<std::uintptr_t>(self.layer(l).value); });
     cache.def("key", [](const py::object& self, std::int64_t l) { return rows_view(self, l, &Layer::key); });
     cache.def("value", [](const py::object& self, std::int64_t l) { return rows_view(self, l, &Layer::value); });
+    cache.def("key_scale", [](const py::object& self, std::int64_t l) { return scale_view(self, l, &Layer::key_scale); });
+    cache.def("value_scale", [](const py::object& self, std::int64_t l) { return scale_view(self, l, &Layer::value_scale); });
     cache.def("kind", [](const py::object& self, std::int64_t l) { return view(self, l, &Layer::kind); });
     cache.def("seq", [](const py::object& self, std::int64_t l) { return view(self, l, &Layer::seq); });
     cache.def("frame", [](const py::object& self, std::int64_t l) { return view(self, l, &Layer::frame); });

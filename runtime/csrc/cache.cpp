@@ -39,6 +39,7 @@ void check(const Shape& shape) {
 //
 //   the table of layers, inv_freq f64 [D / 2], runs [runs], commit serials i64 [smallest capacity]
 //   for each layer l:
+//     key scale, value scale f32  [H, D]  of int8 alone
 //     key, value            [H, C_l, D]  of dtype, keys rotated
 //     kind u8, seq i64, frame i32, row i16, col i16  [H, C_l]
 //     position i32          [H, C_l, axes]
@@ -60,6 +61,11 @@ Parts carve(const Shape& shape, Carver& carver) {
         Layer layer;
         layer.capacity = shape.capacities[l];
         layer.length = 0;
+        layer.key_scale = layer.value_scale = nullptr;
+        if (shape.dtype == DType::int8) {
+            for (float** scale : {&layer.key_scale, &layer.value_scale})
+                *scale = carver.take<float>(static_cast<std::size_t>(shape.kv_heads * shape.head_dim));
+        }
         layer.key = carver.take_rows(slots, row_bytes);
         layer.value = carver.take_rows(slots, row_bytes);
         layer.kind = carver.take<std::uint8_t>(slots);
@@ -86,6 +92,7 @@ std::size_t element_size(DType dtype) {
     switch (dtype) {
         case DType::fp32: return 4;
         case DType::fp16: return 2;
+        case DType::int8: return 1;
     }
     refuse("unknown dtype");
 }
@@ -115,6 +122,7 @@ Cache::Cache(const Shape& shape)
     std::copy(shape.runs.begin(), shape.runs.end(), parts_.runs);
     if (const auto runs = static_cast<std::int64_t>(shape.runs.size()))
         rotary_.emplace(parts_.inv_freq, head_dim_ / 2, parts_.runs, runs, parts_.rotary, parts_.rounded);
+    if (dtype_ == DType::int8) take_scales(shape);
     scratch_.memory = parts_.scratch;
     scratch_.bytes = parts_.scratch_bytes;
     scratch_.slots = shape.threads;

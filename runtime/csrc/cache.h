@@ -13,7 +13,7 @@
 
 namespace edgevlm {
 
-enum class DType : std::uint8_t { fp32, fp16 };  // of keys and values
+enum class DType : std::uint8_t { fp32, fp16, int8 };  // of keys and values
 std::size_t element_size(DType dtype);
 
 struct Shape {
@@ -25,6 +25,7 @@ struct Shape {
     std::vector<Run> runs;                 // which axis turns which pairs; none: not known, keys cannot be turned
     DType dtype;
     int threads;  // that kernels may use at most
+    std::vector<float> key_scale, value_scale;  // [L, H, D] of int8, one for both halves of a key's rotary pair; else none
 };
 
 // What is known of n new rows, the same for every layer and head; dense.
@@ -64,6 +65,7 @@ struct Layer {
     std::int16_t* row;       // [H, capacity]
     std::int16_t* col;       // [H, capacity]
     std::int32_t* position;  // [H, capacity, axes]
+    float *key_scale, *value_scale;  // [H, D] of int8; else null
     float* norm;             // [H, capacity]: the value's, from when it is first asked for, or kUnknownNorm until then
 };
 
@@ -91,7 +93,7 @@ struct Mark {
     std::int64_t serial;
 };
 
-// cache.cpp: the block and how it is laid out; cache_append.cpp, cache_evict.cpp, cache_load.cpp, cache_positions.cpp: what changes rows.
+// cache.cpp: the block and how it is laid out; cache_codes.cpp: rows of int8; cache_append.cpp, cache_evict.cpp, cache_load.cpp, cache_positions.cpp: what changes rows.
 class Cache {
 public:
     explicit Cache(const Shape& shape);
@@ -125,6 +127,9 @@ public:
     const Rotary* rotary() const { return rotary_ ? &*rotary_ : nullptr; }  // null when it is not known what turns which pair
     std::int64_t allocations() const { return heap_.allocations(); }
     std::int64_t rows_moved() const { return rows_moved_; }
+    // Of all numbers added to an int8 cache: values that were cut to the range of codes, and rotary pairs of keys that were
+    // cut, or would be by some turn.
+    std::int64_t saturated() const { return saturated_; }
     Scratch& scratch() { return scratch_; }
 
 private:
@@ -138,6 +143,8 @@ private:
     const Rotary& turning(const char* action) const;
     class Turning;
     bool make_dense(Layer& layer, std::int64_t head, std::int64_t prefix, Carver memory);
+    void take_scales(const Shape& shape);
+    std::int64_t saturated_in(const Layer& layer, std::int64_t first, std::int64_t last) const;
     void restructured();  // marks taken before are stale
 
     std::int64_t heads_, head_dim_, axes_, layers_;
@@ -157,6 +164,7 @@ private:
     std::int64_t grown_ = 0;
     std::int64_t commits_ = 0;
     std::int64_t rows_moved_ = 0;
+    std::int64_t saturated_ = 0;
     bool large_;  // more than stays in the processor's caches: what an eviction writes goes past them
 };
 

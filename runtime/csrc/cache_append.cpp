@@ -1,8 +1,10 @@
 // Rows that come, and rows that go again: reserve, commit, abort, append; mark, rollback.
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "cache.h"
+#include "cache_rows.h"
 #include "errors.h"
 #include "norms.h"
 
@@ -45,7 +47,11 @@ void Cache::commit(const Rows& rows) {
     if (reserved_ < 0) refuse("nothing is reserved: call reserve(n) before commit");
     if (rows.count != reserved_) refuse(reserved_, " rows are reserved, but ", rows.count, " were committed");
     check_positions(rows);
-    for (std::int64_t l = 0; l < layers_; ++l) write_metadata(parts_.layer[l], rows);
+    for (std::int64_t l = 0; l < layers_; ++l) {
+        Layer& layer = parts_.layer[l];
+        saturated_ += saturated_in(layer, layer.length, layer.length + rows.count);
+        write_metadata(layer, rows);
+    }
     std::fill_n(parts_.serials + grown_, rows.count, ++commits_);
     grown_ += rows.count;
     reserved_ = -1;
@@ -72,6 +78,15 @@ void Cache::abort() {
     reserved_ = -1;
 }
 
+namespace {
+
+template <typename T>
+void store_row(const float* row, const float* scale, std::int64_t size, std::byte* out) {
+    simd().rows<T>().store(row, scale, size, reinterpret_cast<T*>(out));
+}
+
+}  // namespace
+
 void Cache::append(std::int64_t index, const Volume<float>& key, const Volume<float>& value, const Rows& rows) {
     require_settled("append");
     const Layer& target = layer(index);
@@ -81,18 +96,16 @@ void Cache::append(std::int64_t index, const Volume<float>& key, const Volume<fl
     check_positions(rows);
     if (rows.count == 0) return;
     Layer& layer = parts_.layer[index];
+    const auto store = by_dtype(dtype_, [](auto* type) { return store_row<std::remove_pointer_t<decltype(type)>>; });
     for (std::int64_t head = 0; head < heads_; ++head) {
+        const std::int64_t scales = layer.key_scale ? head * head_dim_ : 0;
         for (std::int64_t i = 0; i < rows.count; ++i) {
             const std::size_t at = (head * layer.capacity + layer.length + i) * row_bytes_;
-            if (dtype_ == DType::fp32) {
-                std::memcpy(layer.key + at, key.at(head, i), row_bytes_);
-                std::memcpy(layer.value + at, value.at(head, i), row_bytes_);
-            } else {
-                simd().fp16.store(key.at(head, i), head_dim_, reinterpret_cast<Half*>(layer.key + at));
-                simd().fp16.store(value.at(head, i), head_dim_, reinterpret_cast<Half*>(layer.value + at));
-            }
+            store(key.at(head, i), layer.key_scale + scales, head_dim_, layer.key + at);
+            store(value.at(head, i), layer.value_scale + scales, head_dim_, layer.value + at);
         }
     }
+    saturated_ += saturated_in(layer, layer.length, layer.length + rows.count);
     write_metadata(layer, rows);
     restructured();
 }

@@ -3,8 +3,10 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "cache.h"
+#include "cache_rows.h"
 #include "errors.h"
 #include "pool.h"
 
@@ -47,8 +49,10 @@ public:
             std::transform(exact_sine_, exact_sine_ + pairs_, sine_, rounded);
             std::copy_n(by, axes, last_);
         }
-        if (dtype == DType::fp32) simd().fp32.rotate(reinterpret_cast<float*>(row), cosine_, sine_, pairs_);
-        else simd().fp16.rotate(reinterpret_cast<Half*>(row), cosine_, sine_, pairs_);
+        by_dtype(dtype, [&](auto* type) {
+            using T = std::remove_pointer_t<decltype(type)>;
+            simd().rows<T>().rotate(reinterpret_cast<T*>(row), cosine_, sine_, pairs_);
+        });
         std::copy_n(to, axes, from);
         return true;
     }

@@ -20,15 +20,15 @@ Plane<T> plane(const Cache& cache, const Layer& layer, const T* first) {
 }
 
 template <typename T>
-Volume<T> volume(const Cache& cache, const Layer& layer, const void* first, std::int64_t width) {
+Volume<T> volume(const Cache& cache, const Layer& layer, const void* first, std::int64_t width, const float* scale = nullptr) {
     const auto row = static_cast<std::ptrdiff_t>(sizeof(T)) * width;
-    return {static_cast<const std::byte*>(first), row * layer.capacity, row, cache.kv_heads(), layer.length, width};
+    return {static_cast<const std::byte*>(first), row * layer.capacity, row, cache.kv_heads(), layer.length, width, scale};
 }
 
 template <typename T>
 LayerRows<T> rows_of(const Cache& cache, const Layer& layer) {
-    return {volume<T>(cache, layer, layer.key, cache.head_dim()),
-            volume<T>(cache, layer, layer.value, cache.head_dim()),
+    return {volume<T>(cache, layer, layer.key, cache.head_dim(), layer.key_scale),
+            volume<T>(cache, layer, layer.value, cache.head_dim(), layer.value_scale),
             volume<std::int32_t>(cache, layer, layer.position, cache.axes()),
             plane(cache, layer, layer.kind),
             plane(cache, layer, layer.seq),
@@ -36,6 +36,17 @@ LayerRows<T> rows_of(const Cache& cache, const Layer& layer) {
             plane(cache, layer, layer.row),
             plane(cache, layer, layer.col),
             {layer.norm, layer.capacity}};
+}
+
+// Calls f with a null float*, Half* or Code*, by what keys and values are stored as.
+template <typename F>
+auto by_dtype(DType dtype, F&& f) {
+    switch (dtype) {
+        case DType::fp32: break;
+        case DType::fp16: return f(static_cast<Half*>(nullptr));
+        case DType::int8: return f(static_cast<Code*>(nullptr));
+    }
+    return f(static_cast<float*>(nullptr));
 }
 
 inline std::int64_t longest_of(const Cache& cache) {

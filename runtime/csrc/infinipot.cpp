@@ -118,5 +118,6 @@ void infinipot_select(const LayerRows<T>& layer, const Selection& how, bool* kee
 
 template void infinipot_select(const LayerRows<float>&, const Selection&, bool*, Carver);
 template void infinipot_select(const LayerRows<Half>&, const Selection&, bool*, Carver);
+template void infinipot_select(const LayerRows<Code>&, const Selection&, bool*, Carver);
 
 }  // namespace edgevlm

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -66,8 +67,9 @@ py::list call_infinipot_scores(Cache& cache, const py::list& recent, const py::l
     if (recent.size() != layers || valid.size() != layers)
         refuse("recent and valid need one mask for each of the ", layers, " layers, not ", recent.size(), " and ", valid.size());
     const Rotary* const rotary = rotary_of(cache, rotated);
-    return cache.dtype() == DType::fp16 ? infinipot_scores<Half>(cache, recent, valid, rotary)
-                                        : infinipot_scores<float>(cache, recent, valid, rotary);
+    return by_dtype(cache.dtype(), [&](auto* type) {
+        return infinipot_scores<std::remove_pointer_t<decltype(type)>>(cache, recent, valid, rotary);
+    });
 }
 
 template <typename T>
@@ -100,8 +102,9 @@ py::list call_infinipot_select(Cache& cache, std::int64_t recent_frames, std::in
     for (const int window : windows) check_window(window);
     const Selection how{recent_frames, distinctive, target, keep_recent, 1, thresholds.empty() ? nullptr : thresholds.data(),
                         rotary_of(cache, rotated)};
-    return cache.dtype() == DType::fp16 ? infinipot_select<Half>(cache, how, windows)
-                                        : infinipot_select<float>(cache, how, windows);
+    return by_dtype(cache.dtype(), [&](auto* type) {
+        return infinipot_select<std::remove_pointer_t<decltype(type)>>(cache, how, windows);
+    });
 }
 
 }  // namespace

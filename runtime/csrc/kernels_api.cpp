@@ -62,12 +62,13 @@ Scratch* scratch_of(py::handle array) {
     return cache ? &cache->scratch() : nullptr;
 }
 
-// Calls f with a null float* or Half*, by the dtype of an array.
+// Calls f with a null float*, Half* or Code*, by the dtype of an array.
 template <typename F>
 auto by_dtype(py::handle array, const char* name, F&& f) {
-    if (is_half(array)) return f(static_cast<Half*>(nullptr));
+    if (is_array_of<Half>(array)) return f(static_cast<Half*>(nullptr));
+    if (is_array_of<Code>(array)) return f(static_cast<Code*>(nullptr));
     if (py::isinstance<py::array>(array) && !py::isinstance<py::array_t<float, 0>>(array))
-        refuse(name, " must be float32 or float16, not ", std::string(py::str(array.attr("dtype"))));
+        refuse(name, " must be float32, float16 or int8, not ", std::string(py::str(array.attr("dtype"))));
     return f(static_cast<float*>(nullptr));
 }
 
@@ -99,10 +100,11 @@ private:
 
 py::array_t<float> call_temporal_similarity(py::handle key, py::handle position, py::handle row, py::handle col,
                                             py::handle recent, py::handle valid, py::handle inv_freq, py::handle pair_axis,
-                                            bool rotated) {
+                                            bool rotated, py::handle scale) {
     return by_dtype(key, "key", [&](auto* type) {
         PatchedKeys<std::remove_pointer_t<decltype(type)>> tokens;
-        tokens.key = as_volume<std::remove_pointer_t<decltype(type)>>(key, "key", any, any, any);
+        const auto keys = as_stored<std::remove_pointer_t<decltype(type)>>(key, scale, "key");
+        tokens.key = keys;
         const std::int64_t heads = tokens.key.heads, rows = tokens.key.rows;
         tokens.position = as_volume<std::int32_t>(position, "position", heads, rows, any);
         const auto of_row = as_plane<std::int16_t>(row, "row", heads, rows), of_col = as_plane<std::int16_t>(col, "col", heads, rows);
@@ -136,9 +138,9 @@ py::array_t<float> call_temporal_similarity(py::handle key, py::handle position,
     });
 }
 
-py::array_t<float> call_value_norms(py::handle value) {
+py::array_t<float> call_value_norms(py::handle value, py::handle scale) {
     return by_dtype(value, "value", [&](auto* type) {
-        const auto values = as_volume<std::remove_pointer_t<decltype(type)>>(value, "value", any, any, any);
+        const auto values = as_stored<std::remove_pointer_t<decltype(type)>>(value, scale, "value");
         py::array_t<float> out({values.heads, values.rows});
         float* const first = out.mutable_data();
         {
@@ -222,10 +224,11 @@ py::array_t<bool> call_newest_frames(py::handle frame, py::handle among, std::in
 }
 
 py::array_t<float> call_attention_mass(py::handle query, py::handle query_seq, py::handle key, py::handle seq,
-                                       py::handle own_key, py::handle own_seq) {
+                                       py::handle own_key, py::handle own_seq, py::handle scale) {
     return by_dtype(key, "key", [&](auto* type) {
         Attended<std::remove_pointer_t<decltype(type)>> tokens;
-        tokens.key = as_volume<std::remove_pointer_t<decltype(type)>>(key, "key", any, any, any);
+        const auto keys = as_stored<std::remove_pointer_t<decltype(type)>>(key, scale, "key");
+        tokens.key = keys;
         const std::int64_t heads = tokens.key.heads, rows = tokens.key.rows, width = tokens.key.width;
         const auto places_of = as_plane<std::int64_t>(seq, "seq", heads, rows);
         tokens.seq = places_of;

@@ -32,7 +32,7 @@ public:
     }
 
     void load(std::int64_t row, float* out) {
-        const T* const key = tokens_.key.at(head_, row);
+        const Row<T> key = tokens_.key.row(head_, row);
         std::fill_n(out, width_, 0.0f);
         float square;
         simd().rows<T>().squares(key, width_, 1, width_, &square);
@@ -42,17 +42,17 @@ public:
         for (std::int64_t d = 0; d < width_; ++d) exact += double{loaded_[d]} * loaded_[d];
         if (exact == 0) return;
         for (std::int64_t d = 0; d < width_; ++d) loaded_[d] = static_cast<float>(loaded_[d] / std::sqrt(exact));
-        add(simd().fp32, loaded_, 1, row, out);
+        add(simd().fp32, Row<float>{loaded_, nullptr}, 1, row, out);
     }
 
 private:
     template <typename U>
-    void add(const RowKernels<U>& kernels, const U* key, float scale, std::int64_t row, float* out) {
-        if (!rotary_) return kernels.add(key, scale, width_, out);
+    void add(const RowKernels<U>& kernels, Row<U> key, float factor, std::int64_t row, float* out) {
+        if (!rotary_) return kernels.add(key, factor, width_, out);
         const std::int32_t* const at = tokens_.position.at(head_, row);
         if (!here_) here_ = at;
         const float* const angle = turner_->of(here_, at);
-        kernels.add_turned(key, scale, angle, angle + width_ / 2, width_ / 2, out);
+        kernels.add_turned(key, factor, angle, angle + width_ / 2, width_ / 2, out);
         turner_->next_block();
     }
 
@@ -146,5 +146,6 @@ void newer_similarity(const DatedKeys<T>& tokens, std::int64_t head, const Rotar
 
 template void newer_similarity(const DatedKeys<float>&, std::int64_t, const Rotary*, float*, Carver);
 template void newer_similarity(const DatedKeys<Half>&, std::int64_t, const Rotary*, float*, Carver);
+template void newer_similarity(const DatedKeys<Code>&, std::int64_t, const Rotary*, float*, Carver);
 
 }  // namespace edgevlm

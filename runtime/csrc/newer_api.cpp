@@ -2,6 +2,8 @@
 
 #include <pybind11/numpy.h>
 
+#include <type_traits>
+
 #include "arrays.h"
 #include "cache.h"
 #include "cache_rows.h"
@@ -39,8 +41,9 @@ py::array_t<float> call_newer_similarity(Cache& cache, std::int64_t layer, py::h
                                          bool rotated) {
     if (layer < 0 || layer >= cache.layers()) refuse("there is no layer ", layer, " in a cache of ", cache.layers());
     const Rotary* const rotary = rotary_of(cache, rotated);
-    return cache.dtype() == DType::fp16 ? newer_similarity_of<Half>(cache, layer, valid, since, rotary)
-                                        : newer_similarity_of<float>(cache, layer, valid, since, rotary);
+    return by_dtype(cache.dtype(), [&](auto* type) {
+        return newer_similarity_of<std::remove_pointer_t<decltype(type)>>(cache, layer, valid, since, rotary);
+    });
 }
 
 }  // namespace

@@ -10,11 +10,11 @@ namespace edgevlm {
 namespace {
 
 template <typename T>
-float exact_norm(const T* row, std::int64_t width) {
+float exact_norm(Row<T> row, std::int64_t width) {
     double square = 0;
     for (std::int64_t d = 0; d < width; ++d) {
         float x;
-        simd().rows<T>().load(row + d, 1, &x);
+        simd().rows<T>().load({row.at + d, row.scale ? row.scale + d : nullptr}, 1, &x);
         square += static_cast<double>(x) * x;
     }
     return static_cast<float>(std::sqrt(square));
@@ -23,9 +23,9 @@ float exact_norm(const T* row, std::int64_t width) {
 template <typename T>
 void norms_of(const Volume<T>& value, std::int64_t head, std::int64_t first, std::int64_t last, float* norm) {
     const auto stride = value.row_stride / static_cast<std::ptrdiff_t>(sizeof(T));
-    simd().rows<T>().squares(value.at(head, first), stride, last - first, value.width, norm + first);
+    simd().rows<T>().squares(value.row(head, first), stride, last - first, value.width, norm + first);
     for (std::int64_t i = first; i < last; ++i)
-        norm[i] = trusted(norm[i]) ? std::sqrt(norm[i]) : exact_norm(value.at(head, i), value.width);
+        norm[i] = trusted(norm[i]) ? std::sqrt(norm[i]) : exact_norm(value.row(head, i), value.width);
 }
 
 }  // namespace
@@ -48,8 +48,10 @@ void complete_norms(const Volume<T>& value, std::int64_t head, float* norm) {
 
 template void value_norms(const Volume<float>&, std::int64_t, float*);
 template void value_norms(const Volume<Half>&, std::int64_t, float*);
+template void value_norms(const Volume<Code>&, std::int64_t, float*);
 template void complete_norms(const Volume<float>&, std::int64_t, float*);
 template void complete_norms(const Volume<Half>&, std::int64_t, float*);
+template void complete_norms(const Volume<Code>&, std::int64_t, float*);
 
 namespace {
 

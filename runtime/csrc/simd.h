@@ -3,11 +3,18 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+
+#include "strided.h"
 
 namespace edgevlm {
 
 struct Half {  // IEEE binary16, a storage type
     std::uint16_t bits;
+};
+
+struct Code {  // int8: times the scale of its channel it is the number
+    std::int8_t times;
 };
 
 struct Dots {
@@ -17,7 +24,7 @@ struct Dots {
 // What one Dots is of. angle: cosines [pairs], then sines [pairs], that the row is turned back by, or nothing.
 template <typename T>
 struct Compared {
-    const T* row;
+    Row<T> row;
     const float *other, *angle;
 };
 
@@ -25,16 +32,17 @@ struct Compared {
 // Rotary pairs are (d, d + pairs); cosine, sine [pairs]. "Turned back" is un-rotated by those angles.
 template <typename T>
 struct RowKernels {
-    void (*load)(const T* row, std::int64_t size, float* out);
-    void (*store)(const float* row, std::int64_t size, T* out);
+    void (*load)(Row<T> row, std::int64_t size, float* out);
+    void (*store)(const float* row, const float* scale, std::int64_t size, T* out);  // to nearest, ties to even; codes saturate
     // |row|^2 of `count` rows, `stride` numbers apart.
-    void (*squares)(const T* row, std::int64_t stride, std::int64_t count, std::int64_t size, float* out);
+    void (*squares)(Row<T> row, std::int64_t stride, std::int64_t count, std::int64_t size, float* out);
     void (*dots)(const Compared<T>* rows, std::int64_t count, std::int64_t size, Dots* out);
     void (*turned_dots)(const Compared<T>* rows, std::int64_t count, std::int64_t size, Dots* out);
-    void (*add)(const T* row, float scale, std::int64_t size, float* out);                // out += scale row
-    void (*add_turned)(const T* row, float scale, const float* cosine, const float* sine, std::int64_t pairs,
+    void (*add)(Row<T> row, float factor, std::int64_t size, float* out);                 // out += factor row
+    void (*add_turned)(Row<T> row, float factor, const float* cosine, const float* sine, std::int64_t pairs,
                        float* out);                                                       // the same, row turned back
-    void (*rotate)(T* row, const float* cosine, const float* sine, std::int64_t pairs);   // in float32, then rounded to T
+    // In float32, then rounded to T. Codes turn as they are, whatever the scale: it is the same for both halves of a pair.
+    void (*rotate)(T* row, const float* cosine, const float* sine, std::int64_t pairs);
 };
 
 // Softmax of many query rows at once: lanes are query rows, `rows` of them (a multiple of 4, 32 at most).
@@ -52,6 +60,7 @@ struct Simd {
     const char* name;
     RowKernels<float> fp32;
     RowKernels<Half> fp16;
+    RowKernels<Code> int8;
     AttentionKernels attention;
     // out[c] = the sum of `window` (1, 3, 5 or 7) numbers, from in[c] on, `step` apart.
     void (*box_sums)(const double* in, std::int64_t count, std::int64_t step, int window, double* out);
@@ -62,6 +71,10 @@ struct Simd {
                  float* cosine, float* sine);
     void (*copy)(const void* from, void* to, std::int64_t bytes);         // `to` written past the caches
     void (*drain)();                                                      // makes those writes seen by other threads
+    // How many numbers of a row of codes are the largest or the smallest there is; how many of its pairs lie beyond the circle
+    // that all turns of a pair stay within.
+    std::int64_t (*cut)(const Code* row, std::int64_t size);
+    std::int64_t (*outside)(const Code* row, std::int64_t pairs);
     std::int64_t (*read)(const void* memory, std::int64_t bytes);         // the plain read that speeds are measured against
 
     template <typename T>
@@ -72,6 +85,8 @@ template <>
 inline const RowKernels<float>& Simd::rows<float>() const { return fp32; }
 template <>
 inline const RowKernels<Half>& Simd::rows<Half>() const { return fp16; }
+template <>
+inline const RowKernels<Code>& Simd::rows<Code>() const { return int8; }
 
 const Simd& simd();                // the one in use
 const Simd* simd_named(const char* name);  // scalar, avx2, avx512, neon; null if unknown or not for this processor
@@ -82,6 +97,8 @@ const Simd& simd_scalar();
 const Simd& simd_avx2();
 const Simd& simd_avx512();
 const Simd& simd_neon();
+
+constexpr float kLeastCode = -128, kMostCode = 127;
 
 inline float to_float(Half half) {
     const std::uint32_t sign = static_cast<std::uint32_t>(half.bits & 0x8000u) << 16;

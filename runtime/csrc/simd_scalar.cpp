@@ -19,13 +19,21 @@ struct V {
     static V set(float x) { return {{x, x, x, x}}; }
     static V load(const float* at) { return from([&](int i) { return at[i]; }); }
     static V load(const Half* at) { return from([&](int i) { return to_float(at[i]); }); }
+    static V load(const Code* at) { return from([&](int i) { return static_cast<float>(at[i].times); }); }
     void store(float* to) const { std::copy_n(v, W, to); }
     void store(Half* to) const { std::transform(v, v + W, to, to_half); }
+    void store(Code* to) const {
+        for (int i = 0; i < W; ++i) {
+            const float least = v[i] > kLeastCode ? v[i] : kLeastCode;
+            to[i].times = static_cast<std::int8_t>(std::nearbyint(least < kMostCode ? least : kMostCode));
+        }
+    }
 };
 
 inline V operator+(V a, V b) { return V::from([&](int i) { return a.v[i] + b.v[i]; }); }
 inline V operator-(V a, V b) { return V::from([&](int i) { return a.v[i] - b.v[i]; }); }
 inline V operator*(V a, V b) { return V::from([&](int i) { return a.v[i] * b.v[i]; }); }
+inline V operator/(V a, V b) { return V::from([&](int i) { return a.v[i] / b.v[i]; }); }
 inline V fma(V a, V b, V c) { return a * b + c; }
 inline V fnma(V a, V b, V c) { return c - a * b; }
 inline V most(V a, V b) { return V::from([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
@@ -50,8 +58,8 @@ void drain() {}
 }  // namespace
 
 const Simd& simd_scalar() {
-    static constexpr Simd table{"scalar", kRowKernels<float>, kRowKernels<Half>, kAttention, box<double>, box<std::int32_t>,
-                                at_least, turn, copy, drain, read};
+    static constexpr Simd table{"scalar", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Code>, kAttention, box<double>, box<std::int32_t>,
+                                at_least, turn, copy, drain, cut, outside, read};
     return table;
 }
 

@@ -26,7 +26,7 @@ std::int64_t batch_size(std::int64_t rows, std::int64_t width) {
 // A key, where it stands, and where it is to be turned to; [axes] both.
 template <typename T>
 struct Key {
-    const T* row;
+    Row<T> row;
     const std::int32_t *at, *to;
 };
 
@@ -84,7 +84,7 @@ public:
     }
 
 private:
-    bool is_zero(const T* row) {
+    bool is_zero(Row<T> row) {
         simd().rows<T>().load(row, width_, loaded_);
         return std::all_of(loaded_, loaded_ + width_, [](float x) { return x == 0; });
     }
@@ -152,7 +152,7 @@ public:
         for (std::int32_t r = 0; r < recent_; ++r) {
             if (!has(patch_[r])) continue;
             const Key<T> recent = key(tokens, head, r);
-            ask(recent.row + ahead(tokens));
+            ask(recent.row.at + ahead(tokens));
             keys.add_unit(recent, mean(r));
         }
         for (std::int64_t slot = 0; slot < size_; ++slot) {
@@ -167,7 +167,7 @@ public:
     void compare(const PatchedKeys<T>& tokens, std::int64_t head, Keys<T>& keys, float* out) const {
         const std::int64_t stride = tokens.key.row_stride / static_cast<std::ptrdiff_t>(sizeof(T));
         const std::int64_t axes = tokens.position.row_stride / static_cast<std::ptrdiff_t>(sizeof(std::int32_t));
-        const T* const key = tokens.key.at(head, 0);
+        const Row<T> key = tokens.key.row(head, 0);
         const std::int32_t* const position = tokens.position.at(head, 0);
         const std::int32_t *const row = row_, *const patches = patch_, *const latest = place_, end = listed_;
         const auto first = static_cast<std::int32_t>(first_), size = static_cast<std::int32_t>(size_);
@@ -177,10 +177,10 @@ public:
         for (std::int32_t r = recent_; r < end; ++r) {
             const std::int32_t patch = patches[r], place = patch - first;
             if (place < 0 || place >= size) continue;
-            const T* const own = key + row[r] * stride;
+            const T* const own = key.at + row[r] * stride;
             ask(own + ahead);
             const float* const angle = keys.angle(position + row[r] * axes, position + latest[patch] * axes);
-            block.compared[block.count] = {own, mean + place * width, angle};
+            block.compared[block.count] = {{own, key.scale}, mean + place * width, angle};
             block.listed[block.count++] = r;
             if (block.count == kBlock) finish(tokens, head, keys, block, out);
         }
@@ -232,7 +232,7 @@ private:
     // A listed key, to be turned to where the mean of its patch stands.
     Key<T> key(const PatchedKeys<T>& tokens, std::int64_t head, std::int32_t listed) const {
         const std::int32_t i = row_[listed], latest = place_[patch_[listed]];
-        return {tokens.key.at(head, i), tokens.position.at(head, i), tokens.position.at(head, latest)};
+        return {tokens.key.row(head, i), tokens.position.at(head, i), tokens.position.at(head, latest)};
     }
 
     std::int64_t width_, batch_;
@@ -266,5 +266,6 @@ void temporal_similarity(const PatchedKeys<T>& tokens, std::int64_t head, const 
 
 template void temporal_similarity(const PatchedKeys<float>&, std::int64_t, const Rotary*, float*, Carver);
 template void temporal_similarity(const PatchedKeys<Half>&, std::int64_t, const Rotary*, float*, Carver);
+template void temporal_similarity(const PatchedKeys<Code>&, std::int64_t, const Rotary*, float*, Carver);
 
 }  // namespace edgevlm

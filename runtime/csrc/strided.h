@@ -20,6 +20,13 @@ struct Plane {
 
 using Mask = Plane<std::uint8_t>;  // numpy bool: any byte but 0 is true
 
+// One stored row, dense. scale [width] where numbers are kept as a Code of their channel, else null.
+template <typename T>
+struct Row {
+    const T* at;
+    const float* scale;
+};
+
 // [heads, rows, width], any strides (in bytes), the last axis dense.
 template <typename T>
 struct Volume {
@@ -29,10 +36,13 @@ struct Volume {
     std::int64_t heads = 0;
     std::int64_t rows = 0;
     std::int64_t width = 0;
+    const float* scale = nullptr;  // [heads, width], dense, of codes
 
     const T* at(std::int64_t head, std::int64_t row) const {
         return reinterpret_cast<const T*>(data + head * head_stride + row * row_stride);
     }
+
+    Row<T> row(std::int64_t head, std::int64_t row) const { return {at(head, row), scale ? scale + head * width : nullptr}; }
 
     // How far ahead a loop over rows should prefetch: it would else wait for every one of them.
     std::int64_t rows_ahead() const {

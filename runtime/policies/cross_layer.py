@@ -64,7 +64,8 @@ class CrossLayer:
         for layer in self.probe_layers:
             queries, seq = self._queries.at(cache, layer)
             start = max(0, len(seq) - window)
-            mass[layer] = primitives.attention_mass(queries[:, start:], seq[start:], cache.key(layer), cache.seq(layer))
+            held, scale = (cache.key(layer), cache.seq(layer)), cache.key_scale(layer)
+            mass[layer] = primitives.attention_mass(queries[:, start:], seq[start:], *held, scale=scale)
         self.take(cache, mass)
 
     def take(self, cache: KVCache, mass: Mapping[int, Float32]) -> None:
@@ -84,7 +85,7 @@ class CrossLayer:
     def importance(self, cache: KVCache, layer: int) -> Float32:
         """Eqs. 3 and 4: ``S ||V||`` of each row of a layer, ``[kv_heads, n]``; S alone without ``values``."""
         mass = self._mass[layer] if layer <= self.clie else self._last[layer][1]
-        return mass * primitives.value_norms(cache.value(layer)) if self.values else mass
+        return mass * primitives.value_norms(cache.value(layer), cache.value_scale(layer)) if self.values else mass
 
 
 def booster(clie: str, layers: int, window: int = 0) -> CrossLayer | None:

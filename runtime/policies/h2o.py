@@ -92,7 +92,7 @@ class H2O(Policy):
             mass = np.zeros(seq.shape)
             for start in range(0, len(appended.seq), ROWS):
                 rows = slice(start, start + ROWS)
-                mass += primitives.attention_mass(query[:, rows], appended.seq[rows], key, seq)
+                mass += primitives.attention_mass(query[:, rows], appended.seq[rows], key, seq, scale=cache.key_scale(layer))
             if layer not in self._scores:
                 self._scores[layer] = SeqScores(cache.kv_heads, int(cache.capacities[layer]))
             self._scores[layer].add(seq, mass)

@@ -212,7 +212,8 @@ class Hermes(Policy):
         end = guidance.rows[0] if depth == 2 else sum(guidance.rows)
         rows = slice(end - guidance.rows[-1] if official and depth == 1 else 0, end)
         queries, keys = guidance.queries[layer][:, rows], guidance.keys[layer][:, rows]
-        attended = normalised(guidance_attention(queries, keys, cache.key(layer), seq, causal=not official)[among], added)
+        held = cache.key(layer), seq, cache.key_scale(layer)
+        attended = normalised(guidance_attention(queries, keys, *held, causal=not official)[among], added)
         if depth == 2:
             return attended
         omega = self._omega[0] - self._omega[1] * x

@@ -34,15 +34,23 @@ def recency(order: Int64, k: float) -> Float64:
     return np.exp(-k * age / max(len(order) - 1, 1))
 
 
-def guidance_attention(queries: Float32, own_keys: Float32, key: Float32, seq: Int64, *, causal: bool = True) -> Float64:
+def guidance_attention(
+    queries: Float32,
+    own_keys: Float32,
+    key: NDArray[np.number],
+    seq: Int64,
+    scale: Float32 | None = None,
+    *,
+    causal: bool = True,
+) -> Float64:
     """Eq. 2: the attention weight of each row of a layer, averaged over heads and guidance rows, ``[n]``.
 
     queries: ``[heads, rows, head_dim]``; own_keys: ``[kv_heads, rows, head_dim]``, which a guidance row sees up to its own, or
-    all of them unless ``causal``; key: ``[kv_heads, n, head_dim]``, seq: ``[kv_heads, n]``.
+    all of them unless ``causal``; key: ``[kv_heads, n, head_dim]`` as stored, seq: ``[kv_heads, n]``; scale: of int8 keys.
     """
     heads, rows, _ = queries.shape
     places = seq.max(initial=-1) + 1 + np.arange(rows) * causal
-    mass = primitives.attention_mass(queries, places, key, seq, own_keys.astype(np.float32, copy=False), places)
+    mass = primitives.attention_mass(queries, places, key, seq, own_keys, places, scale)
     return mass.sum(0, dtype=np.float64) / (heads * rows)
 
 
@@ -82,7 +90,7 @@ def summary_of(cache: KVCache, layer: int, gone: Bool, weight: Float64, position
     share = weight[gone] / weight[gone].sum()
     pair_axis = np.zeros(len(cache.inv_freq), np.uint8) if cache.pair_axis is None else cache.pair_axis
     angle = (target - at[gone])[:, pair_axis] * cache.inv_freq
-    first, second = np.split(cache.key(layer)[:, gone].astype(np.float64), 2, -1)
+    first, second = np.split(cache.numbers("key", layer, gone).astype(np.float64), 2, -1)
     cos, sin = np.cos(angle), np.sin(angle)
     aligned = np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
     rows = Rows(
@@ -93,6 +101,6 @@ def summary_of(cache: KVCache, layer: int, gone: Bool, weight: Float64, position
         col=np.zeros(1, np.int16),
         position=target[None].astype(np.int32),
     )
-    value = cache.value(layer)[:, gone].astype(np.float64)
+    value = cache.numbers("value", layer, gone).astype(np.float64)
     mean = [np.einsum("n,hnd->hd", share, part)[:, None].astype(np.float32) for part in (aligned, value)]
     return NewRows(mean[0], mean[1], rows)

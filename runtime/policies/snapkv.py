@@ -93,7 +93,7 @@ class SnapKV(Policy):
         if self._cross is not None:
             return self._cross.importance(cache, layer)
         query, query_seq = self._queries.at(cache, layer)
-        return primitives.attention_mass(query, query_seq, cache.key(layer), cache.seq(layer))
+        return primitives.attention_mass(query, query_seq, cache.key(layer), cache.seq(layer), scale=cache.key_scale(layer))
 
 
 def pooled(score: Float32, seq: NDArray[np.int64], among: Bool, kernel: int, pool: Pool) -> Float32:

@@ -57,7 +57,8 @@ class SnapKVGuided(Full):
         seq, memory = cache.seq(layer), int(cache.lengths[layer]) - query.shape[1]
         if memory - self.shape.prefix <= self.compress_to:
             return None
-        mass = primitives.attention_mass(query[:, -self.window :], seq[0, memory:][-self.window :], cache.key(layer), seq)
+        asked, places, scale = query[:, -self.window :], seq[0, memory:][-self.window :], cache.key_scale(layer)
+        mass = primitives.attention_mass(asked, places, cache.key(layer), seq, scale=scale)
         keep = self.protected(cache, layer)
         keep[:, memory:] = True
         count = max(0, self.compress_to - int(frame_text(cache, layer)[0].sum()))

@@ -120,6 +120,8 @@ class StateFolder:
 
 def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """In what a snapshot is of another session, in words; empty where it is not."""
+    if found.get("dtype") != wanted["dtype"]:
+        return f"holds {found.get('dtype')} keys and values, and this model keeps {wanted['dtype']}"
     if found["model"] != wanted["model"]:
         return f"is of another model ({found['name']})"
     for name, mine in wanted.items():

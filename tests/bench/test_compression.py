@@ -25,7 +25,9 @@ def test_a_json_line_for_each_policy_and_dtype(threads):
     done = CliRunner().invoke(app, command, catch_exceptions=False)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     bounded = [name for name, policy in POLICIES.items() if policy.bounded]
-    assert [(line["policy"], line["dtype"]) for line in lines] == [(name, d) for name in bounded for d in ("fp32", "fp16")]
+    assert [(line["policy"], line["dtype"]) for line in lines] == [
+        (name, d) for name in bounded for d in ("fp32", "fp16", "int8")
+    ]
     for line in lines:
         assert list(line) == FIELDS
         assert line["bench"] == "compression"
@@ -50,7 +52,7 @@ def test_what_cannot_be_measured():
         compression.Shape(head_dim=7)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize(
     "policy", ["infinipot-v", "infinipot-v:keys=rotated,heads=shared,tau=0.1/0.2/0.3", "sliding-window", "last-seen"]
 )

@@ -1,4 +1,4 @@
-"""Caches, in fp32 and in fp16, and rows to put into them the way an engine does: through the raw addresses."""
+"""Caches of every precision, and rows to put into them the way an engine does: through the raw addresses."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from edgevlm.errors import CacheError
 from edgevlm.runtime import _native, primitives
 from edgevlm.runtime.cache import Kind, KVCache, Rows
+from edgevlm.runtime.kv import DTYPES, KVScales, codes
 
 SANITIZED = "EDGEVLM_SANITIZE" in os.environ  # set by tests/sanitize.sh, which puts its build first on the path
 if SANITIZED:
@@ -49,7 +50,21 @@ def make(layers=2, kv_heads=2, head_dim=8, capacity=32, axes=1, dtype="fp32", se
     return KVCache(
         layers, kv_heads, head_dim, capacity,
         inv_freq=frequencies(head_dim), axes=axes, dtype=dtype, sections=sections, interleaved=interleaved,
+        scales=scales(layers, kv_heads, head_dim) if dtype == "int8" else None,
     )  # fmt: skip
+
+
+def scales(layers, kv_heads, head_dim):
+    """Scales that hold normal numbers, another for each channel."""
+    random = np.random.default_rng(3)
+    longest = np.concatenate([random.uniform(7, 9, (layers, kv_heads, head_dim // 2))] * 2, -1)
+    largest = random.uniform(6, 8, (layers, kv_heads, head_dim))
+    return KVScales(*((part / 127).astype(np.float32) for part in (longest, largest)))
+
+
+def stored(numbers, scale, dtype):
+    """``numbers [H, n, D]`` as a cache stores them."""
+    return numbers.astype(dtype) if scale is None else codes(numbers, scale)
 
 
 def memory(buffer):
@@ -79,9 +94,9 @@ def rows(n, start=0, axes=1, kind=Kind.VISION, per_frame=4, width=2):
 def write(cache, n, rng):
     """Fill rows ``[n_l, n_l + n)`` of every layer with normal noise."""
     for buffer, length in zip(cache.buffers(), cache.lengths, strict=True):
-        for array in memory(buffer):
+        for array, scale in zip(memory(buffer), (buffer.key_scale, buffer.value_scale), strict=True):
             new = array[:, length : length + n]
-            new[...] = rng.standard_normal(new.shape, np.float32)  # rounded to the cache's dtype
+            new[...] = stored(rng.standard_normal(new.shape, np.float32), scale, buffer.dtype)
 
 
 def append(cache, n, start=0, rng=None, **kwargs):
@@ -107,16 +122,21 @@ def random_keep(rng, heads, n, kept):
     return keep
 
 
-@pytest.fixture(scope="session", params=["fp32", "fp16"])
+# Of a stored key of normal noise that was turned once: a few ulps, half an ulp of 8, half a code.
+ERROR = {"fp32": 3e-6, "fp16": 4e-3, "int8": 0.5 + 1e-4}
+
+
+@pytest.fixture(scope="session", params=list(DTYPES))
 def kit(request):
     dtype = request.param
-    half = dtype == "fp16"
     return SimpleNamespace(
         frequencies=frequencies,
         make=partial(make, dtype=dtype),
         dtype=dtype,
-        numpy=np.dtype(np.float16 if half else np.float32),
-        error=4e-3 if half else 3e-6,  # of a key of normal noise that was turned once: half an ulp of 8, and a few ulps
+        numpy=DTYPES[dtype],
+        error=ERROR[dtype],
+        stored=stored,
+        scales=scales,
         memory=memory,
         rows=rows,
         write=write,

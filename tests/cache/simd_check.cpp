@@ -21,10 +21,17 @@ std::vector<float> noise(std::int64_t count) {
     return out;
 }
 
+// Of each channel, the same in both halves of a pair: some codes saturate.
+std::vector<float> scales(std::int64_t pairs) {
+    std::vector<float> out(2 * pairs);
+    for (std::int64_t d = 0; d < pairs; ++d) out[d] = out[d + pairs] = 0.01f + 0.001f * static_cast<float>(d % 7);
+    return out;
+}
+
 template <typename T>
-std::vector<T> stored(const std::vector<float>& numbers) {
+std::vector<T> stored(const std::vector<float>& numbers, const std::vector<float>& scale) {
     std::vector<T> out(numbers.size());
-    simd_scalar().rows<T>().store(numbers.data(), static_cast<std::int64_t>(numbers.size()), out.data());
+    simd_scalar().rows<T>().store(numbers.data(), scale.data(), static_cast<std::int64_t>(numbers.size()), out.data());
     return out;
 }
 
@@ -43,26 +50,34 @@ template <typename T>
 std::vector<float> rows(const Simd& table, std::int64_t pairs, const std::vector<float>& a, const std::vector<float>& b) {
     const RowKernels<T>& kernels = table.rows<T>();
     const std::int64_t size = 2 * pairs;
-    std::vector<T> row = stored<T>(a), copy(row.size());
+    const std::vector<float> scale = scales(pairs);
+    std::vector<T> row = stored<T>(a, scale), copy(row.size());
+    const Row<T> one{row.data(), scale.data()};
     std::vector<float> out(size), sums(b), loaded(size);
-    kernels.load(row.data(), size, loaded.data());
-    kernels.store(b.data(), size, copy.data());
-    kernels.squares(row.data(), size, 1, size, out.data());
-    const Compared<T> at{row.data(), b.data(), a.data()};
+    kernels.load(one, size, loaded.data());
+    kernels.store(b.data(), scale.data(), size, copy.data());
+    kernels.squares(one, size, 1, size, out.data());
+    const Compared<T> at{one, b.data(), a.data()};
     Dots dots[2];
     kernels.dots(&at, 1, size, dots);
     kernels.turned_dots(&at, 1, size, dots + 1);
-    kernels.add(row.data(), 0.5f, size, sums.data());
-    kernels.add_turned(row.data(), 0.5f, b.data(), a.data(), pairs, sums.data());
+    kernels.add(one, 0.5f, size, sums.data());
+    kernels.add_turned(one, 0.5f, b.data(), a.data(), pairs, sums.data());
     kernels.rotate(row.data(), b.data(), b.data() + pairs, pairs);
     out.resize(1);
     for (const Dots& d : dots) out.insert(out.end(), {d.dot, d.square});
     for (const auto* part : {&sums, &loaded}) out.insert(out.end(), part->begin(), part->end());
     for (const auto* part : {&row, &copy}) {
-        simd_scalar().rows<T>().load(part->data(), size, loaded.data());
+        simd_scalar().rows<T>().load({part->data(), scale.data()}, size, loaded.data());
         out.insert(out.end(), loaded.begin(), loaded.end());
     }
     return out;
+}
+
+// What is counted of a row of codes.
+std::vector<float> counted(const Simd& table, std::int64_t pairs, const std::vector<float>& a) {
+    const std::vector<Code> row = stored<Code>(a, scales(pairs));
+    return {static_cast<float>(table.cut(row.data(), 2 * pairs)), static_cast<float>(table.outside(row.data(), pairs))};
 }
 
 // Softmax weights of `keys` keys for as many query rows as the table takes; rows are summed up, so that lanes do not matter.
@@ -110,6 +125,8 @@ int main(int, char** argv) {
         const std::vector<float> a = noise(2 * pairs), b = noise(2 * pairs);
         compare("rows of float", 2 * pairs, rows<float>(*table, pairs, a, b), rows<float>(plain, pairs, a, b));
         compare("rows of half", 2 * pairs, rows<Half>(*table, pairs, a, b), rows<Half>(plain, pairs, a, b), 2e-3f);
+        compare("rows of codes", 2 * pairs, rows<Code>(*table, pairs, a, b), rows<Code>(plain, pairs, a, b), 2e-2f);
+        compare("codes counted", 2 * pairs, counted(*table, pairs, a), counted(plain, pairs, a), 0);
         const std::vector<float> key = noise(pairs * 12), query = noise(8 * 12);
         compare("attention", pairs, attention(*table, pairs, 12, key, query), attention(plain, pairs, 12, key, query));
     }

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from edgevlm.errors import CacheError
 from edgevlm.runtime import _native, primitives, reference
+from edgevlm.runtime.kv import codes
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -20,12 +21,17 @@ def test_attention_mass_equals_the_reference(data):
     width = data.draw(st.sampled_from([1, 2, 8, 33, 64]))
     loud = data.draw(st.sampled_from([0, 1, 30]))  # all alike; ordinary; all mass on one token
     query = (loud * rng.standard_normal((kv_heads * group, rows, width))).astype(np.float32)
-    key = rng.standard_normal((kv_heads, n + 3, width)).astype(data.draw(st.sampled_from([np.float32, np.float16])))[:, :n]
+    numbers, dtype = (
+        rng.standard_normal((kv_heads, n + 3, width)),
+        data.draw(st.sampled_from([np.float32, np.float16, np.int8])),
+    )
+    scale = rng.uniform(0.02, 0.05, (kv_heads, width)).astype(np.float32) if dtype == np.int8 else None
+    key = (numbers.astype(dtype) if scale is None else codes(numbers, scale))[:, :n]
     seq = np.stack([rng.permutation(2 * n)[:n] for _ in range(kv_heads)]).astype(np.int64)
     seq[:, 0] = 0  # one that every row sees
     query_seq = np.sort(rng.integers(0, 2 * n, rows)).astype(np.int64)
-    found = primitives.attention_mass(query, query_seq, key, seq)
-    expected = reference.attention_mass(query, query_seq, key, seq)
+    found = primitives.attention_mass(query, query_seq, key, seq, scale=scale)
+    expected = reference.attention_mass(query, query_seq, key if scale is None else key * scale[:, None].astype(float), seq)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
     np.testing.assert_allclose(found.sum(), kv_heads * group * rows, rtol=1e-5)
@@ -79,9 +85,9 @@ def test_it_works_in_the_scratch_of_the_cache(kit):
     kit.append(cache, 60)
     before = _native.loose_allocations()
     query = np.random.default_rng(0).standard_normal((6, 40, 8), np.float32)
-    found = primitives.attention_mass(query, np.arange(20, 60), cache.key(0), cache.seq(0))
+    found = primitives.attention_mass(query, np.arange(20, 60), cache.key(0), cache.seq(0), scale=cache.key_scale(0))
     assert _native.loose_allocations() == before
-    expected = reference.attention_mass(query, np.arange(20, 60), cache.key(0), cache.seq(0))
+    expected = reference.attention_mass(query, np.arange(20, 60), cache.numbers("key", 0), cache.seq(0))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -92,7 +98,7 @@ def test_it_works_in_the_scratch_of_the_cache(kit):
         ({"query": np.ones((4, 2, 4))}, "query must be float32, not float64"),
         ({"query": np.ones((4, 2, 6), np.float32)}, r"query must be \[any, any, 4\], not \[4, 2, 6\]"),
         ({"query_seq": np.zeros(3, np.int64)}, r"query_seq must be \[2\], not \[3\]"),
-        ({"key": np.ones((2, 5, 4))}, "key must be float32 or float16, not float64"),
+        ({"key": np.ones((2, 5, 4))}, "key must be float32, float16 or int8, not float64"),
         ({"own_key": np.zeros((1, 3, 4), np.float32)}, r"own_key must be \[2, any, 4\], not \[1, 3, 4\]"),
         ({"own_key": np.zeros((2, 3, 4), np.float32)}, r"own_seq must be a numpy array of int64 \[3\]"),
         ({"seq": np.zeros((2, 4), np.int64)}, r"seq must be \[2, 5\], not \[2, 4\]"),

@@ -24,10 +24,11 @@ def slots(rows):
 def formula(layers, heads, dim, capacities, axes, item):
     """The layout comment in csrc/cache.cpp as sums: (what lies before the rows, the rows, what lies behind them)."""
     runs = 1 if axes == 1 else 0  # without sections
-    before = up(layers * 88) + up(dim // 2 * 8) + up(runs * 12) + up(min(capacities) * 8)
+    before = up(layers * 104) + up(dim // 2 * 8) + up(runs * 12) + up(min(capacities) * 8)
     rows = 0
     for capacity in capacities:
         places = heads * capacity
+        rows += 2 * up(heads * dim * 4) * (item == 1)
         rows += 2 * up(places * dim * item)
         rows += up(places) + up(places * 8) + up(places * 4) + 2 * up(places * 2) + up(places * axes * 4) + up(places * 4)
     angles = up(3 * 64 * dim * 8) + up(3 * 64 * dim * 4)
@@ -63,14 +64,17 @@ def threads(request):
 def test_byte_count_is_known_before(kit, threads, capacity, heads, dim, axes):
     arguments = (3, heads, dim, capacity)
     known = KVCache.bytes_for(*arguments, inv_freq=kit.frequencies(dim), axes=axes, dtype=kit.dtype)
-    cache = KVCache(*arguments, inv_freq=kit.frequencies(dim), axes=axes, dtype=kit.dtype)
+    scales = kit.scales(3, heads, dim) if kit.dtype == "int8" else None
+    cache = KVCache(*arguments, inv_freq=kit.frequencies(dim), axes=axes, dtype=kit.dtype, scales=scales)
     assert known == cache.nbytes == cache.memory.nbytes
     before, rows, behind = formula(
         3, heads, dim, capacity if isinstance(capacity, list) else [capacity] * 3, axes, kit.numpy.itemsize
     )
     assert known == before + rows + behind
-    assert cache.buffers()[0].key_address == cache.memory.ctypes.data + before
-    assert not cache.memory[before : before + rows].any()
+    scale_bytes = 0 if scales is None else 2 * up(heads * dim * 4)
+    assert cache.buffers()[0].key_address == cache.memory.ctypes.data + before + scale_bytes
+    if scales is None:
+        assert not cache.memory[before : before + rows].any()
     assert cache.allocations == 1
 
 
@@ -165,7 +169,7 @@ def test_the_memory_goes_with_the_last_view(kit):
         ({"capacity": 2**31}, "capacity of layer 0"),
         ({"capacity": [4]}, "each of the 2 layers, not 1"),
         ({"axes": 2}, "axes must be 1, or 3"),
-        ({"dtype": "bf16"}, "dtype must be fp32 or fp16, not bf16"),
+        ({"dtype": "bf16"}, "dtype must be fp32, fp16 or int8, not bf16"),
         ({"axes": 3, "sections": (1, 1, 1)}, r"3 numbers that add up to head_dim / 2 = 4, not \[1, 1, 1\]"),
         ({"axes": 3, "sections": (2, 2)}, "sections must be 3 numbers"),
         ({"axes": 3, "sections": (0, 2, 2), "interleaved": True}, "cannot be interleaved over 4 pairs"),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from edgevlm.errors import CacheError
 from edgevlm.runtime import _native, primitives, reference
 from edgevlm.runtime.cache import KVCache, Rows
+from edgevlm.runtime.kv import KVScales
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -16,7 +17,10 @@ def filled(rng, n, dim, dtype, axes, heads=2, scale=1.0, most=5000):
     """One layer of n tokens, evicted from a larger one so that heads hold other tokens and rows are in no order."""
     sections = None if axes == 1 else (dim // 2 - 2 * (dim // 6), dim // 6, dim // 6)
     inv_freq = 1 / 1e4 ** (np.arange(0, dim, 2) / dim)
-    cache = KVCache(1, heads, dim, n + 40, inv_freq=inv_freq, axes=axes, dtype=dtype, sections=sections)
+    scales = None
+    if dtype == "int8":
+        scales = KVScales.holding(scale * rng.uniform(3, 9, (1, heads, dim // 2)), np.ones((1, heads, dim)))
+    cache = KVCache(1, heads, dim, n + 40, inv_freq=inv_freq, axes=axes, dtype=dtype, sections=sections, scales=scales)
     count = n + 30
     none = np.zeros(count, np.int16)
     seq = np.cumsum(rng.integers(1, 5, count))
@@ -32,7 +36,7 @@ def filled(rng, n, dim, dtype, axes, heads=2, scale=1.0, most=5000):
 
 
 def expected(cache, valid, since, rotated=False):
-    arrays = cache.key(0), cache.position(0), cache.seq(0), valid, cache.inv_freq, since
+    arrays = cache.numbers("key", 0), cache.position(0), cache.seq(0), valid, cache.inv_freq, since
     return reference.newer_similarity(*arrays, rotated=rotated, pair_axis=cache.pair_axis)
 
 
@@ -41,10 +45,10 @@ def expected(cache, valid, since, rotated=False):
 def test_newer_similarity_equals_the_reference(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     n, dim = data.draw(st.sampled_from([0, 1, 2, 31, 33, 65, 130])), data.draw(st.sampled_from([2, 6, 8, 72]))
-    half, axes = data.draw(st.booleans()), data.draw(st.sampled_from([1, 3]))
-    scale = data.draw(st.sampled_from([1, 1e-6, 1e3] if half else [1, 1e-30, 1e18]))
+    dtype, axes = data.draw(st.sampled_from(["fp32", "fp16", "int8"])), data.draw(st.sampled_from([1, 3]))
+    scale = data.draw(st.sampled_from([1, 1e-6, 1e3] if dtype == "fp16" else [1, 1e-30, 1e18]))
     most = data.draw(st.sampled_from([1, 64, 5000, 2**31 - 1]))
-    cache = filled(rng, n, dim, "fp16" if half else "fp32", axes, scale=scale, most=most)
+    cache = filled(rng, n, dim, dtype, axes, scale=scale, most=most)
     valid = rng.random((2, n)) < data.draw(st.sampled_from([0.0, 0.5, 1.0]))
     rotated, since = data.draw(st.booleans()), data.draw(st.sampled_from([0, 100, 10**6]))
     found = primitives.newer_similarity(cache, 0, valid, since, rotated=rotated)

@@ -26,7 +26,7 @@ def everything(kit):
     scores = primitives.infinipot_scores(cache, recent, valid)
     query = np.random.default_rng(4).standard_normal((6, 9, 16), np.float32)
     kept = [array for pair in scores for array in pair]
-    kept.append(primitives.attention_mass(query, np.arange(191, 200), cache.key(1), cache.seq(1)))
+    kept.append(primitives.attention_mass(query, np.arange(191, 200), cache.key(1), cache.seq(1), scale=cache.key_scale(1)))
     kept.append(primitives.newer_similarity(cache, 1, valid[1]))
     keep = []
     for layer, (similarity, norms) in enumerate(scores):

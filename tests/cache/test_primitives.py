@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from edgevlm.errors import CacheError
 from edgevlm.runtime import _native, primitives, reference
 from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.kv import codes
 
 QUICK = settings(deadline=None, max_examples=100)
 pytestmark = pytest.mark.usefixtures("isa")
@@ -48,9 +49,11 @@ def scenes(draw):
 def test_temporal_similarity(scene, data):
     rng, heads, n, tokens = scene
     dim, axes = data.draw(st.sampled_from([2, 6, 8, 64, 72])), data.draw(st.sampled_from([1, 3]))
-    half = data.draw(st.booleans())
-    scale = data.draw(st.sampled_from([1, 1e-6, 1e4] if half else [1, 1e-30, 1e18]))
-    key = (scale * rng.standard_normal((heads, n, dim))).astype(np.float16 if half else np.float32)
+    dtype = data.draw(st.sampled_from([np.float32, np.float16, np.int8]))
+    size = data.draw(st.sampled_from([1, 1e-6, 1e4] if dtype == np.float16 else [1, 1e-30, 1e18]))
+    numbers = size * rng.standard_normal((heads, n, dim))
+    scale = (size * rng.uniform(0.02, 0.05, (heads, dim))).astype(np.float32) if dtype == np.int8 else None
+    key = numbers.astype(dtype) if scale is None else codes(numbers, scale)
     key[rng.random((heads, n)) < data.draw(st.sampled_from([0, 0.3]))] = 0
     if data.draw(st.booleans()) and n:
         key[:] = key[:, :1]  # all alike
@@ -63,8 +66,9 @@ def test_temporal_similarity(scene, data):
     names = ("row", "col", "recent", "valid")
     arguments = (key, position, *(tokens[name] for name in names), inv_freq)
     rotated = data.draw(st.booleans())
-    found = primitives.temporal_similarity(*arguments, rotated=rotated, pair_axis=pair_axis)
-    expected = reference.temporal_similarity(*arguments, rotated=rotated, pair_axis=pair_axis)
+    found = primitives.temporal_similarity(*arguments, rotated=rotated, pair_axis=pair_axis, scale=scale)
+    exact = key if scale is None else key * scale[:, None].astype(np.float64)
+    expected = reference.temporal_similarity(exact, *arguments[1:], rotated=rotated, pair_axis=pair_axis)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
 
@@ -117,6 +121,26 @@ def test_value_norms(data):
     if data.draw(st.booleans()):
         value = strided(value, rng)
     np.testing.assert_allclose(primitives.value_norms(value), reference.value_norms(value), rtol=1e-6, atol=2e-45)
+
+
+@pytest.mark.parametrize("size", [1, 1e-42, 1e19, 1e35])
+@pytest.mark.parametrize("width", [1, 7, 64])
+def test_value_norms_of_codes(size, width):
+    rng = np.random.default_rng(width)
+    value = rng.integers(-128, 128, (2, 17, width)).astype(np.int8)
+    scale = (size * rng.uniform(0.5, 1, (2, width))).astype(np.float32)
+    exact = value * scale[:, None].astype(np.float64)
+    np.testing.assert_allclose(primitives.value_norms(value, scale), reference.value_norms(exact), rtol=1e-6, atol=2e-43)
+
+
+def test_codes_go_with_a_scale_and_nothing_else_does():
+    value, scale = np.zeros((2, 3, 4), np.int8), np.ones((2, 4), np.float32)
+    with pytest.raises(CacheError, match=r"value of int8 needs its scale, float32 \[heads, head_dim\]"):
+        primitives.value_norms(value)
+    with pytest.raises(CacheError, match="a scale goes with int8, and value is float32"):
+        primitives.value_norms(value.astype(np.float32), scale)
+    with pytest.raises(CacheError, match=r"scale must be \[2, 4\], not \[2, 3\]"):
+        primitives.value_norms(value, scale[:, :3])
 
 
 @given(scenes(), st.integers(0, 12))
@@ -286,7 +310,12 @@ TOP = {"scores": FLOAT, "seq": LONG, "candidates": BOOL, "k": 1}
 @pytest.mark.parametrize(
     ("kernel", "good", "change", "message"),
     [
-        ("temporal_similarity", SIMILARITY, {"key": KEY.astype(np.float64)}, "key must be float32 or float16, not float64"),
+        (
+            "temporal_similarity",
+            SIMILARITY,
+            {"key": KEY.astype(np.float64)},
+            "key must be float32, float16 or int8, not float64",
+        ),
         ("temporal_similarity", SIMILARITY, {"key": KEY[0]}, r"key must be \[any, any, any\], not \[4, 6\]"),
         ("temporal_similarity", SIMILARITY, {"key": KEY[..., ::2], "inv_freq": np.ones(2)}, "key must be dense"),
         ("temporal_similarity", SIMILARITY, {"position": INT}, r"position must be \[2, 4, any\], not \[2, 4\]"),
@@ -295,7 +324,7 @@ TOP = {"scores": FLOAT, "seq": LONG, "candidates": BOOL, "k": 1}
         ("temporal_similarity", SIMILARITY, {"recent": INT}, "recent must be bool, not int32"),
         ("temporal_similarity", SIMILARITY, {"valid": BOOL[:, :3]}, r"valid must be \[2, 4\], not \[2, 3\]"),
         ("temporal_similarity", SIMILARITY, {"inv_freq": np.ones(2)}, "D / 2 numbers of a key's 6, not 2"),
-        ("value_norms", {"value": KEY}, {"value": KEY.astype(np.int16)}, "value must be float32 or float16, not int16"),
+        ("value_norms", {"value": KEY}, {"value": KEY.astype(np.int16)}, "value must be float32, float16 or int8, not int16"),
         ("value_norms", {"value": KEY}, {"value": KEY[..., ::2]}, "value must be dense in its last axis"),
         ("pool_norms", POOL, {"window": 2}, "window must be 1, 3, 5 or 7, not 2"),
         ("pool_norms", POOL, {"norms": FLOAT[0]}, r"norms must be \[any, any\], not \[4\]"),
@@ -333,9 +362,10 @@ def test_scores_of_all_layers_are_those_of_each(kit):
                 recent[layer],
                 valid[layer],
             )
-            expected = primitives.temporal_similarity(*arguments, cache.inv_freq, rotated=rotated)
+            scale = cache.key_scale(layer)
+            expected = primitives.temporal_similarity(*arguments, cache.inv_freq, rotated=rotated, scale=scale)
             np.testing.assert_array_equal(similarity, expected)
-            np.testing.assert_array_equal(norms, primitives.value_norms(cache.value(layer)))
+            np.testing.assert_array_equal(norms, primitives.value_norms(cache.value(layer), cache.value_scale(layer)))
     with pytest.raises(CacheError, match="one mask for each of the 3 layers, not 2 and 3"):
         primitives.infinipot_scores(cache, recent[:2], valid)
     with pytest.raises(CacheError, match=r"recent must be \[2, 31\], not \[2, 40\]"):
@@ -415,8 +445,8 @@ def score(cache, inv_freq):
     valid = np.ones((2, int(cache.lengths[0])), np.bool_)
     recent = cache.frame(0) == cache.frame(0).max()
     similar = primitives.temporal_similarity(
-        cache.key(0), cache.position(0), cache.row(0), cache.col(0), recent, valid, inv_freq
+        cache.key(0), cache.position(0), cache.row(0), cache.col(0), recent, valid, inv_freq, scale=cache.key_scale(0)
     )
-    norms = primitives.value_norms(cache.value(0)[:, ::-1][:, ::-1])
+    norms = primitives.value_norms(cache.value(0)[:, ::-1][:, ::-1], cache.value_scale(0))
     pooled = primitives.pool_norms(norms, cache.frame(0)[:, :], cache.row(0), cache.col(0), valid, 3)
     return primitives.top_k(similar, cache.seq(0), valid, 9), primitives.top_k(pooled, cache.seq(0), valid, 9)

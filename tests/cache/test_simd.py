@@ -34,7 +34,7 @@ def test_an_instruction_set_that_is_not_there():
 def test_every_half_is_rounded_as_numpy_rounds_it(kit, isa):
     """Through append, which rounds, and value_norms, which reads: all 65,536 patterns, and numbers between them."""
     if kit.dtype != "fp16":
-        pytest.skip("fp32 is not rounded")
+        pytest.skip("of fp16")
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     halves = halves[np.isfinite(halves)].astype(np.float32)
     ordered = np.unique(halves)
@@ -65,7 +65,7 @@ def test_all_instruction_sets_agree(kit):
             recent = [primitives.newest_frames(cache.frame(layer), valid[0], 2) for layer in range(2)]
             scores = primitives.infinipot_scores(cache, recent, valid)
             query = np.random.default_rng(2).standard_normal((4, 5, 72), np.float32)
-            mass = primitives.attention_mass(query, np.arange(295, 300), cache.key(0), cache.seq(0))
+            mass = primitives.attention_mass(query, np.arange(295, 300), cache.key(0), cache.seq(0), scale=cache.key_scale(0))
             newer = primitives.newer_similarity(cache, 1, valid[1])
             cache.shift(0, cache.position(0)[:, ::-1])
             results.append([*(array for pair in scores for array in pair), mass, newer, cache.key(0).astype(np.float32)])
@@ -73,7 +73,8 @@ def test_all_instruction_sets_agree(kit):
             primitives.use_simd(before)
     for other in results[1:]:
         for array, expected in zip(other, results[0], strict=True):
-            np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-3 if array.ndim == 3 else 1e-6)
+            rounding = 1 if kit.dtype == "int8" else 1e-3  # an instruction set may round to the next code
+            np.testing.assert_allclose(array, expected, rtol=1e-5, atol=rounding if array.ndim == 3 else 1e-6)
 
 
 def test_the_plain_read_reads(kit, isa):

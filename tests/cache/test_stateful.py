@@ -124,8 +124,12 @@ class Twin(RuleBasedStateMachine):
     def turned(self, layer, new):
         held, stored = self.held[layer], self.cache.key(layer).copy()
         exact = reference.shift(held["key"], held["position"], new, self.cache.inv_freq)
-        np.testing.assert_allclose(stored, exact, atol=self.kit.error * np.abs(held["key"]).max(initial=1))
+        np.testing.assert_allclose(stored, exact, atol=self.error(held["key"]))
         held["key"], held["position"] = stored, new
+
+    def error(self, key):
+        """Of keys turned once: codes are rounded alike whatever their size, floating numbers by more when large."""
+        return self.kit.error * (1 if key.dtype == np.int8 else np.abs(key).max(initial=1))
 
     @rule(layer=st.integers(0, LAYERS - 1))
     def append_to_one_layer(self, layer):
@@ -134,7 +138,8 @@ class Twin(RuleBasedStateMachine):
         held, rows = self.held[layer], self.kit.rows(1, self.next)
         key, value = self.rng.standard_normal((2, self.heads, 1, 6), np.float32)
         self.cache.append(layer, key, value, rows)
-        new = {"key": key.astype(self.kit.numpy), "value": value.astype(self.kit.numpy)}
+        scale, kind = (self.cache.key_scale(layer), self.cache.value_scale(layer)), self.kit.numpy
+        new = {"key": self.kit.stored(key, scale[0], kind), "value": self.kit.stored(value, scale[1], kind)}
         for name in NAMES:
             array = new.get(name)
             if array is None:
@@ -157,15 +162,15 @@ class Twin(RuleBasedStateMachine):
         """Value norms are kept from one call to the next: rows that came, moved or went since must not have another's."""
         among = [np.ones((self.heads, length), np.bool_) for length in self.length]
         scores = primitives.infinipot_scores(self.cache, among, among)
-        for held, (_, norms) in zip(self.held, scores, strict=True):
-            np.testing.assert_allclose(norms, reference.value_norms(held["value"]), rtol=1e-6)
+        for layer, (_, norms) in enumerate(scores):
+            np.testing.assert_allclose(norms, reference.value_norms(self.cache.numbers("value", layer)), rtol=2e-6)
 
     @rule()
     def spoil_free_rows(self):
         """Nobody reads them: whatever follows comes out as it would."""
         for buffer, length in zip(self.cache.buffers(), self.length, strict=True):
             for array in self.kit.memory(buffer):
-                array[:, length:] = np.nan
+                array[:, length:] = np.nan if array.dtype.kind == "f" else 99
 
 
 def test_any_sequence_of_operations(kit):

@@ -39,9 +39,10 @@ def run(kit, cache, rounds, start, rng):
                 recent = cache.frame(layer) == cache.frame(layer).max()
                 patch = cache.row(layer), cache.col(layer)
                 similar = primitives.temporal_similarity(
-                    cache.key(layer), cache.position(layer), *patch, recent, valid, cache.inv_freq
-                )
-                norms = primitives.value_norms(cache.value(layer))
+                    cache.key(layer), cache.position(layer), *patch, recent, valid, cache.inv_freq,
+                    scale=cache.key_scale(layer),
+                )  # fmt: skip
+                norms = primitives.value_norms(cache.value(layer), cache.value_scale(layer))
                 pooled = primitives.pool_norms(norms, cache.frame(layer), *patch, valid, 3)
                 keep.append(primitives.top_k(pooled - similar, cache.seq(layer), valid, 60))
             cache.evict(keep)

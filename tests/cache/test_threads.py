@@ -14,8 +14,10 @@ def scores(cache):
     valid = np.ones((cache.kv_heads, int(cache.lengths[0])), np.bool_)
     recent = cache.frame(0) == cache.frame(0).max()
     patch = cache.row(0), cache.col(0)
-    similar = primitives.temporal_similarity(cache.key(0), cache.position(0), *patch, recent, valid, cache.inv_freq)
-    pooled = primitives.pool_norms(primitives.value_norms(cache.value(0)), cache.frame(0), *patch, valid, 3)
+    turned = recent, valid, cache.inv_freq
+    similar = primitives.temporal_similarity(cache.key(0), cache.position(0), *patch, *turned, scale=cache.key_scale(0))
+    norms = primitives.value_norms(cache.value(0), cache.value_scale(0))
+    pooled = primitives.pool_norms(norms, cache.frame(0), *patch, valid, 3)
     return similar, pooled, primitives.top_k(pooled, cache.seq(0), valid, 9)
 
 
@@ -52,9 +54,9 @@ def test_other_threads_run_meanwhile(large, kernel):
     turns = itertools.count()
     work = {
         "temporal_similarity": lambda: primitives.temporal_similarity(
-            large.key(0), large.position(0), *patch, recent, valid, large.inv_freq
+            large.key(0), large.position(0), *patch, recent, valid, large.inv_freq, scale=large.key_scale(0)
         ),
-        "value_norms": lambda: primitives.value_norms(np.broadcast_to(large.value(0), (4, *large.value(0).shape[1:]))),
+        "value_norms": lambda: primitives.value_norms(*repeated(large.value(0), large.value_scale(0))),
         "pool_norms": lambda: primitives.pool_norms(norms, large.frame(0), *patch, valid, 7),
         "top_k": lambda: primitives.top_k(np.broadcast_to(norms, (4, n)), *many(large.seq(0), valid), n // 2),
         "shift": lambda: large.shift(0, places[:, :: (-1) ** next(turns)]),
@@ -81,6 +83,11 @@ def runs_beside(work):
     begin, end = span
     quarter = (end - begin) / 4
     return any(begin + quarter < tick < end - quarter for tick in ticks)
+
+
+def repeated(value, scale):
+    """Four heads of the one there is."""
+    return many(value)[0], None if scale is None else many(scale)[0]
 
 
 def many(*arrays):

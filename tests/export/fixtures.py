@@ -22,7 +22,7 @@ class Exported:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported]:
     """``exported(family, **shape)``: the tiny checkpoint of that shape and its bundle, made once a run.
 
-    ``st_spattn_from`` goes to the export, the rest to the checkpoint.
+    ``st_spattn_from`` and ``kv`` go to the export, the rest to the checkpoint.
     """
     from checkpoints import make_checkpoint
     from more_checkpoints import CLASSES, FRAME, make_more
@@ -35,9 +35,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported
         key = (family, *sorted((name, str(value)) for name, value in shape.items()))
         if key not in made:
             folder = tmp_path_factory.mktemp(family)
-            start = shape.pop("st_spattn_from", None)
+            start, kv = shape.pop("st_spattn_from", None), shape.pop("kv", "fp32")
             checkpoint = (make_more if family in CLASSES else make_checkpoint)(folder / "checkpoint", family, **shape)
-            bundle = export_checkpoint(checkpoint, folder / "bundle", st_spattn_from=start, camera=FRAME)
+            bundle = export_checkpoint(checkpoint, folder / "bundle", st_spattn_from=start, camera=FRAME, kv=kv)
             made[key] = Exported(checkpoint, bundle)
         return made[key]
 

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from edgevlm.engines import load_engine
 from edgevlm.engines.base import Decoder, Float32, FramePattern, KVBuffer, StepResult
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.kv import DTYPES
 
 
 class Runner:
@@ -22,13 +23,19 @@ class Runner:
         self.engine = load_engine("onnxruntime-cpu", self.bundle, threads=1)
         self.tokenizer = Tokenizer.from_file(str(self.bundle.file(self.bundle.chat.tokenizer)))
         spec = self.bundle.decoder
-        shape = (1, spec.kv_heads, capacity, spec.head_dim)
-        self.keys = [np.zeros(shape, np.float32) for _ in range(spec.layers)]
-        self.values = [np.zeros(shape, np.float32) for _ in range(spec.layers)]
+        shape, kind, scales = (1, spec.kv_heads, capacity, spec.head_dim), DTYPES[spec.kv], self.bundle.kv_scales()
+        self.keys = [np.zeros(shape, kind) for _ in range(spec.layers)]
+        self.values = [np.zeros(shape, kind) for _ in range(spec.layers)]
         self.past_len = np.zeros(spec.layers, np.int32)
         self.position = 0
         pairs = zip(self.keys, self.values, strict=True)
-        self.buffers = [KVBuffer(k.ctypes.data, v.ctypes.data, shape, k.dtype, (k, v)) for k, v in pairs]
+        self.buffers = [
+            KVBuffer(
+                k.ctypes.data, v.ctypes.data, shape, k.dtype, (k, v),
+                *((None, None) if scales is None else (scales.key[layer], scales.value[layer])),
+            )
+            for layer, (k, v) in enumerate(pairs)
+        ]  # fmt: skip
         self.decoder = self.engine.bind(self.buffers, probes)
 
     def tokens(self, text: str) -> list[int]:

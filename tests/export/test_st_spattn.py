@@ -206,7 +206,7 @@ def test_what_does_not_fit_changes_nothing(exported: Any) -> None:
 
 def test_the_variant_is_a_small_file_beside_the_same_weights(exported: Any) -> None:
     made = exported(SHAPES[0][0], **SHAPES[0][1])
-    graphs = {v: onnx.load(made.bundle / name, load_external_data=False).graph for v, name in GRAPHS.items()}
+    graphs = {v: onnx.load(made.bundle / name, load_external_data=False).graph for v, name in GRAPHS.items() if v != "fp32-kv"}
     external = {
         variant: {t.name: t.SerializeToString() for t in graph.initializer if t.external_data}
         for variant, graph in graphs.items()

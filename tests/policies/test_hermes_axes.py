@@ -1,8 +1,8 @@
-"""HERMES on caches of one and three position axes, fp32 and fp16: the summary against the float64 mean of all it stands for."""
+"""HERMES on caches of one and three axes and of every precision: the summary against the float64 mean of what it stands for."""
 
 import numpy as np
 import pytest
-from policies.filled import INV_FREQ, PREFIX
+from policies.filled import INV_FREQ, PREFIX, scales
 
 from edgevlm.errors import CacheError
 from edgevlm.runtime.cache import KVCache, Rows
@@ -18,14 +18,18 @@ LAYOUTS = {
     "sections": {"axes": 3, "sections": (1, 1, 2)},
     "interleaved": {"axes": 3, "sections": (2, 1, 1), "interleaved": True},
 }
-ERROR = {"fp32": 2e-5, "fp16": 2e-2}
+ERROR = {"fp32": 2e-5, "fp16": 2e-2, "int8": 0.25}  # int8: a step and a half of rounding, turned
+
+
+def kept_as(dtype):
+    return scales(LAYERS) if dtype == "int8" else None
 
 
 class Video:
     """Random frames in a cache of any axes: rows and columns count from where the video, or what is left of it, starts."""
 
     def __init__(self, dtype, layout, seed=0):
-        self.cache = KVCache(LAYERS, HEADS, DIM, 80, inv_freq=INV_FREQ, dtype=dtype, **layout)
+        self.cache = KVCache(LAYERS, HEADS, DIM, 80, inv_freq=INV_FREQ, dtype=dtype, **layout, scales=kept_as(dtype))
         self.random, self.frames, self.seq, self.start, self.step = np.random.default_rng(seed), 0, 0, PREFIX, 0
         self.append(Kind.PREFIX, np.repeat(np.arange(PREFIX)[:, None], self.cache.axes, 1), [-1] * PREFIX)
 
@@ -58,7 +62,8 @@ class Video:
         cache = self.cache
         position = cache.position(layer)[:, rows]
         at = position[..., 0] if cache.pair_axis is None else position
-        return rotate(cache.key(layer)[:, rows], -at, INV_FREQ, cache.pair_axis), cache.value(layer)[:, rows].astype(float)
+        key, value = (cache.numbers(part, layer, rows) for part in ("key", "value"))
+        return rotate(key, -at, INV_FREQ, cache.pair_axis), value.astype(float)
 
 
 def guide(random):
@@ -108,7 +113,7 @@ def test_the_axes_matter():
     video.frame()
     gone = np.arange(PREFIX + 2 * PER_FRAME) >= PREFIX
     new = summary_of(video.cache, 0, gone, np.ones(len(gone)))
-    keys, at = video.cache.key(0)[:, gone], video.cache.position(0)[:, gone]
+    keys, at = video.cache.numbers("key", 0, gone), video.cache.position(0)[:, gone]
     wrong = rotate(keys, (new.rows.position[0] - at)[..., 0], INV_FREQ).mean(1)
     assert np.abs(new.key[:, 0] - wrong).max() > 0.02, "a thousand times what float32 errs by"
 

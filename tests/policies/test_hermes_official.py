@@ -176,6 +176,7 @@ def test_a_bundle_of_an_older_export_is_refused_at_once(made):
     older.close()
 
 
+@pytest.mark.usefixtures("kv")
 def test_min_max_adds_what_the_program_adds():
     """Which shows where attention hardly differs: the scores stay away from 1."""
     scores = np.array([0.25, 0.25 + 1e-6, 0.25 + 3e-6])

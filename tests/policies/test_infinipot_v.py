@@ -10,6 +10,8 @@ from policies.filled import DIM, HEADS, INV_FREQ, PREFIX, Filled, rows_of, write
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies import StreamShape, create_policy
 
+pytestmark = pytest.mark.usefixtures("kv")
+
 
 def compress(filled, policy, budget, incoming, settings_of_reference):
     """Run the policy and the reference on the same cache; check every layer and evict."""

@@ -46,6 +46,7 @@ def reference(tokens, target, per_frame, cols, quarter, alpha, recent):
     return sorted(tokens[i]["seq"] for i in best)
 
 
+@pytest.mark.usefixtures("kv")
 @pytest.mark.parametrize(("alpha", "recent"), [(0.5, 0.125), (0.8, 0.34), (1.0, 0.25), (0.0, 0.125)])
 @pytest.mark.parametrize("grid", [(2, 3), (4, 4), (1, 5)])
 def test_keeps_what_the_program_keeps(alpha, recent, grid):
@@ -78,6 +79,7 @@ def test_keeps_what_the_program_keeps(alpha, recent, grid):
     assert mixed > 4 * HEADS, "pseudo-frames are not frames"
 
 
+@pytest.mark.usefixtures("kv")
 def test_a_budget_of_one_frame_keeps_the_newest():
     filled = Filled(4, 30, (2, 3), np.random.default_rng(0))
     policy = create_policy("infinipot-v:mode=official")

@@ -69,7 +69,8 @@ def test_zero_vectors_and_equal_scores_leave_the_newer_tokens(content):
 
 
 @pytest.mark.parametrize(
-    ("norm", "storage"), [(1e4, ("fp32", 1)), (1e12, ("fp32", 3)), (300.0, ("fp16", 1)), (300.0, ("fp16", 3))]
+    ("norm", "storage"),
+    [(1e4, ("fp32", 1)), (1e12, ("fp32", 3)), (300.0, ("fp16", 1)), (300.0, ("fp16", 3)), (9.0, ("int8", 1))],
 )
 def test_huge_norms(norm, storage):
     """A patch with huge keys and values takes all the attention of some queries and none of others."""

@@ -1,0 +1,113 @@
+"""Scales of an int8 cache: how far a model's keys and values reach over calibration input, run with an fp32 cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from edgevlm.engines import DEFAULT_ENGINE, load_engine
+from edgevlm.errors import UserError
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.framing import Framing
+from edgevlm.runtime.kv import KVScales
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies.full import Full
+from edgevlm.runtime.preprocess import Preprocessor
+from edgevlm.runtime.stream import Stream
+
+Frames = Iterable[NDArray[np.uint8]]
+
+HEADROOM = 1.25  # scales hold so many times what was seen: docs/models.md has what less and more would cost
+FRAMES = 8
+ANSWER = 16  # tokens
+RANDOM = 128  # tokens of the whole vocabulary, so that rare ones are not cut
+QUESTIONS = (
+    "What happens in the video?",
+    "List every number, name and colour that you see: 0 1 2 3 4 5 6 7 8 9, A-Z, red, green, blue.",
+    'Answer as JSON with the keys "when", "where" and "who"; then explain, step by step, how sure you are (0-100 %).',
+)
+
+
+def in_fp32(bundle: Bundle) -> Bundle:
+    """The same model with an fp32 cache. Raises UserError for one of another KV precision that has no graph for it."""
+    spec = bundle.decoder
+    if spec.kv == "fp32":
+        return bundle
+    if "fp32-kv" not in spec.graphs:
+        raise UserError(f"{bundle.path}: has no fp32-kv decoder graph; export the checkpoint again with --kv {spec.kv}")
+    return replace(bundle, decoder=replace(spec, kv="fp32", graphs={"whole": spec.graphs["fp32-kv"]}))
+
+
+def measured_scales(bundle: Bundle, frames: Frames | None = None, count: int = FRAMES, threads: int | None = None) -> KVScales:
+    """Watch ``count`` frames, ask QUESTIONS, read RANDOM tokens, and hold HEADROOM times what keys and values came to.
+
+    frames: uint8 RGB ``[H, W, 3]``; changing fields of colour unless given. Raises UserError where a bundle has no fp32 graph,
+    or is of a model with too few positions for a frame and a question.
+    """
+    exact = in_fp32(bundle)
+    tokenizer = Tokenizer.from_file(str(exact.file(exact.chat.tokenizer)))
+    with closing(load_engine(DEFAULT_ENGINE, exact, threads=threads)) as engine:
+        model = Model(exact, engine, tokenizer, exact.closing_rows())
+        reach = Reach(exact)
+        _watch(model, colour_fields(exact.vision.size) if frames is None else frames, count, reach)
+    return KVScales.holding(reach.key, reach.value, HEADROOM)
+
+
+class Reach:
+    """The longest rotary pair of keys and the largest value, of each layer, KV head and channel, of all caches seen."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        spec = bundle.decoder
+        self.key = np.zeros((spec.layers, spec.kv_heads, spec.head_dim // 2), np.float32)
+        self.value = np.zeros((spec.layers, spec.kv_heads, spec.head_dim), np.float32)
+
+    def see(self, cache: KVCache) -> None:
+        for layer in range(cache.layers):
+            pairs = np.hypot(*np.split(cache.numbers("key", layer), 2, -1))
+            np.maximum(self.key[layer], pairs.max(1), out=self.key[layer])
+            np.maximum(self.value[layer], np.abs(cache.numbers("value", layer)).max(1), out=self.value[layer])
+
+
+def _watch(model: Model, frames: Frames, count: int, reach: Reach) -> None:
+    """Frames one at a time under full KV, then each question with an answer."""
+    chat, per_frame = Chat(model.bundle.chat), Framing(model).rows_per_frame
+    prefix = model.encode(chat.prefix)
+    asked = [np.asarray(model.encode(chat.suffix([], question)), np.int64) for question in QUESTIONS]
+    asked.append(np.random.default_rng(0).integers(0, model.bundle.decoder.vocab, RANDOM))
+    room = max(map(len, asked)) + len(model.closing) + ANSWER
+    fits = (model.bundle.limit - len(prefix) - room) // per_frame
+    if fits < 1:
+        raise UserError(
+            f"the model's {model.bundle.limit} positions hold no frame and question, so no KV scales can be measured"
+        )
+    stream = Stream(model, Full(), min(count, fits) * per_frame, prefix, room, "never")
+    preprocess = Preprocessor(model.bundle.vision)
+    for frame in islice(frames, min(count, fits)):
+        stream.append_frames(model.engine.encode(preprocess(frame)[None]))
+    for ids in asked:
+        with stream.question():
+            logits = stream.append_text(np.concatenate([model.closing, model.engine.embed(ids)]))
+            for _ in range(ANSWER):
+                logits = stream.append_text(model.engine.embed(np.array([int(np.argmax(logits))])))
+            reach.see(stream.cache)
+
+
+def colour_fields(size: tuple[int, int], seed: int = 0) -> Iterator[NDArray[np.uint8]]:
+    """Frames uint8 RGB ``[height, width, 3]`` without end: fields of colour that change, a box that moves, and fine noise."""
+    height, width = size
+    random = np.random.default_rng(seed)
+    for number in range(1 << 30):
+        fields = random.integers(0, 256, (6, 8, 3)).astype(np.float32)
+        rows, columns = np.arange(height) * 6 // height, np.arange(width) * 8 // width
+        frame = fields[rows][:, columns] + random.normal(0, 4 * (number % 4), (height, width, 3))
+        top, left = (number * 7 % 11 * size[axis] // 16 for axis in (0, 1))
+        frame[top : top + height // 4, left : left + width // 4] = random.integers(0, 256, 3)
+        yield frame.clip(0, 255).astype(np.uint8)

@@ -1,0 +1,96 @@
+"""The cache as a decoder graph has it: inputs and outputs of its KV precision, dense attention over it, and conversions.
+
+``fp32`` and ``fp16`` memory is attended to in its own type: else all of it would be converted in each call. int8 memory is
+written and read by GroupQueryAttention itself, with ``key_scale{l}`` and ``value_scale{l}`` ``[1, Hkv, 1, D]``, two inputs more
+a layer: new rows are rounded to codes, and attention is over what the codes say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from edgevlm.engines.base import KVType
+from edgevlm.export.backbones import DecoderShape
+from edgevlm.export.graph import CONTRIB, GraphBuilder
+from edgevlm.runtime.bundle import MANIFEST, Bundle, Progress, hash_file, seal_manifest
+from edgevlm.runtime.kv import SCALES
+
+STORED = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16, "int8": TensorProto.INT8}
+PARTS = ("key", "value")
+
+
+@dataclass(slots=True)
+class Memory:
+    """Keys and values of one precision in one graph."""
+
+    graph: GraphBuilder
+    shape: DecoderShape
+    kv: KVType
+
+    def bound(self, layer: int) -> tuple[list[str], list[str]]:
+        """Declare a layer's key and value ``[1, Hkv, C, D]``: inputs, and outputs to be bound to the same addresses."""
+        s, g, kind = self.shape, self.graph, STORED[self.kv]
+        memory: list[int | str] = [1, s.kv_heads, f"C{layer}", s.head_dim]
+        past = [g.input(f"{part}{layer}", kind, memory) for part in PARTS]
+        if self.kv == "int8":
+            for part in PARTS:
+                g.input(f"{part}_scale{layer}", TensorProto.FLOAT, [1, s.kv_heads, 1, s.head_dim])
+        return past, [g.output(f"{part}{layer}_out", kind, memory) for part in PARTS]
+
+    def attend(self, layer: int, query: str, key: str, value: str) -> str:
+        """Append key and value in place, then causal attention over the valid rows: ``[1, S, Hq D]``."""
+        g, name = self.graph, f"layer{layer}"
+        past, present = self.bound(layer)
+        attributes: dict[str, Any] = {"num_heads": self.shape.heads, "kv_num_heads": self.shape.kv_heads, "do_rotary": 0}
+        rows, scales = [query, key, value], []
+        if self.kv == "fp16":
+            rows = [g.node("Cast", [row], [f"{row}.fp16"], to=TensorProto.FLOAT16) for row in rows]
+        if self.kv == "int8":
+            scales = [*[""] * 5, *(f"{part}_scale{layer}" for part in PARTS)]
+            attributes |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
+        inputs = [*rows, *past, f"last_row{layer}", f"total_len{layer}", *scales]
+        attended = f"{name}.attention" + ".fp16" * (self.kv == "fp16")
+        g.node("GroupQueryAttention", inputs, [attended, *present], CONTRIB, **attributes)
+        if self.kv == "fp16":
+            g.node("Cast", [attended], [f"{name}.attention"], to=TensorProto.FLOAT)
+        return f"{name}.attention"
+
+    def stored(self, part: str, layer: int, rows: str) -> str:
+        """Numbers ``[1, Hkv, n, D]`` as the memory stores them."""
+        if self.kv == "fp32":
+            return rows
+        g = self.graph
+        if self.kv == "int8":
+            counted = g.node("Div", [rows, f"{part}_scale{layer}"], [f"{rows}.counted"])
+            whole = g.node("Round", [counted], [f"{rows}.whole"])
+            least, most = (g.constant(f"codes.{name}", np.float32(x)) for name, x in (("least", -128), ("most", 127)))
+            rows = g.node("Clip", [whole, least, most], [f"{rows}.codes"])
+        return g.node("Cast", [rows], [f"{rows}.{self.kv}"], to=STORED[self.kv])
+
+    def numbers(self, part: str, layer: int, rows: str) -> str:
+        """What stored rows ``[1, Hkv, n, D]`` say, in float32."""
+        if self.kv == "fp32":
+            return rows
+        g = self.graph
+        plain = g.node("Cast", [rows], [f"{rows}.float"], to=TensorProto.FLOAT)
+        return plain if self.kv == "fp16" else g.node("Mul", [plain, f"{part}_scale{layer}"], [f"{rows}.numbers"])
+
+
+def add_scales(folder: Path, manifest: dict[str, Any], progress: Progress) -> None:
+    """Measure the scales of the int8 bundle that ``manifest`` describes, which is whole but for them, and list their file.
+
+    ``bundle.json`` is left as it was needed for that. Raises UserError where no engine is there to measure with.
+    """
+    spec = manifest["decoder"]
+    exact = {**spec, "kv": "fp32", "graphs": {"whole": spec["graphs"]["fp32-kv"]}}
+    (folder / MANIFEST).write_bytes(seal_manifest({**manifest, "decoder": exact}))
+    progress("measuring how far keys and values reach")
+    calib: Any = import_module("edgevlm.calib.kv_scales")
+    calib.measured_scales(Bundle.load(folder, verify="size")).save(folder / SCALES)
+    manifest["files"][SCALES] = asdict(hash_file(folder / SCALES))

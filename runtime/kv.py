@@ -1,0 +1,72 @@
+"""What keys and values are stored as: ``fp32``, ``fp16``, or ``int8`` codes that count the scale of their channel.
+
+A number is ``code * scale``, codes run from -128 to 127, and what lies beyond is cut (saturates). Scales are fixed, one for
+each layer, KV head and channel, and the same for both halves ``d`` and ``d + head_dim / 2`` of a key's rotary pair. A turn
+leaves a pair's length as it is, so that a scale that holds the length holds every turn of it (a scale of the largest number
+would need sqrt 2 as much), and codes are turned as they are: in float32, then rounded to whole codes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.engines.base import KVType
+
+KV_TYPES: tuple[KVType, ...] = get_args(KVType)
+DTYPES: dict[str, np.dtype] = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "int8": np.dtype(np.int8)}
+SCALES = "kv-scales.npy"  # of a bundle
+MOST = 127  # the largest code that has a negative
+
+
+@dataclass(frozen=True, slots=True)
+class KVScales:
+    """float32 ``[layers, kv_heads, head_dim]`` of keys and of values, finite and above 0."""
+
+    key: NDArray[np.float32]
+    value: NDArray[np.float32]
+
+    @classmethod
+    def holding(cls, key: NDArray[np.floating], value: NDArray[np.floating], headroom: float = 1.0) -> KVScales:
+        """Scales that hold keys whose rotary pairs are as long as ``key`` and values as large as ``value``, and more.
+
+        key: ``[layers, kv_heads, head_dim / 2]``, lengths; value: ``[layers, kv_heads, head_dim]``, magnitudes; headroom: how
+        many times as much they hold. The channels of a head of values share the scale of the largest: with one each, more
+        numbers of other inputs are cut, which costs more than the finer codes give (docs/models.md).
+        """
+        largest = np.concatenate([key, key], -1), np.broadcast_to(value.max(-1, keepdims=True), value.shape)
+        return cls(*(_usable(headroom * part / MOST) for part in largest))
+
+    @classmethod
+    def load(cls, path: Path, shape: tuple[int, int, int]) -> KVScales:
+        """What :meth:`save` wrote for ``shape`` (layers, kv_heads, head_dim); raises ValueError for anything else."""
+        found = np.load(path, allow_pickle=False)
+        if found.dtype != np.float32 or found.shape != (2, *shape):
+            raise ValueError(f"holds {found.dtype} {list(found.shape)} and not scales, float32 {[2, *shape]}")
+        if not (np.isfinite(found) & (found > 0)).all():
+            raise ValueError("holds scales that are not above 0")
+        half = shape[2] // 2
+        if not np.array_equal(found[0, ..., :half], found[0, ..., half:]):
+            raise ValueError("holds two scales for the halves of one rotary pair")
+        return cls(found[0], found[1])
+
+    def save(self, path: Path) -> None:
+        """Write both, float32 ``[2, layers, kv_heads, head_dim]``, as an .npy file."""
+        with path.open("wb") as stream:
+            np.lib.format.write_array(stream, np.stack([self.key, self.value]), allow_pickle=False)
+
+
+def codes(numbers: NDArray[np.floating], scale: NDArray[np.float32]) -> NDArray[np.int8]:
+    """``numbers [kv_heads, n, head_dim]`` as codes of ``scale [kv_heads, head_dim]``: to nearest, even ties, cut to range."""
+    return np.clip(np.rint(numbers / scale[:, None]), -MOST - 1, MOST).astype(np.int8)
+
+
+def _usable(scale: NDArray[np.floating]) -> NDArray[np.float32]:
+    """float32 ``scale [..., channels]`` with no zeros: a channel that was always 0 gets its head's largest, or 1."""
+    most = scale.max(-1, keepdims=True)
+    filled = np.where(scale > 0, scale, np.where(most > 0, most, 1.0))
+    return np.maximum(filled, np.finfo(np.float32).tiny).astype(np.float32)
