@@ -1,4 +1,4 @@
-"""The command line: ``edgevlm run``, ``export``, ``calibrate``, ``plan`` and others."""
+"""The command line: ``edgevlm run``, ``export``, ``calibrate``, ``plan``, ``doctor`` and others."""
 
 from __future__ import annotations
 
@@ -372,6 +372,20 @@ def cameras(
 
     for line in list_cameras(json):
         typer.echo(line)
+
+
+@app.command()
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+) -> None:
+    """Say what would stop a first run on this machine, and how to mend it. Exit code 1 where something would."""
+    from edgevlm.apps.doctor import report
+
+    lines, healthy = report(json)
+    for line in lines:
+        typer.echo(line)
+    if not healthy:
+        raise typer.Exit(1)
 
 
 def main() -> None:
