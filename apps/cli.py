@@ -309,7 +309,9 @@ def plan(
     ] = None,
     kv: Annotated[
         str | None,
-        typer.Option(metavar="fp32|fp16|int8", help="Of keys and values.", show_default="fp16 on a GPU, fp32 on a CPU"),
+        typer.Option(
+            metavar="fp32|fp16|int8", help="Of keys and values.", show_default="fp16 on a GPU; on a CPU the bundle's, else fp32"
+        ),
     ] = None,
     fps: Annotated[float, typer.Option(help="Frames a second to keep up with.")] = 2.0,
     chunk: Annotated[int, typer.Option(help="Frames encoded and added to the memory at once.", min=1)] = 8,

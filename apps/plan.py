@@ -24,8 +24,11 @@ FIRST = (
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What was asked for. None: precision as the bundle is, else int4 on a Jetson and fp32; kv fp16 on a GPU, fp32 on a CPU;
-    budget as a run's default."""
+    """What was asked for.
+
+    None stands for the bundle's own precision, of a checkpoint int4 on a Jetson and else fp32; for fp16 keys and values on a
+    GPU and the bundle's on a CPU; for a run's default budget. camera: (height, width) of its frames.
+    """
 
     model: str
     device: str
@@ -85,7 +88,7 @@ def make_plan(request: PlanRequest) -> Planned:
     device, model = load_device(request.device), model_of(request.model, request.camera)
     precision = request.precision or (model.precision if model.files else "int4" if device.kind == "jetson" else "fp32")
     device.check_precision(precision)
-    kv = request.kv or ("fp32" if device.kind == "cpu" else "fp16")
+    kv = request.kv or (model.kv if device.kind == "cpu" else "fp16")
     if kv not in KV_BYTES:
         raise UserError(f"--kv {kv!r} is not known; give {', '.join(KV_BYTES)}")
     if not request.fps > 0 or request.chunk < 1:

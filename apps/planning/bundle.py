@@ -7,7 +7,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from edgevlm.apps.planning.shape import PlannedModel, Tower, inner_of
-from edgevlm.runtime.bundle import Bundle, VisionSpec
+from edgevlm.apps.planning.weights import matrices_in
+from edgevlm.runtime.bundle import MANIFEST, Bundle, VisionSpec
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import bundle_folder
 
@@ -30,16 +31,16 @@ def plan_bundle(name: str) -> PlannedModel:
         "embedding": sum(size for name, size in sizes.items() if name.startswith("embedding") and name.endswith(".npy")),
         "vision": sizes.get(VISION, 0),
     }
-    tied = spec.embedding.encode() in bundle.file(spec.graphs["whole"]).read_bytes()
-    head = 0 if tied else spec.vocab * spec.hidden
-    matrices = max(0, files["decoder"] // 4 - head)
+    tied = spec.embedding.encode() in bundle.file(spec.graphs["whole"]).read_bytes()  # the head is that file, which it names
+    matrices = matrices_in(files["decoder"], 0 if tied else spec.vocab * spec.hidden, precision)
     tokenizer = Tokenizer.from_file(str(bundle.file(bundle.chat.tokenizer)))
     return PlannedModel(
         name=name, family=bundle.family, layers=spec.layers, heads=spec.heads, kv_heads=spec.kv_heads, head_dim=spec.head_dim,
         hidden=spec.hidden, inner=inner_of(spec, matrices), vocab=spec.vocab, matrices=matrices, vectors=0, tied=tied,
         axes=spec.axes, limit=bundle.limit, tower=_tower(bundle.family, vision, files["vision"] // 4, spec.hidden, tokenizer),
         prefix=len(tokenizer.encode(Chat(bundle.chat, None).prefix, add_special_tokens=False)),
-        closing=len(bundle.closing_rows()), deepstack=spec.deepstack, precision=precision, files=files,
+        closing=len(bundle.closing_rows()), deepstack=spec.deepstack, precision=precision,
+        kv=str(getattr(spec, "kv", "fp32")), files=files,
     )  # fmt: skip
 
 
@@ -71,4 +72,4 @@ def _tower(family: str, vision: VisionSpec, parameters: int, hidden: int, tokeni
 
 def is_bundle(folder: Path) -> bool:
     """Whether a folder, or ``demo``, has a bundle's manifest."""
-    return str(folder) == "demo" or (folder / "bundle.json").exists()
+    return str(folder) == "demo" or (folder / MANIFEST).exists()

@@ -43,7 +43,8 @@ class PlannedModel:
     """A model. matrices: parameters of all layers' matrices; vectors: of norms and biases; tied: the head is the embedding.
 
     inner: width of the MLP. prefix: rows never evicted; closing: rows that close a video. limit: positions of a stream.
-    files: bytes of its weights where it is a bundle, by ``decoder``, ``embedding`` and ``vision``. precision: of those.
+    files: bytes of its weights where it is a bundle, by ``decoder``, ``embedding`` and ``vision``. precision: of those;
+    kv: what its graphs keep keys and values as.
     """
 
     name: str
@@ -65,6 +66,7 @@ class PlannedModel:
     closing: int = 0
     deepstack: int = 0
     precision: str = "fp32"
+    kv: str = "fp32"
     files: Mapping[str, int] = field(default_factory=dict)
 
     @property

@@ -19,7 +19,7 @@ QWEN_EDGES = {
     "qwen2_5_vl": (28, 1),
     "qwen3_vl": (32, 2),
 }  # pixels a token in budgets; frames that share one
-TEXT = {"smolvlm": 15, "qwen3_vl": 9}  # tokens of the text around a grid, a time of four digits among them
+TEXT = {"smolvlm": 15, "qwen3_vl": 11}  # tokens of the text around a grid, a time of four digits among them
 
 
 def tower(family: str, config: Config, sized: FrameSize) -> Tower:

@@ -60,6 +60,15 @@ class Weights:
         return self.layers + self.embedding + self.head + self.tower
 
 
+def matrices_in(size: int, head: int, precision: str) -> int:
+    """Parameters of the layers' matrices in a bundle's file of ``size`` bytes, a head of ``head`` numbers taken off.
+
+    Norms and biases are counted among them; their bytes are few.
+    """
+    storage = BUNDLES[precision]
+    return max(0, round((size - head * storage.table) / storage.matrix))
+
+
 def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
     """The weights of ``model`` at a precision, in a bundle, or with ``kind`` jetson in an engine.
 

@@ -14,7 +14,7 @@ from edgevlm.apps.planning.memory import activation_bytes, arena_bytes, memory_o
 from edgevlm.apps.planning.published import EDGE_LLM, qwen2_5_3b, qwen3, rows
 from edgevlm.apps.planning.solve import can_run, fits, largest, largest_budget
 from edgevlm.apps.planning.speed import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, QUESTION, Roofline, speed_of
-from edgevlm.apps.planning.weights import BUNDLES, ENGINES, blocks_of, weights_of
+from edgevlm.apps.planning.weights import BUNDLES, ENGINES, blocks_of, matrices_in, weights_of
 from edgevlm.engines.devices import Figure, device_names, load_device
 from edgevlm.errors import UserError
 from edgevlm.runtime.cache import KVCache
@@ -65,6 +65,15 @@ def test_fewer_bits_take_less_and_a_head_of_its_own_takes_more(kind):
     assert totals == sorted(set(totals))
     untied = weights_of(replace(MODEL, tied=False), "int4", kind)
     assert untied.total - weights_of(MODEL, "int4", kind).total == untied.head == untied.embedding
+
+
+@pytest.mark.parametrize("precision", BUNDLES)
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_bundles_matrices_are_as_many_as_went_into_it(precision, tied):
+    bare = replace(MODEL, vectors=0, tied=tied)
+    stored = weights_of(bare, precision, "cpu")
+    found = matrices_in(stored.layers + stored.head, 0 if tied else bare.table, precision)
+    assert found == pytest.approx(bare.matrices, rel=1e-6)
 
 
 def test_a_rounded_bundle_can_only_be_planned_as_it_is():
