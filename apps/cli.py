@@ -1,4 +1,4 @@
-"""The command line: ``edgevlm run``, ``export``, ``bundles``, ``calibrate``, ``policies`` and others."""
+"""The command line: ``edgevlm run``, ``export``, ``calibrate``, ``plan``, ``doctor`` and others."""
 
 from __future__ import annotations
 
@@ -365,6 +365,50 @@ def calibrate(
     typer.echo((command.as_json if json else command.describe)(*result))
 
 
+@app.command()
+def plan(
+    model: Annotated[
+        str, typer.Argument(metavar="demo|BUNDLE|CHECKPOINT", help="A checkpoint needs its config.json alone.")
+    ] = "demo",
+    device: Annotated[str, typer.Option(metavar="NAME", help="orin-nano-8, orin-agx-64, cpu, cuda and others.")] = "cpu",
+    budget: Annotated[
+        str | None, typer.Option(metavar="N|6k", help="Vision tokens held per layer.", show_default="as run")
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Of the weights.", show_default="the bundle's; of a checkpoint int4 on a Jetson, else fp32"
+        ),
+    ] = None,
+    kv: Annotated[
+        str | None,
+        typer.Option(
+            metavar="fp32|fp16|int8", help="Of keys and values.", show_default="fp16 on a GPU; on a CPU the bundle's, else fp32"
+        ),
+    ] = None,
+    fps: Annotated[float, typer.Option(help="Frames a second to keep up with.")] = 2.0,
+    chunk: Annotated[int, typer.Option(help="Frames encoded and added to the memory at once.", min=1)] = 8,
+    frame_size: Annotated[str, typer.Option(metavar="WxH", help="The camera's frames, as for export.")] = "640x480",
+    measure: Annotated[bool, typer.Option("--measure", help="Run it on this CPU and compare the memory it takes.")] = False,
+    published: Annotated[
+        bool, typer.Option("--published", help="Print published figures beside the plan's, and exit.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+) -> None:
+    """Say what a model takes of a device's memory, whether it fits, and how fast it would be, without building anything."""
+    from edgevlm.apps import plan as command
+    from edgevlm.apps.start import parse_count
+
+    if published:
+        lines = command.show_published(json)
+    else:
+        wanted = None if budget is None else parse_count(budget)
+        request = command.PlanRequest(model, device, wanted, precision, kv, fps, chunk, _pixels(frame_size))
+        lines = command.show(request, json, measure)
+    for line in lines:
+        typer.echo(line)
+
+
 @state_app.callback()
 def _state() -> None:
     pass
@@ -403,6 +447,20 @@ def cameras(
 
     for line in list_cameras(json):
         typer.echo(line)
+
+
+@app.command()
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+) -> None:
+    """Say what would stop a first run on this machine, and how to mend it. Exit code 1 where something would."""
+    from edgevlm.apps.doctor import report
+
+    lines, healthy = report(json)
+    for line in lines:
+        typer.echo(line)
+    if not healthy:
+        raise typer.Exit(1)
 
 
 def main() -> None:

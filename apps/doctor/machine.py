@@ -1,0 +1,99 @@
+"""What checks look at, so that tests can give them another machine: files below a root, packages, probes with a time limit."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Literal, TypeVar
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+LIMIT_S = 10.0  # of one probe
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """status: ``ok``, ``warn`` (a run is worse than it could be), ``fail`` (a run would stop). mend: how, if there is a way."""
+
+    check: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    mend: str = ""
+
+    def line(self) -> dict[str, str]:
+        return {"event": "finding", "check": self.check, "status": self.status, "found": self.found, "mend": self.mend}
+
+    def __str__(self) -> str:
+        said = f"{self.status:<5}{self.check:<13}{self.found}"
+        return f"{said}\n{'':<18}-> {self.mend}" if self.mend else said
+
+
+def installed() -> dict[str, str]:
+    """Every distribution that is installed, by its name in lower case, and its version."""
+    return {str(found.metadata["Name"]).lower(): found.version for found in metadata.distributions() if found.metadata["Name"]}
+
+
+def run(command: Sequence[str], limit_s: float = LIMIT_S) -> str | None:
+    """What a command prints; None if it is not there, fails or takes longer."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """``root`` stands for /; ``packages`` and ``run`` are asked for what no file says."""
+
+    root: Path = Path("/")
+    packages: Callable[[], Mapping[str, str]] = installed
+    run: Callable[[Sequence[str]], str | None] = field(default=run)
+    limit_s: float = LIMIT_S
+
+    def path(self, name: str) -> Path:
+        """A path of the machine, ``name`` without the leading slash."""
+        return self.root / name
+
+    def read(self, name: str) -> str | None:
+        """A small file's text without trailing blanks and zero bytes; None if it is not there or may not be read."""
+        try:
+            return self.path(name).read_text(errors="replace").rstrip("\0 \n")
+        except OSError:
+            return None
+
+    def number(self, name: str) -> int | None:
+        """A file that holds one whole number."""
+        text = self.read(name)
+        return int(text) if text is not None and text.strip().isdigit() else None
+
+    def fields(self, name: str) -> dict[str, str]:
+        """``key: value`` lines, the first of each key; empty for a file that is not there."""
+        found: dict[str, str] = {}
+        for line in (self.read(name) or "").splitlines():
+            key, parted, value = line.partition(":")
+            if parted:
+                found.setdefault(key.strip(), value.strip())
+        return found
+
+    def within(self, call: Callable[[], T]) -> T | None:
+        """What ``call`` returns, None if that takes longer than the limit: it is left behind. Raises what it raises."""
+        results: list[T] = []
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                results.append(call())
+            except BaseException as error:  # handed to the caller below
+                errors.append(error)
+
+        thread = threading.Thread(target=work, name="probe", daemon=True)
+        thread.start()
+        thread.join(self.limit_s)
+        if errors:
+            raise errors[0]
+        return results[0] if results else None

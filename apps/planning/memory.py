@@ -1,0 +1,147 @@
+"""What a model would take of a device's memory, bytes: one function a part, each with its formula."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgevlm.apps.planning.shape import PlannedModel
+from edgevlm.apps.planning.weights import Weights, weights_of
+from edgevlm.engines.devices import Device
+from edgevlm.runtime.cache import KVCache
+
+KV_BYTES = {"fp32": 4, "fp16": 2, "int8": 1}
+FLOAT = 4
+CPU_RUNTIME = 18_500_000
+"""ONNX Runtime's and our own code, graphs and sessions, on a CPU: measured on the demo with its default budget, x86-64."""
+GPU_RUNTIME = 500_000_000
+"""A CUDA context with TensorRT's or ONNX Runtime's libraries: our allowance, not measured."""
+POLICY_ROW = 12  # bytes that a policy may keep of a row in each layer and KV head: a float32 score and an int64 seq
+EXPORT_BASE = 1_000_000_000  # torch, transformers and a graph being traced: our allowance, not measured
+BUILD_FACTOR = 3.0  # TensorRT's builder over the weights that it is given: our allowance, not measured
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of each part while a stream runs, and the peaks of making what it runs.
+
+    weights; kv: the arena of the cache; policy: what it may keep beside it; activations: working memory of the decoder;
+    vision: of the tower, pixels and features among them; runtime: libraries, graphs, sessions. export_peak: of
+    ``edgevlm export``; build_peak: of TensorRT's builder, 0 where there is none.
+    """
+
+    weights: int
+    kv: int
+    policy: int
+    activations: int
+    vision: int
+    runtime: int
+    export_peak: int
+    build_peak: int
+
+    @property
+    def total(self) -> int:
+        """The most that a stream takes. What a session of ONNX Runtime has worked with it keeps; engines could share it."""
+        return self.weights + self.kv + self.policy + self.activations + self.vision + self.runtime
+
+
+def arena_bytes(model: PlannedModel, budget: int, kv: str) -> int:
+    """The cache of a stream: keys, values, metadata and scratch of prefix + ``budget`` + text room rows in every layer.
+
+    ``KVCache.bytes_for``, which the cache itself is allocated by; int8 is float16 less a byte a number, and a float32 scale for
+    each layer, KV head and channel of keys and of values.
+    """
+    shape = (model.layers, model.kv_heads, model.head_dim, model.capacity(budget))
+    inv_freq = np.ones(model.head_dim // 2)
+    known = KVCache.bytes_for(*shape, inv_freq=inv_freq, axes=model.axes, dtype="fp32" if kv == "fp32" else "fp16")
+    if kv != "int8":
+        return known
+    channels = 2 * model.layers * model.kv_heads * model.head_dim
+    return known - channels * model.capacity(budget) + FLOAT * channels
+
+
+def policy_bytes(model: PlannedModel, budget: int) -> int:
+    """What a policy keeps from call to call at the most: a score and a place in the stream for every row it holds."""
+    return POLICY_ROW * model.layers * model.kv_heads * (model.prefix + budget)
+
+
+def rows_at_once(model: PlannedModel, budget: int, chunk: int) -> int:
+    """Rows of the largest call: a chunk of ``chunk`` frames into an empty memory, as far as the budget goes."""
+    grids = max(1, chunk // model.tower.group)
+    return max(model.tower.rows, min(grids * model.tower.rows, budget))
+
+
+def calls_at_once(model: PlannedModel, budget: int, chunk: int) -> int:
+    """Calls of that size that an empty memory takes before it is full."""
+    return budget // rows_at_once(model, budget, chunk)
+
+
+def activation_bytes(model: PlannedModel, rows: int, kind: str, repeated: bool = True) -> int:
+    """Working memory of the decoder for calls of ``rows`` rows.
+
+    Widths: I of the MLP, E of the stream, Q of a query and K of a key in all heads. On a CPU, float32: the MLP's stacked
+    product, its halves, gate and activation live at once beside attention's own rows, 6 I + 3 E + 3 Q + 4 K numbers a row;
+    attention needs no table of all pairs. ONNX Runtime serves a shape's first call piece by piece and those ``repeated`` from
+    one planned block of 6 I + 3 E, and its arena keeps both. What enters, rows of E (1 + deepstack), is held thrice. On a GPU,
+    float16, fused: 3 I + 4 E a row, and what enters.
+    """
+    inner, width = model.inner, model.hidden
+    entering = width * (1 + model.deepstack)
+    if kind != "cpu":
+        return 2 * rows * (3 * inner + 4 * width + entering)
+    first = 6 * inner + 3 * width + model.head_dim * (3 * model.heads + 4 * model.kv_heads)
+    again = 6 * inner + 3 * width if repeated else 0
+    return FLOAT * rows * (first + again + 3 * entering)
+
+
+def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
+    """Working memory of a chunk of ``chunk`` frames in the tower, its pixels and its features among it.
+
+    On a CPU, float32, all grids at once: per grid the larger of attention's, 2 H N A + 4 N W numbers with the table of all
+    pairs, and the MLP's, N (3 I + 2 W); twice, as for the decoder. On a GPU, float16, a grid at a time and no table of pairs:
+    N (I + 4 W). Pixels are float32 ``[chunk, 3, height, width]``, held twice.
+    """
+    tower = model.tower
+    grids = max(1, chunk // tower.group)
+    pixels = 2 * FLOAT * grids * tower.group * 3 * tower.size[0] * tower.size[1]
+    features = FLOAT * grids * tower.tokens * model.hidden * (1 + model.deepstack)
+    if kind != "cpu":
+        return pixels + features + 2 * tower.patches * (tower.inner + 4 * tower.width)
+    pairs = int(2 * tower.heads * tower.patches * tower.attended + 4 * tower.patches * tower.width)
+    mlp = tower.patches * (3 * tower.inner + 2 * tower.width)
+    return pixels + features + 2 * FLOAT * grids * max(pairs, mlp)
+
+
+def resident_weights(model: PlannedModel, weights: Weights, precision: str, kind: str) -> int:
+    """Weights in memory while a stream runs.
+
+    On a CPU the matrices are held packed for their kernels, float16 ones as float32, and a head tied to the embedding is packed
+    beside the embedding's file, of which only the rows used are read. In an engine they are as they are stored.
+    """
+    if kind != "cpu":
+        return weights.total
+    widened = 2 if precision == "fp16" else 1
+    head = weights.head or weights.embedding
+    return widened * (weights.layers + head) + weights.tower
+
+
+def export_peak(model: PlannedModel) -> int:
+    """``edgevlm export``: torch and a traced graph, twice the tower in float32, and the largest of a layer and the table."""
+    largest = max(model.matrices // model.layers, model.table)
+    return EXPORT_BASE + FLOAT * (2 * model.tower.parameters + 2 * largest)
+
+
+def memory_of(model: PlannedModel, device: Device, precision: str, kv: str, budget: int, chunk: int) -> Memory:
+    """Every part, for a stream of ``budget`` vision tokens a layer that takes ``chunk`` frames at once."""
+    weights, kind = weights_of(model, precision, device.kind), device.kind
+    return Memory(
+        weights=resident_weights(model, weights, precision, kind),
+        kv=arena_bytes(model, budget, kv),
+        policy=policy_bytes(model, budget),
+        activations=activation_bytes(model, rows_at_once(model, budget, chunk), kind, calls_at_once(model, budget, chunk) > 1),
+        vision=vision_bytes(model, chunk, kind),
+        runtime=CPU_RUNTIME if kind == "cpu" else GPU_RUNTIME,
+        export_peak=export_peak(model),
+        build_peak=round(BUILD_FACTOR * weights.total) + GPU_RUNTIME if kind == "jetson" else 0,
+    )

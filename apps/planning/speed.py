@@ -1,0 +1,149 @@
+"""How fast a device would be: a roofline of arithmetic and of memory traffic, with efficiencies that are stated, not fitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgevlm.apps.planning.memory import KV_BYTES
+from edgevlm.apps.planning.shape import PlannedModel
+from edgevlm.apps.planning.weights import weights_of
+from edgevlm.engines.devices import Device
+
+BANDWIDTH_EFFICIENCY = 0.75
+"""Of the memory's bandwidth, by kernels that stream weights. Chosen before anything was compared with it."""
+COMPUTE_EFFICIENCY = 0.5
+"""Of the arithmetic's rate, by products of some hundred rows. Chosen before anything was compared with it."""
+QUESTION = 32  # rows of a question's text, the template's among them
+COMPRESSION_READS = 4.0  # plain reads of a full cache that one compression takes
+TERMS = ("vision", "compute", "memory bandwidth")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Seconds of arithmetic and of memory traffic; they overlap, so that a call takes the longer of the two."""
+
+    compute: float
+    traffic: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.compute, self.traffic)
+
+    @property
+    def term(self) -> str:
+        """What binds it."""
+        return "compute" if self.compute > self.traffic else "memory bandwidth"
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """A model at a precision on a device. kv: what keys and values are kept as."""
+
+    model: PlannedModel
+    device: Device
+    precision: str
+    kv: str
+
+    @property
+    def rate(self) -> float:
+        """Operations a second that matrices are multiplied at.
+
+        On a GPU whole numbers of 4 or 8 bits are made float16 on the way, so that the rate is float16's. On a CPU they are
+        multiplied as 8 bits (accuracy level 4), and float16 weights as float32.
+        """
+        if self.device.kind == "cpu":
+            found = self.device["int8_tops" if self.precision.startswith("int") else "fp32_tflops"]
+        else:
+            found = self.device["fp32_tflops" if self.precision == "fp32" else "fp16_tflops"]
+        return 1e12 * float(found) * COMPUTE_EFFICIENCY
+
+    @property
+    def tower_rate(self) -> float:
+        """The tower's: float16 on a GPU, float32 on a CPU and with float32 weights."""
+        plain = self.device.kind == "cpu" or self.precision == "fp32"
+        return 1e12 * float(self.device["fp32_tflops" if plain else "fp16_tflops"]) * COMPUTE_EFFICIENCY
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second."""
+        return 1e9 * float(self.device["bandwidth_gb_s"]) * BANDWIDTH_EFFICIENCY
+
+    def vision(self) -> Call:
+        """One grid through the tower.
+
+        Operations: 2 P_block N + 2 P_projector R + 4 B N A W, for N patches, R projected rows, B blocks of width W in which a
+        patch sees A others. Bytes: the tower's weights once.
+        """
+        tower = self.model.tower
+        attention = 4 * tower.blocks * tower.patches * tower.attended * tower.width
+        matrices = 2 * (tower.block_parameters * tower.patches + tower.projector_parameters * tower.projected)
+        weights = weights_of(self.model, self.precision, self.device.kind).tower
+        return Call((matrices + attention) / self.tower_rate, weights / self.bandwidth)
+
+    def prefill(self, rows: int, held: int, calls: float = 1.0, logits: bool = False) -> Call:
+        """``rows`` rows after ``held`` in ``calls`` calls of the decoder.
+
+        Operations: 2 P rows for P parameters of the layers' matrices, 4 L H D rows (held + rows / 2) of attention, and 2 V E of
+        a row's logits. Bytes: the layers' weights and the rows held, once a call; the head's with logits.
+        """
+        model, weights = self.model, weights_of(self.model, self.precision, self.device.kind)
+        seen = held + rows / 2
+        operations = 2 * model.matrices * rows + 4 * model.layers * model.heads * model.head_dim * rows * seen
+        read = calls * (weights.layers + self.kv_bytes(held))
+        if logits:
+            operations += 2 * model.table
+            read += weights.head or weights.embedding
+        return Call(operations / self.rate, read / self.bandwidth)
+
+    def kv_bytes(self, rows: int) -> float:
+        """Keys and values of ``rows`` rows in every layer, bytes."""
+        return 2 * self.model.layers * self.model.kv_heads * self.model.head_dim * rows * KV_BYTES[self.kv]
+
+    def token(self, held: int) -> Call:
+        """One token of an answer with ``held`` rows in the cache."""
+        return self.prefill(1, held, logits=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What a stream at a budget would do: frames a second, milliseconds to an answer's first token, tokens a second, joules.
+
+    joules a frame are an upper bound: the device's largest power budget for as long as a frame takes. bound_by: the term that
+    takes most of a frame's time, one of :data:`TERMS`.
+    """
+
+    prefill_fps: float
+    ttft_ms: float
+    tokens_per_s: float
+    j_per_frame: float
+    bound_by: str
+    vision_ms: float
+    prefill_ms: float
+    compression_ms: float
+
+
+def speed_of(roofline: Roofline, budget: int, chunk: int) -> Speed:
+    """The speed once ``budget`` vision tokens are held in every layer. A chunk of ``chunk`` frames is appended at once.
+
+    A frame takes 1 / group of a grid: the tower once, its rows through the decoder, and its share of a compression, which reads
+    the cache COMPRESSION_READS times for each chunk.
+    """
+    model = roofline.model
+    tower, held = model.tower, model.prefix + budget
+    grids = max(1, chunk // tower.group)
+    vision, prefill = roofline.vision(), roofline.prefill(tower.rows, held, calls=1 / grids)
+    compression = COMPRESSION_READS * roofline.kv_bytes(held) / roofline.bandwidth / grids
+    frame = (vision.seconds + prefill.seconds + compression) / tower.group
+    shares = {"vision": vision.seconds, prefill.term: prefill.seconds}
+    shares["memory bandwidth"] = shares.get("memory bandwidth", 0.0) + compression
+    question = roofline.prefill(QUESTION, held, logits=True).seconds
+    return Speed(
+        prefill_fps=1 / frame,
+        ttft_ms=1e3 * question,
+        tokens_per_s=1 / roofline.token(held + QUESTION).seconds,
+        j_per_frame=float(roofline.device["max_watts"]) * frame,
+        bound_by=max(TERMS, key=lambda term: shares.get(term, 0.0)),
+        vision_ms=1e3 * vision.seconds / tower.group,
+        prefill_ms=1e3 * prefill.seconds / tower.group,
+        compression_ms=1e3 * compression / tower.group,
+    )

@@ -1,0 +1,105 @@
+"""Devices to run on, one JSON file each: the file's name is the device's, and adding one is adding a file.
+
+A file has a ``title``, a ``kind`` (jetson, cuda or cpu), the ``modules`` that a Jetson's device tree names it by, ``figures``
+and ``sources``. Each figure is a ``value``, the ``source`` it was taken from, and whether it was ``checked``: looked up in that
+source or in a text that quotes it. A figure that is not checked is remembered or allowed for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from edgevlm.errors import UserError
+
+KINDS = ("jetson", "cuda", "cpu")
+FIGURES = {
+    "memory_gib": "installed memory, GiB",
+    "usable_mib": "of it Linux's MemTotal, or a graphics card's own, MiB",
+    "system_mib": "what the system takes of that before anything runs, MiB",
+    "bandwidth_gb_s": "memory bandwidth, 1e9 bytes a second",
+    "cuda_cores": "CUDA cores, null without a GPU",
+    "gpu_mhz": "the GPU's highest clock, MHz",
+    "fp32_tflops": "dense, without tensor cores, 1e12 operations a second (a multiplication and an addition are two)",
+    "fp16_tflops": "dense, by tensor cores; null where there is no float16 arithmetic",
+    "fp16_sparse_tflops": "with two of four weights zero; null where there is no such thing",
+    "int8_tops": "dense",
+    "int8_sparse_tops": "with two of four weights zero",
+    "max_watts": "the largest power budget, W",
+    "power_modes": "id, name and watts of each mode; null watts: as many as it takes",
+    "compute_capability": "of the GPU",
+    "precisions": "weight precisions that can be run",
+    "releases": "versions that belong together: JetPack, its Jetson Linux and Ubuntu, Python, CUDA, TensorRT, ONNX Runtime",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure, its source's key in :attr:`Device.sources`, and whether it was looked up there."""
+
+    value: Any
+    source: str
+    checked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A document, and where it can be read; None for what is worked out, or allowed for, here."""
+
+    document: str
+    address: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device. ``device["bandwidth_gb_s"]`` is a figure's value; :data:`FIGURES` says what each is, and its unit."""
+
+    name: str
+    title: str
+    kind: str
+    modules: tuple[str, ...]
+    figures: Mapping[str, Figure]
+    sources: Mapping[str, Source]
+
+    def __getitem__(self, figure: str) -> Any:
+        return self.figures[figure].value
+
+    @property
+    def usable_bytes(self) -> int:
+        """What a program may take beside the system."""
+        return int(self["usable_mib"] - self["system_mib"]) << 20
+
+    def check_precision(self, precision: str) -> None:
+        """Raises UserError, naming those that can be run, for a precision that cannot."""
+        if precision not in self["precisions"]:
+            known = ", ".join(self["precisions"])
+            raise UserError(f"{self.name} cannot run {precision} weights; give --precision {known.replace(', ', ' or ')}")
+
+
+def device_names() -> list[str]:
+    """Every device, in the order of its name."""
+    return sorted(file.name.removesuffix(".json") for file in files(__name__).iterdir() if file.name.endswith(".json"))
+
+
+@cache
+def load_device(name: str) -> Device:
+    """The device of a name; raises UserError, one line that names the nearest, for one that there is not."""
+    known = device_names()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        nearest = f"the nearest known is {close[0]!r}; " if close else ""
+        raise UserError(f"no device is called {name!r}; {nearest}there are {', '.join(known)}")
+    data = json.loads(files(__name__).joinpath(f"{name}.json").read_text(encoding="utf-8"))
+    return Device(
+        name=name,
+        title=data["title"],
+        kind=data["kind"],
+        modules=tuple(data["modules"]),
+        figures={key: Figure(**figure) for key, figure in data["figures"].items()},
+        sources={key: Source(**source) for key, source in data["sources"].items()},
+    )

@@ -1,0 +1,86 @@
+"""Device profiles: every file has every figure, every figure a source, and figures that depend on each other agree."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgevlm.engines import devices
+from edgevlm.engines.devices import FIGURES, KINDS, device_names, load_device
+from edgevlm.errors import UserError
+
+NAMES = ["cpu", "cuda", "orin-agx-32", "orin-agx-64", "orin-nano-8", "orin-nano-super", "orin-nx-16", "orin-nx-8"]
+JETSONS = [name for name in NAMES if name.startswith("orin")]
+VERSIONS = {"jetpack", "l4t", "ubuntu", "python", "cuda", "tensorrt", "onnxruntime"}
+
+
+def test_the_devices_are_the_files():
+    assert device_names() == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_has_every_figure_and_a_source_for_each(name):
+    device = load_device(name)
+    assert device.kind in KINDS
+    assert list(device.figures) == list(FIGURES)
+    assert {figure.source for figure in device.figures.values()} == set(device.sources)
+    assert all(figure.checked in (True, False) for figure in device.figures.values())
+    for source in device.sources.values():
+        assert len(source.document) > 10
+        assert source.address is None or source.address.startswith("https://")
+    numbers = ("memory_gib", "usable_mib", "system_mib", "bandwidth_gb_s", "fp32_tflops", "int8_tops", "max_watts")
+    assert all(device[figure] > 0 for figure in numbers)
+    assert device["precisions"]
+    assert device["releases"]
+    assert all(set(release) == VERSIONS for release in device["releases"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_less_is_usable_than_installed(name):
+    device = load_device(name)
+    assert device["system_mib"] < device["usable_mib"] <= device["memory_gib"] * 1024
+    assert device.usable_bytes == (device["usable_mib"] - device["system_mib"]) * 2**20
+
+
+@pytest.mark.parametrize("name", JETSONS)
+def test_an_orins_rates_are_those_of_its_cores_clock_and_sparsity(name):
+    device = load_device(name)
+    assert device["fp32_tflops"] == pytest.approx(2 * device["cuda_cores"] * device["gpu_mhz"] / 1e6, rel=0.01)
+    tensor_cores = device["cuda_cores"] // 32
+    assert device["int8_sparse_tops"] == pytest.approx(tensor_cores * 2048 * device["gpu_mhz"] / 1e6, rel=0.03)
+    assert device["int8_tops"] == device["fp16_sparse_tflops"] == device["int8_sparse_tops"] / 2
+    assert device["fp16_tflops"] == pytest.approx(device["int8_tops"] / 2, rel=0.02)
+
+
+@pytest.mark.parametrize("name", JETSONS)
+def test_an_orin_is_sm87_without_fp8_and_has_modes_and_modules(name):
+    device = load_device(name)
+    assert device["compute_capability"] == "8.7"
+    assert not [precision for precision in device["precisions"] if precision.startswith(("fp8", "nvfp4", "mxfp"))]
+    assert len({mode["id"] for mode in device["power_modes"]}) == len(device["power_modes"]) >= 2
+    assert max(mode["watts"] or 0 for mode in device["power_modes"]) <= device["max_watts"]
+    assert all(module.startswith(("p3701-", "p3767-")) for module in device.modules)
+    assert [release["jetpack"] for release in device["releases"]] == ["6.2", "7.2"]
+
+
+def test_a_new_device_is_one_file(tmp_path, monkeypatch):
+    there = Path(devices.__file__).parent
+    (tmp_path / "shelf.json").write_text(json.dumps(json.loads((there / "orin-nx-8.json").read_text()) | {"title": "A shelf"}))
+    monkeypatch.setattr(devices, "files", lambda package: tmp_path)
+    assert device_names() == ["shelf"]
+    assert load_device("shelf").title == "A shelf"
+    load_device.cache_clear()
+
+
+def test_an_unknown_device_is_one_line_with_the_nearest():
+    with pytest.raises(UserError, match=r"'orin-nano'; the nearest known is 'orin-nano-(8|super)'") as error:
+        load_device("orin-nano")
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="there are cpu, cuda"):
+        load_device("toaster")
+
+
+def test_a_precision_that_the_device_has_not_is_refused():
+    load_device("orin-nx-8").check_precision("int4")
+    with pytest.raises(UserError, match="orin-nx-8 cannot run fp8 weights; give --precision fp32 or fp16"):
+        load_device("orin-nx-8").check_precision("fp8")
