@@ -15,7 +15,7 @@ from edgevlm.runtime.model import bundle_folder
 DECODER, VISION = "decoder.weights", "vision.weights"
 PATCH = 14  # pixels, of every CLIP and SigLIP tower that LLaVA is published with
 SIDE = {"smolvlm": 4, "qwen2_vl": 2, "qwen2_5_vl": 2, "qwen3_vl": 2}  # patches along the edge of what becomes a token
-BLOCKS, WIDENING = 24, 4  # a tower's usual depth, and its MLP's width over its own: only the shape of its working memory
+BLOCKS, WIDENING, HEAD = 24, 4, 64  # a tower's usual depth, MLP's width over its own, and width of a head
 
 
 def plan_bundle(name: str) -> PlannedModel:
@@ -63,7 +63,7 @@ def _tower(family: str, vision: VisionSpec, parameters: int, hidden: int, tokeni
         blocks=BLOCKS,
         width=columns,
         inner=WIDENING * columns,
-        heads=16,
+        heads=max(1, columns // HEAD),
         size=vision.size,
         group=vision.group,
         text=len(tokenizer.encode(around, add_special_tokens=False)) if around else 0,

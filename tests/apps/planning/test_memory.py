@@ -1,11 +1,15 @@
-"""The plan's memory beside that of real processes: the demo, and a seeded decoder of LLaVA-OneVision-0.5B's widths."""
+"""The plan's memory beside that of real processes: the demo, a tower, a seeded decoder of LLaVA-OneVision-0.5B's widths."""
 
 from dataclasses import asdict, replace
 
 import pytest
 
 from edgevlm.apps.plan import PlanRequest, compare, make_plan
+from edgevlm.apps.planning.checkpoint import plan_checkpoint
+from edgevlm.apps.planning.measure import measured_bytes
+from edgevlm.apps.planning.memory import memory_of
 from edgevlm.bench.seeded import llava_onevision_05b, seeded_bundle, word_tokenizer
+from edgevlm.engines.devices import load_device
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, hash_file, seal_manifest
 
 GOAL = 0.05
@@ -41,6 +45,16 @@ def test_the_demo_takes_what_was_planned(budget, chunk):
     assert error("demo", budget, chunk) < LIBRARIES
 
 
-@pytest.mark.parametrize(("budget", "chunk"), [(1176, 8), (392, 8), (196, 1)])
+@pytest.mark.parametrize("chunk", [8, 2])
+def test_a_tower_takes_what_was_planned_from_its_checkpoint(exported, chunk):
+    made = exported("llava_onevision", side=24, vision_layers=3)
+    model = plan_checkpoint(made.checkpoint, (480, 640))
+    budget = 8 * model.tower.rows
+    planned = memory_of(model, load_device("cpu"), "fp32", "fp32", budget, chunk)
+    assert planned.vision > 0.6 * planned.total
+    assert planned.total == pytest.approx(measured_bytes(model, str(made.bundle), budget, chunk), rel=GOAL)
+
+
+@pytest.mark.parametrize(("budget", "chunk"), [(1176, 8), (196, 1)])
 def test_a_seeded_decoder_takes_what_was_planned(seeded, budget, chunk):
     assert error(seeded, budget, chunk) < GOAL
