@@ -98,10 +98,9 @@ def activation_bytes(model: PlannedModel, rows: int, kind: str, repeated: bool =
 def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
     """Working memory of a chunk of ``chunk`` frames in the tower, its pixels and its features among it.
 
-    N patches of width W, each of which sees A others with H heads, and an MLP of width I. On a CPU, float32, all grids at once:
-    per grid attention's 2 H N A + 4 N W numbers, with the table of all pairs, and the MLP's N (3 I + 2 W), which the arena
-    keeps beside them; twice, as for the decoder. On a GPU, float16, a grid at a time, no table of pairs: N (I + 4 W). Pixels
-    are float32 ``[chunk, 3, height, width]``, held twice.
+    N patches of width W and an MLP of width I; attention walks over tiles, so that no table of all pairs is held. On a CPU,
+    float32, all grids at once: per grid attention's 4 N W numbers and the MLP's N (3 I + 2 W), which the arena keeps beside
+    them. On a GPU, float16, a grid at a time: N (I + 4 W). Pixels are float32 ``[chunk, 3, height, width]``, held twice.
     """
     tower = model.tower
     grids = max(1, chunk // tower.group)
@@ -109,9 +108,7 @@ def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
     features = FLOAT * grids * tower.tokens * model.hidden * (1 + model.deepstack)
     if kind != "cpu":
         return pixels + features + 2 * tower.patches * (tower.inner + 4 * tower.width)
-    pairs = int(2 * tower.heads * tower.patches * tower.attended + 4 * tower.patches * tower.width)
-    mlp = tower.patches * (3 * tower.inner + 2 * tower.width)
-    return pixels + features + 2 * FLOAT * grids * (pairs + mlp)
+    return pixels + features + FLOAT * grids * tower.patches * (3 * tower.inner + 6 * tower.width)
 
 
 def resident_weights(model: PlannedModel, weights: Weights, precision: str, kind: str) -> int:

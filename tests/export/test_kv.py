@@ -63,7 +63,7 @@ def test_sparse_prefill_of_frame_1_is_dense(exported: Callable[..., Any], kv: st
     assert np.abs(found - expected).max() < error * expected.std()
     for mine, theirs in zip([*dense.keys, *dense.values], [*sparse.keys, *sparse.values], strict=True):
         assert mine.any()
-        assert (mine != theirs).mean() < (0.05 if kv == "fp16" else 1e-3), "numbers next to a tie alone may differ"
+        assert (mine != theirs).mean() < (0.1 if kv == "fp16" else 1e-3), "numbers next to a tie alone may differ"
 
 
 def test_new_rows_are_rounded_as_the_cache_rounds_them(exported: Callable[..., Any]) -> None:
