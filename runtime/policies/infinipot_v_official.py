@@ -28,7 +28,8 @@ def official_choice(cache: KVCache, layer: int, target: int, per_frame: int, alp
     vision = kind == Kind.VISION
     count = int(vision[0].sum())
     slots = np.argsort(np.where(vision, seq, np.iinfo(np.int64).max), 1, kind="stable")[:, :count]
-    key, value = (np.take_along_axis(part(layer), slots[..., None], 1).astype(np.float64) for part in (cache.key, cache.value))
+    held = (cache.numbers("key", layer), cache.numbers("value", layer))
+    key, value = (np.take_along_axis(part, slots[..., None], 1).astype(np.float64) for part in held)
     order, everything = np.take_along_axis(seq, slots, 1), np.ones(slots.shape, np.bool_)
     rows = int(cache.row(layer)[vision].max()) + 1
     score = pooled(np.linalg.norm(value, axis=-1), 4 * layer // cache.layers, per_frame, rows)

@@ -23,7 +23,7 @@ ARRAYS = {
     "flags": np.array([True, False, True]),
     "bytes": np.frombuffer(b"Question: \xc3\xa4?", np.uint8),
 }
-WANTED = {"model": "abc", "name": "shop", "policy": "uniform", "budget": 8}
+WANTED = {"model": "abc", "name": "shop", "policy": "uniform", "budget": 8, "dtype": "fp32"}
 ABOUT = {"identity": WANTED, "session": {"frames": 3, "time_s": 1.5}, "written": 0.0, "said": "wh\u00e4t \U0001f600"}
 
 

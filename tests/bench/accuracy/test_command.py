@@ -11,6 +11,8 @@ from edgevlm.bench.accuracy import run
 from edgevlm.bench.accuracy.command import reference
 from edgevlm.bench.accuracy.entries import Entry
 from edgevlm.errors import UserError
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.model import bundle_folder
 
 BASE = ["bench", "accuracy", "--suite", "streamqa", "--frames", "16", "--streams", "2", "--budget", "25%,3%"]
 
@@ -48,15 +50,15 @@ def test_what_differences_are_to():
 
 
 def test_auto_is_the_policy_that_was_chosen():
-    """On the shipped model none was: what auto does is what infinipot-v does."""
-    done = invoke("--policy", "auto,infinipot-v", "--json")
+    chosen = Bundle.load(bundle_folder("demo")).choices().nearest(64).chosen
+    done = invoke("--policy", f"auto,{chosen}", "--json")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     found = {
         name: [(row["kind"], row["accuracy"], row["evidence_held"]) for row in rows if row["policy"] == name and "kind" in row]
-        for name in ("auto", "infinipot-v")
+        for name in ("auto", chosen)
     }
     assert found["auto"]
-    assert found["auto"] == found["infinipot-v"]
+    assert found["auto"] == found[chosen]
 
 
 def test_two_workers_find_what_one_finds():
