@@ -51,7 +51,7 @@ def test_a_tower_takes_what_was_planned_from_its_checkpoint(exported, chunk):
     model = plan_checkpoint(made.checkpoint, (480, 640))
     budget = 8 * model.tower.rows
     planned = memory_of(model, load_device("cpu"), "fp32", "fp32", budget, chunk)
-    assert planned.vision > 0.6 * planned.total
+    assert planned.vision > 0.2 * planned.total
     assert planned.total == pytest.approx(measured_bytes(model, str(made.bundle), budget, chunk), rel=GOAL)
 
 
