@@ -1,6 +1,9 @@
 """The C++ extension, and the folders that make up the package (``edgevlm.runtime`` lives in ``runtime/``, and so on)."""
 
 import os
+import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
@@ -18,6 +21,22 @@ if sanitizers := os.environ.get("EDGEVLM_SANITIZE"):  # e.g. address,undefined: 
     compile_args += [f"-fsanitize={sanitizers}", "-fno-omit-frame-pointer", "-g", "-O1"]
     link_args += [f"-fsanitize={sanitizers}"]
 
+CUDA = runpy.run_path("runtime/cuda/build.py")
+
+
+class BuildExt(build_ext):
+    """The extension, and the CUDA kernels where nvcc is."""
+
+    def run(self) -> None:
+        super().run()
+        if compiler := CUDA["nvcc"]():
+            folder = Path("runtime") if self.inplace else Path(self.build_lib, "edgevlm", "runtime")
+            try:
+                CUDA["compile_kernels"](compiler, Path("runtime/csrc/kernels.cu"), folder / "cuda" / "kernels.fatbin")
+            except subprocess.CalledProcessError as error:
+                sys.exit(f"nvcc failed with status {error.returncode}; EDGEVLM_CUDA=0 builds without the CUDA kernels")
+
+
 ParallelCompile("EDGEVLM_BUILD_JOBS", default=2).install()
 setup(
     packages=packages,
@@ -33,5 +52,5 @@ setup(
             extra_link_args=link_args,
         )
     ],
-    cmdclass={"build_ext": build_ext},
+    cmdclass={"build_ext": BuildExt},
 )

@@ -12,22 +12,25 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from edgevlm.bench import writing
+from edgevlm.engines.profiles import ONNXRUNTIME
 from edgevlm.errors import BundleError, UserError
 from edgevlm.export import export_checkpoint
-from edgevlm.export.checkpoint import checkpoint_folder
-from edgevlm.export.fingerprint import fingerprint
+from edgevlm.export.checkpoint import ConfigOnly, checkpoint_folder
+from edgevlm.export.fingerprint import SAMPLED, fingerprint
+from edgevlm.packages import needed
 from edgevlm.runtime.bundle import MANIFEST, Bundle
-from edgevlm.runtime.paths import look
+from edgevlm.runtime.paths import look, refuse_address
 
 Tell = Callable[[str], object]
+OPTIONS = 10  # digits of a kept bundle's name that stand for its options; as many before them for the checkpoint
 DEFAULTS: dict[str, Any] = {
     "st_spattn_from": None,
     "camera": (480, 640),
     "text_gguf": None,
     "precision": None,
-    "vision_precision": "fp32",
+    "vision_precision": None,
     "kv": "fp32",
+    "profile": ONNXRUNTIME,
 }
 
 
@@ -39,10 +42,24 @@ def cache_folder() -> Path:
 
 
 def bundle_of(model: str, progress: Tell, notice: Tell) -> str:
-    """What ``--model`` means: ``demo`` and bundles as they are, a checkpoint's folder as the bundle kept of it."""
+    """What ``--model`` means: ``demo`` and bundles as they are, a checkpoint's folder as the bundle kept of it.
+
+    That is the one of default options where it is kept, else the one that is; where none is, the default one is exported.
+    Raises UserError where several others are kept, and as :func:`kept_bundle`.
+    """
+    refuse_address(model)
     folder = Path(model)
     if model == "demo" or look(folder) != "folder" or (folder / MANIFEST).exists() or not (folder / "config.json").exists():
         return model
+    wanted = place(folder, scaled=False)
+    of_it = [path for path in _kept() if path.name.startswith(wanted.name[:-OPTIONS])]
+    others = [] if _is_whole(wanted) else [path for path in of_it if _is_whole(path) and _runs_here(path)]
+    if len(others) > 1:
+        named = "; ".join(f"{path} ({described(path)})" for path in others)
+        raise UserError(f"{model}: several bundles are kept of it; give one of them as --model: {named}")
+    if others:
+        notice(f"{others[0].name}: the bundle kept of this checkpoint, {described(others[0])}")
+        return str(others[0])
     return str(kept_bundle(folder, progress, notice))
 
 
@@ -55,25 +72,54 @@ def kept_bundle(
 
     Raises UserError as they do.
     """
-    folder, options = checkpoint_folder(checkpoint), DEFAULTS | options
-    key = fingerprint(folder, options | {"scaled": scaled})
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", folder.resolve().name).lstrip(".-")[:64] or "checkpoint"
-    target = cache_folder() / f"{name}-{key[:16]}"
+    target = place(checkpoint, scaled=scaled, **options)
     with _alone(target, notice):
         if force or not _is_whole(target):
-            command = writing("edgevlm.apps.scaling").export_scaled if scaled else export_checkpoint
-            command(folder, target, progress=progress, notice=notice, force=True, **options)
+            command = needed("edgevlm.apps.scaling", "exporting").export_scaled if scaled else export_checkpoint
+            command(checkpoint, target, progress=progress, notice=notice, force=True, **DEFAULTS | options)
     return target
 
 
+def place(checkpoint: Path, *, scaled: bool, **options: Any) -> Path:
+    """Where the bundle of a checkpoint with these options is kept, by what the checkpoint holds and by what they come to.
+
+    Raises UserError for a folder that is no checkpoint.
+    """
+    folder, options = checkpoint_folder(checkpoint), DEFAULTS | options
+    stored_in = needed("edgevlm.export.prequantised", "reading a checkpoint").stored_in
+    profile = needed("edgevlm.export.profiles", "reading a checkpoint").load_profile(options["profile"])
+    options["precision"] = stored_in(ConfigOnly(folder).config, options["text_gguf"], options["precision"])
+    options["vision_precision"] = profile.vision_precision(options["vision_precision"], options["precision"])
+    of_checkpoint = fingerprint(folder, {})[:OPTIONS]
+    of_options = fingerprint(folder, options | {"samples": SAMPLED if scaled else {}})[:OPTIONS]
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", folder.resolve().name).lstrip(".-")[:64] or "checkpoint"
+    return cache_folder() / f"{name}-{of_checkpoint}-{of_options}"
+
+
 def list_bundles(as_json: bool) -> Iterator[str]:
-    """A line for each bundle that is kept: its name, family, size and folder."""
+    """A line for each bundle that is kept: its name, family, precisions, size and folder."""
     for folder in _kept():
         with suppress(BundleError):
             bundle = Bundle.load(folder, verify="size")
             size = sum(record.bytes for record in bundle.files.values())
-            facts = {"bundle": folder.name, "family": bundle.family, "bytes": size, "path": str(folder)}
-            yield json.dumps(facts) if as_json else f"{folder.name}  {bundle.family}  {size / 1e6:.0f} MB  {folder}"
+            facts = {"bundle": folder.name, "family": bundle.family, **precisions(bundle), "bytes": size, "path": str(folder)}
+            said = f"{folder.name}  {bundle.family}  {described(folder)}  {size / 1e6:.0f} MB  {folder}"
+            yield json.dumps(facts) if as_json else said
+
+
+def precisions(bundle: Bundle) -> dict[str, str | None]:
+    """What a bundle keeps its numbers as: the options of its export that tell it from others of the same checkpoint."""
+    spec = bundle.decoder
+    stored = {"precision": spec.precision, "scaling": spec.scaling, "kv": spec.kv, "vision_precision": bundle.vision.precision}
+    return stored | {"profile": bundle.profile}
+
+
+def described(folder: Path) -> str:
+    """The same in words."""
+    known = precisions(Bundle.load(folder, verify="size"))
+    scaling = f" by {known['scaling']}" if known["scaling"] else ""
+    target = "" if known["profile"] == ONNXRUNTIME else f", for {known['profile']}"
+    return f"{known['precision']} weights{scaling}, {known['kv']} cache, {known['vision_precision']} tower{target}"
 
 
 def remove_bundles(name: str) -> list[Path]:
@@ -86,6 +132,11 @@ def remove_bundles(name: str) -> list[Path]:
     for folder in folders:
         shutil.rmtree(folder)
     return folders
+
+
+def _runs_here(folder: Path) -> bool:
+    """Whether the default engine takes a kept bundle: those for TensorRT are to be named."""
+    return Bundle.load(folder, verify="size").profile == ONNXRUNTIME
 
 
 def _kept() -> list[Path]:

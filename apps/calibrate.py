@@ -24,7 +24,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import MANIFEST, Bundle, Progress, hash_file
 from edgevlm.runtime.calibration import Calibration
 from edgevlm.runtime.choices import Choices
-from edgevlm.runtime.kv import KVScales
+from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.model import Model, bundle_folder, is_demo
 from edgevlm.runtime.policies.infinipot_v import WINDOWS
 
@@ -52,10 +52,11 @@ class CalibrateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was measured: of the layers, of the policies; None: not asked for."""
+    """What was measured: of the layers, of the policies, of an int8 cache; None: not asked for, or another cache."""
 
     layers: Calibration | None
     policies: Choices | None
+    scales: KVScales | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +104,8 @@ def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Pa
         check_writable(model.bundle, request.out)
         with kept((request.out or model.bundle.path).resolve(), _settings(request, model, clips)) as folder:
             found = _measure(request, model, clips, folder, progress, note)
-            scales = None
-            if request.layers and model.bundle.decoder.kv == "int8":
-                progress("measuring how far keys and values reach")
-                scales = clip_scales(model.bundle, clips, request.threads)
             progress("writing")
-            written = write_calibration(model.bundle, found.layers, found.policies, scales, out=request.out)
+            written = write_calibration(model.bundle, found.layers, found.policies, found.scales, out=request.out)
     except KeyboardInterrupt:
         note("stopped; the same command goes on from here")
         raise
@@ -137,13 +134,18 @@ def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dic
 def _measure(
     request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Progress, note: Note
 ) -> Findings:
-    """The layers, then, on what was found of them (or stood in the bundle), the policies."""
-    layers = _layers(request, model, clips, folder, progress) if request.layers else None
+    """An int8 cache's scales, on them the layers, then, on what was found of both (or stood in the bundle), the policies."""
+    layers, scales = None, None
+    if request.layers and model.bundle.decoder.kv == "int8":
+        scales = _scales(request, model.bundle, clips, folder, progress)
+        model = as_calibrated(model, None, scales)
+    if request.layers:
+        layers = _layers(request, model, clips, folder, progress)
+        model = as_calibrated(model, layers, scales)
     if not request.comparison.wanted:
-        return Findings(layers, None)
-    model = model if layers is None else as_calibrated(model, layers)
+        return Findings(layers, None, scales)
     given = Given(model, clips, request.frames, folder, progress, note)
-    return Findings(layers, choose_policies(request.comparison, given))
+    return Findings(layers, choose_policies(request.comparison, given), scales)
 
 
 def _layers(request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Progress) -> Calibration:
@@ -155,6 +157,18 @@ def _layers(request: CalibrateRequest, model: Model, clips: list[Clip], folder: 
         calibration = calibrate(model, clips, request.frames, progress)
         file.write_bytes(calibration.to_json())
         return calibration
+
+
+def _scales(request: CalibrateRequest, bundle: Bundle, clips: list[Clip], folder: Path, progress: Progress) -> KVScales:
+    """The scales that the clips ask for, or those that were measured before the command was stopped."""
+    file, spec = folder / SCALES, bundle.decoder
+    try:
+        return KVScales.load(file, (spec.layers, spec.kv_heads, spec.head_dim))
+    except (FileNotFoundError, ValueError):
+        progress("measuring how far keys and values reach")
+        scales = clip_scales(bundle, clips, request.threads)
+        scales.save(file)
+        return scales
 
 
 def clip_scales(bundle: Bundle, clips: list[Clip], threads: int | None) -> KVScales:

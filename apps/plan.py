@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgevlm.apps.planning.memory import KV_BYTES, Memory, memory_of
+from edgevlm.apps.planning.memory import Memory, memory_of
 from edgevlm.apps.planning.shape import PlannedModel
 from edgevlm.apps.planning.solve import bound_by, fits, largest_budget
 from edgevlm.apps.planning.speed import Roofline, Speed, speed_of
 from edgevlm.engines.devices import load_device
 from edgevlm.errors import UserError
+from edgevlm.packages import needs
+from edgevlm.runtime.kv import KV_TYPES
 from edgevlm.runtime.room import DEFAULT_BUDGET
 
 FIRST = (
@@ -26,7 +28,8 @@ FIRST = (
 class PlanRequest:
     """What was asked for.
 
-    None stands for the bundle's own precision, of a checkpoint int4 on a Jetson and else fp32; for fp16 keys and values on a
+    None stands for the bundle's own precision, or that of a checkpoint which is rounded already, else int4 on a Jetson and fp32
+    elsewhere; for fp16 keys and values on a
     GPU and the bundle's on a CPU; for a run's default budget. camera: (height, width) of its frames.
     """
 
@@ -86,11 +89,12 @@ class Planned:
 def make_plan(request: PlanRequest) -> Planned:
     """Work a plan out. Raises UserError for a device, model, precision or budget that is none."""
     device, model = load_device(request.device), model_of(request.model, request.camera)
-    precision = request.precision or (model.precision if model.files else "int4" if device.kind == "jetson" else "fp32")
+    is_made = bool(model.files) or model.precision != "fp32"
+    precision = request.precision or (model.precision if is_made else "int4" if device.kind == "jetson" else "fp32")
     device.check_precision(precision)
     kv = request.kv or (model.kv if device.kind == "cpu" else "fp16")
-    if kv not in KV_BYTES:
-        raise UserError(f"--kv {kv!r} is not known; give {', '.join(KV_BYTES)}")
+    if kv not in KV_TYPES:
+        raise UserError(f"--kv {kv!r} is not known; give {', '.join(KV_TYPES)}")
     if not request.fps > 0 or request.chunk < 1:
         raise UserError("--fps must be above 0 and --chunk 1 or more")
     budget = default_budget(model) if request.budget is None else request.budget
@@ -117,9 +121,10 @@ def model_of(name: str, camera: tuple[int, int]) -> PlannedModel:
 
     if is_bundle(Path(name)):
         return plan_bundle(name)
-    from edgevlm.apps.planning.checkpoint import plan_checkpoint
+    with needs("reading a checkpoint"):
+        from edgevlm.apps.planning.checkpoint import plan_checkpoint
 
-    return plan_checkpoint(Path(name), camera)
+        return plan_checkpoint(Path(name), camera)
 
 
 def describe(plan: Planned) -> Iterator[str]:
@@ -164,13 +169,20 @@ def compare(plan: Planned, request: PlanRequest) -> dict[str, Any]:
 def show(request: PlanRequest, as_json: bool, measure: bool) -> Iterator[str]:
     """The lines of the command."""
     plan = make_plan(request)
-    if measure and (plan.roofline.device.kind != "cpu" or not plan.roofline.model.files or plan.roofline.kv != "fp32"):
-        raise UserError("--measure runs demo or a bundle on this CPU; give --device cpu, and its own precision")
+    if measure and not is_measurable(plan.roofline):
+        raise UserError("--measure runs demo or a bundle on this CPU as it is; leave --device, --precision and --kv out")
     yield from [json.dumps(plan.line())] if as_json else describe(plan)
     if measure:
         found = compare(plan, request)
         said = f"  measured    {found['measured_mb']:>10.1f} MB: the plan is {100 * found['error']:+.1f} % off"
         yield json.dumps(found) if as_json else said
+
+
+def is_measurable(roofline: Roofline) -> bool:
+    """Whether a process of the model on this CPU is what was planned."""
+    model = roofline.model
+    made = (model.precision, model.kv) == (roofline.precision, roofline.kv)
+    return roofline.device.kind == "cpu" and bool(model.files) and made
 
 
 def show_published(as_json: bool) -> Iterator[str]:

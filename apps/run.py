@@ -14,6 +14,8 @@ import numpy as np
 import psutil
 
 from edgevlm.apps.ending import Ending, is_gone, silence_what_is_gone
+from edgevlm.apps.heartbeat import Heartbeat
+from edgevlm.apps.notify import Notifier
 from edgevlm.apps.output import Answered, Output, Stats
 from edgevlm.apps.sources import Frame, Source
 from edgevlm.apps.sources.base import Scene
@@ -61,6 +63,7 @@ class Run:
         self._gated = 0
         self._stopped = threading.Event()
         self._trouble = Trouble(source)
+        self._heartbeat = Heartbeat(source, Notifier())
         self.ending = Ending(self.stop)
         self._process = psutil.Process()
 
@@ -90,6 +93,7 @@ class Run:
 
     def _close(self) -> None:
         """Write the last snapshot first, whatever the source does meanwhile; then the summary, if anybody can read it."""
+        self._heartbeat.stopping()
         closing = threading.Thread(target=self.source.close, name="edgevlm-closing", daemon=True)
         closing.start()
         self.session.close()
@@ -114,6 +118,7 @@ class Run:
             answer = self.session.ask(question, conversation=conversation)
             with self.ending.waiting():
                 for piece in answer:
+                    self._heartbeat.step()
                     self.output.piece(piece)
             said, truth = answer.text.strip(), self._truth(text, answer.time_s)
             answered = Answered(answer.time_s, text, said, answer.token_ids, answer.ttft_ms, answer.tpot_ms, truth)
@@ -145,7 +150,7 @@ class Run:
     def _watch(self) -> None:
         plan, watched = self.plan, 0
         while not self._stopped.is_set() and (plan.frames is None or watched < plan.frames):
-            with self.ending.waiting():
+            with self.ending.waiting(), self._heartbeat.waiting():
                 frame = self.source.read()
             if frame is None:
                 break
@@ -158,6 +163,8 @@ class Run:
             if frame.scene is not None:
                 self._scenes.append((frame.time_s, frame.scene))
             self._take(frame)
+            self._heartbeat.step()
+            self._heartbeat.ready()
             watched += 1
             if plan.sample is not None and frame.scene is not None and watched % SAMPLE_EVERY == 0:
                 for question in frame.scene.sample(plan.sample):
@@ -207,7 +214,8 @@ class Run:
         def tick() -> None:
             try:
                 while not self._stopped.wait(1) and not done.is_set():
-                    self.output.stats(self.stats())
+                    self.output.stats(figures := self.stats())
+                    self._heartbeat.tell(f"{self.source.name}: {figures.source_state}, {figures.frames:,} frames")
                     if (news := self._trouble.news()) is not None:
                         self.output.notice(news)
                     if is_gone(sys.stdout):

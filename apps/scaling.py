@@ -2,27 +2,59 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edgevlm.calib.activations import sample_activations
+from edgevlm.engines import DEFAULT_ENGINE, engine_class
+from edgevlm.engines.profiles import ONNXRUNTIME
 from edgevlm.export import export_checkpoint
-from edgevlm.export.scaling import in_blocks
+from edgevlm.export.scaling import Samples, in_blocks
 from edgevlm.runtime.bundle import Bundle, Progress
-from edgevlm.runtime.publish import beside, check_target
+from edgevlm.runtime.publish import check_target, flush
 
 
 def export_scaled(
     checkpoint: Path, out: Path, *, precision: str | None, progress: Progress, force: bool, **options: Any
 ) -> Path:
-    """As :func:`edgevlm.export.export_checkpoint`; meanwhile the fp32 bundle lies beside ``out``.
+    """As :func:`edgevlm.export.export_checkpoint`, which also keeps what is sampled, for the same command to go on from.
 
-    Raises UserError for a precision that rounds nothing, before anything is exported.
+    Raises UserError for a precision that rounds nothing and where there is no engine, before anything is exported.
     """
-    in_blocks(precision or "fp32")
+    in_blocks(precision or "fp32", options.get("profile", ONNXRUNTIME))
+    engine_class(DEFAULT_ENGINE)
     check_target(out, force)
-    with beside(out) as folder:
-        plain = export_checkpoint(checkpoint, folder / "bundle", progress=progress, precision="fp32", **options)
-        progress("running the model over text")
-        samples = sample_activations(Bundle.load(plain, verify="size"))
+    exact = options | {"precision": "fp32", "kv": "fp32", "vision_precision": "fp32", "profile": ONNXRUNTIME, "notice": None}
+
+    def samples(folder: Path) -> Samples:
+        return kept_samples(checkpoint, folder, progress, exact)
+
     return export_checkpoint(checkpoint, out, progress=progress, force=force, precision=precision, samples=samples, **options)
+
+
+def kept_samples(checkpoint: Path, folder: Path, progress: Progress, exact: Mapping[str, Any]) -> Samples:
+    """The activations of the fp32 bundle, as ``folder`` has them; else sampled and put there, in place of that bundle.
+
+    exact: options of the fp32 bundle's export, which itself goes on where it was stopped.
+    """
+    file, plain = folder / "samples.npz", folder / "fp32"
+    if not file.exists():
+        if not plain.exists():
+            export_checkpoint(checkpoint, plain, progress=progress, **exact)
+        progress("running the model over text")
+        _save(file, sample_activations(Bundle.load(plain, verify="size")))
+    shutil.rmtree(plain, ignore_errors=True)
+    with np.load(file, allow_pickle=False) as stored:
+        return dict(stored)
+
+
+def _save(file: Path, samples: Samples) -> None:
+    """Whole or not at all."""
+    part = file.with_suffix(".part.npz")
+    np.savez(part, **{name: np.asarray(rows) for name, rows in samples.items()})  # type: ignore[arg-type]
+    flush(part)
+    part.rename(file)

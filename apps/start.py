@@ -18,7 +18,8 @@ from edgevlm.apps.gate import Gate, parse_gate
 from edgevlm.apps.output import JsonOutput, Output, TextOutput
 from edgevlm.apps.resume import go_on
 from edgevlm.apps.run import Plan, Run
-from edgevlm.apps.sources import RECORDED, Source, SourceOptions, kind_of, open_source
+from edgevlm.apps.sources import RECORDED, Source, SourceOptions, check_source, kind_of, open_source
+from edgevlm.engines import DEFAULT_ENGINE, engine_class
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import check_policy
 from edgevlm.runtime.model import Model
@@ -51,6 +52,7 @@ class RunRequest:
     as_json: bool
     state: str | None = None
     state_every: float = 30.0
+    engine: str = DEFAULT_ENGINE
 
 
 def start(request: RunRequest) -> None:
@@ -67,14 +69,16 @@ def start(request: RunRequest) -> None:
     budget = parse_count(request.budget) if request.budget is not None else None
     check_policy(request.policy)
     gate = Gate(rule) if (rule := parse_gate(request.gate)) else None
-    with Console(stderr=True).status("reading the model") as status:  # the first time, a checkpoint is exported
-        bundle = bundle_of(request.model, status.update, to_stderr)
+    check_source(request.camera, request.video)
     keeper = Keeper(request.state, request.state_every, to_stderr) if request.state is not None else None
     source: Source | None = None
     try:
+        engine_class(request.engine)
+        with Console(stderr=True).status("reading the model") as status:  # the first time, a checkpoint is exported
+            bundle = bundle_of(request.model, status.update, to_stderr)
         source = open_source(request.camera, request.video, replace(request.source, realtime=realtime))
         with Console(stderr=True).status("verifying and loading the model"):  # a large bundle takes seconds
-            model = Model.load(bundle, threads=request.threads)
+            model = Model.load(bundle, engine=request.engine, threads=request.threads)
         session = Session.open(
             model, policy=request.policy, budget=budget, chunk=request.chunk, reindexing=request.reindexing, state=keeper
         )

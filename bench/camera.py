@@ -17,6 +17,7 @@ import numpy as np
 from edgevlm.apps.finish import Finish
 from edgevlm.apps.sources import Frame, Source, SourceOptions, open_source
 from edgevlm.apps.sources.laps import Laps
+from edgevlm.engines.onnxruntime_cpu import default_threads
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
@@ -48,16 +49,19 @@ class Stage:
     ms_p50: float
     ms_p95: float
     frames: int
+    how: dict[str, object]  # model, threads, inline, realtime
 
     def line(self) -> dict[str, object]:
         return {
             "bench": "camera", "source": self.source, "stage": self.stage, "ms_p50": round(self.ms_p50, 3),
-            "ms_p95": round(self.ms_p95, 3), "frames": self.frames,
+            "ms_p95": round(self.ms_p95, 3), "frames": self.frames, **self.how,
         }  # fmt: skip
 
 
 def run(bench: CameraBench) -> Iterator[Stage]:
     """Measure; yields stages in the order of STAGES, those there were. Raises UserError where the source has too few frames."""
+    threads = bench.threads or default_threads()
+    how = {"model": bench.model, "threads": threads, "inline": bench.inline, "realtime": bench.options.realtime}
     source = open_source(bench.camera, bench.video, bench.options)
     try:
         with closing(Model.load(bench.model, threads=bench.threads)) as model, Session.open(model, chunk=1) as session:
@@ -67,7 +71,7 @@ def run(bench: CameraBench) -> Iterator[Stage]:
     for stage in STAGES:
         if values := [laps[stage] for laps in measured if stage in laps]:
             p50, p95 = np.percentile(values, [50, 95])
-            yield Stage(source.name, stage, float(p50), float(p95), len(values))
+            yield Stage(source.name, stage, float(p50), float(p95), len(values), how)
 
 
 def _measure(source: Source, session: Session, bench: CameraBench) -> list[dict[str, float]]:

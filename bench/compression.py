@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 from edgevlm.bench import numpy_kernels
 from edgevlm.bench.noise import arrays_of, as_stored, noise_scales
 from edgevlm.bench.timing import timed
+from edgevlm.engines.base import KVBuffer
 from edgevlm.errors import UserError
 from edgevlm.runtime import _native, primitives, reference
 from edgevlm.runtime.auto import AUTO
@@ -82,6 +83,8 @@ class Result:
 class Memory:
     """A cache that is filled with noise up to its budget, again and again."""
 
+    kind: Callable[..., KVCache] = KVCache
+
     def __init__(self, shape: Shape, dtype: str, seed: int = 0) -> None:
         pairs = shape.head_dim // 2
         inv_freq = 1 / 1e6 ** (np.arange(pairs) / pairs)
@@ -90,7 +93,7 @@ class Memory:
         heads, scales = (shape.layers, shape.kv_heads, shape.head_dim), None
         if dtype == "int8":
             scales = noise_scales(*heads)
-        self.cache = KVCache(*heads, capacity, inv_freq=inv_freq, dtype=dtype, scales=scales)
+        self.cache = self.kind(*heads, capacity, inv_freq=inv_freq, dtype=dtype, scales=scales)
         self._random = np.random.default_rng(seed)
         noise = self._random.standard_normal((shape.kv_heads, shape.tokens, shape.head_dim), np.float32)
         self._noise = as_stored(noise, self.cache.buffers()[0])
@@ -112,12 +115,16 @@ class Memory:
         )
         self.cache.reserve(count)
         for buffer, held in zip(self.cache.buffers(), self.cache.lengths, strict=True):
-            for memory in arrays_of(buffer):
-                shift = int(self._random.integers(self.shape.tokens))
-                memory[:, held : held + count] = np.roll(self._noise, shift, 1)[:, :count]
+            shifts = self._random.integers(self.shape.tokens, size=2)
+            self.write(buffer, int(held), [np.roll(self._noise, int(shift), 1)[:, :count] for shift in shifts])
         self.cache.commit(rows)
         self.next += count
         return rows
+
+    def write(self, buffer: KVBuffer, start: int, rows: Sequence[np.ndarray]) -> None:
+        """Keys and values from row ``start`` on, each ``[kv_heads, n, head_dim]``."""
+        for memory, new in zip(arrays_of(buffer), rows, strict=True):
+            memory[:, start : start + new.shape[1]] = new
 
     def noise(self, heads: int, rows: int) -> np.ndarray:
         return self._random.standard_normal((heads, rows, self.shape.head_dim), np.float32)

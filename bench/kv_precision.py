@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.calib.fidelity import divergence
 from edgevlm.calib.kv_scales import in_fp32
 from edgevlm.engines.base import Decoder, Float32
 from edgevlm.errors import UserError
@@ -122,7 +123,7 @@ def measure(name: str, model: Model, tokens: int, text: Path | None, turns: int,
     own = Forced(model, model.bundle, "whole", window)
     progress(f"{name}: {tokens:,} tokens of text")
     ids = spoken(plain, tokens) if text is None else written(model, text, tokens)
-    divergence, same = np.zeros(tokens), np.zeros(tokens, np.bool_)
+    nats, same = np.zeros(tokens), np.zeros(tokens, np.bool_)
     for start in range(0, tokens, min(PIECE, window)):
         if start % window == 0:
             plain.empty()
@@ -131,12 +132,12 @@ def measure(name: str, model: Model, tokens: int, text: Path | None, turns: int,
         progress(f"{name}: token {start:,} of {tokens:,}")
         piece = slice(start, min(start + min(PIECE, window), tokens))
         expected, found = plain.logits(ids[piece]), own.logits(ids[piece])
-        divergence[piece] = kl(expected, found)
+        nats[piece] = divergence(expected, found)
         same[piece] = expected.argmax(1) == found.argmax(1)
     spec, cache = model.bundle.decoder, own.cache
     numbers = spec.layers * spec.kv_heads * spec.head_dim
     return Result(
-        name, spec.kv, tokens, turns, float(divergence.mean()), float(divergence.max()), float(same.mean()),
+        name, spec.kv, tokens, turns, float(nats.mean()), float(nats.max()), float(same.mean()),
         2 * numbers * cache.dtype.itemsize, cache.saturated / (1.5 * numbers * tokens),
     )  # fmt: skip
 
@@ -161,15 +162,3 @@ def spoken(forced: Forced, tokens: int) -> NDArray[np.int64]:
         ids.append(draw(forced.logits(np.array(ids[-1:], np.int64))[0]))
     forced.empty()
     return np.array(ids, np.int64)
-
-
-def kl(expected: Float32, found: Float32) -> NDArray[np.float64]:
-    """KL(p || q) in nats of rows of logits ``[n, vocabulary]``: ``[n]``, in float64."""
-    p, q = (_log_softmax(logits.astype(np.float64)) for logits in (expected, found))
-    return np.maximum((np.exp(p) * (p - q)).sum(1), 0)
-
-
-def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    shifted = logits - logits.max(1, keepdims=True)
-    normalised: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-    return normalised

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from edgevlm.engines.base import Decoder, Engine, Float32, FramePattern, Int32, Int64, KVBuffer, StepResult
+from edgevlm.engines.base import Decoder, Engine, Float32, FramePattern, Int32, Int64, KVBuffer, KVPlace, StepResult
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.kv import KVScales, codes
 
@@ -37,6 +37,8 @@ def as_stored(numbers: Float32, buffer: KVBuffer) -> np.ndarray:
 class NoiseEngine:
     """An engine whose features are noise, and whose decoders append noise, and no more, inside :meth:`filling`."""
 
+    kv_place: KVPlace = "host"
+
     def __init__(self, engine: Engine, bundle: Bundle, seed: int = 0) -> None:
         self.bundle, self.is_filling = bundle, False
         self._engine, self._random = engine, np.random.default_rng(seed)
@@ -45,6 +47,9 @@ class NoiseEngine:
         """Features ``[G, tokens_per_frame, row_width]``, whatever the pixels."""
         vision = self.bundle.vision
         return self.normal(-(-len(pixels) // vision.group), vision.tokens_per_frame, self.bundle.decoder.row_width)
+
+    def capacity(self, rows: int) -> int:
+        return self._engine.capacity(rows)
 
     def embed(self, token_ids: Int64) -> Float32:
         return self._engine.embed(token_ids)

@@ -19,7 +19,9 @@ from edgevlm.calib.passages import passages
 from edgevlm.engines.base import KVBuffer
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
+from edgevlm.export.checkpoint import ConfigOnly
 from edgevlm.export.precisions import load_precision
+from edgevlm.export.prequantised import ADVICE, prequantised
 from edgevlm.export.scaling import in_blocks
 from edgevlm.runtime.bundle import Bundle, Progress
 from edgevlm.runtime.model import Model
@@ -96,14 +98,17 @@ def run(checkpoint: Path, precisions: Sequence[str], tokens: int, threads: int |
 
     The text is that of :mod:`edgevlm.calib.passages`, in passages of PASSAGE tokens. Bundles, one besides float32's at a time,
     and float32's logits are in a temporary folder. Raises UserError for a precision that is not known and for a checkpoint that
-    cannot be exported.
+    cannot be exported, or is rounded already.
     """
     for name in precisions:
         check_name(name)
+    if packing := prequantised(ConfigOnly(checkpoint).config):
+        where = checkpoint / "config.json"
+        raise UserError(f"{where}: {packing.method} has rounded it to 4 bits, and there is no fp32 to compare with; {ADVICE}")
     with TemporaryDirectory(prefix="edgevlm-bench-") as place:
         folder = Path(place)
         progress("exporting in fp32")
-        plain = Forward(export_checkpoint(checkpoint, folder / "fp32"), threads)
+        plain = Forward(export_checkpoint(checkpoint, folder / "fp32", precision="fp32"), threads)
         texts = passages(tokens, min(PASSAGE, plain.model.bundle.limit), plain.model.encode, held_out=True)
         shape = (sum(map(len, texts)), plain.model.bundle.decoder.vocab)
         wanted = np.memmap(folder / "logits", np.float32, "w+", shape=shape)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from edgevlm.bench.rounds import figures, ratio
-from edgevlm.bench.runtimes import OURS, check_runtimes
-from edgevlm.bench.runtimes.measure import Result, Work, measure
+from edgevlm.bench.runtimes import check_runtimes
+from edgevlm.bench.runtimes.measure import Result, Work, compared, measure
 from edgevlm.bench.runtimes.text_model import open_text_model
 from edgevlm.runtime.bundle import Progress
 
@@ -33,17 +33,16 @@ def prefill(
     is not known.
     """
     check_runtimes(against)
-    results = []
+    results: dict[tuple[str, int], list[Result]] = {}
     for name in models:
         p = tokens_per_frame or TOKENS_PER_FRAME.get(name, 196)
         works = [Work(held, frames * p, frames) for frames in chunks]
         for result in measure(open_text_model(name), against, "fp32", works, threads, rounds, progress):
-            place = _place(name, p, result, threads)
-            results.append((place, result))
-            yield {**place, **figures("frame", result.took)}
-    for place, result in results:
-        if result.runtime != OURS:
-            yield {**place, "runtime": OURS, "against": result.runtime, **ratio(result.ours, result.took)}
+            results.setdefault((name, p), []).append(result)
+            yield {**_place(name, p, result, threads), **figures("frame", result.took)}
+    for (name, p), measured in results.items():
+        for ours, other in compared(measured):
+            yield {**_place(name, p, ours, threads), "against": other.runtime, **ratio(ours.took, other.took)}
 
 
 def _place(model: str, tokens_per_frame: int, result: Result, threads: int) -> dict[str, Any]:

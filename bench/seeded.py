@@ -17,6 +17,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from edgevlm.bench.noise import NoiseEngine
 from edgevlm.engines import load_engine
+from edgevlm.engines.base import KVType
 from edgevlm.export.backbones import DecoderShape, text_backbone
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.decoder import WEIGHTS, write_decoder
@@ -79,11 +80,12 @@ def decoder_bundle(
     *,
     st_spattn_from: int | None = None,
     precision: str = "fp32",
+    kv: KVType = "fp32",
 ) -> Bundle:
     """As :func:`seeded_bundle`, with ``tensors`` of the text backbone named."""
     checkpoint = cast(Checkpoint, tensors)
     backbone_of = text_backbone(backbone)
-    made = write_decoder(checkpoint, backbone_of, shape, folder, lambda _: None, st_spattn_from, precision=precision)
+    made = write_decoder(checkpoint, backbone_of, shape, folder, lambda _: None, st_spattn_from, precision=precision, kv=kv)
     _write_vision(folder, tokens_per_frame, shape.hidden)
     sizes = ("layers", "heads", "kv_heads", "head_dim", "hidden", "vocab")
     spec: dict[str, Any] = {name: getattr(shape, name) for name in sizes}
@@ -98,6 +100,7 @@ def decoder_bundle(
         embedding=made.embedding[0],
         embedding_scales=made.embedding[1] if made.embedding[1:] else None,
         precision=precision,
+        kv=kv,
     )
     third = (0.5, 0.5, 0.5)
     rows = max(size for size in range(1, isqrt(tokens_per_frame) + 1) if tokens_per_frame % size == 0)

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from edgevlm.apps.demo.world import World
-from edgevlm.bench import writing
 from edgevlm.bench.noise import NoiseEngine
 from edgevlm.bench.timing import timed
 from edgevlm.engines.onnxruntime_cpu import default_threads
 from edgevlm.errors import UserError
+from edgevlm.packages import needed
 from edgevlm.runtime.auto import AUTO, FALLBACK, chosen_policy
 from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.chat import Chat
@@ -123,7 +123,7 @@ def opened(name: str, threads: int, progress: Progress) -> Iterator[Subject]:
     """A loaded model; the seeded one is written to a folder that goes again."""
     with TemporaryDirectory(prefix="edgevlm-bench-") as folder:
         if name == SEEDED:
-            seeded = writing("edgevlm.bench.seeded")
+            seeded = needed("edgevlm.bench.seeded", "a model of random weights")
             progress(f"{SEEDED}: writing random weights")
             model = seeded.seeded_model(Path(folder), seeded.llava_onevision_05b(), TOKENS_PER_FRAME, threads)
         else:

@@ -111,7 +111,7 @@ def engine_of(module: VisionFeatures, folder: Path, precision: str, threads: int
 
 
 def reference(tower: Tower, module: VisionFeatures) -> Callable[[Float32], object]:
-    """transformers' own tower with the weights of ``module``: takes frames ``[F, 3, side, side]``."""
+    """transformers' own tower with the weights of ``module``: takes ``[F, 3, side, side]``, the last filling its group."""
     settings = {key: value for key, value in tower.vision.items() if key != "model_type"}
     kind = getattr(transformers, tower.reference, None) or _qwen(tower.reference)
     with torch.device("meta"):
@@ -127,7 +127,8 @@ def reference(tower: Tower, module: VisionFeatures) -> Callable[[Float32], objec
     edge = tower.side // tower.vision["patch_size"]
 
     def run(frames: Float32) -> object:
-        groups = torch.from_numpy(frames.reshape(-1, 3 * module.group, *module.size))
+        whole = np.concatenate([frames, np.repeat(frames[-1:], -len(frames) % module.group, 0)])
+        groups = torch.from_numpy(whole.reshape(-1, 3 * module.group, *module.size))
         rows = module.grid.cut(groups)
         return model(rows.flatten(0, 1), torch.tensor([[len(rows), edge, edge]]))
 

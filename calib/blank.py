@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from edgevlm.calib.footprint import Footprint
-from edgevlm.engines.base import Engine, Float32, FramePattern, Int32, KVBuffer, StepResult
+from edgevlm.engines.base import Engine, Float32, FramePattern, Int32, KVBuffer, KVPlace, StepResult
 from edgevlm.runtime.bundle import DecoderSpec
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
@@ -38,6 +38,8 @@ class BlankDecoder:
 
 class BlankEngine:
     """An engine but for its decoders."""
+
+    kv_place: KVPlace = "host"
 
     def __init__(self, engine: Engine, spec: DecoderSpec) -> None:
         self._engine, self._spec = engine, spec

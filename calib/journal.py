@@ -7,23 +7,38 @@ dropped and its work done again.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 from edgevlm.errors import UserError
 
-Key = tuple[str, str, int]  # policy, budget, stream
+Key = tuple[Hashable, ...]
 Record = dict[str, Any]
+
+
+def key_of(record: Mapping[str, Any]) -> Key:
+    """Policy, budget and stream."""
+    return record["policy"], record["budget"], record["stream"]
 
 
 class Journal:
     """Records by key, in memory and, given a path, in a file. One process writes it."""
 
-    def __init__(self, path: Path | None, header: Mapping[str, object], resume: bool = False) -> None:
-        """Raises UserError for a file that is there without ``resume``, or is of other settings."""
+    def __init__(
+        self,
+        path: Path | None,
+        header: Mapping[str, object],
+        resume: bool = False,
+        key: Callable[[Mapping[str, Any]], Key] = key_of,
+    ) -> None:
+        """key: what a record is known by; raises KeyError for what is none.
+
+        Raises UserError for a file that is there without ``resume``, or is of other settings.
+        """
         self.records: dict[Key, Record] = {}
+        self._key = key
         self._file: IO[bytes] | None = None
         if path is None:
             return
@@ -50,7 +65,7 @@ class Journal:
             found = lines[0] if lines else {}
             if found.get("journal") != wanted["journal"]:
                 raise ValueError
-            self.records = {key_of(record): record for record in lines[1:]}
+            self.records = {self._key(record): record for record in lines[1:]}
         except (ValueError, KeyError, AttributeError):
             raise UserError(f"--out {path}: is not a journal of edgevlm bench accuracy; name another file") from None
         other = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
@@ -63,7 +78,7 @@ class Journal:
 
     def add(self, record: Record) -> None:
         """Append one record, on disk before this returns."""
-        self.records[key_of(record)] = record
+        self.records[self._key(record)] = record
         if self._file is not None:
             self._write(record)
 
@@ -85,7 +100,3 @@ class Journal:
 
 def _line(record: Mapping[str, object]) -> bytes:
     return json.dumps(record, ensure_ascii=False).encode() + b"\n"
-
-
-def key_of(record: Mapping[str, Any]) -> Key:
-    return record["policy"], record["budget"], record["stream"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -24,6 +24,7 @@ from edgevlm.runtime.preprocess import Preprocessor
 from edgevlm.runtime.stream import Stream
 
 Frames = Iterable[NDArray[np.uint8]]
+Encode = Callable[[str], Sequence[int]]
 
 HEADROOM = 1.25  # scales hold so many times what was seen: docs/models.md has what less and more would cost
 FRAMES = 8
@@ -79,18 +80,13 @@ class Reach:
 def _watch(model: Model, frames: Frames, count: int, reach: Reach) -> None:
     """Frames one at a time under full KV, then each question with an answer."""
     chat, per_frame = Chat(model.bundle.chat), Framing(model).rows_per_frame
-    prefix = model.encode(chat.prefix)
-    asked = [np.asarray(model.encode(chat.suffix([], question)), np.int64) for question in QUESTIONS]
+    prefix, asked = model.encode(chat.prefix), _asked(chat, model.encode)
     asked.append(np.random.default_rng(0).integers(0, model.bundle.decoder.vocab, RANDOM))
+    count = min(count, frames_that_fit(model.bundle.limit, per_frame, chat, len(model.closing), model.encode))
     room = max(map(len, asked)) + len(model.closing) + ANSWER
-    fits = (model.bundle.limit - len(prefix) - room) // per_frame
-    if fits < 1:
-        raise UserError(
-            f"the model's {model.bundle.limit} positions hold no frame and question, so no KV scales can be measured"
-        )
-    stream = Stream(model, Full(), min(count, fits) * per_frame, prefix, room, "never")
+    stream = Stream(model, Full(), count * per_frame, prefix, room, "never")
     preprocess = Preprocessor(model.bundle.vision)
-    for frame in islice(frames, min(count, fits)):
+    for frame in islice(frames, count):
         stream.append_frames(model.engine.encode(preprocess(frame)[None]))
     for ids in asked:
         with stream.question():
@@ -98,6 +94,23 @@ def _watch(model: Model, frames: Frames, count: int, reach: Reach) -> None:
             for _ in range(ANSWER):
                 logits = stream.append_text(model.engine.embed(np.array([int(np.argmax(logits))])))
             reach.see(stream.cache)
+
+
+def _asked(chat: Chat, encode: Encode) -> list[NDArray[np.int64]]:
+    return [np.asarray(encode(chat.suffix([], question)), np.int64) for question in QUESTIONS]
+
+
+def frames_that_fit(limit: int, rows: int, chat: Chat, closing: int, encode: Encode) -> int:
+    """How many frames of ``rows`` rows each leave room for ``closing`` rows and any question in ``limit`` positions.
+
+    Raises UserError where that is none.
+    """
+    longest = max(RANDOM, *map(len, _asked(chat, encode)))
+    fits = (limit - len(encode(chat.prefix)) - longest - closing - ANSWER) // rows
+    if fits < 1:
+        why = f"the model's {limit} positions hold no frame and question, so no KV scales can be measured"
+        raise UserError(f"{why}; export it with --kv fp16")
+    return fits
 
 
 def colour_fields(size: tuple[int, int], seed: int = 0) -> Iterator[NDArray[np.uint8]]:

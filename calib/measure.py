@@ -16,6 +16,7 @@ from edgevlm.calib.observe import Clip, Float64, Observation, Observer
 from edgevlm.calib.values import thresholds
 from edgevlm.runtime.bundle import Bundle, Progress
 from edgevlm.runtime.calibration import Calibration
+from edgevlm.runtime.kv import KVScales
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies.infinipot_v import variation
 
@@ -86,17 +87,21 @@ def _rounded(values: Iterable[float]) -> tuple[float, ...]:
     return tuple(round(value, 6) for value in values)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredBundle(Bundle):
-    """A bundle as it will be once its calibration has been written."""
+    """A bundle as it will be once what was measured has been written. None: what it has stays."""
 
-    measured: Calibration
+    measured: Calibration | None
+    scales: KVScales | None
 
-    def calibration(self) -> Calibration:
-        return self.measured
+    def calibration(self) -> Calibration | None:
+        return self.measured or Bundle.calibration(self)
+
+    def kv_scales(self) -> KVScales | None:
+        return self.scales or Bundle.kv_scales(self)
 
 
-def as_calibrated(model: Model, calibration: Calibration) -> Model:
-    """The model, on whose sessions policies run on this calibration; it shares the engine."""
+def as_calibrated(model: Model, calibration: Calibration | None, scales: KVScales | None = None) -> Model:
+    """The model, on whose sessions policies run on this calibration and int8 caches on these scales; it shares the engine."""
     parts = {field.name: getattr(model.bundle, field.name) for field in fields(Bundle)}
-    return replace(model, bundle=MeasuredBundle(**parts, measured=calibration))
+    return replace(model, bundle=MeasuredBundle(**parts, measured=calibration, scales=scales))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from edgevlm.errors import UserError
+from edgevlm.packages import needed
 
 if TYPE_CHECKING:
     from edgevlm.engines.base import Engine
@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 # name -> (module, class, the extra that installs its backend)
 ENGINES: dict[str, tuple[str, str, str]] = {
     "onnxruntime-cpu": ("edgevlm.engines.onnxruntime_cpu", "OnnxRuntimeCpu", "cpu"),
+    "onnxruntime-cuda": ("edgevlm.engines.onnxruntime_cuda", "OnnxRuntimeCuda", "cuda"),
+    "tensorrt": ("edgevlm.engines.tensorrt.engine", "TensorRT", "tensorrt"),
 }
 DEFAULT_ENGINE = "onnxruntime-cpu"
 
-__all__ = ["DEFAULT_ENGINE", "ENGINES", "load_engine"]
+__all__ = ["DEFAULT_ENGINE", "ENGINES", "engine_class", "import_backend", "load_engine"]
 
 
 def load_engine(name: str, bundle: Bundle, **options: Any) -> Engine:
@@ -26,15 +28,19 @@ def load_engine(name: str, bundle: Bundle, **options: Any) -> Engine:
     ``options`` are the backend's own (``threads`` for the CPU). Raises UserError if the name is unknown or its package
     is not installed.
     """
+    engine: Engine = engine_class(name)(bundle, **options)
+    return engine
+
+
+def engine_class(name: str) -> Any:
+    """What ``name`` loads bundles with. Raises UserError if the name is unknown or its package is not installed."""
     try:
-        module_name, class_name, extra = ENGINES[name]
+        module, class_name, _ = ENGINES[name]
     except KeyError:
         raise UserError(f"no engine is called {name!r}; there is {', '.join(sorted(ENGINES))}") from None
-    try:
-        module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"engine {name} needs the package {error.name}, which is not installed: pip install 'edgevlm[{extra}]'"
-        ) from None
-    engine: Engine = getattr(module, class_name)(bundle, **options)
-    return engine
+    return getattr(import_backend(name, module), class_name)
+
+
+def import_backend(name: str, module: str) -> Any:
+    """A module of the backend ``name``; raises UserError, with what to install, where a package that it needs is missing."""
+    return needed(module, f"engine {name}", ENGINES[name][2])

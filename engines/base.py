@@ -16,6 +16,7 @@ Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 KVType = Literal["fp32", "fp16", "int8"]  # what keys and values are stored as
+KVPlace = Literal["host", "cuda"]  # whose memory they lie in
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +85,21 @@ class Decoder(Protocol):
 
 
 class Engine(Protocol):
-    """One loaded bundle on one backend."""
+    """One loaded bundle on one backend. kv_place: where the buffers that it is bound to lie."""
+
+    kv_place: KVPlace
 
     def encode(self, pixels: Float32) -> Float32:
         """Frames ``[F, 3, H, W]``, normalised, to language-space features ``[G, tokens_per_frame, row_width]``.
 
         G is F, but for towers that merge ``group`` frames: then one for each group, the last frame repeated to fill it.
+        """
+        ...
+
+    def capacity(self, rows: int) -> int:
+        """Rows that each layer's buffer must have to hold ``rows``: as many, or what the backend's graphs were made for.
+
+        Raises UserError where these are too few.
         """
         ...
 

@@ -1,7 +1,8 @@
 """ONNX Runtime on the CPU: the decoder appends in place through bindings that last as long as the decoder.
 
-Threads: ``threads`` in all for one call (the physical cores by default). Idle workers sleep and do not spin, so that
-the vision and decoder sessions, which never run at once in one stream, do not slow each other.
+Threads: ``threads`` in all for one call (the physical cores by default). Workers spin for work while a call
+runs, and sleep when it ends, so that the vision and decoder sessions, which never run at once in one stream, do not slow each
+other.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import numpy as np
 import onnxruntime as ort
 import psutil
 
-from edgevlm.engines.base import Float32, FramePattern, Int32, Int64, KVBuffer, KVType, StepResult
+from edgevlm.engines.base import Float32, FramePattern, Int32, Int64, KVBuffer, KVPlace, StepResult
+from edgevlm.engines.checks import check_buffers, check_probes, check_step, graph_of, grouped_pixels
 from edgevlm.engines.embedding import Embedding
-from edgevlm.errors import CacheError, CacheFull, UserError
+from edgevlm.engines.huge_pages import use_huge_pages
+from edgevlm.engines.profiles import ONNXRUNTIME
+from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.kv import DTYPES
 
 
 def default_threads() -> int:
@@ -37,10 +40,10 @@ class Calls:
     A session's arena keeps the most that any of its calls took. With ``short`` each call gives back what it did not need.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shrunk: str = "cpu:0") -> None:
         self.options: Any = None
         self._giving_back = ort.RunOptions()
-        self._giving_back.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        self._giving_back.add_run_config_entry("memory.enable_memory_arena_shrinkage", shrunk)
 
     def spare(self, short: bool) -> None:
         self.options = self._giving_back if short else None
@@ -49,13 +52,23 @@ class Calls:
 class OnnxRuntimeCpu:
     """One bundle loaded on the CPU; see :class:`edgevlm.engines.base.Engine`."""
 
+    kv_place: KVPlace = "host"
+    kv_device = "cpu"  # the same, as ONNX Runtime calls it
+    shrunk = "cpu:0"  # the arenas that :meth:`spare` is about
+    providers: Sequence[Any] = ("CPUExecutionProvider",)
+
     def __init__(self, bundle: Bundle, *, threads: int | None = None) -> None:
         if threads is not None and not 1 <= threads <= MAX_THREADS:
             raise UserError(f"threads must be 1 to {MAX_THREADS}, not {threads}")
+        if bundle.profile != ONNXRUNTIME:
+            raise UserError(
+                f"{bundle.path}: is for {bundle.profile}; build its engines (edgevlm build {bundle.path}) and give "
+                "--engine tensorrt, or export the checkpoint with --device cpu"
+            )
         self.bundle = bundle
         self.threads = threads or default_threads()
         spec = bundle.decoder
-        self._calls = Calls()
+        self._calls = Calls(self.shrunk)
         self._embedding = Embedding(bundle)
         self._vision = self._open(bundle.vision.graph)
         self._decoders = {"whole": self._open(spec.graphs["whole"])}
@@ -74,16 +87,19 @@ class OnnxRuntimeCpu:
         options.inter_op_num_threads = 1
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
         options.log_severity_level = 4  # what goes wrong is raised
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         options.add_session_config_entry("session.disable_prepacking", "0" if copies or is_integer else "1")
         if not copies and self.bundle.decoder.precision == "fp16":  # else float16 matrices become float32 in memory
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         path = self.bundle.file(name)
         try:
-            return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            session = ort.InferenceSession(str(path), options, providers=self.providers)
         except Exception as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"{path}: ONNX Runtime {ort.__version__} cannot load it ({reason}); upgrade onnxruntime") from error
+        if copies or is_integer:
+            use_huge_pages()
+        return session
 
     def encode(self, pixels: Float32) -> Float32:
         """Frames ``[F, 3, H, W]``, normalised, to features ``[G, tokens_per_frame, row_width]``; see the protocol.
@@ -92,17 +108,16 @@ class OnnxRuntimeCpu:
         on its company.
         """
         vision = self.bundle.vision
-        wanted = (3, *vision.size)
-        if pixels.ndim != 4 or pixels.shape[1:] != wanted or pixels.dtype != np.float32:
-            raise ValueError(f"pixels must be float32 [F, {', '.join(map(str, wanted))}], not {pixels.dtype} {pixels.shape}")
-        if not len(pixels):
+        grouped = grouped_pixels(vision, pixels)
+        if not len(grouped):
             return np.zeros((0, vision.tokens_per_frame, self.bundle.decoder.row_width), np.float32)
-        if odd := -len(pixels) % vision.group:
-            pixels = np.concatenate([pixels, np.repeat(pixels[-1:], odd, 0)])
-        grouped = pixels.reshape(-1, 3 * vision.group, *vision.size)
         calls = np.split(grouped, len(grouped)) if vision.precision == "int8" else [grouped]
         features = [self._vision.run(["features"], {"pixel_values": call}, self._calls.options)[0] for call in calls]
         return np.concatenate(features) if len(features) > 1 else features[0]
+
+    def capacity(self, rows: int) -> int:
+        """Any number of rows can be bound."""
+        return rows
 
     def embed(self, token_ids: Int64) -> Float32:
         """Token ids ``[N]`` to embeddings ``[N, hidden]``, gathered from the mapped file."""
@@ -114,8 +129,8 @@ class OnnxRuntimeCpu:
         The graph of another variant is opened when first asked for.
         """
         kv = "fp32" if variant == "fp32-kv" else self.bundle.decoder.kv
-        _check_buffers(self.bundle, buffers, kv)
-        return OnnxRuntimeDecoder(self._session(variant), self.bundle, buffers, probes, self._calls)
+        check_buffers(self.bundle, buffers, kv)
+        return OnnxRuntimeDecoder(self._session(variant), self.bundle, buffers, probes, self._calls, self.kv_device)
 
     def project(self, embeds: Float32, cos: Float32, sin: Float32) -> tuple[list[Float32], list[Float32]]:
         """Queries and keys of raw embeddings in every layer; see the protocol."""
@@ -127,17 +142,8 @@ class OnnxRuntimeCpu:
 
     def _session(self, variant: str) -> Any:
         if variant not in self._decoders:
-            self._decoders[variant] = self._open(self._graph(variant), copies=False)
+            self._decoders[variant] = self._open(graph_of(self.bundle, variant), copies=False)
         return self._decoders[variant]
-
-    def _graph(self, variant: str) -> str:
-        graphs = self.bundle.decoder.graphs
-        if variant not in graphs:
-            raise UserError(
-                f"{self.bundle.path}: has no {variant} decoder graph (it has {', '.join(graphs)}); "
-                "export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
-            )
-        return graphs[variant]
 
     def spare(self, short: bool) -> None:
         """While memory is short, give back after each call the working memory that it took; calls are slower then."""
@@ -159,12 +165,17 @@ class OnnxRuntimeDecoder:
     """
 
     def __init__(
-        self, session: Any, bundle: Bundle, buffers: Sequence[KVBuffer], probes: Sequence[int], calls: Calls | None = None
+        self,
+        session: Any,
+        bundle: Bundle,
+        buffers: Sequence[KVBuffer],
+        probes: Sequence[int],
+        calls: Calls | None = None,
+        kv_device: str = "cpu",
     ) -> None:
-        self._calls = calls or Calls()
+        self._calls, self._kv_device = calls or Calls(), kv_device
         spec = bundle.decoder
-        if any(not 0 <= layer < spec.layers for layer in probes):
-            raise ValueError(f"probes must be layers of 0 to {spec.layers - 1}, not {list(probes)}")
+        check_probes(spec, probes)
         self._session, self._spec = session, spec
         self._takes_pattern = any(node.name == "previous" for node in session.get_inputs())
         self._buffers = tuple(buffers)  # keeps their owners alive
@@ -187,7 +198,7 @@ class OnnxRuntimeDecoder:
     ) -> StepResult:
         """Append S rows in place; see the protocol. Raises CacheFull or CacheError before a byte is changed."""
         rows = len(embeds)
-        self._check_step(embeds, cos, sin, past_len, logit_rows)
+        check_step(self._spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
         self._check_pattern(rows, past_len, pattern)
         np.add(past_len, rows, out=self._total_len, casting="same_kind")
         if rows == 1 and len(logit_rows) == 1 and pattern is None:
@@ -220,7 +231,7 @@ class OnnxRuntimeDecoder:
         for layer, buffer in enumerate(self._buffers):
             parts = ("key", buffer.key_address, buffer.key_scale), ("value", buffer.value_address, buffer.value_scale)
             for part, address, scale in parts:
-                where = ("cpu", 0, buffer.dtype.type, buffer.shape, address)
+                where = (self._kv_device, 0, buffer.dtype.type, buffer.shape, address)
                 binding.bind_input(f"{part}{layer}", *where)
                 binding.bind_output(f"{part}{layer}_out", *where)
                 if scale is not None:
@@ -250,22 +261,6 @@ class OnnxRuntimeDecoder:
     def _bind(bind: Any, name: str, array: np.ndarray) -> None:
         bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
-    def _check_step(self, embeds: Float32, cos: Float32, sin: Float32, past_len: Int32, logit_rows: Sequence[int]) -> None:
-        s, rows = self._spec, len(embeds)
-        if embeds.shape not in ((rows, s.hidden), (rows, s.row_width)) or rows < 1:
-            raise CacheError(f"embeds must be [S, {s.hidden}] with S at least 1, not {list(embeds.shape)}")
-        if cos.shape != (rows, s.head_dim // 2) or sin.shape != cos.shape:
-            raise CacheError(f"cos and sin must be [{rows}, {s.head_dim // 2}], not {list(cos.shape)}, {list(sin.shape)}")
-        if past_len.shape != (s.layers,) or int(past_len.min()) < 0:
-            raise CacheError(f"past_len must be {s.layers} lengths of at least 0, not {past_len!r}")
-        over = np.flatnonzero(past_len + np.int64(rows) > self._capacity)
-        if over.size:
-            layer = int(over[0])
-            have, room = int(past_len[layer]), int(self._capacity[layer])
-            raise CacheFull(f"layer {layer} holds {have} rows and has room for {room}: {rows} more do not fit")
-        if any(not -rows <= row < rows for row in logit_rows):
-            raise CacheError(f"logit_rows {list(logit_rows)} must index the {rows} rows of this call")
-
     def _check_pattern(self, rows: int, past_len: Int32, pattern: FramePattern | None) -> None:
         if (pattern is not None) != self._takes_pattern:
             raise CacheError(f"this decoder graph {'needs a pattern' if self._takes_pattern else 'takes no pattern'}")
@@ -279,19 +274,3 @@ class OnnxRuntimeDecoder:
             raise CacheError(f"{pattern.shared} shared slots: the layers hold from {past_len.min()} rows")
         if np.any(pattern.previous >= past_len[:, None, None]) or int(pattern.previous.min()) < -1:
             raise CacheError("previous must hold slots of valid rows, or -1")
-
-
-def _check_buffers(bundle: Bundle, buffers: Sequence[KVBuffer], kv: KVType) -> None:
-    spec = bundle.decoder
-    if len(buffers) != spec.layers:
-        raise CacheError(f"the decoder has {spec.layers} layers; {len(buffers)} buffers were given")
-    for layer, buffer in enumerate(buffers):
-        batch, heads, capacity, dim = buffer.shape
-        if (batch, heads, dim) != (1, spec.kv_heads, spec.head_dim) or capacity < 1:
-            raise CacheError(
-                f"layer {layer}: a buffer must be [1, {spec.kv_heads}, capacity, {spec.head_dim}], not {list(buffer.shape)}"
-            )
-        if np.dtype(buffer.dtype) != DTYPES[kv]:
-            raise CacheError(f"layer {layer}: this decoder keeps {DTYPES[kv]} keys and values, not {buffer.dtype}")
-        if kv == "int8" and any(s is None or s.shape != (heads, dim) for s in (buffer.key_scale, buffer.value_scale)):
-            raise CacheError(f"layer {layer}: int8 keys and values need scales [{heads}, {dim}]")

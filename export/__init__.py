@@ -6,12 +6,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgevlm.engines.profiles import ONNXRUNTIME
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import checkpoint_folder
+from edgevlm.packages import needs
 
 if TYPE_CHECKING:
     from edgevlm.engines.base import KVType
-    from edgevlm.export.scaling import Samples
+    from edgevlm.export.scaling import Sampler, Samples
     from edgevlm.runtime.bundle import Progress
 
 # model_type in config.json -> module with ``parts``
@@ -39,9 +41,10 @@ def export_checkpoint(
     camera: tuple[int, int] = (480, 640),
     text_gguf: str | Path | None = None,
     precision: str | None = None,
-    samples: Samples | None = None,
-    vision_precision: str = "fp32",
+    samples: Samples | Sampler | None = None,
+    vision_precision: str | None = None,
     kv: KVType = "fp32",
+    profile: str = ONNXRUNTIME,
 ) -> Path:
     """Write the bundle of a Hugging Face checkpoint folder to ``out_dir`` and return its path.
 
@@ -54,23 +57,24 @@ def export_checkpoint(
     shape, to which other frames are stretched.
     ``precision``: of the decoder's weights, one of :data:`edgevlm.export.precisions.PRECISIONS`; fp32 unless
     given, int4-zp for AWQ and GPTQ checkpoints, which are stored as they are rounded already. With ``samples``, which
-    :func:`edgevlm.calib.activations.sample_activations` takes from the fp32 bundle, they are scaled for them before rounding.
-    ``vision_precision``: of the vision tower's linears, fp32 or int8.
+    :func:`edgevlm.calib.activations.sample_activations` takes from the fp32 bundle, they are scaled for them before rounding; a
+    function makes them in a folder, which is kept with the rest where an export is stopped.
+    ``vision_precision``: of the vision tower's linears, fp32 or int8; for TensorRT fp32 or fp16, and fp16 there unless
+    ``precision`` is fp32.
     ``kv``: what the bundle keeps keys and values as; int8's scales are measured with onnxruntime once the graphs are written.
+    ``profile``: what the graphs are for, one of :data:`edgevlm.engines.profiles.PROFILES`.
     Raises UserError, one line, for a checkpoint that is damaged or of an unknown kind and for a disk that is full.
     """
     folder, told, noted = checkpoint_folder(checkpoint_dir), progress or _unheard, notice or _unheard
     gguf = None if text_gguf is None else Path(text_gguf)
-    try:  # torch and transformers take seconds to import, and parts of them come later than the writer
-        writer: Any = import_module("edgevlm.export.writer")
-        options = writer.Options(st_spattn_from, camera, gguf, precision, samples, vision_precision, kv)
-        path: Path = writer.write_bundle(folder, Path(out_dir), FAMILIES, options, told, noted, force=force)
+    try:
+        # torch and transformers take seconds to import, and parts of them come later than the writer
+        with needs("exporting"):
+            writer: Any = import_module("edgevlm.export.writer")
+            options = writer.Options(st_spattn_from, camera, gguf, precision, samples, vision_precision, kv, profile)
+            path: Path = writer.write_bundle(folder, Path(out_dir), FAMILIES, options, told, noted, force=force)
     except MemoryError:
         raise UserError(f"{folder}: does not fit in the free memory while it is exported; end other programs") from None
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"exporting needs the package {error.name}, which is not installed: pip install 'edgevlm[export]'"
-        ) from None
     return path
 
 

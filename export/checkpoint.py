@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
 from edgevlm.export.tensors import AGAIN, SafeTensor, Unread, check_link, inside, open_shard
-from edgevlm.runtime.paths import look
+from edgevlm.runtime.paths import look, refuse_address
 
 # Tensor names differ between transformers versions; these are the names that the exporter asks for.
 _CANONICAL = (
@@ -45,6 +45,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def checkpoint_folder(path: str | Path) -> Path:
     """``path`` as a folder that is there. Raises UserError, one line."""
+    refuse_address(path)
     found = look(path)
     if found != "folder":
         what = "does not exist" if found == "nothing" else "is a file"
@@ -188,6 +189,13 @@ class Checkpoint:
         if self._open is None or self._open[0] != path:
             self._open = (path, open_shard(path))
         return self._open[1]
+
+
+class ConfigOnly(Checkpoint):
+    """A checkpoint's JSON files. Its weights may be anywhere, or nowhere."""
+
+    def _index(self) -> dict[str, tuple[Path, str]]:
+        return {}
 
 
 def _with_text_config(config: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The decoder graph, built by hand from weights.
 
-Traced decoders concatenate their cache; this one appends in place to memory it does not own:
+Traced decoders concatenate their cache; this one appends in place to memory it does not own. Profile onnxruntime:
 
     inputs   inputs_embeds [1, S, E (1 + K)]   cos, sin [1, S, D/2]   total_len int32 [L]   logit_rows int64 [R]
              key{l}, value{l} [1, Hkv, C_l, D], and with int8 key_scale{l}, value_scale{l} [1, Hkv, 1, D]
@@ -12,7 +12,8 @@ K is 0, but for DeepStack: then columns ``(1 + l) E ..`` of a row are added to i
 to q, k, v), ``attend`` (the only one that knows the cache) and ``finish`` (to residual again), so that a graph can be
 cut between them.
 
-``attend`` of the three KV precisions is in :mod:`edgevlm.export.kv`.
+What differs by profile, norms, rotary positions and ``attend``, is in :mod:`edgevlm.export.profiles`; docs/engines.md has the
+inputs and outputs of those for TensorRT.
 
 Three graphs of one builder and one weights file: ``whole``; ``st-spattn`` for the prefill of frames, in which the layers
 from one on attend by the pattern of :mod:`edgevlm.export.st_spattn` and which has its two inputs more; and ``projections``,
@@ -22,6 +23,7 @@ precision has ``whole`` in fp32 besides, as ``fp32-kv``: what scales are measure
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,14 +32,16 @@ import numpy as np
 from onnx import TensorProto
 
 from edgevlm.engines.base import KVType
+from edgevlm.engines.profiles import ONNXRUNTIME
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import Backbone, DecoderShape, LayerWeights
 from edgevlm.export.checkpoint import Checkpoint
-from edgevlm.export.graph import CONTRIB, GraphBuilder, WeightsFile
+from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.export.journal import Journal
 from edgevlm.export.kv import Memory
-from edgevlm.export.precisions import DEFAULT_PRECISION, Float32, Layout, Stored, load_precision
+from edgevlm.export.precisions import DEFAULT_PRECISION, Float32, Layout, Stored
 from edgevlm.export.precisions.table import Table, head_table, write_table
+from edgevlm.export.profiles import Cache, Operators, Profile, load_profile
 from edgevlm.export.scaling import Samples, in_blocks, scaled
 from edgevlm.export.st_spattn import SparseAttention
 from edgevlm.runtime.bundle import Progress
@@ -62,17 +66,21 @@ class _Decoder:
 
     graph: GraphBuilder
     shape: DecoderShape
+    profile: Profile
     sparse_from: int | None = None
     kv: KVType = "fp32"
     residual: str = ""
     delta: str | None = None
     features: list[str] = field(default_factory=list)
-    memory: Memory = field(init=False)
-    sparse: SparseAttention = field(init=False)
+    operators: Operators = field(init=False)
+    cache: Cache = field(init=False)
+    sparse: SparseAttention | None = None
 
     def __post_init__(self) -> None:
-        self.memory = Memory(self.graph, self.shape, self.kv)
-        self.sparse = SparseAttention(self.graph, self.shape, self.memory)
+        self.operators = self.profile.operators(self.graph, self.shape)
+        self.cache = self.profile.cache(self.graph, self.shape, self.kv)
+        if self.sparse_from is not None:
+            self.sparse = SparseAttention(self.graph, self.shape, Memory(self.graph, self.shape, self.kv))
 
     def start(self) -> None:
         """The inputs that are not a layer's, and what is made of them once."""
@@ -81,18 +89,17 @@ class _Decoder:
         if self.shape.deepstack:
             widths = {str(part): self.shape.hidden for part in range(parts)}
             self.residual, *self.features = self.split("inputs", self.residual, widths)
-        self.tables()
-        self.lengths()
+        self.operators.tables()
+        self.cache.start()
         g.input("logit_rows", TensorProto.INT64, ["R"])
-        if self.sparse_from is not None:
+        if self.sparse is not None:
             self.sparse.inputs()
 
     def layer(self, layer: int, w: LayerWeights[Stored]) -> None:
         """One layer of the stream; of the last, past its cache rows, only the rows asked for."""
         query, key, value, self.residual = self.project(layer, w, self.residual, self.delta)
-        is_sparse = self.sparse_from is not None and layer >= self.sparse_from
-        attend = self.sparse.attend if is_sparse else self.memory.attend
-        attention = attend(layer, query, key, value)
+        sparse = self.sparse if self.sparse_from is not None and layer >= self.sparse_from else None
+        attention = (sparse or self.cache).attend(layer, query, key, value)
         if layer == self.shape.layers - 1:
             attention = self.graph.node("Gather", [attention, "logit_rows"], ["last.attention"], axis=1)
             self.residual = self.graph.node("Gather", [self.residual, "logit_rows"], ["last.residual"], axis=1)
@@ -107,16 +114,6 @@ class _Decoder:
             features = self.graph.node("Gather", [features, "logit_rows"], ["last.features"], axis=1)
         self.delta = self.graph.node("Add", [str(self.delta), features], [f"layer{layer}.with_features"])
 
-    def norm(self, name: str, gamma: np.ndarray, residual: str, delta: str | None) -> tuple[str, str]:
-        """RMS norm of ``residual + delta``; returns the normed rows and the sum."""
-        g, weight = self.graph, self.graph.weight(f"{name}.weight", gamma)
-        if delta is None:
-            attributes: dict[str, Any] = {"axis": -1, "epsilon": self.shape.norm_eps, "stash_type": 1}
-            return g.node("SimplifiedLayerNormalization", [residual, weight], [name], **attributes), residual
-        outputs = [name, "", "", f"{name}.sum"]
-        g.node("SkipSimplifiedLayerNormalization", [residual, delta, weight], outputs, CONTRIB, epsilon=self.shape.norm_eps)
-        return name, f"{name}.sum"
-
     def linear(self, name: str, rows: str, weight: Stored, bias: Float32 | None = None) -> str:
         """``rows @ weight.T + bias`` for a ``[out, in]`` weight that is stored already."""
         g, product = self.graph, weight.multiply(self.graph, name, rows)
@@ -129,64 +126,41 @@ class _Decoder:
         g.node("Split", [rows, lengths], outputs, axis=-1)
         return outputs
 
-    def rotate(self, name: str, rows: str, heads: int) -> str:
-        """Rotate-half by this call's cos and sin (row ``s`` of the call uses row ``s`` of the tables)."""
-        start = self.graph.constant("rotary.start", np.zeros(1, np.int64))
-        attributes = {"num_heads": heads, "rotary_embedding_dim": 0, "interleaved": 0}
-        return self.graph.node("RotaryEmbedding", [rows, start, "cos.table", "sin.table"], [name], CONTRIB, **attributes)
-
     def head_norm(self, name: str, rows: str, gamma: np.ndarray | None) -> str:
         """RMS norm of each head of ``[1, S, heads D]`` by itself; as it is without a gamma."""
         if gamma is None:
             return rows
         g, dim = self.graph, self.shape.head_dim
         heads = g.node("Reshape", [rows, g.constant("heads.shape", np.array([1, 0, -1, dim], np.int64))], [f"{name}.heads"])
-        attributes: dict[str, Any] = {"axis": -1, "epsilon": self.shape.norm_eps, "stash_type": 1}
-        normed = g.node("SimplifiedLayerNormalization", [heads, g.weight(f"{name}.weight", gamma)], [name], **attributes)
+        normed, _ = self.operators.norm(name, gamma, heads, None)
         return g.node("Reshape", [normed, g.constant("joined.shape", np.array([1, 0, -1], np.int64))], [f"{name}.joined"])
 
     def project(self, layer: int, w: LayerWeights[Stored], residual: str, delta: str | None) -> tuple[str, str, str, str]:
         """Norm, one matrix for q, k and v, rotary: returns query, key, value ``[1, S, heads D]`` and the residual."""
         s, name = self.shape, f"layer{layer}"
-        normed, residual = self.norm(f"{name}.input_norm", w.input_norm, residual, delta)
+        normed, residual = self.operators.norm(f"{name}.input_norm", w.input_norm, residual, delta)
         packed = self.linear(f"{name}.qkv", normed, w.qkv, w.qkv_bias)
         q, k, v = self.split(f"{name}.qkv", packed, {"q": s.heads * s.head_dim, "k": s.kv_size, "v": s.kv_size})
         q, k = self.head_norm(f"{name}.q_norm", q, w.query_norm), self.head_norm(f"{name}.k_norm", k, w.key_norm)
-        query = self.rotate(f"query{layer}", q, s.heads)
+        query = self.operators.rotate(f"query{layer}", q, s.heads)
         self.graph.output(query, TensorProto.FLOAT, [1, "S", s.heads * s.head_dim])
-        return query, self.rotate(f"{name}.key", k, s.kv_heads), v, residual
+        return query, self.operators.rotate(f"{name}.key", k, s.kv_heads), v, residual
 
     def finish(self, layer: int, w: LayerWeights[Stored], attention: str, residual: str) -> tuple[str, str]:
         """Output projection, norm and SwiGLU: returns the new residual and the delta still to be added to it."""
         g, name, ffn = self.graph, f"layer{layer}", self.shape.intermediate
         projected = self.linear(f"{name}.output", attention, w.output, w.output_bias)
-        normed, residual = self.norm(f"{name}.mlp_norm", w.mlp_norm, residual, projected)
+        normed, residual = self.operators.norm(f"{name}.mlp_norm", w.mlp_norm, residual, projected)
         packed = self.linear(f"{name}.mlp", normed, w.gate_up, w.gate_up_bias)
         gate, up = self.split(f"{name}.mlp", packed, {"gate": ffn, "up": ffn})
         sigmoid = g.node("Sigmoid", [gate], [f"{name}.sigmoid"])
         gated = g.node("Mul", [g.node("Mul", [gate, sigmoid], [f"{name}.silu"]), up], [f"{name}.gated"])
         return residual, self.linear(f"{name}.down", gated, w.down, w.down_bias)
 
-    def lengths(self) -> None:
-        """Per layer: ``total_len{l}`` and ``last_row{l}`` (one less), int32 ``[1]``, from the one input."""
-        g, layers = self.graph, self.shape.layers
-        total = g.input("total_len", TensorProto.INT32, [layers])
-        last = g.node("Sub", [total, g.constant("one", np.ones(1, np.int32))], ["last_row"])
-        ones = g.constant("one_per_layer", np.ones(layers, np.int64))
-        g.node("Split", [total, ones], [f"total_len{layer}" for layer in range(layers)], axis=0)
-        g.node("Split", [last, ones], [f"last_row{layer}" for layer in range(layers)], axis=0)
-
-    def tables(self) -> None:
-        """This call's cos and sin as the two-dimensional tables that RotaryEmbedding reads."""
-        g, half = self.graph, self.shape.head_dim // 2
-        table = g.constant("table.shape", np.array([-1, half], np.int64))
-        for name in ("cos", "sin"):
-            g.node("Reshape", [g.input(name, TensorProto.FLOAT, [1, "S", half]), table], [f"{name}.table"])
-
     def logits(self, final_norm: np.ndarray, head: Table) -> None:
         """Final norm and vocabulary scores ``[1, R, V]`` of the rows that are left."""
         s, g = self.shape, self.graph
-        normed, _ = self.norm("final_norm", final_norm, self.residual, self.delta)
+        normed, _ = self.operators.norm("final_norm", final_norm, self.residual, self.delta)
         rows = g.node("Reshape", [normed, g.constant("rows.shape", np.array([-1, s.hidden], np.int64))], ["rows"])
         scores = head.multiply(g, "head", rows)
         shape = g.constant("logits.shape", np.array([1, -1, s.vocab], np.int64))
@@ -199,7 +173,7 @@ class _Projections(_Decoder):
 
     def start(self) -> None:
         self.graph.input("inputs_embeds", TensorProto.FLOAT, [1, "S", self.shape.hidden])
-        self.tables()
+        self.operators.tables()
 
     def layer(self, layer: int, w: LayerWeights[Stored]) -> None:
         _, key, _, _ = self.project(layer, w, "inputs_embeds", None)
@@ -230,8 +204,9 @@ def write_decoder(
     samples: Samples | None = None,
     journal: Journal | None = None,
     kv: KVType = "fp32",
+    profile: str = ONNXRUNTIME,
 ) -> DecoderFiles:
-    """Write a graph for each of GRAPHS, ``decoder.weights`` and the embedding into ``folder``.
+    """Write the graphs of the profile, those of GRAPHS, ``decoder.weights`` and the embedding into ``folder``.
 
     Without ``sparse`` there is no ``st-spattn`` graph: frames of some families have text between them. ``st_spattn_from``: see
     :func:`first_sparse_layer`. ``kv``: what they keep keys and values as; unless fp32 there is ``fp32-kv`` too. A tied head is
@@ -240,27 +215,24 @@ def write_decoder(
     :mod:`edgevlm.export.scaling`. What ``journal`` has is not written again. Raises UserError for a checkpoint whose tensors
     are missing or of another shape and for a precision that is not known, OSError if the disk does not take them.
     """
-    chosen, journal, size = load_precision(precision), journal or Journal(), (shape.vocab, shape.hidden)
+    written_for = load_profile(profile)
+    chosen, journal, size = written_for.precision(precision), journal or Journal(), (shape.vocab, shape.hidden)
     sparse_from = first_sparse_layer(shape, st_spattn_from)
     progress("embedding")
     table = write_table(folder, chosen.table, size, lambda: checkpoint.rows("text.embed_tokens.weight", size), journal)
     with (folder / WEIGHTS).open("r+b" if journal.values(WEIGHTS) else "w+b") as stream:
         weights = WeightsFile(stream, WEIGHTS, journal)
-        variants = {"whole": _Decoder(GraphBuilder("decoder", weights), shape, kv=kv)}
-        if sparse:
-            variants["st-spattn"] = _Decoder(GraphBuilder("decoder-st-spattn", weights), shape, sparse_from, kv)
-        variants["projections"] = _Projections(GraphBuilder("decoder-projections", weights), shape)
-        if kv != "fp32":
-            variants["fp32-kv"] = _Decoder(GraphBuilder("decoder-fp32-kv", weights), shape)
+        variants = _variants(written_for, weights, shape, precision, sparse_from if sparse else None, kv)
         for d in variants.values():
             d.start()
         for layer in range(shape.layers):
             step = f"decoder layer {layer + 1} of {shape.layers}"
             progress(step)
-            read = backbone.layer(checkpoint.without_reading() if journal.has(step) else checkpoint, shape, layer)
-            if samples is not None:
-                read = scaled(read, layer, samples, in_blocks(precision))
-            w = _stored(read, chosen.matrices)
+            done = journal.has(step)
+            read = backbone.layer(checkpoint.without_reading() if done else checkpoint, shape, layer)
+            if samples is not None and not done:
+                read = scaled(read, layer, samples, in_blocks(precision, profile))
+            w = _stored(read, chosen.matrices, Stored.written if done else Stored.of)
             for d in variants.values():
                 d.layer(layer, w)
             weights.finish(step)
@@ -278,11 +250,30 @@ def write_decoder(
     return DecoderFiles({variant: GRAPHS[variant] for variant in variants}, table.files)
 
 
-def _stored(w: LayerWeights[Float32 | Stored], layout: Layout) -> LayerWeights[Stored]:
+def _variants(
+    profile: Profile, weights: WeightsFile, shape: DecoderShape, precision: str, sparse_from: int | None, kv: KVType
+) -> dict[str, _Decoder]:
+    """The graphs to be written, by variant."""
+
+    def graph(variant: str) -> GraphBuilder:
+        return profile.graph(Path(GRAPHS[variant]).stem, weights, precision)
+
+    made: dict[str, _Decoder] = {"whole": _Decoder(graph("whole"), shape, profile, kv=kv)}
+    if sparse_from is not None and "st-spattn" in profile.variants:
+        made["st-spattn"] = _Decoder(graph("st-spattn"), shape, profile, sparse_from, kv)
+    made["projections"] = _Projections(graph("projections"), shape, profile)
+    if kv != "fp32" and "fp32-kv" in profile.variants:
+        made["fp32-kv"] = _Decoder(graph("fp32-kv"), shape, profile)
+    return made
+
+
+def _stored(
+    w: LayerWeights[Float32 | Stored], layout: Layout, make: Callable[[Layout, Float32], Stored] = Stored.of
+) -> LayerWeights[Stored]:
     """The layer with its matrices rounded, once for all graphs, unless the checkpoint has them so."""
 
     def stored(matrix: Float32 | Stored) -> Stored:
-        return matrix if isinstance(matrix, Stored) else Stored.of(layout, matrix)
+        return matrix if isinstance(matrix, Stored) else make(layout, matrix)
 
     matrices: Any = {name: stored(getattr(w, name)) for name in MATRICES}
     rounded: Any = replace(w, **matrices)

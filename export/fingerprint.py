@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +18,9 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import FORMAT
 
 _WRITERS = ("onnx", "onnxscript", "torch", "transformers")
+_MEASURERS = ("onnxruntime", "onnxruntime-gpu")  # what scales and samples are measured with
+_MEASURES = ("activations.py", "kv_scales.py", "passages.py")  # of edgevlm.calib, which measure them
+SAMPLED = f"sampled over the help topics of Python {platform.python_version()}"  # what samples made by an export depend on
 _LARGE = 64 << 20  # bytes; files as large are known by size and time
 
 
@@ -31,8 +35,14 @@ def fingerprint(folder: Path, options: dict[str, Any]) -> str:
         settings = {name: _setting(value) for name, value in options.items()}
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror}); give a file that can") from None
-    parts = [FORMAT, __version__, {name: _version(name) for name in _WRITERS}, _exporter(), settings, files]
+    programs = {name: _version(name) for name in (*_WRITERS, *(_MEASURERS if _is_measured(options) else ()))}
+    parts = [FORMAT, __version__, programs, _exporter(), settings, files]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _is_measured(options: Mapping[str, Any]) -> bool:
+    """Whether something in the bundle comes from running the model."""
+    return options.get("kv") == "int8" or options.get("samples") == SAMPLED
 
 
 def _setting(value: Any) -> Any:
@@ -60,7 +70,7 @@ def _version(package: str) -> str:
 @cache
 def _exporter() -> str:
     """The exporter's own files, so that a bundle of a changed one is not taken for the new one's."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    digest, folder = hashlib.sha256(), Path(__file__).parent
+    for path in (*sorted(folder.rglob("*.py")), *(folder.parent / "calib" / name for name in _MEASURES)):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
 
 from edgevlm.errors import UserError
-from edgevlm.export.backbones import DecoderShape
-from edgevlm.export.precisions import Layout, Precision
-from edgevlm.export.vision import VisionFeatures
+
+if TYPE_CHECKING:  # a plan asks this module too, and needs none of them
+    from edgevlm.export.backbones import DecoderShape
+    from edgevlm.export.precisions import Layout, Precision
+    from edgevlm.export.vision import VisionFeatures
 
 FLOAT = 4  # bytes of a weight of the tower, and of any that is being read
 WORKING = 1 << 30  # bytes that an export may take beside its largest layer
@@ -46,9 +49,14 @@ def check_disk(target: Path, folder: Path, needed: int) -> None:
         raise UserError(f"{target}: the bundle takes {_size(needed)} and its disk has {_size(free)} free; choose another --out")
 
 
+def needed_memory(layer: int) -> int:
+    """Bytes that must be free for an export whose largest layer takes ``layer`` as it is read."""
+    return layer + WORKING // 2
+
+
 def check_memory(checkpoint: Path, layer: int) -> None:
     """Raise UserError if there is not the memory to hold a layer of ``layer`` bytes and what an export works with."""
-    needed, free = layer + WORKING // 2, psutil.virtual_memory().available
+    needed, free = needed_memory(layer), psutil.virtual_memory().available
     if free < needed:
         raise UserError(
             f"{checkpoint}: exporting it takes {_size(needed)} of memory and {_size(free)} are available; end other programs"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import DTypeLike, NDArray
@@ -18,7 +19,8 @@ OPSET = 18
 IR_VERSION = 10  # what ONNX Runtime 1.22 reads
 ALIGNMENT = 64
 CONTRIB = "com.microsoft"
-_AS_THEY_ARE = (np.float16, np.uint8)
+INT4 = np.dtype(ml_dtypes.int4)
+_AS_THEY_ARE = (np.float16, np.uint8, np.int8, INT4)
 SLICE = 4 << 20  # numbers that are made contiguous at once
 
 
@@ -61,6 +63,12 @@ def flush(stream: BinaryIO) -> None:
     os.fsync(stream.fileno())
 
 
+def pairs(codes: NDArray[Any]) -> NDArray[np.uint8]:
+    """int4 numbers in row-major order, two in a byte, the first in its low half. Their count must be even."""
+    nibbles = codes.astype(np.int8).reshape(-1, 2).view(np.uint8)
+    return np.bitwise_or(nibbles[:, 0] & 15, np.left_shift(nibbles[:, 1], 4), dtype=np.uint8)
+
+
 class WeightsFile:
     """Tensors one after another, 64-byte aligned, written as they come, a slice at a time.
 
@@ -85,7 +93,7 @@ class WeightsFile:
     def add(self, name: str, array: NDArray[Any]) -> TensorProto:
         """The initializer that refers to ``array``, appended to the file the first time that ``name`` comes.
 
-        float16 and uint8 are stored as they are, everything else as float32.
+        float16, uint8, int8 and int4 are stored as they are, everything else as float32.
         """
         step = max(1, SLICE // max(1, int(np.prod(array.shape[1:]))))
         slices = (array[start : start + step] for start in range(0, len(array), step))
@@ -117,7 +125,7 @@ class WeightsFile:
         self.stream.write(b"\0" * (-self.stream.tell() % ALIGNMENT))
         offset = self.stream.tell()
         for rows in slices:
-            data = np.ascontiguousarray(rows, kept)
+            data = pairs(rows) if kept == INT4 else np.ascontiguousarray(rows, kept)
             self.stream.write(data.data if data.size else b"")
         return external_tensor(name, self.name, tensor_type(kept), shape, offset, self.stream.tell() - offset)
 
@@ -125,9 +133,10 @@ class WeightsFile:
 class GraphBuilder:
     """Nodes, initializers, inputs and outputs of one graph; names are unique and readable."""
 
-    def __init__(self, name: str, weights: WeightsFile) -> None:
+    def __init__(self, name: str, weights: WeightsFile, opset: int = OPSET, ir_version: int = IR_VERSION) -> None:
         self.name = name
         self.weights = weights
+        self.opset, self.ir_version = opset, ir_version
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[TensorProto] = []
         self.inputs: list[onnx.ValueInfoProto] = []
@@ -161,6 +170,8 @@ class GraphBuilder:
     def save(self, path: Path) -> None:
         """Write the graph; its weights file is written already."""
         graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, self.initializers)
-        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edgevlm")
+        opsets = [helper.make_opsetid("", self.opset)]
+        if any(node.domain == CONTRIB for node in self.nodes):
+            opsets.append(helper.make_opsetid(CONTRIB, 1))
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=self.ir_version, producer_name="edgevlm")
         path.write_bytes(model.SerializeToString(deterministic=True))

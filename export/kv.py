@@ -14,11 +14,15 @@ from typing import Any
 
 import numpy as np
 from onnx import TensorProto
+from tokenizers import Tokenizer
 
+from edgevlm.engines import DEFAULT_ENGINE, engine_class
 from edgevlm.engines.base import KVType
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.graph import CONTRIB, GraphBuilder
-from edgevlm.runtime.bundle import MANIFEST, Bundle, Progress, hash_file, seal_manifest
+from edgevlm.runtime.bundle import MANIFEST, Bundle, ChatSpec, Progress, hash_file, seal_manifest
+from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.framing import most_text
 from edgevlm.runtime.kv import SCALES
 
 STORED = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16, "int8": TensorProto.INT8}
@@ -32,6 +36,15 @@ class Memory:
     graph: GraphBuilder
     shape: DecoderShape
     kv: KVType
+
+    def start(self) -> None:
+        """``total_len{l}`` and ``last_row{l}`` (one less), int32 ``[1]``, from the one input."""
+        g, layers = self.graph, self.shape.layers
+        total = g.input("total_len", TensorProto.INT32, [layers])
+        last = g.node("Sub", [total, g.constant("one", np.ones(1, np.int32))], ["last_row"])
+        ones = g.constant("one_per_layer", np.ones(layers, np.int64))
+        g.node("Split", [total, ones], [f"total_len{layer}" for layer in range(layers)], axis=0)
+        g.node("Split", [last, ones], [f"last_row{layer}" for layer in range(layers)], axis=0)
 
     def bound(self, layer: int) -> tuple[list[str], list[str]]:
         """Declare a layer's key and value ``[1, Hkv, C, D]``: inputs, and outputs to be bound to the same addresses."""
@@ -80,6 +93,21 @@ class Memory:
         g = self.graph
         plain = g.node("Cast", [rows], [f"{rows}.float"], to=TensorProto.FLOAT)
         return plain if self.kv == "fp16" else g.node("Mul", [plain, f"{part}_scale{layer}"], [f"{rows}.numbers"])
+
+
+def check_scales(limit: int, frame: int, text: tuple[str, str], closing: int, chat: dict[str, Any], tokenizer: str) -> None:
+    """Raise UserError, before anything is written, where :func:`add_scales` would: no engine, or too few positions.
+
+    limit: positions of a stream. frame: tokens of a grid; text: what stands around it. tokenizer: its JSON.
+    """
+    engine_class(DEFAULT_ENGINE)
+    calib: Any = import_module("edgevlm.calib.kv_scales")
+
+    def encode(words: str) -> list[int]:
+        return read.encode(words, add_special_tokens=False).ids
+
+    read = Tokenizer.from_str(tokenizer)
+    calib.frames_that_fit(limit, frame + most_text(*text, encode), Chat(ChatSpec(**chat)), closing, encode)
 
 
 def add_scales(folder: Path, manifest: dict[str, Any], progress: Progress) -> None:

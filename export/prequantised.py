@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,14 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint
-from edgevlm.export.precisions import Stored
+from edgevlm.export.precisions import DEFAULT_PRECISION, Stored
 from edgevlm.export.precisions.blocks import Blocks
 
+PREQUANTISED = "int4-zp"  # the precision that they are stored in
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 GROUPS = (16, 32, 64, 128, 256)  # block sizes of MatMulNBits
 LAYOUT = Blocks(4, with_zeros=True)  # of the group's size
-_BEFORE = "give the checkpoint before quantisation"
+ADVICE = "give the checkpoint before quantisation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Prequantised:
         """The tensors of a matrix ``size`` (out, in); raises UserError for sizes that eights and groups do not fill."""
         out, width = size
         if out % 8 or width % 8 or width % self.group:
-            raise UserError(f"config.json: a matrix of {out} x {width} is not whole groups of {self.group}; {_BEFORE}")
+            raise UserError(f"config.json: a matrix of {out} x {width} is not whole groups of {self.group}; {ADVICE}")
         weight = (width, out // 8) if self.packed_on else (width // 8, out)
         return {"qweight": weight, "qzeros": (width // self.group, out // 8), "scales": (width // self.group, out)}
 
@@ -60,7 +62,7 @@ class Prequantised:
         codes, zeros = unpacked(qweight, self.packed_on, order), unpacked(qzeros, 1, order)
         if self.method == "gptq" and self.version == 1:
             if (zeros == 15).any():
-                raise UserError(f"a zero point of 16 in the checkpoint does not fit in 4 bits; {_BEFORE}, or in gptq_v2")
+                raise UserError(f"a zero point of 16 in the checkpoint does not fit in 4 bits; {ADVICE}, or in gptq_v2")
             zeros = zeros + np.uint8(1)
         width, out = codes.shape
         blocks = np.ascontiguousarray(codes.T).reshape(out, -1, self.group)
@@ -79,15 +81,33 @@ def prequantised(config: dict[str, Any]) -> Prequantised | None:
     method, bits, group = found["quant_method"], found.get("bits", found.get("w_bit")), found.get("group_size", 128)
     if bits != 4 or group not in GROUPS:
         what = f"{method} of {bits} bits in groups of {group}"
-        raise UserError(f"config.json: {what} cannot be read, only 4 bits in groups of {GROUPS}; {_BEFORE}")
+        raise UserError(f"config.json: {what} cannot be read, only 4 bits in groups of {GROUPS}; {ADVICE}")
     if method == "awq" and str(found.get("version", "gemm")).lower() != "gemm":
-        raise UserError(f"config.json: AWQ's version {found['version']!r} cannot be read, only 'gemm'; {_BEFORE}")
+        raise UserError(f"config.json: AWQ's version {found['version']!r} cannot be read, only 'gemm'; {ADVICE}")
     version = str(found.get("checkpoint_format", found.get("format", "gptq"))).lower()
     if method == "gptq" and version not in ("gptq", "gptq_v2"):
         raise UserError(
-            f"config.json: GPTQ's checkpoint_format {version!r} cannot be read, only 'gptq' and 'gptq_v2'; {_BEFORE}"
+            f"config.json: GPTQ's checkpoint_format {version!r} cannot be read, only 'gptq' and 'gptq_v2'; {ADVICE}"
         )
     return Prequantised(method, group, 2 if version == "gptq_v2" else 1)
+
+
+def stored_in(config: dict[str, Any], text_gguf: Path | None, wanted: str | None = None) -> str:
+    """The precision that a checkpoint's matrices are stored in: the one wanted, else its own. Raises as ``prequantised``.
+
+    text_gguf: the file that the text half comes from, in place of what ``config.json`` speaks of.
+    """
+    return wanted or (DEFAULT_PRECISION if text_gguf is not None or prequantised(config) is None else PREQUANTISED)
+
+
+def check_no_zero_points(config: dict[str, Any], folder: Path) -> None:
+    """Raise UserError for a checkpoint that is rounded with zero points, which TensorRT does not take."""
+    packing = prequantised(config)
+    if packing is not None:
+        raise UserError(
+            f"{folder / 'config.json'}: {packing.method} has rounded the checkpoint with zero points, which TensorRT does not "
+            "take; export the checkpoint it was made from"
+        )
 
 
 def read_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]) -> Stored:
@@ -102,7 +122,7 @@ def read_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size:
 def check_order(g_idx: NDArray[np.int32], group: int) -> None:
     """Raise UserError where inputs were put into groups by their activations (``desc_act``) and not as they come."""
     if not np.array_equal(g_idx, np.arange(len(g_idx)) // group):
-        raise UserError(f"config.json: GPTQ with desc_act, whose groups are no consecutive inputs, cannot be read; {_BEFORE}")
+        raise UserError(f"config.json: GPTQ with desc_act, whose groups are no consecutive inputs, cannot be read; {ADVICE}")
 
 
 def unpacked(packed: NDArray[np.int32], axis: int, order: Sequence[int]) -> NDArray[np.uint8]:

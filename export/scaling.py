@@ -9,31 +9,42 @@ plain rounding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.engines.profiles import ONNXRUNTIME
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import Float32, LayerWeights
-from edgevlm.export.precisions import load_precision
-from edgevlm.export.precisions.blocks import Blocks
+from edgevlm.export.profiles import load_profile
 
 ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75)
 Samples = Mapping[str, NDArray[np.floating]]  # layer{l}.{qkv,gate_up,down} -> rows of its input, [n, in]
+Sampler = Callable[[Path], Samples]  # makes them, from what a work folder has of them, and leaves them there
 
 
-def in_blocks(precision: str) -> Blocks:
+@runtime_checkable
+class Rounding(Protocol):
+    """A layout that stores whole numbers."""
+
+    def rounded(self, weight: Float32) -> Float32:
+        """The numbers ``[out, in]`` that are stored of a matrix."""
+        ...
+
+
+def in_blocks(precision: str, profile: str = ONNXRUNTIME) -> Rounding:
     """The layout of a precision's matrices; raises UserError for one that rounds nothing."""
-    layout = load_precision(precision).matrices
-    if not isinstance(layout, Blocks):
+    layout = load_profile(profile).precision(precision).matrices
+    if not isinstance(layout, Rounding):
         raise UserError(f"--scaling awq is for whole numbers, not for {precision}; give --precision int4, int4-zp or int8 too")
     return layout
 
 
-def scaled(w: LayerWeights[Any], layer: int, samples: Samples, layout: Blocks) -> LayerWeights[Any]:
+def scaled(w: LayerWeights[Any], layer: int, samples: Samples, layout: Rounding) -> LayerWeights[Any]:
     """The layer, which computes as before, with its matrices, which are numbers yet, scaled for ``layout``."""
 
     def scales(matrix: str, weight: Float32) -> Float32:
@@ -52,7 +63,7 @@ def scaled(w: LayerWeights[Any], layer: int, samples: Samples, layout: Blocks) -
     )
 
 
-def best_scales(weight: Float32, x: Float32, layout: Blocks) -> Float32:
+def best_scales(weight: Float32, x: Float32, layout: Rounding) -> Float32:
     """The scales ``[in]`` of a matrix ``[out, in]`` that rows ``x [n, in]`` lose least by; geometric middle 1."""
     magnitude = np.abs(x).mean(0)
     magnitude = np.maximum(magnitude, 1e-4 * magnitude.max() + 1e-12)

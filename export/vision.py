@@ -15,12 +15,13 @@ import torch
 from torch import nn
 
 from edgevlm.errors import UserError
+from edgevlm.export import attention
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.graph import OPSET, WeightsFile
 
 GRAPH, WEIGHTS = "vision.onnx", "vision.weights"
 UNROUNDED = "vision-fp32.weights"  # there while the weights are rounded
-PRECISIONS = ("fp32", "int8")
+PRECISIONS = ("fp32", "int8")  # of towers for ONNX Runtime
 
 
 class VisionFeatures(nn.Module):
@@ -53,19 +54,26 @@ class VisionFeatures(nn.Module):
 
 
 def write_vision(
-    module: VisionFeatures, folder: Path, precision: str = "fp32", checkpoint: Checkpoint | None = None
+    module: VisionFeatures,
+    folder: Path,
+    precision: str = "fp32",
+    checkpoint: Checkpoint | None = None,
+    standard: bool = False,
 ) -> tuple[int, int]:
     """Trace ``module`` for any number of frame groups into ``vision.onnx`` and ``vision.weights``.
 
-    precision: of its linears, one of PRECISIONS. Returns ``(tokens per group, width)``. Weights that the module takes from the
-    checkpoint go to the file one tensor at a time; int8 makes a float32 file first. Source paths and stack traces that the
-    tracer records are left out.
+    precision: of its linears, fp32, fp16 (which needs ``standard``) or int8. standard: without nodes of ONNX Runtime's own;
+    then attention is in the precision too. Returns ``(tokens per group, width)``. Weights that the module takes from the
+    checkpoint go to the file one tensor at a time; fp16 and int8 make a float32 file first. Source paths and stack traces that
+    the tracer records are left out.
     """
     import onnx_ir
 
+    from edgevlm.export.vision_half import halve_linears
     from edgevlm.export.vision_int8 import round_linears
 
-    model = _trace(module)
+    with attention.traced_as(("half" if precision == "fp16" else "standard") if standard else "fused"):
+        model = _trace(module)
     for holder in (model, model.graph, *model.graph.all_nodes(), *model.graph.initializers.values()):
         holder.metadata_props.clear()
         holder.doc_string = None
@@ -73,9 +81,9 @@ def write_vision(
         for value in node.outputs:
             value.metadata_props.clear()
     model.producer_name, model.producer_version = "edgevlm", None
-    if precision == "int8":
+    if precision != "fp32":
         _write_weights(model, module, checkpoint, folder / UNROUNDED)
-        round_linears(model)
+        (round_linears if precision == "int8" else halve_linears)(model)
         onnx_ir.save(model, folder / GRAPH, external_data=WEIGHTS, alignment=64, align_threshold=0)
         (folder / UNROUNDED).unlink()
     else:
@@ -147,7 +155,7 @@ def _transposed(model: Any, value: Any) -> Any:
 
 
 def check_precision(name: str) -> None:
-    """Raises UserError for a precision that vision towers do not have."""
+    """Raises UserError for a precision that towers for ONNX Runtime do not have."""
     if name not in PRECISIONS:
         raise UserError(f"--vision-precision {name!r} is not known; there is {' and '.join(PRECISIONS)}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -19,20 +20,22 @@ from edgevlm.export.chat import chat
 from edgevlm.export.checkpoint import Checkpoint, nearest
 from edgevlm.export.defaults import with_defaults
 from edgevlm.export.family import FamilyParts
-from edgevlm.export.fingerprint import fingerprint
+from edgevlm.export.fingerprint import SAMPLED, fingerprint
 from edgevlm.export.footprint import PeakMemory, bundle_bytes, check_disk, check_memory, describe, layer_bytes
 from edgevlm.export.frames import frame_preparation
 from edgevlm.export.gguf import text_tensors
 from edgevlm.export.graph import save_array
 from edgevlm.export.journal import Journal
-from edgevlm.export.precisions import DEFAULT_PRECISION, load_precision
-from edgevlm.export.prequantised import prequantised
-from edgevlm.export.scaling import Samples, in_blocks
+from edgevlm.export.prequantised import PREQUANTISED, check_no_zero_points, prequantised, stored_in
+from edgevlm.export.profiles import Profile, load_profile
+from edgevlm.export.scaling import Sampler, Samples, in_blocks
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, Progress, hash_file, seal_manifest
 from edgevlm.runtime.publish import check_target, journal_of, published
 
 CLOSING = "closing.npy"
-PREQUANTISED = "int4-zp"  # how AWQ and GPTQ checkpoints are stored
+CHUNK = 8  # frames, as a session encodes at once
+QUESTION = 512  # tokens of a conversation and a question
+FRAME_TEXT = 32  # tokens of the text around a frame, at the most
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +46,19 @@ class Options:
     camera: tuple[int, int]
     text_gguf: Path | None
     precision: str | None
-    samples: Samples | None
-    vision_precision: str
+    samples: Samples | Sampler | None
+    vision_precision: str | None
     kv: KVType
+    profile: str
 
     def facts(self) -> dict[str, Any]:
         """All of them, for a fingerprint."""
         facts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return facts | {"samples": {} if self.samples is None else self.samples}
+        return facts | {"samples": SAMPLED if callable(self.samples) else self.samples or {}}
+
+    def sampled(self, folder: Path) -> Samples | None:
+        """The samples, made in the work folder ``folder`` where they are not there."""
+        return self.samples(folder) if callable(self.samples) else self.samples
 
 
 def write_bundle(
@@ -64,18 +72,21 @@ def write_bundle(
     force: bool,
 ) -> Path:
     """See :func:`edgevlm.export.export_checkpoint`."""
-    vision.check_precision(options.vision_precision)
-    checkpoint = Checkpoint(source)
-    precision = _precision(checkpoint, options.precision, options.samples)
-    options = replace(options, precision=precision)
+    checkpoint, profile = Checkpoint(source), load_profile(options.profile)
+    profile.check_kv(options.kv)
+    precision = _precision(checkpoint, options.precision, options.samples, profile, options.text_gguf)
+    options = replace(
+        options, precision=precision, vision_precision=profile.vision_precision(options.vision_precision, precision)
+    )
     with PeakMemory() as memory:
         model = _read(checkpoint, families, options, lambda: check_target(out_dir, force), progress)
         layer = layer_bytes(model.shape)
         check_memory(source, layer)
         key = fingerprint(source, options.facts())
         with published(out_dir, force=force, key=key, notice=notice) as folder:
-            check_disk(out_dir, folder, bundle_bytes(model.shape, model.parts.vision, load_precision(precision)))
-            _write(model, folder, Journal(journal_of(folder)), progress, precision)
+            check_disk(out_dir, folder, bundle_bytes(model.shape, model.parts.vision, profile.precision(precision)))
+            samples = options.sampled(folder.parent)
+            _write(model, folder, Journal(journal_of(folder)), progress, precision, samples)
     notice(describe(memory.bytes, layer))
     return out_dir
 
@@ -116,20 +127,26 @@ def _read(
     if parts.longest_edge is not None:
         frames["fit"] = "longest"
     frames["precision"] = options.vision_precision
+    if options.kv == "int8":
+        limit = min(shape.model_limit, _trained_length(checkpoint, shape))
+        closing = 0 if parts.closing is None else len(parts.closing)
+        kv_memory.check_scales(limit, math.prod(parts.grid), (parts.before, parts.after), closing, talk, tokenizer)
     return _Model(checkpoint, options, model_type, backbone, shape, parts, talk, tokenizer, frames)
 
 
-def _write(model: _Model, folder: Path, journal: Journal, progress: Progress, precision: str) -> None:
+def _write(model: _Model, folder: Path, journal: Journal, progress: Progress, precision: str, samples: Samples | None) -> None:
     """The files of the bundle, but for what ``journal`` has."""
     checkpoint, parts, shape, options = model.checkpoint, model.parts, model.shape, model.options
     progress("tracing the vision tower")
-    write_tower = partial(vision.write_vision, parts.vision, folder, model.frames["precision"], checkpoint)
+    profile = load_profile(options.profile)
+    write_tower = partial(vision.write_vision, parts.vision, folder, model.frames["precision"], checkpoint, profile.is_tensorrt)
     tokens, _ = journal.once(vision.GRAPH, write_tower)
     sparse = not (parts.before or parts.after)
     made = decoder.write_decoder(
-        checkpoint, model.backbone, shape, folder, progress, options.st_spattn_from, sparse, precision, options.samples,
-        journal, options.kv,
+        checkpoint, model.backbone, shape, folder, progress, options.st_spattn_from, sparse, precision, samples,
+        journal, options.kv, profile.name,
     )  # fmt: skip
+    profile.check_operators([folder / name for name in (vision.GRAPH, *made.graphs.values())])
     (folder / model.chat["tokenizer"]).write_text(model.tokenizer, encoding="utf-8")
     if parts.closing is not None:
         save_array(folder / CLOSING, parts.closing)
@@ -139,12 +156,15 @@ def _write(model: _Model, folder: Path, journal: Journal, progress: Progress, pr
         "edgevlm": __version__,
         "family": model.family,
         "source": checkpoint.name,
+        "profile": profile.name,
         "decoder": _decoder_section(checkpoint, shape, made)
-        | {"precision": precision, "scaling": None if options.samples is None else "awq", "kv": options.kv},
+        | {"precision": precision, "scaling": None if samples is None else "awq", "kv": options.kv},
         "vision": _vision_section(model, tokens),
         "chat": model.chat,
         "files": {path.name: _record(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST},
     }
+    if profile.is_tensorrt:
+        manifest["shapes"] = _engine_shapes(parts, tokens)
     if options.kv == "int8":
         kv_memory.add_scales(folder, manifest, progress)
     (folder / MANIFEST).write_bytes(seal_manifest(manifest))
@@ -168,13 +188,24 @@ def _vision_section(model: _Model, tokens: int) -> dict[str, Any]:
     }
 
 
-def _precision(checkpoint: Checkpoint, wanted: str | None, samples: Samples | None) -> str:
+def _engine_shapes(parts: FamilyParts, tokens: int) -> dict[str, int]:
+    """See :class:`edgevlm.engines.profiles.EngineShapes`: a run's usual chunk, and its usual conversation and question."""
+    text = FRAME_TEXT if parts.before or parts.after else 0
+    frames = -(-CHUNK // parts.vision.group) * parts.vision.group
+    return {"frames": frames, "rows": frames // parts.vision.group * (tokens + text), "question": QUESTION}
+
+
+def _precision(
+    checkpoint: Checkpoint, wanted: str | None, samples: Samples | Sampler | None, profile: Profile, text_gguf: Path | None
+) -> str:
     """The precision to store matrices in: the one wanted, or the checkpoint's own. Raises UserError for one that cannot be."""
-    packing = prequantised(checkpoint.config)
-    chosen = wanted or (DEFAULT_PRECISION if packing is None else PREQUANTISED)
-    load_precision(chosen)
+    packing = None if text_gguf is not None else prequantised(checkpoint.config)
+    chosen = stored_in(checkpoint.config, text_gguf, wanted)
+    if packing is not None and profile.is_tensorrt:
+        check_no_zero_points(checkpoint.config, checkpoint.folder)
+    profile.precision(chosen)
     if samples is not None:
-        in_blocks(chosen)
+        in_blocks(chosen, profile.name)
     if packing is not None and (chosen != PREQUANTISED or samples is not None):
         where = checkpoint.folder / "config.json"
         raise UserError(
@@ -212,7 +243,6 @@ def _decoder_shape(checkpoint: Checkpoint) -> tuple[Backbone, DecoderShape]:
 
 def _decoder_section(checkpoint: Checkpoint, shape: DecoderShape, made: decoder.DecoderFiles) -> dict[str, Any]:
     text = checkpoint.section("text_config")
-    trained = checkpoint.config.get("edgevlm_trained_length", text.get("edgevlm_trained_length", shape.model_limit))
     return {
         "backbone": text["model_type"],
         "layers": shape.layers,
@@ -224,7 +254,7 @@ def _decoder_section(checkpoint: Checkpoint, shape: DecoderShape, made: decoder.
         "rope_theta": shape.rope_theta,
         "inv_freq": shape.inv_freq(),
         "model_limit": shape.model_limit,
-        "trained_length": int(trained),
+        "trained_length": _trained_length(checkpoint, shape),
         "graphs": made.graphs,
         "embedding": made.embedding[0],
         "embedding_scales": made.embedding[1] if made.embedding[1:] else None,
@@ -232,6 +262,11 @@ def _decoder_section(checkpoint: Checkpoint, shape: DecoderShape, made: decoder.
         "rope_interleaved": shape.interleaved,
         "deepstack": shape.deepstack,
     }
+
+
+def _trained_length(checkpoint: Checkpoint, shape: DecoderShape) -> int:
+    text = checkpoint.section("text_config")
+    return int(checkpoint.config.get("edgevlm_trained_length", text.get("edgevlm_trained_length", shape.model_limit)))
 
 
 def _record(path: Path) -> dict[str, Any]:

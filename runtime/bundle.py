@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -18,14 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.engines.base import KVType
+from edgevlm.engines.profiles import ONNXRUNTIME, PROFILES, EngineShapes
 from edgevlm.errors import BundleError
 from edgevlm.runtime.calibration import CALIBRATION, Calibration
 from edgevlm.runtime.choices import CHOICES, Choices
 from edgevlm.runtime.kv import KV_TYPES, SCALES, KVScales
 from edgevlm.runtime.paths import look
 
-FORMAT = 2  # written; 2 adds position axes, frame groups and frame text, which a reader of 1 would leave out
-READS = (1, 2)
+FORMAT = 3  # written; 2 adds position axes, frame groups and frame text, 3 the profile: older readers would leave them out
+READS = (1, 2, 3)
 MANIFEST = "bundle.json"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _CHECKSUM = re.compile(rb'"checksum": "([0-9a-f]{64})"')
@@ -137,7 +138,11 @@ class ChatSpec:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A verified bundle. Paths come from :meth:`file` only."""
+    """A verified bundle. Paths come from :meth:`file` only.
+
+    profile: what its graphs are written for, one of :data:`edgevlm.engines.profiles.PROFILES`; shapes: the largest calls that
+    engines are made for, None with profile onnxruntime, whose graphs take any.
+    """
 
     path: Path
     edgevlm: str
@@ -147,6 +152,8 @@ class Bundle:
     vision: VisionSpec
     chat: ChatSpec
     files: Mapping[str, FileRecord]
+    profile: str = field(default=ONNXRUNTIME, kw_only=True)
+    shapes: EngineShapes | None = field(default=None, kw_only=True)
 
     @classmethod
     def load(cls, path: str | Path, *, verify: Verify = "full", progress: Progress | None = None) -> Bundle:
@@ -169,6 +176,8 @@ class Bundle:
                 vision=_spec(VisionSpec, manifest["vision"]),
                 chat=_spec(ChatSpec, manifest["chat"]),
                 files=files,
+                profile=str(manifest.get("profile", ONNXRUNTIME)),
+                shapes=None if manifest.get("shapes") is None else _spec(EngineShapes, manifest["shapes"]),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise _bad(folder / MANIFEST, f"does not describe a model ({error!r})") from None
@@ -183,6 +192,9 @@ class Bundle:
         if bundle.decoder.kv not in KV_TYPES:
             known = ", ".join(KV_TYPES)
             raise BundleError(f"{folder}: keeps {bundle.decoder.kv} keys and this edgevlm knows {known}; upgrade edgevlm")
+        if bundle.profile not in PROFILES:
+            known = ", ".join(PROFILES)
+            raise BundleError(f"{folder}: is of profile {bundle.profile!r} and this edgevlm knows {known}; upgrade edgevlm")
         bundle.kv_scales()
         return bundle
 
@@ -285,7 +297,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         version = manifest["format"]
     except (ValueError, KeyError, TypeError):
         raise _bad(path, "does not describe a bundle") from None
-    known = " and ".join(map(str, READS))
+    known = ", ".join(map(str, READS))
     if isinstance(version, int) and version > FORMAT:
         raise BundleError(f"{path}: is of bundle format {version} and this edgevlm reads format {known}; upgrade edgevlm")
     if version not in READS:
@@ -319,5 +331,5 @@ def _check_files(folder: Path, files: Mapping[str, FileRecord], verify: Verify, 
 
 def _spec(kind: type[T], values: Mapping[str, Any]) -> T:
     """A spec from its JSON object: what has no default is there, lists are tuples, unknown keys are left for later versions."""
-    known = [field for field in fields(kind) if field.default is MISSING or field.name in values]  # type: ignore[arg-type]
-    return kind(**{field.name: tuple(v) if isinstance(v := values[field.name], list) else v for field in known})
+    known = [each for each in fields(kind) if each.default is MISSING or each.name in values]  # type: ignore[arg-type]
+    return kind(**{each.name: tuple(v) if isinstance(v := values[each.name], list) else v for each in known})

@@ -75,7 +75,7 @@ class KVCache:
         interleaved: bool = False,
         scales: KVScales | None = None,
     ) -> None:
-        capacities = _per_layer(layers, capacity)
+        capacities = per_layer(layers, capacity)
         self.pair_axis = pair_axes(sections, interleaved, axes, head_dim // 2)
         if scales is not None and dtype != "int8":
             raise CacheError(f"scales go with int8, and dtype is {dtype}")
@@ -101,7 +101,7 @@ class KVCache:
     ) -> int:
         """``nbytes`` of the cache that the same arguments would make. Allocates nothing."""
         pair_axis = pair_axes(sections, interleaved, axes, head_dim // 2)
-        return _native.Cache.bytes_for(_per_layer(layers, capacity), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis)
+        return _native.Cache.bytes_for(per_layer(layers, capacity), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis)
 
     @property
     def nbytes(self) -> int:
@@ -217,7 +217,7 @@ class KVCache:
 
     def commit(self, rows: Rows) -> None:
         """Publish the reserved rows. If ``rows`` is refused they stay reserved: abort, or commit them rightly."""
-        _check_kind(rows.kind)
+        check_kind(rows.kind)
         self.native.commit(rows.kind, rows.seq, rows.frame, rows.row, rows.col, rows.position)
 
     def abort(self) -> None:
@@ -231,7 +231,7 @@ class KVCache:
         ``dtype`` they are stored in.
         Marks taken before are stale. Raises CacheFull if the layer has no room.
         """
-        _check_kind(rows.kind)
+        check_kind(rows.kind)
         self.native.append(layer, key, value, rows.kind, rows.seq, rows.frame, rows.row, rows.col, rows.position)
 
     def mark(self) -> Mark:
@@ -284,7 +284,7 @@ class KVCache:
 
         Marks taken before are stale. Raises CacheFull if the layer has no room, CacheError for other shapes or dtypes.
         """
-        _check_kind(held["kind"])
+        check_kind(held["kind"])
         self.native.load(layer, *(held[name] for name in PARTS))
 
 
@@ -307,7 +307,8 @@ def pair_axes(sections: Sequence[int] | None, interleaved: bool, axes: int, pair
     return axis_of
 
 
-def _per_layer(layers: int, capacity: int | Sequence[int]) -> list[int]:
+def per_layer(layers: int, capacity: int | Sequence[int]) -> list[int]:
+    """Rows of each layer, of one number for all or one for each; raises CacheError for other counts and other than numbers."""
     capacities = list(capacity) if isinstance(capacity, Sequence | np.ndarray) else [capacity] * layers
     if len(capacities) != layers:
         raise CacheError(f"capacity must be one number, or one for each of the {layers} layers, not {len(capacities)}")
@@ -316,7 +317,7 @@ def _per_layer(layers: int, capacity: int | Sequence[int]) -> list[int]:
     return [int(rows) for rows in capacities]
 
 
-def _check_kind(kind: NDArray[np.uint8]) -> None:
+def check_kind(kind: NDArray[np.uint8]) -> None:
     """Refuse numbers that name no Kind; what is no array of uint8 the extension refuses."""
     if isinstance(kind, np.ndarray) and kind.dtype == np.uint8 and kind.size and kind.max() > max(Kind):
         raise CacheError(f"kind must be 0..{max(Kind):d}, not {kind.max()}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,7 +52,7 @@ class Framing:
         decoder, vision = model.bundle.decoder, model.bundle.vision
         self.model, self.vision, self.width = model, vision, decoder.row_width
         self.layout = Layout(vision.positions, vision.grid, vision.tokens_per_second, decoder.axes)
-        self.most_text = sum(map(len, self._around(_FURTHEST)))
+        self.most_text = most_text(vision.before, vision.after, model.encode)
         rows, columns = vision.grid
         self._row = np.repeat(np.arange(rows, dtype=np.int16), columns)
         self._col = np.tile(np.arange(columns, dtype=np.int16), rows)
@@ -87,9 +88,18 @@ class Framing:
 
     def _around(self, seconds: float) -> tuple[list[int], list[int]]:
         """Token ids of the text before and after a grid."""
-        if not self.vision.before and not self.vision.after:
-            return [], []
-        whole = int(seconds)
-        time = {"seconds": seconds, "minutes": whole // 60, "second": whole % 60}
-        before, after = (self.model.encode(text.format(**time)) for text in (self.vision.before, self.vision.after))
+        before, after = (
+            self.model.encode(text) if text else [] for text in _at(seconds, self.vision.before, self.vision.after)
+        )
         return before, after
+
+
+def most_text(before: str, after: str, encode: Callable[[str], Sequence[int]]) -> int:
+    """The most tokens that the text around a grid takes at any time of a stream."""
+    return sum(len(encode(text)) for text in _at(_FURTHEST, before, after) if text)
+
+
+def _at(seconds: float, *texts: str) -> list[str]:
+    """Texts of a bundle's manifest with the time in them."""
+    whole = int(seconds)
+    return [text.format(seconds=seconds, minutes=whole // 60, second=whole % 60) for text in texts]

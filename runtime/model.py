@@ -14,6 +14,7 @@ from edgevlm.engines import DEFAULT_ENGINE, load_engine
 from edgevlm.engines.base import Engine
 from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.paths import refuse_address
 
 
 @dataclass(slots=True)
@@ -58,7 +59,8 @@ class Model:
 
 
 def bundle_folder(name: str | Path) -> Path:
-    """The folder of ``demo`` or of the bundle at a path."""
+    """The folder of ``demo`` or of the bundle at a path. Raises UserError for an address."""
+    refuse_address(name)
     return demo_bundle() if str(name) == "demo" else Path(name)
 
 

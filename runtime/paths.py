@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Literal
@@ -10,6 +11,15 @@ from typing import Literal
 from edgevlm.errors import UserError
 
 Found = Literal["file", "folder", "other", "nothing"]
+
+
+_ADDRESS = re.compile(r"(?i)[a-z][a-z0-9+.-]+:/")  # a Path has folded the second slash
+
+
+def refuse_address(path: str | Path) -> None:
+    """Raise UserError for what is an address and not a path, without repeating it: it may hold a password."""
+    if _ADDRESS.match(str(path)) and look(path) == "nothing":
+        raise UserError("a model is a folder here, and no address: download it, and give the folder")
 
 
 def look(path: str | Path) -> Found:

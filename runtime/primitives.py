@@ -3,7 +3,8 @@
 Arrays may be strided views of a :class:`~edgevlm.runtime.cache.KVCache`; keys and values must be dense in their last
 axis, float32 or float16; other arrays whose rows are not dense are copied. dtypes must be exactly those stated, else
 CacheError. Kernels given a view of a cache work in that cache's own scratch, one call at a time, and allocate nothing but
-the result. :mod:`edgevlm.runtime.reference` has a plain numpy twin of each.
+the result. :mod:`edgevlm.runtime.reference` has a plain numpy twin of each. Rows and caches on a CUDA device go to the
+kernels there (:mod:`edgevlm.runtime.cuda.kernels`): the same choices of the same scores, sums within float32 rounding.
 
 Inner loops are those of the best instruction set the processor has: avx512, avx2, neon or scalar, or the one that
 ``EDGEVLM_SIMD`` names when this module is imported. Heads and layers are shared out over :func:`set_threads` threads, one
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +72,11 @@ if _wanted := os.environ.get("EDGEVLM_SIMD"):
     use_simd(_wanted)
 
 
+def cuda_twin(held: Any) -> Any:
+    """What has the same functions for rows that lie on a device, if ``held``, a cache or its view, is there; else None."""
+    return getattr(held, "kernels", None)
+
+
 def temporal_similarity(
     key: NDArray[np.number],  # [H, n, D], as stored, rotated
     position: NDArray[np.int32],  # [H, n, axes]
@@ -91,6 +97,9 @@ def temporal_similarity(
     recent token, so that the negated score is +1; 0 for rows that are recent or not ``valid``. A zero vector has cosine 0
     with everything. O(n D), each key read once.
     """
+    if twin := cuda_twin(key):
+        how = {"rotated": rotated, "pair_axis": pair_axis}
+        return twin.temporal_similarity(key, position, row, col, recent, valid, inv_freq, **how)
     return _native.temporal_similarity(key, position, row, col, recent, valid, inv_freq, pair_axis, rotated, scale)
 
 
@@ -110,6 +119,8 @@ def attention_mass(
     keys outside the cache that the rows see as well, by ``own_seq``; what attention they get is not returned. Scores take 32
     numbers a key at a time.
     """
+    if twin := cuda_twin(key):
+        return twin.attention_mass(query, query_seq, key, seq, own_key, own_seq)
     return _native.attention_mass(query, query_seq, key, seq, own_key, own_seq, scale)
 
 
@@ -120,6 +131,8 @@ def infinipot_scores(
 
     recent, valid: bool ``[H, n_l]``, one a layer. Returns ``(similarity, norms)``, float32 ``[H, n_l]``, one pair a layer.
     """
+    if twin := cuda_twin(cache):
+        return twin.infinipot_scores(cache, recent, valid, rotated)
     return _native.infinipot_scores(cache.native, list(recent), list(valid), rotated)
 
 
@@ -144,6 +157,8 @@ def infinipot_select(
     keeps their norms.
     """
     how = (recent_frames, distinctive, target, list(windows), list(thresholds), keep_recent, rotated)
+    if twin := cuda_twin(cache):
+        return twin.infinipot_select(cache, *how)
     return _native.infinipot_select(cache.native, *how)
 
 
@@ -157,6 +172,8 @@ def newer_similarity(
     vector has cosine 0 with everything. O(n m D) for m tokens from ``since`` on. Raises CacheError for a layer that is not
     there, and for keys on 3 axes that the cache does not know how to un-rotate.
     """
+    if twin := cuda_twin(cache):
+        return twin.newer_similarity(cache, layer, valid, since, rotated)
     return _native.newer_similarity(cache.native, layer, valid, since, rotated)
 
 
@@ -175,6 +192,8 @@ def places(seq: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.int32
 
 def value_norms(value: NDArray[np.number], scale: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
     """L2 norms ``[H, n]`` of values ``[H, n, D]``, whatever their size: InfiniPot-V's VaN. scale: ``[H, D]``, of int8."""
+    if twin := cuda_twin(value):
+        return twin.value_norms(value)
     return _native.value_norms(value, scale)
 
 

@@ -76,23 +76,11 @@ def published(
 
 
 def journal_of(folder: Path) -> Path:
-    """Where what is finished of a folder that :func:`published` yielded is noted."""
+    """Where what is finished of a folder that :func:`published` yielded is noted.
+
+    Beside it is room for what the folder's files are made from: it goes when they are published.
+    """
     return folder.with_name(_JOURNAL)
-
-
-@contextmanager
-def beside(out_dir: str | Path) -> Iterator[Path]:
-    """Yield a folder beside ``out_dir`` for what a bundle is made from; it goes at the end, a killed run's with the next."""
-    target = Path(os.path.abspath(out_dir))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
 
 
 def check_target(out_dir: str | Path, force: bool) -> None:
@@ -136,13 +124,13 @@ def _left_behind(target: Path, key: str | None, tell: Callable[[str], object]) -
                 if found is None and _is_of(work, key):
                     found, lock = (work, lock), -1
                     continue
-                if (work / _JOURNAL).exists():
+                if _has_begun(work):
                     tell("what an export of other settings, or of another checkpoint, left unfinished is thrown away")
                 shutil.rmtree(work, ignore_errors=True)
             finally:
                 if lock >= 0:
                     os.close(lock)
-    if found is not None and (found[0] / _JOURNAL).exists():
+    if found is not None and _has_begun(found[0]):
         tell("going on with what an export that was stopped has finished")
     return found
 
@@ -152,6 +140,11 @@ def _is_of(work: Path, key: str | None) -> bool:
     with suppress(OSError):
         return key is not None and (work / _BUNDLE).is_dir() and (work / _KEY).read_text() == key
     return False
+
+
+def _has_begun(work: Path) -> bool:
+    """Whether anything lies in a work folder that is worth going on from."""
+    return any(path.name not in (_BUNDLE, _KEY) for path in work.iterdir())
 
 
 def _replace(folder: Path, target: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from edgevlm.engines.base import KVPlace
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cache import KVCache
@@ -89,10 +90,11 @@ def _enough(policy: Policy, least: int) -> int:
     return enough
 
 
-def allocate(bundle: Bundle, capacities: list[int], chunk: int, copy_bytes: int = 0) -> KVCache:
+def allocate(bundle: Bundle, capacities: list[int], chunk: int, copy_bytes: int = 0, place: KVPlace = "host") -> KVCache:
     """The arena of one stream, of the bundle's KV precision; copy_bytes: of the buffer that snapshots are taken in, if any.
 
-    Raises UserError, before it is touched, when it, a chunk and that buffer do not fit in the free memory.
+    place: whose memory keys and values lie in. Raises UserError, before it is touched, when it, a chunk and that buffer do not
+    fit in the free memory, and where a CUDA device is needed and cannot be used.
     """
     decoder = bundle.decoder
     shape = (decoder.layers, decoder.kv_heads, decoder.head_dim, capacities)
@@ -103,7 +105,7 @@ def allocate(bundle: Bundle, capacities: list[int], chunk: int, copy_bytes: int 
         "interleaved": decoder.rope_interleaved,
         "dtype": decoder.kv,
     }
-    wanted, pixels = KVCache.bytes_for(*shape, **rotary), chunk_bytes(chunk, bundle.vision)
+    wanted, pixels = KVCache.bytes_for(*shape, **rotary) if place == "host" else 0, chunk_bytes(chunk, bundle.vision)
     free = psutil.virtual_memory().available
     if wanted + pixels + copy_bytes > free:
         lower, frames = "--budget", f", snapshots {copy_bytes / 1e9:.1f} GB" if copy_bytes else ""
@@ -112,4 +114,8 @@ def allocate(bundle: Bundle, capacities: list[int], chunk: int, copy_bytes: int 
         raise UserError(
             f"this budget's cache takes {wanted / 1e9:.1f} GB{frames} and {free / 1e9:.1f} GB are free; give a lower {lower}"
         )
-    return KVCache(*shape, **rotary, scales=bundle.kv_scales())
+    if place == "host":
+        return KVCache(*shape, **rotary, scales=bundle.kv_scales())
+    from edgevlm.runtime.cuda.cache import CudaCache
+
+    return CudaCache(*shape, **rotary, scales=bundle.kv_scales())  # which sees for itself whether the device has room

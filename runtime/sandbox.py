@@ -7,19 +7,34 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import jinja2
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import loopcontrols
+from jinja2.runtime import str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edgevlm.errors import UserError
 
 STEPS = 1_000_000  # lines of Python that a rendering may take; the chat templates of published models take hundreds
-LONGEST = 1_000_000  # characters, items or bits that a product in a template may have
+LONGEST = 1_000_000  # characters, items or bits that a product or a sum in a template may have
+
+
+class _Bounded(CodeGenerator):
+    """Jinja2's compiler, whose ``a ~ b`` asks the sandbox."""
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("environment.joined((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja2's, in which products are bounded too, with what chat templates expect beside it."""
+    """Jinja2's, in which products and sums are bounded too, with what chat templates expect beside it."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"+", "*", "**"})
+    code_generator_class = _Bounded
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
@@ -31,7 +46,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise jinja2.exceptions.SecurityError(f"a power of more than {LONGEST} bits")
         if operator == "*" and _items(left, right) > LONGEST:
             raise jinja2.exceptions.SecurityError(f"a product of more than {LONGEST} characters or items")
+        if operator == "+" and _length(left) + _length(right) > LONGEST:
+            raise jinja2.exceptions.SecurityError(f"a sum of more than {LONGEST} characters or items")
         return super().call_binop(context, operator, left, right)
+
+    def joined(self, parts: tuple[object, ...]) -> str:
+        """What ``a ~ b`` is. Raises SecurityError for a result that is too large."""
+        if sum(map(_length, parts)) > LONGEST:
+            raise jinja2.exceptions.SecurityError(f"a text of more than {LONGEST} characters")
+        return str_join(parts)
 
     def compiled(self, source: str) -> jinja2.Template:
         """A template of ``source``. Raises UserError for one that is not valid."""
@@ -75,6 +98,10 @@ def _raise(message: str) -> NoReturn:
 
 def _bits(number: object) -> int:
     return number.bit_length() if isinstance(number, int) else 0
+
+
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, str | list | tuple) else 0
 
 
 def _items(left: object, right: object) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.engines import DEFAULT_ENGINE
 from edgevlm.errors import UserError
 from edgevlm.runtime.answer import Answer, FinishReason
 from edgevlm.runtime.answers import Answers
@@ -73,6 +74,7 @@ class Session:
         system: str | None = None,
         room: TextRoom | None = None,
         state: Keeper | str | Path | None = None,
+        engine: str = DEFAULT_ENGINE,
     ) -> Session:
         """Allocate the memory of one stream and append the prefix.
 
@@ -82,7 +84,8 @@ class Session:
         layer (|M|), see :func:`default_budget`; for ``full`` the declared capacity. chunk: frames encoded and appended at once.
         reindexing: when kept positions are made dense, ``lazy`` or ``eager``. system: the system prompt, else the chat
         template's own. room: tokens for conversation, question and answer. state: a folder to keep snapshots of the session in
-        and to go on from, or the Keeper of one, which is closed with the session (docs/state.md).
+        and to go on from, or the Keeper of one, which is closed with the session (docs/state.md). engine: the backend that
+        loads a model given by name, one of ``edgevlm.engines.ENGINES``.
 
         Raises BundleError for a model that cannot be loaded; UserError for a policy, setting or prompt that is not one, for
         a budget or chunk that is less than a frame, passes the model's positions or does not fit in the free memory, and for a
@@ -93,7 +96,7 @@ class Session:
         keeper = Keeper(state) if isinstance(state, str | Path) else state
         loaded = model
         try:
-            loaded = model if isinstance(model, Model) else Model.load(model)
+            loaded = model if isinstance(model, Model) else Model.load(model, engine=engine)
             room = room or TextRoom.fitting(loaded.bundle.limit)
             chat = Chat(loaded.bundle.chat, system)
             stream, why = open_stream(
@@ -303,6 +306,11 @@ class Session:
     def chunk(self) -> int:
         """Frames encoded and appended at once."""
         return self._stream.chunk
+
+    @property
+    def budget(self) -> int:
+        """Vision tokens that each layer keeps at most."""
+        return self._stream.budget
 
     @property
     def cache(self) -> KVCache:

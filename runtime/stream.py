@@ -65,10 +65,11 @@ class Stream:
         self.inv_freq = model.bundle.inv_freq
         if needs.raw_layers:
             self._project(needs.guidance, 0)  # a bundle that cannot is refused now
-        capacities = [len(prefix) + int(rows) + ahead + text_room for rows in policy.layer_budgets]
-        held = sum(capacities) - len(capacities) * text_room
+        wanted = [len(prefix) + int(rows) + ahead + text_room for rows in policy.layer_budgets]
+        capacities = [model.engine.capacity(rows) for rows in wanted]
+        held = sum(wanted) - len(wanted) * text_room
         self.copy_bytes = copy_bytes(decoder, vision, held, self.chunk, DTYPES[decoder.kv].itemsize) if snapshots else 0
-        self.cache = allocate(model.bundle, capacities, self.chunk, self.copy_bytes)
+        self.cache = allocate(model.bundle, capacities, self.chunk, self.copy_bytes, model.engine.kv_place)
         asked = {*needs.probe_layers, *needs.guidance_layers, *needs.question_layers}
         buffers, probes = self.cache.buffers(), tuple(sorted(asked))
         self.decoder = model.engine.bind(buffers, probes)

@@ -21,6 +21,14 @@ CPUINFO = (
 DPKG = (
     "Package: libnvinfer-bin\nVersion: 1.0\n\nPackage: libnvinfer10\nStatus: install ok installed\nVersion: {}-1+cuda12.6\n\n"
 )
+RAILS = {  # the address of each INA3221 and its channels, millivolts and milliamperes
+    "agx": {
+        "1-0040": [("VDD_GPU_SOC", 843, 6170), ("VDD_CPU_CV", 780, 3437), ("VIN_SYS_5V0", 4968, 953)],
+        "1-0041": [("NC", 0, 0), ("VDDQ_VDD2_1V8AO", 4968, 80), ("NC", 0, 0)],
+    },
+    "nx": {"1-0040": [("VDD_IN", 19600, 400), ("VDD_CPU_GPU_CV", 19600, 90), ("VDD_SOC", 19600, 80)]},
+}
+RAILS |= {"nano": RAILS["nx"], "nano-super": RAILS["nx"]}
 MEMINFO = "MemTotal: {} kB\nMemAvailable: {} kB\nSwapTotal: {} kB\nCmaTotal: {} kB\nCmaFree: {} kB\n"
 
 
@@ -41,6 +49,7 @@ class Jetson:
         self.put("proc/cpuinfo", CPUINFO)
         self.memory(total)
         self.clocks(1_020_000_000, 1_020_000_000)
+        self.rails()
         self.put("usr/local/cuda/version.json", '{"cuda": {"name": "CUDA SDK", "version": "12.6.68"}}')
         self.put("var/lib/dpkg/status", DPKG.format("10.3.0.30"))
         self.put("dev/nvmap", "")
@@ -58,3 +67,14 @@ class Jetson:
     def clocks(self, low, high):
         self.put(f"{GPU}/min_freq", f"{low}\n")
         self.put(f"{GPU}/max_freq", f"{high}\n")
+
+    def rails(self):
+        for monitor, channels in enumerate(RAILS[self.kind].values(), 3):
+            place = f"sys/class/hwmon/hwmon{monitor}"
+            self.put(f"{place}/name", "ina3221\n")
+            for n, (label, millivolts, milliamperes) in enumerate(channels, 1):
+                self.put(f"{place}/in{n}_label", f"{label}\n")
+                self.put(f"{place}/in{n}_input", f"{millivolts}\n")
+                self.put(f"{place}/curr{n}_input", f"{milliamperes}\n")
+            self.put(f"{place}/in7_label", "sum of shunt voltages\n")
+            self.put(f"{place}/in7_input", "12345\n")

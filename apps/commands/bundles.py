@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgevlm.apps.commands.typed import note, pixels
-from edgevlm.bench.cli import KV
+from edgevlm.apps.commands.typed import KV, Json, note, pixels
+
+if TYPE_CHECKING:
+    from edgevlm.engines.base import KVType
 
 
 class Scaling(str, Enum):
@@ -56,8 +58,25 @@ def export(
     scaling: Annotated[
         Scaling, typer.Option(help="awq: whole numbers are rounded more finely where the model's activations are large.")
     ] = Scaling.NONE,
-    vision_precision: Annotated[str, typer.Option(metavar="fp32|int8", help="Of the vision tower's linears.")] = "fp32",
-    kv: Annotated[KV, typer.Option(help="What the cache keeps keys and values as.")] = KV.fp32,
+    vision_precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="fp32|fp16|int8",
+            help="Of the vision tower's linears; fp16 is for TensorRT, int8 for ONNX Runtime.",
+            show_default="fp32; for TensorRT fp16",
+        ),
+    ] = None,
+    kv: Annotated[
+        KV | None,
+        typer.Option(help="What the cache keeps keys and values as.", show_default="fp32; fp16 for a Jetson and for cuda"),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Write for this device: orin-nano-8, orin-agx-64, cpu, cuda and others."),
+    ] = None,
+    jetpack: Annotated[
+        str | None, typer.Option(metavar="VERSION", help="The device's JetPack: 6.2, 7.2.", show_default="its newest")
+    ] = None,
 ) -> None:
     """Turn a checkpoint into a bundle that edgevlm runs: ONNX graphs, weights, tokenizer, manifest; prints where it is.
 
@@ -67,14 +86,26 @@ def export(
     from rich.console import Console
 
     from edgevlm.apps.bundles import kept_bundle
-    from edgevlm.bench import writing
+    from edgevlm.apps.target import Target, target_of
+    from edgevlm.engines.profiles import ONNXRUNTIME
+    from edgevlm.errors import UserError
     from edgevlm.export import export_checkpoint
+    from edgevlm.export.checkpoint import checkpoint_folder
+    from edgevlm.packages import needed
 
+    camera = pixels(frame_size)
+    keep: KVType | None = None if kv is None else kv.value
+    if device is None and jetpack is not None:
+        raise UserError("--jetpack goes with --device; give both")
+    target = Target(ONNXRUNTIME, precision, keep or "fp32", "")
+    if device is not None:
+        target = target_of(checkpoint_folder(checkpoint), device, jetpack, precision, keep, camera)
+        note(target.line)
     options: dict[str, Any] = {
-        "st_spattn_from": st_spattn, "camera": pixels(frame_size), "text_gguf": text_gguf, "precision": precision,
-        "vision_precision": vision_precision, "kv": kv.value,
+        "st_spattn_from": st_spattn, "camera": camera, "text_gguf": text_gguf, "precision": target.precision,
+        "vision_precision": vision_precision, "kv": target.kv, "profile": target.profile,
     }  # fmt: skip
-    command = export_checkpoint if scaling is Scaling.NONE else writing("edgevlm.apps.scaling").export_scaled
+    command = export_checkpoint if scaling is Scaling.NONE else needed("edgevlm.apps.scaling", "exporting").export_scaled
     with Console(stderr=True).status("reading the checkpoint") as status:
         if out is None:
             scaled = scaling is not Scaling.NONE
@@ -88,7 +119,7 @@ def bundles(
     remove: Annotated[
         str | None, typer.Option(metavar="NAME|all", help="Remove a bundle, or all and what was left unfinished.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """List the bundles that are kept of checkpoints, with their sizes. EDGEVLM_CACHE names another folder for them."""
     from edgevlm.apps.bundles import list_bundles, remove_bundles

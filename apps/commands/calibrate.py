@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.typed import lines
-from edgevlm.bench.cli import Threads
+from edgevlm.apps.commands.typed import Json, Threads, lines
 
 
 class Measure(str, Enum):
@@ -71,7 +70,7 @@ def calibrate(
         Path | None, typer.Option(metavar="FILE.svg|png", help="Draw the attention of each layer over age.")
     ] = None,
     threads: Threads = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """Measure what the policies need to know of a model, and which of them does best on it; write it into its bundle.
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from edgevlm.apps.commands.typed import Json
+
 state = typer.Typer(help="Look at what --state has kept.", no_args_is_help=True)
 
 
@@ -18,7 +20,7 @@ def _state() -> None:
 @state.command()
 def show(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of run --state.")],
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """Say what the snapshots in a folder hold, newest first; each is verified. Exit code 1 where none can be used."""
     from edgevlm.apps.state import show_state
@@ -30,7 +32,7 @@ def show(
 
 
 def policies(
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """List the policies of --policy: paper, settings with their defaults, and what is not as the paper has it; and auto."""
     from edgevlm.apps.policies import list_policies
@@ -39,7 +41,7 @@ def policies(
 
 
 def cameras(
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """List the cameras of this machine: each is asked for its modes and for one picture, and what fails says why."""
     from edgevlm.apps.cameras import list_cameras
@@ -49,7 +51,7 @@ def cameras(
 
 
 def doctor(
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """Say what would stop a first run on this machine, and how to mend it. Exit code 1 where something would."""
     from edgevlm.apps.doctor import report

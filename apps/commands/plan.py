@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.typed import pixels
+from edgevlm.apps.commands.typed import Json, pixels
 
 
 def plan(
@@ -20,7 +20,9 @@ def plan(
     precision: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Of the weights.", show_default="the bundle's; of a checkpoint int4 on a Jetson, else fp32"
+            metavar="NAME",
+            help="Of the weights.",
+            show_default="the bundle's, or that a checkpoint is rounded to; else int4 on a Jetson, fp32 elsewhere",
         ),
     ] = None,
     kv: Annotated[
@@ -36,7 +38,7 @@ def plan(
     published: Annotated[
         bool, typer.Option("--published", help="Print published figures beside the plan's, and exit.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """Say what a model takes of a device's memory, whether it fits, and how fast it would be, without building anything."""
     from edgevlm.apps import plan as command

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from edgevlm.apps import options
-from edgevlm.apps.commands.typed import lines
+from edgevlm.apps.commands.typed import Json, Threads, lines
 from edgevlm.apps.sources.base import SourceOptions
-from edgevlm.bench.cli import Threads
+from edgevlm.engines import DEFAULT_ENGINE, ENGINES
 from edgevlm.runtime.auto import AUTO
 
 EXAMPLES = """
@@ -105,7 +105,8 @@ def run(
     state_every: Annotated[float, typer.Option(metavar="S", help="Seconds from one snapshot to the next.")] = 30.0,
     seed: Annotated[int, typer.Option(help="The demo world's seed.", min=0)] = 0,
     threads: Threads = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+    engine: Annotated[str, typer.Option(metavar="NAME", help=f"What runs the model: {', '.join(ENGINES)}.")] = DEFAULT_ENGINE,
+    json: Json = False,
     questions: Annotated[bool, typer.Option("--questions", help="List what the demo model can be asked, and exit.")] = False,
 ) -> None:
     """Watch a stream and answer questions about it, on a terminal while it plays.
@@ -128,6 +129,6 @@ def run(
             camera=camera, video=video, source=source, model=model, policy=policy, budget=budget, chunk=chunk,
             gate=gate, realtime=realtime, reindexing=reindexing.value, frames=frames, seconds=seconds,
             ask=ask or lines("EDGEVLM_RUN_ASK"), ask_at=ask_at or lines("EDGEVLM_RUN_ASK_AT"), threads=threads, as_json=json,
-            state=state, state_every=state_every,
+            state=state, state_every=state_every, engine=engine,
         )
     )  # fmt: skip

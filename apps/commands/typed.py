@@ -1,12 +1,28 @@
-"""What several commands do with what was typed."""
+"""Options that several commands have, and what they do with what was typed."""
 
 from __future__ import annotations
 
 import os
+from enum import Enum
+from typing import Annotated
 
 import typer
 
 from edgevlm.errors import UserError
+
+Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="physical cores", min=1, max=256)]
+Budget = Annotated[
+    str | None, typer.Option(metavar="N|6k", help="Vision tokens per layer.", show_default="6144; others: as run")
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
+
+
+class KV(str, Enum):
+    """Of keys and values, as :data:`edgevlm.runtime.kv.KV_TYPES` names them."""
+
+    fp32 = "fp32"
+    fp16 = "fp16"
+    int8 = "int8"
 
 
 def lines(variable: str) -> list[str]:

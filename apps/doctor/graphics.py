@@ -6,11 +6,13 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from typing import Literal
 
 from edgevlm.apps.doctor.jetson import is_jetson
 from edgevlm.apps.doctor.machine import Finding, Machine
-from edgevlm.engines import ENGINES
+from edgevlm.engines import DEFAULT_ENGINE
 
+ON_CPU = {"onnxruntime-cpu"}  # engines that need no GPU
 NVIDIA = "0x10de"  # its PCI vendor
 NODES = ("dev/nvidia0", "dev/nvhost-ctrl-gpu", "dev/nvmap", "dev/nvgpu/igpu0/ctrl")
 ASK = "import onnxruntime; print(*onnxruntime.get_available_providers())"
@@ -57,21 +59,22 @@ def in_use(machine: Machine) -> Iterator[Finding]:
     if not providers:
         mend = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu (on a Jetson its JetPack's wheel)"
         yield Finding("gpu in use", "warn", f"no: ONNX Runtime has only {said.strip() or 'nothing'}", mend)
-    elif set(ENGINES) == {"onnxruntime-cpu"}:
-        yield Finding(
-            "gpu in use", "warn", f"no: ONNX Runtime has {', '.join(providers)}, and edgevlm's one engine is for CPUs"
-        )
     else:
-        yield Finding("gpu in use", "ok", f"ONNX Runtime has {', '.join(providers)}")
+        yield Finding(
+            "gpu in use",
+            "ok",
+            f"ONNX Runtime was built with {', '.join(providers)}: run --engine onnxruntime-cuda tells whether they start",
+        )
 
 
 def permissions(machine: Machine) -> Iterator[Finding]:
-    """Whether this user may open the GPU's nodes."""
+    """Whether this user may open the GPU's nodes; that stops a run only where the engine of runs needs them."""
     found = [machine.path(node) for node in NODES if machine.path(node).exists()]
     found += sorted(machine.path("dev/dri").glob("renderD*"))
     closed = [str(path.relative_to(machine.root)) for path in found if not os.access(path, os.R_OK | os.W_OK)]
     if closed:
         mend = "sudo usermod -aG video,render $USER, and log in again"
-        yield Finding("permissions", "fail" if is_jetson(machine) else "warn", f"/{', /'.join(closed)} may not be opened", mend)
+        status: Literal["fail", "warn"] = "fail" if DEFAULT_ENGINE not in ON_CPU else "warn"
+        yield Finding("permissions", status, f"/{', /'.join(closed)} may not be opened", mend)
     elif found:
         yield Finding("permissions", "ok", f"{len(found)} device nodes may be opened")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 
+from edgevlm.apps.bundles import cache_folder
 from edgevlm.apps.doctor.machine import Finding, Machine
 
 KERNELS = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON"))  # flag in /proc/cpuinfo, best first
@@ -46,16 +48,23 @@ def memory(machine: Machine) -> Iterator[Finding]:
 
 
 def disk(machine: Machine) -> Iterator[Finding]:
-    """Room on the disk."""
-    try:
-        free = shutil.disk_usage(machine.root).free
-    except OSError as error:
-        yield Finding("disk", "warn", f"cannot be asked ({error.strerror})")
+    """Room where bundles are kept, and whether they may be written there."""
+    folder = cache_folder().absolute()
+    place = machine.path(str(folder.relative_to(folder.anchor)))
+    there = next((parent for parent in (place, *place.parents) if parent.exists()), machine.root)
+    elsewhere = "name another folder in EDGEVLM_CACHE"
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        yield Finding("disk", "warn", f"{folder}: bundles cannot be written there", f"take ownership of it, or {elsewhere}")
         return
-    said = f"{free / 1e9:.1f} GB free"
+    try:
+        free = shutil.disk_usage(there).free
+    except OSError as error:
+        yield Finding("disk", "warn", f"{folder}: cannot be asked ({error.strerror})")
+        return
+    said = f"{free / 1e9:.1f} GB free for bundles in {folder}"
     if free < FULL:
-        yield Finding("disk", "fail", said, "make room, or mount an NVMe disk: bundles and snapshots are written there")
+        yield Finding("disk", "fail", said, f"make room, or mount an NVMe disk and {elsewhere}")
     elif free < NARROW:
-        yield Finding("disk", "warn", said, "a bundle takes up to 4 bytes a parameter of its model; make room")
+        yield Finding("disk", "warn", said, f"a bundle takes up to 4 bytes a parameter of its model; make room, or {elsewhere}")
     else:
         yield Finding("disk", "ok", said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,14 @@ from edgevlm.apps.planning.towers import FrameSize, tower
 from edgevlm.errors import UserError
 from edgevlm.export import FAMILIES
 from edgevlm.export.backbones import DecoderShape, text_backbone
-from edgevlm.export.checkpoint import Checkpoint, nearest
+from edgevlm.export.checkpoint import Checkpoint, ConfigOnly, nearest
 from edgevlm.export.defaults import with_defaults
+from edgevlm.export.prequantised import PREQUANTISED, prequantised
 from edgevlm.export.qwen_sizes import fitted, frame_size
 
 PREFIX = 32  # rows allowed for the system prompt, which needs the tokenizer to be counted
 PROCESSORS = ("video_processor", "image_processor")
 PROCESSOR_FILES = ("processor_config.json", "video_preprocessor_config.json", "preprocessor_config.json")
-
-
-class ConfigOnly(Checkpoint):
-    """A checkpoint's JSON files. Its weights may be anywhere, or nowhere."""
-
-    def _index(self) -> dict[str, Any]:
-        return {}
 
 
 def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
@@ -34,17 +29,15 @@ def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
     Raises UserError, one line, for what :mod:`edgevlm.export` would refuse in ``config.json``.
     """
     checkpoint = ConfigOnly(folder)
+    packing = prequantised(checkpoint.config)
     where, family = checkpoint.folder / "config.json", str(checkpoint.config.get("model_type"))
     if family not in FAMILIES:
         raise UserError(f"{where}: model type {family!r} cannot be exported; {nearest(family, FAMILIES)}")
     try:
-        return planned(checkpoint.name, _filled(checkpoint, family), partial(_frame_size, checkpoint, camera))
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"reading a checkpoint needs the package {error.name}, which is not installed: pip install 'edgevlm[export]'"
-        ) from None
+        model = planned(checkpoint.name, _filled(checkpoint, family), partial(_frame_size, checkpoint, camera))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{where}: cannot be understood ({error!r})") from None
+    return model if packing is None else replace(model, precision=PREQUANTISED, group=packing.group)
 
 
 def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedModel:

@@ -6,20 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgevlm.apps.planning.shape import PlannedModel
+from edgevlm.apps.planning.shape import PlannedModel, layer_matrices
 from edgevlm.apps.planning.weights import Weights, weights_of
 from edgevlm.engines.devices import Device
+from edgevlm.engines.tensorrt.need import RUNTIME, build_need
+from edgevlm.export.footprint import needed_memory
 from edgevlm.runtime.cache import KVCache
 
-KV_BYTES = {"fp32": 4, "fp16": 2, "int8": 1}
 FLOAT = 4
 CPU_RUNTIME = 18_500_000
 """ONNX Runtime's and our own code, graphs and sessions, on a CPU: measured on the demo with its default budget, x86-64."""
-GPU_RUNTIME = 500_000_000
-"""A CUDA context with TensorRT's or ONNX Runtime's libraries: our allowance, not measured."""
 POLICY_ROW = 12  # bytes that a policy may keep of a row in each layer and KV head: a float32 score and an int64 seq
-EXPORT_BASE = 1_000_000_000  # torch, transformers and a graph being traced: our allowance, not measured
-BUILD_FACTOR = 3.0  # TensorRT's builder over the weights that it is given: our allowance, not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +46,10 @@ class Memory:
 def arena_bytes(model: PlannedModel, budget: int, kv: str) -> int:
     """The cache of a stream: keys, values, metadata and scratch of prefix + ``budget`` + text room rows in every layer.
 
-    ``KVCache.bytes_for``, which the cache itself is allocated by; int8 is float16 less a byte a number, and a float32 scale for
-    each layer, KV head and channel of keys and of values.
+    ``KVCache.bytes_for``, which the cache itself is allocated by.
     """
     shape = (model.layers, model.kv_heads, model.head_dim, model.capacity(budget))
-    inv_freq = np.ones(model.head_dim // 2)
-    known = KVCache.bytes_for(*shape, inv_freq=inv_freq, axes=model.axes, dtype="fp32" if kv == "fp32" else "fp16")
-    if kv != "int8":
-        return known
-    channels = 2 * model.layers * model.kv_heads * model.head_dim
-    return known - channels * model.capacity(budget) + FLOAT * channels
+    return KVCache.bytes_for(*shape, inv_freq=np.ones(model.head_dim // 2), axes=model.axes, dtype=kv)
 
 
 def policy_bytes(model: PlannedModel, budget: int) -> int:
@@ -99,16 +90,18 @@ def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
     """Working memory of a chunk of ``chunk`` frames in the tower, its pixels and its features among it.
 
     N patches of width W and an MLP of width I; attention walks over tiles, so that no table of all pairs is held. On a CPU,
-    float32, all grids at once: per grid attention's 4 N W numbers and the MLP's N (3 I + 2 W), which the arena keeps beside
-    them. On a GPU, float16, a grid at a time: N (I + 4 W). Pixels are float32 ``[chunk, 3, height, width]``, held twice.
+    float32, all grids at once, but one at a time in 8 bits: per grid attention's 4 N W numbers and the MLP's N (3 I + 2 W),
+    which the arena keeps beside them. On a GPU, float16, a grid at a time: N (I + 4 W). Pixels are float32
+    ``[chunk, 3, height, width]``, held twice.
     """
     tower = model.tower
     grids = max(1, chunk // tower.group)
+    at_once = grids if tower.precision == "fp32" else 1
     pixels = 2 * FLOAT * grids * tower.group * 3 * tower.size[0] * tower.size[1]
     features = FLOAT * grids * tower.tokens * model.hidden * (1 + model.deepstack)
     if kind != "cpu":
         return pixels + features + 2 * tower.patches * (tower.inner + 4 * tower.width)
-    return pixels + features + FLOAT * grids * tower.patches * (3 * tower.inner + 6 * tower.width)
+    return pixels + features + FLOAT * at_once * tower.patches * (3 * tower.inner + 6 * tower.width)
 
 
 def resident_weights(model: PlannedModel, weights: Weights, precision: str, kind: str) -> int:
@@ -125,9 +118,8 @@ def resident_weights(model: PlannedModel, weights: Weights, precision: str, kind
 
 
 def export_peak(model: PlannedModel) -> int:
-    """``edgevlm export``: torch and a traced graph, twice the tower in float32, and the largest of a layer and the table."""
-    largest = max(model.matrices // model.layers, model.table)
-    return EXPORT_BASE + FLOAT * (2 * model.tower.parameters + 2 * largest)
+    """``edgevlm export``: what it asks for before it begins, for a layer in float32; nothing else is held whole."""
+    return needed_memory(FLOAT * layer_matrices(model.hidden, model.heads, model.kv_heads, model.head_dim, model.inner))
 
 
 def memory_of(model: PlannedModel, device: Device, precision: str, kv: str, budget: int, chunk: int) -> Memory:
@@ -139,7 +131,7 @@ def memory_of(model: PlannedModel, device: Device, precision: str, kv: str, budg
         policy=policy_bytes(model, budget),
         activations=activation_bytes(model, rows_at_once(model, budget, chunk), kind, calls_at_once(model, budget, chunk) > 1),
         vision=vision_bytes(model, chunk, kind),
-        runtime=CPU_RUNTIME if kind == "cpu" else GPU_RUNTIME,
+        runtime=CPU_RUNTIME if kind == "cpu" else RUNTIME,
         export_peak=export_peak(model),
-        build_peak=round(BUILD_FACTOR * weights.total) + GPU_RUNTIME if kind == "jetson" else 0,
+        build_peak=build_need(weights.total, 0).host if kind == "jetson" else 0,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edgevlm.runtime.bundle import DecoderSpec
+BLOCK = 32  # weights of a row that share a scale, unless a checkpoint that was rounded already says otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,7 @@ class Tower:
     parameters: all that it stores, constants of its graph among them. block_parameters: of the matrices that every patch of
     ``patches`` goes through; projector_parameters: of those that each of ``projected`` rows goes through. attended: keys that a
     patch sees, the mean over ``blocks``. size: (height, width) of a frame, pixels. text: rows of text around each grid.
+    precision: of its linears.
     """
 
     parameters: int
@@ -31,6 +32,7 @@ class Tower:
     size: tuple[int, int]
     group: int = 1
     text: int = 0
+    precision: str = "fp32"
 
     @property
     def rows(self) -> int:
@@ -43,8 +45,9 @@ class PlannedModel:
     """A model. matrices: parameters of all layers' matrices; vectors: of norms and biases; tied: the head is the embedding.
 
     inner: width of the MLP. prefix: rows never evicted; closing: rows that close a video. limit: positions of a stream.
-    files: bytes of its weights where it is a bundle, by ``decoder``, ``embedding`` and ``vision``. precision: of those;
-    kv: what its graphs keep keys and values as.
+    files: bytes of its weights where it is a bundle, by ``decoder``, ``embedding`` and ``vision``. precision: of those, or of a
+    checkpoint that has been rounded already; group: weights of a matrix that share a scale, where they are rounded. kv: what
+    its graphs keep keys and values as.
     """
 
     name: str
@@ -66,6 +69,7 @@ class PlannedModel:
     closing: int = 0
     deepstack: int = 0
     precision: str = "fp32"
+    group: int = BLOCK
     kv: str = "fp32"
     files: Mapping[str, int] = field(default_factory=dict)
 
@@ -97,9 +101,3 @@ class PlannedModel:
 def layer_matrices(hidden: int, heads: int, kv_heads: int, head_dim: int, inner: int) -> int:
     """Parameters of one layer's matrices: q, k, v, o of attention and the gate, up and down of its MLP."""
     return hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * inner
-
-
-def inner_of(spec: DecoderSpec, matrices: int) -> int:
-    """The MLP's width, of a decoder whose layers' matrices have so many parameters in all."""
-    attention = spec.hidden * spec.head_dim * (2 * spec.heads + 2 * spec.kv_heads)
-    return max(0, round((matrices / spec.layers - attention) / (3 * spec.hidden)))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgevlm.apps.planning.memory import KV_BYTES
 from edgevlm.apps.planning.shape import PlannedModel
 from edgevlm.apps.planning.weights import weights_of
 from edgevlm.engines.devices import Device
+from edgevlm.runtime.kv import DTYPES
 
 BANDWIDTH_EFFICIENCY = 0.75
 """Of the memory's bandwidth, by kernels that stream weights. Chosen before anything was compared with it."""
@@ -97,7 +97,7 @@ class Roofline:
 
     def kv_bytes(self, rows: int) -> float:
         """Keys and values of ``rows`` rows in every layer, bytes."""
-        return 2 * self.model.layers * self.model.kv_heads * self.model.head_dim * rows * KV_BYTES[self.kv]
+        return 2 * self.model.layers * self.model.kv_heads * self.model.head_dim * rows * DTYPES[self.kv].itemsize
 
     def token(self, held: int) -> Call:
         """One token of an answer with ``held`` rows in the cache."""

@@ -53,12 +53,16 @@ def _llava(family: str, config: Config) -> Tower:
         projected = tokens = (side // int(config.get("spatial_pool_stride", 2))) ** 2
     elif family == "llava_onevision":
         tokens = math.ceil(side / 2) ** 2
+    parameters = embedding + blocks * (per_block + 4 * width) + projector
+    return _square(vision, parameters, blocks, patches, projector_parameters=projector, projected=projected, tokens=tokens)
+
+
+def _square(vision: Config, parameters: int, blocks: int, patches: int, **more: Any) -> Tower:
+    """A SigLIP or CLIP tower: square frames, every patch seen by all."""
+    width, inner = int(vision["hidden_size"]), int(vision["intermediate_size"])
     return Tower(
-        parameters=embedding + blocks * (per_block + 4 * width) + projector,
-        block_parameters=blocks * per_block,
-        projector_parameters=projector,
-        projected=projected,
-        tokens=tokens,
+        parameters=parameters,
+        block_parameters=blocks * _block(width, inner),
         patches=patches,
         attended=patches,
         blocks=blocks,
@@ -66,6 +70,7 @@ def _llava(family: str, config: Config) -> Tower:
         inner=inner,
         heads=int(vision["num_attention_heads"]),
         size=(int(vision["image_size"]),) * 2,
+        **more,
     )
 
 
@@ -75,27 +80,10 @@ def _smolvlm(config: Config) -> Tower:
     side, blocks = int(vision["image_size"]) // patch, int(vision["num_hidden_layers"])
     patches, tokens = side * side, (side // scale) ** 2
     projector = width * scale**2 * hidden
-    per_block = _block(width, inner)
-    return Tower(
-        parameters=3 * patch * patch * width
-        + width
-        + patches * width
-        + blocks * (per_block + 4 * width)
-        + 2 * width
-        + projector,
-        block_parameters=blocks * per_block,
-        projector_parameters=projector,
-        projected=tokens,
-        tokens=tokens,
-        patches=patches,
-        attended=patches,
-        blocks=blocks,
-        width=width,
-        inner=inner,
-        heads=int(vision["num_attention_heads"]),
-        size=(int(vision["image_size"]),) * 2,
-        text=TEXT["smolvlm"],
-    )
+    blocks_only = blocks * (_block(width, inner) + 4 * width)
+    parameters = 3 * patch * patch * width + width + patches * width + blocks_only + 2 * width + projector
+    more = {"projector_parameters": projector, "projected": tokens, "tokens": tokens, "text": TEXT["smolvlm"]}
+    return _square(vision, parameters, blocks, patches, **more)
 
 
 def _qwen2(config: Config, sized: FrameSize) -> Tower:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from edgevlm.apps.sources.base import Frame, Source, SourceOptions, State, mask_credentials
 from edgevlm.apps.sources.kinds import RECORDED, kind_of
 from edgevlm.errors import SourceError
 
-__all__ = ["RECORDED", "Frame", "Source", "SourceOptions", "State", "kind_of", "mask_credentials", "open_source"]
+__all__ = [
+    "RECORDED", "Frame", "Source", "SourceOptions", "State", "check_source", "kind_of", "mask_credentials", "open_source",
+]  # fmt: skip
 
 
 def open_source(camera: str | None, video: str | None, options: SourceOptions | None = None) -> Source:
@@ -17,10 +20,20 @@ def open_source(camera: str | None, video: str | None, options: SourceOptions | 
     A recorded source waits for its reader unless ``options.realtime``; a live one never does.
     """
     options = options or SourceOptions()
+    check_source(camera, video)
+    kind, target = kind_of(camera, video)
+    return _played(SOURCES[kind](str(target), options), options)
+
+
+def check_source(camera: str | None, video: str | None) -> None:
+    """Raise SourceError for what is none, as far as that can be told without opening anything that has a clock."""
     if camera is not None and video is not None:
         raise SourceError("give --camera or --video, not both")
     kind, target = kind_of(camera, video)
-    return _played(SOURCES[kind](str(target), options), options)
+    if kind == "video":
+        from edgevlm.apps.sources.video import check_readable
+
+        check_readable(Path(target))
 
 
 def _played(source: Source, options: SourceOptions) -> Source:

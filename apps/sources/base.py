@@ -124,6 +124,7 @@ class Source(ABC):
     state: State = State.INITIALISING
     problem: str | None = None  # why it is not RUNNING, in a few words without credentials, where that is known
     reconnects: int = 0  # times that frames came again after the connection broke
+    attempts: int = 0  # connections that were tried so far, of a source that tries
     finish: Finish | None = None  # set it before the first read
     mode: str = ""  # what a camera with several modes was opened as, in a few words
 
@@ -230,7 +231,8 @@ class Sampler:
 
 NAMED = r"(?:key|token|pas|pwd|psw|secret|auth)"  # how parameters of addresses call their secrets
 SECRETS = (  # what they are known by, and what stands in their place
-    (r"([\w+.-]+://)\S*@", r"\1***@"),  # up to the last @: a password may have one, or a slash
+    # up to the last @: a password may have one, or a slash; where an address was taken for a path, one slash is left of two
+    (r"([\w+.-]+:/{1,2})\S*@", r"\1***@"),
     (
         rf"(?i)([?&;/_](?:[\w-]*{NAMED}[\w-]*)=)[^&;\s]*[^&;\s:]",
         r"\1***",

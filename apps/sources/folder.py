@@ -25,6 +25,11 @@ class FolderSource(Source):
         self._rate = rate or fps or 1.0
         self._next = self._given = 0
 
+    @property
+    def end_s(self) -> float:
+        """Where the pictures taken or passed over so far end, seconds."""
+        return self._next / self._rate
+
     def read(self) -> Frame | None:
         while self._next < len(self._paths) and self.state is not State.ENDED:
             self.state = State.RUNNING

@@ -67,6 +67,7 @@ class LiveSource(Source):
         super().close()
 
     def _dial(self) -> Link:
+        self.attempts += 1
         return Link(self._connect, self._deliver, self._changed)
 
     def _await_first(self) -> None:

@@ -71,6 +71,11 @@ class VideoSource(Source):
                 f"{self.path}: ended after {self._decoded} of {self._declared} frames; the file is damaged or cut short"
             )
 
+    @property
+    def end_s(self) -> float:
+        """Where the pictures decoded so far end, seconds; after the last :meth:`read`, the recording's length."""
+        return 0.0 if self._clock.time_s is None else self._clock.time_s + self._period
+
     def _complete(self) -> bool:
         """By the count of pictures or by their times: a container may count pictures that only repeat the one before."""
         reached = ((self._clock.time_s or 0.0) / self._period + 1, self._decoded)

@@ -51,7 +51,7 @@ def start(request: Request) -> str:
     """Run to the end; the report as text or JSON lines. Raises UserError before anything is measured where that is possible."""
     entries, budgets = parse_request(request)
     settings = Settings(request.model, request.frames, request.seed, request.turns, request.suite)
-    with _progress() as progress, _goes_on(request.out):
+    with progress_bar() as progress, goes_on(request.out):
         outcome = run.compare(
             settings, entries, budgets, request.streams, out=request.out, resume=request.resume, workers=request.workers,
             progress=progress,
@@ -101,7 +101,7 @@ def _json_lines(lines: list[dict[str, Any]]) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[run.Progress]:
+def progress_bar() -> Iterator[run.Progress]:
     """A bar on stderr where that is a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
@@ -111,7 +111,7 @@ def _progress() -> Iterator[run.Progress]:
 
 
 @contextmanager
-def _goes_on(out: Path | None) -> Iterator[None]:
+def goes_on(out: Path | None) -> Iterator[None]:
     """Say how to go on after ctrl-C."""
     try:
         yield

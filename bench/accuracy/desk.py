@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from typing import cast
 
+from edgevlm.bench.accuracy.cells import PLAIN, Cell, Skipped, equal_cells
 from edgevlm.bench.accuracy.entries import ORACLE, Budget, Entry
 from edgevlm.bench.accuracy.oracle import make_oracle
+from edgevlm.bench.accuracy.pool import spread
 from edgevlm.bench.accuracy.sitting import CHUNK, ROOM, SharedFeatures, sit, watch
 from edgevlm.bench.accuracy.streamqa import Exam, make_exam, seed_words
 from edgevlm.bench.accuracy.turns import GUIDED, take_turns
-from edgevlm.calib.choose import reason_of
-from edgevlm.calib.footprint import Footprint, bytes_per_token, fitted
+from edgevlm.calib.footprint import Footprint, bytes_per_token
 from edgevlm.calib.journal import Record
 from edgevlm.engines.base import Engine
 from edgevlm.errors import UserError
@@ -26,8 +23,6 @@ from edgevlm.runtime.bundle import MANIFEST, hash_file
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.session import Session
-
-PLAIN = Entry("sliding-window")  # holds nothing beside the cache: its bytes are what everybody gets
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +34,6 @@ class Settings:
     seed: str = "0"
     turns: int = 0
     suite: str = "streamqa"
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A policy at a budget. tokens: |M|; allowed: bytes that cache and policy may take together, 0 for any number."""
-
-    label: str
-    budget: str
-    tokens: int
-    allowed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    label: str
-    budget: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,22 +103,9 @@ class Desk:
     def cells(self, entries: Sequence[Entry], budget: Budget) -> Iterator[Cell | Skipped]:
         """Each entry at the budget at which it takes no more bytes than a plain window does, or why it cannot be."""
         tokens = budget.tokens(self.settings.frames * self.per_frame)
-        try:
-            allowed = self._taken(PLAIN, tokens)
-        except UserError as error:
-            names = dict.fromkeys(ORACLE if entry.is_oracle else entry.label for entry in entries)
-            yield from (Skipped(name, budget.text, reason_of(error)) for name in names)
-            return
-        for entry in entries:
-            try:
-                if entry.is_oracle or entry.label == GUIDED:
-                    yield Cell(entry.label, budget.text, tokens)
-                else:
-                    per_token = bytes_per_token(self.model.bundle)
-                    fits = fitted(tokens, allowed, per_token, self.per_frame, partial(self._taken, entry))
-                    yield Cell(entry.label, budget.text, fits, allowed)
-            except UserError as error:
-                yield Skipped(entry.label, budget.text, reason_of(error))
+        per_token = bytes_per_token(self.model.bundle)
+        free = [entry for entry in entries if entry.is_oracle or entry.label == GUIDED]
+        yield from equal_cells(entries, budget.text, tokens, per_token, self.per_frame, self._taken, free)
 
     def check_full(self) -> None:
         """Raises UserError when the model has no positions for all of a stream."""
@@ -168,31 +133,9 @@ class Desk:
 
 
 def perform_all(desk: Desk, tasks: Iterable[Task], workers: int) -> Iterator[Record]:
-    """Records as they are done: in this process, or in others with a desk each. Raises UserError if one of those dies."""
-    if workers == 1:
-        yield from map(desk.perform, tasks)
-        return
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _take_seat, (desk.settings,))
-    try:
-        for done in as_completed([pool.submit(_perform, task) for task in tasks]):
-            yield done.result()
-    except BrokenProcessPool:
-        raise UserError(
-            "a worker was killed, perhaps for want of memory; give fewer --workers, and --resume with --out"
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
+    """Records as they are done, see :func:`edgevlm.bench.accuracy.pool.spread`."""
+    yield from spread(desk.perform, partial(_seat, desk.settings), tasks, workers)
 
 
-_seat: Callable[[Task], Record]
-
-
-def _take_seat(settings: Settings) -> None:
-    """In a worker, once: ctrl-C is the parent's business."""
-    global _seat
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _seat = Desk(settings).perform
-
-
-def _perform(task: Task) -> Record:
-    return _seat(task)
+def _seat(settings: Settings) -> Callable[[Task], Record]:
+    return Desk(settings).perform

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edgevlm.apps.demo.questions import is_about_now
-from edgevlm.bench.accuracy.desk import Cell
+from edgevlm.bench.accuracy.cells import Cell
 from edgevlm.bench.accuracy.entries import ORACLE, Entry
 from edgevlm.bench.accuracy.run import Outcome
 from edgevlm.calib.intervals import Estimate, difference, share

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from edgevlm import __version__
 from edgevlm.apps.demo.questions import OFFERED
-from edgevlm.bench.accuracy.desk import Cell, Desk, Settings, Skipped, Task, perform_all
+from edgevlm.bench.accuracy.cells import Cell, Skipped
+from edgevlm.bench.accuracy.desk import Desk, Settings, Task, perform_all
 from edgevlm.bench.accuracy.entries import FULL, ORACLE, WHOLE, Budget, Entry
 from edgevlm.bench.accuracy.oracle import ORACLES
 from edgevlm.calib.journal import Journal, Record

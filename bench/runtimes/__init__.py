@@ -15,23 +15,30 @@ if TYPE_CHECKING:
     from edgevlm.bench.runtimes.text_model import TextModel
 
 OURS = "edgevlm"
-# name -> (module, class, precisions, how to get it)
-RUNTIMES: dict[str, tuple[str, str, tuple[str, ...], str]] = {
-    OURS: ("edgevlm.bench.runtimes.ours", "Ours", ("fp32", "fp16", "int8", "int4", "int4-zp"), "pip install 'edgevlm[cpu]'"),
+# name -> (module, class, precisions of weights, of keys and values, how to get it)
+RUNTIMES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...], str]] = {
+    OURS: (
+        "edgevlm.bench.runtimes.ours",
+        "Ours",
+        ("fp32", "fp16", "int8", "int4", "int4-zp"),
+        ("fp32", "fp16"),
+        "pip install 'edgevlm[cpu]'",
+    ),
     "llama.cpp": (
         "edgevlm.bench.runtimes.llama_cpp",
         "LlamaCpp",
         ("fp32", "fp16", "int8", "int4"),
+        ("fp32", "fp16"),
         "CMAKE_ARGS=-DGGML_NATIVE=ON pip install gguf llama-cpp-python (it compiles for some minutes)",
     ),
     "transformers": (
-        "edgevlm.bench.runtimes.torch_decoder", "TorchDecoder", ("fp32",), "pip install 'edgevlm[export]'",
+        "edgevlm.bench.runtimes.torch_decoder", "TorchDecoder", ("fp32",), ("fp32",), "pip install 'edgevlm[export]'",
     ),
 }  # fmt: skip
 
 
 class Runtime(Protocol):
-    """A decoder of one :class:`TextModel`, with a memory of its own of float32 keys and values."""
+    """A decoder of one :class:`TextModel`, with a memory of its own."""
 
     def hold(self, rows: int) -> None:
         """From here on the memory holds ``rows`` rows of whatever content; no timing includes this."""
@@ -57,7 +64,7 @@ def check_runtimes(names: Sequence[str]) -> None:
 
 def missing(name: str) -> str | None:
     """How to get the runtime ``name``, one line, where a package of it is not installed."""
-    module, _, _, how = RUNTIMES[name]
+    module, *_, how = RUNTIMES[name]
     try:
         import_module(module)
     except ModuleNotFoundError as error:
@@ -65,9 +72,9 @@ def missing(name: str) -> str | None:
     return None
 
 
-def start(name: str, model: TextModel, precision: str, threads: int, capacity: int) -> Runtime:
-    """The runtime ``name`` with ``model``'s weights rounded to ``precision``, its memory of ``capacity`` rows empty."""
-    module, kind, _, _ = RUNTIMES[name]
-    runtime: Any = getattr(import_module(module), kind)(model, precision, threads, capacity)
+def start(name: str, model: TextModel, precision: str, threads: int, capacity: int, kv: str = "fp32") -> Runtime:
+    """The runtime ``name`` with ``model``'s weights in ``precision``, and an empty memory of ``capacity`` rows of ``kv``."""
+    module, kind, *_ = RUNTIMES[name]
+    runtime: Any = getattr(import_module(module), kind)(model, precision, threads, capacity, kv)
     made: Runtime = runtime
     return made

@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python: a GGUF file of the same tensors, float32 keys and values."""
+"""llama.cpp through llama-cpp-python: a GGUF file of the same tensors; keys and values in float16, its default, or float32."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from edgevlm.bench.runtimes.text_model import TextModel
 from edgevlm.errors import UserError
 
 BATCH = 512
+KV = {"fp32": gguf.GGMLQuantizationType.F32, "fp16": gguf.GGMLQuantizationType.F16}
 _silence = lib.llama_log_callback(lambda level, text, data: None)
 
 
 class LlamaCpp:
     """See :class:`edgevlm.bench.runtimes.Runtime`. The rows held are noise, or computed where states have another format."""
 
-    def __init__(self, model: TextModel, precision: str, threads: int, capacity: int) -> None:
+    def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str) -> None:
         lib.llama_log_set(_silence, ctypes.c_void_p(0))
         lib.llama_backend_init()
-        self._shape, self._held = model.shape, 0
+        self._shape, self._kv, self._held = model.shape, kv, 0
         with TemporaryDirectory(prefix="edgevlm-bench-") as folder:
             path = Path(folder) / "model.gguf"
             write_gguf(path, model, precision)
@@ -38,13 +39,13 @@ class LlamaCpp:
         settings = lib.llama_context_default_params()
         settings.n_ctx, settings.n_batch, settings.n_ubatch = capacity, BATCH, BATCH
         settings.n_threads = settings.n_threads_batch = threads
-        settings.type_k = settings.type_v = int(gguf.GGMLQuantizationType.F32)
+        settings.type_k = settings.type_v = int(KV[kv])
         self._context: Any = lib.llama_init_from_model(self._model, settings)
         self._memory = lib.llama_get_memory(self._context)
 
     def hold(self, rows: int) -> None:
         lib.llama_memory_seq_rm(self._memory, 0, 0, -1)
-        if rows and not fill(self._context, self._shape, rows):
+        if rows and not fill(self._context, self._shape, rows, self._kv):
             for start in range(0, rows, BATCH):
                 self._decode([0] * min(BATCH, rows - start))
         self._held = rows

@@ -15,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.export.backbones import DecoderShape
+from edgevlm.runtime.kv import DTYPES
 
-FLOAT32 = 0  # as type of keys and values
+TYPES = {"fp32": 0, "fp16": 1}  # of keys and values
 
 
-def fill(context: Any, shape: DecoderShape, rows: int) -> bool:
-    """Put ``rows`` float32 rows of noise into sequence 0, which is empty; False, and nothing done, for another state format."""
+def fill(context: Any, shape: DecoderShape, rows: int, kv: str) -> bool:
+    """Put ``rows`` rows of noise into sequence 0, which is empty; False, and nothing done, for another state format."""
     start = saved(context)[:8]
-    built = state(start, shape, rows)
+    built = state(start, shape, rows, kv)
     taken = lib.llama_state_seq_set_data(context, built.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), built.size, 0)
     return bool(taken == built.size)
 
@@ -34,15 +35,16 @@ def saved(context: Any) -> NDArray[np.uint8]:
     return block
 
 
-def state(start: NDArray[np.uint8], shape: DecoderShape, rows: int) -> NDArray[np.uint8]:
+def state(start: NDArray[np.uint8], shape: DecoderShape, rows: int, kv: str) -> NDArray[np.uint8]:
     """The state of ``rows`` rows of noise; ``start``: its first eight bytes, magic and sequence."""
     places = np.zeros((rows, 3), np.int32)
     places[:, 0], places[:, 1] = np.arange(rows), 1
     parts = [start, _bytes(np.array([1, rows], np.uint32)), _bytes(places), _bytes(np.array([0, shape.layers], np.uint32))]
+    stored = DTYPES[kv]
     rng = np.random.default_rng(0)
     for _ in range(2 * shape.layers):
-        parts += [_bytes(np.array([FLOAT32], np.int32)), _bytes(np.array([4 * shape.kv_size], np.uint64))]
-        parts.append(_bytes(rng.standard_normal((rows, shape.kv_size), np.float32)))
+        parts += [_bytes(np.array([TYPES[kv]], np.int32)), _bytes(np.array([stored.itemsize * shape.kv_size], np.uint64))]
+        parts.append(_bytes(rng.standard_normal((rows, shape.kv_size), np.float32).astype(stored)))
     return np.concatenate(parts)
 
 

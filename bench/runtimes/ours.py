@@ -12,22 +12,24 @@ from numpy.typing import NDArray
 from edgevlm.bench.runtimes.text_model import TextModel
 from edgevlm.bench.seeded import decoder_bundle
 from edgevlm.engines import load_engine
-from edgevlm.engines.base import KVBuffer
+from edgevlm.engines.base import KVBuffer, KVType
+from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.positions import rope_tables
 
 
 class Ours:
     """See :class:`edgevlm.bench.runtimes.Runtime`. The rows held are noise, and a step does what a session's does."""
 
-    def __init__(self, model: TextModel, precision: str, threads: int, capacity: int) -> None:
+    def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: KVType) -> None:
         self._folder = TemporaryDirectory(prefix="edgevlm-bench-")
         folder = Path(self._folder.name)
-        bundle = decoder_bundle(folder, model.tensors, model.shape, model.backbone, precision=precision)
+        bundle = decoder_bundle(folder, model.tensors, model.shape, model.backbone, precision=precision, kv=kv)
         self._engine = load_engine("onnxruntime-cpu", bundle, threads=threads)
         self._inv_freq, shape = bundle.inv_freq, model.shape
         memory = (1, shape.kv_heads, capacity, shape.head_dim)
         rng = np.random.default_rng(0)
-        arrays = [[rng.standard_normal(memory, np.float32) for _ in range(2)] for _ in range(shape.layers)]
+        stored = DTYPES[kv]
+        arrays = [[rng.standard_normal(memory, np.float32).astype(stored) for _ in range(2)] for _ in range(shape.layers)]
         buffers = [KVBuffer(k.ctypes.data, v.ctypes.data, memory, k.dtype, (k, v)) for k, v in arrays]
         self._decoder = self._engine.bind(buffers)
         self._lengths = np.zeros(shape.layers, np.int32)

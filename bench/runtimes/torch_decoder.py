@@ -18,9 +18,9 @@ KINDS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 class TorchDecoder:
     """See :class:`edgevlm.bench.runtimes.Runtime`. The rows held are noise."""
 
-    def __init__(self, model: TextModel, precision: str, threads: int, capacity: int) -> None:
-        if precision != "fp32":
-            raise ValueError(f"transformers runs in fp32 here, not {precision}")
+    def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str) -> None:
+        if (precision, kv) != ("fp32", "fp32"):
+            raise ValueError(f"transformers runs in fp32 here, not {precision} with {kv} keys and values")
         torch.set_num_threads(threads)
         self._shape, self._model, self._appended = model.shape, load(model), 0
         self._cache: Any = None

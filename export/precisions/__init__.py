@@ -63,6 +63,11 @@ class Stored:
     def of(cls, layout: Layout, weight: Float32) -> Stored:
         return cls(layout, layout.parts(weight), (weight.shape[0], weight.shape[1]))
 
+    @classmethod
+    def written(cls, layout: Layout, weight: Float32) -> Stored:
+        """One whose parts lie in the weights file already, where nothing but their names is asked for: they are of one row."""
+        return cls(layout, layout.parts(weight[:1]), (weight.shape[0], weight.shape[1]))
+
     def multiply(self, graph: GraphBuilder, name: str, rows: str) -> str:
         """Nodes for ``rows @ weight.T``; the parts go to the weights file, as ``name.part``."""
         tensors = [graph.weight(f"{name}.{part}", array) for part, array in self.parts.items()]

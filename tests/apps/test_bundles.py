@@ -10,8 +10,10 @@ import pytest
 
 from edgevlm.apps import bundles
 from edgevlm.apps.cli import main
+from edgevlm.apps.commands.typed import KV
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.kv import DTYPES, KV_TYPES
 
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
 
@@ -25,7 +27,7 @@ def made(exported, tmp_path, monkeypatch):
 
     def export(folder, target, **options):
         exports.append(options)
-        shutil.copytree(exported("llava", **SHAPE).bundle, target, dirs_exist_ok=True)
+        shutil.copytree(exported("llava", **SHAPE, kv=options["kv"]).bundle, target, dirs_exist_ok=True)
 
     monkeypatch.setattr(bundles, "export_checkpoint", export)
     return checkpoint, exports
@@ -63,6 +65,78 @@ def test_run_takes_a_checkpoint(made, monkeypatch, capsys):
     assert len(exports) == 1
 
 
+def test_what_is_asked_for_in_words_is_the_same_as_by_default(made, monkeypatch, capsys):
+    checkpoint, exports = made
+    for extra in ([], ["--precision", "fp32"], ["--kv", "fp32", "--vision-precision", "fp32", "--scaling", "none"]):
+        assert edgevlm(monkeypatch, "export", checkpoint, *extra) == 0
+    assert len(set(capsys.readouterr().out.splitlines())) == len(exports) == 1
+
+
+def test_run_takes_the_one_that_is_kept_and_asks_which_of_several(made, monkeypatch, capsys):
+    """Before those the one of default options, once that is kept."""
+    checkpoint, exports = made
+    of_int8, of_fp16 = (bundles.kept_bundle(checkpoint, print, print, kv=kv) for kv in ("int8", "fp16"))
+    bundles.remove_bundles(of_fp16.name)
+    assert bundles.bundle_of(str(checkpoint), print, print) == str(of_int8)
+    assert "fp32 weights, int8 cache, fp32 tower" in capsys.readouterr().out
+    bundles.kept_bundle(checkpoint, print, print, kv="fp16")
+    assert edgevlm(monkeypatch, "run", "--model", checkpoint, "--frames", "2") == 2
+    said = capsys.readouterr().err
+    assert "several bundles are kept of it; give one of them as --model" in said
+    assert f"{of_int8} (fp32 weights, int8 cache, fp32 tower)" in said
+    assert str(of_fp16) in said
+    assert edgevlm(monkeypatch, "bundles") == 0
+    assert "fp32 weights, fp16 cache, fp32 tower" in capsys.readouterr().out
+    default = bundles.kept_bundle(checkpoint, print, print)
+    assert bundles.bundle_of(str(checkpoint), print, print) == str(default)
+    assert len(exports) == 4
+
+
+def test_an_engine_that_there_is_not_is_said_before_anything_is_exported(made, monkeypatch, capsys):
+    checkpoint, exports = made
+    assert edgevlm(monkeypatch, "run", "--model", str(checkpoint), "--frames", "1", "--engine", "nosuch") == 2
+    assert "no engine is called 'nosuch'" in capsys.readouterr().err
+    assert exports == []
+
+
+def test_a_damaged_bundle_is_made_again_and_one_beside_it_is_not_looked_at(made):
+    checkpoint, exports = made
+    default = bundles.kept_bundle(checkpoint, print, print)
+    beside = bundles.kept_bundle(checkpoint, print, print, kv="fp16")
+    for folder in (default, beside):
+        (folder / "bundle.json").write_text("{")
+    assert bundles.bundle_of(str(checkpoint), print, print) == str(default)
+    assert len(exports) == 3
+    Bundle.load(default)
+
+
+def test_what_is_kept_of_another_checkpoint_of_the_name_is_not_taken(made):
+    checkpoint, exports = made
+    bundles.kept_bundle(checkpoint, print, print, kv="fp16")
+    os.utime(checkpoint / "model.safetensors", (1, 1))
+    assert bundles.bundle_of(str(checkpoint), print, print) == str(bundles.kept_bundle(checkpoint, print, print))
+    assert len(exports) == 2
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--video", "nosuch.avi"], ["--camera", "0", "--video", "x"], ["--state-every", "0", "--state"]]
+)
+def test_nothing_is_exported_for_a_run_that_cannot_begin(made, monkeypatch, tmp_path, wrong):
+    checkpoint, exports = made
+    monkeypatch.chdir(tmp_path)
+    folder = [tmp_path / "state"] if wrong[-1] == "--state" else []
+    assert edgevlm(monkeypatch, "run", "--model", checkpoint, *wrong, *folder) == 2
+    assert exports == []
+
+
+@pytest.mark.parametrize("command", [["run", "--model"], ["plan"], ["export"], ["calibrate"]])
+def test_an_address_is_no_model_and_is_not_repeated(made, monkeypatch, capsys, command):
+    assert edgevlm(monkeypatch, *command, "https://u:secret@h/x") == 2
+    said = capsys.readouterr().err
+    assert said.endswith("a model is a folder here, and no address: download it, and give the folder\n")
+    assert "secret" not in said
+
+
 def test_a_damaged_one_is_made_again(made, monkeypatch):
     checkpoint, exports = made
     path = bundles.kept_bundle(checkpoint, print, print)
@@ -77,7 +151,11 @@ def test_listed_and_removed(made, monkeypatch, capsys):
     path = bundles.kept_bundle(checkpoint, print, print)
     assert edgevlm(monkeypatch, "bundles", "--json") == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts == {"bundle": path.name, "family": "llava", "bytes": facts["bytes"], "path": str(path)}
+    assert facts == {
+        "bundle": path.name, "family": "llava", "precision": "fp32", "scaling": None, "kv": "fp32", "vision_precision": "fp32",
+        "profile": "onnxruntime",
+        "bytes": facts["bytes"], "path": str(path),
+    }  # fmt: skip
     assert facts["bytes"] == sum(file.stat().st_size for file in path.iterdir() if file.name != "bundle.json")
     assert edgevlm(monkeypatch, "bundles", "--remove", "nothing") == 2
     assert capsys.readouterr().err.startswith("edgevlm: no bundle 'nothing' is kept in ")
@@ -91,18 +169,35 @@ def test_listed_and_removed(made, monkeypatch, capsys):
     assert [item.name for item in bundles.cache_folder().iterdir()] == [f".{path.name}.lock"]
 
 
-def test_one_process_makes_it_and_the_others_wait(made):
-    checkpoint, exports = made
-    context, said = multiprocessing.get_context("fork"), []
-    target = bundles.kept_bundle(checkpoint, print, print)
-    with bundles._alone(target, print):
-        child = context.Process(target=lambda: sys.exit(bundles.kept_bundle(checkpoint, print, print) != target))
-        child.start()
-        child.join(0.3)
-        assert child.is_alive()
-    child.join()
-    assert child.exitcode == 0
-    assert (len(exports), said) == (1, [])
+def test_one_process_makes_it_and_the_others_wait(made, monkeypatch, tmp_path):
+    """The first is in the middle of it until the second has said that it waits."""
+    checkpoint, _ = made
+    context, export = multiprocessing.get_context("fork"), bundles.export_checkpoint
+    begun, waits, exports = context.Event(), context.Event(), context.Value("i", 0)
+
+    def slow(folder, target, **options):
+        exports.value += 1
+        begun.set()
+        assert waits.wait(60)
+        export(folder, target, **options)
+
+    def want(notice):
+        bundles.kept_bundle(checkpoint, print, notice)
+
+    def wait(line):
+        assert line == "another process is exporting this checkpoint; waiting for it"
+        waits.set()
+
+    monkeypatch.setattr(bundles, "export_checkpoint", slow)
+    first = context.Process(target=want, args=(print,))
+    first.start()
+    assert begun.wait(60)
+    second = context.Process(target=want, args=(wait,))
+    second.start()
+    for child in (first, second):
+        child.join(120)
+        assert child.exitcode == 0
+    assert exports.value == 1
 
 
 def test_where_they_are_kept(monkeypatch, tmp_path):
@@ -125,3 +220,7 @@ def test_what_is_no_checkpoint_is_left_as_it_is(exported, tmp_path):
     bundle = str(exported("llava", **SHAPE).bundle)
     for model in ("demo", bundle, str(tmp_path), str(tmp_path / "nowhere")):
         assert bundles.bundle_of(model, print, print) == model
+
+
+def test_the_precisions_that_can_be_typed_are_those_that_there_are():
+    assert [kind.value for kind in KV] == list(KV_TYPES) == list(DTYPES)

@@ -151,6 +151,7 @@ def test_what_is_played_at_its_own_speed(monkeypatch, arguments, terminal, paced
         raise UserError("enough")
 
     monkeypatch.setattr(start, "open_source", refuse)
+    monkeypatch.setattr(start, "check_source", lambda camera, video: None)
     monkeypatch.setattr(start, "is_terminal", lambda: terminal)
     CliRunner().invoke(app, ["run", *arguments])
     assert opened == [paced]

@@ -224,6 +224,7 @@ def test_an_error_in_the_reader_reaches_the_consumer():
         ("rtsp://h/user=joe&password=s3cret&channel=1.sdp", "rtsp://h/user=joe&password=***&channel=1.sdp"),
         ("https://h/live?fps=5&apiKey=abc&w=2", "https://h/live?fps=5&apiKey=***&w=2"),
         ("http://h/live?token=***: no answer", "http://h/live?token=***: no answer"),
+        ("https:/u:s3cret@h/x: does not exist", "https:/***@h/x: does not exist"),
         ("no login (password=a:b: refused)", "no login (password=***: refused)"),
         ("--policy hermes:tau=1 has keyframe=3", "--policy hermes:tau=1 has keyframe=3"),
     ],

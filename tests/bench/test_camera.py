@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from edgevlm.apps.cli import app
 from edgevlm.bench.camera import STAGES
 
-FIELDS = ["bench", "source", "stage", "ms_p50", "ms_p95", "frames"]
+FIELDS = ["bench", "source", "stage", "ms_p50", "ms_p95", "frames", "model", "threads", "inline", "realtime"]
 
 
 def bench(*arguments):

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from edgevlm.bench import rounds
 from edgevlm.bench.rounds import Job, Took, figures, in_turn, ratio
 from edgevlm.bench.runtimes import RUNTIMES, missing, start
+from edgevlm.bench.runtimes.measure import Result, Work, compared
 from edgevlm.bench.runtimes.text_model import SEEDED, TextModel, open_text_model
 from edgevlm.bench.seeded import SeededTensors
 from edgevlm.errors import UserError
@@ -23,9 +25,9 @@ IDS = [5, 9, 9, 31, 2, 77]
 OTHERS = [name for name in RUNTIMES if name != "edgevlm"]
 
 
-def logits(name, model, precision):
+def logits(name, model, precision, kv="fp32"):
     """Of IDS in two appends; what was forgotten in between leaves nothing behind."""
-    runtime = start(name, model, precision, 1, 64)
+    runtime = start(name, model, precision, 1, 64, kv)
     runtime.hold(0)
     whole = runtime.append(IDS)
     runtime.forget()
@@ -41,8 +43,9 @@ def test_others_decode_the_same_weights(name, backbone):
         pytest.skip(why)
     shape = replace(SHAPE, head_norms=backbone == "qwen3", tied=backbone != "llama")
     model = TextModel("tiny", backbone, shape, SeededTensors(0))
-    for precision in set(RUNTIMES[name][2]) & {"fp32", "int8", "int4"}:
-        ours, theirs = (logits(runtime, model, precision) for runtime in ("edgevlm", name))
+    _, _, precisions, kinds, _ = RUNTIMES[name]
+    for precision, kv in product(set(precisions) & {"fp32", "int8", "int4"}, kinds):
+        ours, theirs = (logits(runtime, model, precision, kv) for runtime in ("edgevlm", name))
         cosine = float(ours @ theirs / np.linalg.norm(ours) / np.linalg.norm(theirs))
         assert cosine > (0.999999 if precision == "fp32" else 0.995), (precision, cosine)
         if precision == "fp32":
@@ -99,8 +102,25 @@ def test_medians_quartiles_and_ratios():
     assert ratio(ours[:1], others[:1])["low"] == 0.5
 
 
+def test_results_are_compared_by_memory_and_then_at_their_fastest():
+    def result(runtime, kv, took, work):
+        return Result(runtime, "fp32", kv, work, [Took(took, took)])
+
+    near, far = Work(1), Work(9)
+    ours = [result("edgevlm", "fp32", 2, near), result("edgevlm", "fp16", 3, near), result("edgevlm", "fp32", 2, far)]
+    other = [
+        result("b", "fp32", 4, near),
+        result("b", "fp16", 1, near),
+        result("b", "fp32", 4, far),
+        result("c", "fp32", 9, near),
+    ]
+    assert list(compared([*ours, *other])) == [
+        (ours[0], other[0]), (ours[1], other[1]), (ours[0], other[1]), (ours[0], other[3]), (ours[2], other[2]),
+    ]  # fmt: skip
+
+
 def test_a_missing_runtime_is_named_in_one_line(monkeypatch):
-    monkeypatch.setitem(RUNTIMES, "llama.cpp", ("no_such_module_here", "", ("fp32",), "pip install it"))
+    monkeypatch.setitem(RUNTIMES, "llama.cpp", ("no_such_module_here", "", ("fp32",), ("fp32",), "pip install it"))
     assert missing("llama.cpp") == (
         "llama.cpp is left out, because the package no_such_module_here is not installed: pip install it"
     )
@@ -114,15 +134,16 @@ def test_a_shape_that_llama_cpp_does_not_take_is_refused():
         start("llama.cpp", model, "fp32", 1, 64)
 
 
-def test_llama_cpp_takes_noise_for_what_it_holds():
+@pytest.mark.parametrize("kv", ["fp32", "fp16"])
+def test_llama_cpp_takes_noise_for_what_it_holds(kv):
     if why := missing("llama.cpp"):
         pytest.skip(why)
     from edgevlm.bench.runtimes.llama_state import saved, state
 
-    runtime = start("llama.cpp", TextModel("tiny", "llama", SHAPE, SeededTensors(0)), "fp32", 1, 64)
+    runtime = start("llama.cpp", TextModel("tiny", "llama", SHAPE, SeededTensors(0)), "fp32", 1, 64, kv)
     runtime.hold(7)
     written = saved(runtime._context)
-    np.testing.assert_array_equal(written, state(written[:8], SHAPE, 7))
+    np.testing.assert_array_equal(written, state(written[:8], SHAPE, 7, kv))
     after_noise = runtime.append(IDS)
     runtime.forget()
     np.testing.assert_array_equal(written, saved(runtime._context))

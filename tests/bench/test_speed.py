@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from edgevlm.apps.cli import app
 from edgevlm.bench import runtimes, towers
+from edgevlm.bench.decode import read_mb
 from edgevlm.bench.runtimes import text_model
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import DecoderShape
@@ -24,7 +25,9 @@ RATIO = ["ratio", *SPREAD, "cpu_ratio"]
 def tiny(monkeypatch):
     """``--model demo`` is a tiny llama; llama.cpp is not installed."""
     monkeypatch.setitem(text_model.SEEDED, "demo", ("llama", lambda: SHAPE))
-    monkeypatch.setitem(runtimes.RUNTIMES, "llama.cpp", ("no_llama", "", ("fp32", "int4"), "pip install llama-cpp-python"))
+    monkeypatch.setitem(
+        runtimes.RUNTIMES, "llama.cpp", ("no_llama", "", ("fp32", "int4"), ("fp32",), "pip install llama-cpp-python")
+    )
 
 
 def bench(*command):
@@ -32,31 +35,40 @@ def bench(*command):
 
 
 def test_decode(tiny):
-    command = ["decode", "--model", "demo", "--context", "9,5", "--precisions", "fp32,int4"]
+    command = ["decode", "--model", "demo", "--context", "9,5", "--precisions", "fp32,int4", "--kv", "fp32"]
     done = bench(*command, "--json")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     timed, ratios = lines[:-2], lines[-2:]
-    place = ["bench", "runtime", "precision", "context", "threads"]
-    assert all(list(line) == [*place, "ms_per_token", *SPREAD, "cpu_ms_per_token"] for line in timed)
+    place = ["bench", "runtime", "model", "precision", "context", "threads", "kv"]
+    assert all(list(line) == [*place, "ms_per_token", *SPREAD, "cpu_ms_per_token", "read_mb"] for line in timed)
     assert [(line["runtime"], line["precision"], line["context"]) for line in timed] == [
         ("edgevlm", "fp32", 5), ("transformers", "fp32", 5), ("edgevlm", "fp32", 9), ("transformers", "fp32", 9),
         ("edgevlm", "int4", 5), ("edgevlm", "int4", 9),
     ]  # fmt: skip
-    assert all(list(line) == [*place, "against", *RATIO] for line in ratios)
+    assert all(list(line) == [*place, "against", "against_kv", *RATIO] for line in ratios)
     assert [(line["runtime"], line["against"], line["context"]) for line in ratios] == [
         ("edgevlm", "transformers", 5), ("edgevlm", "transformers", 9),
     ]  # fmt: skip
     assert all(line["low"] <= line["ratio"] <= line["high"] for line in ratios)
     left_out = "llama.cpp is left out, because the package no_llama is not installed: pip install llama-cpp-python"
     assert done.stderr.count(left_out) == 2
-    assert "transformers is left out of int4" in done.stderr
+    assert "transformers is left out of int4 weights" in done.stderr
     table = bench("decode", "--model", "demo", "--context", "5", "--precisions", "fp32").stdout.splitlines()
-    assert [row.split()[:3] for row in table] == [
-        ["fp32", "5", "edgevlm"],
-        ["fp32", "5", "transformers"],
-        ["fp32", "5", "edgevlm"],
+    assert [row.split()[:4] for row in table[:4]] == [
+        ["fp32", "fp32", "5", "edgevlm"],
+        ["fp32", "fp16", "5", "edgevlm"],
+        ["fp32", "fp32", "5", "transformers"],
+        ["fp32", "fp32", "5", "edgevlm"],
     ]
-    assert "/ transformers: " in table[-1]
+    assert all("/ transformers fp32: " in row for row in table[3:])
+
+
+def test_a_token_reads_every_matrix_once_and_what_is_held():
+    shape = text_model.smollm2_135m()
+    assert read_mb(shape, "fp32", "fp32", 0) == pytest.approx(4 * 134_515_008 / 1e6, rel=1e-3)  # the checkpoint's parameters
+    held = 30 * 2 * 3 * 64 * 1000
+    assert read_mb(shape, "fp32", "fp16", 1000) - read_mb(shape, "fp32", "fp16", 0) == pytest.approx(2 * held / 1e6, rel=1e-2)
+    assert read_mb(shape, "int8", "fp32", 0) == pytest.approx((1 + 4 / 32) / 4 * read_mb(shape, "fp32", "fp32", 0), rel=1e-3)
 
 
 def test_prefill(tiny):
@@ -72,8 +84,8 @@ def test_prefill(tiny):
     assert {(line["bench"], line["held"], line["tokens_per_frame"]) for line in lines} == {("prefill", 20, 4)}
 
 
-@pytest.mark.parametrize("name", list(towers.TOWERS))
-def test_vision(monkeypatch, name):
+@pytest.mark.parametrize(("name", "batch"), [*((name, 2) for name in towers.TOWERS), ("qwen2.5-vl-448", 1)])
+def test_vision(monkeypatch, name, batch):
     tower = towers.TOWERS[name]
     width = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_heads": 2, "out_hidden_size": 24}
     small = {key: value for key, value in width.items() if key in tower.vision}
@@ -82,7 +94,7 @@ def test_vision(monkeypatch, name):
     else:
         tower = replace(tower, vision=tower.vision | small | {"fullatt_block_indexes": [1]}, side=224)
     monkeypatch.setitem(towers.TOWERS, name, tower)
-    command = ["vision", "--tower", name, "--layers", "2", "--batch", "2"]
+    command = ["vision", "--tower", name, "--layers", "2", "--batch", str(batch)]
     lines = [json.loads(line) for line in bench(*command, "--json").stdout.splitlines()]
     place = ["bench", "tower", "layers", "threads", "batch", "runtime", "precision"]
     assert [list(line) for line in lines] == [
@@ -100,6 +112,7 @@ def test_vision(monkeypatch, name):
     ("command", "says"),
     [
         (["decode", "--model", "demo", "--context", "0"], "--context '0': give whole numbers of 1 or more"),
+        (["decode", "--model", "demo", "--kv", "int8"], "--kv int8: there is fp32, fp16"),
         (["decode", "--model", "demo", "--context", "9000"], "--context 9000: demo has room for 1 to 127"),
         (["decode", "--model", "demo", "--against", "vllm"], "--against vllm: there is llama.cpp, transformers"),
         (["decode", "--model", "demo", "--precisions", "int5"], "--precision 'int5' is not known"),

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cuda_backend import BACKENDS, backend, memory
 
 from edgevlm.errors import CacheError
 from edgevlm.runtime import _native, primitives
-from edgevlm.runtime.cache import Kind, KVCache, Rows
+from edgevlm.runtime.cache import Kind, Rows
+from edgevlm.runtime.cuda.cache import CudaCache
 from edgevlm.runtime.kv import DTYPES, KVScales, codes
 
 SANITIZED = "EDGEVLM_SANITIZE" in os.environ  # set by tests/sanitize.sh, which puts its build first on the path
@@ -33,7 +34,7 @@ def runs_here(name):
 INSTRUCTION_SETS = [name for name in ("scalar", "neon", "avx2", "avx512") if runs_here(name)]  # the best one last
 
 
-@pytest.fixture(scope="module", params=INSTRUCTION_SETS)
+@pytest.fixture(scope="module")
 def isa(request):
     """Each instruction set of this processor in turn."""
     before = primitives.simd()
@@ -46,8 +47,8 @@ def frequencies(head_dim, base=1e4):
     return 1 / base ** (np.arange(0, head_dim, 2) / head_dim)
 
 
-def make(layers=2, kv_heads=2, head_dim=8, capacity=32, axes=1, dtype="fp32", sections=None, interleaved=False):
-    return KVCache(
+def make(layers=2, kv_heads=2, head_dim=8, capacity=32, axes=1, dtype="fp32", sections=None, interleaved=False, where="cpu"):
+    return backend(where)(
         layers, kv_heads, head_dim, capacity,
         inv_freq=frequencies(head_dim), axes=axes, dtype=dtype, sections=sections, interleaved=interleaved,
         scales=scales(layers, kv_heads, head_dim) if dtype == "int8" else None,
@@ -65,16 +66,6 @@ def scales(layers, kv_heads, head_dim):
 def stored(numbers, scale, dtype):
     """``numbers [H, n, D]`` as a cache stores them."""
     return numbers.astype(dtype) if scale is None else codes(numbers, scale)
-
-
-def memory(buffer):
-    """(key, value) of one layer, writable, ``[H, C, D]``."""
-    shape = buffer.shape[1:]
-    kind = ctypes.c_char * int(np.prod(shape) * buffer.dtype.itemsize)
-    return tuple(
-        np.frombuffer(kind.from_address(address), buffer.dtype).reshape(shape)
-        for address in (buffer.key_address, buffer.value_address)
-    )
 
 
 def rows(n, start=0, axes=1, kind=Kind.VISION, per_frame=4, width=2):
@@ -95,8 +86,8 @@ def write(cache, n, rng):
     """Fill rows ``[n_l, n_l + n)`` of every layer with normal noise."""
     for buffer, length in zip(cache.buffers(), cache.lengths, strict=True):
         for array, scale in zip(memory(buffer), (buffer.key_scale, buffer.value_scale), strict=True):
-            new = array[:, length : length + n]
-            new[...] = stored(rng.standard_normal(new.shape, np.float32), scale, buffer.dtype)
+            new = rng.standard_normal((cache.kv_heads, n, cache.head_dim), np.float32)
+            array[:, length : length + n] = stored(new, scale, buffer.dtype)
 
 
 def append(cache, n, start=0, rng=None, **kwargs):
@@ -106,6 +97,13 @@ def append(cache, n, start=0, rng=None, **kwargs):
     new = rows(n, start, cache.axes, **kwargs)
     cache.commit(new)
     return new
+
+
+def rows_memory(cache):
+    """A copy of the bytes of keys, values and what is known of them; of a device's of keys and values."""
+    if isinstance(cache, CudaCache):
+        return cache.memory[cache.native.nbytes :]
+    return cache.memory[cache.buffers()[0].key_address - cache.memory.ctypes.data :].copy()
 
 
 def arrays(cache, layer):
@@ -126,12 +124,32 @@ def random_keep(rng, heads, n, kept):
 ERROR = {"fp32": 3e-6, "fp16": 4e-3, "int8": 0.5 + 1e-4}
 
 
-@pytest.fixture(scope="session", params=list(DTYPES))
+ON_CPU = [("cpu", dtype) for dtype in DTYPES]
+ON_DEVICES = [(where, dtype) for where in BACKENDS if where != "cpu" for dtype in DTYPES if dtype != "int8"]
+
+
+def pytest_generate_tests(metafunc):
+    """Every test of a cache runs on all backends, but those marked ``cpu``; instruction sets are the CPU's alone."""
+    devices = [] if metafunc.definition.get_closest_marker("cpu") else ON_DEVICES
+    if "kit" not in metafunc.fixturenames:
+        if "isa" in metafunc.fixturenames:
+            metafunc.parametrize("isa", INSTRUCTION_SETS, indirect=True)
+    elif "isa" in metafunc.fixturenames:
+        pairs = [(isa, store) for store in ON_CPU for isa in INSTRUCTION_SETS]
+        pairs += [(INSTRUCTION_SETS[-1], store) for store in devices]
+        metafunc.parametrize(("isa", "kit"), pairs, indirect=True, ids=["-".join((*store, isa)) for isa, store in pairs])
+    else:
+        metafunc.parametrize("kit", ON_CPU + devices, indirect=True, ids="-".join)
+
+
+@pytest.fixture(scope="session")
 def kit(request):
-    dtype = request.param
+    where, dtype = request.param
+    backend(where)
     return SimpleNamespace(
         frequencies=frequencies,
-        make=partial(make, dtype=dtype),
+        make=partial(make, dtype=dtype, where=where),
+        where=where,
         dtype=dtype,
         numpy=DTYPES[dtype],
         error=ERROR[dtype],
@@ -142,6 +160,7 @@ def kit(request):
         write=write,
         append=append,
         arrays=arrays,
+        rows_memory=rows_memory,
         random_keep=random_keep,
         sanitized=SANITIZED,
         instruction_sets=INSTRUCTION_SETS,

@@ -78,6 +78,7 @@ def test_byte_count_is_known_before(kit, threads, capacity, heads, dim, axes):
     assert cache.allocations == 1
 
 
+@pytest.mark.cpu
 def test_buffers_are_aligned_and_lie_in_the_block(kit):
     cache = kit.make(layers=4, kv_heads=3, head_dim=10, capacity=[5, 7, 11, 13])
     start = cache.memory.ctypes.data
@@ -96,6 +97,7 @@ def test_buffers_are_aligned_and_lie_in_the_block(kit):
     assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
 
 
+@pytest.mark.cpu
 def test_views_show_the_valid_rows_where_the_buffers_are(kit):
     cache = kit.make()
     new = kit.append(cache, 6)
@@ -110,6 +112,7 @@ def test_views_show_the_valid_rows_where_the_buffers_are(kit):
             np.testing.assert_array_equal(view, np.stack([given] * 2))
 
 
+@pytest.mark.cpu
 def test_views_are_read_only(kit):
     cache = kit.make()
     kit.append(cache, 3)

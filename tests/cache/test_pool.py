@@ -10,6 +10,8 @@ import pytest
 from edgevlm.errors import CacheError
 from edgevlm.runtime import _native, primitives
 
+pytestmark = pytest.mark.cpu
+
 
 @pytest.fixture
 def threads():

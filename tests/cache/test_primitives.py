@@ -429,6 +429,7 @@ def test_selecting_from_a_cache_that_holds_nothing_and_misuse(kit):
         primitives.infinipot_select(kit.make(layers=1, axes=3), 1, 1, 1, [1])
 
 
+@pytest.mark.cpu
 def test_kernels_given_views_of_a_cache_work_in_its_scratch(kit):
     cache = kit.make(layers=2, capacity=64)
     kit.append(cache, 60)

@@ -10,6 +10,8 @@ import pytest
 from edgevlm.errors import CacheError
 from edgevlm.runtime import _native, primitives, reference
 
+pytestmark = pytest.mark.cpu
+
 
 def test_the_best_of_this_processor_is_used_unless_told_otherwise(kit):
     if kit.sanitized:

@@ -9,6 +9,8 @@ import pytest
 
 from edgevlm.runtime import _native, primitives
 
+pytestmark = pytest.mark.cpu
+
 ROUNDS, FRAME = 1000, 16
 
 

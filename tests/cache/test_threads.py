@@ -9,6 +9,8 @@ import pytest
 
 from edgevlm.runtime import primitives
 
+pytestmark = pytest.mark.cpu
+
 
 def scores(cache):
     valid = np.ones((cache.kv_heads, int(cache.lengths[0])), np.bool_)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from policies.filled import PREFIX, Filled
 
-from edgevlm.bench.accuracy.desk import PLAIN, Cell, Desk, Settings, Skipped, Task
+from edgevlm.bench.accuracy.cells import PLAIN, Cell, Skipped
+from edgevlm.bench.accuracy.desk import Desk, Settings, Task
 from edgevlm.bench.accuracy.entries import Budget, Entry
 from edgevlm.bench.accuracy.sitting import sit
 from edgevlm.calib.footprint import SCRATCH, fitted, state_bytes

@@ -14,6 +14,7 @@ from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.decoder import _Decoder, _stored
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.export.precisions import Precision, Stored
+from edgevlm.export.profiles import load_profile
 from edgevlm.export.writer import _decoder_shape
 
 Float32 = NDArray[np.float32]
@@ -33,7 +34,7 @@ class CutDecoder:
         with (folder / "weights").open("wb") as stream:
             weights = WeightsFile(stream, "weights")
             for layer in range(s.layers + 1):
-                d = _Decoder(GraphBuilder(f"cut{layer}", weights), s)
+                d = _Decoder(GraphBuilder(f"cut{layer}", weights), s, load_profile("onnxruntime"))
                 g = d.graph
                 d.residual = g.input("residual", TensorProto.FLOAT, [1, "S", s.hidden])
                 if done is not None:
@@ -43,7 +44,7 @@ class CutDecoder:
                     d.logits(source.tensor("text.norm.weight", (s.hidden,)), head)
                 else:
                     done = _stored(backbone.layer(source, s, layer), precision.matrices)
-                    d.tables()
+                    d.operators.tables()
                     _, key, value, d.residual = d.project(layer, done, d.residual, d.delta)
                     for name in (key, value, *([d.residual] if layer else [])):
                         g.output(name, TensorProto.FLOAT, None)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+OPTIONS = ("st_spattn_from", "kv", "precision", "vision_precision", "profile")
+
 
 @dataclass(frozen=True)
 class Exported:
@@ -22,7 +24,7 @@ class Exported:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported]:
     """``exported(family, **shape)``: the tiny checkpoint of that shape and its bundle, made once a run.
 
-    ``st_spattn_from`` and ``kv`` go to the export, the rest to the checkpoint.
+    OPTIONS go to the export, the rest to the checkpoint.
     """
     from checkpoints import make_checkpoint
     from more_checkpoints import CLASSES, FRAME, make_more
@@ -35,9 +37,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported
         key = (family, *sorted((name, str(value)) for name, value in shape.items()))
         if key not in made:
             folder = tmp_path_factory.mktemp(family)
-            start, kv = shape.pop("st_spattn_from", None), shape.pop("kv", "fp32")
+            options = {name: shape.pop(name) for name in OPTIONS if name in shape}
             checkpoint = (make_more if family in CLASSES else make_checkpoint)(folder / "checkpoint", family, **shape)
-            bundle = export_checkpoint(checkpoint, folder / "bundle", st_spattn_from=start, camera=FRAME, kv=kv)
+            bundle = export_checkpoint(checkpoint, folder / "bundle", camera=FRAME, **options)
             made[key] = Exported(checkpoint, bundle)
         return made[key]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx.external_data_helper import load_external_data_for_tensor
+
+from edgevlm.runtime.bundle import MANIFEST, hash_file, seal_manifest
 
 Float64 = NDArray[np.float64]
 
@@ -35,6 +39,17 @@ def dequantised(node: Any, tensors: dict[str, NDArray]) -> Float64:
     return found
 
 
+def scaled(node: Any, tensors: dict[str, NDArray]) -> Float64:
+    """The matrix ``[K, N]`` of a DequantizeLinear node, number by number: code * scale."""
+    settings = {a.name: a.i for a in node.attribute}
+    codes, scales = (tensors[name] for name in node.input)
+    found = np.zeros(codes.shape)
+    for k, n in np.ndindex(codes.shape):
+        scale = scales[n] if settings["axis"] == 1 else scales[k // settings["block_size"], n]
+        found[k, n] = int(codes[k, n]) * float(scale)
+    return found
+
+
 def rounded_rows(x: NDArray[np.float32], size: int) -> Float64:
     """``x [S, K]`` as ``accuracy_level`` 4 sees it: each block rounded to 127ths of its largest magnitude."""
     rows, columns = x.shape
@@ -56,11 +71,34 @@ def matrices(bundle: Path, graph: str) -> dict[str, Float64]:
             tensor.data_location = onnx.TensorProto.DEFAULT
     tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.initializer}
     casts = {node.output[0]: node.input[0] for node in model.node if node.op_type == "Cast"}
+    tensors |= {node.output[0]: scaled(node, tensors) for node in model.node if node.op_type == "DequantizeLinear"}
     found = {}
     for node in model.node:
         if node.op_type == "MatMulNBits":
             found[node.output[0]] = dequantised(node, tensors)
         elif node.op_type in ("MatMul", "Gemm") and (name := casts.get(node.input[1], node.input[1])) in tensors:
             weight = tensors[name].astype(np.float64)
-            found[node.output[0]] = weight.T if node.op_type == "MatMul" else weight
+            found[node.output[0].removesuffix(".half")] = weight.T if node.op_type == "MatMul" else weight
     return found
+
+
+def with_stored_numbers(plain: Path, rounded: Path, out: Path) -> Path:
+    """A copy of the float32 bundle ``plain`` whose matrices are those that ``rounded`` stores."""
+    shutil.copytree(plain, out)
+    manifest = json.loads((out / MANIFEST).read_bytes())
+    for graph in manifest["decoder"]["graphs"].values():
+        if not (rounded / graph).exists():
+            continue
+        model = onnx.load(out / graph, load_external_data=False).graph
+        places = {t.name: {e.key: e.value for e in t.external_data} for t in model.initializer}
+        for name, matrix in matrices(rounded, graph).items():
+            node = next(node for node in model.node if node.output[0] == name)
+            place = places[node.input[1]]
+            with (out / place["location"]).open("r+b") as stream:
+                stream.seek(int(place["offset"]))
+                stream.write(np.ascontiguousarray(matrix.T if node.op_type == "MatMul" else matrix, np.float32).data)
+    for name in manifest["files"]:
+        record = hash_file(out / name)
+        manifest["files"][name] = {"bytes": record.bytes, "sha256": record.sha256}
+    (out / MANIFEST).write_bytes(seal_manifest(manifest))
+    return out

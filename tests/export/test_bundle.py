@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgevlm.engines.profiles import EngineShapes
 from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.bundle import Bundle, hash_file, seal_manifest
 
@@ -107,8 +108,8 @@ def reseal(change: Callable[[dict[str, Any]], Any], folder: Path) -> None:
 
 
 def test_another_format(folder: Path) -> None:
-    reseal(lambda m: m.update(format=3), folder)
-    with pytest.raises(BundleError, match=r"bundle\.json: is of bundle format 3 .* reads format 1 and 2; upgrade edgevlm$"):
+    reseal(lambda m: m.update(format=4), folder)
+    with pytest.raises(BundleError, match=r"bundle\.json: is of bundle format 4 .* reads format 1, 2, 3; upgrade edgevlm$"):
         Bundle.load(folder)
     reseal(lambda m: m.update(format=0), folder)
     assert "export the checkpoint again" in refused(folder, "format 0")
@@ -128,6 +129,21 @@ def test_the_format_before_positions_had_axes(folder: Path) -> None:
     found = Bundle.load(folder)
     assert (found.vision, found.decoder) == (wanted.vision, wanted.decoder)
     assert (found.decoder.axes, found.decoder.row_width) == (1, found.decoder.hidden)
+
+
+def test_a_profile(folder: Path) -> None:
+    """Bundles of the formats before 3 do not say one: theirs is ONNX Runtime's."""
+    shapes = {"frames": 8, "rows": 72, "question": 512}
+    assert (Bundle.load(folder).profile, Bundle.load(folder).shapes) == ("onnxruntime", None)
+    reseal(lambda m: m.update(profile="tensorrt-10.3", shapes=shapes), folder)
+    assert (Bundle.load(folder).profile, Bundle.load(folder).shapes) == ("tensorrt-10.3", EngineShapes(**shapes))
+    reseal(lambda m: m.update(profile="tensorrt-99"), folder)
+    with pytest.raises(BundleError, match=r"profile 'tensorrt-99' and this edgevlm knows onnxruntime, .*; upgrade edgevlm$"):
+        Bundle.load(folder)
+    for fields in ("profile", "shapes"):
+        reseal(lambda m, name=fields: m.pop(name), folder)
+    reseal(lambda m: m.update(format=2), folder)
+    assert Bundle.load(folder).profile == "onnxruntime"
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/b", "..", ".hidden", ""])

@@ -14,6 +14,7 @@ from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.gguf import text_tensors
+from edgevlm.runtime.bundle import Bundle
 
 gguf = pytest.importorskip("gguf", reason="needs the package gguf")
 
@@ -86,6 +87,21 @@ def test_slices_are_dequantised_as_the_whole_is(exported: Any, tmp_path: Path, k
         assert np.abs(expected - original).max() < 0.1 * np.abs(original).max()
     table = tensors["text.embed_tokens.weight"]
     assert np.array_equal(table.rows(3, 9), whole["token_embd.weight"][3:9])
+
+
+def test_the_precision_is_the_one_asked_for_whatever_the_checkpoint_was_rounded_to(exported: Any, tmp_path: Path) -> None:
+    """An AWQ checkpoint gives its tower and configuration alone."""
+    made = exported(**SHAPE, backbone="qwen2")
+    file = write(made.checkpoint, tmp_path / "text.gguf", "qwen2")
+    folder = Path(shutil.copytree(made.checkpoint, tmp_path / "checkpoint"))
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
+    (folder / "config.json").write_text(json.dumps(config))
+    for precision in (None, "int8"):
+        bundle = export_checkpoint(folder, tmp_path / "out", text_gguf=file, camera=(56, 84), precision=precision, force=True)
+        assert Bundle.load(bundle).decoder.precision == (precision or "fp32")
+        same = (bundle / "decoder.weights").read_bytes() == (made.bundle / "decoder.weights").read_bytes()
+        assert same is (precision is None)
 
 
 def damaged(path: Path) -> None:

@@ -64,6 +64,7 @@ def without_special_tokens(folder: Path) -> None:
 
 
 TURNS = "{% for m in messages %}{{ '<image>' }}{% endfor %}"
+GROWING = "{% set n = namespace(t='aa') %}{% for i in range(60) %}{% set n.t = n.t OP n.t %}{% endfor %}{{ n.t }}"
 CASES: list[tuple[Change, str]] = [
     (config(model_type="llava_onevison"), "'llava_onevison' cannot be exported; the nearest known is 'llava_onevision'"),
     (without(SHARD), f"{SHARD}: is named in {INDEX} but is missing"),
@@ -88,6 +89,8 @@ CASES: list[tuple[Change, str]] = [
         "takes more than 1000000 steps",
     ),
     (text("chat_template.jinja", "{% macro f() %}{{ f() }}{% endmacro %}<image>{{ f() }}"), "does not render"),
+    (text("chat_template.jinja", f"<image>{GROWING.replace('OP', '+')}"), "a sum of more than 1000000"),
+    (text("chat_template.jinja", f"<image>{GROWING.replace('OP', '~')}"), "a text of more than 1000000"),
     (text("chat_template.jinja", "<image>{{ 'a' * 9999999999 }}"), "a product of more than 1000000"),
     (text("chat_template.jinja", "<image>{{ 9 ** 99999999 }}"), "a power of more than 1000000 bits"),
     (text("chat_template.jinja", "<image>{% for"), "does not render"),

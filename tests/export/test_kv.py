@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,16 @@ import pytest
 import torch
 from runner import Runner
 
-from edgevlm.calib.kv_scales import in_fp32, measured_scales
+from edgevlm.apps.scaling import export_scaled
+from edgevlm.calib.kv_scales import ANSWER, QUESTIONS, RANDOM, in_fp32, measured_scales
 from edgevlm.engines.base import FramePattern, KVBuffer
 from edgevlm.errors import BundleError, CacheError, UserError
+from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
+from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.kv import SCALES, codes
+from edgevlm.runtime.model import Model
 
 SHAPES: list[tuple[str, dict[str, Any]]] = [
     ("llava", {"tower": "clip", "backbone": "llama", "layers": 3, "heads": 4, "kv_heads": 1, "feature_layer": -2}),
@@ -151,3 +158,47 @@ def test_memory_of_another_precision_is_refused(exported: Any) -> None:
         plain.engine.bind(codes_runner.buffers)
     with pytest.raises(UserError, match="has no fp32-kv decoder graph"):
         plain.engine.bind(plain.buffers, variant="fp32-kv")
+
+
+@pytest.mark.parametrize("export", [partial(export_checkpoint, kv="int8"), partial(export_scaled, force=False)])
+def test_a_missing_engine_is_noticed_before_anything_is_written(
+    exported: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, export: Callable[..., Any]
+) -> None:
+    made, steps = exported("llava", layers=1, heads=4, kv_heads=2), list[str]()
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.delitem(sys.modules, "edgevlm.engines.onnxruntime_cpu", raising=False)
+    with pytest.raises(UserError, match="engine onnxruntime-cpu needs the package onnxruntime, which is not installed"):
+        export(made.checkpoint, tmp_path / "out", precision="int4", progress=steps.append)
+    assert set(steps) <= {"reading the vision tower"}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("family", ["llava_onevision", "smolvlm"])
+def test_too_few_positions_for_scales_are_noticed_before_anything_is_written(
+    exported: Callable[..., Any], tmp_path: Path, family: str
+) -> None:
+    """At one position fewer than there must be; with that one, there are scales."""
+    checkpoint, steps = Path(shutil.copytree(exported(family, layers=1).checkpoint, tmp_path / "checkpoint")), list[str]()
+    config = json.loads((checkpoint / "config.json").read_text())
+
+    def export(positions: int) -> None:
+        (checkpoint / "config.json").write_text(json.dumps(config | {"edgevlm_trained_length": positions}))
+        export_checkpoint(checkpoint, tmp_path / "out", kv="int8", progress=steps.append, camera=(30, 40))
+
+    fewest = _fewest(exported(family, layers=1).bundle)
+    with pytest.raises(UserError, match=rf"the model's {fewest - 1} positions hold no frame and question, .*--kv fp16"):
+        export(fewest - 1)
+    assert "tracing the vision tower" not in steps
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+    export(fewest)
+    assert Bundle.load(tmp_path / "out").limit == fewest
+
+
+def _fewest(folder: Path) -> int:
+    """Positions of the prefix, a frame, the longest question and its answer, row by row."""
+    model = Model.load(folder)
+    chat = Chat(model.bundle.chat)
+    rows = len(model.encode(chat.prefix)) + Framing(model).rows_per_frame + len(model.closing)
+    rows += max(RANDOM, *(len(model.encode(chat.suffix([], question))) for question in QUESTIONS)) + ANSWER
+    model.close()
+    return rows

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from checkpoints import make_checkpoint
 from more_checkpoints import FRAME, make_more
-from reference_blocks import matrices
+from reference_blocks import matrices, with_stored_numbers
 from runner import Runner
 
 from edgevlm.engines.base import FramePattern
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint, precisions, vision
 from edgevlm.export.precisions.blocks import Blocks
-from edgevlm.runtime.bundle import MANIFEST, hash_file, seal_manifest
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tied": {"family": "llava_onevision", "layers": 2, "heads": 7, "kv_heads": 1, "head_dim": 16, "tied": True, "side": 4},
@@ -66,26 +63,6 @@ def exact(precision: str, monkeypatch: Any) -> None:
 
     made = precisions.Precision(of_level_0(chosen.matrices), of_level_0(chosen.table))
     monkeypatch.setattr(f"{precisions.PRECISIONS[precision]}.PRECISION", made)
-
-
-def with_stored_numbers(plain: Path, rounded: Path, out: Path) -> Path:
-    """A copy of the float32 bundle ``plain`` whose matrices are those that ``rounded`` stores."""
-    shutil.copytree(plain, out)
-    manifest = json.loads((out / MANIFEST).read_bytes())
-    for graph in manifest["decoder"]["graphs"].values():
-        model = onnx.load(out / graph, load_external_data=False).graph
-        places = {t.name: {e.key: e.value for e in t.external_data} for t in model.initializer}
-        for name, matrix in matrices(rounded, graph).items():
-            node = next(node for node in model.node if node.output[0] == name)
-            place = places[node.input[1]]
-            with (out / place["location"]).open("r+b") as stream:
-                stream.seek(int(place["offset"]))
-                stream.write(np.ascontiguousarray(matrix.T if node.op_type == "MatMul" else matrix, np.float32).data)
-    for name in manifest["files"]:
-        record = hash_file(out / name)
-        manifest["files"][name] = {"bytes": record.bytes, "sha256": record.sha256}
-    (out / MANIFEST).write_bytes(seal_manifest(manifest))
-    return out
 
 
 def frames_and_a_question(runner: Runner) -> np.ndarray:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint, writer
+from edgevlm.export import fingerprint as fingerprints
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.fingerprint import fingerprint
 from edgevlm.export.journal import Journal
@@ -182,3 +184,26 @@ def test_keys_do_not_mix(tmp_path: Path) -> None:
         left("a")
     with published(tmp_path / "other", key="a") as folder:
         assert list(folder.iterdir()) == []
+
+
+def test_a_key_is_of_what_scales_and_samples_are_measured_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    options: list[dict[str, Any]] = [{}, {"kv": "fp16"}, {"kv": "int8"}, {"samples": fingerprints.SAMPLED}]
+    before = [fingerprint(tmp_path, each) for each in options]
+    assert "Python 3." in fingerprints.SAMPLED
+    monkeypatch.setattr(fingerprints, "_version", lambda package: "9" if "onnxruntime" in package else version(package))
+    changed = [fingerprint(tmp_path, each) != was for each, was in zip(options, before, strict=True)]
+    assert changed == [False, False, True, True]
+
+
+@pytest.mark.parametrize("changed", ["export/writer.py", "calib/kv_scales.py", "calib/activations.py", "calib/passages.py"])
+def test_a_key_is_of_the_programs_that_make_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
+    source = Path(fingerprints.__file__).parent.parent
+    for folder in ("export", "calib"):
+        shutil.copytree(source / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(fingerprints, "__file__", str(tmp_path / "export" / "fingerprint.py"))
+    exporter: Any = fingerprints._exporter.__wrapped__
+    before = exporter()
+    with (tmp_path / changed).open("a") as file:
+        file.write("\n")
+    assert exporter() != before

@@ -88,6 +88,18 @@ def test_only_whole_numbers_are_scaled_for(precision: str) -> None:
         in_blocks(precision)
 
 
+def test_tensorrts_blocks_are_scaled_for_too() -> None:
+    layout = in_blocks("int4", "tensorrt-10.3")
+    rng = np.random.default_rng(0)
+    weight, x = rng.standard_normal((24, 128)).astype(np.float32), rng.standard_normal((64, 128)).astype(np.float32)
+    x[:, 5] *= 40
+    scales = best_scales(weight, x, layout)
+    losses = [np.square(x @ (layout.rounded(weight * s) / s - weight).T).sum() for s in (scales, np.ones(128, np.float32))]
+    assert losses[0] < losses[1] / 2
+    with pytest.raises(UserError, match="not for fp16; give --precision int4"):
+        in_blocks("fp16", "tensorrt-10.15")
+
+
 def test_activations_are_sampled_and_the_bundle_says_so(exported: Any, tmp_path: Path) -> None:
     made = exported("llava", layers=2, heads=6, kv_heads=3, head_dim=32)
     found = sample_activations(Bundle.load(made.bundle))

@@ -1,11 +1,11 @@
 """A cache filled with frames of a small moving grid, as an engine would: what the tests of every policy stand on."""
 
-import ctypes
 from dataclasses import replace
 
 import numpy as np
+from cuda_backend import backend, memory
 
-from edgevlm.runtime.cache import KVCache, Rows
+from edgevlm.runtime.cache import Rows
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.kv import KVScales, codes
 from edgevlm.runtime.policies import Appended
@@ -53,12 +53,12 @@ class Filled:
     the video, or what follows a re-indexing, starts; text has the same position on every axis.
     """
 
-    kv = "fp32"  # of caches whose dtype is not named
+    kv, where = "fp32", "cpu"  # of caches whose dtype is not named; where they lie
 
     def __init__(self, layers, capacity, grid, random, dtype=None, axes=1):
         dtype = dtype or self.kv
         sections = SECTIONS if axes == 3 else None
-        self.cache = KVCache(
+        self.cache = backend("cpu" if dtype == "int8" else self.where)(
             layers, HEADS, DIM, capacity + PREFIX, inv_freq=INV_FREQ, axes=axes, dtype=dtype, sections=sections,
             scales=scales(layers) if dtype == "int8" else None,
         )  # fmt: skip
@@ -197,11 +197,10 @@ def check(cache, layer, mask, target, expected):
 
 
 def write(cache, layer, key, value):
-    """Write the reserved rows of a layer through its raw addresses, as an engine does: [Hkv, n, D]."""
+    """Write the reserved rows of a layer through its addresses, as an engine does: [Hkv, n, D]."""
     buffer = cache.buffers()[layer]
     start, count = int(cache.lengths[layer]), key.shape[1]
     if buffer.dtype == np.int8:
         key, value = codes(key, buffer.key_scale), codes(value, buffer.value_scale)
-    for address, rows in ((buffer.key_address, key), (buffer.value_address, value)):
-        memory = (ctypes.c_char * (int(np.prod(buffer.shape)) * buffer.dtype.itemsize)).from_address(address)
-        np.frombuffer(memory, buffer.dtype).reshape(buffer.shape)[0, :, start : start + count] = rows
+    for window, rows in zip(memory(buffer), (key, value), strict=True):
+        window[:, start : start + count] = rows

@@ -121,12 +121,10 @@ def test_a_gpu_that_onnx_runtime_does_not_see_is_warned_of(tmp_path):
     assert only("gpu in use", machine(tmp_path, said=None)).found == "ONNX Runtime gave no answer"
 
 
-def test_a_gpu_is_in_use_only_by_an_engine_that_uses_it(tmp_path, monkeypatch):
+def test_a_gpu_that_onnx_runtime_sees_is_used_when_its_engine_is_asked_for(tmp_path):
     Jetson(tmp_path)
-    monkeypatch.setattr(graphics, "ENGINES", {"onnxruntime-cpu": ()})
-    assert "one engine is for CPUs" in only("gpu in use", machine(tmp_path)).found
-    monkeypatch.setattr(graphics, "ENGINES", {"onnxruntime-cpu": (), "onnxruntime-cuda": ()})
-    assert only("gpu in use", machine(tmp_path)).status == "ok"
+    found = only("gpu in use", machine(tmp_path))
+    assert (found.status, found.found.partition(": ")[2]) == ("ok", "run --engine onnxruntime-cuda tells whether they start")
 
 
 def test_a_slower_power_mode_is_named_with_the_fastest(tmp_path):
@@ -179,8 +177,27 @@ def test_cma_and_swap_are_told(tmp_path):
 
 @pytest.mark.parametrize(("free", "status"), [(1e8, "fail"), (1e9, "warn"), (9e9, "ok")])
 def test_a_full_disk_is_told(tmp_path, monkeypatch, free, status):
-    monkeypatch.setattr(system.shutil, "disk_usage", lambda root: type("Usage", (), {"free": free}))
-    assert only("disk", machine(tmp_path)).status == status
+    """The one that bundles are kept on, whatever is free elsewhere."""
+    nvme = tmp_path / "mnt/nvme"
+    nvme.mkdir(parents=True)
+    monkeypatch.setenv("EDGEVLM_CACHE", "/mnt/nvme/edgevlm/bundles")
+    monkeypatch.setattr(system.shutil, "disk_usage", lambda place: type("Usage", (), {"free": free if place == nvme else 1e12}))
+    finding = only("disk", machine(tmp_path))
+    assert finding.status == status
+    assert "GB free for bundles in /mnt/nvme/edgevlm/bundles" in finding.found
+
+
+def test_a_folder_of_bundles_that_may_not_be_written_is_told(tmp_path, monkeypatch):
+    (tmp_path / "mnt").mkdir()
+    (tmp_path / "mnt/nvme").write_text("a file")
+    monkeypatch.setenv("EDGEVLM_CACHE", "/mnt/nvme/bundles")
+    assert "bundles cannot be written there" in only("disk", machine(tmp_path)).found
+    (tmp_path / "mnt/nvme").unlink()
+    access = system.os.access
+    monkeypatch.setattr(system.os, "access", lambda path, mode: path != tmp_path / "mnt" and access(path, mode))
+    finding = only("disk", machine(tmp_path))
+    assert (finding.status, finding.found) == ("warn", "/mnt/nvme/bundles: bundles cannot be written there")
+    assert "EDGEVLM_CACHE" in finding.mend
 
 
 @pytest.mark.parametrize(
@@ -203,11 +220,13 @@ def test_a_python_that_the_wheels_are_not_for_is_warned_of(tmp_path, monkeypatch
     assert only("python", machine(tmp_path)) == Finding("python", "ok", f"Python {HERE}")
 
 
-def test_nodes_that_may_not_be_opened_stop_a_run_on_a_jetson(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("engine", "status"), [("onnxruntime-cpu", "warn"), ("onnxruntime-cuda", "fail")])
+def test_nodes_that_may_not_be_opened_stop_a_run_where_the_engine_needs_them(tmp_path, monkeypatch, engine, status):
     Jetson(tmp_path)
+    monkeypatch.setattr(graphics, "DEFAULT_ENGINE", engine)
     monkeypatch.setattr(graphics.os, "access", lambda path, mode: not str(path).endswith("nvmap"))
     finding = only("permissions", machine(tmp_path))
-    assert (finding.status, finding.found) == ("fail", "/dev/nvmap may not be opened")
+    assert (finding.status, finding.found) == (status, "/dev/nvmap may not be opened")
     assert "usermod -aG video,render" in finding.mend
 
 

@@ -5,7 +5,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from edgevlm.bench.accuracy.desk import Cell, Settings, Skipped
+from edgevlm.bench.accuracy.cells import Cell, Skipped
+from edgevlm.bench.accuracy.desk import Settings
 from edgevlm.bench.accuracy.plot import check_plot, plot
 from edgevlm.bench.accuracy.report import make_report
 from edgevlm.bench.accuracy.run import Outcome

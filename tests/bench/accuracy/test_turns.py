@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from edgevlm.bench.accuracy.desk import Cell, Desk, Settings, Task
+from edgevlm.bench.accuracy.cells import Cell
+from edgevlm.bench.accuracy.desk import Desk, Settings, Task
 from edgevlm.bench.accuracy.entries import Budget, Entry
 from edgevlm.bench.accuracy.run import Outcome
 from edgevlm.bench.accuracy.streamqa import make_exam, seed_words

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from edgevlm.apps.commands.typed import Json
 from edgevlm.errors import UserError
 
 Against = Annotated[str, typer.Option(metavar="NAME,...", help="Others with the same weights, in the same rounds.")]
 Threads = Annotated[int, typer.Option(help="CPU threads of each runtime.", min=1, max=256)]
 Rounds = Annotated[int, typer.Option(help="Medians are taken over as many; runtimes take turns.", min=1)]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
 
 
 def decode(
@@ -26,23 +26,24 @@ def decode(
     precisions: Annotated[
         str, typer.Option(metavar="NAME,...", help="Of weights, as for export --precision.")
     ] = "fp32,int8,int4",
+    kv: Annotated[str, typer.Option(metavar="fp32,fp16", help="Of keys and values.")] = "fp32,fp16",
     threads: Threads = 1,
     rounds: Rounds = 15,
     as_json: Json = False,
 ) -> None:
     """Time one token beside llama.cpp and transformers: the same weights, the same precision, in turn.
 
-    llama.cpp is measured where llama-cpp-python and gguf are installed, transformers in fp32. Keys and values are float32
-    everywhere. With the defaults it takes 3 GB of memory.
+    llama.cpp is measured where llama-cpp-python and gguf are installed, transformers in fp32. It takes
+    3 GB of memory with the defaults.
     """
-    from edgevlm.bench import writing
+    from edgevlm.packages import needed
 
-    bench = writing("edgevlm.bench.decode")
+    bench = needed("edgevlm.bench.decode", "a model of random weights")
     lines = bench.decode(
         model=model, against=_names(against), contexts=_numbers("--context", context), precisions=_names(precisions),
-        threads=threads, rounds=rounds, progress=_progress,
+        kinds=_names(kv), threads=threads, rounds=rounds, progress=_progress,
     )  # fmt: skip
-    _print(lines, ("precision", "context", "runtime"), "token", as_json)
+    _print(lines, ("precision", "kv", "context", "runtime"), "token", as_json)
 
 
 def prefill(
@@ -63,9 +64,9 @@ def prefill(
     as_json: Json = False,
 ) -> None:
     """Time a frame's prefill into a full memory beside transformers with a DynamicCache of the same length."""
-    from edgevlm.bench import writing
+    from edgevlm.packages import needed
 
-    bench = writing("edgevlm.bench.prefill")
+    bench = needed("edgevlm.bench.prefill", "a model of random weights")
     lines = bench.prefill(
         models=model or bench.MODELS, against=_names(against), held=held, chunks=_numbers("--chunks", chunks),
         tokens_per_frame=tokens_per_frame, threads=threads, rounds=rounds, progress=_progress,
@@ -92,9 +93,9 @@ def vision(
 
     Takes 7 GB of memory and 4 GB of disk for a while with all layers.
     """
-    from edgevlm.bench import writing
+    from edgevlm.packages import needed
 
-    bench = writing("edgevlm.bench.vision")
+    bench = needed("edgevlm.bench.vision", "a model of random weights")
     lines = bench.vision(
         towers=tower or tuple(bench.TOWERS), precisions=_names(precision), batches=_numbers("--batch", batch),
         against=_names(against), layers=layers, threads=threads, rounds=rounds, progress=_progress,
@@ -129,7 +130,8 @@ def _print(lines: Iterable[dict[str, Any]], columns: tuple[str, ...], unit: str,
         place = "".join(f"{line[column]!s:<20}" for column in columns)
         if "ratio" in line:
             spread = f"[{line['low']:.2f}, {line['high']:.2f}]"
-            typer.echo(f"{place}/ {line['against']}: {line['ratio']:.2f} {spread}, processor {line['cpu_ratio']:.2f}")
+            other = " ".join(str(line[key]) for key in ("against", "against_kv") if key in line)
+            typer.echo(f"{place}/ {other}: {line['ratio']:.2f} {spread}, processor {line['cpu_ratio']:.2f}")
         elif "cosine" in line:
             typer.echo(
                 f"{line['tower']:<20}int8 to fp32: cosine {line['cosine']:.6f}, largest error {line['max_error']:.4f} rms"

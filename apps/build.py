@@ -1,0 +1,81 @@
+"""``edgevlm build``: TensorRT engines of a bundle, made on the device that runs them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+from edgevlm.apps.plan import default_budget
+from edgevlm.apps.planning.bundle import plan_bundle
+from edgevlm.engines import import_backend
+from edgevlm.engines.devices import load_device
+from edgevlm.engines.tensorrt.jobs import WORKSPACE, Settings
+from edgevlm.errors import UserError
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.cuda.driver import Device, open_driver
+from edgevlm.runtime.model import bundle_folder
+
+MODULE = "edgevlm.engines.tensorrt.build"
+ROUND = 64  # rows that a memory's capacity is a multiple of: a longer system prompt fits what is left over
+MB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRequest:
+    """What was asked for. device: a name of :mod:`edgevlm.engines.devices` that this machine must be; workspace: MB."""
+
+    bundle: str
+    device: str | None = None
+    budget: int | None = None
+    workspace: int = WORKSPACE // MB
+    probes: bool = True
+    force: bool = False
+
+
+def build(
+    request: BuildRequest, tell: Callable[[str], object], progress: Callable[[str], object], as_json: bool
+) -> Iterator[str]:
+    """Build what is missing; yields a line for each engine. Raises UserError, one line, for all that stands in the way."""
+    if request.workspace < 1:
+        raise UserError(f"--workspace {request.workspace}: give 1 MB or more")
+    bundle = Bundle.load(bundle_folder(request.bundle), progress=progress)
+    builder = import_backend("tensorrt", MODULE)
+    builder.check_profile(bundle)
+    settings = Settings(
+        capacity_for(request.bundle, request.budget), request.workspace * MB, probes=request.probes, force=request.force
+    )
+    driver = open_driver()
+    if request.device is not None:
+        check_device(request.device, driver.device, bundle.decoder.precision)
+    for made in builder.build_engines(bundle, settings, driver, tell, progress):
+        if as_json:
+            yield json.dumps(asdict(made) | {"capacity": settings.capacity})
+        else:
+            yield f"{made.path}  {made.bytes / 1e6:.0f} MB{'  (was there)' if made.kept else ''}"
+
+
+def capacity_for(bundle: str, budget: int | None) -> int:
+    """Rows of each layer's memory for sessions of ``budget`` tokens, a run's default unless given: prefix + |M| + text room.
+
+    Raises UserError for a budget that no session of this model can have.
+    """
+    model = plan_bundle(bundle)
+    tokens = default_budget(model) if budget is None else budget
+    least, most = model.tower.rows, model.most_budget
+    if not least <= tokens <= most:
+        raise UserError(f"a budget of {tokens} tokens does not suit {bundle}: give --budget {least} to {most}")
+    return -(-model.capacity(tokens) // ROUND) * ROUND
+
+
+def check_device(name: str, found: Device, precision: str) -> None:
+    """Raise UserError where this machine's GPU is not the named device's, or that one does not run these weights."""
+    device = load_device(name)
+    wanted = device["compute_capability"]
+    here = ".".join(map(str, found.compute_capability))
+    if device["cuda_cores"] is None or wanted != here:
+        raise UserError(
+            f"this machine's {found.name} has compute capability {here} and {name} {wanted or 'no GPU'}: engines are built on "
+            "the device that runs them; leave --device out to build for this one"
+        )
+    device.check_precision(precision)

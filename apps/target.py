@@ -1,0 +1,85 @@
+"""``edgevlm export --device``: what a device wants of a bundle, and what fits it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgevlm.apps.plan import PlanRequest, make_plan
+from edgevlm.engines.base import KVType
+from edgevlm.engines.devices import Device, load_device
+from edgevlm.engines.profiles import ONNXRUNTIME, profile_for
+from edgevlm.errors import UserError
+from edgevlm.packages import needs
+
+DEFAULT_KV: dict[str, KVType] = {"cpu": "fp32", "cuda": "fp16"}  # of profile onnxruntime
+PRECISIONS = ("fp16", "int8", "int4")  # tried in this order
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to export, and a line that says why. precision None: the exporter's own default."""
+
+    profile: str
+    precision: str | None
+    kv: KVType
+    line: str
+
+
+def target_of(
+    checkpoint: Path, name: str, jetpack: str | None, precision: str | None, kv: KVType | None, camera: tuple[int, int]
+) -> Target:
+    """The target of a device. jetpack: its release, the newest unless given. precision, kv: what was asked for, if it was.
+
+    On a Jetson weights have the first of PRECISIONS with which a run's usual budget fits by ``edgevlm plan``, keys and values
+    are fp16; for a graphics card too, whose engine takes no other. Raises UserError for a device, release or precision that
+    there is not.
+    """
+    device = load_device(name)
+    if precision is not None:
+        device.check_precision(precision)
+    release = _release(device, jetpack)
+    if device.kind != "jetson":
+        return Target(ONNXRUNTIME, precision, kv or DEFAULT_KV[device.kind], f"{name}: profile {ONNXRUNTIME}")
+    profile, kept = profile_for(release["tensorrt"]), kv or "fp16"
+    with needs("exporting"):
+        from edgevlm.export.checkpoint import ConfigOnly
+        from edgevlm.export.prequantised import check_no_zero_points
+        from edgevlm.export.profiles import load_profile
+
+    written = load_profile(profile)
+    written.check_kv(kept)
+    if precision is not None:
+        written.precision(precision)
+    check_no_zero_points(ConfigOnly(checkpoint).config, checkpoint)
+    chosen, taken = _fitting(checkpoint, name, (precision,) if precision else PRECISIONS, kept, camera)
+    line = (
+        f"{name} with JetPack {release['jetpack']}, TensorRT {release['tensorrt']}: profile {profile}, {chosen} weights, "
+        f"{kept} keys and values; a run takes {taken / 1e6:,.0f} of {device.usable_bytes / 1e6:,.0f} MB (edgevlm plan)"
+    )
+    return Target(profile, chosen, kept, line)
+
+
+def _release(device: Device, jetpack: str | None) -> dict[str, str]:
+    """The versions that belong together; raises UserError for a JetPack that the device has not."""
+    releases: list[dict[str, str]] = device["releases"]
+    if jetpack is None:
+        return releases[-1]
+    found = [release for release in releases if release["jetpack"] == jetpack]
+    if not found:
+        known = [release["jetpack"] for release in releases if release["jetpack"]]
+        raise UserError(
+            f"{device.name} has no JetPack {jetpack}; give --jetpack {' or '.join(known)}"
+            if known
+            else f"{device.name} has no JetPack; leave --jetpack out"
+        )
+    return found[0]
+
+
+def _fitting(checkpoint: Path, device: str, precisions: tuple[str, ...], kv: str, camera: tuple[int, int]) -> tuple[str, int]:
+    """The first precision whose plan fits, else the last, and the bytes that a run takes."""
+    for precision in precisions:
+        plan = make_plan(PlanRequest(str(checkpoint), device, precision=precision, kv=kv, camera=camera))
+        if plan.line()["fits"]:
+            break
+    return precision, plan.memory.total

@@ -1,0 +1,158 @@
+"""What the kernels of a compression reach on a CUDA device, beside a copy within its memory.
+
+Each round selects by InfiniPot-V on a full memory with all value norms unknown, evicts, makes positions dense, and asks for the
+attention of a few queries. Times are the device's own, between events around each kernel; medians are taken over the rounds.
+A kernel's bytes are those of the keys and values that it must read and write; a copy's are read and written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgevlm.bench.compression import GROUP, Memory, Shape
+from edgevlm.engines.base import KVBuffer
+from edgevlm.runtime import primitives
+from edgevlm.runtime.cuda.cache import CudaCache
+from edgevlm.runtime.cuda.driver import Event
+from edgevlm.runtime.cuda.kernels import Kernels
+
+# What is reported -> the kernels it takes; those of the last two read next to nothing of keys and values.
+PARTS = {
+    "value norms": ("value_norms",),
+    "similarity": ("find_patches", "add_recent", "finish_means", "temporal_similarity"),
+    "eviction": ("list_moves", "move_rows"),
+    "re-rotation": ("turn_keys",),
+    "probe mass": ("attention_scores", "attention_weights", "attention_mass"),
+    "pooling": ("place_patches", "pool_norms"),
+    "selection": ("choose_window", "choose_rows"),
+}
+QUERIES = 8  # rows of a layer's probe, of each of GROUP query heads a KV head
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """One part of a compression: milliseconds, bytes moved, and a copy's bytes a second (1e9)."""
+
+    device: str
+    part: str
+    dtype: str
+    shape: Shape
+    ms: float
+    nbytes: int
+    copy_gb_s: float
+
+    def line(self) -> dict[str, Any]:
+        reached = self.nbytes / self.ms / 1e6 if self.ms else 0.0
+        return {
+            "bench": "compression",
+            "device": self.device,
+            "part": self.part,
+            "dtype": self.dtype,
+            "layers": self.shape.layers,
+            "kv_heads": self.shape.kv_heads,
+            "head_dim": self.shape.head_dim,
+            "tokens": self.shape.tokens,
+            "ms": round(self.ms, 4),
+            "gb_s": round(reached, 1),
+            "copy_gb_s": round(self.copy_gb_s, 1),
+            "share_of_copy": round(reached / self.copy_gb_s, 3),
+        }
+
+
+class DeviceMemory(Memory):
+    """A cache on the device that is filled with noise up to its budget, again and again."""
+
+    kind = CudaCache
+
+    def write(self, buffer: KVBuffer, start: int, rows: Sequence[np.ndarray]) -> None:
+        assert isinstance(self.cache, CudaCache)
+        driver, row = self.cache.kernels.driver, buffer.shape[3] * buffer.dtype.itemsize
+        for address, new in zip((buffer.key_address, buffer.value_address), rows, strict=True):
+            driver.copy_rows_in(address + start * row, buffer.shape[2] * row, np.ascontiguousarray(new))
+            driver.main.synchronize()
+
+
+@contextmanager
+def timed_launches(kernels: Kernels) -> Iterator[dict[str, float]]:
+    """Milliseconds of each kernel launched meanwhile, by its name without the dtype; there once it ends."""
+    driver, launch, moments = kernels.driver, kernels.launch, list[tuple[str, Event, Event]]()
+
+    def timed(name: str, grid: tuple[int, int, int], call: ctypes.Structure) -> None:
+        first, last = driver.event(), driver.event()
+        first.record(driver.main)
+        launch(name, grid, call)
+        last.record(driver.main)
+        moments.append((name.removesuffix("_fp32").removesuffix("_fp16"), first, last))
+
+    kernels.launch = timed  # type: ignore[method-assign]
+    found: dict[str, float] = defaultdict(float)
+    try:
+        yield found
+    finally:
+        del kernels.launch
+    for name, first, last in moments:
+        found[name] += last.ms_since(first)
+
+
+def measure(shape: Shape, dtype: str, rounds: int) -> Iterator[Reached]:
+    """Every part, for one dtype; a first round is not counted. Raises UserError without a device."""
+    memory = DeviceMemory(shape, dtype)
+    cache = memory.cache
+    assert isinstance(cache, CudaCache)
+    kernels, times, moved = cache.kernels, defaultdict[str, list[float]](list), dict[str, int]()
+    for turn in range(rounds + 1):
+        memory.fill()
+        cache.known = [0] * cache.layers
+        with timed_launches(kernels) as found:
+            moved = _round(memory, cache)
+        if turn:
+            for part, names in PARTS.items():
+                times[part].append(sum(found[name] for name in names))
+    copy_gb_s = _copy(
+        kernels, sum(2 * int(np.prod(buffer.shape)) * buffer.dtype.itemsize for buffer in cache.buffers()), rounds
+    )
+    device = kernels.driver.device.name
+    for part, each in times.items():
+        yield Reached(device, part, dtype, shape, statistics.median(each), moved.get(part, 0), copy_gb_s)
+
+
+def _round(memory: DeviceMemory, cache: CudaCache) -> dict[str, int]:
+    """One of everything; the bytes of keys and values that each part must move."""
+    shape, row = memory.shape, memory.shape.head_dim * cache.dtype.itemsize
+    rows = shape.layers * shape.kv_heads * shape.tokens
+    windows = [(7, 5, 3, 1)[4 * layer // shape.layers] for layer in range(shape.layers)]
+    target = shape.tokens * 3 // 4
+    keep = primitives.infinipot_select(cache, max(1, shape.tokens // shape.side**2 // 8), target // 4, target, windows)
+    before = cache.rows_moved
+    cache.evict(keep)
+    moves, left = cache.rows_moved - before, int(cache.lengths.sum()) * shape.kv_heads
+    at = [cache.position(layer).copy() for layer in range(shape.layers)]
+    cache.reindex(0)
+    turned = sum(int((cache.position(layer) != was).any(-1).sum()) for layer, was in enumerate(at))
+    for layer in range(shape.layers):
+        query = memory.noise(shape.kv_heads * GROUP, QUERIES)
+        primitives.attention_mass(query, np.full(QUERIES, memory.next, np.int64), cache.key(layer), cache.seq(layer))
+    both_ways = {"eviction": 2 * 2 * moves * row, "re-rotation": 2 * turned * row}
+    return {"value norms": rows * row, "similarity": rows * row, "probe mass": left * row} | both_ways
+
+
+def _copy(kernels: Kernels, nbytes: int, rounds: int) -> float:
+    """Bytes read and written a second, 1e9, by copies of half of ``nbytes`` within the device."""
+    driver, half, times = kernels.driver, max(nbytes // 2, 1), []
+    memory = driver.allocate(2 * half)
+    for _ in range(rounds + 1):
+        first, last = driver.event(), driver.event()
+        first.record(driver.main)
+        driver.copy(memory.address, memory.address + half, half)
+        last.record(driver.main)
+        times.append(last.ms_since(first))
+    driver.free(memory)
+    return 2 * half / statistics.median(times[1:]) / 1e6

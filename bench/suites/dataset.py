@@ -1,0 +1,142 @@
+"""A data folder as it was downloaded: annotation files, videos, and what is wrong with them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from edgevlm.bench.suites.fields import Fields, Malformed, shown
+from edgevlm.bench.suites.schema import Question
+from edgevlm.errors import UserError
+
+FOLDERS = ("", "videos", "video", "data")  # where videos are looked for under the data folder
+SUFFIXES = ("", ".mp4", ".mkv", ".webm", ".avi", ".mov")
+
+Make = Callable[[Fields, str], Iterable[Question]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A record that was left out. place: its index in the file, from 0; that of a nested one after a slash."""
+
+    file: str
+    place: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file}, record {self.place}: {self.reason}"
+
+
+@dataclass(slots=True)
+class Dataset:
+    """``findings``: records left out; ``missing``: videos that are not there, relative to ``root``."""
+
+    root: Path
+    findings: list[Finding] = field(default_factory=list)
+    missing: dict[str, None] = field(default_factory=dict)
+
+    def files(self, *names: str) -> list[str]:
+        """Those of ``names``, glob patterns relative to the folder, that are there, in order, each once.
+
+        Raises UserError where none is, naming what is expected.
+        """
+        found = [path for name in names for path in sorted(self.root.glob(name)) if path.is_file()]
+        if not found:
+            raise UserError(
+                f"--data {self.root}: has no {' or '.join(names)}; download the annotations there (docs/benchmarks.md)"
+            )
+        return list(dict.fromkeys(path.relative_to(self.root).as_posix() for path in found))
+
+    def read(self, name: str) -> Any:
+        """What a file holds, by its suffix: JSON, JSON lines, CSV with a head line, or parquet. Raises UserError, one line."""
+        path = self.root / name
+        readers = {".jsonl": _json_lines, ".csv": _csv, ".parquet": _parquet}
+        try:
+            return readers.get(path.suffix.lower(), _json)(path)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        except (ValueError, RecursionError, csv.Error) as error:
+            why = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+            raise UserError(f"{path}: is damaged or another kind of file ({why}); download it again") from None
+
+    def each(self, file: str, values: Any, make: Make, within: str = "") -> Iterator[Question]:
+        """The questions of each record of a list; a malformed record is noted and left out, whole.
+
+        make: from a record and its place to its questions; raises Malformed. within: the place of the list itself.
+        """
+        if not isinstance(values, list):
+            self.note(file, within or "-", "is not a list of records")
+            return
+        for index, value in enumerate(values):
+            place = f"{within}{index}"
+            try:
+                made = list(make(Fields(value), place))
+            except Malformed as error:
+                self.note(file, place, str(error))
+            else:
+                yield from made
+
+    def note(self, file: str, place: str, reason: str) -> None:
+        self.findings.append(Finding(file, place, reason))
+
+    def video(self, named: str, *folders: str, pictures: bool = False) -> str:
+        """The video that a record names, relative to ``root``; noted as missing where it is not there.
+
+        It is looked for in ``folders`` and :data:`FOLDERS`, with and without the usual suffixes; ``pictures``: it is a folder
+        of them. Raises Malformed for a path that leads out of the data folder; links there are its owner's and followed.
+        """
+        path = PurePosixPath(named.replace("\\", "/"))
+        leaves = path.is_absolute() or ".." in path.parts or re.match(r"[A-Za-z]:", named)
+        if leaves or not path.parts or not named.isprintable():
+            raise Malformed(f"the video {shown(named)} lies outside of the data folder")
+        tried = [
+            PurePosixPath(folder, name)
+            for name in dict.fromkeys((path, PurePosixPath(path.name)))
+            for folder in dict.fromkeys((*folders, *FOLDERS))
+        ]
+        for base in tried:
+            for suffix in SUFFIXES:
+                candidate = base.as_posix() + suffix
+                if _exists(self.root / candidate, pictures):
+                    return candidate
+        self.missing.setdefault(tried[0].as_posix())
+        return tried[0].as_posix()
+
+
+def _exists(path: Path, pictures: bool) -> bool:
+    try:
+        return path.is_dir() if pictures else path.is_file()
+    except OSError:
+        return False
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8-sig"))
+
+
+def _json_lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+
+
+def _csv(path: Path) -> list[Any]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _parquet(path: Path) -> list[Any]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise UserError(
+            f"{path}: reading parquet takes pyarrow; pip install 'edgevlm[parquet]', or convert it to JSON lines beside it"
+        ) from None
+    try:
+        table: list[Any] = parquet.read_table(path).to_pylist()
+    except ArrowException as error:
+        raise ValueError(str(error)) from None
+    return table

@@ -1,0 +1,45 @@
+"""RVS-Ego and RVS-Movie (Flash-VStream, arXiv:2406.08085), in ReKV's files: open questions in the middle of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from edgevlm.bench.suites.dataset import Dataset
+from edgevlm.bench.suites.fields import Fields
+from edgevlm.bench.suites.schema import Question, Suite
+from edgevlm.bench.suites.tally import Column, Tally
+
+FILES = {"ego4d_oe.json": "RVS-Ego", "movienet_oe.json": "RVS-Movie"}
+HEADS = {"RVS-Ego": "ego", "RVS-Movie": "movie"}
+
+
+def read(data: Dataset) -> Iterator[Question]:
+    for file in data.files(*(f"{folder}{name}" for name in FILES for folder in ("", "ego/", "movie/", "rvs/*/"))):
+        folder, _, name = file.rpartition("/")
+
+        yield from data.each(file, data.read(file), partial(_video, data, file, FILES[name], folder))
+
+
+def _video(data: Dataset, file: str, half: str, folder: str, fields: Fields, place: str) -> Iterator[Question]:
+    video = data.video(fields.text("video_path"), f"{folder}/videos" if folder else "videos")
+
+    def make(asked: Fields, at: str) -> Iterator[Question]:
+        text = asked.text("question")
+        yield Question(
+            id=f"{file}:{at}", video=video, text=text, prompt=text, answer=asked.text("answer"), scoring="judge", subtask=half,
+            category=half, time_s=asked.seconds("end_time"), tokens=256,
+        )  # fmt: skip
+
+    yield from data.each(file, fields.list("conversations"), make, f"{place}/")
+
+
+def columns(tally: Tally) -> Iterator[Column]:
+    """Of each half the share that the judge calls right, and its mean rating from 0 to 5."""
+    for half, head in HEADS.items():
+        if any(result.category == half for result in tally.results):
+            yield tally.share(f"{head} acc", f"{half}, accuracy", category=half)
+            yield tally.rating(f"{head} 0-5", f"{half}, judge's rating", half)
+
+
+SUITE = Suite("RVS", read, columns)

@@ -1,0 +1,85 @@
+"""What every backend refuses, before a byte is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgevlm.engines.base import Float32, Int32, Int64, KVBuffer, KVType
+from edgevlm.errors import CacheError, CacheFull, UserError
+from edgevlm.runtime.bundle import Bundle, DecoderSpec, VisionSpec
+from edgevlm.runtime.kv import DTYPES
+
+
+def grouped_pixels(vision: VisionSpec, pixels: Float32) -> Float32:
+    """Frames ``[F, 3, H, W]`` as a tower takes them, ``[G, group * 3, H, W]``, the last frame repeated to fill its group.
+
+    Raises ValueError for anything but float32 frames of the bundle's size.
+    """
+    wanted = (3, *vision.size)
+    if pixels.ndim != 4 or pixels.shape[1:] != wanted or pixels.dtype != np.float32:
+        raise ValueError(f"pixels must be float32 [F, {', '.join(map(str, wanted))}], not {pixels.dtype} {pixels.shape}")
+    if odd := -len(pixels) % vision.group:
+        pixels = np.concatenate([pixels, np.repeat(pixels[-1:], odd, 0)])
+    return pixels.reshape(-1, 3 * vision.group, *vision.size)
+
+
+def graph_of(bundle: Bundle, variant: str) -> str:
+    """The file of a decoder graph; raises UserError for a variant that the bundle does not have."""
+    graphs = bundle.decoder.graphs
+    if variant not in graphs:
+        raise UserError(
+            f"{bundle.path}: has no {variant} decoder graph (it has {', '.join(graphs)}); "
+            "export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
+        )
+    return graphs[variant]
+
+
+def check_probes(spec: DecoderSpec, probes: Sequence[int]) -> None:
+    """Raise ValueError for layers that the decoder does not have."""
+    if any(not 0 <= layer < spec.layers for layer in probes):
+        raise ValueError(f"probes must be layers of 0 to {spec.layers - 1}, not {list(probes)}")
+
+
+def check_step(
+    spec: DecoderSpec,
+    capacity: Int64,
+    embeds: Float32,
+    cos: Float32,
+    sin: Float32,
+    past_len: Int32,
+    logit_rows: Sequence[int],
+) -> None:
+    """Raise CacheError or CacheFull for a step that cannot be done in layers of ``capacity [layers]`` rows."""
+    s, rows = spec, len(embeds)
+    if embeds.shape not in ((rows, s.hidden), (rows, s.row_width)) or rows < 1:
+        raise CacheError(f"embeds must be [S, {s.hidden}] with S at least 1, not {list(embeds.shape)}")
+    if cos.shape != (rows, s.head_dim // 2) or sin.shape != cos.shape:
+        raise CacheError(f"cos and sin must be [{rows}, {s.head_dim // 2}], not {list(cos.shape)}, {list(sin.shape)}")
+    if past_len.shape != (s.layers,) or int(past_len.min()) < 0:
+        raise CacheError(f"past_len must be {s.layers} lengths of at least 0, not {past_len!r}")
+    over = np.flatnonzero(past_len + np.int64(rows) > capacity)
+    if over.size:
+        layer = int(over[0])
+        have, room = int(past_len[layer]), int(capacity[layer])
+        raise CacheFull(f"layer {layer} holds {have} rows and has room for {room}: {rows} more do not fit")
+    if any(not -rows <= row < rows for row in logit_rows):
+        raise CacheError(f"logit_rows {list(logit_rows)} must index the {rows} rows of this call")
+
+
+def check_buffers(bundle: Bundle, buffers: Sequence[KVBuffer], kv: KVType) -> None:
+    """Raise CacheError for buffers that are not one a layer, of the bundle's shape and of ``kv``."""
+    spec = bundle.decoder
+    if len(buffers) != spec.layers:
+        raise CacheError(f"the decoder has {spec.layers} layers; {len(buffers)} buffers were given")
+    for layer, buffer in enumerate(buffers):
+        batch, heads, capacity, dim = buffer.shape
+        if (batch, heads, dim) != (1, spec.kv_heads, spec.head_dim) or capacity < 1:
+            raise CacheError(
+                f"layer {layer}: a buffer must be [1, {spec.kv_heads}, capacity, {spec.head_dim}], not {list(buffer.shape)}"
+            )
+        if np.dtype(buffer.dtype) != DTYPES[kv]:
+            raise CacheError(f"layer {layer}: this decoder keeps {DTYPES[kv]} keys and values, not {buffer.dtype}")
+        if kv == "int8" and any(s is None or s.shape != (heads, dim) for s in (buffer.key_scale, buffer.value_scale)):
+            raise CacheError(f"layer {layer}: int8 keys and values need scales [{heads}, {dim}]")

@@ -1,0 +1,53 @@
+"""ONNX Runtime on a CUDA device: the same graphs and bindings as on the CPU, keys and values bound at the device's addresses.
+
+Rows that come and go, a few kilobytes a call, are bound in the host's memory; ONNX Runtime copies them. It puts what the CUDA
+provider has no kernel for on the CPU: GroupQueryAttention has one for float16 alone, so the bundle must keep fp16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnxruntime as ort
+
+from edgevlm.engines.base import KVPlace
+from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
+from edgevlm.errors import UserError
+from edgevlm.runtime.bundle import Bundle
+
+PROVIDER = "CUDAExecutionProvider"
+OPTIONS = {"arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}  # no more memory than asked for; float32 is float32
+
+
+class OnnxRuntimeCuda(OnnxRuntimeCpu):
+    """One bundle loaded on the first CUDA device. Raises UserError where it would run on the CPU instead."""
+
+    kv_place: KVPlace = "cuda"
+    kv_device = "cuda"
+    kv_types: Sequence[str] = ("fp16",)
+    shrunk = "cpu:0;gpu:0"
+    provider = PROVIDER
+    providers: Sequence[Any] = ((PROVIDER, OPTIONS), "CPUExecutionProvider")
+
+    def __init__(self, bundle: Bundle, *, threads: int | None = None) -> None:
+        if self.provider not in (there := ort.get_available_providers()):
+            raise UserError(
+                f"this ONNX Runtime ({ort.__version__}) has no {self.provider}, only {', '.join(there)}: pip uninstall "
+                "onnxruntime onnxruntime-gpu, then pip install onnxruntime-gpu (each is installed over the other)"
+            )
+        if bundle.decoder.kv not in self.kv_types:
+            raise UserError(
+                f"{bundle.path}: keeps {bundle.decoder.kv} keys, and ONNX Runtime's attention on CUDA takes "
+                f"{' or '.join(self.kv_types)}; export the model again with --kv fp16, or give --engine onnxruntime-cpu"
+            )
+        super().__init__(bundle, threads=threads)
+
+    def _open(self, name: str, *, copies: bool = True) -> Any:
+        session = super()._open(name, copies=copies)
+        if session.get_providers()[0] != self.provider:
+            raise UserError(
+                f"ONNX Runtime {ort.__version__} could not start {self.provider} and fell back to the CPU: its CUDA or cuDNN "
+                "is missing or of another version; edgevlm doctor says which, --engine onnxruntime-cpu runs without"
+            )
+        return session

@@ -1,0 +1,173 @@
+"""A decoder bound to one stream's memory on the device.
+
+Three kinds of calls, each with a context of its own whose addresses stay: one token, a chunk's rows, a question's. Keys and
+values are read where the cache has them; docs/engines.md has the graphs' inputs and outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.engines.base import Float32, FramePattern, Int32, KVBuffer, StepResult
+from edgevlm.engines.checks import check_step
+from edgevlm.engines.profiles import TENSORRT_10_3
+from edgevlm.engines.tensorrt.api import Loaded
+from edgevlm.engines.tensorrt.calls import Bench, Calls
+from edgevlm.engines.tensorrt.memory import Blocks
+from edgevlm.engines.tensorrt.replay import Replayed
+from edgevlm.engines.tensorrt.shapes import DECODER_CALLS, ONE, QUESTION, ROWS, USUAL_QUESTION, Dims, pieces
+from edgevlm.errors import CacheError
+from edgevlm.runtime.bundle import Bundle
+
+READ_STEP = 256  # rows by which the one-token call reads further: what was recorded of it is good for that long
+READ_SLACK = 2 * READ_STEP  # rows that it may read too many before it reads less
+UNUSED = "unused queries"  # the block that probes go to which nobody asked for
+
+
+class TensorRTDecoder:
+    """See :class:`edgevlm.engines.base.Decoder`. The buffers' addresses are the device's; nothing else may write there
+    during a step, and what was asked of them before on other streams must be done.
+    """
+
+    def __init__(
+        self, bench: Bench, bundle: Bundle, loaded: Loaded, buffers: Sequence[KVBuffer], probes: Sequence[int]
+    ) -> None:
+        self._bench, self._spec, self._loaded = bench, bundle.decoder, loaded
+        self._buffers, self._probes = tuple(buffers), tuple(probes)
+        self._writes_rows = bundle.profile == TENSORRT_10_3  # new rows are outputs, and go into the memory after the call
+        self._capacity = np.array([buffer.shape[2] for buffer in buffers], np.int64)
+        self._most = {name: loaded.most("inputs_embeds", kind)[1] for kind, name in enumerate(DECODER_CALLS)}
+        self._own = Blocks(bench.driver)
+        self._columns = self._own.at("columns", 4 * int(self._capacity.max()))
+        with bench.lock:  # another thread may be recording a graph of this stream's calls
+            bench.driver.copy_in(self._columns, np.arange(self._capacity.max(), dtype=np.int32), bench.stream)
+            bench.stream.synchronize()
+        self._calls: dict[str, Calls] = {}
+        self._read = np.zeros(len(self._buffers), np.int64)
+        self.replayed: Replayed | None = None
+
+    def step(
+        self,
+        embeds: Float32,
+        cos: Float32,
+        sin: Float32,
+        past_len: Int32,
+        logit_rows: Sequence[int] = (-1,),
+        pattern: FramePattern | None = None,
+    ) -> StepResult:
+        """Append S rows; see the protocol. Raises CacheFull or CacheError before a byte is changed.
+
+        More rows than an engine takes go in by pieces, each after those before it.
+        """
+        check_step(self._spec, self._capacity, embeds, cos, sin, past_len, logit_rows)
+        if pattern is not None:
+            raise CacheError("this decoder graph takes no pattern")
+        rows = len(embeds)
+        wanted = [row % rows for row in logit_rows]
+        kind = self._kind(rows, len(set(wanted)))
+        logits = np.empty((len(wanted), self._spec.vocab), np.float32)
+        probes: dict[int, list[Float32]] = {layer: [] for layer in self._probes}
+        with self._bench.lock:
+            for piece in pieces(rows, self._most[kind]):
+                asked = sorted({row for row in wanted if piece.start <= row < piece.stop})
+                local = np.array([row - piece.start for row in asked] or [piece.stop - piece.start - 1], np.int64)
+                inputs = {"inputs_embeds": self._wide(embeds[piece]), "cos": cos[piece][None], "sin": sin[piece][None]}
+                found = self._run(kind, inputs | {"logit_rows": local}, past_len + np.int64(piece.start))
+                for place, row in enumerate(wanted):
+                    if row in asked:
+                        logits[place] = found["logits"][0, asked.index(row)]
+                for layer in self._probes:
+                    probes[layer].append(found[f"query{layer}"].reshape(-1, self._spec.heads, self._spec.head_dim))
+        return StepResult(logits, {layer: _by_head(parts) for layer, parts in probes.items()})
+
+    def _kind(self, rows: int, logit_rows: int) -> str:
+        """One token; text, and all that wants several rows of logits; the rest are a chunk's rows."""
+        if logit_rows > 1:
+            return QUESTION
+        if rows == 1:
+            return ONE
+        return QUESTION if rows <= USUAL_QUESTION or self._most[ROWS] < rows <= self._most[QUESTION] else ROWS
+
+    def _wide(self, embeds: Float32) -> Float32:
+        """``[1, S, row_width]``: rows of text have no further features."""
+        wide = np.zeros((1, len(embeds), self._spec.row_width), np.float32)
+        wide[0, :, : embeds.shape[1]] = embeds
+        return wide
+
+    def _run(self, kind: str, inputs: dict[str, NDArray], past: NDArray[np.int64]) -> dict[str, NDArray]:
+        """One call of the engine; afterwards the new rows are in the memory, and the logits and probes on the host."""
+        spec, calls = self._spec, self._call(kind)
+        rows, total = inputs["inputs_embeds"].shape[1], past + inputs["inputs_embeds"].shape[1]
+        for name, array in (inputs | {"total_len": total.astype(np.int32)}).items():
+            calls.give(name, array)
+        for layer, read in enumerate(self._reads(kind, past, total)):
+            calls.context.shape(f"columns{layer}", (int(read),))
+        outputs: dict[str, Dims] = {"logits": (1, len(inputs["logit_rows"]), spec.vocab)}
+        outputs |= {f"query{layer}": (1, rows, spec.heads * spec.head_dim) for layer in self._probes}
+        for name, shape in outputs.items():
+            calls.room(name, shape)
+        self._leave(calls, rows)
+        calls.work()
+        try:
+            if kind == ONE and self.replayed is not None:
+                self.replayed.run()
+            else:
+                calls.context.run()
+        except RuntimeError as error:
+            raise RuntimeError(f"{rows} rows after {past.min()} to {past.max()}: {error}") from error
+        if self._writes_rows:
+            self._write_rows(calls, rows, past)
+        return calls.fetch(outputs)
+
+    def _reads(self, kind: str, past: NDArray[np.int64], total: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How far each layer is read: as far as it must be, and for one token, whose call is recorded, in larger steps."""
+        least = np.maximum(past, 1) if self._writes_rows else total
+        if kind != ONE:
+            return least
+        stays = (least <= self._read) & (self._read <= least + READ_SLACK)
+        further = np.minimum(-(-least // READ_STEP) * READ_STEP, self._capacity)
+        self._read = np.where(stays, self._read, further)
+        return self._read
+
+    def _leave(self, calls: Calls, rows: int) -> None:
+        """Bind the outputs that stay on the device: new rows of keys and values, and queries that nobody asked for."""
+        spec = self._spec
+        for layer in range(spec.layers):
+            if f"query{layer}" in self._loaded.tensors and layer not in self._probes:
+                calls.room(f"query{layer}", (1, rows, spec.heads * spec.head_dim), UNUSED)
+            if self._writes_rows:
+                for part in ("key", "value"):
+                    calls.room(f"new_{part}{layer}", (1, spec.kv_heads, rows, spec.head_dim))
+
+    def _write_rows(self, calls: Calls, rows: int, past: NDArray[np.int64]) -> None:
+        """New rows ``[kv_heads, S, head_dim]`` into rows ``[past, past + S)`` of ``[kv_heads, capacity, head_dim]``."""
+        driver, stream, heads = self._bench.driver, self._bench.stream, self._spec.kv_heads
+        for layer, buffer in enumerate(self._buffers):
+            row = self._spec.head_dim * buffer.dtype.itemsize
+            for part, address in (("key", buffer.key_address), ("value", buffer.value_address)):
+                new = calls.room(f"new_{part}{layer}", (1, heads, rows, self._spec.head_dim))
+                to = address + int(past[layer]) * row
+                driver.copy_rows(to, buffer.shape[2] * row, new, rows * row, rows * row, heads, stream)
+
+    def _call(self, kind: str) -> Calls:
+        """The calls of a kind, with the addresses that they keep."""
+        if kind not in self._calls:
+            own = self._own if kind == ONE else None
+            calls = self._calls[kind] = Calls(self._bench, self._loaded, DECODER_CALLS.index(kind), own)
+            for layer, buffer in enumerate(self._buffers):
+                calls.context.bind(f"columns{layer}", self._columns)
+                for part, address in (("key", buffer.key_address), ("value", buffer.value_address)):
+                    calls.context.bind(f"{part}{layer}", address)
+                    if not self._writes_rows:
+                        calls.context.bind(f"{part}{layer}_out", address)
+            if kind == ONE:
+                self.replayed = Replayed(self._bench.driver, self._bench.stream, calls.context)
+        return self._calls[kind]
+
+
+def _by_head(parts: list[Float32]) -> Float32:
+    """``[S, heads, head_dim]`` in pieces to ``[heads, S, head_dim]``."""
+    return np.ascontiguousarray(np.concatenate(parts).transpose(1, 0, 2))

@@ -1,0 +1,151 @@
+"""The TensorRT backend: a bundle's engines, which ``edgevlm build`` has made for this GPU, and what they share.
+
+All calls go to one stream of the backend's own and work in one block of memory, so that one is made at a time: calls of several
+streams' threads wait for each other. A call returns when the device has done it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.engines.base import Float32, Int64, KVBuffer, KVPlace
+from edgevlm.engines.checks import check_buffers, check_probes, graph_of, grouped_pixels
+from edgevlm.engines.embedding import Embedding
+from edgevlm.engines.tensorrt import api
+from edgevlm.engines.tensorrt.build import check_profile
+from edgevlm.engines.tensorrt.calls import Bench, Calls
+from edgevlm.engines.tensorrt.decoder import TensorRTDecoder
+from edgevlm.engines.tensorrt.jobs import Settings, jobs_of
+from edgevlm.engines.tensorrt.shapes import Dims, pieces
+from edgevlm.engines.tensorrt.store import Place, engine_key, read_plan
+from edgevlm.errors import UserError
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.cuda.driver import Driver, open_driver
+
+
+class TensorRT:
+    """One bundle loaded on a GPU; see :class:`edgevlm.engines.base.Engine`. KV buffers lie in the device's memory."""
+
+    kv_place: KVPlace = "cuda"
+
+    def __init__(self, bundle: Bundle, *, threads: int | None = None, driver: Driver | None = None) -> None:
+        """``threads`` are a CPU's and change nothing here. Raises UserError for a bundle without engines for this GPU."""
+        check_profile(bundle)
+        self.bundle = bundle
+        self._bench, self._log = Bench(driver or open_driver()), api.Log()
+        self._place = Place.of(bundle, engine_key(self._bench.driver.device, api.VERSION, bundle))
+        self.settings = self._built_for()
+        self._jobs = {job.graph: job for job in jobs_of(bundle, self.settings)}
+        self._embedding = Embedding(bundle)
+        self._decoder = self._load(bundle.decoder.graphs["whole"])
+        self._vision = self._calls(bundle.vision.graph)
+        self._projections: Calls | None = None
+
+    def capacity(self, rows: int) -> int:
+        """Rows that each layer's buffers have: those that the engines were built for. Raises UserError if that is too few."""
+        if rows > self.settings.capacity:
+            raise UserError(
+                f"this session takes {rows} rows a layer and the engines were built for {self.settings.capacity}; give a lower "
+                f"--budget, or build them for it (edgevlm build {self.bundle.path} --budget N)"
+            )
+        return self.settings.capacity
+
+    def encode(self, pixels: Float32) -> Float32:
+        """Frames ``[F, 3, H, W]``, normalised, to features ``[G, tokens_per_frame, row_width]``; see the protocol."""
+        vision, width = self.bundle.vision, self.bundle.decoder.row_width
+        grouped = grouped_pixels(vision, pixels)
+        features = np.empty((len(grouped), vision.tokens_per_frame, width), np.float32)
+        most = self._vision.most("pixel_values")[0]
+        for piece in pieces(len(grouped), most):
+            shape = features[piece].shape
+            features[piece] = self._whole(self._vision, {"pixel_values": grouped[piece]}, {"features": shape})["features"]
+        return features
+
+    def embed(self, token_ids: Int64) -> Float32:
+        """Token ids ``[N]`` to embeddings ``[N, hidden]``, gathered from the mapped file."""
+        return self._embedding.rows(np.asarray(token_ids, np.int64).reshape(-1))
+
+    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "whole") -> TensorRTDecoder:
+        """A decoder bound to one buffer a layer, of :meth:`capacity` rows each; see the protocol.
+
+        Raises UserError for probes that the engine was built without.
+        """
+        check_probes(self.bundle.decoder, probes)
+        check_buffers(self.bundle, buffers, self.bundle.decoder.kv)
+        if variant != "whole":
+            name = graph_of(self.bundle, variant)
+            raise UserError(f"{self.bundle.path}: the decoder graph {name} keeps no memory, so that nothing can be bound to it")
+        for layer, buffer in enumerate(buffers):
+            if buffer.shape[2] != self.settings.capacity:
+                raise UserError(
+                    f"layer {layer} has {buffer.shape[2]} rows and the engines were built for {self.settings.capacity}; build "
+                    f"them for this session's --budget (edgevlm build {self.bundle.path} --budget N)"
+                )
+        if probes and not self.settings.probes:
+            raise UserError(
+                "this policy looks at attention and the engines were built with --no-probes; choose infinipot-v or another "
+                f"that does not, or build them with probes (edgevlm build {self.bundle.path})"
+            )
+        return TensorRTDecoder(self._bench, self.bundle, self._decoder, buffers, probes)
+
+    def project(self, embeds: Float32, cos: Float32, sin: Float32) -> tuple[list[Float32], list[Float32]]:
+        """Queries and keys of raw embeddings in every layer; see the protocol."""
+        spec = self.bundle.decoder
+        with self._bench.lock:
+            if self._projections is None:
+                self._projections = self._calls(graph_of(self.bundle, "projections"))
+        heads = {"query": spec.heads, "key": spec.kv_heads}
+        parts: dict[str, list[list[Float32]]] = {part: [[] for _ in range(spec.layers)] for part in heads}
+        for piece in pieces(len(embeds), self._projections.most("inputs_embeds")[1]):
+            inputs = {"inputs_embeds": embeds[piece][None], "cos": cos[piece][None], "sin": sin[piece][None]}
+            rows = len(embeds[piece])
+            names: dict[str, Dims] = {
+                f"{part}{layer}": (1, rows, heads[part] * spec.head_dim) for part in heads for layer in range(spec.layers)
+            }
+            found = self._whole(self._projections, inputs, names)
+            for part, of_layer in parts.items():
+                for layer, pieces_of in enumerate(of_layer):
+                    by_head = found[f"{part}{layer}"].reshape(rows, heads[part], spec.head_dim)
+                    pieces_of.append(by_head.transpose(1, 0, 2))
+        query, key = ([np.concatenate(pieces_of, 1) for pieces_of in parts[part]] for part in ("query", "key"))
+        return query, key
+
+    def spare(self, short: bool) -> None:
+        """While memory is short, free after each call the device memory for its frames or rows; the next takes it again."""
+        self._bench.short = short
+
+    def close(self) -> None:
+        """Let go of the engines; decoders already bound keep what they need until they are dropped."""
+        for name in ("_vision", "_projections", "_decoder", "_embedding"):
+            self.__dict__.pop(name, None)
+
+    def _whole(self, calls: Calls, inputs: dict[str, NDArray], outputs: dict[str, Dims]) -> dict[str, NDArray]:
+        with self._bench.lock:
+            return calls.whole(inputs, outputs)
+
+    def _calls(self, name: str) -> Calls:
+        """Of an engine that is called in one way alone."""
+        return Calls(self._bench, self._load(name), 0)
+
+    def _built_for(self) -> Settings:
+        whole = self.bundle.file(self.bundle.decoder.graphs["whole"]).stem
+        for plan in self._place.engines(whole):
+            if record := self._place.record(plan):
+                return Settings(int(record.about["capacity"]), probes=bool(record.about["probes"]))
+        device = self._bench.driver.device
+        raise UserError(
+            f"{self.bundle.path}: has no engines for {device.name} and TensorRT {api.VERSION}; build them (edgevlm build "
+            f"{self.bundle.path})"
+        )
+
+    def _load(self, name: str) -> api.Loaded:
+        """The engine of a graph's file. Raises UserError for one that is missing, damaged, or of another graph."""
+        job = self._jobs[self.bundle.file(name).stem]
+        plan = self._place.path(job.graph, job.fingerprint)
+        record = self._place.record(plan)
+        if record is None:
+            raise UserError(f"{plan}: is missing, or was built of another graph; build it (edgevlm build {self.bundle.path})")
+        return api.Loaded(read_plan(plan, record), str(plan), self._log)

@@ -1,0 +1,124 @@
+"""An ONNX file without the ``onnx`` package, which a device need not have: its external weights, and numbers for dimensions.
+
+Only what leads to them is decoded: a message is a sequence of fields, each a key (number << 3 | kind) and, in the kinds that
+ONNX has, a varint, 4 or 8 bytes, or a length and as many bytes (protobuf's encoding). Everything else is kept as it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
+GRAPH, INITIALIZER, EXTERNAL = 7, 5, 13  # ModelProto.graph, GraphProto.initializer, TensorProto.external_data
+VALUES = (11, 12, 13)  # GraphProto.input, output, value_info
+TYPE, TENSOR_TYPE, SHAPE, DIM = 2, 1, 2, 1  # of a ValueInfoProto, inwards
+DIM_VALUE, DIM_PARAM = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field: its number and kind, its value (a number, or its bytes), and all its bytes, key included."""
+
+    number: int
+    kind: int
+    value: int | bytes
+    raw: bytes
+
+
+def external_bytes(model: bytes) -> dict[str, int]:
+    """Files that hold weights of a graph, and how many bytes of each it uses; raises ValueError for what is no ONNX file."""
+    found: Counter[str] = Counter()
+    for graph in _inside(model, GRAPH):
+        for tensor in _inside(graph, INITIALIZER):
+            about = {}
+            for entry in _inside(tensor, EXTERNAL):
+                key, value = (b"".join(_inside(entry, number)).decode() for number in (1, 2))
+                about[key] = value
+            if "location" in about:
+                found[about["location"]] += int(about.get("length", 0))
+    return dict(found)
+
+
+def with_dimensions(model: bytes, sizes: Mapping[str, int]) -> bytes:
+    """The file with symbolic dimensions of inputs, outputs and other values replaced by numbers, by their names."""
+
+    def dimension(raw: bytes) -> bytes:
+        for field in _fields(raw):
+            if field.number == DIM_PARAM and (name := _bytes(field).decode()) in sizes:
+                return _key(DIM_VALUE, VARINT) + _varint(sizes[name])
+        return raw
+
+    def value(raw: bytes) -> bytes:
+        return _changed(raw, (TYPE, TENSOR_TYPE, SHAPE, DIM), dimension)
+
+    for part in VALUES:
+        model = _changed(model, (GRAPH, part), value)
+    return model
+
+
+def _changed(raw: bytes, path: tuple[int, ...], change: Callable[[bytes], bytes]) -> bytes:
+    """A message with ``change`` applied to the bytes of every field at ``path``."""
+    out = []
+    for field in _fields(raw):
+        if field.number != path[0] or field.kind != BYTES:
+            out.append(field.raw)
+            continue
+        inner = _bytes(field)
+        new = _changed(inner, path[1:], change) if len(path) > 1 else change(inner)
+        out.append(field.raw if new == inner else _key(field.number, BYTES) + _varint(len(new)) + new)
+    return b"".join(out)
+
+
+def _inside(raw: bytes, number: int) -> Iterator[bytes]:
+    return (_bytes(field) for field in _fields(raw) if field.number == number)
+
+
+def _bytes(field: Field) -> bytes:
+    if not isinstance(field.value, bytes):
+        raise ValueError(f"field {field.number} holds a number where ONNX has a message")
+    return field.value
+
+
+def _fields(raw: bytes) -> Iterator[Field]:
+    at = 0
+    while at < len(raw):
+        start = at
+        key, at = _read_varint(raw, at)
+        kind = key & 7
+        value: int | bytes
+        if kind == VARINT:
+            value, at = _read_varint(raw, at)
+        elif kind in (EIGHT, FOUR, BYTES):
+            length, at = _read_varint(raw, at) if kind == BYTES else ((8 if kind == EIGHT else 4), at)
+            value, at = raw[at : at + length], at + length
+        else:
+            raise ValueError(f"is no ONNX file (a field of kind {kind})")
+        if at > len(raw):
+            raise ValueError("is no ONNX file (it ends within a field)")
+        yield Field(key >> 3, kind, value, raw[start:at])
+
+
+def _read_varint(raw: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(raw) or shift > 63:
+            raise ValueError("is no ONNX file (it ends within a number)")
+        byte = raw[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _key(number: int, kind: int) -> bytes:
+    return _varint(number << 3 | kind)

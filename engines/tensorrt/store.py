@@ -1,0 +1,146 @@
+"""Where a bundle's engines are kept: ``BUNDLE/engines/KEY/GRAPH-FINGERPRINT.plan``, each there whole or not at all.
+
+An engine serves one GPU, TensorRT version and precision alone, which make its key; the fingerprint is of the graph, its weights
+and how it was to be called. Beside each lies a ``.json`` with its size and SHA-256, written before it takes its name, and
+beside all of a key the timing cache that their builds share.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.cuda.driver import Device
+from edgevlm.runtime.publish import flush, reason
+
+FOLDER, TIMINGS, PLAN, LOCK, NEW = "engines", "timing.cache", ".plan", ".lock", ".new"
+
+
+def engine_key(device: Device, tensorrt: str, bundle: Bundle) -> str:
+    """Of a GPU, a TensorRT version and the bundle's precisions: ``orin-sm87-trt10.3.0-int4-kv-fp16-vision-fp32``."""
+    name = re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-") or "gpu"
+    major, minor = device.compute_capability
+    decoder, vision = bundle.decoder, bundle.vision
+    return f"{name}-sm{major}{minor}-trt{tensorrt}-{decoder.precision}-kv-{decoder.kv}-vision-{vision.precision}"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is known of an engine's file; ``about`` is what it was built for."""
+
+    bytes: int
+    sha256: str
+    about: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The engines of one key."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, bundle: Bundle, key: str) -> Place:
+        return cls(bundle.path / FOLDER / key)
+
+    def path(self, graph: str, fingerprint: str) -> Path:
+        return self.folder / f"{graph}-{fingerprint}{PLAN}"
+
+    def record(self, plan: Path) -> Record | None:
+        """What was written of an engine that is there whole; None for one that is not."""
+        try:
+            record = Record(**json.loads(_about(plan).read_bytes()))
+            return record if plan.stat().st_size == record.bytes else None
+        except (OSError, TypeError, ValueError):
+            return None
+
+    def engines(self, graph: str) -> list[Path]:
+        """The engines of a graph that are there whole, newest first."""
+        found = [plan for plan in self.folder.glob(f"{graph}-*{PLAN}") if self.record(plan)]
+        return sorted(found, key=lambda plan: plan.stat().st_mtime, reverse=True)
+
+    def put(self, plan: Path, content: memoryview, about: dict[str, Any]) -> Record:
+        """Write an engine, and remove others of its graph. Raises UserError where the disk does not take it."""
+        record = Record(content.nbytes, hashlib.sha256(content).hexdigest(), about)
+        self._write(_about(plan), json.dumps(asdict(record), indent=2).encode())
+        self._write(plan, content)
+        graph = plan.name.rsplit("-", 1)[0]
+        for other in self.folder.glob(f"{graph}-*{PLAN}"):
+            if other != plan and other.name.rsplit("-", 1)[0] == graph:
+                other.unlink(missing_ok=True)
+                _about(other).unlink(missing_ok=True)
+        return record
+
+    def timings(self) -> bytes:
+        """The timing cache; empty before the first build."""
+        try:
+            return (self.folder / TIMINGS).read_bytes()
+        except OSError:
+            return b""
+
+    def put_timings(self, cache: bytes) -> None:
+        self._write(self.folder / TIMINGS, cache)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """For one build at a time; what a killed one left half written is removed. Raises UserError while another is on."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.folder / LOCK, os.O_CREAT | os.O_RDWR, 0o666)
+        except OSError as error:
+            raise UserError(
+                f"{self.folder}: engines cannot be kept there ({error.strerror}); copy the bundle to a folder of your own"
+            ) from None
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{self.folder}: another process is building these engines; wait for it") from None
+            for left in self.folder.glob(f"*{NEW}"):
+                left.unlink(missing_ok=True)
+            yield
+        finally:
+            os.close(handle)
+
+    def _write(self, path: Path, content: bytes | memoryview) -> None:
+        new = path.with_name(path.name + NEW)
+        try:
+            with new.open("wb") as stream:
+                stream.write(content)
+            flush(new)
+            os.replace(new, path)
+            flush(self.folder)
+        except OSError as error:
+            why = reason(error, self.folder)
+            with suppress(OSError):
+                new.unlink()
+            raise UserError(
+                f"{path}: cannot be written ({why}); make room and build again: engines that are finished stay"
+            ) from None
+
+
+def read_plan(plan: Path, record: Record) -> memoryview:
+    """An engine's bytes, mapped; raises UserError for a file that is not what was written."""
+    try:
+        with plan.open("rb") as stream:
+            content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError):
+        raise UserError(f"{plan}: cannot be read; build it again (edgevlm build BUNDLE --force)") from None
+    if hashlib.sha256(content).hexdigest() != record.sha256:
+        raise UserError(f"{plan}: is damaged (its SHA-256 does not match); build it again (edgevlm build BUNDLE --force)")
+    return content
+
+
+def _about(plan: Path) -> Path:
+    return plan.with_suffix(".json")

@@ -1,0 +1,10 @@
+// Every kernel, in one module.
+#include "attention.cu"
+#include "cache_evict.cu"
+#include "infinipot.cu"
+#include "newer.cu"
+#include "norms.cu"
+#include "pool_norms.cu"
+#include "rotary.cu"
+#include "select.cu"
+#include "similarity.cu"

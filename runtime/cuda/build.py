@@ -1,0 +1,30 @@
+"""Compiles ``csrc/kernels.cu``, which includes every kernel, with nvcc. Needs nothing but Python: setup.py runs this file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+# Machine code for Jetson Orin and Hopper, and what the driver makes machine code of for every device from Turing on.
+TARGETS = (
+    "-gencode=arch=compute_87,code=sm_87",
+    "-gencode=arch=compute_90,code=sm_90",
+    "-gencode=arch=compute_75,code=compute_75",
+)
+FLAGS = ("-std=c++17", "-O3", "--fatbin", "-Werror", "all-warnings")
+
+
+def nvcc() -> str | None:
+    """The compiler, on PATH or in CUDA_HOME; None where there is none, or EDGEVLM_CUDA=0 says to do without."""
+    if os.environ.get("EDGEVLM_CUDA") == "0":
+        return None
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    return shutil.which("nvcc") or shutil.which("nvcc", path=str(Path(home) / "bin"))
+
+
+def compile_kernels(compiler: str, source: Path, target: Path) -> None:
+    """One module for all of :data:`TARGETS`; raises subprocess.CalledProcessError with nvcc's words on stderr."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run([compiler, *FLAGS, *TARGETS, "-o", str(target), str(source)], check=True)

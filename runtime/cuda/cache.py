@@ -1,0 +1,260 @@
+"""The ring cache of one stream with its keys and values in device memory.
+
+What is known of rows stays in the host's memory, where policies read it as arrays: a ledger, which is the C++ cache itself over
+rows of one rotary pair. It checks every call before a byte is changed, keeps marks, and moves what it knows of rows just as
+the device then moves their keys and values, so that the rules stand in one place.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.engines.base import KVBuffer
+from edgevlm.errors import UserError
+from edgevlm.runtime import _native
+from edgevlm.runtime.cache import KVCache, Mark, Rows, check_kind, pair_axes, per_layer
+from edgevlm.runtime.cuda import calls, layers
+from edgevlm.runtime.cuda.driver import Driver, open_driver
+from edgevlm.runtime.cuda.kernels import Kernels
+from edgevlm.runtime.cuda.views import DeviceRows, require_rows
+from edgevlm.runtime.cuda.workspace import aligned
+from edgevlm.runtime.kv import DTYPES, KVScales
+
+
+class CudaCache(KVCache):
+    """A :class:`~edgevlm.runtime.cache.KVCache` on a device: the same arguments, methods and errors, fp32 or fp16.
+
+    The arena is one block of device memory, mapped from the host's where they share it, zero at the start. Per layer ``l``,
+    each array 256-byte aligned::
+
+        key_l, value_l   [Hkv, C_l, D]   dtype, keys rotated
+        norm_l           [Hkv, C_l]      f32, the value's, from when a policy first asks for it
+
+    :meth:`key` and :meth:`value` give :class:`~edgevlm.runtime.cuda.views.DeviceRows`; all else is as on the CPU. Methods
+    return when the device has done what they ask, so that an engine with a stream of its own may go on at once. driver: of the
+    device, the first one unless given. Raises UserError for int8, without a device, and where the arena does not fit.
+    """
+
+    __slots__ = ("__weakref__", "_address", "_arena", "_reserved", "kernels", "known")
+
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        capacity: int | Sequence[int],
+        *,
+        inv_freq: NDArray[np.float64],
+        axes: int = 1,
+        dtype: str = "fp32",
+        sections: Sequence[int] | None = None,
+        interleaved: bool = False,
+        scales: KVScales | None = None,
+        driver: Driver | None = None,
+    ) -> None:
+        if dtype == "int8" or scales is not None:
+            raise UserError("the CUDA cache holds fp16 and fp32, not int8: export the model again with --kv fp16")
+        capacities = per_layer(layers, capacity)
+        self.pair_axis = pair_axes(sections, interleaved, axes, head_dim // 2)
+        _native.Cache.bytes_for(capacities, kv_heads, head_dim, inv_freq, axes, dtype, self.pair_axis)  # checks them
+        self.native = _ledger(capacities, kv_heads, axes, self.pair_axis)
+        self.layers, self.kv_heads, self.head_dim, self.axes = layers, kv_heads, head_dim, axes
+        self.dtype = DTYPES[dtype]
+        self.inv_freq = inv_freq.copy()
+        self.inv_freq.flags.writeable = False
+        self.known = [0] * layers  # rows [0, known) of a layer have their norm
+        self._reserved = 0
+        driver = driver or open_driver()
+        self.kernels = Kernels(driver)
+        *starts, end = _starts(capacities, kv_heads, head_dim, self.dtype)
+        self._arena = driver.allocate(end)
+        weakref.finalize(self, driver.free, self._arena)
+        self._address = [tuple(self._arena.address + start for start in layer) for layer in starts]
+        driver.clear(self._arena.address, end, end, 1)
+        driver.main.synchronize()
+
+    @staticmethod
+    def bytes_for(
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        capacity: int | Sequence[int],
+        *,
+        inv_freq: NDArray[np.float64],
+        axes: int = 1,
+        dtype: str = "fp32",
+        sections: Sequence[int] | None = None,
+        interleaved: bool = False,
+    ) -> int:
+        """``nbytes`` of the cache that the same arguments would make. Allocates nothing."""
+        KVCache.bytes_for(
+            layers, kv_heads, head_dim, capacity,
+            inv_freq=inv_freq, axes=axes, dtype=dtype, sections=sections, interleaved=interleaved,
+        )  # fmt: skip
+        capacities = per_layer(layers, capacity)
+        pair_axis = pair_axes(sections, interleaved, axes, head_dim // 2)
+        return _ledger_bytes(capacities, kv_heads, axes, pair_axis) + _starts(capacities, kv_heads, head_dim, DTYPES[dtype])[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """Every byte of the arena and the ledger. The kernels' working memory, which grows with what is asked, is apart."""
+        return self.native.nbytes + self._arena.nbytes
+
+    @property
+    def memory(self) -> NDArray[np.uint8]:
+        """The ledger's block, then the arena: ``[nbytes]``, a copy."""
+        arena = np.empty(self._arena.nbytes, np.uint8)
+        self.kernels.driver.copy_out(arena, self._arena.address)
+        self.kernels.driver.main.synchronize()
+        return np.concatenate([self.native.memory, arena])
+
+    def buffers(self) -> list[KVBuffer]:
+        return [
+            KVBuffer(key, value, (1, self.kv_heads, int(rows), self.head_dim), self.dtype, self)
+            for (key, value, _), rows in zip(self._address, self.capacities, strict=True)
+        ]
+
+    def key(self, layer: int) -> Any:
+        return self._rows(layer, 0)
+
+    def value(self, layer: int) -> Any:
+        return self._rows(layer, 1)
+
+    def norm_address(self, layer: int) -> int:
+        """Where the norms of a layer's values lie, float32 ``[kv_heads, capacity]``."""
+        return self._address[layer][2]
+
+    def table(self, wanted: Sequence[int], lengths: NDArray[np.int32]) -> NDArray:
+        """Some layers, of ``lengths [layers]`` rows, as kernels want them: :data:`edgevlm.runtime.cuda.calls.LAYER`."""
+        table = np.zeros(len(wanted), calls.LAYER)
+        capacities, wanted = self.capacities, list(wanted)
+        for part, name in enumerate(("key", "value", "norm")):
+            table[name] = [self._address[layer][part] for layer in wanted]
+        table["capacity"] = table["norm_stride"] = capacities[wanted]
+        table["rows"], table["known"] = lengths[wanted], [self.known[layer] for layer in wanted]
+        table["first"][1:] = self.kv_heads * np.cumsum(lengths[wanted], dtype=np.int64)[:-1]
+        return table
+
+    def reserve(self, n: int) -> None:
+        self.native.reserve(n)
+        self._reserved = n
+
+    def abort(self) -> None:
+        self.native.abort()
+        for layer, length in enumerate(self.lengths):
+            self._clear(layer, int(length), int(length) + self._reserved)
+        self.kernels.driver.main.synchronize()
+
+    def append(self, layer: int, key: NDArray[np.float32], value: NDArray[np.float32], rows: Rows) -> None:
+        check_kind(rows.kind)
+        wanted, numbers = (self.kv_heads, len(rows.kind), self.head_dim), {"key": key, "value": value}
+        for name, array in numbers.items():
+            require_rows(name, array, np.dtype(np.float32), wanted)
+        start = self._length(layer)
+        tiny = np.zeros((*wanted[:2], 2), np.float32)
+        self.native.append(layer, tiny, tiny, rows.kind, rows.seq, rows.frame, rows.row, rows.col, rows.position)
+        self._write(layer, start, numbers)
+
+    def rollback(self, mark: Mark) -> None:
+        before = self.lengths
+        self.native.rollback(mark)
+        for layer, (now, was) in enumerate(zip(self.lengths, before, strict=True)):
+            self._clear(layer, int(now), int(was))
+            self.known[layer] = min(self.known[layer], int(now))
+        self.kernels.driver.main.synchronize()
+
+    def evict(self, keep: Sequence[NDArray[np.bool_] | None]) -> int:
+        before = self.lengths
+        evicted = self.native.evict(list(keep))
+        after = self.lengths
+        moved = {layer: mask for layer, mask in enumerate(keep) if mask is not None and after[layer] < before[layer]}
+        layers.evict(self, moved, before)
+        for layer in moved:
+            self.known[layer] = int(after[layer]) if self.known[layer] == before[layer] else 0
+        return evicted
+
+    def shift(self, layer: int, position: NDArray[np.int32]) -> None:
+        before = self.position(layer).copy()
+        self.native.shift(layer, position)
+        self._turn({layer: before})
+
+    def reindex(self, prefix: int) -> int:
+        before = {layer: self.position(layer).copy() for layer in range(self.layers)}
+        following = self.native.reindex(prefix)
+        self._turn(before)
+        return following
+
+    def load(self, layer: int, held: Mapping[str, NDArray]) -> None:
+        check_kind(held["kind"])
+        numbers = {name: held[name] for name in ("key", "value")}
+        wanted = (self.kv_heads, *np.shape(held["kind"])[1:], self.head_dim)
+        for name, array in numbers.items():
+            require_rows(name, array, self.dtype, wanted)
+        was = self._length(layer)
+        tiny = np.zeros((*wanted[:-1], 2), np.float16)
+        self.native.load(layer, tiny, tiny, *(held[name] for name in ("kind", "seq", "frame", "row", "col", "position")))
+        self.known[layer] = 0
+        self._write(layer, 0, numbers)
+        self._clear(layer, int(self.lengths[layer]), was)
+        self.kernels.driver.main.synchronize()
+
+    def held(self, layer: int) -> dict[str, NDArray]:
+        """All that a layer holds, by name: keys and values as copies in the host's memory, all else as views."""
+        held = KVCache.held(self, layer)
+        return {name: array.copy() if isinstance(array, DeviceRows) else array for name, array in held.items()}
+
+    def _length(self, layer: int) -> int:
+        """Rows of a layer; raises CacheError for one that is not there."""
+        return self.native.seq(layer).shape[1]
+
+    def _rows(self, layer: int, part: int) -> DeviceRows:
+        shape = (self.kv_heads, self._length(layer), self.head_dim)
+        return DeviceRows(self._address[layer][part], shape, int(self.capacities[layer]), self.dtype, self.kernels, self)
+
+    def _write(self, layer: int, start: int, numbers: Mapping[str, NDArray]) -> None:
+        """Rows from ``start`` on, each ``[kv_heads, n, head_dim]``, rounded to what the cache holds."""
+        row, driver = self.head_dim * self.dtype.itemsize, self.kernels.driver
+        for address, array in zip(self._address[layer][:2], numbers.values(), strict=True):
+            with np.errstate(over="ignore"):  # what float16 cannot hold becomes infinite, as on the CPU
+                stored = np.ascontiguousarray(array, self.dtype)
+            driver.copy_rows_in(address + start * row, int(self.capacities[layer]) * row, stored)
+            driver.main.synchronize()
+
+    def _clear(self, layer: int, first: int, last: int) -> None:
+        row, driver = self.head_dim * self.dtype.itemsize, self.kernels.driver
+        for address in self._address[layer][:2]:
+            driver.clear(address + first * row, int(self.capacities[layer]) * row, max(0, last - first) * row, self.kv_heads)
+
+    def _turn(self, before: Mapping[int, NDArray[np.int32]]) -> None:
+        by = {layer: self.position(layer) - was for layer, was in before.items()}
+        if moved := {layer: steps for layer, steps in by.items() if steps.any()}:
+            layers.turn(self, moved)
+
+
+def _ledger(capacities: list[int], kv_heads: int, axes: int, pair_axis: NDArray[np.uint8] | None) -> _native.Cache:
+    """What keeps what is known of rows: a cache of one rotary pair, which does not turn."""
+    known = None if pair_axis is None else np.zeros(1, np.uint8)
+    return _native.Cache(capacities, kv_heads, 2, np.zeros(1), axes, "fp16", known, None, None)
+
+
+def _ledger_bytes(capacities: list[int], kv_heads: int, axes: int, pair_axis: NDArray[np.uint8] | None) -> int:
+    known = None if pair_axis is None else np.zeros(1, np.uint8)
+    return _native.Cache.bytes_for(capacities, kv_heads, 2, np.zeros(1), axes, "fp16", known)
+
+
+def _starts(capacities: list[int], kv_heads: int, head_dim: int, dtype: np.dtype) -> list[Any]:
+    """Where key, value and norms of each layer begin in the arena, and last its size, in bytes."""
+    starts: list[Any] = []
+    end = 0
+    for rows in capacities:
+        layer = []
+        for width in (head_dim * dtype.itemsize, head_dim * dtype.itemsize, 4):
+            layer.append(end)
+            end += aligned(kv_heads * rows * width)
+        starts.append(tuple(layer))
+    return [*starts, end]

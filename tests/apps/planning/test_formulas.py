@@ -1,0 +1,159 @@
+"""The formulas of a plan are those of slow sums, of what an export stores and of what a cache allocates."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from planned import MODEL, SMALL, make_line, roofline
+
+from edgevlm.apps.planning.memory import (
+    activation_bytes,
+    arena_bytes,
+    export_peak,
+    rows_at_once,
+    vision_bytes,
+)
+from edgevlm.apps.planning.published import EDGE_LLM, qwen2_5_3b, rows
+from edgevlm.apps.planning.speed import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, QUESTION, speed_of
+from edgevlm.apps.planning.weights import BUNDLES, ENGINES, weights_of
+from edgevlm.engines.devices import load_device
+from edgevlm.errors import UserError
+from edgevlm.export.footprint import needed_memory
+from edgevlm.export.precisions import PRECISIONS, load_precision
+from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.kv import KV_TYPES, KVScales
+
+# Memory.
+
+
+@pytest.mark.parametrize("kv", KV_TYPES)
+@pytest.mark.parametrize("model", [qwen2_5_3b(), replace(SMALL, axes=1)])
+def test_the_arena_is_the_one_that_a_cache_would_allocate(kv, model):
+    small = replace(model, layers=2, limit=2048)
+    capacity = small.prefix + 600 + 3 * 128 + small.closing
+    cache = KVCache(
+        2, small.kv_heads, small.head_dim, capacity, inv_freq=np.ones(64), axes=small.axes, dtype=kv, scales=ones(small, kv)
+    )
+    assert arena_bytes(small, 600, kv) == cache.nbytes
+
+
+def ones(model, kv):
+    """Scales of an int8 cache of two layers; None for others."""
+    return KVScales(*np.ones((2, 2, model.kv_heads, model.head_dim), np.float32)) if kv == "int8" else None
+
+
+def test_bytes_of_a_weight_are_those_that_an_export_stores():
+    """The plan's own table beside the layouts: a precision that it leaves out, or one of other bytes, is noticed here."""
+    assert list(BUNDLES) == list(ENGINES) == list(PRECISIONS)
+    for name, storage in BUNDLES.items():
+        layouts = load_precision(name)
+        matrix, table = (layout.parts(np.ones((8, 512), np.float32)) for layout in (layouts.matrices, layouts.table))
+        assert sum(part.nbytes for part in matrix.values()) == 8 * 512 * storage.matrix(32), name
+        assert sum(part.nbytes for part in table.values()) == 8 * 512 * storage.table, name
+
+
+def test_bytes_of_a_rounded_weight_go_by_the_size_of_its_group():
+    codes, zero = 128 * 4 // 8, 4 / 8
+    assert BUNDLES["int4-zp"].matrix(128) == (codes + 4 + zero) / 128
+    assert ENGINES["int4"].matrix(32) == (32 * 4 // 8 + 2) / 32 == 4.5 / 8
+    grouped = weights_of(replace(SMALL, group=128, precision="int4-zp"), "int4-zp", "cpu")
+    plain = weights_of(replace(SMALL, precision="int4-zp"), "int4-zp", "cpu")
+    assert plain.layers - grouped.layers == pytest.approx(SMALL.matrices * 4.5 * (1 / 32 - 1 / 128), abs=1)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "jetson"])
+def test_fewer_bits_take_less_and_a_head_of_its_own_takes_more(kind):
+    totals = [weights_of(MODEL, precision, kind).total for precision in ("int4", "int4-zp", "int8", "fp16", "fp32")]
+    assert totals == sorted(set(totals))
+    untied = weights_of(replace(MODEL, tied=False), "int4", kind)
+    assert untied.total - weights_of(MODEL, "int4", kind).total == untied.head == untied.embedding
+
+
+def test_a_rounded_bundle_can_only_be_planned_as_it_is():
+    files = {"decoder": 100, "embedding": 20, "vision": 30}
+    bundle = replace(MODEL, files=files, precision="int8")
+    assert weights_of(bundle, "int8", "cpu").total == 150
+    assert weights_of(bundle, "int8", "jetson") == weights_of(replace(MODEL, precision="int8"), "int8", "jetson")
+    for kind in ("cpu", "jetson"):
+        with pytest.raises(UserError, match="is a bundle of int8 weights; leave --precision out, or plan its checkpoint"):
+            weights_of(bundle, "int4", kind)
+
+
+def test_a_rounded_bundle_is_planned_for_a_jetson_at_its_own_precision():
+    bundle = replace(SMALL, files={"decoder": 100, "embedding": 20, "vision": 30}, precision="int4")
+    assert make_line(model=bundle, device="orin-nx-16") == make_line(model=SMALL, device="orin-nx-16", precision="int4")
+
+
+def test_a_call_is_a_chunk_or_what_the_budget_leaves_of_it():
+    rows_per_grid = SMALL.tower.rows
+    assert rows_at_once(SMALL, 6000, 8) == 4 * rows_per_grid
+    assert rows_at_once(SMALL, 2 * rows_per_grid, 8) == 2 * rows_per_grid
+    assert rows_at_once(SMALL, 6000, 1) == rows_per_grid
+    once, twice = (activation_bytes(SMALL, 100, "cpu", repeated) for repeated in (False, True))
+    assert twice - once == 4 * 100 * (6 * SMALL.inner + 3 * SMALL.hidden)
+
+
+def test_frames_of_a_tower_in_8_bits_are_encoded_one_grid_at_a_time():
+    plain, rounded = SMALL, replace(SMALL, tower=replace(SMALL.tower, precision="int8"))
+    tower = SMALL.tower
+    grid = 4 * tower.patches * (3 * tower.inner + 6 * tower.width)
+    assert vision_bytes(plain, 8, "cpu") - vision_bytes(rounded, 8, "cpu") == 3 * grid
+    assert vision_bytes(plain, 2, "cpu") == vision_bytes(rounded, 2, "cpu")
+
+
+def test_an_export_takes_what_it_asks_for_itself():
+    layer = 4 * MODEL.matrices // MODEL.layers
+    assert export_peak(MODEL) == needed_memory(layer)
+    assert needed_memory(layer) < layer + 1e9, "one layer is held and no table"
+
+
+# Speed, against sums written out.
+
+
+def test_a_token_takes_as_long_as_its_bytes_take_to_be_read():
+    device, weights, held = load_device("orin-nx-16"), weights_of(SMALL, "int4", "jetson"), 1000
+    cache = sum(2 * SMALL.kv_heads * SMALL.head_dim * 2 * held for _ in range(SMALL.layers))
+    seconds = (weights.layers + weights.embedding + cache) / (device["bandwidth_gb_s"] * 1e9 * BANDWIDTH_EFFICIENCY)
+    call = roofline().token(held)
+    assert call.term == "memory bandwidth"
+    assert call.seconds == pytest.approx(seconds)
+
+
+def test_a_prefill_takes_as_long_as_its_products():
+    held, count = 500, 292
+    operations = 0.0
+    for row in range(count):
+        operations += 2 * SMALL.matrices
+        operations += sum(4 * SMALL.heads * SMALL.head_dim * (held + row + 0.5) for _ in range(SMALL.layers))
+    operations += 2 * SMALL.vocab * SMALL.hidden
+    call = roofline().prefill(count, held, logits=True)
+    assert call.term == "compute"
+    assert call.seconds == pytest.approx(operations / (15e12 * COMPUTE_EFFICIENCY))
+
+
+def test_a_tower_takes_as_long_as_its_products():
+    tower = SMALL.tower
+    block = 4 * 1024 * 1024 + 2 * 1024 * 4096 + 4 * 1024 + 4096 + 1024
+    pairs = 2 * 2 * tower.patches * tower.patches * 1024
+    merger = 4096 * 4096 + 4096 + 4096 * 2048 + 2048
+    operations = 24 * (2 * block * tower.patches + pairs) + 2 * 4 * merger * tower.tokens
+    assert roofline().vision().seconds == pytest.approx(operations / (15e12 * COMPUTE_EFFICIENCY))
+
+
+def test_a_frame_is_its_share_of_a_grid_and_energy_its_time_at_full_power():
+    line = roofline()
+    speed = speed_of(line, 6000, 8)
+    parts = speed.vision_ms + speed.prefill_ms + speed.compression_ms
+    assert 1e3 / speed.prefill_fps == pytest.approx(parts)
+    assert speed.vision_ms == pytest.approx(1e3 * line.vision().seconds / 2)
+    assert speed.j_per_frame == pytest.approx(25 / speed.prefill_fps)
+    assert speed.ttft_ms == pytest.approx(1e3 * line.prefill(QUESTION, 6000 + SMALL.prefix, logits=True).seconds)
+
+
+def test_the_published_figures_are_all_compared_and_nothing_is_far_off_but_eager_pytorch():
+    found = list(rows())
+    assert len(found) == 3 * len(EDGE_LLM) + 2
+    assert [row.published for row in found[:3]] == [39.0, 50.0, 98.4]
+    assert all(abs(row.error) < 0.35 for row in found[:-2])
+    assert found[-2].error > 1, "eager PyTorch reads weights far slower than memory gives them"
+    assert found[-1].planned < 11.3

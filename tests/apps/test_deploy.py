@@ -1,0 +1,88 @@
+"""The files of ``apps/deploy``: what systemd and a linter say of them, and that they use options that there are."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from edgevlm.apps.cli import app
+
+DEPLOY = Path(__file__).parents[2] / "apps" / "deploy"
+COMMAND = "/opt/edgevlm/bin/edgevlm"
+
+pytestmark = pytest.mark.skipif(not DEPLOY.exists(), reason="the files for a device are in the source tree only")
+
+
+def needs(program):
+    return pytest.mark.skipif(shutil.which(program) is None, reason=f"not installed: {program}")
+
+
+@pytest.fixture
+def unit(tmp_path):
+    """The unit, with a program in ExecStart that is there."""
+    text = (DEPLOY / "edgevlm.service").read_text()
+    assert text.count(COMMAND) == 1
+    path = tmp_path / "edgevlm.service"
+    path.write_text(text.replace(COMMAND, sys.executable))
+    return path
+
+
+def analyze(*arguments):
+    return subprocess.run(["systemd-analyze", *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
+
+
+@needs("systemd-analyze")
+def test_systemd_accepts_the_unit(unit):
+    done = analyze("verify", "--man=no", unit)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    unit.write_text(unit.read_text().replace("WatchdogSec=", "WatchDogSec="))
+    assert "WatchDogSec" in analyze("verify", "--man=no", unit).stderr  # else it says nothing of a mistake either
+
+
+@needs("systemd-analyze")
+def test_the_unit_is_hardened(unit):
+    done = analyze("security", "--offline=true", "--threshold=30", unit)
+    if "unrecognized option" in done.stderr:
+        pytest.skip("this systemd-analyze cannot judge a file")
+    assert done.returncode == 0, done.stdout[-200:]  # exposure of at most 3.0 of 10
+
+
+def options_of_run():
+    """(names, variables) of the options of ``edgevlm run``."""
+    params = get_command(app).commands["run"].params
+    return {name for param in params for name in param.opts}, {f"EDGEVLM_RUN_{param.name.upper()}" for param in params}
+
+
+def test_the_command_and_the_environment_have_options_that_there_are(unit):
+    names, variables = options_of_run()
+    (started,) = re.findall(r"^ExecStart=(.*)$", unit.read_text(), re.MULTILINE)
+    assert set(re.findall(r"--[\w-]+", started)) <= names
+    said = re.findall(r"^(?:# )?(EDGEVLM_\w+)=", (DEPLOY / "edgevlm.env").read_text(), re.MULTILINE)
+    assert "EDGEVLM_RUN_CAMERA" in said
+    assert set(said) <= variables
+
+
+def test_no_credential_is_on_a_command_line(unit):
+    assert "://" not in re.sub(r"(?m)^(#|Documentation=).*$", "", unit.read_text())
+
+
+@needs("hadolint")
+def test_the_dockerfile_is_clean():
+    done = subprocess.run(["hadolint", DEPLOY / "Dockerfile.l4t"], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_the_image_takes_nothing_but_the_sources():
+    """What the wheel is made of and nothing else: with the tests in it each build would be a new one."""
+    kept = {line[1:] for line in (DEPLOY / "Dockerfile.l4t.dockerignore").read_text().splitlines() if line.startswith("!")}
+    root = DEPLOY.parents[1]
+    folders = re.search(r"^FOLDERS = (.*)$", (root / "setup.py").read_text(), re.MULTILINE)[1]
+    needed = {"edgevlm", *ast.literal_eval(folders), "setup.py", "pyproject.toml", "README.md", "LICENSE"}
+    assert needed <= kept
+    assert not kept & {"tests", "docs"}
+    assert all((root / name).exists() for name in kept)

@@ -1,0 +1,119 @@
+"""``edgevlm export --device``: the profile of the device's TensorRT, and weights that fit it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import make_checkpoint
+
+from edgevlm.apps.target import target_of
+from edgevlm.engines.profiles import EngineShapes
+from edgevlm.errors import UserError
+from edgevlm.runtime.bundle import Bundle
+
+CAMERA = (480, 640)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("device") / "checkpoint", "llava_onevision", side=3)
+
+
+def edgevlm(*arguments: object) -> Any:
+    command = [sys.executable, "-m", "edgevlm", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+
+
+@pytest.mark.parametrize(
+    ("device", "jetpack", "profile", "precision", "kv"),
+    [
+        ("orin-nano-8", None, "tensorrt-10.15", "fp16", "fp16"),
+        ("orin-agx-64", "6.2", "tensorrt-10.3", "fp16", "fp16"),
+        ("cpu", None, "onnxruntime", None, "fp32"),
+        ("cuda", None, "onnxruntime", None, "fp16"),
+    ],
+)
+def test_what_a_device_wants(
+    checkpoint: Path, device: str, jetpack: str | None, profile: str, precision: str | None, kv: str
+) -> None:
+    target = target_of(checkpoint, device, jetpack, None, None, CAMERA)
+    assert (target.profile, target.precision, target.kv) == (profile, precision, kv)
+    assert profile in target.line
+
+
+def test_what_was_asked_for_stays(checkpoint: Path) -> None:
+    target = target_of(checkpoint, "orin-nano-8", None, "int8", "fp32", CAMERA)
+    assert (target.precision, target.kv) == ("int8", "fp32")
+    assert "int8 weights, fp32 keys and values" in target.line
+
+
+def test_weights_are_rounded_until_they_fit(checkpoint: Path, tmp_path: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    sizes = {"hidden_size": 2048, "intermediate_size": 11008, "num_attention_heads": 16, "head_dim": 128}
+    chosen = []
+    for layers in (16, 56, 100, 400):
+        config["text_config"] |= sizes | {"num_hidden_layers": layers, "layer_types": ["full_attention"] * layers}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        chosen.append(target_of(tmp_path, "orin-nano-8", None, None, None, CAMERA).precision)
+    assert chosen == ["fp16", "int8", "int4", "int4"]
+
+
+@pytest.mark.parametrize(
+    ("device", "jetpack", "precision", "says"),
+    [
+        ("orin-nano", None, None, "no device is called 'orin-nano'; the nearest known is"),
+        ("orin-nano-8", "5.1", None, "orin-nano-8 has no JetPack 5.1; give --jetpack 6.2 or 7.2"),
+        ("cpu", "6.2", None, "cpu has no JetPack; leave --jetpack out"),
+        ("orin-nx-8", None, "fp8", "orin-nx-8 cannot run fp8 weights; give --precision fp32 or fp16"),
+    ],
+)
+def test_what_there_is_not_is_one_line(
+    checkpoint: Path, device: str, jetpack: str | None, precision: str | None, says: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        target_of(checkpoint, device, jetpack, precision, None, CAMERA)
+    assert str(error.value).startswith(says)
+    assert "\n" not in str(error.value)
+
+
+def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "bundle"
+    done = edgevlm("export", checkpoint, "--out", out, "--device", "orin-nano-8", "--jetpack", "6.2", "--precision", "int4")
+    assert (done.returncode, done.stdout) == (0, f"{out}\n"), done.stderr
+    assert "orin-nano-8 with JetPack 6.2, TensorRT 10.3: profile tensorrt-10.3, int4 weights, fp16 keys" in done.stderr
+    bundle = Bundle.load(out)
+    assert (bundle.profile, bundle.decoder.precision, bundle.decoder.kv) == ("tensorrt-10.3", "int4", "fp16")
+    assert bundle.shapes == EngineShapes(8, 8 * bundle.vision.tokens_per_frame, 512)
+    done = edgevlm("run", "--model", out)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"edgevlm: {out}: is for tensorrt-10.3; build its engines (edgevlm build {out})")
+    assert done.stderr.count("\n") == 1
+    done = edgevlm("export", checkpoint, "--jetpack", "6.2")
+    assert (done.returncode, done.stderr) == (2, "edgevlm: --jetpack goes with --device; give both\n")
+
+
+@pytest.mark.parametrize(
+    ("precision", "kv", "says"),
+    [
+        ("int4-zp", None, "--precision int4-zp cannot be written for"),
+        (None, "int8", "--kv int8 cannot be written for"),
+    ],
+)
+def test_what_its_graphs_cannot_have_is_refused_before_it_is_announced(
+    checkpoint: Path, precision: str | None, kv: Any, says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        target_of(checkpoint, "orin-nano-8", None, precision, kv, CAMERA)
+
+
+def test_a_checkpoint_with_zero_points_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="awq has rounded the checkpoint with zero points, which TensorRT does not take"):
+        target_of(tmp_path, "orin-nano-8", None, None, None, CAMERA)

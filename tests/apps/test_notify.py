@@ -1,0 +1,218 @@
+"""What systemd hears of a run, over a datagram socket of the kind that it listens on."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from processes import mjpeg_camera
+
+from edgevlm.apps.heartbeat import Heartbeat
+from edgevlm.apps.notify import Notifier
+from edgevlm.apps.sources import State
+
+HUNG_MODEL = """
+import sys, time
+from edgevlm.runtime.session import Session
+watch = Session.watch
+def hangs(self, *arguments):
+    watch(self, *arguments)
+    if self.stats.frames == 4:
+        time.sleep(60)
+Session.watch = hangs
+from edgevlm.__main__ import main
+main()
+"""
+
+
+class Manager:
+    """The end that a service manager holds."""
+
+    def __init__(self, name):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(name.replace("@", "\0", 1))
+        self.environment = {"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "120000000"}
+
+    def hears(self):
+        """The next message, within 30 seconds."""
+        self.socket.settimeout(30)
+        return self.socket.recv(4096).decode()
+
+    def heard(self):
+        """All that has been said and not been heard."""
+        self.socket.setblocking(False)
+        said = []
+        while True:
+            try:
+                said.append(self.socket.recv(4096).decode())
+            except BlockingIOError:
+                return said
+
+    def until(self, wanted):
+        """All up to and with a message that begins so."""
+        said = [self.hears()]
+        while not said[-1].startswith(wanted):
+            said.append(self.hears())
+        return said
+
+
+@pytest.fixture(params=["path", "abstract"])
+def manager(request, tmp_path):
+    manager = Manager(str(tmp_path / "notify") if request.param == "path" else f"@edgevlm-test-{os.getpid()}")
+    yield manager
+    manager.socket.close()
+
+
+def test_each_message(manager):
+    notifier = Notifier(manager.environment)
+    notifier.ready()
+    notifier.starting(1.5)
+    notifier.alive()
+    notifier.status("a camera:\nrunning")
+    notifier.stopping()
+    assert manager.heard() == ["READY=1", "EXTEND_TIMEOUT_USEC=1500000", "WATCHDOG=1", "STATUS=a camera: running", "STOPPING=1"]
+
+
+@pytest.mark.parametrize("other", [{"WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": ""}])
+def test_a_watchdog_that_is_not_ours_hears_nothing(manager, other):
+    notifier = Notifier({**manager.environment, **other})
+    notifier.alive()
+    notifier.ready()
+    assert manager.heard() == ["READY=1"]
+
+
+@pytest.mark.parametrize("name", ["", "vsock:2:1234", "relative", "/nobody/listens/here"])
+def test_silent_where_nobody_can_hear(name):
+    Notifier({"NOTIFY_SOCKET": name}).ready()
+    Notifier({}).ready()
+
+
+def test_a_manager_that_reads_nothing_holds_nothing_up(manager):
+    notifier = Notifier(manager.environment)
+    for _ in range(100_000):
+        notifier.alive()
+    assert 0 < len(manager.heard()) < 100_000
+
+
+def beating(manager, live=True, state=State.RUNNING):
+    source = SimpleNamespace(live=live, state=state, attempts=1)
+    return source, Heartbeat(source, Notifier(manager.environment))
+
+
+def told(manager, heart):
+    """What one tick says, but for its status."""
+    heart.tell("")
+    return [message for message in manager.heard() if not message.startswith("STATUS=")]
+
+
+def test_frames_and_pieces_are_life_and_their_absence_is_none(manager):
+    _, heart = beating(manager)
+    heart.step()
+    heart.ready()
+    heart.ready()
+    assert told(manager, heart) == ["READY=1", "WATCHDOG=1"]
+    assert told(manager, heart) == []  # the model has not returned since
+    heart.step()
+    assert told(manager, heart) == ["WATCHDOG=1"]
+
+
+def test_waiting_for_a_camera_that_runs_is_life(manager):
+    """Pictures come, and ``--fps 0.01`` wants none of them."""
+    source, heart = beating(manager)
+    heart.ready()
+    manager.heard()
+    with heart.waiting():
+        assert told(manager, heart) == told(manager, heart) == ["WATCHDOG=1"]
+        source.live = False  # a pipe that is silent
+        assert told(manager, heart) == []
+
+
+@pytest.mark.parametrize("state", [State.STALLED, State.RECONNECTING])
+def test_of_a_camera_that_is_away_only_attempts_are_life(manager, state):
+    source, heart = beating(manager, state=state)
+    heart.ready()
+    manager.heard()
+    with heart.waiting():
+        assert told(manager, heart) == []
+        source.attempts += 1
+        assert told(manager, heart) == ["WATCHDOG=1"]
+        assert told(manager, heart) == []  # all its threads may hang in a driver
+    source.attempts += 1
+    assert told(manager, heart) == []  # the model hangs, whatever the camera does
+
+
+def test_before_the_first_frame_attempts_give_the_start_more_time(manager):
+    source, heart = beating(manager, state=State.INITIALISING)
+    with heart.waiting():
+        assert told(manager, heart) == []
+        source.attempts += 1
+        assert told(manager, heart) == ["EXTEND_TIMEOUT_USEC=120000000"]
+
+
+def run(manager, *arguments, code=None):
+    command = [sys.executable, *(["-c", code] if code else ["-m", "edgevlm"]), "run", "--threads", "1", *map(str, arguments)]
+    ready = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}  # a job in the background has it ignored
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen(command, env={**os.environ, **manager.environment}, **silent, **ready)
+
+
+def test_a_run_from_its_start_to_its_end(manager):
+    process = run(manager, "--realtime", "--frames", "9")
+    assert process.wait(60) == 0
+    said = manager.heard()
+    signs = [message for message in said if not message.startswith("STATUS=")]
+    ready = signs.index("READY=1")
+    assert set(signs[:ready]) <= {"EXTEND_TIMEOUT_USEC=120000000"}
+    assert len(signs[ready + 1 : -1]) >= 2
+    assert set(signs[ready + 1 : -1]) == {"WATCHDOG=1"}
+    assert said[-1] == "STOPPING=1"
+    assert any(message.startswith("STATUS=demo: running, ") for message in said)
+
+
+@pytest.mark.parametrize("manager", ["path"], indirect=True)
+def test_a_camera_that_dies_is_lived_through(manager, tmp_path):
+    (tmp_path / "pictures").mkdir()
+    with mjpeg_camera(tmp_path / "pictures") as camera:
+        timeouts = ("--open-timeout", "1", "--stall-timeout", "0.5", "--read-timeout", "1")
+        process = run(manager, "--camera", f"http://127.0.0.1:{camera.port}/live", "--fps", "10", *timeouts)
+        manager.until("READY=1")
+        camera.kill()
+        said = manager.until(f"STATUS=http://127.0.0.1:{camera.port}/live: reconnecting")
+        for _ in range(3):  # the first may still be for a frame, the others are for attempts
+            said += manager.until("WATCHDOG=1")
+        process.send_signal(signal.SIGTERM)
+        said += manager.until("STOPPING=1")
+        assert process.wait(30) == 0
+        camera.start()
+    assert "READY=1" not in said  # once is enough
+
+
+@pytest.mark.parametrize("manager", ["path"], indirect=True)
+def test_a_camera_that_is_not_there_yet_is_no_failed_start(manager):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        process = run(manager, "--camera", f"http://127.0.0.1:{nobody.getsockname()[1]}/live", "--wait")
+        said = manager.until("EXTEND_TIMEOUT_USEC=")
+        process.terminate()
+        said += manager.until("STOPPING=1")
+        process.wait(30)
+    assert not {"READY=1", "WATCHDOG=1"} & set(said)
+
+
+@pytest.mark.parametrize("manager", ["path"], indirect=True)
+def test_a_model_that_hangs_is_heard_no_more(manager):
+    process = run(manager, "--realtime", "--frames", "50", code=HUNG_MODEL)
+    try:
+        manager.until("READY=1")
+        manager.until("STATUS=demo: running, 4 frames")
+        time.sleep(1.5)
+        manager.heard()
+        time.sleep(2.5)
+        assert {message.split(",")[0] for message in manager.heard()} == {"STATUS=demo: running"}
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,24 @@
+"""Packages that a command needs: one line where one is missing, or is there and cannot be loaded."""
+
+import pytest
+
+from edgevlm.errors import UserError
+from edgevlm.packages import needed, needs
+
+
+def test_one_that_is_missing_is_named_with_what_installs_it():
+    with pytest.raises(UserError, match=r"^exporting needs the package nothing_here, .*pip install 'edgevlm\[gguf\]'"):
+        needed("nothing_here", "exporting", "gguf")
+
+
+def test_one_whose_library_is_missing_says_so():
+    with (
+        pytest.raises(UserError, match=r"^engine x needs a package .* cannot be loaded \(libnvinfer.so.10: cannot open"),
+        needs("engine x"),
+    ):
+        raise ImportError("libnvinfer.so.10: cannot open shared object file\nmore", name="tensorrt")
+
+
+def test_our_own_mistakes_are_not_taken_for_a_package():
+    with pytest.raises(ImportError, match="no name"), needs("engine x"):
+        raise ImportError("no name", name="edgevlm.engines")

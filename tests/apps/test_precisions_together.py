@@ -1,0 +1,57 @@
+"""Precisions of weights, tower and cache in one bundle, as they are typed: made, run, resumed, measured and calibrated."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import checkpoints
+import cv2
+import numpy as np
+import pytest
+
+TOGETHER = {
+    "int8 cache, scaled int4": ["--precision", "int4", "--scaling", "awq", "--kv", "int8"],
+    "all of int8": ["--precision", "int8", "--kv", "int8", "--vision-precision", "int8"],
+    "fp16 cache, scaled int4": ["--precision", "int4-zp", "--scaling", "awq", "--kv", "fp16"],
+}
+
+
+def edgevlm(*arguments: object) -> list[dict]:
+    command = [sys.executable, "-m", "edgevlm", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("clip") / "square.avi"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), 4.0, (64, 64))
+    for index in range(120):
+        frame = np.full((64, 64, 3), 40, np.uint8)
+        frame[index % 40 :][:20, 10:30] = (2 * index, 255 - 2 * index, 128)
+        writer.write(frame)
+    writer.release()
+    return path
+
+
+@pytest.mark.parametrize("options", TOGETHER.values(), ids=TOGETHER)
+def test_one_bundle_of_several_precisions(options: list[str], video: Path, tmp_path: Path) -> None:
+    checkpoints.make_checkpoint(tmp_path / "checkpoint", "llava_onevision", max_positions=1024)
+    bundle = tmp_path / "bundle"
+    edgevlm("export", tmp_path / "checkpoint", "--out", bundle, *options)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "checkpoint"], "nothing else is left"
+    asked = ("run", "--video", video, "--model", bundle, "--ask", "what is it?", "--json")
+    *_, answer, summary = edgevlm(*asked, "--budget", 160, "--policy", "purekv:st_spattn=on", "--state", tmp_path / "state")
+    assert answer["event"] == "answer"
+    assert summary["compressions"] > 0
+    (measured,) = edgevlm("bench", "kv-precision", "--model", bundle, "--tokens", 96, "--json")
+    assert (measured["bench"], measured["kv"]) == ("kv-precision", options[options.index("--kv") + 1])
+    assert 0 <= measured["kl"] <= measured["kl_most"]
+    assert 0 < measured["top1"] <= 1
+    assert measured["saturated"] < 0.01
+    found = edgevlm("calibrate", bundle, "--video", video, "--policies", "uniform,last-seen", "--budget", "25%", "--json")
+    assert found[-1]["calibrate"] == "choice"
+    *_, summary = edgevlm(*asked, "--budget", found[-1]["budget"])
+    assert summary["policy"] == found[-1]["policy"], "auto"

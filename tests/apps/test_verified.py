@@ -1,0 +1,53 @@
+"""docs/verified.md and docs/jetson.md name commands, tests and modes that there are."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from edgevlm.apps.cli import app
+from edgevlm.engines.devices import device_names, load_device
+
+ROOT = Path(__file__).parents[2]
+VERIFIED = ROOT / "docs" / "verified.md"
+
+pytestmark = pytest.mark.skipif(not VERIFIED.exists(), reason="the documents are in the source tree only")
+
+
+def quoted(path):
+    return re.findall(r"`([^`]+)`", path.read_text())
+
+
+def commands():
+    """What stands behind ``edgevlm`` in docs/verified.md, once each."""
+    return sorted({text.removeprefix("edgevlm ") for text in quoted(VERIFIED) if text.startswith("edgevlm ")})
+
+
+def test_there_is_something_to_check():
+    assert len(commands()) >= 5
+
+
+@pytest.mark.parametrize("line", commands())
+def test_each_command_has_a_help_and_the_options_named(line):
+    command, words = get_command(app), line.split()
+    while words and words[0] in getattr(command, "commands", ()):
+        command = command.commands[words.pop(0)]
+    done = CliRunner().invoke(app, [*line.split()[: len(line.split()) - len(words)], "--help"])
+    assert done.exit_code == 0, done.output
+    assert command.name != "edgevlm", line  # else it is no command, and its words are not looked at
+    assert {word for word in words if word.startswith("--")} <= {option for param in command.params for option in param.opts}
+
+
+def test_each_path_exists():
+    folders = "tests|docs|apps" if (ROOT / "apps").exists() else "tests|docs"  # beside an installed wheel there are no sources
+    named = {path for text in quoted(VERIFIED) for path in re.findall(rf"\b(?:{folders})/[\w./-]+", text)}
+    assert len(named) >= 10
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
+def test_power_modes_are_those_of_the_profiles():
+    rows = dict(re.findall(r"^\| `(orin-[\w-]+)` \| (.*) \|$", (ROOT / "docs" / "jetson.md").read_text(), re.MULTILINE))
+    profiles = {name: load_device(name)["power_modes"] for name in device_names() if name.startswith("orin")}
+    assert rows == {name: ", ".join(f"{mode['id']} {mode['name']}" for mode in modes) for name, modes in profiles.items()}

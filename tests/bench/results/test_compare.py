@@ -1,0 +1,113 @@
+"""`edgevlm bench compare`: which lines belong together, what is worse, and what must not be compared."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from edgevlm.apps.cli import app
+from edgevlm.bench.results.compare import compare, margin_of, place_of
+from edgevlm.bench.results.journal import read_runs, runs_of
+from edgevlm.errors import UserError
+
+MACHINE = {"cpu": "one", "cores": 2}
+DECODE = {
+    "bench": "decode",
+    "runtime": "edgevlm",
+    "model": "m",
+    "precision": "fp32",
+    "context": 300,
+    "threads": 1,
+    "kv": "fp32",
+}
+
+
+def run_of(*lines, machine=None, name="run"):
+    return runs_of([{"event": "run", "id": name, "machine": machine or MACHINE}, *({"run": name, **x} for x in lines)], "-")[0]
+
+
+def decode(ms, low=None, high=None, **more):
+    return {**DECODE, "ms_per_token": ms, "low": low or ms, "high": high or ms, **more}
+
+
+def stream(fps, p50, p95):
+    return {
+        "bench": "stream", "model": "demo", "policy": "h2o", "chunk": 8, "frames": 16, "fps": fps, "ttft_ms_p50": p50,
+        "ttft_ms_p95": p95, "joules_per_frame": None,
+    }  # fmt: skip
+
+
+def failing(new, old, margin=0.2):
+    return [change.field for change in compare(run_of(*new), run_of(*old)).changes if change.fails(margin)]
+
+
+def test_worse_by_more_than_the_margin_with_spreads_apart():
+    assert failing([decode(13.0, 12.5, 13.5)], [decode(10.0, 9.0, 11.0)]) == ["ms_per_token"]
+    assert failing([decode(13.0, 10.5, 13.5)], [decode(10.0, 9.0, 11.0)]) == []
+    assert failing([decode(11.9)], [decode(10.0)]) == []
+    assert failing([decode(8.0)], [decode(13.0)]) == []
+
+
+def test_more_frames_a_second_are_better_and_percentiles_are_a_spread():
+    assert failing([stream(70, 5, 6)], [stream(100, 5, 6)]) == ["fps"]
+    assert failing([stream(130, 9, 10)], [stream(100, 5, 6)]) == ["ttft_ms_p50"]
+    assert failing([stream(100, 9, 10)], [stream(100, 5, 9.5)]) == []
+
+
+def test_lines_are_matched_by_place_and_not_by_order():
+    new = [decode(10.0), decode(20.0, threads=2), decode(7.0, model="new")]
+    old = [decode(20.0, threads=2), decode(10.0), decode(7.0, kv="fp16"), decode(7.0, kv="int8")]
+    found = compare(run_of(*new), run_of(*old))
+    assert [change.worse for change in found.changes] == [1.0, 1.0]
+    assert (found.only_new, found.only_old) == (1, 2)
+    assert place_of(decode(1.0)) == place_of(decode(2.0))
+
+
+def test_others_speed_is_not_ours():
+    assert failing([decode(10.0), decode(9.0, runtime="llama.cpp")], [decode(10.0), decode(1.0, runtime="llama.cpp")]) == []
+
+
+def test_lines_of_one_place_are_told_apart_by_their_order():
+    found = compare(run_of(decode(10.0), decode(30.0)), run_of(decode(10.0), decode(20.0)))
+    assert [change.worse for change in found.changes] == [1.0, 1.5]
+
+
+def test_machines_and_runs_without_a_common_line_are_refused():
+    other = run_of(decode(1.0), machine={"cpu": "two", "cores": 2})
+    with pytest.raises(UserError, match="cpu: one and two"):
+        compare(run_of(decode(1.0)), other)
+    assert compare(run_of(decode(1.0)), other, force=True).changes
+    with pytest.raises(UserError, match="does not say what machine"):
+        compare(run_of(decode(1.0)), runs_of([decode(1.0)], "-")[0])
+    with pytest.raises(UserError, match="no line in common"):
+        compare(run_of(decode(1.0)), run_of(stream(1, 1, 1)))
+
+
+@pytest.mark.parametrize("text", ["20", "%", "-5%", "nan%", "1e3%"])
+def test_margins(text):
+    assert margin_of("20%") == 0.2
+    with pytest.raises(UserError, match="give percent"):
+        margin_of(text)
+
+
+def write(path, *lines, name="run"):
+    header = {"event": "run", "id": name, "machine": MACHINE}
+    with path.open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in (header, *({"run": name, **line} for line in lines)))
+    return str(path)
+
+
+def test_the_command(tmp_path):
+    old = write(tmp_path / "old.jsonl", decode(10.0))
+    new = write(tmp_path / "new.jsonl", decode(15.0))
+    write(tmp_path / "new.jsonl", decode(10.5), name="later")
+    assert CliRunner().invoke(app, ["bench", "compare", new, old]).exit_code == 0
+    done = CliRunner().invoke(app, ["bench", "compare", f"{new}#run", old])
+    assert done.exit_code == 1
+    assert "1.50  ms_per_token" in done.stdout
+    assert "WORSE  decode fp32 m fp32 edgevlm context 300 threads 1" in done.stdout
+    assert CliRunner().invoke(app, ["bench", "compare", f"{new}#run", old, "--fail-over", "60%"]).exit_code == 0
+    line = json.loads(CliRunner().invoke(app, ["bench", "compare", f"{new}#run", old, "--json"]).stdout)
+    assert (line["times_worse"], line["fails"], line["context"]) == (1.5, True, 300)
+    with pytest.raises(UserError, match="has no run nothing; it has run, later"):
+        read_runs([f"{new}#nothing"])

@@ -1,0 +1,252 @@
+"""`edgevlm bench report`: pages are valid, hold what they were made of, and stay whole whatever results are called."""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from edgevlm.apps.cli import app
+from edgevlm.bench.report import chart, page
+from edgevlm.bench.report.chart import Bar, Series
+from edgevlm.bench.report.figures import bandwidth, figures
+from edgevlm.bench.report.tables import tables
+from edgevlm.bench.results.journal import lines_of, read_runs, runs_of
+from edgevlm.errors import UserError
+
+HOSTILE = "</script><script>alert(1)</script><!--\"'&\x00\x1b\ud800\ufffe<b>"
+PLACE = ("bench", "model", "policy", "chunk", "frames")
+VOID = {"meta", "br", "img", "hr", "link", "input"}
+
+
+def stream(policy, frames, **more):
+    line = {"bench": "stream", "model": "demo", "policy": policy, "chunk": 8, "frames": frames, "peak_rss_mb": 100.0 + frames,
+            "cache_mb": frames / 4, "fps": 300.0, "ttft_ms_p50": 5.0, "ttft_ms_p95": 6.0, "ttft_ms_p99": 7.0,
+            "joules_per_frame": None, "oom": False}  # fmt: skip
+    return line | more
+
+
+def compression(policy, read_ms=10.0, tokens=6000, threads=1):
+    return {"bench": "compression", "policy": policy, "dtype": "fp32", "threads": threads, "layers": 36, "kv_heads": 2,
+            "head_dim": 128, "tokens": tokens, "ms": 20.0, "read_ms": read_ms, "pass_over_read": 2.0}  # fmt: skip
+
+
+DECODE = {"bench": "decode", "runtime": "edgevlm", "model": "m", "precision": "fp32", "context": 300, "threads": 1,
+          "kv": "fp32", "ms_per_token": 26.0, "low": 25.0, "high": 27.5, "read_mb": 442.368}  # fmt: skip
+ACCURACY = {"bench": "accuracy", "suite": "streamqa", "policy": "h2o", "kind": "backward", "tokens": 128, "accuracy": 0.8123,
+            "ci_low": 0.7, "ci_high": 0.9}  # fmt: skip
+
+
+def run_of(*lines, name="run", **header):
+    head = {"event": "run", "id": name, "at": "2026", "machine": {"cpu": "a cpu"}, "versions": {"edgevlm": "0.1"}, **header}
+    begin = {"event": "begin", "run": name, "entry": "e", "command": "edgevlm bench e --json"}
+    end = {"event": "end", "run": name, "entry": "e", "seconds": 3.0}
+    return runs_of([head, begin, *({"run": name, "entry": "e", **line} for line in lines), end], "-")[0]
+
+
+class Strict(HTMLParser):
+    """Every element that is opened is closed, in order; text and attributes as a browser would have them."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.text = [], [], ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def check(text):
+    text.encode()
+    found = Strict(text)
+    assert [tag for tag, _ in found.tags].count("script") == 1
+    assert not any(name.startswith("on") or name in ("src", "href") for _, attributes in found.tags for name in attributes)
+    for drawn in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        ET.fromstring(drawn)
+    return found
+
+
+def test_a_page_of_everything():
+    run = run_of(
+        *(stream(policy, frames) for policy in ("full", "h2o") for frames in (16, 64, 256)), compression("infinipot-v"),
+        DECODE, ACCURACY, name="r1",
+    )  # fmt: skip
+    text = page.page([run])
+    found = check(text)
+    titles = re.findall(r"<figcaption>(.*?)</figcaption>", text)
+    assert titles == [
+        "demo: keys and values held", "demo: peak memory of the process", "demo: time to an answer&#x27;s first token, median",
+        "demo: frames a second", "streamqa: questions about before, share right",
+        "roofline: a token, and its bytes over the bandwidth of a plain read",
+        "a compression over one plain read of all keys and values",
+    ]  # fmt: skip
+    assert "Energy: not measured" in found.text
+    for wanted in (
+        "a cpu",
+        "edgevlm bench e --json",
+        "26 [25, 27.5]",
+        "0.812 [0.7, 0.9]",
+        "5 [6, 7]",
+        "ttft ms p50 [p95, p99]",
+    ):
+        assert wanted in found.text, wanted
+    assert "http" not in text.replace("http-equiv", "")
+
+
+def hostile():
+    header = {"event": "run", "id": HOSTILE, "at": HOSTILE, "note": HOSTILE, "machine": {HOSTILE: HOSTILE}, "versions": 3}
+    place = {"run": HOSTILE, "entry": HOSTILE}
+    lines = [header, {"event": "begin", **place, "command": HOSTILE}, {**place, **stream(HOSTILE, 16, model=HOSTILE)},
+             {**place, **ACCURACY, "suite": HOSTILE, "policy": HOSTILE}, {**place, **DECODE, "runtime": HOSTILE},
+             {**place, **compression(HOSTILE)}, {**place, "bench": "x", HOSTILE: [HOSTILE], "frames": "many", "n": 10**400},
+             {"event": "failed", **place, "error": HOSTILE}]  # fmt: skip
+    return runs_of(lines, "-")
+
+
+def test_names_are_hostile(tmp_path):
+    runs = hostile()
+    path = tmp_path / "page.html"
+    page.write(path, runs)
+    check(path.read_text())
+    assert page.extract(path) == [line for run in runs for line in run.journal()]
+
+
+def test_pages_are_valid():
+    html5lib = pytest.importorskip("html5lib")
+    for runs in (hostile(), [run_of(*(stream("full", frames) for frames in range(30)), DECODE, compression("a"), ACCURACY)]):
+        html5lib.HTMLParser(strict=True).parse(page.page(runs))
+
+
+NAMES = sorted({*stream("full", 1), *compression("a"), *DECODE, *ACCURACY})
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=9),
+    st.sampled_from(["stream", "decode", "accuracy", "compression", "backward"]), st.lists(st.integers(), max_size=2),
+)  # fmt: skip
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES), max_size=6))
+def test_any_lines_make_a_page(lines):
+    check(page.page(runs_of(lines, "-")))
+
+
+def test_what_was_read_back_is_what_went_in(tmp_path):
+    runs = [run_of(stream("h2o", 16), name="one"), run_of(DECODE, name="two")]
+    page.write(tmp_path / "page.html", runs)
+    again = tmp_path / "again.jsonl"
+    printed = CliRunner().invoke(app, ["bench", "report", "--extract", str(tmp_path / "page.html")])
+    again.write_text(printed.stdout)
+    assert read_runs([again]) == runs
+
+
+def test_bandwidth_is_of_reads_that_no_cache_holds():
+    reads = [compression("a", 22.1184), compression("b", 44.0), compression("small", 0.001, tokens=100)]
+    run = run_of(*reads, compression("c", 22.1184, threads=2))
+    assert bandwidth(run) == {1: pytest.approx(20.0), 2: pytest.approx(20.0)}
+
+
+def test_the_bound_is_bytes_over_bandwidth():
+    run = run_of(DECODE, {**DECODE, "read_mb": 200.0}, {**DECODE, "read_mb": 60.0}, compression("a", 22.1184))
+    drawn = "".join(figures(run.entries["e"], run))
+    assert "26 / 22.1" in drawn
+    assert "26 / 10" in drawn
+    assert "20.0 GB/s (threads: 1)" in drawn
+    assert "No bound" in drawn
+    alone = run_of(DECODE)
+    assert "No bound" in "".join(figures(alone.entries["e"], alone))
+    full = run_of(DECODE, compression("a"))
+    assert "No bound" not in "".join(figures(full.entries["e"], full))
+
+
+def test_fields_that_never_change_stand_above_the_table():
+    made = tables([stream("full", 16), stream("full", 64)])
+    assert "In all lines: model demo, policy full, chunk 8" in made
+    assert "<th>frames</th>" in made
+    assert "joules per frame not measured" in made
+
+
+def ended(why, oom):
+    run = run_of(
+        stream("full", 16), {**{k: v for k, v in stream("full", 64).items() if k in PLACE}, "oom": oom, "stopped": why}
+    )
+    return run.entries["e"], run
+
+
+def test_charts():
+    assert chart.steps(512) == [0, 200, 400, 600]
+    assert chart.steps(0) == [0, 1]
+    assert chart.lines("t", "x", "y", []) == ""
+    assert chart.bars("t", "u", []) == ""
+    drawn = ET.fromstring(re.search("<svg.*</svg>", chart.lines("t", "x", "y", [Series("s", [(1, 0), (10, 50)])]))[0])
+    points = [tuple(map(float, pair.split(","))) for pair in drawn.findall("polyline")[-2].get("points").split()]
+    assert points == [(chart.LEFT, chart.TOP + chart.HIGH), (chart.WIDTH - chart.RIGHT, chart.TOP)]
+    assert "full: OOM" in "".join(figures(*ended("memory is short", True)))
+    assert "full: stopped" in "".join(figures(*ended("no positions", False)))
+    bar = ET.fromstring(re.search("<svg.*</svg>", chart.bars("t", "u", [Bar("a", 5), Bar("b", 10)]))[0])
+    widths = [float(box.get("width")) for box in bar.findall("rect")]
+    assert widths == [widths[1] / 2, chart.WIDTH - chart.LABELS - chart.VALUES]
+
+
+def test_the_command_and_its_baseline(tmp_path):
+    for name, ms in (("old", 10.0), ("new", 20.0)):
+        run = run_of({**DECODE, "ms_per_token": ms, "low": ms, "high": ms}, name=name)
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in run.journal()))
+    new, old, out = (str(tmp_path / name) for name in ("new.jsonl", "old.jsonl", "page.html"))
+    done = CliRunner().invoke(app, ["bench", "report", new, "--out", out, "--baseline", old, "--fail-over", "50%"])
+    assert done.exit_code == 1
+    assert "Against the baseline" in check((tmp_path / "page.html").read_text()).text
+    assert CliRunner().invoke(app, ["bench", "report", new, old, "--out", out]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{}\nnot json\n", "line 2: is not JSON"),
+        ("[1]\n", "line 1: is not an object"),
+        ('{"bench": "x", "ms": NaN}\n', "line 1: is not JSON"),
+        ('{"bench": "x", "ms": 1e999}\n', "line 1: is not JSON"),
+        ("[" * 10**5 + "\n", "line 1: is not"),
+    ],
+)
+def test_files_that_are_no_results(tmp_path, content, says):
+    path = tmp_path / "results.jsonl"
+    path.write_text(content)
+    with pytest.raises(UserError, match=says):
+        list(lines_of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "give results and where they go"),
+        (["here.jsonl"], "give results and where they go"),
+        (["nowhere", "--out", "x.html"], "nowhere: cannot be read"),
+        (["empty.jsonl", "--out", "x.html"], "no results yet"),
+        (["good.jsonl", "--out", "no/x.html"], "--out no/x.html: cannot be written"),
+        (["good.jsonl", "--readme", "no.md"], "--readme no.md: cannot be read"),
+        (["--extract", "good.jsonl"], "holds no results"),
+        (["--extract", "nowhere"], "--extract nowhere: cannot be read"),
+    ],
+)
+def test_refusals(tmp_path, monkeypatch, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "good.jsonl").write_text(json.dumps(DECODE) + "\n")
+    with pytest.raises(UserError, match=re.escape(says)):
+        CliRunner().invoke(app, ["bench", "report", *arguments], catch_exceptions=False)

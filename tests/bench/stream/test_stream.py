@@ -1,0 +1,128 @@
+"""`edgevlm bench stream`: lines at the marks asked for, full KV that does not fit, processes that are killed."""
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+
+import cv2
+import numpy as np
+import pytest
+
+from edgevlm.bench.power import Reading
+from edgevlm.bench.stream import desk, sitting
+from edgevlm.bench.stream.sitting import Work, sit
+from edgevlm.errors import UserError
+from edgevlm.runtime.pressure import Available
+
+WORK = Work("demo", "infinipot-v", 256, 8, (8, 24), 2.0, questions=2, answer_tokens=2, threads=1)
+FIRST = ["bench", "model", "policy", "chunk", "frames", "seconds", "threads"]
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "edgevlm", "bench", "stream", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_lines_at_each_mark_of_each_policy_and_chunk():
+    done = run("--frames", "8,40", "--seconds", "10", "--chunk", "8,16", "--policy", "full", "--policy", "last-seen",
+               "--budget", 256, "--questions", 2, "--threads", 1, "--json")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "energy: not measured" in done.stderr or "at rest" in done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(line["policy"], line["chunk"], line["frames"]) for line in lines] == [
+        (policy, chunk, frames) for policy in ("full", "last-seen") for chunk in (8, 16) for frames in (8, 20, 40)
+    ]
+    assert all(list(line)[:7] == FIRST for line in lines)
+    bounded = [line for line in lines if line["policy"] == "last-seen"]
+    for line in lines:
+        assert line["peak_rss_mb"] > line["cache_mb"] > 0
+        assert line["fps"] > 0
+        assert 0 < line["ttft_ms_p50"] <= line["ttft_ms_p95"] <= line["ttft_ms_p99"]
+        assert 0 <= line["compress_share"] < 1
+        assert (line["oom"], line["seconds"]) == (False, line["frames"] / 2)
+    assert all(line["budget"] == 256 for line in bounded)
+    full = [line["cache_mb"] for line in lines if line["policy"] == "full" and line["chunk"] == 8]
+    assert full[0] < full[1] < full[2]
+    assert bounded[2]["cache_mb"] < full[2]
+    assert bounded[2]["compress_share"] > 0
+
+
+def test_the_table_and_what_stops_full_kv():
+    done = run("--frames", "8,4000", "--seconds", "", "--chunk", 8, "--policy", "full", "--questions", 1, "--threads", 1)
+    assert done.returncode == 0, done.stderr
+    title, heads, measured, stopped = done.stdout.splitlines()
+    assert title == "demo, full, chunks of 8"
+    assert measured.split()[0] == "8"
+    assert len(heads.split("  ")) > 5
+    assert "4000  stopped: the model has positions for" in stopped
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--frames", "x"], "--frames 'x': give whole numbers of 1 or more"),
+        (["--frames", "", "--seconds", ""], "there is nothing to measure"),
+        (["--fps", "0"], "--fps 0: give a rate above 0"),
+        (["--fps", "inf"], "--fps inf: give a rate above 0"),
+        (["--chunk", ""], "--chunk: give frames"),
+        (["--policy", "best"], "best"),
+        (["--model", "/nowhere/at/all", "--frames", "8"], "/nowhere/at/all"),
+        (["--video", "/nowhere.avi", "--frames", "8"], "/nowhere.avi"),
+    ],
+)
+def test_refusals(arguments, says):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_full_kv_that_does_not_fit_is_not_begun(monkeypatch):
+    monkeypatch.setattr(sitting, "available", lambda: Available((sitting.SPARE_MB << 20) + 1_000_000, 2 << 30))
+    lines = list(sit(Work("demo", "full", None, 8, (2, 100), 2.0, questions=1, threads=1)))
+    assert [(line["frames"], line["oom"]) for line in lines] == [(2, False), (100, True)]
+    assert "do not fit in the memory that is free" in lines[1]["stopped"]
+
+
+def test_a_recording_is_played_again_and_its_times_go_on(tmp_path):
+    path = str(tmp_path / "clip.avi")
+    writer = cv2.VideoWriter(path, cv2.VideoWriter_fourcc(*"MJPG"), 2.0, (64, 64))
+    for level in range(6):
+        writer.write(np.full((64, 64, 3), 40 * level, np.uint8))
+    writer.release()
+    frames = sitting._frames(Work("demo", "full", None, 8, (20,), 2.0, video=path))
+    times = [next(frames)[0].time_s for _ in range(20)]
+    assert all(later > before for before, later in pairwise(times))
+    assert times[6] == pytest.approx(times[5] + 0.5)
+
+
+class Steady:
+    """A meter of 5 W."""
+
+    name, why, rails, summed = "steady", "", ("all",), ("all",)
+
+    def read(self):
+        return {"all": Reading(watts=5.0)}
+
+
+def test_energy_is_a_frames_and_a_tokens(monkeypatch):
+    monkeypatch.setattr(sitting, "find_meter", lambda: (Steady(), []))
+    work = Work(**{**{name: getattr(WORK, name) for name in Work.__slots__}, "idle_w": 2.0})
+    for line in sit(work):
+        assert line["joules_per_frame"] == pytest.approx(5 / line["fps"], rel=0.5)
+        assert line["net_joules_per_frame"] == pytest.approx(0.6 * line["joules_per_frame"], rel=0.01)
+        assert line["joules_per_token"] > 0
+
+
+def test_a_process_that_the_system_kills_is_out_of_memory(monkeypatch):
+    script = "import os, signal, sys; sys.stdin.read(); os.kill(os.getpid(), signal.SIGKILL)"
+    monkeypatch.setattr(desk, "COMMAND", [sys.executable, "-c", script])
+    lines = list(desk.run(["demo"], ["full"], [8], 0, lambda what: None, budget=None, marks=(4, 8), fps=2.0))
+    assert [(line["frames"], line["oom"]) for line in lines] == [(4, True), (8, True)]
+
+
+def test_what_a_process_says_the_user_did_wrong(monkeypatch):
+    monkeypatch.setattr(desk, "COMMAND", [sys.executable, "-c", 'print(\'{"error": "no such thing"}\')'])
+    with pytest.raises(UserError, match="no such thing"):
+        list(desk.run(["demo"], ["full"], [8], 0, lambda what: None, budget=None, marks=(4,), fps=2.0))

@@ -1,0 +1,256 @@
+"""Every suite from end to end, as it is typed."""
+
+import csv
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from clips import clip
+from judge_server import SECRET, YES, endpoint, said
+from published import MAKERS, make_clip, videomme_records, write
+from typer.testing import CliRunner
+
+from edgevlm.apps.cli import app
+from edgevlm.bench.suites import SUITES
+from edgevlm.bench.suites.desk import workers_that_fit
+from edgevlm.bench.suites.progress import Lines, time_left
+from edgevlm.errors import UserError
+
+
+def command(suite, data, *more):
+    base = [sys.executable, "-m", "edgevlm", "bench", "accuracy", "--suite", suite, "--data", str(data)]
+    return [*base, "--policy", "infinipot-v", "--budget", "128", *more]
+
+
+def run(suite, data, *more, **environment):
+    """In a process of its own."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(command(suite, data, *more), capture_output=True, text=True, env=variables, timeout=900, check=False)
+
+
+def invoke(suite, data, *more, **environment):
+    """In this process, which is quicker."""
+    return CliRunner().invoke(app, command(suite, data, *more)[3:], catch_exceptions=False, env=environment)
+
+
+def lines_of(done):
+    assert getattr(done, "returncode", 0) == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def allowed(record):
+    """The last second that an answer may have seen: of its question, or of the last poll."""
+    if record["due_s"] is not None:
+        return record["triggered_s"] or record["due_s"] + 4
+    return math.inf if record["time_s"] is None else record["time_s"]
+
+
+COLUMNS = {
+    "streamingbench": ["OP", "CT", "real", "SQA", "PO", "context", "all"],
+    "ovobench": ["OCR", "real-time", "EPM", "backward", "REC", "SSR", "CRR", "forward", "all"],
+    "videomme": ["short", "medium", "long", "all", "Counting Problem"],
+    "mlvu": ["PQA", "M-Avg", "VS", "rating"],
+    "egoschema": ["subset"],
+    "mvbench": ["AS", "AA", "ER", "Avg"],
+    "longvideobench": ["8-15", "180-600", "all"],
+    "rvs": ["ego acc", "ego 0-5", "movie acc", "movie 0-5"],
+    "coin": ["step", "next", "task", "proc", "proc+"],
+}
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_a_suite_from_end_to_end(tmp_path, suite):
+    data, out = tmp_path / "data", tmp_path / "out.jsonl"
+    MAKERS[suite](data)
+    rows = lines_of(run(suite, data, "--out", str(out), "--json"))
+    counts = rows.pop()
+    assert [row["column"] for row in rows] == COLUMNS[suite]
+    assert {(row["policy"], row["budget"], row["tokens"]) for row in rows} == {("infinipot-v", "128", 128)}
+    saved = [json.loads(line) for line in out.read_text().splitlines()]
+    answers = [record for record in saved[1:] if record["kind"] == "answer"]
+    assert len(answers) == counts["asked"] > 0
+    assert counts["unanswered"] == []
+    assert all(record["seen_until_s"] <= allowed(record) for record in answers)
+    right = [mark for record in answers for mark in record["marks"] or ()]
+    shares = {row["column"]: row["accuracy"] for row in rows if "accuracy" in row}
+    if "all" in shares and suite != "ovobench":
+        assert shares["all"] == pytest.approx(sum(right) / len(right), abs=1e-4)
+    again = invoke(suite, data, "--out", str(out), "--json", "--resume")
+    assert [json.loads(line) for line in again.stdout.splitlines()] == [*rows, counts]
+    assert [json.loads(line) for line in out.read_text().splitlines()] == saved, "nothing is answered twice"
+    assert invoke(suite, data, "--out", str(out), "--resume").stdout.splitlines()[0].endswith("percent right, [95 %, by video]")
+
+
+def test_what_is_left_out_is_said(tmp_path):
+    MAKERS["streamingbench"](tmp_path)
+    records = json.loads((tmp_path / "questions_real.json").read_text())
+    records[0]["questions"].append({"question": "broken"})
+    records.append({**records[0], "video_path": "./videos/gone.mp4"})
+    write(tmp_path / "questions_real.json", records)
+    done = invoke("streamingbench", tmp_path)
+    assert "missing: 1 videos: videos/gone.mp4" in done.stdout
+    assert "malformed: 2 records left out: questions_real.json record 0/2: " in done.stdout
+    assert "beyond the end: 1 questions are timed after the end of their video" in done.stdout
+    assert "questions_real.json:0/1 by 3 s" in done.stdout
+    counts = lines_of(invoke("streamingbench", tmp_path, "--json"))[-1]
+    assert (counts["questions"], counts["asked"]) == (7, 5)
+    assert [one["record"] for one in counts["malformed"]] == ["0/2", "1/2"]
+    assert counts["beyond_end"] == [{"record": "questions_real.json:0/1", "video": "videos/sample_1.mp4", "late_s": 3.0}]
+
+
+def test_nothing_of_a_file_commands_the_terminal(tmp_path):
+    MAKERS["videomme"](tmp_path)
+    records = [
+        {**record, "task_type": f"\x1b]0;x\x07{'y' * length}"}
+        for record, length in zip(videomme_records(), (1, 30, 30), strict=True)
+    ]
+    write(tmp_path / "videomme.jsonl", "\n".join(json.dumps(record) for record in records))
+    done = invoke("videomme", tmp_path)
+    assert "y" * 30 in done.stdout
+    assert all(line.isprintable() for line in (done.stdout + done.stderr).splitlines())
+
+
+def test_workers_are_as_many_as_the_memory_has_room_for(monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    assert [workers_that_fit(8, each) for each in (100, 300, 2000)] == [8, 3, 1]
+
+
+def test_a_real_clip(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/v0.avi").symlink_to(clip("vtest.avi"))
+    write(tmp_path / "videomme.json", videomme_records()[:1])
+    counts = lines_of(invoke("videomme", tmp_path, "--json", "--fps", "0.1"))[-1]
+    assert (counts["asked"], counts["unanswered"]) == (1, [])
+
+
+def test_policies_budgets_and_full_kv_side_by_side(tmp_path):
+    MAKERS["videomme"](tmp_path)
+    rows = lines_of(invoke("videomme", tmp_path, "--policy", "snapkv,full", "--budget", "64,1", "--json"))
+    cells = {(row["policy"], row["budget"]) for row in rows if "column" in row}
+    assert cells == {("infinipot-v", "64"), ("snapkv", "64"), ("full", "all")}
+    assert {row["policy"] for row in rows if "skipped" in row} == {"infinipot-v", "snapkv"}
+    tokens = {row["policy"]: row["tokens"] for row in rows if "column" in row}
+    assert tokens["snapkv"] < tokens["infinipot-v"] == 64, "equal bytes: what a policy holds beside its cache counts"
+    most = {row["policy"]: row["bytes"] for row in rows if "column" in row}
+    assert most["snapkv"] <= most["infinipot-v"]
+
+
+def test_two_workers_find_what_one_finds(tmp_path):
+    MAKERS["mvbench"](tmp_path)
+    one, two = (invoke("mvbench", tmp_path, "--json", "--workers", count) for count in ("1", "2"))
+    assert lines_of(one) == lines_of(two)
+
+
+def test_a_run_that_was_killed_goes_on(tmp_path):
+    data, out = tmp_path / "data", tmp_path / "out.jsonl"
+    records = [{**videomme_records()[0], "videoID": f"k{number}"} for number in range(6)]
+    for number in range(6):
+        make_clip(data / f"data/k{number}.mp4", 20, number)
+    write(data / "videomme.json", records)
+    started = subprocess.Popen(command("videomme", data, "--out", str(out), "--fps", "5"), stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not out.exists() or len(out.read_text().splitlines()) < 3:
+        assert started.poll() is None, "it was over before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    before = [json.loads(line) for line in out.read_text().splitlines()[1:] if line.endswith("}")]
+    assert 2 <= len(before) < 6
+    with pytest.raises(UserError, match="is there already; add --resume"):
+        invoke("videomme", data, "--out", str(out), "--fps", "5")
+    went_on = lines_of(invoke("videomme", data, "--out", str(out), "--fps", "5", "--resume", "--json"))
+    after = [json.loads(line) for line in out.read_text().splitlines()[1:]]
+    assert after[: len(before)] == before
+    assert len({record["record"] for record in after}) == len(after) == 6
+    assert went_on == lines_of(invoke("videomme", data, "--fps", "5", "--json"))
+    with pytest.raises(UserError, match=r"made with other settings \(fps 5.0 there, 1.0 now\)"):
+        invoke("videomme", data, "--out", str(out), "--fps", "1", "--resume")
+
+
+def test_open_answers_are_judged_once_and_the_key_is_nowhere(tmp_path):
+    data, out = tmp_path / "data", tmp_path / "out.jsonl"
+    MAKERS["rvs"](data)
+    unscored = lines_of(invoke("rvs", data, "--json", "--out", str(out)))[-1]
+    assert unscored["unscored"] == 4
+    no = (200, said('{"pred": "no", "score": 1}'), {})
+    with endpoint(YES, no, YES, YES) as (url, requests):
+        judge = ("--judge-url", url, "--judge-model", "grader", "--out", str(out), "--resume")
+        done = run("rvs", data, "--json", *judge, EDGEVLM_JUDGE_KEY=SECRET)
+        again = invoke("rvs", data, *judge, EDGEVLM_JUDGE_KEY=SECRET)
+    rows = {row["column"]: row for row in lines_of(done) if "column" in row}
+    assert (rows["ego acc"]["accuracy"], rows["ego 0-5"]["rating"]) == (0.5, 2.5)
+    assert (rows["movie acc"]["accuracy"], rows["movie 0-5"]["rating"]) == (1.0, 4.0)
+    assert len(requests) == 4, "verdicts are kept"
+    assert "50.0" in again.stdout
+    assert "2.50" in again.stdout
+    everything = done.stdout + done.stderr + again.stdout + again.stderr + out.read_text()
+    assert SECRET not in everything
+
+
+def test_a_judge_that_fails_loses_nothing(tmp_path):
+    data, out = tmp_path / "data", tmp_path / "out.jsonl"
+    MAKERS["rvs"](data)
+    with endpoint(YES, (401, SECRET, {})) as (url, _):
+        failed = run("rvs", data, "--judge-url", url, "--judge-model", "grader", "--out", str(out), EDGEVLM_JUDGE_KEY=SECRET)
+    assert failed.returncode == 2
+    assert "set EDGEVLM_JUDGE_KEY" in failed.stderr.splitlines()[-1]
+    assert SECRET not in failed.stderr
+    kinds = [json.loads(line)["kind"] for line in out.read_text().splitlines()[1:]]
+    assert kinds == ["answer"] * 4 + ["verdict"]
+
+
+def test_a_submission_is_written_beside_the_journal(tmp_path):
+    MAKERS["egoschema"](tmp_path / "data")
+    invoke("egoschema", tmp_path / "data", "--out", str(tmp_path / "ego.jsonl"))
+    with (tmp_path / "ego.infinipot-v.128.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["q_uid"] for row in rows] == ["aa-1", "bb-2"]
+    assert all(row["answer"] in "01234" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--policy", "unifrom"], "did you mean uniform"),
+        (["--policy", "oracle"], "is known of the demo world alone"),
+        (["--budget", "50%"], "give a number of tokens"),
+        (["--budget", "0"], "give vision tokens per layer"),
+        (["--budget", "900k"], "no policy can run"),
+        (["--fps", "0"], "give frames a second"),
+        (["--fps", "nan"], "give frames a second"),
+        (["--resume"], "name it with --out FILE"),
+        (["--judge-url", "http://x/v1"], "give both or neither"),
+        (["--frames", "9"], "--frames: is not for --suite videomme"),
+        (["--data", "/nowhere"], "is not a folder"),
+    ],
+)
+def test_what_was_typed_wrong_is_one_line(tmp_path, more, said):
+    MAKERS["videomme"](tmp_path)
+    with pytest.raises(UserError) as refused:
+        invoke("videomme", tmp_path, *more)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_no_video_at_all_is_one_line(tmp_path):
+    write(tmp_path / "videomme.json", videomme_records())
+    with pytest.raises(UserError, match="none of 3 videos is there, v0 for one; see docs"):
+        invoke("videomme", tmp_path)
+
+
+def test_progress_has_the_time_left():
+    times, written = iter([0.0, 1.0, 20.0, 25.0, 100.0]), []
+    progress = Lines(written.append, lambda: next(times))
+    for done in (0, 1, 2, 3, 4):
+        progress("videos", done, 4)
+    assert written == ["videos: 0 of 4", "videos: 2 of 4, 20 s left", "videos: 4 of 4"]
+    assert time_left(1, 3, 100.0) == ", 5 min 0 s left"
+    assert time_left(10, 1000, 360.0) == ", 10 h 0 min left"

@@ -1,0 +1,269 @@
+"""Published files to questions; hostile ones to findings."""
+
+import json
+import sys
+from functools import partial
+from importlib import import_module
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from published import MAKERS, make_clip, videomme_records, write
+
+from edgevlm.bench.suites import SUITES, suite_of
+from edgevlm.bench.suites.dataset import Dataset
+from edgevlm.bench.suites.fields import seconds_of
+from edgevlm.errors import UserError
+
+
+def read(name, root):
+    data = Dataset(root)
+    return data, list(suite_of(name).read(data))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("published")
+    for name, make in MAKERS.items():
+        make(root / name)
+    return root
+
+
+def test_every_suite_has_a_small_file():
+    assert list(MAKERS) == list(SUITES)
+
+
+EXPECTED = {
+    "streamingbench": [("A", "first-letter", 3), ("B", "first-letter", 9), ("A", "first-letter", 2), ("A", "first-letter", 4),
+                       ("square", "proactive", 2)],
+    "ovobench": [("B", "letter-within", 3.5), ("B", "letter-within", 3.5), ("No", "yes-no", 2), ("Yes", "yes-no", 5),
+                 ("Yes", "yes-no", 1), ("No", "yes-no", 2), ("1", "digits", 2.5), ("2", "digits", 4.5)],
+    "videomme": [("B", "choice", None)] * 3,
+    "mlvu": [("B", "choice", None), ("A", "choice", None), ("it gets light", "judge", None)],
+    "egoschema": [("D", "choice", None), ("", "choice", None), ("", "choice", None)],
+    "mvbench": [("B", "choice", 4.0), ("B", "choice", None), ("B", "choice", 3.5)],
+    "longvideobench": [("C", "choice", None)] * 2,
+    "rvs": [("It was red.", "judge", 1.5), ("It was red.", "judge", 3.0)] * 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_questions_of_a_published_file(folders, name):
+    data, questions = read(name, folders / name)
+    found = [(question.answer, question.scoring, question.due_s) for question in questions]
+    assert sorted(found, key=str) == sorted(EXPECTED[name], key=str)
+    assert data.findings == []
+    assert list(data.missing) == (["cc-3"] if name == "egoschema" else [])
+    assert len({question.id for question in questions}) == len(questions)
+    for question in questions:
+        assert question.text in question.prompt
+        assert all(option in question.prompt for option in question.options)
+
+
+def test_coin_asks_five_tasks_of_its_test_half(folders):
+    data, questions = read("coin", folders / "coin")
+    assert data.findings == []
+    assert [(question.subtask, question.answer, question.clip) for question in questions] == [
+        ("task", "use hair extensions", (1.0, 7.0)),
+        ("step", "put on the hair extensions", (1.0, 3.0)),
+        ("next", "spread the mixed slurry", (1.0, 3.0)),
+        ("procedure", "spread the mixed slurry\nblow dry", (1.0, 3.0)),
+        ("procedure+", "spread the mixed slurry\nblow dry", (1.0, 3.0)),
+        ("step", "spread the mixed slurry", (3.0, 5.0)),
+        ("next", "blow dry", (3.0, 5.0)),
+        ("procedure", "blow dry", (3.0, 5.0)),
+        ("procedure+", "blow dry", (3.0, 5.0)),
+        ("step", "blow dry", (5.0, 7.0)),
+    ]
+    assert questions[0].options == ("make cv disc", "use hair extensions")
+    assert "burn the disc" in questions[1].options
+    assert questions[4].prompt.startswith("To use hair extensions, what is the next 2 actions")
+
+
+def test_earlier_answers_are_told_in_a_sequence(folders):
+    _, questions = read("streamingbench", folders / "streamingbench")
+    first, second = (question for question in questions if question.subtask == "Sequential Question Answering")
+    assert "so far" not in first.prompt
+    assert "At 00:00:02: What is it? red" in second.prompt
+
+
+def test_a_proactive_question_is_polled_to_four_seconds_after_its_moment(folders):
+    (asked,) = (question for question in read("streamingbench", folders / "streamingbench")[1] if question.poll)
+    assert (asked.time_s, asked.poll.due_s, asked.poll.until_s) == (2.0, 3.0, 7.0)
+    assert 'right time to output "square"?' in asked.poll.prompt
+
+
+def test_letters_before_options_are_taken_off(folders):
+    _, questions = read("videomme", folders / "videomme")
+    assert questions[0].options == ("Red.", "Blue.", "Green.", "None.")
+    assert "A. Red.\nB. Blue." in questions[0].prompt
+
+
+def test_parquet_holds_the_same(folders, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    (tmp_path / "videomme").mkdir()
+    make_clip(tmp_path / "data/v0.mp4", 1)
+    parquet.write_table(pyarrow.Table.from_pylist(videomme_records()), tmp_path / "videomme/test-00000-of-00001.parquet")
+    _, questions = read("videomme", tmp_path)
+    _, same = read("videomme", folders / "videomme")
+    assert [(question.prompt, question.answer) for question in questions] == [(one.prompt, one.answer) for one in same]
+    write(tmp_path / "videomme/test-00000-of-00001.parquet", "no parquet")
+    with pytest.raises(UserError, match="is damaged or another kind of file"):
+        read("videomme", tmp_path)
+
+
+def test_parquet_without_pyarrow_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    write(tmp_path / "a.parquet", "x")
+    with pytest.raises(UserError, match=r"takes pyarrow; pip install 'edgevlm\[parquet\]'") as refused:
+        read("videomme", tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+NAN, HUGE = float("nan"), 1e300
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ("text", "is text, not an object"),
+        (None, "is null, not an object"),
+        ({"answer": None}, "answer is missing"),
+        ({"answer": "E"}, "answer is 'E', not a letter of its 4 options"),
+        ({"answer": 1}, "answer is a number, not text"),
+        ({"answer": "AB"}, "not a letter"),
+        ({"options": "A. x"}, "options is text, not a list"),
+        ({"options": ["A. x"]}, "options has 1 entries, not 2 or more"),
+        ({"options": ["x", {}]}, "options[1] is an object, not text"),
+        ({"options": ["x"] * 30}, "more than there are letters"),
+        ({"question": "  "}, "question is empty"),
+        ({"question": "\ud800"}, "question holds what is no character"),
+        ({"question": "x" * 30_000}, "question has 30000 characters"),
+        ({"duration": "eternal"}, "not short, medium or long"),
+        ({"videoID": "../../etc/passwd"}, "lies outside of the data folder"),
+        ({"videoID": "/etc/passwd"}, "lies outside of the data folder"),
+        ({"videoID": "..\\..\\x"}, "lies outside of the data folder"),
+        ({"videoID": "C:\\x"}, "lies outside of the data folder"),
+        ({"videoID": "x\x00y"}, "lies outside of the data folder"),
+        ({"videoID": "."}, "lies outside of the data folder"),
+        ({"videoID": "\x1b[31mred"}, r"the video \x1b[31mred lies outside"),
+    ],
+)
+def test_a_malformed_record_is_named_and_the_others_are_read(tmp_path, broken, said):
+    good = videomme_records()[0]
+    records = [good, {**good, **broken} if isinstance(broken, dict) else broken, good]
+    write(tmp_path / "videomme.json", records)
+    data, questions = read("videomme", tmp_path)
+    assert [question.id for question in questions] == ["videomme.json:0", "videomme.json:2"]
+    (finding,) = data.findings
+    assert (finding.file, finding.place) == ("videomme.json", "1")
+    assert said in finding.reason
+    assert str(finding).isprintable()
+
+
+@pytest.mark.parametrize("time", [NAN, float("inf"), -1, "x", "1:2:3:4", "-3", None, True, [], HUGE, "99999999:00", "1.5.5"])
+def test_a_time_that_is_none_leaves_out_its_question_alone(tmp_path, time):
+    MAKERS["ovobench"](tmp_path)
+    records = json.loads((tmp_path / "ovo_bench_new.json").read_text())
+    records[3]["test_info"][1]["realtime"] = time
+    write(tmp_path / "ovo_bench_new.json", records)
+    data, questions = read("ovobench", tmp_path)
+    assert len(questions) == 7
+    assert [finding.place for finding in data.findings] == ["3/1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("00:03:10", 190), ("1:30", 90), ("12", 12), (" 00:00:01.5 ", 1.5), (3, 3), (2.5, 2.5)]
+)
+def test_seconds(text, seconds):
+    assert seconds_of(text, "time") == seconds
+
+
+@pytest.mark.parametrize(
+    ("suite", "file", "change", "said"),
+    [
+        ("mlvu", "json/1_plotQA.json", {"answer": "nobody"}, "answer is 'nobody', not one of its options"),
+        ("mvbench", "json/action_sequence.json", {"start": 9}, "ends at 4 s and begins at 9 s"),
+        ("mvbench", "json/action_sequence.json", {"end": None}, "end is missing"),
+        ("longvideobench", "lvb_val.json", {"correct_choice": 4}, "correct_choice is 4, not an index of its 4 options"),
+        ("longvideobench", "lvb_val.json", {"correct_choice": -1}, "correct_choice is -1, not a whole number"),
+        ("longvideobench", "lvb_val.json", {"duration_group": 7}, "duration_group is 7"),
+        ("ovobench", "ovo_bench_new.json", {"task": "XYZ"}, "task is XYZ, not one of"),
+        ("ovobench", "ovo_bench_new.json", {"gt": 3}, "gt is 3, not an index"),
+        ("egoschema", "questions.json", {"option 4": None}, "option 4 is missing"),
+        ("streamingbench", "questions_real.json", {"questions": {}}, "questions is an object, not a list"),
+        ("rvs", "ego/ego4d_oe.json", {"conversations": None}, "conversations is missing"),
+    ],
+)
+def test_what_is_wrong_in_each_format(tmp_path, suite, file, change, said):
+    MAKERS[suite](tmp_path)
+    _, before = read(suite, tmp_path)
+    records = json.loads((tmp_path / file).read_text())
+    records[0] |= change
+    write(tmp_path / file, records)
+    data, questions = read(suite, tmp_path)
+    assert [(finding.file, finding.place) for finding in data.findings] == [(file, "0")]
+    assert said in data.findings[0].reason
+    assert 0 < len(questions) < len(before)
+
+
+def test_broken_coin_records_are_named(tmp_path):
+    MAKERS["coin"](tmp_path)
+    database = json.loads((tmp_path / "COIN.json").read_text())
+    database["database"]["uid3"] = {
+        "class": "X",
+        "subset": "testing",
+        "start": 0,
+        "end": 1,
+        "annotation": [{"segment": [NAN, 1]}],
+    }
+    write(tmp_path / "COIN.json", database)
+    data, questions = read("coin", tmp_path)
+    assert [finding.place for finding in data.findings] == ["2"]
+    assert len(questions) == 10
+    write(tmp_path / "COIN.json", [1])
+    with pytest.raises(UserError, match="is a list, not an object; download it again"):
+        read("coin", tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"a": 1} x', "\x00", '[{"a": ' + "9" * 5000 + "}]"])
+def test_a_damaged_file_is_one_line(tmp_path, text):
+    write(tmp_path / "videomme.json", text)
+    with pytest.raises(UserError, match="is damaged or another kind of file") as refused:
+        read("videomme", tmp_path)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_a_folder_without_annotations_is_one_line(tmp_path, name):
+    with pytest.raises(UserError, match="download the annotations there"):
+        read(name, tmp_path)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
+    lambda parts: st.lists(parts, max_size=3) | st.dictionaries(st.text(max_size=8), parts, max_size=3),
+)
+
+
+FIELDS = {
+    "videomme": ("videoID", "question", "options", "answer", "duration", "task_type"),
+    "ovobench": ("task", "video", "question", "options", "gt", "realtime", "test_info", "activity", "tutorial"),
+    "mlvu": ("video", "question", "candidates", "answer", "question_type"),
+    "longvideobench": ("video_path", "question", "candidates", "correct_choice", "duration", "duration_group"),
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+@given(drawn=st.data())
+def test_no_record_breaks_a_reader(tmp_path_factory, name, drawn):
+    record = drawn.draw(st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS[name], anything)) | anything)
+    data = Dataset(tmp_path_factory.getbasetemp())
+    make = import_module(SUITES[name])._record
+    before = ("f", "1_plotQA") if name == "mlvu" else ("f",)
+    questions = list(data.each("f", [record], partial(make, data, *before)))
+    assert questions or data.findings
+    assert all(str(finding).isprintable() for finding in data.findings)

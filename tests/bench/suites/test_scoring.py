@@ -1,0 +1,149 @@
+"""Scores against values worked out by hand."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgevlm.bench.suites.scoring import chosen_letter, contains, edit_distance, marks_of, nearest
+from edgevlm.bench.suites.tally import Result, Tally, mean
+
+LABELS = ["blow dry", "put on the cap", "spread the slurry"]
+
+
+def record(scoring, response, answer, **more):
+    return {
+        "scoring": scoring,
+        "response": response,
+        "answer": answer,
+        "options": ["red", "a hat", "no"],
+        "error": None,
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("scoring", "response", "answer", "marks"),
+    [
+        ("first-letter", " B. because", "B", (True,)),
+        ("first-letter", "The answer is B", "B", (False,)),
+        ("first-letter", "", "B", (False,)),
+        ("letter-within", "I say B", "B", (True,)),
+        ("letter-within", "because", "B", (False,)),
+        ("letter-within", "Because", "B", (True,)),  # as the benchmark's own program has it
+        ("digits", "They did it 1 and 2 times", "12", (True,)),
+        ("digits", "They did it 2 times", "12", (False,)),
+        ("digits", "twice", "2", (False,)),
+        ("yes-no", "Yes, it is", "Yes", (True,)),
+        ("yes-no", "Y", "Yes", (True,)),
+        ("yes-no", "yes", "Yes", (False,)),
+        ("yes-no", "No", "Yes", (False,)),
+        ("choice", "(B) a hat", "B", (True,)),
+        ("choice", "C", "B", (False,)),
+        ("judge", "anything", "right", None),
+    ],
+)
+def test_one_answer(scoring, response, answer, marks):
+    assert marks_of(record(scoring, response, answer)) == marks
+
+
+@pytest.mark.parametrize(
+    ("response", "letter"),
+    [
+        ("B", "B"), ("b", None), ("B.", "B"), ("(B)", "B"), ("[B]", "B"), ("B: a hat", "B"), ("B\nfor sure", "B"),
+        ("The answer is B", "B"), ("the best option is (C).", "C"), ("A man wears a hat", "B"), ("A hat", "B"),
+        ("D", None), ("Answer: A", "A"), ("It is red, not a hat", None), ("RED!", "A"), ("", None), ("Bob", None),
+        ("C'est", None),
+    ],
+)  # fmt: skip
+def test_chosen_letter(response, letter):
+    assert chosen_letter(response, ("red", "a hat", "no")) == letter
+
+
+@pytest.mark.parametrize(
+    ("triggered", "response", "right"),
+    [
+        (10.0, "A Square.", True),
+        (8.0, "square", True),
+        (12.0, "square", True),
+        (12.5, "square", False),
+        (7.0, "square", False),
+        (10.0, "squares", False),
+        (None, "square", False),
+    ],
+)
+def test_a_proactive_answer_is_in_its_window_and_holds_the_output(triggered, response, right):
+    assert marks_of(record("proactive", response, "square", triggered_s=triggered, due_s=10.0)) == (right,)
+
+
+def test_what_could_not_be_answered_or_has_no_truth_is_not_scored():
+    assert marks_of(record("choice", "B", "")) is None
+    assert marks_of(record("choice", "", "B", error="no frame")) is None
+
+
+def test_a_judges_verdict_is_the_mark():
+    assert marks_of(record("judge", "x", "y", verdict=True)) == (True,)
+    assert marks_of(record("judge", "x", "y", verdict=False)) == (False,)
+    assert marks_of(record("judge", "x", "y", verdict=None)) is None
+
+
+def test_the_nearest_label_is_right():
+    assert marks_of(record("nearest", "Put on a cap.", "put on the cap", options=LABELS)) == (True,)
+    assert marks_of(record("nearest", "Blow", "put on the cap", options=LABELS)) == (False,)
+
+
+def test_each_step_has_its_mark_and_one_that_is_not_said_is_wrong():
+    said = "1. Blow dry it.\n2) put the cap on\n"
+    wanted = "blow dry\nspread the slurry\nput on the cap"
+    assert marks_of(record("steps", said, wanted, options=LABELS)) == (True, False, False)
+
+
+def test_contains():
+    assert contains("It says: Goal, 3-1!", "goal 3 1")
+    assert not contains("goals", "goal")
+    assert not contains("anything", "!")
+
+
+@pytest.mark.parametrize(("a", "b", "distance"), [("kitten", "sitting", 3), ("", "abc", 3), ("flaw", "lawn", 2), ("x", "x", 0)])
+def test_edit_distance(a, b, distance):
+    assert edit_distance(a, b) == distance
+
+
+def recursive_distance(a, b):
+    """Levenshtein's, by its definition."""
+    if not a or not b:
+        return len(a) + len(b)
+    cut = recursive_distance(a[1:], b[1:])
+    return cut if a[0] == b[0] else 1 + min(cut, recursive_distance(a[1:], b), recursive_distance(a, b[1:]))
+
+
+@given(st.text("abc", max_size=5), st.text("abc", max_size=5))
+def test_edit_distance_is_what_its_definition_says(a, b):
+    assert edit_distance(a, b) == recursive_distance(a, b)
+
+
+@given(st.text("ab ", max_size=6), st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=6, unique=True))
+def test_the_nearest_label_is_nearest_of_all(text, labels):
+    assert nearest(text, labels) == min((edit_distance(text, label), label) for label in labels)[1]
+
+
+def tally():
+    rows = [
+        ("v1", "x", "a", (True,)),
+        ("v1", "x", "a", (False,)),
+        ("v2", "x", "b", (True, True, False)),
+        ("v3", "y", "c", None),
+    ]
+    return Tally([Result(*row) for row in rows] + [Result("v2", "y", "c", (True,), 4.0)])
+
+
+def test_shares_count_marks_and_means_count_tasks():
+    b, a = tally().shares({"b": "B", "a": "A"}, "x")
+    assert (b.head, a.head) == ("B", "A")
+    assert (b.value, a.value) == (2 / 3, 1 / 2)
+    assert tally().share("x", "x", category="x").value == 3 / 5
+    assert mean("m", "m", [a, b]).value == (2 / 3 + 1 / 2) / 2
+    assert tally().share("all", "all").estimate.clusters == 2
+    assert tally().share("all", "all").estimate.count == 6
+    assert tally().share("none", "none", subtask="d").value is None
+    assert mean("m", "m", [tally().share("none", "none", subtask="d")]).value is None
+    assert tally().rating("r", "r", "y").value == 4.0

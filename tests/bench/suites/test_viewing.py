@@ -1,0 +1,235 @@
+"""What a question sees: every frame up to its time, and none after; each video is decoded once."""
+
+import pytest
+from published import make_clip, make_pictures
+
+from edgevlm.apps.sources.video import VideoSource
+from edgevlm.bench.accuracy.cells import Cell
+from edgevlm.bench.suites.desk import Desk, Settings, Task, room_for
+from edgevlm.bench.suites.records import record_of
+from edgevlm.bench.suites.schema import Poll, Question
+from edgevlm.errors import UserError
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.room import TextRoom
+from edgevlm.runtime.session import Session
+
+CELLS = (Cell("infinipot-v", "128", 128), Cell("uniform", "64", 64))
+LIMIT = 6.0  # seconds of the clip
+ROOM = TextRoom(0, 80, 16)
+
+
+@pytest.fixture(scope="module")
+def demo():
+    loaded = Model.load("demo", threads=1)
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("clips")
+    make_clip(root / "a.mp4", LIMIT)
+    make_pictures(root / "pictures", 9)
+    (root / "broken.mp4").write_bytes(b"no video")
+    return root
+
+
+def asked(name, time_s=None, **more):
+    fields = {"text": "what?", "prompt": "how many objects are there now?", "answer": "A", "scoring": "choice", "subtask": "t"}
+    return Question(id=name, **{"video": "a.mp4", "options": ("no", "yes"), "time_s": time_s, **fields, **more})
+
+
+def perform(demo, folder, questions, cells=CELLS, fps=1.0):
+    desk = Desk(Settings("demo", folder, fps, ROOM), demo)
+    return desk.perform(Task(questions[0].video, tuple(questions), tuple(cells)))
+
+
+def by_name(records, cell=CELLS[0]):
+    return {record["record"]: record for record in records if record["policy"] == cell.label}
+
+
+def test_a_question_sees_frames_up_to_its_time_and_none_after(demo, folder):
+    questions = [asked("end"), asked("at 3", 3.0), asked("at 0", 0.0), asked("before 3", 2.99), asked("after 2", 2.01)]
+    records = perform(demo, folder, questions)
+    assert len(records) == 10
+    for cell in CELLS:
+        seen = {name: (record["frames"], record["seen_until_s"]) for name, record in by_name(records, cell).items()}
+        assert seen == {"end": (6, 5.0), "at 3": (4, 3.0), "at 0": (1, 0.0), "before 3": (3, 2.0), "after 2": (3, 2.0)}
+    assert all(record["late_s"] is None and record["error"] is None for record in records)
+
+
+def test_answers_are_those_of_a_session_alone(demo, folder):
+    """The slow reference: one session a question, which watches by itself and is asked once."""
+    questions = [asked("end"), asked("at 3", 3.0), asked("other", 4.5, prompt="what color was the square?")]
+    records = perform(demo, folder, questions)
+    for cell in CELLS:
+        for question in questions:
+            frames = [frame for frame in VideoSource(folder / "a.mp4", 1.0) if frame.time_s <= (question.time_s or LIMIT)]
+            with Session.open(demo, policy=cell.label, budget=cell.tokens, room=ROOM) as session:
+                for frame in frames:
+                    session.watch(frame.image, frame.time_s)
+                expected = session.ask(question.prompt).text
+            assert by_name(records, cell)[question.id]["response"] == expected
+
+
+def test_a_video_is_decoded_once(demo, folder, monkeypatch):
+    opened = []
+
+    class Counted(VideoSource):
+        def __init__(self, path, *more):
+            opened.append(path)
+            super().__init__(path, *more)
+
+    monkeypatch.setattr("edgevlm.bench.suites.desk.VideoSource", Counted)
+    questions = [asked("a", 1.0), asked("b", 5.0), asked("c"), asked("clip", clip=(1.0, 3.0)), asked("other", clip=(2.0, 4.0))]
+    assert len(perform(demo, folder, questions)) == 10
+    assert opened == [folder / "a.mp4"]
+
+
+def test_frames_are_encoded_once_for_all_policies(demo, folder, monkeypatch):
+    encoded = []
+    encode = type(demo.engine).encode
+    monkeypatch.setattr(type(demo.engine), "encode", lambda self, pixels: encoded.append(len(pixels)) or encode(self, pixels))
+    perform(demo, folder, [asked("end")], CELLS[:1])
+    alone = encoded.copy()
+    encoded.clear()
+    perform(demo, folder, [asked("end")], CELLS)
+    assert encoded == alone
+
+
+def test_a_time_beyond_the_end_is_said_and_asked_at_the_end(demo, folder):
+    records = by_name(perform(demo, folder, [asked("in", 5.9), asked("edge", LIMIT), asked("late", 8.5)]))
+    assert {name: record["late_s"] for name, record in records.items()} == {"in": None, "edge": None, "late": 2.5}
+    assert records["late"]["frames"] == 6
+    assert records["late"]["response"]
+
+
+def test_a_clip_is_all_that_is_seen(demo, folder):
+    records = by_name(perform(demo, folder, [asked("clip", clip=(2.0, 4.0)), asked("past", clip=(4.0, 9.0))]))
+    assert (records["clip"]["frames"], records["clip"]["seen_until_s"], records["clip"]["late_s"]) == (3, 4.0, None)
+    assert (records["past"]["frames"], records["past"]["late_s"]) == (2, 3.0)
+
+
+def test_a_clip_without_a_frame_or_after_the_end_is_not_answered(demo, folder):
+    records = by_name(perform(demo, folder, [asked("short", clip=(2.2, 2.8)), asked("gone", clip=(7.0, 9.0))]))
+    assert records["short"]["error"] == "no frame comes before its time; give a higher --fps"
+    assert records["gone"]["error"] == "its clip begins at 7 s and the video ends at 6 s"
+    assert records["gone"]["late_s"] == 1.0
+    assert all(record["marks"] is None for record in records.values())
+    assert by_name(perform(demo, folder, [asked("short", clip=(2.2, 2.8))], fps=5.0))["short"]["error"] is None
+
+
+def test_pictures_of_a_folder_have_its_rate(demo, folder):
+    record = by_name(perform(demo, folder, [asked("p", video="pictures", rate=3.0, clip=(1.0, 2.7))]))["p"]
+    assert (record["frames"], record["seen_until_s"]) == (2, 2.0)
+
+
+def test_a_video_that_cannot_be_read_is_tried_again_next_time(demo, folder):
+    from edgevlm.bench.suites.run import answered
+
+    (record,) = by_name(perform(demo, folder, [asked("x", video="broken.mp4")])).values()
+    assert "not a video that can be read" in record["error"]
+    assert record["damaged"]
+    assert not answered(record)
+    assert answered({**record, "damaged": False})
+
+
+def test_a_prompt_without_room_is_not_answered_and_the_others_are(demo, folder):
+    long = asked("long", 2.0, prompt="what color was the square? " * 40)
+    records = by_name(perform(demo, folder, [long, asked("end")]))
+    assert "are set aside for one" in records["long"]["error"]
+    assert records["end"]["error"] is None
+
+
+def test_the_room_is_for_the_longest_prompt(demo):
+    questions = [asked("a"), asked("b", prompt="how many objects are there now? " * 5), asked("c", prompt="what <image>?")]
+    room = room_for(demo, questions)
+    assert 30 < room.question < 60
+    assert (room.conversation, room.answer) == (0, 16)
+    assert room_for(demo, [asked("b", prompt="how many objects " * 2000)]).question == demo.bundle.limit // 4
+
+
+def test_full_kv_that_is_used_up_answers_nothing_any_more(demo, folder):
+    records = by_name(
+        perform(demo, folder, [asked("early", 1.0), asked("end")], [Cell("full", "80", 80)]), Cell("full", "80", 80)
+    )
+    assert records["early"]["error"] is None
+    assert records["end"]["error"]
+    assert records["end"]["response"] == ""
+
+
+class Scripted:
+    """Stands in for a session's answers: yes from a given frame on."""
+
+    def __init__(self, monkeypatch, yes_from):
+        from edgevlm.bench.suites.viewing import Seat
+
+        self.asked = []
+
+        class Said:
+            ttft_ms = 1.0
+
+            def __init__(self, text):
+                self.text = text
+
+        def answered(seat, question, prompt):
+            self.asked.append((prompt, seat._seen_s))
+            if prompt != "now?":
+                return Said("a square")
+            return Said("Yes." if seat._seen_s >= yes_from else "No.")
+
+        monkeypatch.setattr(Seat, "_answered", answered)
+
+
+def polled(until=5.0, due=3.0):
+    return asked("p", 1.0, prompt="what?", answer="square", scoring="proactive", options=(), poll=Poll("now?", until, due))
+
+
+@pytest.mark.parametrize(
+    ("yes_from", "triggered", "polls", "marks"),
+    [(1.0, 1.0, 1, [True]), (4.0, 4.0, 4, [True]), (5.0, 5.0, 5, [True]), (9.0, None, 5, [False])],
+)
+def test_polls_each_second_until_yes(demo, folder, monkeypatch, yes_from, triggered, polls, marks):
+    script = Scripted(monkeypatch, yes_from)
+    (record,) = by_name(perform(demo, folder, [polled()], CELLS[:1])).values()
+    assert (record["triggered_s"], record["polls"], record["marks"]) == (triggered, polls, marks)
+    times = [seen for prompt, seen in script.asked if prompt == "now?"]
+    assert times == [float(second) for second in range(1, polls + 1)]
+    assert record["response"] == ("" if triggered is None else "a square")
+
+
+def test_a_yes_out_of_the_window_is_wrong(demo, folder, monkeypatch):
+    Scripted(monkeypatch, 1.0)
+    (record,) = by_name(perform(demo, folder, [polled(until=9.0, due=3.5)], CELLS[:1])).values()
+    assert (record["triggered_s"], record["marks"]) == (1.0, [False])
+
+
+def test_no_new_frame_no_new_poll_and_a_moment_after_the_end_is_said(demo, folder, monkeypatch):
+    script = Scripted(monkeypatch, 99.0)
+    (record,) = by_name(perform(demo, folder, [polled(until=12.0, due=8.0)], CELLS[:1], fps=0.5)).values()
+    assert [seen for _, seen in script.asked] == [0.0, 2.0, 4.0]
+    assert (record["polls"], record["late_s"], record["marks"]) == (3, 2.0, [False])
+
+
+def test_a_record_scores_again_to_the_same(demo, folder):
+    from edgevlm.bench.suites.scoring import marks_of
+
+    for record in perform(demo, folder, [asked("a", 1.0), asked("b", 3.0, answer="", scoring="judge")]):
+        again = marks_of(record)
+        assert record["marks"] == (None if again is None else list(again))
+
+
+def test_no_memory_stops_the_run_and_is_not_an_answer(demo, folder, monkeypatch):
+    def refused(*args, **more):
+        raise UserError("this budget's cache takes 9 GB and 1 GB are free; give a lower --budget")
+
+    monkeypatch.setattr("edgevlm.bench.suites.desk.Session.open", refused)
+    with pytest.raises(UserError, match="give a lower --budget"):
+        perform(demo, folder, [asked("a")])
+
+
+def test_long_lists_of_labels_stand_in_the_journal_once():
+    labels = tuple(f"step {number}" for number in range(40))
+    record = record_of(asked("a", options=labels, scoring="nearest", answer="step 3"), CELLS[0], "Step 3.", {})
+    assert record["marks"] == [True]
+    assert isinstance(record["options"], str)

@@ -1,0 +1,115 @@
+"""A device whose memory is the host's: the driver that the adapter talks to, without a GPU.
+
+Streams are kept as a driver keeps them, late: what is asked of one is done when it is synchronised, and not before, so that an
+array that was changed or dropped too early shows. A graph is the work recorded, replayed as it was.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.runtime.cuda.driver import Device, Memory, dense_bytes
+
+ORIN = Device("Orin", (8, 7), True, 8 << 30, "12.6")
+CARD = Device("NVIDIA T4", (7, 5), False, 16 << 30, "12.6")
+ALIGNMENT = 256
+
+
+class FakeStream:
+    """Work in order, done when it is synchronised."""
+
+    streams: dict[int, FakeStream] = {}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.handle = 0x1000 + 16 * len(self.streams)
+        self.streams[self.handle] = self
+        self.waiting: list[Callable[[], None]] = []
+        self.recording: list[Callable[[], None]] | None = None
+
+    def ask(self, work: Callable[[], None]) -> None:
+        (self.waiting if self.recording is None else self.recording).append(work)
+
+    def synchronize(self) -> None:
+        if self.recording is not None:
+            raise RuntimeError("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: a stream cannot be waited for while it is recorded")
+        while self.waiting:
+            self.waiting.pop(0)()
+
+
+class FakeGraph:
+    def __init__(self, work: list[Callable[[], None]]) -> None:
+        self.work: list[Callable[[], None]] | None = work
+
+    def close(self) -> None:
+        self.work = None
+
+
+class FakeDriver:
+    """See :class:`edgevlm.runtime.cuda.driver.Driver`."""
+
+    def __init__(self, device: Device = ORIN, free: int = 4 << 30) -> None:
+        self.device, self.free_now = device, free
+        self.main = self.stream()
+        self.held: dict[int, NDArray[np.uint8]] = {}
+        self.refuses_graphs = False
+        self.calls: list[str] = []
+
+    def free_bytes(self) -> int:
+        return self.free_now
+
+    def allocate(self, nbytes: int, mapped: bool | None = None) -> Memory:
+        block = np.full(nbytes + ALIGNMENT, 0xFF, np.uint8)  # NaN, and lengths that nobody has
+        address = -(-block.ctypes.data // ALIGNMENT) * ALIGNMENT
+        self.held[address] = block
+        return Memory(address, nbytes, None, block)
+
+    def free(self, memory: Memory) -> None:
+        self.held.pop(memory.address)[:] = 0xFF
+
+    def copy_in(self, address: int, array: NDArray, stream: Any = None) -> None:
+        source = dense_bytes(array)
+        self._of(stream).ask(lambda: ctypes.memmove(address, source.ctypes.data, source.size))
+
+    def copy_out(self, array: NDArray, address: int, stream: Any = None) -> None:
+        target = dense_bytes(array)
+        self._of(stream).ask(lambda: ctypes.memmove(target.ctypes.data, address, target.size))
+
+    def copy_rows(self, to: int, to_pitch: int, from_: int, from_pitch: int, width: int, rows: int, stream: Any = None) -> None:
+        def work() -> None:
+            for row in range(rows):
+                ctypes.memmove(to + row * to_pitch, from_ + row * from_pitch, width)
+
+        self._of(stream).ask(work)
+
+    def stream(self) -> FakeStream:
+        return FakeStream()
+
+    def record(self, work: Callable[[], None], stream: Any) -> FakeGraph:
+        self.calls.append("record")
+        if self.refuses_graphs:
+            raise RuntimeError("cuStreamEndCapture: operation not permitted when stream is capturing")
+        recorded = stream.recording = []
+        try:
+            work()
+        finally:
+            stream.recording = None
+        return FakeGraph(recorded)
+
+    def replay(self, graph: FakeGraph, stream: Any) -> None:
+        assert graph.work is not None, "a graph that was dropped"
+        for work in graph.work:
+            stream.ask(work)
+
+    def _of(self, stream: Any) -> FakeStream:
+        return stream or self.main
+
+
+def at(address: int, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
+    """Device memory as an array, not copied."""
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype).reshape(shape)

@@ -1,0 +1,75 @@
+"""An ONNX file read and changed without the onnx package, beside what that package makes of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from edgevlm.apps import demo
+from edgevlm.engines.tensorrt.onnx_file import external_bytes, with_dimensions
+
+DEMO = Path(demo.__file__).parent / "bundle"
+GRAPHS = sorted(DEMO.glob("*.onnx"))
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=lambda path: path.stem)
+def test_external_weights_are_those_that_onnx_finds(graph: Path) -> None:
+    found: Counter[str] = Counter()
+    for tensor in onnx.load(graph, load_external_data=False).graph.initializer:
+        about = {entry.key: entry.value for entry in tensor.external_data}
+        if about:
+            found[about["location"]] += int(about["length"])
+    assert found
+    assert external_bytes(graph.read_bytes()) == dict(found)
+
+
+def symbolic(model: Any) -> list[tuple[str, str]]:
+    values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
+    return [(value.name, dim.dim_param) for value in values for dim in value.type.tensor_type.shape.dim if dim.dim_param]
+
+
+@pytest.mark.parametrize("size", [1, 127, 128, 6000, 2**31])
+@pytest.mark.parametrize("graph", GRAPHS, ids=lambda path: path.stem)
+def test_dimensions_are_given_numbers_and_nothing_else_changes(graph: Path, size: int) -> None:
+    expected = onnx.load(graph, load_external_data=False)
+    name = symbolic(expected)[-1][1]
+    for value in (*expected.graph.input, *expected.graph.output, *expected.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param == name:
+                dim.dim_value = size
+    found = onnx.load_model_from_string(with_dimensions(graph.read_bytes(), {name: size, "no such dimension": 3}))
+    assert found == expected
+    assert name not in {param for _, param in symbolic(found)}
+
+
+def test_without_sizes_the_file_is_as_it_was() -> None:
+    raw = GRAPHS[0].read_bytes()
+    assert with_dimensions(raw, {}) == raw
+
+
+def test_values_inside_are_changed_too() -> None:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["C0", 2, "S"]) for name in "xyz"]
+    nodes = [helper.make_node("Identity", [a], [b]) for a, b in ("xy", "yz")]
+    model = helper.make_model(helper.make_graph(nodes, "g", values[:1], values[2:], value_info=values[1:2]))
+    found = onnx.load_model_from_string(with_dimensions(model.SerializeToString(), {"C0": 300}))
+    shapes = [v.type.tensor_type.shape.dim for v in (*found.graph.input, *found.graph.output, *found.graph.value_info)]
+    assert [(dims[0].dim_value, dims[1].dim_value, dims[2].dim_param) for dims in shapes] == [(300, 2, "S")] * 3
+
+
+@given(st.data())
+def test_damaged_files_are_refused(data: st.DataObject) -> None:
+    raw = bytearray(GRAPHS[0].read_bytes()[:2000])
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    cut = bytes(raw[: data.draw(st.integers(0, len(raw)))])
+    for read in (external_bytes, lambda model: with_dimensions(model, {"S": 1})):
+        try:
+            read(cut)
+        except ValueError:
+            continue

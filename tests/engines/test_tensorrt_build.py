@@ -1,0 +1,370 @@
+"""Building engines: what is built, what is left alone, and what is said when something stands in the way."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from fake_cuda import CARD, FakeDriver
+from fake_tensorrt import World
+from trt_world import anew, build, faked
+
+from edgevlm.apps.build import BuildRequest, capacity_for, check_device
+from edgevlm.apps.build import build as command
+from edgevlm.engines.tensorrt import need
+from edgevlm.errors import UserError
+from edgevlm.runtime.bundle import Bundle, seal_manifest
+
+HERE = Path(__file__).parent
+VERSION, CAPACITY = "10.3.0", 96
+GRAPHS = ["vision", "decoder", "decoder-projections"]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with faked(VERSION) as world:
+        yield world
+
+
+@pytest.fixture
+def folder(exported: Any, tmp_path: Path) -> Path:
+    source = exported("llava", profile="tensorrt-10.3", kv="fp32").bundle
+    return Path(shutil.copytree(source, tmp_path / "bundle", ignore=shutil.ignore_patterns("engines")))
+
+
+@pytest.fixture
+def bundle(folder: Path) -> Bundle:
+    return Bundle.load(folder)
+
+
+def built(world: World) -> list[str]:
+    """Graphs that were built since the last look."""
+    found = [call.split()[1] for call in world.calls if call.startswith("build ")]
+    world.calls.clear()
+    return found
+
+
+def plans(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*.plan"))
+
+
+def test_every_graph_becomes_an_engine_of_this_device(world: World, bundle: Bundle) -> None:
+    made = build(bundle, FakeDriver(), CAPACITY, workspace=5 << 20)
+    assert [one.graph for one in made] == GRAPHS
+    assert not any(one.kept for one in made)
+    assert all("workspace 5242880" in call for call in world.calls if call.startswith("build"))
+    key = bundle.path / "engines" / "orin-sm87-trt10.3.0-fp32-kv-fp32-vision-fp32"
+    for one in made:
+        plan = Path(one.path)
+        about = json.loads(plan.with_suffix(".json").read_text())
+        assert plan.parent == key
+        assert plan.stat().st_size == one.bytes == about["bytes"]
+    assert [call for call in world.calls if call.startswith("timings")] == ["timings b''", "timings b'+'", "timings b'++'"]
+    assert (key / "timing.cache").read_bytes() == b"+++"
+    Bundle.load(bundle.path)  # is as good as it was
+
+
+def test_what_matches_is_left_alone(world: World, bundle: Bundle) -> None:
+    first = build(bundle, FakeDriver(), CAPACITY)
+    world.calls.clear()
+    again = build(bundle, FakeDriver(), CAPACITY)
+    assert world.calls == []
+    assert [(one.path, one.bytes) for one in again] == [(one.path, one.bytes) for one in first]
+    assert all(one.kept for one in again)
+    build(bundle, FakeDriver(), CAPACITY, force=True)
+    assert built(world) == GRAPHS
+
+
+def test_another_tensorrt_or_gpu_has_engines_of_its_own(bundle: Bundle) -> None:
+    with faked("10.3.0"):
+        build(bundle, FakeDriver(), CAPACITY)
+    with faked("10.7.0") as world:
+        build(bundle, FakeDriver(), CAPACITY)
+        assert built(world) == GRAPHS
+        build(bundle, FakeDriver(CARD), CAPACITY)
+        assert built(world) == GRAPHS
+    assert len(list((bundle.path / "engines").iterdir())) == 3
+
+
+def test_a_change_builds_what_depends_on_it(world: World, bundle: Bundle) -> None:
+    build(bundle, FakeDriver(), CAPACITY)
+    built(world)
+    before = plans(bundle.path)
+    build(bundle, FakeDriver(), 2 * CAPACITY)
+    assert built(world) == ["decoder"]
+    after = plans(bundle.path)
+    assert len(after) == 3
+    assert len(set(after) & set(before)) == 2  # the old decoder's is gone
+    build(bundle, FakeDriver(), 2 * CAPACITY, probes=False)
+    assert built(world) == ["decoder"]
+    manifest = json.loads((bundle.path / "bundle.json").read_text())
+    weights = bundle.path / "vision.weights"
+    content = bytearray(weights.read_bytes())
+    content[100] ^= 1
+    weights.write_bytes(content)
+    manifest["files"]["vision.weights"]["sha256"] = hashlib.sha256(content).hexdigest()
+    (bundle.path / "bundle.json").write_bytes(seal_manifest(manifest))
+    build(Bundle.load(bundle.path), FakeDriver(), 2 * CAPACITY, probes=False)
+    assert built(world) == ["vision"]
+
+
+def test_a_file_that_is_not_whole_is_built_again(world: World, bundle: Bundle) -> None:
+    made = build(bundle, FakeDriver(), CAPACITY)
+    built(world)
+    Path(made[1].path).write_bytes(Path(made[1].path).read_bytes()[:-1])
+    Path(made[2].path).with_suffix(".json").unlink()
+    build(bundle, FakeDriver(), CAPACITY)
+    assert built(world) == GRAPHS[1:]
+
+
+def test_the_decoder_is_built_for_the_calls_there_are(world: World, bundle: Bundle) -> None:
+    made = build(bundle, FakeDriver(), CAPACITY)
+    about = json.loads(Path(made[1].path).read_bytes().split(b"\n", 2)[1])
+    one, rows, question = about["profiles"]
+    width = bundle.decoder.hidden
+    assert one["inputs_embeds"] == [[1, 1, width]] * 3
+    assert rows["inputs_embeds"][2] == [1, CAPACITY, width]  # a chunk has 128 rows, and the memory less
+    assert question["logit_rows"] == [[1], [1], [CAPACITY]]
+    assert one["columns0"] == [[1], [CAPACITY], [CAPACITY]]
+    inputs = {name: shape for name, _, shape in about["inputs"]}
+    assert inputs["key0"] == [1, 2, CAPACITY, 16]
+    names = {name for name, _, _ in about["outputs"]}
+    assert {"query0", "new_key2", "logits"} <= names
+    made = build(bundle, FakeDriver(), CAPACITY, probes=False)
+    about = json.loads(Path(made[1].path).read_bytes().split(b"\n", 2)[1])
+    assert names - {name for name, _, _ in about["outputs"]} == {"query0", "query1", "query2"}
+
+
+def test_parse_errors_name_their_nodes(world: World, bundle: Bundle) -> None:
+    words = "UNSUPPORTED_NODE:\n  no importer"
+    world.parse_errors = [("layer0.qkv", "MatMulNBits", words), ("", "Foo", "bar"), ("c", "C", "c"), ("d", "D", "d")]
+    with pytest.raises(UserError) as error:
+        build(bundle, FakeDriver(), CAPACITY)
+    line = str(error.value)
+    assert line.count("\n") == 0
+    assert "vision.onnx: TensorRT 10.3.0 cannot parse it: node layer0.qkv (MatMulNBits): UNSUPPORTED_NODE: no importer" in line
+    assert "node 7 (Foo): bar" in line
+    assert "(and 1 more)" in line
+    assert "edgevlm export --device" in line
+    assert plans(bundle.path) == []
+
+
+def test_a_build_that_fails_says_why(world: World, bundle: Bundle) -> None:
+    world.builds, world.errors = False, ["[optimizer.cpp] could not find any\nimplementation"]
+    with pytest.raises(UserError, match=r"vision\.onnx: TensorRT 10\.3\.0 made no engine .*could not find any implementation"):
+        build(bundle, FakeDriver(), CAPACITY)
+    assert plans(bundle.path) == []
+    world.builds, world.errors = True, []
+    build(bundle, FakeDriver(), CAPACITY)
+    assert len(plans(bundle.path)) == 3
+
+
+def test_a_tensorrt_that_does_not_start(world: World, bundle: Bundle) -> None:
+    world.starts, world.errors = False, ["CUDA initialization failure with error: 35"]
+    with pytest.raises(UserError, match=r"does not start here \(CUDA initialization failure.*edgevlm doctor"):
+        build(bundle, FakeDriver(), CAPACITY)
+
+
+def test_a_timing_cache_that_is_refused_is_begun_anew(world: World, bundle: Bundle) -> None:
+    build(bundle, FakeDriver(), CAPACITY)
+    world.calls.clear()
+    world.takes_timings = False
+    build(bundle, FakeDriver(), CAPACITY, force=True)
+    assert [call for call in world.calls if call.startswith("timings")][:2] == ["timings b'+++'", "timings b''"]
+
+
+def test_a_full_disk_leaves_what_is_finished(world: World, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgevlm.engines.tensorrt import store
+
+    real = store.flush
+
+    def flush(path: Path) -> None:
+        if path.name.startswith("decoder-") and ".plan" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path)
+
+    monkeypatch.setattr(store, "flush", flush)
+    with pytest.raises(UserError, match=r"decoder-.*cannot be written \(the disk is full\); make room and build again"):
+        build(bundle, FakeDriver(), CAPACITY)
+    assert [Path(plan).name.split("-")[0] for plan in plans(bundle.path)] == ["vision"]
+    assert list(bundle.path.rglob("*.new")) == []
+    monkeypatch.setattr(store, "flush", real)
+    built(world)
+    build(bundle, FakeDriver(), CAPACITY)
+    assert built(world) == GRAPHS[1:]
+
+
+def test_ctrl_c_stops_tensorrt_and_the_next_build_goes_on(world: World, bundle: Bundle) -> None:
+    world.steps = 1000
+
+    def on_step(name: str, step: int) -> None:
+        if (name, step) == ("decoder", 3):
+            os.kill(os.getpid(), signal.SIGINT)
+        if name == "decoder":
+            waited.wait(0.01)
+
+    waited = threading.Event()
+    world.on_step = on_step
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers of pytest-xdist ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            build(bundle, FakeDriver(), CAPACITY)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [thread.name for thread in threading.enumerate() if thread.name == "tensorrt-build"] == []
+    assert len(plans(bundle.path)) == 1
+    world.on_step = None
+    built(world)
+    build(bundle, FakeDriver(), CAPACITY)
+    assert built(world) == GRAPHS[1:]
+
+
+def test_only_one_process_builds(world: World, bundle: Bundle) -> None:
+    from edgevlm.engines.tensorrt.store import Place
+
+    place = Place(bundle.path / "engines" / "orin-sm87-trt10.3.0-fp32-kv-fp32-vision-fp32")
+    with place.alone(), pytest.raises(UserError, match="another process is building these engines"):
+        build(bundle, FakeDriver(), CAPACITY)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_bundle_that_cannot_be_written(world: World, bundle: Bundle) -> None:
+    bundle.path.chmod(0o555)
+    with pytest.raises(UserError, match=r"engines cannot be kept there .*copy the bundle"):
+        build(bundle, FakeDriver(), CAPACITY)
+
+
+@pytest.mark.parametrize(
+    ("device", "available", "swap", "on_card", "fits"),
+    [
+        ("orin", 3000, 0, 0, True),  # MB; the build below needs 800 + 500 on the host and 300 for the device
+        ("orin", 1500, 0, 0, False),
+        ("orin", 1500, 1000, 0, True),
+        ("orin", 250, 9000, 0, False),  # the device's part cannot lie in swap
+        ("card", 1400, 0, 400, True),
+        ("card", 1400, 0, 200, False),
+        ("card", 900, 0, 400, False),
+        ("card", 900, 1000, 400, True),
+    ],
+)
+def test_memory_is_checked_before(
+    monkeypatch: pytest.MonkeyPatch, device: str, available: int, swap: int, on_card: int, fits: bool
+) -> None:
+    mb = 10**6
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available * mb))
+    monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=swap * mb))
+    driver: Any = FakeDriver(free=on_card * mb) if device == "orin" else FakeDriver(CARD, free=on_card * mb)
+    wanted = need.build_need(200 * mb, 100 * mb)
+    assert (wanted.host, wanted.device) == (3 * 200 * mb + 500 * mb, 300 * mb)
+    wanted = need.BuildNeed(1300 * mb, 300 * mb)
+    if fits:
+        need.check_memory("decoder", wanted, driver)
+    else:
+        in_swap = r"to build that cannot lie in swap, and .* are free; close the desktop"
+        other = r"to build and .* GB .*; add swap, close the desktop"
+        said = in_swap if device == "orin" and available < 300 else other
+        with pytest.raises(UserError, match=rf"an engine of decoder takes about .* {said}") as error:
+            need.check_memory("decoder", wanted, driver)
+        assert "--workspace" in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_the_build_asks_for_memory_first(world: World, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**6))
+    monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=0))
+    with pytest.raises(UserError, match="an engine of vision takes"):
+        build(bundle, FakeDriver(), CAPACITY)
+    assert built(world) == []
+
+
+def test_graphs_of_another_profile_are_refused(exported: Any) -> None:
+    with faked("10.3.0"), pytest.raises(UserError, match="has graphs for ONNX Runtime; export the checkpoint for this device"):
+        build(Bundle.load(exported("llava", kv="fp32").bundle), FakeDriver(), CAPACITY)
+    newer = Bundle.load(exported("llava", profile="tensorrt-10.15", kv="fp16").bundle)
+    with faked("10.3.0"), pytest.raises(UserError, match=r"for TensorRT 10\.15 and newer, and 10\.3\.0 is installed"):
+        build(newer, FakeDriver(), CAPACITY)
+
+
+def test_graphs_of_an_older_profile_are_taken(bundle: Bundle) -> None:
+    with faked("10.16.1.11") as world:
+        build(bundle, FakeDriver(), CAPACITY)
+        assert built(world) == GRAPHS
+
+
+def test_the_capacity_is_that_of_a_session(exported: Any) -> None:
+    from edgevlm.runtime.session import Session
+
+    made = exported("llava", kv="fp32")
+    with Session.open(made.bundle, budget=64) as session:
+        rows = int(session.cache.capacities.max())
+    capacity = capacity_for(str(made.bundle), 64)
+    assert rows <= capacity < rows + 64
+    assert capacity % 64 == 0
+    with pytest.raises(UserError, match=r"a budget of 9000000 tokens does not suit .*: give --budget"):
+        capacity_for(str(made.bundle), 9_000_000)
+
+
+def test_a_device_is_checked() -> None:
+    check_device("orin-nano-8", FakeDriver().device, "int4")
+    with pytest.raises(UserError, match=r"this machine's NVIDIA T4 has compute capability 7\.5 and orin-nano-8 8\.7"):
+        check_device("orin-nano-8", CARD, "int4")
+    with pytest.raises(UserError, match="no device is called 'orin'"):
+        check_device("orin", CARD, "int4")
+    with pytest.raises(UserError, match="cpu no GPU"):
+        check_device("cpu", CARD, "fp32")
+
+
+def test_the_command_without_tensorrt(folder: Path) -> None:
+    missing = r"needs the package tensorrt, which is not installed: pip install 'edgevlm\[tensorrt\]'"
+    with anew(None), pytest.raises(UserError, match=missing):
+        list(command(BuildRequest(str(folder)), print, print, False))
+    with pytest.raises(UserError, match="--workspace 0: give 1 MB or more"):
+        list(command(BuildRequest(str(folder), workspace=0), print, print, False))
+
+
+def edgevlm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(HERE)}
+    program = [sys.executable, str(HERE / "faked_build.py"), *arguments]
+    return subprocess.run(program, capture_output=True, text=True, env=environment)
+
+
+def test_the_command_line(folder: Path) -> None:
+    done = edgevlm(VERSION, "--", "build", str(folder), "--budget", "64", "--device", "orin-nano-8", "--json")
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["graph"] for one in found] == GRAPHS
+    assert [one["kept"] for one in found] == [False] * 3
+    assert "building decoder, engine 2 of 3" in done.stderr
+    done = edgevlm(VERSION, "--", "build", str(folder), "--budget", "64")
+    assert [line.split("  ")[0] for line in done.stdout.splitlines()] == [one["path"] for one in found]
+    assert done.stdout.count("(was there)") == 3
+    done = edgevlm(VERSION, "--", "build", str(folder), "--device", "cpu")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("edgevlm: this machine's Orin has compute capability 8.7 and cpu no GPU")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_killed_at_any_step_the_same_command_goes_on(folder: Path, how: int) -> None:
+    done = edgevlm(VERSION, "decoder", "1", str(int(how)), "--", "build", str(folder))
+    assert done.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL)
+    assert "Traceback" not in done.stderr
+    assert [Path(plan).name.split("-")[0] for plan in plans(folder)] == ["vision"]
+    (next(folder.rglob("*.plan")).parent / "decoder-half.plan.new").write_bytes(b"half")
+    done = edgevlm(VERSION, "--", "build", str(folder), "--json")
+    assert [json.loads(line)["kept"] for line in done.stdout.splitlines()] == [True, False, False]
+    assert list(folder.rglob("*.new")) == []
+    assert np.all([json.loads(line)["bytes"] > 0 for line in done.stdout.splitlines()])

@@ -1,0 +1,109 @@
+"""No graph for a TensorRT version has an operator, or a type of it, that the version's parser does not take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from checkpoints import make_checkpoint
+from more_checkpoints import CLASSES, FRAME, make_more
+from onnx import TensorProto
+
+from edgevlm.engines.profiles import TENSORRT_10_3, TENSORRT_10_15
+from edgevlm.export import FAMILIES
+from edgevlm.export.checkpoint import Checkpoint
+from edgevlm.export.decoder import write_decoder
+from edgevlm.export.graph import CONTRIB, GraphBuilder, WeightsFile
+from edgevlm.export.profiles import load_profile
+from edgevlm.export.profiles.allowed import Allowed
+from edgevlm.export.vision import GRAPH, write_vision
+from edgevlm.export.writer import _decoder_shape, _with_parts, family_parts
+
+PROFILES = (TENSORRT_10_3, TENSORRT_10_15)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_and_precision(tmp_path: Path, family: str) -> None:
+    make = make_more if family in CLASSES else make_checkpoint
+    checkpoint = Checkpoint(make(tmp_path / "checkpoint", family))
+    parts = family_parts(checkpoint, FAMILIES[family], FRAME)
+    backbone, plain = _decoder_shape(checkpoint)
+    shape, seen = _with_parts(plain, parts), set()
+    for profile in map(load_profile, PROFILES):
+        assert profile.precisions is not None
+        for precision in profile.precisions:
+            for kv in profile.kv:
+                folder = tmp_path / f"{profile.name}-{precision}-{kv}"
+                folder.mkdir()
+                made = write_decoder(
+                    checkpoint, backbone, shape, folder, lambda _: None, precision=precision, kv=kv, profile=profile.name
+                )
+                assert list(made.graphs) == ["whole", "projections"]
+                profile.check_operators(folder / graph for graph in made.graphs.values())
+                nodes = onnx.load(folder / made.graphs["whole"], load_external_data=False).graph.node
+                seen |= {(profile.name, node.op_type) for node in nodes}
+    assert {op for name, op in seen if name == TENSORRT_10_15} >= {"TensorScatter", "Attention", "DequantizeLinear"}
+    assert not {op for name, op in seen if name == TENSORRT_10_3} & {"TensorScatter", "Attention"}
+    for precision in ("fp32", "fp16"):
+        write_vision(parts.vision, tmp_path, precision, checkpoint, standard=True)
+        for name in PROFILES:
+            Allowed.load(name).check(tmp_path / GRAPH)
+
+
+def graph(folder: Path, change: Callable[[GraphBuilder], Any], opset: int = 20) -> Path:
+    """A product and, made by ``change`` of ``x`` float32 ``[2, 4]``, something else."""
+    with (folder / "w").open("wb") as stream:
+        g = GraphBuilder("g", WeightsFile(stream, "w"), opset)
+        g.input("x", TensorProto.FLOAT, [2, 4])
+        g.output(g.node("MatMul", ["x", g.constant("m", np.eye(4, dtype=np.float32))], ["y"]), TensorProto.FLOAT, [2, 4])
+        change(g)
+    g.save(folder / "g.onnx")
+    return folder / "g.onnx"
+
+
+def squeezed(g: GraphBuilder) -> None:
+    g.input("axes", TensorProto.INT64, [1])
+    g.node("Unsqueeze", ["x", "axes"], ["z"])
+
+
+BAD: dict[str, Callable[[GraphBuilder], Any]] = {
+    "no operator DynamicQuantizeLinear": lambda g: g.node("DynamicQuantizeLinear", ["x"], ["a", "b", "z"]),
+    f"no operator MultiHeadAttention {CONTRIB}": lambda g: g.node("MultiHeadAttention", ["x"], ["z"], CONTRIB),
+    "x.double is DOUBLE": lambda g: g.node("Abs", [g.node("Cast", ["x"], ["x.double"], to=TensorProto.DOUBLE)], ["z"]),
+    "axes is not constant": squeezed,
+    "x.int is INT32": lambda g: g.node("Einsum", [g.node("Cast", ["x"], ["x.int"], to=6)], ["z"], equation="ij->i"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("says", BAD)
+@pytest.mark.parametrize("name", PROFILES)
+def test_what_the_parser_does_not_take_is_found(tmp_path: Path, name: str, says: str) -> None:
+    allowed = Allowed.load(name)
+    allowed.check(graph(tmp_path, lambda _: None))
+    with pytest.raises(AssertionError, match=f"g.onnx has what TensorRT {allowed.tensorrt} does not take: .*{says}"):
+        allowed.check(graph(tmp_path, BAD[says]))
+
+
+def test_a_newer_opset_is_found(tmp_path: Path) -> None:
+    newer = graph(tmp_path, lambda _: None, 21)
+    Allowed.load(TENSORRT_10_15).check(newer)
+    with pytest.raises(AssertionError, match=r"TensorRT 10\.3 does not take: opset ai\.onnx 21"):
+        Allowed.load(TENSORRT_10_3).check(newer)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_the_lists_name_their_sources_and_real_operators(name: str) -> None:
+    data = json.loads(files("edgevlm.export.profiles").joinpath(f"{name}.json").read_text())
+    assert all(source["document"] and source["address"].startswith("https://") for source in data["sources"])
+    legacy = {"ImageScaler", "ParametricSoftplus", "ScaledTanh", "Scatter", "Upsample", "MeanVarianceNormalization"}
+    operators = Allowed.load(name).operators
+    assert len(operators) > 120
+    for operator, types in operators.items():
+        assert operator in legacy or onnx.defs.has(operator)
+        assert all(TensorProto.DataType.Value(kind) for kind in types)

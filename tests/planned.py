@@ -1,0 +1,29 @@
+"""Models and devices that tests of the plan share."""
+
+from dataclasses import replace
+
+from edgevlm.apps.plan import PlanRequest, make_plan
+from edgevlm.apps.planning.published import qwen3
+from edgevlm.apps.planning.speed import Roofline
+from edgevlm.engines.devices import load_device
+
+MODEL, SMALL = qwen3("Qwen3-VL-4B"), qwen3("Qwen3-VL-2B")
+
+
+def roofline(device="orin-nx-16", precision="int4", kv="fp16", model=SMALL):
+    return Roofline(model, load_device(device), precision, kv)
+
+
+def with_figures(device, **values):
+    figures = {name: replace(device.figures[name], value=value) for name, value in values.items()}
+    return replace(device, figures={**device.figures, **figures})
+
+
+def make_line(model=SMALL, **asked):
+    from edgevlm.apps import plan as command
+
+    saved, command.model_of = command.model_of, lambda name, camera: model
+    try:
+        return make_plan(PlanRequest("a model", **asked)).line()
+    finally:
+        command.model_of = saved

@@ -1,0 +1,52 @@
+"""Every policy on a device keeps just the rows that it keeps on the CPU."""
+
+import numpy as np
+import pytest
+from cuda_backend import backend
+from policies.filled import PREFIX, Filled, told
+
+from edgevlm.runtime.policies import POLICIES, Guidance, StreamShape, create_policy
+
+LAYERS, BUDGET, GRID, CHUNK = 4, 60, (3, 4), 2
+
+NAMES = [name for name, policy in POLICIES.items() if policy.bounded]
+
+
+@pytest.fixture(params=["cuda", "cuda-shim"])
+def where(request):
+    backend(request.param)
+    return request.param
+
+
+def stream(text, where, dtype, axes, monkeypatch):
+    """What each layer and head holds, by seq, after each of five compressions, one re-indexing among them."""
+    monkeypatch.setattr(Filled, "where", where)
+    random = np.random.default_rng(4)
+    filled, policy = Filled(LAYERS, 2 * BUDGET, GRID, random, dtype, axes), create_policy(text)
+    policy.attach(BUDGET, StreamShape(LAYERS, GRID[0] * GRID[1], PREFIX))
+    rows, held = CHUNK * GRID[0] * GRID[1], []
+    while len(held) < 5:
+        queries = {layer: random.normal(size=(4, 6, 8)).astype(np.float32) for layer in range(LAYERS)}
+        keys = {layer: random.normal(size=(2, 6, 8)).astype(np.float32) for layer in range(LAYERS)}
+        plan = policy.before_append(filled.cache, rows, lambda q=queries, k=keys: Guidance(q, k, (2, 2, 2)))
+        if plan is not None:
+            filled.cache.evict(plan.keep)
+            for layer, new in plan.add.items():
+                filled.cache.append(layer, new.key, new.value, new.rows)
+            held.append([np.sort(filled.cache.seq(layer), 1) for layer in range(LAYERS)])
+            if len(held) == 3:
+                filled.reindex()
+        policy.after_append(filled.cache, told(policy, filled.frame(count=CHUNK)))
+    return held, [filled.cache.numbers("key", layer) for layer in range(LAYERS)]
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+@pytest.mark.parametrize("text", NAMES)
+def test_the_same_rows_stay(where, text, axes, monkeypatch):
+    dtype = "fp16" if axes == 3 else "fp32"
+    (mine, my_keys), (theirs, their_keys) = (stream(text, place, dtype, axes, monkeypatch) for place in (where, "cpu"))
+    for found, expected in zip(mine, theirs, strict=True):
+        for layer in range(LAYERS):
+            np.testing.assert_array_equal(found[layer], expected[layer])
+    for found, expected in zip(my_keys, their_keys, strict=True):
+        np.testing.assert_allclose(found, expected, atol=8e-3 if dtype == "fp16" else 4e-6)

@@ -1,0 +1,184 @@
+"""Small data folders in the published schemas, with clips made here."""
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+RATE = 5  # pictures a second of a made clip
+
+
+def write(path: Path, value) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+    return path
+
+
+def make_clip(path: Path, seconds: float, seed: int = 0) -> Path:
+    """A video of ``seconds``; picture n is a field of grey level 8 n, so that a picture says when it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*("MJPG" if path.suffix == ".avi" else "mp4v")), RATE, (64, 64))
+    assert writer.isOpened()
+    noise = np.random.default_rng(seed).integers(0, 8, (64, 64, 3))
+    for number in range(round(seconds * RATE)):
+        writer.write((8 * (number % 30) + noise).astype(np.uint8))
+    writer.release()
+    return path
+
+
+def make_pictures(folder: Path, count: int) -> Path:
+    folder.mkdir(parents=True)
+    for number in range(1, count + 1):
+        cv2.imwrite(str(folder / f"{number:05d}.jpg"), np.full((64, 64, 3), 8 * number % 256, np.uint8))
+    return folder
+
+
+def streamingbench(root: Path) -> None:
+    """Two real-time questions on one video, one of them after its end; two in sequence; one proactive."""
+    make_clip(root / "videos/sample_1.mp4", 6)
+    make_clip(root / "videos/sample_2_sqa.mp4", 5)
+
+    def asked(time, **more):
+        fields = {
+            "task_type": "Object Perception",
+            "question": "What is it?",
+            "options": ["A. red", "B. blue", "C. no", "D. two"],
+        }
+        return {**fields, "time_stamp": time, "answer": "A", "required_ability": "working memory", **more}
+
+    def record(video, questions):
+        return {
+            "time": "[0:00:00 - 0:01:00]",
+            "questions": questions,
+            "video_categories": "x",
+            "video_path": f"./videos/{video}",
+        }
+
+    real = [asked("00:00:03"), asked("00:00:09", task_type="Counting", answer="B", options=["one", "two", "three", "four"])]
+    write(root / "questions_real.json", [record("sample_1.mp4", real)])
+    write(root / "questions_real_stream.json", [record("sample_1.mp4", real)])
+    sequence = [asked(f"00:00:0{second}", task_type="Sequential Question Answering") for second in (2, 4)]
+    write(root / "questions_sqa.json", [[record("sample_2_sqa.mp4", sequence)]])
+    proactive = {
+        "task_type": "Proactive Output", "question": 'When a square comes, output "square".', "time_stamp": "00:00:01",
+        "ground_truth_time_stamp": "00:00:03", "ground_truth_output": "square",
+    }  # fmt: skip
+    write(root / "questions_proactive.json", [record("sample_1.mp4", [proactive])])
+
+
+def ovobench(root: Path) -> None:
+    make_clip(root / "src_videos/YouTube/one.mp4", 6)
+    base = {"video": "YouTube/one.mp4", "realtime": 3.5, "question": "Which?", "options": ["red", "blue", "no"], "gt": 1}
+    write(
+        root / "ovo_bench_new.json",
+        [
+            {"id": 0, "task": "EPM", "answer": "blue", **base},
+            {"id": 1, "task": "OCR", "answer": "blue", **base},
+            {
+                "id": 2, "task": "CRR", "video": "YouTube/one.mp4", "question": "Why?", "answer": "so", "ask_time": 1,
+                "clue_time": 4, "test_info": [{"realtime": 2, "type": 0}, {"realtime": 5, "type": 1}],
+            },
+            {
+                "id": 3, "task": "SSR", "video": "YouTube/one.mp4", "tutorial": "cake", "all_steps": ["mix", "bake"],
+                "start_time": [0, 3], "end_time": [3, 6],
+                "test_info": [{"realtime": 1, "step": "mix", "type": 1}, {"realtime": 2, "step": "bake", "type": 0}],
+            },
+            {
+                "id": 4, "task": "REC", "video": "YouTube/one.mp4", "activity": "jump", "start_times": [1, 3],
+                "end_times": [2, 4], "test_info": [{"realtime": 2.5, "count": 1}, {"realtime": 4.5, "count": 2}],
+            },
+        ],
+    )  # fmt: skip
+
+
+def videomme_records() -> list[dict]:
+    return [
+        {
+            "video_id": "001", "videoID": f"v{number}", "question_id": f"001-{number}", "question": "Which color?",
+            "options": ["A. Red.", "B. Blue.", "C. Green.", "D. None."], "answer": "B", "duration": duration,
+            "domain": "Knowledge", "sub_category": "Maths", "task_type": "Counting Problem", "url": "",
+        }
+        for number, duration in enumerate(("short", "medium", "long"))
+    ]  # fmt: skip
+
+
+def videomme(root: Path) -> None:
+    for number in range(3):
+        make_clip(root / f"data/v{number}.mp4", 3, number)
+    write(root / "videomme.jsonl", "\n".join(json.dumps(record) for record in videomme_records()) + "\n")
+
+
+def mlvu(root: Path) -> None:
+    make_clip(root / "video/1_plotQA/p.mp4", 3)
+    make_clip(root / "video/9_summary/s.mp4", 3)
+    chosen = {"video": "p.mp4", "duration": 3, "question": "Who?", "candidates": ["he", "she", "2"], "answer": "she"}
+    write(
+        root / "json/1_plotQA.json",
+        [{**chosen, "question_type": "plotQA"}, {**chosen, "question_type": "plotQA", "answer": "he"}],
+    )
+    write(root / "json/9_summary.json", [
+        {"video": "s.mp4", "duration": 3, "question": "Sum it up.", "answer": "it gets light", "question_type": "summary"},
+    ])  # fmt: skip
+
+
+def egoschema(root: Path) -> None:
+    make_clip(root / "videos/aa-1.mp4", 3)
+    make_clip(root / "videos/bb-2.mp4", 3)
+    options = {f"option {number}": f"C does {number}" for number in range(5)}
+    write(
+        root / "questions.json", [{"q_uid": uid, "question": "What is it for?", **options} for uid in ("aa-1", "bb-2", "cc-3")]
+    )
+    write(root / "subset_answers.json", {"aa-1": 3})
+
+
+def mvbench(root: Path) -> None:
+    make_clip(root / "video/star/Charades_v1_480/one.mp4", 6)
+    make_clip(root / "video/ssv2_video/two.webm.avi", 3)
+    make_pictures(root / "video/tvqa/frames_fps3_hq/castle", 12)
+    base = {"question": "What comes first?", "candidates": ["left", "right", "up"], "answer": "right"}
+    write(root / "json/action_sequence.json", [{"video": "one.mp4", **base, "start": 1.0, "end": 4.0}])
+    write(root / "json/action_antonym.json", [{"video": "two.webm", **base}])
+    write(root / "json/episodic_reasoning.json", [{"video": "castle", **base, "start": 1.0, "end": 3.5}])
+
+
+def longvideobench(root: Path) -> None:
+    make_clip(root / "videos/x1.mp4", 3)
+    base = {"video_id": "x1", "video_path": "x1.mp4", "candidates": ["a cup", "a hat", "a dog", "a cat"], "correct_choice": 2}
+    more = {"question": "What is held?", "subtitle_path": "x1.json", "starting_timestamp_for_subtitles": 0, "id": "x1_0"}
+    write(root / "lvb_val.json", [{**base, **more, "duration": 12, "duration_group": 15}, {**base, **more, "duration": 500}])
+
+
+def rvs(root: Path) -> None:
+    make_clip(root / "ego/videos/e.mp4", 5)
+    make_clip(root / "movie/videos/m.mp4", 4)
+    for half, name, video in (("ego", "ego4d_oe.json", "e"), ("movie", "movienet_oe.json", "m")):
+        conversations = [
+            {"question": f"What color was the square at {end}?", "answer": "It was red.", "start_time": 0, "end_time": end}
+            for end in (1.5, 3.0)
+        ]
+        path = f"data/rvs/{half}/videos/{video}.mp4"
+        write(root / half / name, [{"video_id": video, "video_path": path, "conversations": conversations}])
+
+
+def coin(root: Path) -> None:
+    make_clip(root / "videos/7/uid1.mp4", 8)
+    annotation = [
+        {"segment": [1.0, 3.0], "label": "put on the hair extensions", "id": "1"},
+        {"segment": [3.0, 5.0], "label": "spread the mixed slurry", "id": "2"},
+        {"segment": [5.0, 7.0], "label": "blow dry", "id": "3"},
+    ]
+    record = {"recipe_type": 7, "class": "UseHairExtensions", "subset": "testing", "start": 1.0, "end": 7.0, "duration": 8.0}
+    learned = {
+        **record,
+        "class": "MakeCVDisc",
+        "subset": "training",
+        "annotation": [{"segment": [0, 1], "label": "Burn the disc"}],
+    }
+    write(root / "COIN.json", {"database": {"uid1": {**record, "annotation": annotation}, "uid2": learned}})
+
+
+MAKERS = {
+    "streamingbench": streamingbench, "ovobench": ovobench, "videomme": videomme, "mlvu": mlvu, "egoschema": egoschema,
+    "mvbench": mvbench, "longvideobench": longvideobench, "rvs": rvs, "coin": coin,
+}  # fmt: skip
