@@ -1,0 +1,75 @@
+"""Where rows go when they leave the device: blocks by number, over host memory and one file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from numpy.typing import NDArray
+
+from edgevlm.runtime.store.block import Block, joined
+from edgevlm.runtime.store.host import HostStore
+
+__all__ = ["Block", "HostStore", "Store", "StoreStats", "joined"]
+
+
+@dataclass(slots=True)
+class StoreStats:
+    """Counted since the store was opened. bytes_host, bytes_disk: that ``get`` took from host memory and from the file."""
+
+    bytes_host: int = 0
+    bytes_disk: int = 0
+    reads: int = 0  # of the file
+    wait_ms: float = 0.0  # that ``get`` waited for the file
+    lost: int = 0  # blocks that are gone, for whatever reason, damaged ones included
+    damaged: int = 0
+
+
+class Store(Protocol):
+    """Blocks by number. Used by one thread; what it does in the background is its own business.
+
+    ``stats``: see StoreStats. ``host_bytes``, ``file_bytes``: what is in use of each now.
+    """
+
+    stats: StoreStats
+
+    @property
+    def host_bytes(self) -> int: ...
+
+    @property
+    def file_bytes(self) -> int: ...
+
+    def put(self, block: Block) -> int:
+        """Keep a block; returns its number, from 0 up, never used again. Never raises for a disk that fails."""
+        ...
+
+    def append(self, number: int, block: Block) -> bool:
+        """Add rows behind those of a block already there; False when that is lost, and nothing is kept."""
+        ...
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        """These will be asked for soon: begin to read what lies in the file."""
+        ...
+
+    def get(self, numbers: Sequence[int]) -> list[Block | None]:
+        """The blocks, each as it was put, appended rows last; None for one that is lost."""
+        ...
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        """These will not be asked for again."""
+        ...
+
+    def lost(self) -> list[int]:
+        """Numbers of blocks found lost since the last call, dropped ones not among them."""
+        ...
+
+    def state(self) -> Mapping[str, NDArray]:
+        """What a snapshot needs to find the blocks again; everything put until now is in the file then, if there is one."""
+        ...
+
+    def restore(self, state: Mapping[str, NDArray]) -> None:
+        """Go on from :meth:`state`: numbers mean what they meant then; what the store no longer has is lost."""
+        ...
+
+    def close(self) -> None: ...

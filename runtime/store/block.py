@@ -1,0 +1,45 @@
+"""A block: the rows of one cluster of one layer, contiguous, as the store keeps them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """n rows of one layer, of one KV head or of all: H is 1 or the model's KV heads.
+
+    Keys are rotated to ``position`` and stored as the cache stores them, int8 codes included.
+    """
+
+    key: NDArray[np.number]  # [H, n, head_dim], of the cache's dtype
+    value: NDArray[np.number]  # [H, n, head_dim]
+    seq: NDArray[np.int64]  # [H, n]
+    frame: NDArray[np.int32]  # [H, n]
+    row: NDArray[np.int16]  # [H, n]
+    col: NDArray[np.int16]  # [H, n]
+    position: NDArray[np.int32]  # [H, n, axes]
+
+    def __len__(self) -> int:
+        return int(self.seq.shape[1])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(getattr(self, field.name).nbytes for field in fields(self))
+
+    def head(self, head: int) -> Block:
+        """The rows of one KV head, as a block of one: views. A block of one head is every head's."""
+        at = slice(head, head + 1) if len(self.seq) > 1 else slice(0, 1)
+        return Block(*(getattr(self, field.name)[at] for field in fields(self)))
+
+    def first(self, rows: int) -> Block:
+        """Its first ``rows`` rows: views."""
+        return Block(*(getattr(self, field.name)[:, :rows] for field in fields(self)))
+
+
+def joined(blocks: list[Block]) -> Block:
+    """Blocks of the same heads as one, in their order."""
+    return Block(*(np.concatenate([getattr(block, field.name) for block in blocks], 1) for field in fields(Block)))

@@ -1,0 +1,70 @@
+"""The plainest store: everything in host memory, without a limit. What the others are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.runtime.store.block import Block, joined
+
+if TYPE_CHECKING:
+    from edgevlm.runtime.store import StoreStats
+
+
+class HostStore:
+    """See :class:`edgevlm.runtime.store.Store`. Its state says which number comes next, and nothing else: all is lost with it."""
+
+    file_bytes = 0
+
+    def __init__(self) -> None:
+        from edgevlm.runtime.store import StoreStats
+
+        self.stats: StoreStats = StoreStats()
+        self._blocks: dict[int, Block] = {}
+        self._next = 0
+        self._lost: list[int] = []
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(block.nbytes for block in self._blocks.values())
+
+    def put(self, block: Block) -> int:
+        self._blocks[self._next] = joined([block])  # a copy
+        self._next += 1
+        return self._next - 1
+
+    def append(self, number: int, block: Block) -> bool:
+        if number not in self._blocks:
+            return False
+        self._blocks[number] = joined([self._blocks[number], block])
+        return True
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        """All of it is here."""
+
+    def get(self, numbers: Sequence[int]) -> list[Block | None]:
+        found = [self._blocks.get(int(number)) for number in numbers]
+        self.stats.bytes_host += sum(block.nbytes for block in found if block is not None)
+        return found
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._blocks.pop(int(number), None)
+
+    def lost(self) -> list[int]:
+        lost, self._lost = self._lost, []
+        return lost
+
+    def state(self) -> Mapping[str, NDArray]:
+        return {"next": np.array(self._next), "numbers": np.array(sorted(self._blocks), np.int64)}
+
+    def restore(self, state: Mapping[str, NDArray]) -> None:
+        self._blocks, self._next = {}, int(state["next"])
+        self._lost = state["numbers"].tolist()
+        self.stats.lost += len(self._lost)
+
+    def close(self) -> None:
+        self._blocks = {}
