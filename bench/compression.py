@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from edgevlm.bench import numpy_kernels
-from edgevlm.bench.noise import arrays_of, as_stored, noise_scales
+from edgevlm.bench.noise import as_stored, noise_scales
 from edgevlm.bench.timing import timed
-from edgevlm.engines.base import KVBuffer
+from edgevlm.engines.base import KVBuffer, arrays_of
 from edgevlm.errors import UserError
 from edgevlm.runtime import _native, primitives, reference
 from edgevlm.runtime.auto import AUTO

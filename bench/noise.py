@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
-from edgevlm.engines.base import Decoder, Engine, Float32, FramePattern, Int32, Int64, KVBuffer, KVPlace, StepResult
+from edgevlm.engines.base import (
+    Decoder,
+    Engine,
+    Float32,
+    FramePattern,
+    Int32,
+    Int64,
+    KVBuffer,
+    KVPlace,
+    LayerDecoder,
+    StepResult,
+    arrays_of,
+)
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.kv import KVScales, codes
-
-
-def arrays_of(buffer: KVBuffer) -> tuple[np.ndarray, np.ndarray]:
-    """A buffer's keys and values as arrays over its own memory, ``[kv_heads, capacity, head_dim]``."""
-    kind = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32}[buffer.dtype.itemsize]
-    block = kind * int(np.prod(buffer.shape))
-    key, value = (
-        np.ctypeslib.as_array(block.from_address(address)).view(buffer.dtype).reshape(buffer.shape[1:])
-        for address in (buffer.key_address, buffer.value_address)
-    )
-    return key, value
 
 
 def noise_scales(layers: int, kv_heads: int, head_dim: int) -> KVScales:
@@ -56,6 +56,9 @@ class NoiseEngine:
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "whole") -> NoiseDecoder:
         return NoiseDecoder(self, self._engine.bind(buffers, probes, variant), buffers, probes)
+
+    def bind_layers(self, buffers: Sequence[KVBuffer]) -> NoiseLayers:
+        return NoiseLayers(self, self._engine.bind_layers(buffers), buffers)
 
     def project(self, embeds: Float32, cos: Float32, sin: Float32) -> tuple[list[Float32], list[Float32]]:
         return self._engine.project(embeds, cos, sin)
@@ -103,3 +106,34 @@ class NoiseDecoder:
                 part[:, held : held + rows] = as_stored(normal(spec.kv_heads, rows, spec.head_dim), buffer)
         probes = {layer: normal(spec.heads, rows, spec.head_dim) for layer in self._probes}
         return StepResult(np.zeros((len(logit_rows), spec.vocab), np.float32), probes)
+
+
+class NoiseLayers:
+    """A cut decoder of :class:`NoiseEngine`: queries, keys and values are normal numbers while it is filling."""
+
+    def __init__(self, engine: NoiseEngine, decoder: LayerDecoder, buffers: Sequence[KVBuffer]) -> None:
+        self._engine, self._decoder, self._spec = engine, decoder, engine.bundle.decoder
+        self._buffers = tuple(buffers)  # keeps their owners alive
+        self._memory = [arrays_of(buffer) for buffer in buffers]
+        self._rows, self._logits = 0, 0
+
+    def begin(self, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int] = (-1,)) -> Float32:
+        if not self._engine.is_filling:
+            return self._decoder.begin(embeds, cos, sin, logit_rows)
+        self._rows, self._logits = len(embeds), len(logit_rows)
+        return self._query()
+
+    def attend(self, layer: int, past: Int32) -> Float32 | None:
+        if not self._engine.is_filling:
+            return self._decoder.attend(layer, past)
+        for part in self._memory[layer]:
+            new = as_stored(self._engine.normal(self._spec.kv_heads, self._rows, self._spec.head_dim), self._buffers[layer])
+            for head, held in enumerate(past):
+                part[head, held : held + self._rows] = new[head]
+        return self._query() if layer + 1 < self._spec.layers else None
+
+    def logits(self) -> Float32:
+        return np.zeros((self._logits, self._spec.vocab), np.float32) if self._engine.is_filling else self._decoder.logits()
+
+    def _query(self) -> Float32:
+        return self._engine.normal(self._spec.heads, self._rows, self._spec.head_dim)

@@ -5,6 +5,7 @@ Vision features, token embeddings, and a decoder that appends to KV buffers it d
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -35,6 +36,17 @@ class KVBuffer:
     owner: object = field(repr=False)
     key_scale: Float32 | None = field(default=None, repr=False)
     value_scale: Float32 | None = field(default=None, repr=False)
+
+
+def arrays_of(buffer: KVBuffer) -> tuple[np.ndarray, np.ndarray]:
+    """A buffer's keys and values as arrays over its own memory, ``[kv_heads, capacity, head_dim]``."""
+    kind = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32}[buffer.dtype.itemsize]
+    block = kind * int(np.prod(buffer.shape))
+    key, value = (
+        np.ctypeslib.as_array(block.from_address(address)).view(buffer.dtype).reshape(buffer.shape[1:])
+        for address in (buffer.key_address, buffer.value_address)
+    )
+    return key, value
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +96,34 @@ class Decoder(Protocol):
         ...
 
 
+class LayerDecoder(Protocol):
+    """A decoder cut at its KV boundary, bound to one stream's KV buffers, for one call after another.
+
+    Between the projection of a layer and its attention the caller may put rows where they are to be attended to.
+    """
+
+    def begin(self, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int] = (-1,)) -> Float32:
+        """Begin a call of S rows, as :meth:`Decoder.step` takes them.
+
+        Returns the rotated query of layer 0, ``[heads, S, head_dim]``, which stays until the next call of a method. Raises
+        CacheError for other shapes.
+        """
+        ...
+
+    def attend(self, layer: int, past: Int32) -> Float32 | None:
+        """Append the call's rows to ``layer`` and go through it: rows ``[0, past[h])`` of KV head h are attended to.
+
+        past: ``[kv_heads]``. The new keys (rotated) and values stand at ``[past[h], past[h] + S)`` afterwards, causal among
+        themselves. Returns the next layer's query, None after the last. Raises CacheFull where they do not fit, and CacheError
+        for layers out of turn, before a byte is changed.
+        """
+        ...
+
+    def logits(self) -> Float32:
+        """After the last layer: logits of the rows asked for, float32 ``[rows asked for, vocabulary]``."""
+        ...
+
+
 class Engine(Protocol):
     """One loaded bundle on one backend. kv_place: where the buffers that it is bound to lie."""
 
@@ -112,6 +152,13 @@ class Engine(Protocol):
 
         ``probes`` are the layers whose queries each step returns. ``variant`` is one of the bundle's decoder graphs; decoders
         of several variants may be bound to the same buffers. Raises UserError for a variant that the bundle does not have.
+        """
+        ...
+
+    def bind_layers(self, buffers: Sequence[KVBuffer]) -> LayerDecoder:
+        """Bind the cut decoder to one buffer a layer; bindings persist until it is dropped.
+
+        Raises UserError for a bundle without cut graphs, and on a backend that cannot drive them.
         """
         ...
 

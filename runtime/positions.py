@@ -66,9 +66,17 @@ class Positions:
             return False
         return (compressed and self.reindexing == "eager") or self.next + rows > self.limit - self.margin
 
-    def compact(self, cache: KVCache, prefix: int) -> None:
-        """Replace kept positions by their dense rank per layer, head and axis; go on, with a new video, from the largest."""
+    def compact(self, cache: KVCache, prefix: int, gap: int = 0) -> None:
+        """Replace kept positions by their dense rank per layer, head and axis; go on, with a new video, from the largest.
+
+        gap: positions left free behind the prefix.
+        """
         self.next, self._start = cache.reindex(prefix), None
+        if gap:
+            for layer in range(cache.layers):
+                place = cache.position(layer)
+                cache.shift(layer, np.where(place < prefix, place, place + gap).astype(np.int32))
+            self.next += gap
 
     def mark(self) -> tuple[int, int | None, int, float]:
         """This moment, to :meth:`restore`."""

@@ -61,7 +61,7 @@ def check_budget(
     ahead: rows that are appended before a compression. frame: rows of a frame, its tokens unless text stands around them.
     """
     frame, limit = frame or bundle.vision.tokens_per_frame, bundle.limit
-    smallest, largest = int(policy.layer_budgets.min()), int(policy.layer_budgets.max())
+    smallest, largest = int(policy.layer_budgets.min()), int(policy.layer_budgets.max()) + policy.working_rows
     least, what = (2 * frame, "two frames, which take") if policy.keeps_first_frame else (frame, "one frame, which takes")
     if smallest < least:
         of_layer = "" if smallest == budget else f", {smallest} in its smallest layer,"

@@ -11,19 +11,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.engines.base import FramePattern, StepResult
+from edgevlm.engines.base import Decoder, FramePattern, StepResult
 from edgevlm.errors import UserError
 from edgevlm.runtime.framing import Framing, Labelled
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.kv import DTYPES
+from edgevlm.runtime.layerwise import LayerByLayer
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape
 from edgevlm.runtime.policies.base import nested, within
+from edgevlm.runtime.policies.retrieval import Phase, Retrieval
 from edgevlm.runtime.positions import Positions, Reindexing, rope_tables
 from edgevlm.runtime.room import allocate, check_budget, frames_ahead
 from edgevlm.runtime.st_spattn import frame_pattern
 from edgevlm.runtime.state.copies import copy_bytes
 from edgevlm.runtime.stats import MemoryStats
+from edgevlm.runtime.store import HostStore, Store
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -47,6 +50,7 @@ class Stream:
         reindexing: Reindexing,
         chunk: int = 1,
         snapshots: bool = False,
+        store: Store | None = None,
     ) -> None:
         decoder, vision = model.bundle.decoder, model.bundle.vision
         self.model, self.policy, self.budget, self.prefix = model, policy, budget, len(prefix)
@@ -65,15 +69,23 @@ class Stream:
         self.inv_freq = model.bundle.inv_freq
         if needs.raw_layers:
             self._project(needs.guidance, 0)  # a bundle that cannot is refused now
-        wanted = [len(prefix) + int(rows) + ahead + text_room for rows in policy.layer_budgets]
+        fixed = len(prefix) + policy.working_rows + ahead + text_room
+        wanted = [fixed + int(rows) for rows in policy.layer_budgets]
         capacities = [model.engine.capacity(rows) for rows in wanted]
-        held = sum(wanted) - len(wanted) * text_room
+        held = sum(wanted) - len(wanted) * (text_room + policy.working_rows)
         self.copy_bytes = copy_bytes(decoder, vision, held, self.chunk, DTYPES[decoder.kv].itemsize) if snapshots else 0
         self.cache = allocate(model.bundle, capacities, self.chunk, self.copy_bytes, model.engine.kv_place)
         asked = {*needs.probe_layers, *needs.guidance_layers, *needs.question_layers}
         buffers, probes = self.cache.buffers(), tuple(sorted(asked))
-        self.decoder = model.engine.bind(buffers, probes)
-        self.sparse = None if needs.variant == "whole" else model.engine.bind(buffers, probes, needs.variant)
+        self.store = store
+        if isinstance(policy, Retrieval):
+            self.store = store or HostStore()
+            policy.open(self.cache, self.store)
+            self._by_layer: LayerByLayer | None = LayerByLayer(model.engine.bind_layers(buffers), policy, probes)
+            self.decoder: Decoder = self._by_layer
+        else:
+            self._by_layer, self.decoder = None, model.engine.bind(buffers, probes)
+        self.sparse = model.engine.bind(buffers, probes, needs.variant) if needs.variant == "st-spattn" else None
         rule: Reindexing = "eager" if policy.appends_first else reindexing
         unbounded: Reindexing = "lazy" if needs.question_layers else "never"
         chosen = rule if policy.bounded else unbounded
@@ -168,7 +180,9 @@ class Stream:
         tokens = np.flatnonzero(rows.kind == Kind.VISION)
         queries = {layer: result.probes[layer][:, tokens] for layer in self.policy.needs.probe_layers}
         started = time.perf_counter()
-        self.policy.after_append(self.cache, Appended(first + tokens, rows.position[tokens], queries))
+        seen = piece.mean(1) if self.policy.needs.features else None
+        appended = Appended(first + tokens, rows.position[tokens], queries, rows.frame[tokens], seen)
+        self.policy.after_append(self.cache, appended)
         self.stats.compress_ms += 1e3 * (time.perf_counter() - started)
 
     def _append_vision(self, piece: Float32, seconds: Float64) -> tuple[Labelled, StepResult]:
@@ -202,7 +216,8 @@ class Stream:
     def _reindex_when_due(self, rows: int, *, compressed: bool) -> None:
         if self.positions.due(rows, compressed):
             started = time.perf_counter()
-            self.positions.compact(self.cache, self.prefix)
+            self.positions.compact(self.cache, self.prefix, self.policy.working_rows)
+            self.policy.compacted()
             self.stats.reindexings += 1
             self.stats.reindex_ms += 1e3 * (time.perf_counter() - started)
 
@@ -296,6 +311,9 @@ class Stream:
     def _append(self, rows: Labelled, logit_rows: Sequence[int], pattern: FramePattern | None = None) -> StepResult:
         """Append and publish rows, through the sparse prefill graph when there is a pattern."""
         self.cache.reserve(len(rows))
+        if self._by_layer is not None:
+            alone: Phase = "answer" if len(rows) == 1 else "question"
+            self._by_layer.phase = "prefill" if (rows.kind == Kind.VISION).any() else alone
         try:
             cos, sin = rope_tables(rows.position, self.inv_freq, self.cache.pair_axis)
             if pattern is None or self.sparse is None:

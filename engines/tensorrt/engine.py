@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.engines.base import Float32, Int64, KVBuffer, KVPlace
+from edgevlm.engines.base import Float32, Int64, KVBuffer, KVPlace, LayerDecoder
 from edgevlm.engines.checks import check_buffers, check_probes, graph_of, grouped_pixels
 from edgevlm.engines.embedding import Embedding
 from edgevlm.engines.tensorrt import api
@@ -67,6 +67,10 @@ class TensorRT:
     def embed(self, token_ids: Int64) -> Float32:
         """Token ids ``[N]`` to embeddings ``[N, hidden]``, gathered from the mapped file."""
         return self._embedding.rows(np.asarray(token_ids, np.int64).reshape(-1))
+
+    def bind_layers(self, buffers: Sequence[KVBuffer]) -> LayerDecoder:
+        """No cut graphs are built for TensorRT: raises UserError."""
+        raise UserError("policies that fetch rows layer by layer run on --engine onnxruntime-cpu alone")
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "whole") -> TensorRTDecoder:
         """A decoder bound to one buffer a layer, of :meth:`capacity` rows each; see the protocol.

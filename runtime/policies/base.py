@@ -28,7 +28,8 @@ class Needs:
     for before a compression, and guidance_layers, which that forward reports on. raw_layers: instead of a forward, layers that
     project the raw embeddings of each text by itself as they are; the texts are asked for anew each time and may change.
     question_layers: layers whose queries of a question's rows it wants, to compress under the question. variant: the decoder
-    graph to prefill with.
+    graph to prefill with; ``cut``, to be asked in every layer what is attended to. features: whether it wants what the tower
+    saw of each frame.
     """
 
     probe_layers: tuple[int, ...] = ()
@@ -37,6 +38,7 @@ class Needs:
     raw_layers: tuple[int, ...] = ()
     question_layers: tuple[int, ...] = ()
     variant: str = "whole"
+    features: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,15 @@ class StreamShape:
 class Appended:
     """Vision rows just published: their ``seq`` ``[n]`` and ``position`` ``[n, axes]``, the same in every layer and head.
 
-    queries: per probe layer the rotated queries of these rows, float32 ``[heads, n, head_dim]``.
+    queries: per probe layer the rotated queries of these rows, float32 ``[heads, n, head_dim]``. frame: the frame that each
+    belongs to, ``[n]``. features: the mean of each frame's features, ``[frames, row_width]``, for those that need them.
     """
 
     seq: NDArray[np.int64]
     position: NDArray[np.int32]
     queries: Mapping[int, Float32]
+    frame: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    features: Float32 | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +165,14 @@ class Policy(ABC):
     def room(self) -> int:
         """The most rows to append at once: what one compression makes free, and never less than a frame."""
         return max(self.budget - self.compress_to, self.shape.tokens_per_frame)
+
+    @property
+    def working_rows(self) -> int:
+        """Rows of a layer, beside |M_l|, that are filled anew in each call; known once attached."""
+        return 0
+
+    def compacted(self) -> None:  # noqa: B027
+        """Called when positions have been made dense: those below the prefix and ``working_rows`` more are left free."""
 
     @property
     def appends_first(self) -> bool:

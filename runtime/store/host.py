@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class HostStore:
-    """See :class:`edgevlm.runtime.store.Store`. Its state says which number comes next, and nothing else: all is lost with it."""
+    """See :class:`edgevlm.runtime.store.Store`. What it holds is in no state: it is lost with it."""
 
     file_bytes = 0
 

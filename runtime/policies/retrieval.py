@@ -1,0 +1,201 @@
+"""What a retrieval policy is: a window on the device, everything older in blocks below, and a choice of blocks per layer.
+
+The budget |M| is split three ways, so that its bytes on the device are those of an eviction policy with the same budget: a
+window of the newest tokens, which is always attended to; a working set that blocks are fetched into; and the index, in bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.policies.base import (
+    Appended,
+    Bool,
+    Float32,
+    Guide,
+    Needs,
+    Plan,
+    Policy,
+    State,
+    StreamShape,
+    nested,
+    within,
+)
+from edgevlm.runtime.policies.sliding_window import SlidingWindow
+from edgevlm.runtime.retrieval.stats import Phase, RetrievalStats
+from edgevlm.runtime.retrieval.working import WorkingSet
+from edgevlm.runtime.store import Block, Store
+
+if TYPE_CHECKING:
+    from edgevlm.runtime.cache import KVCache
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+
+@dataclass
+class Retrieval(Policy):
+    """A policy over a store. Subclasses say how rows that leave the window become blocks, and which blocks a query asks for.
+
+    window, index: shares of |M|, the second in bytes; the rest is the working set.
+    """
+
+    window: float = 0.5
+    index: float = 0.125
+
+    def __post_init__(self) -> None:
+        if not (self.window > 0 and self.index > 0 and self.window + self.index < 1):
+            raise ValueError("window and index are above 0 and leave something of 1 for the working set")
+
+    # Before the first row.
+
+    def arena_policy(self) -> Policy:
+        """What decides which rows leave the window; a new one."""
+        return SlidingWindow()
+
+    def attach(self, budget: int, shape: StreamShape) -> None:
+        super().attach(budget, shape)
+        frame = shape.tokens_per_frame
+        self._index_rows = int(self.index * budget)
+        self.window_rows = max(1, int(self.window * budget) // frame) * frame
+        self._working_rows = max(0, budget - self._index_rows - self.window_rows)
+        self.arena = self.arena_policy()
+        self.arena.attach(self.window_rows, shape)
+
+    def open(self, cache: KVCache, store: Store) -> None:
+        """Fix the memory that rows leave and come back to, before the first of them."""
+        self.cache, self.store = cache, store
+        self.working = WorkingSet(cache, store, self._working_rows, self.shape.prefix)
+        self.stats = RetrievalStats(cache.layers, cache.kv_heads)
+        self.below = np.zeros((cache.layers, cache.kv_heads), np.int64)  # rows that have left the device
+        self.index_bytes = self._index_rows * cache.layers * row_bytes(cache)  # the most that the index may take
+
+    @property
+    def needs(self) -> Needs:
+        return replace(self.arena.needs, variant="cut")
+
+    @property
+    def layer_budgets(self) -> Int64:
+        """The window's."""
+        return self.arena.layer_budgets
+
+    @property
+    def working_rows(self) -> int:
+        return self._working_rows
+
+    @property
+    def room(self) -> int:
+        return self.arena.room
+
+    @property
+    def basis(self) -> str:
+        return self.arena.basis
+
+    # Rows come and leave.
+
+    def before_append(self, cache: KVCache, rows: int, guide: Guide) -> Plan | None:
+        """What leaves the window is put below first."""
+        plan = self.arena.before_append(cache, rows, guide)
+        for layer, keep in enumerate(plan.keep if plan else []):
+            kind = cache.kind(layer)
+            if keep is not None and (leaving := ~keep & ((kind == Kind.VISION) | (kind == Kind.TEXT))).any():
+                self.archive(cache, layer, leaving)
+                self.below[layer] += leaving.sum(1)
+        if plan is not None:
+            self.working.forget()
+        return plan
+
+    def after_append(self, cache: KVCache, appended: Appended) -> None:
+        self.arena.after_append(cache, appended)
+
+    def compacted(self) -> None:
+        self.working.contiguous = True
+        self.working.forget()
+
+    def select(self, cache: KVCache, layer: int, target: int) -> Bool:
+        return self.arena.select(cache, layer, target)
+
+    @abstractmethod
+    def archive(self, cache: KVCache, layer: int, leaving: Bool) -> None:
+        """Put rows of a layer below: ``leaving`` ``[kv_heads, n_l]``, of the window's oldest, as many of each head."""
+
+    # Rows are asked for.
+
+    @abstractmethod
+    def choose(self, layer: int, query: Float32, phase: Phase) -> Sequence[Sequence[int]]:
+        """The blocks that a call attends to beside the window, for each KV head, best first.
+
+        query: rotated, ``[heads, S, head_dim]``, of all the call's rows.
+        """
+
+    def expect(self, layer: int, query: Float32, phase: Phase) -> None:
+        """The query of the layer before ``layer`` is known, and while that computes, blocks may be got ready."""
+
+    def attend(self, layer: int, query: Float32, phase: Phase) -> Int32:
+        """Choose and fetch; returns how many rows of the working set each KV head attends to, ``[kv_heads]``."""
+        started = time.perf_counter()
+        chosen = self.choose(layer, query, phase)
+        between = time.perf_counter()
+        counts = self.working.load(layer, chosen)
+        self.stats.predict_ms[phase] += 1e3 * (between - started)
+        self.stats.fetch_ms[phase] += 1e3 * (time.perf_counter() - between)
+        self.stats.count(phase, layer, counts, self.below[layer])
+        if layer + 1 < self.shape.layers:
+            started = time.perf_counter()
+            self.expect(layer + 1, query, phase)
+            self.stats.predict_ms[phase] += 1e3 * (time.perf_counter() - started)
+        return counts
+
+    # Snapshots.
+
+    @abstractmethod
+    def index_state(self) -> State:
+        """The index, as arrays by name, and what is needed to go on with it."""
+
+    @abstractmethod
+    def restore_index(self, state: State) -> None:
+        """Go on from :meth:`index_state`. Blocks that the store has lost since are told of as they are found."""
+
+    @property
+    def state_bytes(self) -> int:
+        return self.index_bytes + self.arena.state_bytes
+
+    def state(self) -> State:
+        own = {"below": self.below, "contiguous": np.array(self.working.contiguous)}
+        parts = {"arena": self.arena.state(), "store": self.store.state(), "index": self.index_state()}
+        return own | {name: array for part, state in parts.items() for name, array in nested(part, state).items()}
+
+    def restore(self, state: State, cache: KVCache) -> None:
+        self.below[:] = state["below"]
+        self.working.contiguous = bool(state["contiguous"])
+        self.arena.restore(within(state, "arena"), cache)
+        self.store.restore(within(state, "store"))
+        self.restore_index(within(state, "index"))
+
+
+def row_bytes(cache: KVCache) -> int:
+    """Bytes of one row of a layer in all its KV heads, with what is known of it."""
+    known = 1 + 8 + 4 + 2 + 2 + 4 * cache.axes
+    return cache.kv_heads * (2 * cache.head_dim * cache.dtype.itemsize + known)
+
+
+def block_of(cache: KVCache, layer: int, rows: Int64) -> Block:
+    """Rows of a layer as a block of all its heads: ``rows`` ``[kv_heads, m]`` says which of each head. Copies."""
+    wide = rows[..., None]
+    return Block(
+        np.take_along_axis(cache.key(layer), wide, 1),
+        np.take_along_axis(cache.value(layer), wide, 1),
+        np.take_along_axis(cache.seq(layer), rows, 1),
+        np.take_along_axis(cache.frame(layer), rows, 1),
+        np.take_along_axis(cache.row(layer), rows, 1),
+        np.take_along_axis(cache.col(layer), rows, 1),
+        np.take_along_axis(cache.position(layer), wide, 1),
+    )

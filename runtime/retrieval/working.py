@@ -1,0 +1,121 @@
+"""The working set: rows from the store, in the arena's free rows, where the cut decoder attends to them.
+
+Of a layer's ``C`` rows in the arena, in one KV head that has r rows fetched, while S rows are being appended::
+
+    [0, n)              valid rows of the cache: prefix, window, text
+    [n, n + r)          the working set, in no particular order
+    [n + r, n + r + S)  the new rows, written there by the engine
+
+After that the new rows and as many of the working set change places, so that the cache can publish the new ones at
+``[n, n + S)``, and the working set stands behind them, ready for the next call. Rows fetched keep the positions they were
+stored with until the stream is first re-indexed; from then on they take contiguous positions, in temporal order, between the
+prefix and everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.engines.base import arrays_of
+from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.kv import codes
+from edgevlm.runtime.store import Block, Store, joined
+
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+
+
+class WorkingSet:
+    """Up to ``rows`` rows of each layer and KV head; ``held`` ``[layers, kv_heads]`` says how many there are.
+
+    prefix: where contiguous positions begin.
+    """
+
+    def __init__(self, cache: KVCache, store: Store, rows: int, prefix: int) -> None:
+        self._cache, self._store, self.rows, self._prefix = cache, store, rows, prefix
+        self.contiguous = False
+        self.held = np.zeros((cache.layers, cache.kv_heads), np.int32)
+        self.cut = 0  # rows chosen that there was no room for, ever
+        self._start = np.full(cache.layers, -1, np.int64)  # where the set of each layer stands
+        self._chosen: list[list[tuple[int, ...]]] = [[] for _ in range(cache.layers)]
+        self._memory = [arrays_of(buffer) for buffer in cache.buffers()]  # keys, values [kv_heads, capacity, head_dim]
+
+    def forget(self) -> None:
+        """What the numbers of blocks stand for has changed: fetch anew."""
+        self._start[:] = -1
+
+    def load(self, layer: int, chosen: Sequence[Sequence[int]]) -> Int32:
+        """Fetch blocks, ``chosen`` for each KV head, best first; returns the rows of each head, ``[kv_heads]``.
+
+        What the working set has no room for is left out: the rows of the last block that fits in part, and all after it.
+        """
+        wanted, start = [tuple(map(int, numbers)) for numbers in chosen], int(self._cache.lengths[layer])
+        if self._start[layer] != start or self._chosen[layer] != wanted:
+            numbers = sorted({number for of_head in wanted for number in of_head})
+            found = dict(zip(numbers, self._store.get(numbers), strict=True))
+            for head, of_head in enumerate(wanted):
+                blocks = [block.head(head) for number in of_head if (block := found[number]) is not None]
+                self.held[layer, head] = self._place(layer, head, start, blocks)
+            self._start[layer], self._chosen[layer] = start, wanted
+        counts: Int32 = self.held[layer]
+        return counts
+
+    def settle(self, layer: int, appended: int) -> None:
+        """``appended`` rows stand behind the working set of each head: they and it change places."""
+        start = int(self._start[layer])
+        for head, held in enumerate(self.held[layer]):
+            moved = min(int(held), appended)
+            for memory in self._memory[layer]:
+                rows = memory[head]
+                aside = rows[start : start + moved].copy()
+                rows[start : start + appended] = rows[start + held : start + held + appended].copy()
+                rows[start + appended + held - moved : start + appended + held] = aside
+        self._start[layer] = start + appended
+
+    def _place(self, layer: int, head: int, start: int, blocks: list[Block]) -> int:
+        if not blocks:
+            return 0
+        rows = joined(blocks)
+        if len(rows) > self.rows:
+            self.cut += len(rows) - self.rows
+            rows = rows.first(self.rows)
+        end, (key, value) = start + len(rows), self._memory[layer]
+        key[head, start:end] = self._turned(layer, head, rows) if self.contiguous else rows.key[0]
+        value[head, start:end] = rows.value[0]
+        return len(rows)
+
+    def _turned(self, layer: int, head: int, rows: Block) -> NDArray[np.number]:
+        """Keys ``[n, head_dim]`` at contiguous positions, as the cache stores them."""
+        cache, scale = self._cache, self._cache.key_scale(layer)
+        numbers = rows.key[0].astype(np.float32)
+        if scale is not None:
+            numbers *= scale[head]
+        turned = turn(numbers, contiguous(rows, self._prefix) - rows.position[0], cache.inv_freq, cache.pair_axis)
+        return turned.astype(cache.dtype) if scale is None else codes(turned[None], scale[head : head + 1])[0]
+
+
+def contiguous(rows: Block, first: int) -> Int32:
+    """Positions for the n rows of one head, int32 ``[n, axes]``, from ``first`` on and in temporal order.
+
+    On one axis the rank by ``seq``. On three (M-RoPE) what one video of just these frames would have: the frame's rank, and
+    the patch's own row and column.
+    """
+    axes = rows.position.shape[2]
+    if axes == 1:
+        rank = np.empty(len(rows), np.int32)
+        rank[np.argsort(rows.seq[0], kind="stable")] = np.arange(len(rows), dtype=np.int32)
+        return (first + rank)[:, None]
+    frame = np.unique(rows.frame[0], return_inverse=True)[1]
+    return (first + np.stack([frame, rows.row[0], rows.col[0]], 1)).astype(np.int32)
+
+
+def turn(key: Float32, by: Int32, inv_freq: NDArray[np.float64], pair_axis: NDArray[np.uint8] | None) -> Float32:
+    """Rotate ``key`` ``[n, head_dim]`` by ``by`` ``[n, axes]`` positions, pairs ``(d, d + head_dim / 2)``; float64 angles."""
+    steps = by[:, :1] if pair_axis is None or by.shape[1] == 1 else by[:, pair_axis]
+    angles = steps * inv_freq
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    low, high = np.split(key, 2, 1)
+    return np.concatenate([low * cos - high * sin, high * cos + low * sin], 1)
