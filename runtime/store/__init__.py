@@ -10,18 +10,25 @@ from numpy.typing import NDArray
 
 from edgevlm.runtime.store.block import Block, joined
 from edgevlm.runtime.store.host import HostStore
+from edgevlm.runtime.store.settings import StoreSettings
+from edgevlm.runtime.store.tiered import TieredStore
 
-__all__ = ["Block", "HostStore", "Store", "StoreStats", "joined"]
+__all__ = ["Block", "HostStore", "Store", "StoreSettings", "StoreStats", "TieredStore", "joined"]
 
 
 @dataclass(slots=True)
 class StoreStats:
-    """Counted since the store was opened. bytes_host, bytes_disk: that ``get`` took from host memory and from the file."""
+    """Counted since the store was opened.
 
+    hits, bytes_host: of what ``get`` found in host memory. wait_ms: that it waited for what it did not find there.
+    """
+
+    hits: int = 0
     bytes_host: int = 0
-    bytes_disk: int = 0
+    bytes_disk: int = 0  # read from the file
     reads: int = 0  # of the file
-    wait_ms: float = 0.0  # that ``get`` waited for the file
+    wait_ms: float = 0.0
+    bytes_written: int = 0  # to the file
     lost: int = 0  # blocks that are gone, for whatever reason, damaged ones included
     damaged: int = 0
 
@@ -39,6 +46,11 @@ class Store(Protocol):
 
     @property
     def file_bytes(self) -> int: ...
+
+    @property
+    def index_bytes(self) -> int:
+        """Of what says where blocks lie; it grows with the blocks that there are."""
+        ...
 
     def put(self, block: Block) -> int:
         """Keep a block; returns its number, from 0 up, never used again. Never raises for a disk that fails."""
@@ -70,6 +82,10 @@ class Store(Protocol):
 
     def restore(self, state: Mapping[str, NDArray]) -> None:
         """Go on from :meth:`state`: numbers mean what they meant then; what the store no longer has is lost."""
+        ...
+
+    def sync(self) -> None:
+        """See everything put until now onto the disk, if there is one: then :meth:`state` outlives a power cut."""
         ...
 
     def close(self) -> None: ...
