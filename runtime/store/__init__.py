@@ -13,7 +13,7 @@ from edgevlm.runtime.store.host import HostStore
 from edgevlm.runtime.store.settings import StoreSettings
 from edgevlm.runtime.store.tiered import TieredStore
 
-__all__ = ["Block", "HostStore", "Store", "StoreSettings", "StoreStats", "TieredStore", "joined"]
+__all__ = ["Block", "HostStore", "Store", "StoreSettings", "StoreStats", "StoreUse", "TieredStore", "joined"]
 
 
 @dataclass(slots=True)
@@ -33,13 +33,28 @@ class StoreStats:
     damaged: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class StoreUse:
+    """Bytes in use now, and what was counted until now."""
+
+    host_bytes: int
+    file_bytes: int
+    index_bytes: int
+    stats: StoreStats
+
+
 class Store(Protocol):
     """Blocks by number. Used by one thread; what it does in the background is its own business.
 
-    ``stats``: see StoreStats. ``host_bytes``, ``file_bytes``: what is in use of each now.
+    ``host_bytes``, ``file_bytes``: what is in use of each now. ``host_limit``: bytes of blocks that it keeps in host memory at
+    most; 0: it keeps all.
     """
 
-    stats: StoreStats
+    @property
+    def stats(self) -> StoreStats: ...
+
+    @property
+    def host_limit(self) -> int: ...
 
     @property
     def host_bytes(self) -> int: ...
@@ -85,7 +100,7 @@ class Store(Protocol):
         ...
 
     def sync(self) -> None:
-        """See everything put until now onto the disk, if there is one: then :meth:`state` outlives a power cut."""
+        """See everything put until now onto the disk, if there is one: a state outlives a power cut then. From any thread."""
         ...
 
     def close(self) -> None: ...

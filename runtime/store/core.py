@@ -36,7 +36,7 @@ class Core:
         self.stats: StoreStats = StoreStats()
         self.waiting: dict[int, None] = {}  # blocks with parts to be written, in the order in which they came
         self.lost: list[int] = []
-        self._notify = notify
+        self.notify = notify
         self._said: set[str] = set()
         self._lines: list[str] = []
 
@@ -99,4 +99,4 @@ class Core:
         """Tell what there is to tell; for any thread, without the lock."""
         while self._lines:
             with suppress(IndexError, OSError):  # another thread has told it; a terminal that went away is no reason to stop
-                self._notify(self._lines.pop(0))
+                self.notify(self._lines.pop(0))

@@ -19,6 +19,7 @@ class HostStore:
 
     file_bytes = 0
     index_bytes = 0
+    host_limit = 0
 
     def __init__(self) -> None:
         from edgevlm.runtime.store import StoreStats

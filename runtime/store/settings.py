@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from edgevlm.errors import UserError
 
-LEAST_FILE = 1 << 20
-LEAST_HOST = 1 << 20
+LEAST = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +16,11 @@ class StoreSettings:
     Raises UserError for less than a store can work with.
     """
 
-    file_bytes: int = 8 << 30
-    host_bytes: int = 256 << 20
+    file_bytes: int = 8_000_000_000
+    host_bytes: int = 256_000_000
 
     def __post_init__(self) -> None:
-        if self.host_bytes < LEAST_HOST:
+        if self.host_bytes < LEAST:
             raise UserError(f"--host-bytes {self.host_bytes:,} is too little; give 1M or more")
-        if self.file_bytes and self.file_bytes < LEAST_FILE:
+        if self.file_bytes and self.file_bytes < LEAST:
             raise UserError(f"--store-bytes {self.file_bytes:,} is too little; give 1M or more, or 0 for no file")

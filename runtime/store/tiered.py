@@ -57,6 +57,18 @@ class TieredStore:
         return self._core.stats
 
     @property
+    def notify(self) -> Notify:
+        return self._core.notify
+
+    @notify.setter
+    def notify(self, notify: Notify) -> None:
+        self._core.notify = notify
+
+    @property
+    def host_limit(self) -> int:
+        return self._core.memory.limit
+
+    @property
     def host_bytes(self) -> int:
         return self._core.memory.used
 

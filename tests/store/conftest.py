@@ -12,7 +12,7 @@ def said():
 
 @pytest.fixture
 def opened(tmp_path, said):
-    """Opens stores that are closed at the end: a file of 4 MB that holds 59 blocks, 14 in host memory, unless told otherwise."""
+    """Opens stores that are closed at the end: a file of 4 MB that holds 59 blocks, 14 in host memory, unless told."""
     stores = []
 
     def open_store(path=tmp_path / "store.bin", file_bytes=4 * MB, host_bytes=MB, **more):
