@@ -10,7 +10,7 @@ from edgevlm.runtime.policies.retrieval import Retrieval, block_of
 
 @dataclass
 class Anything(Retrieval):
-    """Blocks are frames of one head. ``share`` of them are chosen, at random; with 1 all, oldest first."""
+    """Blocks are frames of one head. Up to ``share`` of them are chosen, at random; with 1 all, oldest first."""
 
     share: float = 0.5
     name: ClassVar[str] = "anything"
@@ -31,7 +31,8 @@ class Anything(Retrieval):
     def choose(self, layer, query, phase):
         if self.share == 1:
             return self.blocks[layer]
-        return [self.random.permutation(of)[: int(np.ceil(self.share * len(of)))] for of in self.blocks[layer]]
+        counts = [self.random.integers(0, int(np.ceil(self.share * len(of))) + 1) for of in self.blocks[layer]]
+        return [self.random.permutation(of)[:count] for of, count in zip(self.blocks[layer], counts, strict=True)]
 
     def index_state(self):
         return {f"{layer}.{head}": np.array(of) for layer, heads in enumerate(self.blocks) for head, of in enumerate(heads)}

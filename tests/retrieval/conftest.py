@@ -1,5 +1,5 @@
-"""The same tiny random models as the sessions' tests have."""
+"""Tiny random models, loaded once."""
 
-from runtime.conftest import checkpoint, family, model
+from tiny_models import checkpoint, family, model
 
 __all__ = ["checkpoint", "family", "model"]
