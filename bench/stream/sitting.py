@@ -78,7 +78,7 @@ def sit(work: Work) -> Iterator[dict[str, Any]]:
 
 
 def _watch(session: Session, work: Work, marks: tuple[int, ...], meter: Meter | None) -> Iterator[dict[str, Any]]:
-    frames, seen = _frames(work), 0
+    frames, seen = frames_of(work), 0
     for mark in marks:
         energy = Energy(meter, idle_w=work.idle_w) if meter else None
         before, compress_ms, dropped = session.stats.frames, session.stats.memory.compress_ms, 0
@@ -137,7 +137,7 @@ def _fitting(model: Model, work: Work) -> tuple[tuple[int, ...], int | None, str
     return (), None, refused
 
 
-def _frames(work: Work) -> Iterator[tuple[Frame, int]]:
+def frames_of(work: Work) -> Iterator[tuple[Frame, int]]:
     """Frames without end, and how many were dropped: a recording is played again, its times going on."""
     passed, options = 0.0, SourceOptions(fps=work.fps)
     while True:

@@ -91,7 +91,7 @@ def test_a_recording_is_played_again_and_its_times_go_on(tmp_path):
     for level in range(6):
         writer.write(np.full((64, 64, 3), 40 * level, np.uint8))
     writer.release()
-    frames = sitting._frames(Work("demo", "full", None, 8, (20,), 2.0, video=path))
+    frames = sitting.frames_of(Work("demo", "full", None, 8, (20,), 2.0, video=path))
     times = [next(frames)[0].time_s for _ in range(20)]
     assert all(later > before for before, later in pairwise(times))
     assert times[6] == pytest.approx(times[5] + 0.5)
