@@ -13,7 +13,10 @@ from edgevlm.apps.commands.typed import Budget, Json, Threads
 from edgevlm.errors import UserError
 
 POLICIES = ["full", "auto", "infinipot-v", "hermes", "purekv"]
-HEADS = ("frames", "peak MB", "cache MB", "fps", "TTFT p50", "p95", "TPOT p50", "tok/s", "compress %", "J/frame")
+HEADS = (
+    "frames", "peak MB", "cache MB", "fps", "cold ms/f", "TTFT p50", "p95", "cold TTFT", "TPOT p50", "tok/s", "compress %",
+    "J/frame",
+)  # fmt: skip
 
 
 class Against(str, Enum):
@@ -162,7 +165,8 @@ def _print(lines: Iterable[dict[str, Any]], as_json: bool) -> None:
             continue
         share = 100 * line["compress_share"]
         cells = (
-            line["peak_rss_mb"], line["cache_mb"], line["fps"], line["ttft_ms_p50"], line["ttft_ms_p95"], line["tpot_ms_p50"],
-            line["tokens_per_s"], share, line["joules_per_frame"],
+            line["peak_rss_mb"], line["cache_mb"], line["fps"], line["cold_ms_per_frame"], line["ttft_ms_p50"],
+            line["ttft_ms_p95"], line["cold_ttft_ms"], line["tpot_ms_p50"], line["tokens_per_s"], share,
+            line["joules_per_frame"],
         )  # fmt: skip
         typer.echo(f"{line['frames']:>11}" + "".join(f"{'-':>11}" if cell is None else f"{cell:>11.2f}" for cell in cells))
