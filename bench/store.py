@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.bench.rounds import quartiles
 from edgevlm.bench.timing import timed
 from edgevlm.runtime.store import Block, HostStore, StoreSettings, TieredStore
 
@@ -27,7 +28,7 @@ HOST_BYTES = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """Medians over rounds of one get of ``asked`` blocks, in milliseconds; ratios are medians of the rounds' ratios.
+    """Medians over rounds of one get of ``asked`` blocks, in milliseconds; ratios are medians and quartiles of the rounds' ratios.
 
     put_ms: of one block, and plain_put_ms with the plainest store. rows_ms: a read a row. wait_ms: of a get after as long as
     a cold one takes, with ``expect`` before that; unexpected_ms: without.
@@ -41,9 +42,13 @@ class Tiers:
     disk_ms: float
     rows_ms: float
     rows_over_disk: float
+    rows_low: float
+    rows_high: float
     wait_ms: float
     unexpected_ms: float
     wait_over_unexpected: float
+    wait_low: float
+    wait_high: float
 
     def line(self) -> dict[str, Any]:
         return {"bench": "store", **{name: round(getattr(self, name), 4) for name in self.__slots__}}
@@ -63,9 +68,11 @@ def measure(rows: int, heads: int, head_dim: int, blocks: int, asked: int, round
             turns = [turn(store, rows_file, rng, rows, one.nbytes // rows, blocks, asked) for _ in range(rounds + 1)][1:]
         store.close()
     host, disk, by_row, expected, unexpected = (list(column) for column in zip(*turns, strict=True))
+    rows_low, rows_over_disk, rows_high = ratio(by_row, disk)
+    wait_low, wait_over_unexpected, wait_high = ratio(expected, unexpected)
     return Tiers(
-        one.nbytes, asked, put_ms, plain_put_ms, median(host), median(disk), median(by_row), ratio(by_row, disk),
-        median(expected), median(unexpected), ratio(expected, unexpected),
+        one.nbytes, asked, put_ms, plain_put_ms, median(host), median(disk), median(by_row), rows_over_disk, rows_low, rows_high,
+        median(expected), median(unexpected), wait_over_unexpected, wait_low, wait_high,
     )  # fmt: skip
 
 
@@ -117,5 +124,5 @@ def block_of(rng: np.random.Generator, rows: int, heads: int, head_dim: int) -> 
     return Block(key, value, numbers(np.int64), numbers(np.int32), numbers(np.int16), numbers(np.int16), numbers(np.int32, 1))
 
 
-def ratio(one: list[float], other: list[float]) -> float:
-    return median(a / b for a, b in zip(one, other, strict=True))
+def ratio(one: list[float], other: list[float]) -> tuple[float, float, float]:
+    return quartiles([a / b for a, b in zip(one, other, strict=True)])

@@ -40,9 +40,9 @@ def store(
         (f"{asked} from host memory", found.host_ms, "ms"),
         (f"{asked} from the disk, cold", found.disk_ms, "ms"),
         ("the same by a read a row, cold", found.rows_ms, "ms"),
-        ("a read a row / a read a cluster", found.rows_over_disk, "x"),
+        ("a read a row / a read a cluster", found.rows_over_disk, f"x [{found.rows_low:.3f}, {found.rows_high:.3f}]"),
         (f"{asked} cold, expected before", found.wait_ms, "ms"),
         (f"{asked} cold, not expected", found.unexpected_ms, "ms"),
-        ("expected / not expected", found.wait_over_unexpected, "x"),
+        ("expected / not expected", found.wait_over_unexpected, f"x [{found.wait_low:.3f}, {found.wait_high:.3f}]"),
     ):
         typer.echo(f"{what:<34}{figure:>12,.3f} {unit}")
