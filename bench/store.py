@@ -28,7 +28,7 @@ HOST_BYTES = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """Medians over rounds of one get of ``asked`` blocks, in milliseconds; ratios are medians and quartiles of the rounds' ratios.
+    """Medians over rounds of one get of ``asked`` blocks, in milliseconds; ratios are of the rounds' ratios, with quartiles.
 
     put_ms: of one block, and plain_put_ms with the plainest store. rows_ms: a read a row. wait_ms: of a get after as long as
     a cold one takes, with ``expect`` before that; unexpected_ms: without.
@@ -71,7 +71,8 @@ def measure(rows: int, heads: int, head_dim: int, blocks: int, asked: int, round
     rows_low, rows_over_disk, rows_high = ratio(by_row, disk)
     wait_low, wait_over_unexpected, wait_high = ratio(expected, unexpected)
     return Tiers(
-        one.nbytes, asked, put_ms, plain_put_ms, median(host), median(disk), median(by_row), rows_over_disk, rows_low, rows_high,
+        one.nbytes, asked, put_ms, plain_put_ms, median(host), median(disk),
+        median(by_row), rows_over_disk, rows_low, rows_high,
         median(expected), median(unexpected), wait_over_unexpected, wait_low, wait_high,
     )  # fmt: skip
 

@@ -110,6 +110,11 @@ class TieredStore:
         core.tell()
         return there
 
+    def resident(self, number: int) -> bool:
+        with self._core.lock:
+            held = self._core.memory.find(int(number))
+            return held is not None and (held.whole is not None or not self._core.ring.extents(int(number)))
+
     def expect(self, numbers: Sequence[int]) -> None:
         """As much of it as half of the host memory holds."""
         core = self._core
