@@ -178,8 +178,8 @@ def precision(lines: Sequence[Line]) -> list[str]:
     rows = _heads("", *(line["precision"].replace("+awq", ", `--scaling awq`") for line in own))
     if own:
         whole = max(own, key=lambda line: float(line["decoder_mb"]))  # whose ratio is rounded least
-        rows.append(_row("same likeliest token", *(f"{line['top1']:.3f}".replace("0.", ".", 1) for line in own)))
-        rows.append(_row("mean KL, nats", *(f"{line['kl']:.4f}".replace("0.", ".", 1) for line in own)))
+        rows.append(_row("same likeliest token", *(share(line["top1"], 3) for line in own)))
+        rows.append(_row("mean KL, nats", *(share(line["kl"], 4) for line in own)))
         about = f"decoder, MB (fp32: {whole['decoder_mb'] / whole['size_over_fp32']:.0f})"
         rows.append(_row(about, *(f"{line['decoder_mb']:.0f}" for line in own)))
     return rows
@@ -209,9 +209,10 @@ def rounded(value: float) -> str:
     return str(Decimal(str(value)).quantize(Decimal("0.1"), ROUND_HALF_UP))
 
 
-def share(value: float) -> str:
-    """Two decimals, halves up, without the 0 before them."""
-    return str(Decimal(str(value)).quantize(Decimal("0.01"), ROUND_HALF_UP)).replace("0.", ".", 1)
+def share(value: float, digits: int = 2) -> str:
+    """So many decimals, halves up, without the 0 before them."""
+    found = str(Decimal(str(value)).quantize(Decimal(10) ** -digits, ROUND_HALF_UP))
+    return found[1:] if found.startswith("0.") else found
 
 
 def plain(value: float) -> str:
