@@ -16,10 +16,28 @@ from edgevlm.bench.commands.prefill_pattern import prefill_pattern
 from edgevlm.bench.commands.report import report
 from edgevlm.bench.commands.share import share
 from edgevlm.bench.commands.snapshot import snapshot
+from edgevlm.bench.commands.store import store
 from edgevlm.bench.commands.vrex import vrex
 from edgevlm.bench.stream.command import stream
 
 COMMANDS = (  # in the order of --help
-    decode, prefill, vision, compression, prefill_pattern, cut, share, camera, snapshot, accuracy, precision, kv_precision,
-    stream, vrex, checkpoint, every, report, compare,
-)  # fmt: skip
+    decode,
+    prefill,
+    vision,
+    compression,
+    prefill_pattern,
+    cut,
+    share,
+    camera,
+    snapshot,
+    store,
+    accuracy,
+    precision,
+    kv_precision,
+    stream,
+    vrex,
+    checkpoint,
+    every,
+    report,
+    compare,
+)
