@@ -84,6 +84,7 @@ class Maintainer:
                 self._take_frames(layer, head, of, keys[head], partition)
             else:
                 self._take(layer, head, of, keys[head], partition)
+            self._trim(layer, head)
         self.changed = True
 
     def _take(self, layer: int, head: int, block: Block, key: Float32, partition: Int32) -> None:
@@ -126,21 +127,18 @@ class Maintainer:
             self.counts.lost += number != NONE
             table.number[at], table.rows[at] = self.store.put(rows), 0
         table.rows[at] += len(rows)
-        if table.rows[at] > 2 * self.most:
-            self._trim(at)
 
-    def _trim(self, at: At) -> None:
-        number = int(self.table.number[at])
-        (block,) = self.store.get([number])
-        if block is not None:
-            self.store.drop([number])
-            self._put(at, in_order(block))
-
-    def _put(self, at: At, block: Block) -> None:
-        """A cluster has just these rows, in the order of the stream, or the newest of them."""
-        kept = picked(block, slice(-self.most, None)) if len(block) > 2 * self.most else block
-        self.counts.forgotten += len(block) - len(kept)
-        self.table.number[at], self.table.rows[at] = self.store.put(kept), len(kept)
+    def _trim(self, layer: int, head: int) -> None:
+        """Of clusters that have too many rows the newest stay."""
+        for slot in np.flatnonzero(self.table.rows[layer, head] > 2 * self.most):
+            at = (layer, head, int(slot))
+            number = int(self.table.number[at])
+            (block,) = self.store.get([number])
+            if block is not None:
+                kept = picked(in_order(block), slice(-self.most, None))
+                self.counts.forgotten += len(block) - len(kept)
+                self.store.drop([number])
+                self.table.number[at], self.table.rows[at] = self.store.put(kept), len(kept)
 
     def _take_frames(self, layer: int, head: int, block: Block, key: Float32, partition: Int32) -> None:
         """Without clusters: a frame's rows are a unit, in a slot of their own, and neighbours in time become one."""
@@ -202,7 +200,7 @@ class Maintainer:
                 table.set(at, mean, variance, len(of), partition)
                 table.value[at] = values(self.cache, layer, head, of).mean(0)
                 table.place(at, of, len(of) - 1)
-                self._put(at, of)
+                table.number[at], table.rows[at] = self.store.put(of), len(of)
 
     # Clusters become one, and go.
 
