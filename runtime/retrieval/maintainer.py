@@ -113,13 +113,19 @@ class Maintainer:
 
     def _keep(self, layer: int, head: int, block: Block, slots: Int32, start: int, stop: int) -> None:
         """Rows ``[start, stop)`` go below, each to the cluster that has taken it in."""
-        for slot in np.unique(slots[start:stop]):
-            members = start + np.flatnonzero(slots[start:stop] == slot)
-            at, rows = (layer, head, int(slot)), picked(block, members)
-            value, table = values(self.cache, layer, head, rows), self.table
-            table.value[at] += (value.sum(0) - len(rows) * table.value[at]) / table.size[at]
-            table.place(at, rows, len(rows) - 1)
-            self._append(at, rows)
+        if start == stop:
+            return
+        table, order = self.table, start + np.argsort(slots[start:stop], kind="stable")
+        rows, found = picked(block, order), slots[order]
+        firsts = np.flatnonzero(np.diff(found, prepend=NONE))
+        ends, of = [*firsts[1:].tolist(), len(found)], found[firsts]
+        count, last = np.diff([*firsts, len(found)]), np.array(ends) - 1
+        sums = np.add.reduceat(values(self.cache, layer, head, rows).astype(np.float64), firsts)
+        mean = table.value[layer, head, of]
+        table.value[layer, head, of] = mean + (sums - count[:, None] * mean) / table.size[layer, head, of][:, None]
+        table.place((layer, head, of), rows, last)
+        for slot, first, end in zip(of.tolist(), firsts.tolist(), ends, strict=True):
+            self._append((layer, head, slot), picked(rows, slice(first, end)))
 
     def _append(self, at: At, rows: Block) -> None:
         table, number = self.table, int(self.table.number[at])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,8 +72,8 @@ class Table:
         """Take a slot, or give its cluster other members."""
         self.key[at], self.variance[at], self.size[at], self.partition[at] = key, variance, size, partition
 
-    def place(self, at: tuple[int, int, int], block: Block, newest: int) -> None:
-        """The representative stands where row ``newest`` of a block of one head does."""
+    def place(self, at: tuple[int, int, int | NDArray], block: Block, newest: int | NDArray) -> None:
+        """The representative stands where row ``newest`` of a block of one head does; several, each where its own does."""
         for name in ("seq", "frame", "row", "col", "position"):
             getattr(self, name)[at] = getattr(block, name)[0, newest]
 
@@ -133,4 +132,12 @@ def values(cache: KVCache, layer: int, head: int, block: Block) -> NDArray[np.fl
 
 def picked(block: Block, rows: NDArray[np.integer | np.bool_] | slice) -> Block:
     """Some rows of a block, in the order named."""
-    return Block(*(getattr(block, field.name)[:, rows] for field in fields(Block)))
+    return Block(
+        block.key[:, rows],
+        block.value[:, rows],
+        block.seq[:, rows],
+        block.frame[:, rows],
+        block.row[:, rows],
+        block.col[:, rows],
+        block.position[:, rows],
+    )
