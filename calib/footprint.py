@@ -10,6 +10,8 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.policies import Policy, StreamShape
+from edgevlm.runtime.retrieval.working import WorkingSet
+from edgevlm.runtime.store import Store
 
 SCRATCH = {
     "InfiniPotV": {"_kept", "_scored"},
@@ -17,8 +19,12 @@ SCRATCH = {
     "LastSeen": {"_scored", "_kept"},
     "CrossLayer": {"_mass"},
     "Oracle": {"priority"},
+    "Mosaic": {"_turn"},
 }
-"""Attributes that are no state: each compression fills them before it reads them, or they are what an oracle knows."""
+"""Attributes that are no state: each compression or call fills them before it reads them, or they are what an oracle knows."""
+
+ELSEWHERE = (StreamShape, KVCache, WorkingSet, Store)
+"""What a policy may hold that is not its own: what is known of the model; the arena, counted already; what lies below it."""
 
 
 class Footprint:
@@ -40,7 +46,7 @@ def state_bytes(policy: Policy) -> int:
 
 
 def _arrays(thing: object, seen: set[int]) -> Iterator[np.ndarray]:
-    if id(thing) in seen or isinstance(thing, StreamShape):  # what is known of the model is not the policy's
+    if id(thing) in seen or isinstance(thing, ELSEWHERE):
         return
     seen.add(id(thing))
     if isinstance(thing, np.ndarray):

@@ -13,6 +13,7 @@ from edgevlm.runtime.policies.h2o import H2O
 from edgevlm.runtime.policies.hermes import Hermes
 from edgevlm.runtime.policies.infinipot_v import InfiniPotV
 from edgevlm.runtime.policies.last_seen import LastSeen
+from edgevlm.runtime.policies.mosaic import Mosaic
 from edgevlm.runtime.policies.purekv import PureKV
 from edgevlm.runtime.policies.random_tokens import RandomTokens
 from edgevlm.runtime.policies.sliding_window import SlidingWindow
@@ -36,6 +37,7 @@ POLICIES: dict[str, type[Policy]] = {
         Hermes,
         PureKV,
         LastSeen,
+        Mosaic,
     )
 }
 
