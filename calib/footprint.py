@@ -10,6 +10,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.policies import Policy, StreamShape
+from edgevlm.runtime.policies.retrieval import Retrieval
 
 SCRATCH = {
     "InfiniPotV": {"_kept", "_scored"},
@@ -19,6 +20,9 @@ SCRATCH = {
     "Oracle": {"priority"},
 }
 """Attributes that are no state: each compression fills them before it reads them, or they are what an oracle knows."""
+
+BESIDE = {"cache", "store", "working", "stats"}
+"""Attributes of a retrieval policy that take nothing of the device's memory, or what has been counted with the cache."""
 
 
 class Footprint:
@@ -53,7 +57,7 @@ def _arrays(thing: object, seen: set[int]) -> Iterator[np.ndarray]:
             yield from _arrays(part, seen)
     elif type(thing).__module__.startswith("edgevlm."):
         for name in (*getattr(thing, "__dict__", ()), *getattr(thing, "__slots__", ())):
-            if name not in SCRATCH.get(type(thing).__name__, ()):
+            if name not in SCRATCH.get(type(thing).__name__, BESIDE if isinstance(thing, Retrieval) else ()):
                 yield from _arrays(getattr(thing, name, None), seen)
 
 

@@ -15,6 +15,7 @@ from edgevlm.runtime.policies.infinipot_v import InfiniPotV
 from edgevlm.runtime.policies.last_seen import LastSeen
 from edgevlm.runtime.policies.purekv import PureKV
 from edgevlm.runtime.policies.random_tokens import RandomTokens
+from edgevlm.runtime.policies.rekv import ReKV
 from edgevlm.runtime.policies.sliding_window import SlidingWindow
 from edgevlm.runtime.policies.snapkv import SnapKV
 from edgevlm.runtime.policies.snapkv_guided import SnapKVGuided
@@ -36,6 +37,7 @@ POLICIES: dict[str, type[Policy]] = {
         Hermes,
         PureKV,
         LastSeen,
+        ReKV,
     )
 }
 
