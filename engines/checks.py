@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,8 @@ from edgevlm.engines.base import Float32, Int32, Int64, KVBuffer, KVType
 from edgevlm.errors import CacheError, CacheFull, UserError
 from edgevlm.runtime.bundle import Bundle, DecoderSpec, VisionSpec
 from edgevlm.runtime.kv import DTYPES
+
+CUT = re.compile(r"cut\d+")  # the graphs of a cut decoder
 
 
 def grouped_pixels(vision: VisionSpec, pixels: Float32) -> Float32:
@@ -29,11 +32,32 @@ def graph_of(bundle: Bundle, variant: str) -> str:
     """The file of a decoder graph; raises UserError for a variant that the bundle does not have."""
     graphs = bundle.decoder.graphs
     if variant not in graphs:
-        raise UserError(
-            f"{bundle.path}: has no {variant} decoder graph (it has {', '.join(graphs)}); "
-            "export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
-        )
+        raise _lacks(bundle, f"no {variant} decoder graph")
     return graphs[variant]
+
+
+def cut_files(bundle: Bundle) -> list[str]:
+    """The files of the cut decoder's graphs; raises UserError for a bundle that does not have them."""
+    graphs, names = bundle.decoder.graphs, [f"cut{index}" for index in range(bundle.decoder.layers + 1)]
+    if any(name not in graphs for name in names):
+        raise _lacks(bundle, "no cut decoder graphs")
+    return [graphs[name] for name in names]
+
+
+def _lacks(bundle: Bundle, what: str) -> UserError:
+    there = dict.fromkeys("cut" if CUT.fullmatch(name) else name for name in bundle.decoder.graphs)
+    return UserError(
+        f"{bundle.path}: has {what} (it has {', '.join(there)}); "
+        "export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
+    )
+
+
+def check_layer(spec: DecoderSpec, capacity: int, layer: int, rows: int, past: Int32) -> None:
+    """Raise CacheError or CacheFull where ``rows`` cannot be appended behind ``past [kv_heads]`` in a layer's buffer."""
+    if past.shape != (spec.kv_heads,) or int(past.min()) < 0:
+        raise CacheError(f"past must be {spec.kv_heads} lengths of at least 0, not {past!r}")
+    if (most := int(past.max())) + rows > capacity:
+        raise CacheFull(f"layer {layer} attends to {most} rows and has room for {capacity}: {rows} more do not fit")
 
 
 def check_probes(spec: DecoderSpec, probes: Sequence[int]) -> None:
@@ -52,18 +76,24 @@ def check_step(
     logit_rows: Sequence[int],
 ) -> None:
     """Raise CacheError or CacheFull for a step that cannot be done in layers of ``capacity [layers]`` rows."""
-    s, rows = spec, len(embeds)
-    if embeds.shape not in ((rows, s.hidden), (rows, s.row_width)) or rows < 1:
-        raise CacheError(f"embeds must be [S, {s.hidden}] with S at least 1, not {list(embeds.shape)}")
-    if cos.shape != (rows, s.head_dim // 2) or sin.shape != cos.shape:
-        raise CacheError(f"cos and sin must be [{rows}, {s.head_dim // 2}], not {list(cos.shape)}, {list(sin.shape)}")
-    if past_len.shape != (s.layers,) or int(past_len.min()) < 0:
-        raise CacheError(f"past_len must be {s.layers} lengths of at least 0, not {past_len!r}")
+    rows = len(embeds)
+    check_rows(spec, embeds, cos, sin, logit_rows)
+    if past_len.shape != (spec.layers,) or int(past_len.min()) < 0:
+        raise CacheError(f"past_len must be {spec.layers} lengths of at least 0, not {past_len!r}")
     over = np.flatnonzero(past_len + np.int64(rows) > capacity)
     if over.size:
         layer = int(over[0])
         have, room = int(past_len[layer]), int(capacity[layer])
         raise CacheFull(f"layer {layer} holds {have} rows and has room for {room}: {rows} more do not fit")
+
+
+def check_rows(spec: DecoderSpec, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int]) -> None:
+    """Raise CacheError for rows that are not of the decoder's sizes."""
+    s, rows = spec, len(embeds)
+    if embeds.shape not in ((rows, s.hidden), (rows, s.row_width)) or rows < 1:
+        raise CacheError(f"embeds must be [S, {s.hidden}] with S at least 1, not {list(embeds.shape)}")
+    if cos.shape != (rows, s.head_dim // 2) or sin.shape != cos.shape:
+        raise CacheError(f"cos and sin must be [{rows}, {s.head_dim // 2}], not {list(cos.shape)}, {list(sin.shape)}")
     if any(not -rows <= row < rows for row in logit_rows):
         raise CacheError(f"logit_rows {list(logit_rows)} must index the {rows} rows of this call")
 

@@ -16,9 +16,10 @@ import onnxruntime as ort
 import psutil
 
 from edgevlm.engines.base import Float32, FramePattern, Int32, Int64, KVBuffer, KVPlace, StepResult
-from edgevlm.engines.checks import check_buffers, check_probes, check_step, graph_of, grouped_pixels
+from edgevlm.engines.checks import check_buffers, check_probes, check_step, cut_files, graph_of, grouped_pixels
 from edgevlm.engines.embedding import Embedding
 from edgevlm.engines.huge_pages import use_huge_pages
+from edgevlm.engines.onnxruntime_layers import OnnxRuntimeLayers, bind_array
 from edgevlm.engines.profiles import ONNXRUNTIME
 from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime.bundle import Bundle
@@ -67,13 +68,20 @@ class OnnxRuntimeCpu:
             )
         self.bundle = bundle
         self.threads = threads or default_threads()
-        spec = bundle.decoder
         self._calls = Calls(self.shrunk)
         self._embedding = Embedding(bundle)
         self._vision = self._open(bundle.vision.graph)
-        self._decoders = {"whole": self._open(spec.graphs["whole"])}
+        self._decoders: dict[str, Any] = {}  # by variant, opened when first bound
+        self._cut: list[Any] = []  # and those of the cut decoder
 
     def _open(self, name: str, *, copies: bool = True) -> Any:
+        """A session of one graph, its weights in huge pages where it has them to itself."""
+        session = self._session_of(name, copies=copies)
+        if copies or self._is_integer:
+            use_huge_pages()
+        return session
+
+    def _session_of(self, name: str, *, copies: bool = True) -> Any:
         """A session of one graph.
 
         With ``copies`` it holds the matrices in the kernels' own layout, in memory of its own. Without, it reads them from the
@@ -81,25 +89,25 @@ class OnnxRuntimeCpu:
         Matrices of whole numbers are copied always: ONNX Runtime does not round activations for those that it has not packed,
         so that two graphs of one bundle would compute differently.
         """
-        is_integer = self.bundle.decoder.precision.startswith("int")
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
         options.log_severity_level = 4  # what goes wrong is raised
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        options.add_session_config_entry("session.disable_prepacking", "0" if copies or is_integer else "1")
+        options.add_session_config_entry("session.disable_prepacking", "0" if copies or self._is_integer else "1")
         if not copies and self.bundle.decoder.precision == "fp16":  # else float16 matrices become float32 in memory
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         path = self.bundle.file(name)
         try:
-            session = ort.InferenceSession(str(path), options, providers=self.providers)
+            return ort.InferenceSession(str(path), options, providers=self.providers)
         except Exception as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"{path}: ONNX Runtime {ort.__version__} cannot load it ({reason}); upgrade onnxruntime") from error
-        if copies or is_integer:
-            use_huge_pages()
-        return session
+
+    @property
+    def _is_integer(self) -> bool:
+        return self.bundle.decoder.precision.startswith("int")
 
     def encode(self, pixels: Float32) -> Float32:
         """Frames ``[F, 3, H, W]``, normalised, to features ``[G, tokens_per_frame, row_width]``; see the protocol.
@@ -126,11 +134,24 @@ class OnnxRuntimeCpu:
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "whole") -> OnnxRuntimeDecoder:
         """A decoder bound to one buffer a layer, which also returns the queries of the layers in ``probes``.
 
-        The graph of another variant is opened when first asked for.
+        A variant's graph is opened when first asked for. Only ``whole`` holds matrices in memory of its own.
         """
         kv = "fp32" if variant == "fp32-kv" else self.bundle.decoder.kv
         check_buffers(self.bundle, buffers, kv)
         return OnnxRuntimeDecoder(self._session(variant), self.bundle, buffers, probes, self._calls, self.kv_device)
+
+    def bind_layers(self, buffers: Sequence[KVBuffer]) -> OnnxRuntimeLayers:
+        """The cut decoder bound to one buffer a layer; its graphs are opened when first asked for.
+
+        Together they hold the matrices once, packed as ``whole`` does: an engine of which this alone is asked has no ``whole``.
+        """
+        spec = self.bundle.decoder
+        check_buffers(self.bundle, buffers, spec.kv)
+        files = cut_files(self.bundle)
+        if not self._cut:
+            self._cut = [self._session_of(file) for file in files]
+            use_huge_pages()
+        return OnnxRuntimeLayers(self._cut, spec, buffers, self._calls)
 
     def project(self, embeds: Float32, cos: Float32, sin: Float32) -> tuple[list[Float32], list[Float32]]:
         """Queries and keys of raw embeddings in every layer; see the protocol."""
@@ -142,7 +163,7 @@ class OnnxRuntimeCpu:
 
     def _session(self, variant: str) -> Any:
         if variant not in self._decoders:
-            self._decoders[variant] = self._open(graph_of(self.bundle, variant), copies=False)
+            self._decoders[variant] = self._open(graph_of(self.bundle, variant), copies=variant == "whole")
         return self._decoders[variant]
 
     def spare(self, short: bool) -> None:
@@ -153,6 +174,7 @@ class OnnxRuntimeCpu:
         """Let go of the sessions; decoders already bound keep what they need until they are dropped."""
         self.__dict__.pop("_vision", None)
         self.__dict__.pop("_decoders", None)
+        self.__dict__.pop("_cut", None)
         self.__dict__.pop("_embedding", None)
 
 
@@ -235,8 +257,8 @@ class OnnxRuntimeDecoder:
                 binding.bind_input(f"{part}{layer}", *where)
                 binding.bind_output(f"{part}{layer}_out", *where)
                 if scale is not None:
-                    self._bind(binding.bind_input, f"{part}_scale{layer}", scale[None, :, None])
-        self._bind(binding.bind_input, "total_len", self._total_len)
+                    bind_array(binding.bind_input, f"{part}_scale{layer}", scale[None, :, None])
+        bind_array(binding.bind_input, "total_len", self._total_len)
         return binding
 
     def _arrays(self, rows: int, logit_rows: int) -> dict[str, np.ndarray]:
@@ -255,11 +277,7 @@ class OnnxRuntimeDecoder:
     def _bind_arrays(self, binding: Any, arrays: dict[str, np.ndarray]) -> None:
         for name, array in arrays.items():
             is_output = name == "logits" or name.startswith("query")
-            self._bind(binding.bind_output if is_output else binding.bind_input, name, array)
-
-    @staticmethod
-    def _bind(bind: Any, name: str, array: np.ndarray) -> None:
-        bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+            bind_array(binding.bind_output if is_output else binding.bind_input, name, array)
 
     def _check_pattern(self, rows: int, past_len: Int32, pattern: FramePattern | None) -> None:
         if (pattern is not None) != self._takes_pattern:

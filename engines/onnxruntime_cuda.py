@@ -11,8 +11,9 @@ from typing import Any
 
 import onnxruntime as ort
 
-from edgevlm.engines.base import KVPlace
+from edgevlm.engines.base import KVBuffer, KVPlace
 from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
+from edgevlm.engines.onnxruntime_layers import OnnxRuntimeLayers
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 
@@ -42,6 +43,10 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
                 f"{' or '.join(self.kv_types)}; export the model again with --kv fp16, or give --engine onnxruntime-cpu"
             )
         super().__init__(bundle, threads=threads)
+
+    def bind_layers(self, buffers: Sequence[KVBuffer]) -> OnnxRuntimeLayers:
+        """No cut decoder is run on CUDA: raises UserError."""
+        raise UserError("policies that fetch rows layer by layer run on --engine onnxruntime-cpu alone")
 
     def _open(self, name: str, *, copies: bool = True) -> Any:
         session = super()._open(name, copies=copies)

@@ -7,7 +7,8 @@ a layer: new rows are rounded to codes, and attention is over what the codes say
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,18 @@ class Memory:
 
     def start(self) -> None:
         """``total_len{l}`` and ``last_row{l}`` (one less), int32 ``[1]``, from the one input."""
-        g, layers = self.graph, self.shape.layers
-        total = g.input("total_len", TensorProto.INT32, [layers])
-        last = g.node("Sub", [total, g.constant("one", np.ones(1, np.int32))], ["last_row"])
-        ones = g.constant("one_per_layer", np.ones(layers, np.int64))
-        g.node("Split", [total, ones], [f"total_len{layer}" for layer in range(layers)], axis=0)
-        g.node("Split", [last, ones], [f"last_row{layer}" for layer in range(layers)], axis=0)
+        self.lengths(range(self.shape.layers))
 
-    def bound(self, layer: int) -> tuple[list[str], list[str]]:
+    def lengths(self, names: Sequence[int | str]) -> None:
+        """The input ``total_len`` in parts, of the memories with these names."""
+        g = self.graph
+        total = g.input("total_len", TensorProto.INT32, [len(names)])
+        last = g.node("Sub", [total, g.constant("one", np.ones(1, np.int32))], ["last_row"])
+        ones = g.constant("one_per_layer", np.ones(len(names), np.int64))
+        g.node("Split", [total, ones], [f"total_len{name}" for name in names], axis=0)
+        g.node("Split", [last, ones], [f"last_row{name}" for name in names], axis=0)
+
+    def bound(self, layer: int | str) -> tuple[list[str], list[str]]:
         """Declare a layer's key and value ``[1, Hkv, C, D]``: inputs, and outputs to be bound to the same addresses."""
         s, g, kind = self.shape, self.graph, STORED[self.kv]
         memory: list[int | str] = [1, s.kv_heads, f"C{layer}", s.head_dim]
@@ -58,21 +63,22 @@ class Memory:
 
     def attend(self, layer: int, query: str, key: str, value: str) -> str:
         """Append key and value in place, then causal attention over the valid rows: ``[1, S, Hq D]``."""
-        g, name = self.graph, f"layer{layer}"
+        g, rows, attended = self.graph, [query, key, value], f"layer{layer}.attention"
+        if self.kv != "fp16":
+            return self.attention(layer, rows, attended)
+        rows = [g.node("Cast", [row], [f"{row}.fp16"], to=TensorProto.FLOAT16) for row in rows]
+        return g.node("Cast", [self.attention(layer, rows, f"{attended}.fp16")], [attended], to=TensorProto.FLOAT)
+
+    def attention(self, layer: int | str, rows: list[str], attended: str) -> str:
+        """The same of query, key and value in the type that attention takes."""
         past, present = self.bound(layer)
         attributes: dict[str, Any] = {"num_heads": self.shape.heads, "kv_num_heads": self.shape.kv_heads, "do_rotary": 0}
-        rows, scales = [query, key, value], []
-        if self.kv == "fp16":
-            rows = [g.node("Cast", [row], [f"{row}.fp16"], to=TensorProto.FLOAT16) for row in rows]
+        scales = []
         if self.kv == "int8":
             scales = [*[""] * 5, *(f"{part}_scale{layer}" for part in PARTS)]
             attributes |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
         inputs = [*rows, *past, f"last_row{layer}", f"total_len{layer}", *scales]
-        attended = f"{name}.attention" + ".fp16" * (self.kv == "fp16")
-        g.node("GroupQueryAttention", inputs, [attended, *present], CONTRIB, **attributes)
-        if self.kv == "fp16":
-            g.node("Cast", [attended], [f"{name}.attention"], to=TensorProto.FLOAT)
-        return f"{name}.attention"
+        return self.graph.node("GroupQueryAttention", inputs, [attended, *present], CONTRIB, **attributes)
 
     def stored(self, part: str, layer: int, rows: str) -> str:
         """Numbers ``[1, Hkv, n, D]`` as the memory stores them."""
@@ -93,6 +99,27 @@ class Memory:
         g = self.graph
         plain = g.node("Cast", [rows], [f"{rows}.float"], to=TensorProto.FLOAT)
         return plain if self.kv == "fp16" else g.node("Mul", [plain, f"{part}_scale{layer}"], [f"{rows}.numbers"])
+
+
+@dataclass(slots=True)
+class HeadMemory(Memory):
+    """The same with a memory and a length for each KV head: ``key{l}_{h}``, ``value{l}_{h}`` ``[1, 1, C, D]``.
+
+    ``total_len`` is int32 ``[Hkv]``: one layer's, of the only one in the graph.
+    """
+
+    def attention(self, layer: int | str, rows: list[str], attended: str) -> str:
+        s, g = self.shape, self.graph
+        heads = range(s.kv_heads)
+        self.lengths([f"{layer}_{head}" for head in heads])
+        parts = []
+        for row, width in zip(rows, (s.heads // s.kv_heads * s.head_dim, s.head_dim, s.head_dim), strict=True):
+            parts.append([f"{row}_{head}" for head in heads])
+            g.node("Split", [row, g.constant(f"width{width}", np.full(s.kv_heads, width, np.int64))], parts[-1], axis=-1)
+        one = Memory(g, replace(s, heads=s.heads // s.kv_heads, kv_heads=1), self.kv)
+        by_head = zip(heads, zip(*parts, strict=True), strict=True)
+        found = [one.attention(f"{layer}_{head}", list(each), f"{attended}_{head}") for head, each in by_head]
+        return g.node("Concat", found, [attended], axis=-1)
 
 
 def check_scales(limit: int, frame: int, text: tuple[str, str], closing: int, chat: dict[str, Any], tokenizer: str) -> None:

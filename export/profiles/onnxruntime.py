@@ -9,5 +9,5 @@ from edgevlm.export.profiles import Profile
 from edgevlm.export.profiles.fused import Fused
 from edgevlm.export.vision import PRECISIONS
 
-VARIANTS = ("whole", "st-spattn", "projections", "fp32-kv")
+VARIANTS = ("whole", "st-spattn", "projections", "fp32-kv", "cut")
 PROFILE = Profile(ONNXRUNTIME, OPSET, IR_VERSION, Fused, Memory, ("fp32", "fp16", "int8"), None, VARIANTS, PRECISIONS)

@@ -219,8 +219,12 @@ def test_a_graph_that_cannot_be_loaded_is_one_line(exported: Any, tmp_path: Any)
     import shutil
 
     folder = shutil.copytree(exported("llava", **SHAPE).bundle, tmp_path / "bundle")
-    bundle = Bundle.load(folder)
+    bundle, runner = Bundle.load(folder), Runner(folder)
     (folder / "decoder.onnx").write_bytes(b"not a graph")
+    engine = load_engine("onnxruntime-cpu", bundle)
     with pytest.raises(UserError, match=r"decoder\.onnx") as error:
-        load_engine("onnxruntime-cpu", bundle)
+        engine.bind(runner.buffers)
     assert "\n" not in str(error.value)
+    (folder / "vision.onnx").write_bytes(b"not a graph")
+    with pytest.raises(UserError, match=r"vision\.onnx"):
+        load_engine("onnxruntime-cpu", bundle)

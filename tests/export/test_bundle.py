@@ -18,6 +18,7 @@ from edgevlm.runtime.bundle import Bundle, hash_file, seal_manifest
 FILES = [
     *("bundle.json", "closing.npy", "decoder-projections.onnx", "decoder-st-spattn.onnx", "decoder.onnx", "decoder.weights"),
     *("embedding.npy", "tokenizer.json", "vision.onnx", "vision.weights"),
+    *(f"decoder-cut-{index}.onnx" for index in range(4)),
 ]
 
 

@@ -1,0 +1,147 @@
+"""One decoder graph under construction: what its layers are made of, whatever the graph is for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from onnx import TensorProto
+
+from edgevlm.engines.base import KVType
+from edgevlm.export.backbones import DecoderShape, LayerWeights
+from edgevlm.export.graph import GraphBuilder
+from edgevlm.export.kv import Memory
+from edgevlm.export.precisions import Float32, Stored
+from edgevlm.export.precisions.table import Table
+from edgevlm.export.profiles import Cache, Operators, Profile
+from edgevlm.export.st_spattn import SparseAttention
+
+
+@dataclass(slots=True)
+class DecoderGraph:
+    """One decoder graph under construction: ``start``, each layer in turn, ``logits``.
+
+    ``residual`` and ``delta`` add up to the stream's hidden state. Layers from ``sparse_from`` on attend sparsely.
+    """
+
+    graph: GraphBuilder
+    shape: DecoderShape
+    profile: Profile
+    sparse_from: int | None = None
+    kv: KVType = "fp32"
+    residual: str = ""
+    delta: str | None = None
+    features: list[str] = field(default_factory=list)
+    operators: Operators = field(init=False)
+    cache: Cache = field(init=False)
+    sparse: SparseAttention | None = None
+
+    def __post_init__(self) -> None:
+        self.operators = self.profile.operators(self.graph, self.shape)
+        self.cache = self.profile.cache(self.graph, self.shape, self.kv)
+        if self.sparse_from is not None:
+            self.sparse = SparseAttention(self.graph, self.shape, Memory(self.graph, self.shape, self.kv))
+
+    def start(self) -> None:
+        """The inputs that are not a layer's, and what is made of them once."""
+        g, parts = self.graph, 1 + self.shape.deepstack
+        self.residual = g.input("inputs_embeds", TensorProto.FLOAT, [1, "S", self.shape.hidden * parts])
+        if self.shape.deepstack:
+            widths = {str(part): self.shape.hidden for part in range(parts)}
+            self.residual, *self.features = self.split("inputs", self.residual, widths)
+        self.operators.tables()
+        self.cache.start()
+        g.input("logit_rows", TensorProto.INT64, ["R"])
+        if self.sparse is not None:
+            self.sparse.inputs()
+
+    def layer(self, layer: int, w: LayerWeights[Stored]) -> None:
+        """One layer of the stream."""
+        query, key, value, self.residual = self.project(layer, w, self.residual, self.delta)
+        sparse = self.sparse if self.sparse_from is not None and layer >= self.sparse_from else None
+        self.after(layer, w, (sparse or self.cache).attend(layer, query, key, value))
+
+    def after(self, layer: int, w: LayerWeights[Stored], attention: str) -> None:
+        """What comes of a layer past its cache rows; of the last, of the rows asked for alone."""
+        if layer == self.shape.layers - 1:
+            attention = self.graph.node("Gather", [attention, "logit_rows"], ["last.attention"], axis=1)
+            self.residual = self.graph.node("Gather", [self.residual, "logit_rows"], ["last.residual"], axis=1)
+        self.residual, self.delta = self.finish(layer, w, attention, self.residual)
+        if layer < self.shape.deepstack:
+            self.add_features(layer)
+
+    def add_features(self, layer: int) -> None:
+        """DeepStack (arXiv 2406.04334): what the tower gave for this layer joins the hidden state after it."""
+        features = self.features[layer]
+        if layer == self.shape.layers - 1:
+            features = self.graph.node("Gather", [features, "logit_rows"], ["last.features"], axis=1)
+        self.delta = self.graph.node("Add", [str(self.delta), features], [f"layer{layer}.with_features"])
+
+    def linear(self, name: str, rows: str, weight: Stored, bias: Float32 | None = None) -> str:
+        """``rows @ weight.T + bias`` for a ``[out, in]`` weight that is stored already."""
+        g, product = self.graph, weight.multiply(self.graph, name, rows)
+        return product if bias is None else g.node("Add", [product, g.weight(f"{name}.bias", bias)], [f"{name}.biased"])
+
+    def split(self, name: str, rows: str, sizes: dict[str, int]) -> list[str]:
+        """Split the last axis into named parts."""
+        g, outputs = self.graph, [f"{name}.{part}" for part in sizes]
+        lengths = g.constant(f"{name}.sizes", np.array(list(sizes.values()), np.int64))
+        g.node("Split", [rows, lengths], outputs, axis=-1)
+        return outputs
+
+    def head_norm(self, name: str, rows: str, gamma: np.ndarray | None) -> str:
+        """RMS norm of each head of ``[1, S, heads D]`` by itself; as it is without a gamma."""
+        if gamma is None:
+            return rows
+        g, dim = self.graph, self.shape.head_dim
+        heads = g.node("Reshape", [rows, g.constant("heads.shape", np.array([1, 0, -1, dim], np.int64))], [f"{name}.heads"])
+        normed, _ = self.operators.norm(name, gamma, heads, None)
+        return g.node("Reshape", [normed, g.constant("joined.shape", np.array([1, 0, -1], np.int64))], [f"{name}.joined"])
+
+    def project(self, layer: int, w: LayerWeights[Stored], residual: str, delta: str | None) -> tuple[str, str, str, str]:
+        """Norm, one matrix for q, k and v, rotary: returns query, key, value ``[1, S, heads D]`` and the residual."""
+        s, name = self.shape, f"layer{layer}"
+        normed, residual = self.operators.norm(f"{name}.input_norm", w.input_norm, residual, delta)
+        packed = self.linear(f"{name}.qkv", normed, w.qkv, w.qkv_bias)
+        q, k, v = self.split(f"{name}.qkv", packed, {"q": s.heads * s.head_dim, "k": s.kv_size, "v": s.kv_size})
+        q, k = self.head_norm(f"{name}.q_norm", q, w.query_norm), self.head_norm(f"{name}.k_norm", k, w.key_norm)
+        query = self.operators.rotate(f"query{layer}", q, s.heads)
+        self.graph.output(query, TensorProto.FLOAT, [1, "S", s.heads * s.head_dim])
+        return query, self.operators.rotate(f"{name}.key", k, s.kv_heads), v, residual
+
+    def finish(self, layer: int, w: LayerWeights[Stored], attention: str, residual: str) -> tuple[str, str]:
+        """Output projection, norm and SwiGLU: returns the new residual and the delta still to be added to it."""
+        g, name, ffn = self.graph, f"layer{layer}", self.shape.intermediate
+        projected = self.linear(f"{name}.output", attention, w.output, w.output_bias)
+        normed, residual = self.operators.norm(f"{name}.mlp_norm", w.mlp_norm, residual, projected)
+        packed = self.linear(f"{name}.mlp", normed, w.gate_up, w.gate_up_bias)
+        gate, up = self.split(f"{name}.mlp", packed, {"gate": ffn, "up": ffn})
+        sigmoid = g.node("Sigmoid", [gate], [f"{name}.sigmoid"])
+        gated = g.node("Mul", [g.node("Mul", [gate, sigmoid], [f"{name}.silu"]), up], [f"{name}.gated"])
+        return residual, self.linear(f"{name}.down", gated, w.down, w.down_bias)
+
+    def logits(self, final_norm: np.ndarray, head: Table) -> None:
+        """Final norm and vocabulary scores ``[1, R, V]`` of the rows that are left."""
+        s, g = self.shape, self.graph
+        normed, _ = self.operators.norm("final_norm", final_norm, self.residual, self.delta)
+        rows = g.node("Reshape", [normed, g.constant("rows.shape", np.array([-1, s.hidden], np.int64))], ["rows"])
+        scores = head.multiply(g, "head", rows)
+        shape = g.constant("logits.shape", np.array([1, -1, s.vocab], np.int64))
+        g.output(g.node("Reshape", [scores, shape], ["logits"]), TensorProto.FLOAT, [1, "R", s.vocab])
+
+
+@dataclass(slots=True)
+class Projections(DecoderGraph):
+    """What every layer would make of the call's raw embeddings: ``query{l}``, and ``key{l}`` ``[1, S, Hkv D]``, rotated."""
+
+    def start(self) -> None:
+        self.graph.input("inputs_embeds", TensorProto.FLOAT, [1, "S", self.shape.hidden])
+        self.operators.tables()
+
+    def layer(self, layer: int, w: LayerWeights[Stored]) -> None:
+        _, key, _, _ = self.project(layer, w, "inputs_embeds", None)
+        self.graph.node("Identity", [key], [f"key{layer}"])
+        self.graph.output(f"key{layer}", TensorProto.FLOAT, [1, "S", self.shape.kv_size])
+
+    def logits(self, final_norm: np.ndarray, head: Table) -> None:
+        """It has none."""
