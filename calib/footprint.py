@@ -21,8 +21,8 @@ SCRATCH = {
 }
 """Attributes that are no state: each compression fills them before it reads them, or they are what an oracle knows."""
 
-BESIDE = {"cache", "store", "working", "stats"}
-"""Attributes of a retrieval policy that take nothing of the device's memory, or what has been counted with the cache."""
+BESIDE = {"cache", "store", "working", "stats", "_tables"}
+"""Attributes of a retrieval policy that are not on the device, that are counted with the cache, or that each call fills."""
 
 
 class Footprint:

@@ -17,8 +17,8 @@ class FrameIndex:
     """Per layer up to ``capacity`` entries in temporal order, allocated once, ``entry_bytes`` each.
 
     An entry is the frames ``[first, end)``, numbered as they were added, of which ``held`` are not lost, and the mean of
-    their means, ``[width]``. cost: of merging it with the one after it, a b / (a + b)
-    ||mean_a - mean_b||^2 for a and b frames (Ward). When a layer is full, its cheapest neighbours merge, of equal ones the oldest; ``merged`` counts them, of all layers.
+    their means, ``[width]``. cost: of merging it with the one after it, a b / (a + b) ||mean_a - mean_b||^2 for a and b frames
+    (Ward). When a layer is full its cheapest neighbours merge, of equal ones the oldest; ``merged`` counts them, of all layers.
     """
 
     def __init__(self, layers: int, width: int, most_bytes: int) -> None:
