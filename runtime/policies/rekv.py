@@ -100,7 +100,7 @@ class ReKV(Retrieval):
 
     # Rows are asked for.
 
-    def begins(self, phase: Phase, cos: Float32, sin: Float32) -> None:
+    def begin(self, cos: Float32, sin: Float32) -> None:
         self._tables = cos, sin
 
     def choose(self, layer: int, query: Float32, phase: Phase) -> Sequence[Sequence[int]]:

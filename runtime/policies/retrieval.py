@@ -129,9 +129,6 @@ class Retrieval(Policy):
 
     # Rows are asked for.
 
-    def begins(self, phase: Phase, cos: Float32, sin: Float32) -> None:
-        """A call of S rows begins; cos, sin: the tables that its queries are rotated with, ``[S, head_dim / 2]``."""
-
     @abstractmethod
     def choose(self, layer: int, query: Float32, phase: Phase) -> Sequence[Sequence[int]]:
         """The blocks that a call attends to beside the window, for each KV head, best first.

@@ -52,7 +52,7 @@ def asked(filled, policy, rows=5, seed=1, axes=1):
     random = np.random.default_rng(seed)
     position = np.repeat(np.arange(filled.next, filled.next + rows, dtype=np.int32)[:, None], axes, 1)
     tables = rope_tables(position, INV_FREQ.astype(np.float32), PAIR_AXIS if axes == 3 else None)
-    policy.begins("question", *tables)
+    policy.begin(*tables)
     bare = random.normal(size=(LAYERS, HEADS * GROUP, rows, INV_FREQ.size * 2))
     queries = turned(
         bare, np.broadcast_to(position if axes == 3 else position[:, 0], (*bare.shape[:-1], *position.shape[1:axes]))
