@@ -33,6 +33,7 @@ class LayerByLayer:
         """As the protocol says; the rows appended are causal among themselves and see the working set before them."""
         policy, compute_ms, probes = self._policy, self._policy.stats.compute_ms, {}
         started = time.perf_counter()
+        policy.begin(cos, sin)
         query: Float32 | None = self._cut.begin(embeds, cos, sin, logit_rows)
         compute_ms[self.phase] += 1e3 * (time.perf_counter() - started)
         for layer, past in enumerate(past_len):

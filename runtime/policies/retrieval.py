@@ -129,6 +129,16 @@ class Retrieval(Policy):
 
     # Rows are asked for.
 
+    def begin(self, cos: Float32, sin: Float32) -> None:
+        """A call begins: rotary tables ``[S, head_dim / 2]`` of its rows, which queries are rotated by."""
+
+    def always(self, layer: int) -> Sequence[Block]:
+        """Rows that every call attends to before any block, one block a KV head; none unless a policy has some.
+
+        They take room of the working set, and are asked for when that is filled anew.
+        """
+        return []
+
     @abstractmethod
     def choose(self, layer: int, query: Float32, phase: Phase) -> Sequence[Sequence[int]]:
         """The blocks that a call attends to beside the window, for each KV head, best first.
@@ -144,10 +154,11 @@ class Retrieval(Policy):
         started = time.perf_counter()
         chosen = self.choose(layer, query, phase)
         between = time.perf_counter()
-        counts = self.working.load(layer, chosen)
+        counts = self.working.load(layer, chosen, self.always)
         self.stats.predict_ms[phase] += 1e3 * (between - started)
         self.stats.fetch_ms[phase] += 1e3 * (time.perf_counter() - between)
-        self.stats.count(phase, layer, counts, self.below[layer])
+        self.stats.count(phase, layer, counts - self.working.always[layer], self.below[layer])
+        self.stats.cut = self.working.cut
         if layer + 1 < self.shape.layers:
             started = time.perf_counter()
             self.expect(layer + 1, query, phase)

@@ -14,7 +14,7 @@ prefix and everything else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,13 +31,14 @@ Float32 = NDArray[np.float32]
 class WorkingSet:
     """Up to ``rows`` rows of each layer and KV head; ``held`` ``[layers, kv_heads]`` says how many there are.
 
-    prefix: where contiguous positions begin.
+    ``always`` ``[layers, kv_heads]``: how many of those came from no block, but from the policy itself. prefix: where
+    contiguous positions begin.
     """
 
     def __init__(self, cache: KVCache, store: Store, rows: int, prefix: int) -> None:
         self._cache, self._store, self.rows, self._prefix = cache, store, rows, prefix
         self.contiguous = False
-        self.held = np.zeros((cache.layers, cache.kv_heads), np.int32)
+        self.held, self.always = (np.zeros((cache.layers, cache.kv_heads), np.int32) for _ in range(2))
         self.cut = 0  # rows chosen that there was no room for, ever
         self._start = np.full(cache.layers, -1, np.int64)  # where the set of each layer stands
         self._chosen: list[list[tuple[int, ...]]] = [[] for _ in range(cache.layers)]
@@ -47,17 +48,23 @@ class WorkingSet:
         """What the numbers of blocks stand for has changed: fetch anew."""
         self._start[:] = -1
 
-    def load(self, layer: int, chosen: Sequence[Sequence[int]]) -> Int32:
+    def load(
+        self, layer: int, chosen: Sequence[Sequence[int]], always: Callable[[int], Sequence[Block]] | None = None
+    ) -> Int32:
         """Fetch blocks, ``chosen`` for each KV head, best first; returns the rows of each head, ``[kv_heads]``.
 
-        What the working set has no room for is left out: the rows of the last block that fits in part, and all after it.
+        always: gives rows of a layer, one block a KV head, that come before all others; asked when something is fetched. What
+        the working set has no room for is left out: the rows of the last block that fits in part, and all after it.
         """
         wanted, start = [tuple(map(int, numbers)) for numbers in chosen], int(self._cache.lengths[layer])
         if self._start[layer] != start or self._chosen[layer] != wanted:
             numbers = sorted({number for of_head in wanted for number in of_head})
             found = dict(zip(numbers, self._store.get(numbers), strict=True))
+            own = always(layer) if always else []
+            self.always[layer] = [min(len(block), self.rows) for block in own] or 0
             for head, of_head in enumerate(wanted):
                 blocks = [block.head(head) for number in of_head if (block := found[number]) is not None]
+                blocks = [*own[head : head + 1], *blocks]
                 self.held[layer, head] = self._place(layer, head, start, blocks)
             self._start[layer], self._chosen[layer] = start, wanted
         counts: Int32 = self.held[layer]

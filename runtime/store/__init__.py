@@ -48,6 +48,10 @@ class Store(Protocol):
         """Add rows behind those of a block already there; False when that is lost, and nothing is kept."""
         ...
 
+    def resident(self, number: int) -> bool:
+        """Whether all of a block is in host memory: :meth:`get` of it, now, reads no file. False for one that is lost."""
+        ...
+
     def expect(self, numbers: Sequence[int]) -> None:
         """These will be asked for soon: begin to read what lies in the file."""
         ...

@@ -42,6 +42,9 @@ class HostStore:
         self._blocks[number] = joined([self._blocks[number], block])
         return True
 
+    def resident(self, number: int) -> bool:
+        return int(number) in self._blocks
+
     def expect(self, numbers: Sequence[int]) -> None:
         """All of it is here."""
 
