@@ -11,6 +11,7 @@ from edgevlm.runtime.policies.base import Appended, Guidance, Needs, NewRows, Pl
 from edgevlm.runtime.policies.full import Full
 from edgevlm.runtime.policies.h2o import H2O
 from edgevlm.runtime.policies.hermes import Hermes
+from edgevlm.runtime.policies.hybrid import Hybrid
 from edgevlm.runtime.policies.infinipot_v import InfiniPotV
 from edgevlm.runtime.policies.last_seen import LastSeen
 from edgevlm.runtime.policies.purekv import PureKV
@@ -38,6 +39,7 @@ POLICIES: dict[str, type[Policy]] = {
         PureKV,
         LastSeen,
         ReKV,
+        Hybrid,
     )
 }
 
