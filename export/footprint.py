@@ -81,10 +81,12 @@ class PeakMemory:
 
     def _watch(self) -> None:
         process = psutil.Process()
+        over = False
         while True:
             self.bytes = max(self.bytes, own_memory(process))
-            if self._over.wait(self._every_s):
+            if over:
                 return
+            over = self._over.wait(self._every_s)  # and once more at the end, for a block that was over before the next sample
 
 
 def own_memory(process: psutil.Process) -> int:

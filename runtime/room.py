@@ -90,11 +90,14 @@ def _enough(policy: Policy, least: int) -> int:
     return enough
 
 
-def allocate(bundle: Bundle, capacities: list[int], chunk: int, copy_bytes: int = 0, place: KVPlace = "host") -> KVCache:
+def allocate(
+    bundle: Bundle, capacities: list[int], chunk: int, copy_bytes: int = 0, place: KVPlace = "host", store_bytes: int = 0
+) -> KVCache:
     """The arena of one stream, of the bundle's KV precision; copy_bytes: of the buffer that snapshots are taken in, if any.
 
-    place: whose memory keys and values lie in. Raises UserError, before it is touched, when it, a chunk and that buffer do not
-    fit in the free memory, and where a CUDA device is needed and cannot be used.
+    place: whose memory keys and values lie in. store_bytes: what a store may take of host memory. Raises UserError, before it
+    is touched, when all of that and a chunk do not fit in the free memory, and where a CUDA device is needed and cannot be
+    used.
     """
     decoder = bundle.decoder
     shape = (decoder.layers, decoder.kv_heads, decoder.head_dim, capacities)
@@ -107,8 +110,10 @@ def allocate(bundle: Bundle, capacities: list[int], chunk: int, copy_bytes: int 
     }
     wanted, pixels = KVCache.bytes_for(*shape, **rotary) if place == "host" else 0, chunk_bytes(chunk, bundle.vision)
     free = psutil.virtual_memory().available
-    if wanted + pixels + copy_bytes > free:
+    if wanted + pixels + copy_bytes + store_bytes > free:
         lower, frames = "--budget", f", snapshots {copy_bytes / 1e9:.1f} GB" if copy_bytes else ""
+        if store_bytes:
+            lower, frames = "--host-bytes", f"{frames}, what leaves it {store_bytes / 1e9:.1f} GB"
         if pixels > wanted:
             lower, frames = "--chunk", f"{frames}, a chunk of frames {pixels / 1e9:.1f} GB"
         raise UserError(

@@ -22,7 +22,7 @@ from edgevlm.runtime.chat import Chat, Conversations
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.generation import Asked, generate
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.opening import check_settings, check_whole, open_stream
+from edgevlm.runtime.opening import check_settings, check_store, check_whole, open_stream
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.preprocess import Pixels, Preprocessor
@@ -33,7 +33,7 @@ from edgevlm.runtime.state.copies import Copies
 from edgevlm.runtime.state.image import identity, image_of, put_back
 from edgevlm.runtime.state.keeper import Keeper
 from edgevlm.runtime.stats import Progress, SessionStats
-from edgevlm.runtime.store import Store
+from edgevlm.runtime.store import Store, StoreSettings, TieredStore
 from edgevlm.runtime.stream import Stream
 from edgevlm.runtime.turnstile import Turnstile
 
@@ -62,6 +62,8 @@ class Session:
         self.notify: Callable[[str], object] = logging.getLogger("edgevlm").warning
         self._pressure = Pressure(stream.chunk, lambda line: self.notify(line), group=model.bundle.vision.group)
         self._keeper: Keeper | None = None
+        if isinstance(stream.store, TieredStore):
+            stream.store.notify = lambda line: self.notify(line)
 
     @classmethod
     def open(
@@ -75,6 +77,7 @@ class Session:
         system: str | None = None,
         room: TextRoom | None = None,
         state: Keeper | str | Path | None = None,
+        store: StoreSettings | None = None,
         engine: str = DEFAULT_ENGINE,
     ) -> Session:
         """Allocate the memory of one stream and append the prefix.
@@ -85,28 +88,33 @@ class Session:
         layer (|M|), see :func:`default_budget`; for ``full`` the declared capacity. chunk: frames encoded and appended at once.
         reindexing: when kept positions are made dense, ``lazy`` or ``eager``. system: the system prompt, else the chat
         template's own. room: tokens for conversation, question and answer. state: a folder to keep snapshots of the session in
-        and to go on from, or the Keeper of one, which is closed with the session (docs/state.md). engine: the backend that
-        loads a model given by name, one of ``edgevlm.engines.ENGINES``.
+        and to go on from, or the Keeper of one, which is closed with the session (docs/state.md). store: how much a policy that
+        retrieves may keep below the device, in host memory and in one file, which lies in that folder or is a temporary one
+        (docs/store.md). engine: the backend that loads a model given by name, one of ``edgevlm.engines.ENGINES``.
 
         Raises BundleError for a model that cannot be loaded; UserError for a policy, setting or prompt that is not one, for
-        a budget or chunk that is less than a frame, passes the model's positions or does not fit in the free memory, and for a
-        state that is of another session, in use, or cannot be written.
+        a budget or chunk that is less than a frame, passes the model's positions or does not fit in the free memory, for a
+        state that is of another session, in use, or cannot be written, and for a store with a policy that retrieves nothing.
         """
         check_settings(budget, chunk, reindexing)
         chosen = policy if isinstance(policy, Policy) else create_policy(FALLBACK if policy == AUTO else policy)
+        if policy != AUTO:
+            check_store(chosen, store)
         keeper = Keeper(state) if isinstance(state, str | Path) else state
-        loaded = model
+        loaded, stream = model, None
         try:
             loaded = model if isinstance(model, Model) else Model.load(model, engine=engine)
             room = room or TextRoom.fitting(loaded.bundle.limit)
             chat = Chat(loaded.bundle.chat, system)
             stream, why = open_stream(
-                loaded, chosen, budget, chunk, reindexing, chat, room, auto=policy == AUTO, snapshots=keeper is not None
+                loaded, chosen, budget, chunk, reindexing, chat, room, auto=policy == AUTO, keeper=keeper, store=store
             )
             session = cls(loaded, stream, chat, room, why)
             if keeper is not None:
                 session._keep(keeper)
         except BaseException:
+            if stream is not None:
+                stream.close()
             if keeper is not None:
                 keeper.close()
             if isinstance(loaded, Model) and loaded is not model:
@@ -262,6 +270,7 @@ class Session:
             state_bytes=self._keeper.copies.nbytes if self._keeper else 0,
             snapshots=self._keeper.written if self._keeper else 0,
             held_ms=self._keeper.longest_ms if self._keeper else 0.0,
+            store=stream.store_use(),
         )
 
     def _keep(self, keeper: Keeper) -> None:
@@ -283,6 +292,11 @@ class Session:
             copied = copies.of(arrays)
             held_ms = 1e3 * (time.perf_counter() - started)
         return about, copied, held_ms
+
+    def sync(self) -> None:
+        """See onto the disk what lies below the device: what a snapshot of before names outlives a power cut then."""
+        if self._stream.store is not None:
+            self._stream.store.sync()
 
     @property
     def version(self) -> tuple[int, int, float]:
@@ -341,6 +355,7 @@ class Session:
             return
         if self._keeper is not None:
             self._keeper.close()
+        self._stream.close()
         if self._owns_model:
             with self._turnstile.watcher():
                 self.model.close()

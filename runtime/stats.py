@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgevlm.runtime.store import StoreUse
+
 
 @dataclass(slots=True)
 class MemoryStats:
@@ -64,7 +66,7 @@ class SessionStats:
     frames watched, and fps since the first of them; tokens of memory held in the fullest layer; cache_bytes allocated once at
     start, policy_bytes that the policy now keeps beside them; ttft_ms (from ask to the first token) and tpot_ms (each further
     one) of the newest answer; state_bytes of the buffer that snapshots are taken in, snapshots written by this process, and
-    held_ms, the longest that the stream waited for one.
+    held_ms, the longest that the stream waited for one; store: what lies below the device, under a policy that retrieves.
     """
 
     frames: int
@@ -80,3 +82,4 @@ class SessionStats:
     state_bytes: int = 0
     snapshots: int = 0
     held_ms: float = 0.0
+    store: StoreUse | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from edgevlm.runtime.room import allocate, check_budget, frames_ahead
 from edgevlm.runtime.st_spattn import frame_pattern
 from edgevlm.runtime.state.copies import copy_bytes
 from edgevlm.runtime.stats import MemoryStats
-from edgevlm.runtime.store import HostStore, Store
+from edgevlm.runtime.store import HostStore, Store, StoreUse
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -74,7 +74,8 @@ class Stream:
         capacities = [model.engine.capacity(rows) for rows in wanted]
         held = sum(wanted) - len(wanted) * (text_room + policy.working_rows)
         self.copy_bytes = copy_bytes(decoder, vision, held, self.chunk, DTYPES[decoder.kv].itemsize) if snapshots else 0
-        self.cache = allocate(model.bundle, capacities, self.chunk, self.copy_bytes, model.engine.kv_place)
+        below = store.host_limit if store is not None else 0
+        self.cache = allocate(model.bundle, capacities, self.chunk, self.copy_bytes, model.engine.kv_place, below)
         asked = {*needs.probe_layers, *needs.guidance_layers, *needs.question_layers}
         buffers, probes = self.cache.buffers(), tuple(sorted(asked))
         self.store = store
@@ -99,6 +100,17 @@ class Stream:
     def tokens(self) -> int:
         """Rows of memory held in the fullest layer, the prefix left out."""
         return int(self.cache.lengths.max()) - self.prefix
+
+    def store_use(self) -> StoreUse | None:
+        """What lies below the device, if anything can."""
+        if self.store is None:
+            return None
+        return StoreUse(self.store.host_bytes, self.store.file_bytes, self.store.index_bytes, replace(self.store.stats))
+
+    def close(self) -> None:
+        """Let go of what lies below the device."""
+        if self.store is not None:
+            self.store.close()
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray]]:
         """Where the stream stands, as JSON has it, and what memory and policy hold: views, not copies."""

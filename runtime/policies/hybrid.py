@@ -15,7 +15,7 @@ from edgevlm.runtime.policies.retrieval import Retrieval, block_of
 from edgevlm.runtime.retrieval.alike import AlikeIndex
 from edgevlm.runtime.retrieval.stats import Phase
 from edgevlm.runtime.retrieval.unrotated import unrotated_keys, unrotated_queries
-from edgevlm.runtime.store import Block, Store, joined
+from edgevlm.runtime.store import Block, Store
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 
-PARTS = ("mean", "count", "extents", "rows")
-
 
 class AlikeIndex:
     """Up to ``capacity`` clusters, allocated once, ``entry_bytes`` each.
@@ -20,9 +18,9 @@ class AlikeIndex:
     more, else it founds one. When there is no place, the two clusters that are most alike merge first, and from then on what is
     no less alike than those were joins: ``tau`` falls to their cosine. ``merged`` counts.
 
-    mean: ``[layers, capacity, width]``, of all tokens that ever joined, ``count`` of them. extents: numbers of the two blocks that
-    hold the cluster's newest tokens in each layer, the newer last, -1 for none, ``[capacity, layers, 2]``; rows: how many are in
-    each, ``[capacity, 2]``.
+    mean: ``[layers, capacity, width]``, of all tokens that ever joined, ``count`` of them. extents: numbers of the two blocks
+    that hold the cluster's newest tokens in each layer, the newer last, -1 for none, ``[capacity, layers, 2]``; rows: how many
+    are in each, ``[capacity, 2]``.
     """
 
     def __init__(self, layers: int, width: int, most_bytes: int, tau: float) -> None:
@@ -39,9 +37,9 @@ class AlikeIndex:
         return layers * (4 * width + 16) + 16
 
     def join(self, keys: Float32) -> tuple[Int64, list[int]]:
-        """Tokens ``[layers, n, width]`` join: the cluster of each, ``[n]``, and the numbers of blocks that no cluster has any more.
+        """Tokens ``[layers, n, width]`` join, one after another.
 
-        One after another, in their order.
+        Returns the cluster of each, ``[n]``, and the numbers of blocks that no cluster has any more.
         """
         joined, dropped = np.zeros(keys.shape[1], np.int64), list[int]()
         deepest = _unit(keys[-1])
@@ -98,7 +96,8 @@ class AlikeIndex:
     def state(self) -> dict[str, NDArray]:
         """Views of all that is kept, for a snapshot."""
         held = slice(self.clusters)
-        parts = {"mean": self.mean[:, held], "count": self.count[held], "extents": self.extents[held], "rows": self.rows[held]}
+        parts: dict[str, NDArray] = {"mean": self.mean[:, held]}
+        parts |= {part: getattr(self, part)[held] for part in ("count", "extents", "rows")}
         return {**parts, "merged": np.array(self.merged), "tau": np.array(self.tau)}
 
     def restore(self, state: Mapping[str, NDArray]) -> None:

@@ -49,6 +49,10 @@ class Keeper:
         self._last: object = None  # the session's version as of the newest snapshot
         self._failing = False
 
+    @property
+    def folder(self) -> Path:
+        return self._folder.path
+
     def attach(self, session: Session, identity: dict[str, Any], nbytes: int) -> Snapshot | None:
         """The snapshot for ``session`` to go on from, if there is one; called once, by the session.
 
@@ -106,10 +110,12 @@ class Keeper:
 
     def _write(self) -> Path | None:
         """Where the session is now; None where an interrupt left it amid a frame. Raises OSError, MemoryError."""
+        self._session.sync()  # so that little is left to be written while the session is held
         about, arrays, held_ms = self._session.image(self.copies)
         self.longest_ms = max(self.longest_ms, held_ms)
         if self._session.torn:
             return None
+        self._session.sync()
         head = {"edgevlm": __version__, "written": time.time(), "source": self.source, "identity": self._identity}
         return self._folder.write({**head, **about}, arrays)
 

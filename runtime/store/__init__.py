@@ -10,35 +10,62 @@ from numpy.typing import NDArray
 
 from edgevlm.runtime.store.block import Block, joined
 from edgevlm.runtime.store.host import HostStore
+from edgevlm.runtime.store.settings import StoreSettings
+from edgevlm.runtime.store.tiered import TieredStore
 
-__all__ = ["Block", "HostStore", "Store", "StoreStats", "joined"]
+__all__ = ["Block", "HostStore", "Store", "StoreSettings", "StoreStats", "StoreUse", "TieredStore", "joined"]
 
 
 @dataclass(slots=True)
 class StoreStats:
-    """Counted since the store was opened. bytes_host, bytes_disk: that ``get`` took from host memory and from the file."""
+    """Counted since the store was opened.
 
+    hits, bytes_host: of what ``get`` found in host memory. wait_ms: that it waited for what it did not find there.
+    """
+
+    hits: int = 0
     bytes_host: int = 0
-    bytes_disk: int = 0
+    bytes_disk: int = 0  # read from the file
     reads: int = 0  # of the file
-    wait_ms: float = 0.0  # that ``get`` waited for the file
+    wait_ms: float = 0.0
+    bytes_written: int = 0  # to the file
     lost: int = 0  # blocks that are gone, for whatever reason, damaged ones included
     damaged: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUse:
+    """Bytes in use now, and what was counted until now."""
+
+    host_bytes: int
+    file_bytes: int
+    index_bytes: int
+    stats: StoreStats
 
 
 class Store(Protocol):
     """Blocks by number. Used by one thread; what it does in the background is its own business.
 
-    ``stats``: see StoreStats. ``host_bytes``, ``file_bytes``: what is in use of each now.
+    ``host_bytes``, ``file_bytes``: what is in use of each now. ``host_limit``: bytes of blocks that it keeps in host memory at
+    most; 0: it keeps all.
     """
 
-    stats: StoreStats
+    @property
+    def stats(self) -> StoreStats: ...
+
+    @property
+    def host_limit(self) -> int: ...
 
     @property
     def host_bytes(self) -> int: ...
 
     @property
     def file_bytes(self) -> int: ...
+
+    @property
+    def index_bytes(self) -> int:
+        """Of what says where blocks lie; it grows with the blocks that there are."""
+        ...
 
     def put(self, block: Block) -> int:
         """Keep a block; returns its number, from 0 up, never used again. Never raises for a disk that fails."""
@@ -74,6 +101,10 @@ class Store(Protocol):
 
     def restore(self, state: Mapping[str, NDArray]) -> None:
         """Go on from :meth:`state`: numbers mean what they meant then; what the store no longer has is lost."""
+        ...
+
+    def sync(self) -> None:
+        """See everything put until now onto the disk, if there is one: a state outlives a power cut then. From any thread."""
         ...
 
     def close(self) -> None: ...

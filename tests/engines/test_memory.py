@@ -39,9 +39,10 @@ def measure():
 def test_while_memory_is_short_calls_give_back_what_they_took():
     done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=True, timeout=120)
     found = json.loads(done.stdout)
-    assert found["most"] - found["before"] > 30 * MB
-    assert found["kept"] > found["most"] - 10 * MB, "ONNX Runtime keeps it"
-    assert found["spared"] < found["most"] - (found["most"] - found["before"]) / 2
+    taken = found["most"] - found["before"]
+    assert taken > 30 * MB
+    assert found["kept"] - found["before"] > taken / 2, "ONNX Runtime keeps it"
+    assert found["spared"] - found["before"] < taken / 2
     assert found["agree"]
 
 

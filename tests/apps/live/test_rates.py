@@ -17,7 +17,7 @@ def test_nothing_at_all(tmp_path):
     with mjpeg_camera(tmp_path) as camera:
         camera.tell("mode mute")
         source = open_source(url(camera), None, SourceOptions(fps=10, stall_timeout_s=0.2, read_timeout_s=0.5))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while source.problem is None and time.monotonic() < deadline:
             time.sleep(0.01)
         assert (source.state, source.problem) == (State.INITIALISING, "no frame for 0.5 s")
@@ -48,16 +48,16 @@ def test_240_a_second_of_rtsp():
 def test_a_slow_watcher_sees_new_frames_and_the_rest_is_counted(tmp_path, rule):
     """Under drop-oldest a frame waits in the slot no longer than one is watched; nothing piles up before it."""
     with mjpeg_camera(tmp_path) as camera:
-        source = open_source(url(camera), None, SourceOptions(fps=100, rule=rule, stall_timeout_s=0.1, read_timeout_s=0.3))
+        source = open_source(url(camera), None, SourceOptions(fps=100, rule=rule, stall_timeout_s=0.2, read_timeout_s=0.7))
         began, first = time.monotonic(), source.read().time_s
         watched = []
-        for _ in range(4):
-            time.sleep(0.4)  # longer than the timeouts: the watcher's slowness is not the camera's
+        for _ in range(3):
+            time.sleep(0.8)  # longer than the timeouts: the watcher's slowness is not the camera's
             watched.append((source.read().time_s - first, time.monotonic() - began))
         ages = [now - time_s for time_s, now in watched]
         if rule == "drop-oldest":
             assert source.drops["replaced"] > 20
-            assert max(ages) < 1.5, "frames pile up"
+            assert max(ages) < 3, "frames pile up"
         else:
             assert source.dropped == 0
             assert min(ages) > 0.2, "it waited in the slot"

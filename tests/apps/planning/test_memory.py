@@ -1,10 +1,12 @@
 """The plan's memory beside that of real processes: the demo, a tower, a seeded decoder of LLaVA-OneVision-0.5B's widths."""
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from statistics import median
 
 import pytest
 
-from edgevlm.apps.plan import PlanRequest, compare, make_plan
+from edgevlm.apps.plan import PlanRequest, make_plan
 from edgevlm.apps.planning.checkpoint import plan_checkpoint
 from edgevlm.apps.planning.measure import measured_bytes
 from edgevlm.apps.planning.memory import memory_of
@@ -12,15 +14,34 @@ from edgevlm.bench.seeded import llava_onevision_05b, seeded_bundle, word_tokeni
 from edgevlm.engines.devices import load_device
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, hash_file, seal_manifest
 
-GOAL = 0.05
-LIBRARIES = 0.1  # of the demo, whose memory is libraries' for the most part; here it is within GOAL
+GOAL = 0.05  # what the plan claims: `edgevlm plan --measure` prints it, and the slow tests hold it
+CLEARLY, NEVER = 0.1, 0.15  # a loaded machine takes pages back: past the one it is measured again, past the other it fails
 
 
-def error(name, budget, chunk):
-    request = PlanRequest(str(name), "cpu", budget=budget, precision="fp32", chunk=chunk)
-    found = compare(make_plan(request), request)
-    print(found)
-    return abs(found["error"])
+def error(planned: int, measure: Callable[[], int]) -> float:
+    """How far the plan is from a process, or from the median of three where it is clearly off the first one."""
+
+    def off(measured: float) -> float:
+        return abs(planned / measured - 1)
+
+    taken = [measure()]
+    if off(taken[0]) > CLEARLY:
+        taken += [measure(), measure()]
+    print(f"planned {planned / 1e6:.1f} MB, measured {[round(one / 1e6, 1) for one in taken]} MB")
+    return off(median(taken))
+
+
+def bundle_error(name, budget, chunk):
+    plan = make_plan(PlanRequest(str(name), "cpu", budget=budget, precision="fp32", chunk=chunk))
+    return error(plan.memory.total, lambda: measured_bytes(plan.roofline.model, str(name), budget, chunk))
+
+
+def tower_error(made, chunk):
+    model = plan_checkpoint(made.checkpoint, (480, 640))
+    budget = 8 * model.tower.rows
+    planned = memory_of(model, load_device("cpu"), "fp32", "fp32", budget, chunk)
+    assert planned.vision > 0.2 * planned.total
+    return error(planned.total, lambda: measured_bytes(model, str(made.bundle), budget, chunk))
 
 
 @pytest.fixture(scope="module")
@@ -40,21 +61,41 @@ def seeded(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("budget", "chunk"), [(1184, 8), (256, 8), (512, 2)])
+DEMO = pytest.mark.parametrize(("budget", "chunk"), [(1184, 8), (256, 8), (512, 2)])
+TOWER = pytest.mark.parametrize("chunk", [8, 2])
+SEEDED = pytest.mark.parametrize(("budget", "chunk"), [(1176, 8), (196, 1)])
+
+
+@DEMO
 def test_the_demo_takes_what_was_planned(budget, chunk):
-    assert error("demo", budget, chunk) < LIBRARIES
+    assert bundle_error("demo", budget, chunk) < NEVER
 
 
-@pytest.mark.parametrize("chunk", [8, 2])
+@TOWER
 def test_a_tower_takes_what_was_planned_from_its_checkpoint(exported, chunk):
-    made = exported("llava_onevision", side=24, vision_layers=3)
-    model = plan_checkpoint(made.checkpoint, (480, 640))
-    budget = 8 * model.tower.rows
-    planned = memory_of(model, load_device("cpu"), "fp32", "fp32", budget, chunk)
-    assert planned.vision > 0.2 * planned.total
-    assert planned.total == pytest.approx(measured_bytes(model, str(made.bundle), budget, chunk), rel=GOAL)
+    assert tower_error(exported("llava_onevision", side=24, vision_layers=3), chunk) < NEVER
 
 
-@pytest.mark.parametrize(("budget", "chunk"), [(1176, 8), (196, 1)])
+@SEEDED
 def test_a_seeded_decoder_takes_what_was_planned(seeded, budget, chunk):
-    assert error(seeded, budget, chunk) < GOAL
+    assert bundle_error(seeded, budget, chunk) < NEVER
+
+
+@pytest.mark.slow
+@TOWER
+def test_on_a_quiet_machine_a_tower_is_within_the_goal(exported, chunk):
+    assert tower_error(exported("llava_onevision", side=24, vision_layers=3), chunk) < GOAL
+
+
+@pytest.mark.slow
+@SEEDED
+def test_on_a_quiet_machine_a_decoder_is_within_the_goal(seeded, budget, chunk):
+    assert bundle_error(seeded, budget, chunk) < GOAL
+
+
+def test_a_process_that_is_clearly_off_is_measured_twice_more():
+    taken = iter([80, 102, 99, 1])
+    assert error(100, lambda: next(taken)) == pytest.approx(1 / 99)
+    assert list(taken) == [1]
+    assert error(100, iter([91]).__next__) == pytest.approx(9 / 91)
+    assert error(100, iter([80, 79, 150]).__next__) == pytest.approx(0.25)

@@ -168,11 +168,11 @@ def test_closing_ends_a_read_that_waits():
         source, got = StdinSource(1000, descriptor=descriptor), []
         reader = threading.Thread(target=lambda: got.extend(source))
         reader.start()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while len(got) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
         source.close()
-        reader.join(5)
+        reader.join(30)
         assert not reader.is_alive()
         assert len(got) == 3
         assert source.state is State.ENDED

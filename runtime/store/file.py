@@ -1,0 +1,145 @@
+"""The file of a store: a header, then room for records, allocated in steps. One process at a time. docs/store.md draws it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import struct
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+from edgevlm.errors import UserError
+
+TEMPORARY = "temporary"
+MAGIC = b"EVSTORE\x1a"
+FORMAT = 1
+HEADER = struct.Struct("<8sIIQ32s")  # magic, format, CRC-32 of the rest, token, SHA-256 of the identity
+START = 4096  # where records begin
+STEP = 16 << 20  # bytes that the file grows by
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where a record lies, and the stamp that it has if it still does."""
+
+    offset: int
+    nbytes: int
+    stamp: int
+
+
+class StoreFile:
+    """A file that this process alone uses, until :meth:`close`.
+
+    path: made, for the user alone, where it is missing; ``temporary``: one without a name, gone with this process. identity:
+    whose blocks these are. limit: bytes that it never grows beyond. ``token``: the file's own number; a snapshot has it too.
+
+    Raises UserError, one line, where it cannot be made or read, is not a store or one of another stream, or is in use.
+    """
+
+    def __init__(self, path: str | Path, identity: str, limit: int) -> None:
+        self.path, self.limit = Path(path), limit
+        self.name = "the temporary store" if str(path) == TEMPORARY else str(path)
+        self._whose = hashlib.sha256(identity.encode()).digest()
+        try:
+            self._handle = _nameless() if str(path) == TEMPORARY else _opened(self.path)
+        except OSError as error:
+            raise UserError(f"{self.name}: cannot be made ({error.strerror}); {self._elsewhere}") from None
+        try:
+            self._begin()
+        except OSError as error:
+            self.close()
+            raise UserError(f"{self.name}: cannot be written ({error.strerror}); {self._elsewhere}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def _elsewhere(self) -> str:
+        return "set TMPDIR to another folder" if str(self.path) == TEMPORARY else "choose another folder"
+
+    def _begin(self) -> None:
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{self.name}: another process uses it; end that one, or choose another folder") from None
+        self.nbytes = os.fstat(self._handle).st_size
+        start = os.pread(self._handle, HEADER.size, 0)
+        if not start.strip(b"\0"):  # new, or its first write was never seen by the disk
+            self.token = int.from_bytes(os.urandom(8), "little")
+            self.write(_header(self.token, self._whose).ljust(START, b"\0"), 0)
+            return
+        if len(start) < HEADER.size or not start.startswith(MAGIC):
+            raise UserError(f"{self.name}: is not a store of edgevlm; move it away, or choose another folder")
+        _, version, _, self.token, whose = HEADER.unpack(start)
+        if version != FORMAT:
+            raise UserError(f"{self.name}: is of store format {version} and this edgevlm reads format {FORMAT}; remove it")
+        if start != _header(self.token, whose):
+            raise UserError(f"{self.name}: is damaged at its start; remove it, and what lies in it is lost")
+        if whose != self._whose:
+            raise UserError(f"{self.name}: holds the blocks of another stream; remove it, or choose another folder")
+        if self.nbytes > self.limit:
+            os.ftruncate(self._handle, self.limit)
+            self.nbytes = self.limit
+
+    def write(self, data: bytes | memoryview, offset: int) -> None:
+        """Write all of ``data``, after allocating what it needs. Raises OSError."""
+        end = offset + len(data)
+        if end > self.nbytes:
+            self._grow(end)
+        rest = memoryview(data)
+        while rest:
+            done = os.pwrite(self._handle, rest, offset)
+            rest, offset = rest[done:], offset + done
+
+    def _grow(self, end: int) -> None:
+        """By a step, or by what is needed where the disk has no more."""
+        step = min(-(-end // STEP) * STEP, self.limit)
+        try:
+            os.posix_fallocate(self._handle, self.nbytes, step - self.nbytes)
+            self.nbytes = step
+        except OSError:
+            os.posix_fallocate(self._handle, self.nbytes, end - self.nbytes)
+            self.nbytes = end
+
+    def read(self, extent: Extent) -> bytes:
+        """A record, in one read; less than that where the file ends or cannot be read."""
+        with suppress(OSError):
+            return os.pread(self._handle, extent.nbytes, extent.offset)
+        return b""
+
+    def start_of(self, offset: int, nbytes: int) -> bytes:
+        return self.read(Extent(offset, nbytes, 0))
+
+    def sync(self) -> None:
+        """See what was written onto the disk. Raises OSError."""
+        os.fdatasync(self._handle)
+
+    def close(self) -> None:
+        """Let another process have it."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+def _header(token: int, whose: bytes) -> bytes:
+    bare = HEADER.pack(MAGIC, FORMAT, 0, token, whose)
+    return HEADER.pack(MAGIC, FORMAT, crc32(bare), token, whose)
+
+
+def _opened(path: Path) -> int:
+    """Readable by its owner alone: it is what a camera has seen."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _nameless() -> int:
+    """In TMPDIR, else where temporary files outlive a start and so lie on a disk, else where Python puts them."""
+    folder = os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else tempfile.gettempdir())
+    with suppress(OSError):  # not every file system has files without names
+        return os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    handle, name = tempfile.mkstemp(prefix="edgevlm-", dir=folder)
+    os.unlink(name)
+    return handle

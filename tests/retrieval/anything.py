@@ -1,0 +1,43 @@
+"""A retrieval policy whose choice is drawn: other blocks for every layer, KV head and call."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from edgevlm.runtime.policies.retrieval import Retrieval, block_of
+
+
+@dataclass
+class Anything(Retrieval):
+    """Blocks are frames of one head. Up to ``share`` of them are chosen, at random; with 1 all, oldest first."""
+
+    share: float = 0.5
+    name: ClassVar[str] = "anything"
+    paper: ClassVar[str] = "for tests"
+
+    def open(self, cache, store):
+        super().open(cache, store)
+        self.random = np.random.default_rng(5)
+        self.blocks = [[[] for _ in range(cache.kv_heads)] for _ in range(cache.layers)]
+
+    def archive(self, cache, layer, leaving):
+        for head in range(cache.kv_heads):
+            for frame in np.unique(cache.frame(layer)[head][leaving[head]]):
+                rows = np.flatnonzero(leaving[head] & (cache.frame(layer)[head] == frame))
+                block = block_of(cache, layer, np.stack([rows] * cache.kv_heads)).head(head)
+                self.blocks[layer][head].append(self.store.put(block))
+
+    def choose(self, layer, query, phase):
+        if self.share == 1:
+            return self.blocks[layer]
+        counts = [self.random.integers(0, int(np.ceil(self.share * len(of))) + 1) for of in self.blocks[layer]]
+        return [self.random.permutation(of)[:count] for of, count in zip(self.blocks[layer], counts, strict=True)]
+
+    def index_state(self):
+        return {f"{layer}.{head}": np.array(of) for layer, heads in enumerate(self.blocks) for head, of in enumerate(heads)}
+
+    def restore_index(self, state):
+        for name, of in state.items():
+            layer, head = map(int, name.split("."))
+            self.blocks[layer][head] = of.tolist()

@@ -1,0 +1,139 @@
+"""A file that is not what it was."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from stored import block, same
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.store import StoreSettings, TieredStore
+from edgevlm.runtime.store.file import START
+
+MB = 1 << 20
+
+
+def filled(store, count=40):
+    for seed in range(count):
+        store.put(block(seed))
+    store.sync()
+    return [store._core.ring.extents(number)[0] for number in range(count)]
+
+
+def flip(path, at):
+    with path.open("r+b") as stream:
+        stream.seek(at)
+        byte = stream.read(1)[0]
+        stream.seek(at)
+        stream.write(bytes([byte ^ 4]))
+
+
+def test_a_damaged_record_is_dropped_and_counted_and_said_once(opened, said, tmp_path):
+    store = opened()
+    extents = filled(store)
+    for number, at in ((3, 0), (4, 20), (5, 64), (6, extents[6].nbytes - 1)):
+        flip(tmp_path / "store.bin", extents[number].offset + at)
+    found = store.get(range(40))
+    assert [number for number, each in enumerate(found) if each is None] == [3, 4, 5, 6]
+    assert all(same(each, block(number)) for number, each in enumerate(found) if each is not None)
+    assert store.lost() == [3, 4, 5, 6]
+    assert (store.stats.lost, store.stats.damaged) == (4, 4)
+    assert len(said) == 1
+    assert "damaged" in said[0]
+    assert store.get([3]) == [None]
+    assert not store.append(3, block(1))
+    assert store.stats.damaged == 4
+
+
+def test_a_chain_with_one_bad_record_is_lost_whole(opened, tmp_path):
+    store = opened()
+    store.put(block(0))
+    store.sync()
+    store.append(0, block(1, 10))
+    filled(store)
+    flip(tmp_path / "store.bin", store._core.ring.extents(0)[1].offset + 100)
+    assert store.get([0]) == [None]
+    assert store.lost() == [0]
+
+
+def test_compacting_a_damaged_block_loses_it(opened, tmp_path):
+    store = opened()
+    store.put(block(0))
+    filled(store)
+    flip(tmp_path / "store.bin", START + 100)
+    for seed in range(4):
+        assert store.append(0, block(seed, 10))
+        store.sync()
+    assert store.lost() == [0]
+    assert not store.append(0, block(9, 10))
+    assert store.stats.damaged == 1
+
+
+def test_a_file_cut_short_while_it_is_used(opened, tmp_path):
+    store = opened()
+    filled(store)
+    os.truncate(tmp_path / "store.bin", START + 3 * 70_720 + 100)
+    found = store.get(range(20))
+    assert [number for number, each in enumerate(found) if each is not None] == [0, 1, 2]
+    assert store.stats.damaged == 17
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda data: b"something else" + data, "is not a store of edgevlm"),
+        (lambda data: data[:8] + b"\x02" + data[9:], "is of store format 2 and this edgevlm reads format 1"),
+        (lambda data: data[:30] + b"?" + data[31:], "is damaged at its start"),
+        (lambda data: b"x", "is not a store of edgevlm"),
+    ],
+)
+def test_a_file_that_is_no_store_of_ours_is_refused_and_left(tmp_path, change, why):
+    path = tmp_path / "store.bin"
+    TieredStore(path, "").close()
+    data = change(path.read_bytes())
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=why):
+        TieredStore(path, "")
+    assert path.read_bytes() == data
+
+
+def test_the_store_of_another_stream_is_refused(tmp_path):
+    TieredStore(tmp_path / "store.bin", "mine").close()
+    with pytest.raises(UserError, match="holds the blocks of another stream"):
+        TieredStore(tmp_path / "store.bin", "yours")
+    TieredStore(tmp_path / "store.bin", "mine").close()
+
+
+def test_a_folder_that_is_not_there_or_not_a_folder(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "missing" / "store.bin", tmp_path / "file" / "store.bin", tmp_path):
+        with pytest.raises(UserError, match="cannot be made"):
+            TieredStore(path, "")
+
+
+OPEN = """
+import sys
+from edgevlm.errors import UserError
+from edgevlm.runtime.store import TieredStore
+try:
+    TieredStore(sys.argv[1], "a stream")
+except UserError as error:
+    print(error)
+"""
+
+
+def test_two_processes_on_one_store(opened, tmp_path):
+    store, path = opened(), tmp_path / "store.bin"
+    store.put(block(0))
+    command = [sys.executable, "-c", OPEN, path]
+    refused = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert refused == f"{path}: another process uses it; end that one, or choose another folder\n"
+    assert same(store.get([0])[0], block(0))
+    store.close()
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout == ""
+
+
+def test_what_a_camera_has_seen_is_for_its_owner_alone(tmp_path):
+    TieredStore(tmp_path / "store.bin", "", StoreSettings(MB, MB)).close()
+    assert (tmp_path / "store.bin").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,158 @@
+"""A disk that is full, fails, or does not answer: one warning, and every answer that there can be."""
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+from stored import block, same, until
+
+from edgevlm.runtime.store import StoreSettings, TieredStore
+from edgevlm.runtime.store import file as file_module
+
+MB = 1 << 20
+
+
+class Disk:
+    """Stands before a system call; raises ``error`` while it is set."""
+
+    def __init__(self, monkeypatch, name):
+        self.error, self._real = 0, getattr(os, name)
+        monkeypatch.setattr(file_module.os, name, self)
+
+    def __call__(self, *arguments):
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error))
+        return self._real(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EIO, "Input/output error"),
+        (errno.EDQUOT, "the disk quota is used up"),
+    ],
+)
+@pytest.mark.parametrize("call", ["pwrite", "posix_fallocate"])
+def test_it_costs_one_warning_and_ends_when_the_disk_works_again(opened, said, monkeypatch, call, error, why):
+    disk = Disk(monkeypatch, call)
+    store = opened(retry_s=0.02)
+    blocks = [block(seed) for seed in range(59)]
+    for each in blocks[:20]:
+        store.put(each)
+    store.sync()
+    assert said == []
+    disk.error = error
+    store._file.nbytes -= 0 if call == "pwrite" else 3 * MB  # so that it has to grow
+    for each in blocks[20:34]:
+        store.put(each)
+    until(lambda: said)
+    assert all(map(same, store.get(range(34)), blocks)), "what was written is in the file, what came since in memory"
+    assert store.append(25, block(99, 5))
+    assert len(store.get([25])[0]) == 256 + 5
+    store.put(blocks[34])
+    store.put(blocks[35])
+    assert store.lost(), "host memory is full, and there is nothing else"
+    assert store.host_bytes <= MB
+    until(lambda: len(said) == 2)
+    assert f"not written ({why})" in said[0]
+    assert "host memory is full" in said[1]
+    disk.error = 0
+    until(lambda: len(said) == 3)
+    assert said[2].endswith("written again")
+    store.sync()
+    for each in blocks[36:]:
+        store.put(each)
+    store.sync()
+    numbers = set(range(59)) - set(range(20, 36))
+    assert all(same(found, blocks[n]) for n, found in zip(numbers, store.get(sorted(numbers)), strict=True))
+    assert len(said) == 3
+
+
+def test_a_disk_that_does_not_answer_keeps_nobody_waiting_for_long(opened, said, monkeypatch):
+    gate, real = threading.Event(), os.pwrite
+    store = opened(patience_s=0.05)
+    monkeypatch.setattr(file_module.os, "pwrite", lambda *arguments: gate.wait(20) and real(*arguments))
+    blocks = [block(seed) for seed in range(12)]
+    for each in blocks:
+        store.put(each)
+    assert any("the disk does not answer" in line for line in said)
+    assert all(map(same, store.get(range(12)), blocks))
+    assert store.state()["number"].tolist() == []
+    gate.set()
+    until(lambda: said[-1].endswith("written again"))
+    store.sync()
+    assert store.state()["number"].tolist() == list(range(12))
+
+
+def test_a_disk_that_cannot_be_read_loses_what_is_asked_of_it(opened, said, monkeypatch):
+    disk = Disk(monkeypatch, "pread")
+    store = opened()
+    for seed in range(40):
+        store.put(block(seed))
+    store.sync()
+    disk.error = errno.EIO
+    assert store.get([0, 1]) == [None, None]
+    assert same(store.get([39])[0], block(39)), "which is in host memory"
+    assert store.lost() == [0, 1]
+    assert store.stats.damaged == 2
+    assert len(said) == 1
+
+
+def test_what_cannot_be_seen_onto_the_disk_is_said(opened, said, monkeypatch):
+    disk = Disk(monkeypatch, "fdatasync")
+    store = opened()
+    disk.error = errno.EIO
+    store.put(block(0))
+    store.sync()
+    assert "not written (Input/output error)" in said[0]
+
+
+def test_a_full_file_system(tmp_path, said):
+    """Of 3 MB: the file grows until it is full, and no further than that."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", tmp_path], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        store = TieredStore(tmp_path / "store.bin", "", StoreSettings(64 * MB, MB), said.append)
+        for seed in range(60):
+            store.put(block(seed))
+        store.sync()
+        found = store.get(range(60))
+        there = [number for number, each in enumerate(found) if each is not None]
+        assert all(same(found[number], block(number)) for number in there)
+        assert there[:40] == list(range(40)), "those before it was full"
+        assert there[-1] == 59, "and those in host memory"
+        assert len([line for line in said if "the disk is full" in line]) == 1
+        store.close()
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+LIMITED = """
+import resource, sys
+sys.path[:0] = sys.argv[2:]
+from stored import block, same
+from edgevlm.runtime.store import StoreSettings, TieredStore
+resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, 2 << 20))
+store = TieredStore(sys.argv[1], "", StoreSettings(64 << 20, 1 << 20), print)
+for seed in range(60):
+    store.put(block(seed))
+store.sync()
+found = store.get(range(60))
+assert all(each is None or same(each, block(seed)) for seed, each in enumerate(found))
+assert found[0] is not None and found[59] is not None
+store.close()
+"""
+
+
+def test_a_process_that_may_not_write_so_much(tmp_path):
+    command = [sys.executable, "-c", LIMITED, tmp_path / "store.bin", *sys.path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the file grew too large") == 1

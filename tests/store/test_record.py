@@ -1,0 +1,62 @@
+"""A block's record: everything comes back, and nothing that was changed."""
+
+import numpy as np
+import pytest
+from stored import ARRAYS, block, same
+
+from edgevlm.runtime.store.record import PADDING, copied, header_of, padding, read, record_bytes, seal
+
+
+def sealed(of, number=7, stamp=2**64 - 1):
+    part = copied(of)
+    seal(part, number, stamp)
+    return part.buffer.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8])
+@pytest.mark.parametrize(("heads", "rows", "head_dim", "axes"), [(1, 1, 1, 1), (2, 5, 3, 3), (4, 0, 8, 1), (3, 7, 64, 3)])
+def test_a_block_comes_back_as_it_was(dtype, heads, rows, head_dim, axes):
+    wanted = block(1, rows, heads, head_dim, dtype, axes)
+    data = sealed(wanted)
+    assert len(data) == record_bytes(wanted)
+    assert len(data) % 64 == 0
+    assert same(read(data, 7, 2**64 - 1), wanted)
+
+
+def test_a_view_of_the_cache_is_copied_and_cannot_be_written_through():
+    wide = block(1, 20, 2, 8)
+    part = copied(wide.first(9))
+    wanted = copied(wide.first(9)).block
+    wide.key[:] = 0
+    assert same(part.block, wanted)
+    for name in ARRAYS:
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(part.block, name)[:] = 0
+
+
+def test_every_byte_is_under_the_checksum():
+    data = sealed(block(1, 3, 2, 4, np.float16))
+    for at in range(len(data)):
+        changed = bytearray(data)
+        changed[at] ^= 1 << at % 8
+        assert read(bytes(changed), 7, 2**64 - 1) is None, at
+
+
+@pytest.mark.parametrize("cut", [0, 1, 63, 64, 200])
+def test_a_torn_record_is_none(cut):
+    assert read(sealed(block(1))[:cut], 7, 2**64 - 1) is None
+
+
+def test_a_record_of_another_block_or_time_is_none():
+    data = sealed(block(1))
+    assert read(data, 8, 2**64 - 1) is None
+    assert read(data, 7, 5) is None
+    assert read(padding(len(data), 5).ljust(len(data), b"\0"), -1, 5) is None
+
+
+def test_a_header_says_how_far_the_next_record_is():
+    wanted = block(1)
+    assert header_of(sealed(wanted)).nbytes == record_bytes(wanted)
+    found = header_of(padding(640, 5))
+    assert (found.kind, found.nbytes, found.stamp) == (PADDING, 640, 5)
+    assert header_of(bytes(64)) is None

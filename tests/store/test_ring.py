@@ -1,0 +1,49 @@
+"""Where records go: never over one that is thought to be there, and always over the oldest."""
+
+import numpy as np
+import pytest
+
+from edgevlm.runtime.store.file import START
+from edgevlm.runtime.store.ring import Ring
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_overwrites_the_oldest_and_nothing_else(seed):
+    rng, ring, limit = np.random.default_rng(seed), Ring(START + 6400 + 40), START + 6400
+    there = {}  # number: (offset, end), oldest first
+    for number in range(400):
+        nbytes = 64 * int(rng.integers(1, 12))
+        ring.blocks.add(number)
+        place = ring.place(nbytes)
+        start, end = place.extent.offset, place.extent.offset + nbytes
+        assert START <= start < end <= limit
+        if place.padding is not None:
+            assert place.padding.offset + place.padding.nbytes == limit
+            assert start == START
+        for lost in place.lost:
+            there.pop(lost)
+        assert all(last <= start or end <= first for first, last in there.values())
+        ages = list(there)
+        assert place.lost == sorted(place.lost)
+        assert not place.lost or not ages or place.lost[-1] < ages[0]
+        ring.written(number, place.extent)
+        there[number] = (start, end)
+        if rng.random() < 0.2:
+            dropped = int(rng.choice(list(there)))
+            ring.blocks.remove(dropped)
+            del there[dropped]
+    assert ring.blocks.numbers().tolist() == sorted(there)
+    assert all((e.offset, e.offset + e.nbytes) == there[number] for number in there for e in ring.extents(number))
+    assert sum(last - first for first, last in there.values()) > 3200, "most of the ring is in use"
+
+
+def test_what_is_larger_than_the_ring_has_no_place():
+    assert Ring(START + 640).place(704) is None
+
+
+def test_a_write_that_failed_is_tried_again_at_the_same_place():
+    ring = Ring(START + 640)
+    ring.blocks.add(0)
+    first, again = ring.place(320), ring.place(320)
+    assert first.extent.offset == again.extent.offset
+    assert first.extent.stamp != again.extent.stamp

@@ -1,0 +1,279 @@
+"""The tiered store does what the plainest one does, within its bytes."""
+
+import os
+import threading
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from stored import block, same, until
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.store import HostStore, StoreSettings, TieredStore
+from edgevlm.runtime.store import file as file_module
+from edgevlm.runtime.store.record import record_bytes
+
+MB = 1 << 20
+
+
+class Beside(RuleBasedStateMachine):
+    """Every call to both. The file holds all that there can be; host memory a few blocks."""
+
+    path = "temporary"
+    file_bytes = 64 * MB
+
+    def __init__(self):
+        super().__init__()
+        self.store = TieredStore(self.path, "", StoreSettings(self.file_bytes, MB))
+        self.plain = HostStore()
+        self.count = 0
+
+    def some(self, chosen):
+        return [number % self.count for number in chosen] if self.count else []
+
+    @rule(seed=st.integers(0, 99), rows=st.integers(1, 900), times=st.integers(1, 6))
+    def put(self, seed, rows, times):
+        for more in range(times):
+            given = block(seed + more, rows)
+            assert self.store.put(given) == self.plain.put(given) == self.count
+            self.count += 1
+
+    @rule(chosen=st.lists(st.integers(0, 999), max_size=4), rows=st.integers(1, 40), times=st.integers(1, 6))
+    def append(self, chosen, rows, times):
+        for number in self.some(chosen):
+            for seed in range(times):
+                given = block(seed, rows)
+                assert self.store.append(number, given) == self.plain.append(number, given)
+
+    @rule(chosen=st.lists(st.integers(0, 999), max_size=9), ahead=st.booleans())
+    def get(self, chosen, ahead):
+        numbers = self.some(chosen)
+        if ahead:
+            self.store.expect(numbers[::2])
+        assert all(map(same, self.store.get(numbers), self.plain.get(numbers)))
+
+    @rule(chosen=st.lists(st.integers(0, 999), max_size=2))
+    def drop(self, chosen):
+        numbers = self.some(chosen)
+        self.store.expect(numbers)
+        self.store.drop(numbers)
+        self.plain.drop(numbers)
+
+    @rule()
+    def state(self):
+        state = self.store.state()
+        assert sorted(set(state["number"].tolist())) == state["numbers"].tolist(), "all of it is in the file"
+        assert state["numbers"].tolist() == self.plain.state()["numbers"].tolist()
+
+    @invariant()
+    def within_its_bytes(self):
+        assert self.store.host_bytes <= MB + 4 * record_bytes(block(0, 900))
+        assert self.store.file_bytes <= self.file_bytes
+        assert self.store.lost() == []
+
+    def teardown(self):
+        assert all(map(same, self.store.get(range(self.count)), self.plain.get(range(self.count))))
+        self.store.close()
+        assert self.store.stats.lost == 0
+
+
+Beside.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestBeside = Beside.TestCase
+
+
+def test_blocks_that_left_host_memory_are_read_from_the_file(opened):
+    store = opened()
+    blocks = [block(seed) for seed in range(50)]
+    assert [store.put(each) for each in blocks] == list(range(50))
+    store.sync()
+    assert store.host_bytes <= MB
+    assert all(map(same, store.get(range(50)), blocks))
+    assert store.stats.reads > 30
+    assert store.stats.reads == 50 - store.stats.hits
+    assert store.stats.bytes_disk == store.stats.reads * record_bytes(blocks[0])
+    assert store.stats.bytes_host == store.stats.hits * blocks[0].nbytes
+    assert store.stats.bytes_written == 50 * record_bytes(blocks[0])
+    assert store.stats.wait_ms > 0
+
+
+def test_the_one_used_least_lately_leaves_host_memory(opened):
+    store = opened()
+    for seed in range(8):
+        store.put(block(seed))
+    store.sync()
+    for seed in range(8, 18):
+        store.get([2])
+        store.put(block(seed))
+        store.sync()
+    before = store.stats.hits
+    store.get([2, 17])
+    assert store.stats.hits == before + 2
+    store.get([0, 1, 3])
+    assert store.stats.hits == before + 2
+
+
+def test_when_the_file_is_full_the_oldest_are_overwritten_and_named(opened, said):
+    store = opened()
+    blocks = [block(seed) for seed in range(130)]
+    for each in blocks:
+        store.put(each)
+    store.sync()
+    found = store.get(range(130))
+    gone = [number for number, each in enumerate(found) if each is None]
+    kept = len(blocks) - len(gone)
+    assert gone == list(range(len(gone)))
+    assert kept == 59, "as many as the file holds"
+    assert store.lost() == gone
+    assert store.lost() == []
+    assert store.stats.lost == len(gone)
+    assert store.stats.damaged == 0
+    assert all(map(same, found[len(gone) :], blocks[len(gone) :]))
+    assert store.file_bytes == os.path.getsize(store._file.path) <= 4 * MB
+    assert len([line for line in said if "the oldest clusters are overwritten" in line]) == len(said) == 1
+
+
+def test_a_dropped_block_is_none_and_not_lost(opened):
+    store = opened()
+    store.put(block(0))
+    store.put(block(1))
+    store.drop([0, 17])
+    assert store.get([0])[0] is None
+    assert not store.append(0, block(2, 3))
+    assert store.lost() == []
+    assert same(store.get([1])[0], block(1))
+
+
+def test_five_appends_leave_one_record(opened):
+    store, plain = opened(), HostStore()
+    for each in (store, plain):
+        each.put(block(0))
+        for seed in range(1, 5):
+            each.append(0, block(seed, 10))
+            each.sync()
+    lengths = [len(store._core.ring.extents(0))]
+    for seed in range(5, 12):
+        for each in (store, plain):
+            each.append(0, block(seed, 10))
+            each.sync()
+        lengths.append(len(store._core.ring.extents(0)))
+        assert same(store.get([0])[0], plain.get([0])[0])
+    assert max(lengths) <= 4
+    assert 1 in lengths
+
+
+def test_without_a_file_what_was_used_least_lately_is_lost(opened, said):
+    store = opened(path=None)
+    blocks = [block(seed) for seed in range(30)]
+    for each in blocks:
+        store.put(each)
+        store.get([0])
+    lost = store.lost()
+    assert store.host_bytes <= MB
+    assert lost == list(range(1, len(lost) + 1))
+    assert len(lost) == 30 - 14
+    assert store.get(lost) == [None] * len(lost)
+    assert same(store.get([0])[0], blocks[0])
+    assert all(store.append(0, block(seed, 5)) for seed in range(9))
+    assert len(store.get([0])[0]) == 256 + 9 * 5
+    assert store.host_bytes <= MB
+    assert len(said) == 1
+    assert "host memory is full" in said[0]
+    assert store.file_bytes == 0
+
+
+def test_no_file_is_made_for_none_of_its_bytes(tmp_path):
+    store = TieredStore(tmp_path / "store.bin", "", StoreSettings(0, MB))
+    store.put(block(0))
+    assert same(store.get([0])[0], block(0))
+    store.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_block_larger_than_the_file_stays_in_host_memory(opened, said):
+    store = opened(file_bytes=MB, host_bytes=8 * MB)
+    large = block(0, 4096)
+    assert record_bytes(large) > MB
+    store.put(large)
+    store.put(block(1))
+    store.sync()
+    assert all(map(same, store.get([0, 1]), [large, block(1)]))
+    assert store.state()["number"].tolist() == [1]
+    assert ["larger" in line or "no file" in line for line in said] == [True, True]
+
+
+@pytest.mark.parametrize("nameless", [True, False])
+def test_a_temporary_file_has_no_name(tmp_path, monkeypatch, opened, nameless):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    if not nameless:
+        monkeypatch.setattr(file_module.os, "O_TMPFILE", os.O_DIRECTORY, raising=False)  # cannot be written: EISDIR
+    store = opened(path="temporary")
+    for seed in range(40):
+        store.put(block(seed))
+    store.sync()
+    assert list(tmp_path.iterdir()) == []
+    assert store.file_bytes > 40 * block(0).nbytes
+    assert same(store.get([3])[0], block(3))
+
+
+def test_what_is_expected_is_read_while_nobody_waits(opened, monkeypatch):
+    store, real = opened(), os.pread
+    for seed in range(40):
+        store.put(block(seed))
+    store.sync()
+    store.get(range(20, 40))
+    slow, gate = store._core.ring.extents(3)[0].offset, threading.Event()
+
+    def pread(handle, nbytes, offset):
+        if offset == slow:
+            assert gate.wait(20)
+        return real(handle, nbytes, offset)
+
+    monkeypatch.setattr(file_module.os, "pread", pread)
+    store.expect([3, 5, 6])
+    until(lambda: store._core.memory.find(6) is not None)  # while the disk turns for 3
+    reads = store.stats.reads
+    assert all(map(same, store.get([5, 6]), [block(5), block(6)]))
+    assert store.stats.reads == reads, "they were there"
+    assert all(map(same, store.get([7, 8]), [block(7), block(8)])), "nor does what was not expected wait for 3"
+    assert not gate.is_set()
+    threading.Timer(0.05, gate.set).start()
+    assert same(store.get([3])[0], block(3))
+    assert store.stats.reads == reads + 3, "3 was read once, by who expected it"
+
+
+def test_rows_that_come_while_a_block_is_being_read_are_not_forgotten(opened, monkeypatch):
+    store, real, gate = opened(), os.pread, threading.Event()
+    for seed in range(40):
+        store.put(block(seed))
+    store.sync()
+    store.get(range(20, 40))
+    slow = store._core.ring.extents(3)[0].offset
+    monkeypatch.setattr(file_module.os, "pread", lambda handle, n, at: (at != slow or gate.wait(20)) and real(handle, n, at))
+    store.expect([3])
+    until(lambda: 3 in store._readers._reading)
+    store.append(3, block(99, 10))
+    gate.set()
+    assert len(store.get([3])[0]) == 266
+    until(lambda: not store._readers._reading)
+    assert len(store.get([3])[0]) == 266
+
+
+def test_settings_that_are_too_small_are_refused():
+    for wrong in ({"host_bytes": 1000}, {"file_bytes": 1000}):
+        with pytest.raises(UserError, match="give 1M or more"):
+            StoreSettings(**wrong)
+
+
+def test_the_tables_grow_with_the_blocks_there_are_and_not_with_those_there_were(opened):
+    store = opened()
+    for seed in range(100):
+        store.put(block(seed, 1))
+    store.sync()
+    before = store.index_bytes
+    assert before >= 100 * 60
+    for seed in range(1000):
+        store.drop([store.put(block(seed, 1)) - 50])
+    store.sync()
+    assert store.index_bytes < 20 * before, "its records are still in the file"
+    assert store._core.ring.blocks.nbytes < 2 * 100 * 60
