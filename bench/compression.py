@@ -2,7 +2,8 @@
 
 A pass is everything a policy does from one compression to the next: its scores, its choice, and the eviction. Guidance
 forwards are no part of it; their queries, and those of probed layers, are noise. All three are timed in turn, round by
-round, on the same memory, which is filled up again in between; medians are reported.
+round, on the same memory, which is filled up again in between. Medians are reported, with quartiles; the first round is cold
+and apart.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from edgevlm.bench import numpy_kernels
 from edgevlm.bench.noise import as_stored, noise_scales
+from edgevlm.bench.rounds import quartiles
 from edgevlm.bench.timing import timed
 from edgevlm.engines.base import KVBuffer, arrays_of
 from edgevlm.errors import UserError
@@ -53,7 +55,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Times in milliseconds, medians over the rounds."""
+    """Times in milliseconds, medians over the rounds. spread, ratios: quartiles and median of passes, and over reads."""
 
     policy: str
     dtype: str
@@ -62,6 +64,9 @@ class Result:
     ms: float
     read_ms: float
     reference_ms: float
+    cold_ms: float
+    spread: tuple[float, float, float]
+    ratios: tuple[float, float, float]
 
     def line(self) -> dict[str, Any]:
         return {
@@ -75,8 +80,13 @@ class Result:
             "tokens": self.shape.tokens,
             "ms": round(self.ms, 3),
             "read_ms": round(self.read_ms, 3),
-            "pass_over_read": round(self.ms / self.read_ms, 2),
+            "pass_over_read": round(self.ratios[1], 2),
             "reference_ms": round(self.reference_ms, 3),
+            "low": round(self.spread[0], 3),
+            "high": round(self.spread[2], 3),
+            "pass_low": round(self.ratios[0], 2),
+            "pass_high": round(self.ratios[2], 2),
+            "cold_ms": round(self.cold_ms, 3),
         }
 
 
@@ -135,26 +145,28 @@ def measure(text: str, shape: Shape, dtype: str, threads: int, rounds: int) -> R
     before = primitives.threads()
     primitives.set_threads(threads)
     try:
-        times = list(_rounds(create_policy(text), shape, dtype, rounds))
+        cold, *times = _rounds(create_policy(text), shape, dtype, rounds)
     finally:
         primitives.set_threads(before)
-    return Result(text, dtype, threads, shape, *(statistics.median(part) for part in zip(*times, strict=True)))
+    passes, reads, others = zip(*times, strict=True)
+    ratios = [one / read for one, read in zip(passes, reads, strict=True)]
+    medians = (statistics.median(passes), statistics.median(reads), statistics.median(others))
+    return Result(text, dtype, threads, shape, *medians, cold[0], quartiles(passes), quartiles(ratios))
 
 
 def _rounds(policy: Policy, shape: Shape, dtype: str, rounds: int) -> Iterator[tuple[float, float, float]]:
-    """(pass, plain read, rendition) in milliseconds; a first round is not counted."""
+    """(pass, plain read, rendition) in milliseconds, of a first round that is not to be counted and of ``rounds`` more."""
     memory = Memory(shape, dtype)
     cache = memory.cache
     policy.attach(shape.tokens, StreamShape(shape.layers, shape.side**2, 0))
-    for turn in range(rounds + 1):
+    for _ in range(rounds + 1):
         appended = _queries(policy, memory, memory.fill())
         guidance = _guidance(policy, memory)
         twin = copy.deepcopy(policy)
         read = timed(lambda: _native.read(cache.native))
         slow = timed(partial(_rendition, twin, cache, appended, guidance))
         fast = timed(partial(_compress, policy, cache, appended, guidance))
-        if turn:
-            yield fast, read, slow
+        yield fast, read, slow
 
 
 def _compress(policy: Policy, cache: KVCache, appended: Appended | None, guidance: Guidance) -> None:

@@ -1,8 +1,8 @@
 """What a frame's time goes to once the memory is full, and compression's share of it.
 
 A memory is filled until its policy compresses. From then on chunks are watched as a session does it, in whole cycles from one
-compression to the next, and every part of their time is divided by their frames; the first cycle does not count. A re-indexing
-comes once in hundreds of frames: one is timed by itself and shared out over those between two.
+compression to the next, and every part of their time is divided by their frames; the first cycle is cold and apart. A
+re-indexing comes once in hundreds of frames: one is timed by itself and shared out over those between two.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 
 from edgevlm.apps.demo.world import World
 from edgevlm.bench.noise import NoiseEngine
+from edgevlm.bench.rounds import quartiles
 from edgevlm.bench.timing import timed
 from edgevlm.engines.onnxruntime_cpu import default_threads
 from edgevlm.errors import UserError
@@ -57,7 +58,10 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Milliseconds a frame. ``vision_ms`` is None where the features are noise; ``guidance_ms`` is no part of compression."""
+    """Milliseconds a frame. ``vision_ms`` is None where the features are noise; ``guidance_ms`` is no part of compression.
+
+    cycles: a frame's time and compression's share of it, of each cycle measured; cold_frame_ms: a frame of the first one.
+    """
 
     model: str
     policy: str
@@ -69,6 +73,8 @@ class Share:
     compress_ms: float
     guidance_ms: float
     reindex_ms: float
+    cycles: Sequence[tuple[float, float]]
+    cold_frame_ms: float
 
     @property
     def frame_ms(self) -> float:
@@ -90,7 +96,15 @@ class Share:
             "fps": round(1e3 / self.frame_ms, 3),
             **{name: None if ms is None else round(ms, 4) for name, ms in parts.items()},
             "share": round(self.share, 6),
+            **self._spread(),
+            "cold_frame_ms": round(self.cold_frame_ms, 4),
         }
+
+    def _spread(self) -> dict[str, float]:
+        """Quartiles of the cycles."""
+        (low, _, high), (least, _, most) = (quartiles(column) for column in zip(*self.cycles, strict=True))
+        named = {"frame_low": low, "frame_high": high, "share_low": least, "share_high": most}
+        return {name: round(value, 6) for name, value in named.items()}
 
 
 def run(
@@ -142,22 +156,28 @@ def measure(subject: Subject, policy: str, budget: int | None, frames: int, prog
     with noise.filling() if noise else nullcontext():
         watch.cycle()
     progress(f"{subject.name}, {policy}: a cycle that does not count, then {frames} frames")
-    watch.cycle()
-    stream.stats, watch.vision_ms, seen = MemoryStats(), 0.0, 0
+    first = watch.cycle()
+    stats, vision_ms, seen, cycles = MemoryStats(), 0.0, 0, list[tuple[float, float]]()
     while seen < frames:
-        seen += watch.cycle()
-    stats = stream.stats
+        now = watch.cycle()
+        cycles.append((now.frame_ms, now.share))
+        seen, vision_ms = seen + now.frames, vision_ms + now.vision_ms
+        stats.prefill_ms += now.stats.prefill_ms
+        stats.compress_ms += now.stats.compress_ms
+        stats.guidance_ms += now.stats.guidance_ms
     return Share(
         model=subject.name,
         policy=stream.policy.name if policy == AUTO else policy,
         budget=stream.budget,
         threads=subject.threads,
         frames=seen,
-        vision_ms=None if noise else watch.vision_ms / seen,
+        vision_ms=None if noise else vision_ms / seen,
         prefill_ms=stats.prefill_ms / seen,
         compress_ms=stats.compress_ms / seen,
         guidance_ms=stats.guidance_ms / seen,
         reindex_ms=reindex_ms(stream) / frames_between_reindexings(stream),
+        cycles=cycles,
+        cold_frame_ms=first.frame_ms,
     )
 
 
@@ -171,28 +191,48 @@ def open_stream(model: Model, policy: str, budget: int | None) -> Stream:
     return Stream(model, chosen, tokens, prefix, text, "lazy")
 
 
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """From one compression to the next: frames, the vision tower's time, 0 where features are noise, and the stream's."""
+
+    frames: int
+    vision_ms: float
+    stats: MemoryStats
+
+    @property
+    def frame_ms(self) -> float:
+        """Without re-indexing."""
+        return (self.vision_ms + self.stats.prefill_ms + self.stats.compress_ms + self.stats.guidance_ms) / self.frames
+
+    @property
+    def share(self) -> float:
+        return self.stats.compress_ms / self.frames / self.frame_ms
+
+
 class Watcher:
-    """Watches the demo world with a stream. ``vision_ms``: the vision tower's time so far."""
+    """Watches the demo world with a stream."""
 
     def __init__(self, model: Model, stream: Stream) -> None:
-        self.vision_ms = 0.0
+        self._noise = isinstance(model.engine, NoiseEngine)
         self._model, self._stream, self._world = model, stream, World(0)
         self._preprocess = Preprocessor(model.bundle.vision)
 
-    def cycle(self) -> int:
-        """Watch chunks up to one that compresses; returns their frames."""
-        before, frames = self._stream.stats.compressions, 0
-        while self._stream.stats.compressions == before:
-            self.chunk()
+    def cycle(self) -> Cycle:
+        """Watch chunks up to one that compresses."""
+        self._stream.stats, frames, vision_ms = MemoryStats(), 0, 0.0
+        while not self._stream.stats.compressions:
+            vision_ms += self.chunk()
             frames += CHUNK
-        return frames
+        return Cycle(frames, 0.0 if self._noise else vision_ms, self._stream.stats)
 
-    def chunk(self) -> None:
+    def chunk(self) -> float:
+        """Watch one; the vision tower's milliseconds."""
         pixels = np.stack([self._preprocess(self._world.step()) for _ in range(CHUNK)])
         started = time.perf_counter()
         features = self._model.engine.encode(pixels)
-        self.vision_ms += 1e3 * (time.perf_counter() - started)
+        took = 1e3 * (time.perf_counter() - started)
         self._stream.append_frames(features)
+        return took
 
 
 def reindex_ms(stream: Stream) -> float:

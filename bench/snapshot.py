@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.apps.demo.world import World
+from edgevlm.bench.rounds import quartiles
 from edgevlm.bench.share import CHUNK, SEEDED, SEEDED_BUDGET, Subject, opened
 from edgevlm.bench.timing import timed
 from edgevlm.engines.onnxruntime_cpu import default_threads
@@ -30,21 +30,26 @@ from edgevlm.runtime.state.folder import StateFolder
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Medians, in milliseconds. bytes: of a snapshot on disk."""
+    """Quartiles and medians, in milliseconds; cold_hold_ms: of the first snapshot. bytes: of one on disk."""
 
     model: str
     policy: str
     budget: int
     threads: int
     bytes: int
-    frame_ms: float
-    hold_ms: float
-    write_ms: float
+    cold_hold_ms: float
+    frame: tuple[float, float, float]
+    hold: tuple[float, float, float]
+    write: tuple[float, float, float]
 
     def line(self) -> dict[str, Any]:
-        figures = {name: round(getattr(self, name), 3) for name in ("frame_ms", "hold_ms", "write_ms")}
         head = {name: getattr(self, name) for name in ("model", "policy", "budget", "threads", "bytes")}
-        return {"bench": "snapshot", **head, **figures, "hold_over_frame": round(self.hold_ms / self.frame_ms, 4)}
+        parts = {"frame": self.frame, "hold": self.hold, "write": self.write}
+        medians = {f"{name}_ms": round(part[1], 3) for name, part in parts.items()}
+        ratio = {"hold_over_frame": round(self.hold[1] / self.frame[1], 4)}
+        ends = [(name, end, part[place]) for name, part in parts.items() for end, place in (("low", 0), ("high", 2))]
+        spread = {f"{name}_{end}": round(value, 3) for name, end, value in ends}
+        return {"bench": "snapshot", **head, **medians, **ratio, **spread, "cold_hold_ms": round(self.cold_hold_ms, 3)}
 
 
 def run(
@@ -74,11 +79,11 @@ def measure(subject: Subject, policy: str, budget: int | None, rounds: int, fold
             frame_ms = timed(partial(watch, session, frames)) / CHUNK
             about, arrays, held_ms = session.image(copies)
             turns.append((frame_ms, held_ms, timed(partial(state.write, {"identity": {}, **about}, arrays))))
-        frame_ms, hold_ms, write_ms = (median(column) for column in zip(*turns[1:], strict=True))
+        spreads = [quartiles(column) for column in zip(*turns[1:], strict=True)]
         size = max(path.stat().st_size for path in folder.glob("*.snapshot"))
         tokens = session._stream.budget
     state.close()
-    return Hold(subject.name, policy, tokens, subject.threads, size, frame_ms, hold_ms, write_ms)
+    return Hold(subject.name, policy, tokens, subject.threads, size, turns[0][1], *spreads)
 
 
 def watch(session: Session, frames: Sequence[NDArray[np.uint8]]) -> None:

@@ -6,6 +6,7 @@ from edgevlm.bench.commands.accuracy import accuracy
 from edgevlm.bench.commands.all import all as every
 from edgevlm.bench.commands.beside import decode, prefill, vision
 from edgevlm.bench.commands.camera import camera
+from edgevlm.bench.commands.checkpoint import checkpoint
 from edgevlm.bench.commands.compare import compare
 from edgevlm.bench.commands.compression import compression
 from edgevlm.bench.commands.kv_precision import kv_precision
@@ -14,9 +15,10 @@ from edgevlm.bench.commands.prefill_pattern import prefill_pattern
 from edgevlm.bench.commands.report import report
 from edgevlm.bench.commands.share import share
 from edgevlm.bench.commands.snapshot import snapshot
+from edgevlm.bench.commands.vrex import vrex
 from edgevlm.bench.stream.command import stream
 
 COMMANDS = (  # in the order of --help
     decode, prefill, vision, compression, prefill_pattern, share, camera, snapshot, accuracy, precision, kv_precision, stream,
-    every, report, compare,
+    vrex, checkpoint, every, report, compare,
 )  # fmt: skip

@@ -19,7 +19,10 @@ Rounds = Annotated[int, typer.Option(help="Medians are taken over as many; runti
 def decode(
     model: Annotated[
         str,
-        typer.Option(metavar="seeded-135m|seeded-0.5b|demo|CHECKPOINT", help="seeded, demo: the shape with random weights."),
+        typer.Option(
+            metavar="seeded-135m|seeded-0.5b|seeded-3b|demo|CHECKPOINT",
+            help="seeded, demo: the shape with random weights; seeded-3b: Qwen2.5-VL-3B's decoder.",
+        ),
     ] = "seeded-135m",
     against: Against = "llama.cpp,transformers",
     context: Annotated[str, typer.Option(metavar="N,...", help="Tokens held.")] = "300,6000",
@@ -27,6 +30,7 @@ def decode(
         str, typer.Option(metavar="NAME,...", help="Of weights, as for export --precision.")
     ] = "fp32,int8,int4",
     kv: Annotated[str, typer.Option(metavar="fp32,fp16", help="Of keys and values.")] = "fp32,fp16",
+    layers: Annotated[int | None, typer.Option(help="The model's first so many alone.", show_default="all", min=1)] = None,
     threads: Threads = 1,
     rounds: Rounds = 15,
     as_json: Json = False,
@@ -41,7 +45,7 @@ def decode(
     bench = needed("edgevlm.bench.decode", "a model of random weights")
     lines = bench.decode(
         model=model, against=_names(against), contexts=_numbers("--context", context), precisions=_names(precisions),
-        kinds=_names(kv), threads=threads, rounds=rounds, progress=_progress,
+        kinds=_names(kv), layers=layers, threads=threads, rounds=rounds, progress=_progress,
     )  # fmt: skip
     _print(lines, ("precision", "kv", "context", "runtime"), "token", as_json)
 

@@ -29,7 +29,7 @@ def precision(
     bench = needed("edgevlm.bench.precision", "exporting a checkpoint")
     results = bench.run(model, precisions.split(","), tokens, threads, lambda what: typer.echo(what, err=True))
     for number, result in enumerate(results):
-        line = result.line()
+        line = {"bench": "precision", "model": model.resolve().name} | result.line()
         if as_json:
             typer.echo(json.dumps(line))
             continue

@@ -105,11 +105,26 @@ def _decode(found: Sequence[Line], run: Run) -> Iterator[str]:
 
 def _compression(found: Sequence[Line], run: Run) -> Iterator[str]:
     rows = [
-        Bar(f"{line.get('policy')}, {line.get('dtype')}", number(line, "pass_over_read") or 0, mark=1.0)
+        Bar(
+            f"{line.get('policy')}, {line.get('dtype')}, threads: {line.get('threads')}", number(line, "pass_over_read") or 0,
+            number(line, "pass_low"), number(line, "pass_high"), 1.0,
+        )
         for line in found
         if number(line, "pass_over_read") is not None
-    ]
+    ]  # fmt: skip
     yield bars("a compression over one plain read of all keys and values", "reads", rows, "red: one read")
+
+
+def _against(found: Sequence[Line], run: Run) -> Iterator[str]:
+    """A frame and a token of a stream, ours and another's that took turns."""
+    timed = [line for line in found if number(line, "ms_per_frame") is not None]
+    names = [f"{line.get('runtime')}, {line.get('precision')}" for line in timed]
+    for what, field, ends in (("frame", "ms_per_frame", ("low", "high")), ("token", "tpot_ms", ("tpot_low", "tpot_high"))):
+        rows = [
+            Bar(name, number(line, field) or 0, *(number(line, end) for end in ends))
+            for name, line in zip(names, timed, strict=True)
+        ]
+        yield bars(f"a {what} of the same stream, in turn", f"ms a {what}", rows)
 
 
 def _values(found: Sequence[Line], key: str) -> list[Any]:
@@ -130,5 +145,5 @@ def _points(found: Sequence[Line], x: str, y: str) -> list[tuple[float, float]]:
 
 
 DRAWN: dict[str, Callable[[Sequence[Line], Run], Iterator[str]]] = {
-    "stream": _stream, "accuracy": _accuracy, "decode": _decode, "compression": _compression,
+    "stream": _stream, "stream-against": _against, "accuracy": _accuracy, "decode": _decode, "compression": _compression,
 }  # fmt: skip

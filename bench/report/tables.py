@@ -10,7 +10,10 @@ from edgevlm.bench.results.journal import Line
 
 SPREADS = {  # a field and those of its spread
     "ms_per_token": ("low", "high"), "ms_per_frame": ("low", "high"), "ratio": ("low", "high"),
-    "accuracy": ("ci_low", "ci_high"), "difference": ("difference_low", "difference_high"),
+    "accuracy": ("ci_low", "ci_high"), "difference": ("difference_low", "difference_high"), "ms": ("low", "high"),
+    "pass_over_read": ("pass_low", "pass_high"), "share": ("share_low", "share_high"), "frame_ms": ("frame_low", "frame_high"),
+    "hold_ms": ("hold_low", "hold_high"), "write_ms": ("write_low", "write_high"), "fps": ("fps_low", "fps_high"),
+    "tpot_ms": ("tpot_low", "tpot_high"), "fps_ratio": ("low", "high"), "tokens_ratio": ("tokens_low", "tokens_high"),
 }  # fmt: skip
 ENERGY = re.compile("joules|watts")
 LONG = 24  # rows, from which a table is folded

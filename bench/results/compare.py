@@ -27,15 +27,17 @@ TIMED: dict[str, tuple[bool, tuple[str, str] | None]] = {
     "tpot_ms_p50": (False, ("tpot_ms_p50", "tpot_ms_p95")),
     "ms_p50": (False, ("ms_p50", "ms_p95")),
     "ttft_ms": (False, None),
-    "ms": (False, None),
-    "frame_ms": (False, None),
-    "hold_ms": (False, None),
-    "write_ms": (False, None),
+    "ms": (False, ("low", "high")),
+    "frame_ms": (False, ("frame_low", "frame_high")),
+    "hold_ms": (False, ("hold_low", "hold_high")),
+    "write_ms": (False, ("write_low", "write_high")),
     "dense_ms": (False, None),
     "st_spattn_ms": (False, None),
     "joules_per_frame": (False, None),
     "joules_per_token": (False, None),
-    "fps": (True, None),
+    "fps": (True, ("fps_low", "fps_high")),
+    "fps_ratio": (True, ("low", "high")),
+    "tokens_ratio": (True, ("tokens_low", "tokens_high")),
 }
 
 Place = tuple[tuple[str, Any], ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +43,34 @@ def demo() -> DecoderShape:
     )  # fmt: skip
 
 
-SEEDED = {"seeded-135m": ("llama", smollm2_135m), "seeded-0.5b": ("qwen2", llava_onevision_05b), "demo": ("qwen2", demo)}
+def qwen2_5_vl_3b() -> DecoderShape:
+    """The shape of Qwen2.5-VL-3B's decoder."""
+    return DecoderShape(
+        layers=36, heads=16, kv_heads=2, head_dim=128, hidden=2048, intermediate=11008, vocab=151936, norm_eps=1e-6,
+        rope_theta=1e6, model_limit=32768, tied=True,
+    )  # fmt: skip
 
 
-def open_text_model(name: str) -> TextModel:
+SEEDED = {
+    "seeded-135m": ("llama", smollm2_135m),
+    "seeded-0.5b": ("qwen2", llava_onevision_05b),
+    "seeded-3b": ("qwen2", qwen2_5_vl_3b),
+    "demo": ("qwen2", demo),
+}
+
+
+def open_text_model(name: str, layers: int | None = None) -> TextModel:
     """One of SEEDED, which has random weights, or the text half of the checkpoint in the folder ``name``.
 
-    Checkpoints of text alone are read too. Raises UserError for what is neither.
+    Checkpoints of text alone are read too. layers: its first so many alone, where that is less. Raises UserError for what is
+    neither.
     """
+    whole = _open(name)
+    shape = whole.shape
+    return whole if layers is None else replace(whole, shape=replace(shape, layers=min(layers, shape.layers)))
+
+
+def _open(name: str) -> TextModel:
     if name in SEEDED:
         backbone, shape = SEEDED[name]
         return TextModel(name, backbone, shape(), SeededTensors(0))

@@ -17,6 +17,7 @@ import psutil
 from edgevlm.apps.sources import Frame, SourceOptions, open_source
 from edgevlm.bench.power import Meter, find_meter
 from edgevlm.bench.power.energy import Energy
+from edgevlm.bench.rounds import quartiles
 from edgevlm.bench.share import opened
 from edgevlm.engines.onnxruntime_cpu import default_threads
 from edgevlm.errors import UserError
@@ -54,12 +55,39 @@ class Work:
 
 @dataclass(slots=True)
 class Asked:
-    """Milliseconds to the first token of each question, and of each further token; joules of them all."""
+    """Milliseconds to the first token of each question, and of each further token; joules of them all.
 
+    cold_ms: to the first token of the question before them.
+    """
+
+    cold_ms: float = 0.0
     ttft_ms: list[float] = field(default_factory=list)
     tpot_ms: list[float] = field(default_factory=list)
     tokens: int = 0
     joules: float | None = None
+
+
+@dataclass(slots=True)
+class Pace:
+    """Chunks as a session takes them: (frames, seconds) of each. cold_s: of a frame of the stream's first, which is apart."""
+
+    chunks: list[tuple[int, float]] = field(default_factory=list)
+    cold_s: float | None = None
+
+    def took(self, frames: int, seconds: float) -> None:
+        if self.cold_s is None:
+            self.cold_s = seconds / frames
+        else:
+            self.chunks.append((frames, seconds))
+
+    def line(self) -> dict[str, float | None]:
+        """Frames a second of the warm chunks, all of them, with quartiles; null where there is none."""
+        cold = {"cold_ms_per_frame": None if self.cold_s is None else round(1e3 * self.cold_s, 3)}
+        if not self.chunks:
+            return {"fps": None, "fps_low": None, "fps_high": None, **cold}
+        low, _, high = quartiles([frames / seconds for frames, seconds in self.chunks])
+        frames, seconds = (sum(part) for part in zip(*self.chunks, strict=True))
+        return {"fps": round(frames / seconds, 3), "fps_low": round(low, 3), "fps_high": round(high, 3), **cold}
 
 
 def sit(work: Work) -> Iterator[dict[str, Any]]:
@@ -78,17 +106,24 @@ def sit(work: Work) -> Iterator[dict[str, Any]]:
 
 
 def _watch(session: Session, work: Work, marks: tuple[int, ...], meter: Meter | None) -> Iterator[dict[str, Any]]:
-    frames, seen = _frames(work), 0
+    frames, seen, pace = frames_of(work), 0, Pace()
     for mark in marks:
         energy = Energy(meter, idle_w=work.idle_w) if meter else None
         before, compress_ms, dropped = session.stats.frames, session.stats.memory.compress_ms, 0
-        begun = time.perf_counter()
+        pace.chunks.clear()
+        begun = since = time.perf_counter()
         with energy or ExitStack():
+            chunk, chunks = 0, session.stats.chunks
             while seen < mark:
                 frame, dropped = next(frames)
                 session.watch(frame.image if frame.pixels is None else frame.pixels, frame.time_s)
-                seen += 1
-            session.flush()
+                seen, chunk = seen + 1, chunk + 1
+                if seen == mark:
+                    session.flush()
+                if session.stats.chunks > chunks:
+                    now, chunks = time.perf_counter(), session.stats.chunks
+                    pace.took(chunk, now - since)
+                    since, chunk = now, 0
         took = time.perf_counter() - begun
         after = session.stats
         asked = _ask(session, work, meter)
@@ -100,8 +135,9 @@ def _watch(session: Session, work: Work, marks: tuple[int, ...], meter: Meter | 
             "cache_mb": round(_held(session) / 1e6, 2),
             "arena_mb": round(after.cache_bytes / 1e6, 2),
             "policy_mb": round(after.policy_bytes / 1e6, 3),
-            "fps": round(count / took, 3),
+            **pace.line(),
             **_spread("ttft_ms", asked.ttft_ms),
+            "cold_ttft_ms": round(asked.cold_ms, 3),
             **_spread("tpot_ms", asked.tpot_ms),
             "tokens_per_s": round(1e3 / float(np.median(asked.tpot_ms)), 2) if asked.tpot_ms else None,
             "compress_share": round((after.memory.compress_ms - compress_ms) / (1e3 * took), 5),
@@ -137,7 +173,7 @@ def _fitting(model: Model, work: Work) -> tuple[tuple[int, ...], int | None, str
     return (), None, refused
 
 
-def _frames(work: Work) -> Iterator[tuple[Frame, int]]:
+def frames_of(work: Work) -> Iterator[tuple[Frame, int]]:
     """Frames without end, and how many were dropped: a recording is played again, its times going on."""
     passed, options = 0.0, SourceOptions(fps=work.fps)
     while True:
@@ -158,10 +194,12 @@ def _later(frame: Frame, seconds: float) -> Frame:
 
 
 def _ask(session: Session, work: Work, meter: Meter | None) -> Asked:
-    """The same question some times; the first does not count."""
+    """The same question some times; the first is cold."""
     asked, energy = Asked(), Energy(meter) if meter else None
     most = min(work.answer_tokens, session.room.answer)
-    session.ask(QUESTION, max_tokens=most).settle()
+    first = session.ask(QUESTION, max_tokens=most)
+    first.settle()
+    asked.cold_ms = first.ttft_ms
     with energy or ExitStack():
         for _ in range(work.questions):
             answer = session.ask(QUESTION, max_tokens=most)

@@ -15,7 +15,7 @@ from edgevlm.runtime import primitives
 from edgevlm.runtime.policies import POLICIES, StreamShape, create_policy
 
 FIELDS = ["bench", "policy", "dtype", "threads", "layers", "kv_heads", "head_dim", "tokens"]
-FIELDS += ["ms", "read_ms", "pass_over_read", "reference_ms"]
+FIELDS += ["ms", "read_ms", "pass_over_read", "reference_ms", "low", "high", "pass_low", "pass_high", "cold_ms"]
 TINY = ["--layers", "4", "--kv-heads", "2", "--head-dim", "8", "--tokens", "130", "--rounds", "2"]
 
 
@@ -32,7 +32,9 @@ def test_a_json_line_for_each_policy_and_dtype(threads):
         assert list(line) == FIELDS
         assert line["bench"] == "compression"
         assert [line[name] for name in ("threads", "layers", "kv_heads", "head_dim", "tokens")] == [threads, 4, 2, 8, 130]
-        assert min(line["ms"], line["read_ms"], line["reference_ms"]) > 0
+        assert min(line["ms"], line["read_ms"], line["reference_ms"], line["cold_ms"]) > 0
+        assert line["low"] <= line["ms"] <= line["high"]
+        assert line["pass_low"] <= line["pass_over_read"] <= line["pass_high"]
     assert primitives.threads() == 1
 
 

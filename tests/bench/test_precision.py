@@ -45,7 +45,7 @@ def test_float32_is_itself_and_the_rest_is_near(lines):
     assert list(lines) == ["fp32", "fp16", "int8", "int4", "int4+awq"]
     assert (lines["fp32"]["top1"], lines["fp32"]["kl"], lines["fp32"]["size_over_fp32"]) == (1, 0, 1)
     for line in lines.values():
-        assert (line["bench"], line["tokens"], line["threads"]) == ("precision", 140, 1)
+        assert (line["bench"], line["model"], line["tokens"], line["threads"]) == ("precision", "checkpoint", 140, 1)
         assert line["ms_per_token"] > 0 < line["fp32_ms_per_token"]
     assert lines["fp16"]["kl"] <= lines["int8"]["kl"] < lines["int4"]["kl"] < 10
     assert lines["int4"]["top1"] < 1

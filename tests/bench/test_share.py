@@ -19,6 +19,7 @@ SHAPE = DecoderShape(
 )  # fmt: skip
 BOUNDED = [name for name, policy in POLICIES.items() if policy.bounded]
 FIELDS = ["bench", "model", "policy", "budget", "threads", "frames", "fps", "frame_ms", *share.PARTS, "share"]
+FIELDS += ["frame_low", "frame_high", "share_low", "share_high", "cold_frame_ms"]
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,11 @@ def test_the_parts_of_a_frame(subject, policy):
     assert (result.guidance_ms > 0) == (policy == "hermes")
     parts = (result.prefill_ms, result.compress_ms, result.guidance_ms, result.reindex_ms)
     assert result.frame_ms == pytest.approx(sum(parts))
+    assert line["cold_frame_ms"] > 0
+    assert len(result.cycles) >= 1
+    assert line["share_low"] <= line["share_high"]
+    assert min(part for part, _ in result.cycles) <= sum(parts) - result.reindex_ms + 1e-9
+    assert max(part for part, _ in result.cycles) >= sum(parts) - result.reindex_ms - 1e-9
     assert result.share == pytest.approx(result.compress_ms / sum(parts))
 
 

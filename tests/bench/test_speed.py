@@ -63,6 +63,17 @@ def test_decode(tiny):
     assert all("/ transformers fp32: " in row for row in table[3:])
 
 
+def test_the_first_layers_alone(tiny):
+    done = bench(
+        "decode", "--model", "demo", "--layers", "1", "--context", "5", "--precisions", "fp32", "--kv", "fp32", "--json"
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["layers"] for line in lines] == [1, 1, 1]
+    assert lines[0]["read_mb"] == read_mb(replace(SHAPE, layers=1), "fp32", "fp32", 5)
+    assert text_model.open_text_model("demo", 99).shape.layers == SHAPE.layers
+    assert text_model.qwen2_5_vl_3b().layers == 36
+
+
 def test_a_token_reads_every_matrix_once_and_what_is_held():
     shape = text_model.smollm2_135m()
     assert read_mb(shape, "fp32", "fp32", 0) == pytest.approx(4 * 134_515_008 / 1e6, rel=1e-3)  # the checkpoint's parameters

@@ -39,6 +39,8 @@ DECODE = {"bench": "decode", "runtime": "edgevlm", "model": "m", "precision": "f
           "kv": "fp32", "ms_per_token": 26.0, "low": 25.0, "high": 27.5, "read_mb": 442.368}  # fmt: skip
 ACCURACY = {"bench": "accuracy", "suite": "streamqa", "policy": "h2o", "kind": "backward", "tokens": 128, "accuracy": 0.8123,
             "ci_low": 0.7, "ci_high": 0.9}  # fmt: skip
+AGAINST = {"bench": "stream-against", "runtime": "edgevlm", "precision": "int8", "ms_per_frame": 2000.0, "low": 1900.0,
+           "high": 2500.0, "tpot_ms": 30.0, "tpot_low": 29.0, "tpot_high": 31.0}  # fmt: skip
 
 
 def run_of(*lines, name="run", **header):
@@ -86,14 +88,15 @@ def check(text):
 def test_a_page_of_everything():
     run = run_of(
         *(stream(policy, frames) for policy in ("full", "h2o") for frames in (16, 64, 256)), compression("infinipot-v"),
-        DECODE, ACCURACY, name="r1",
+        DECODE, ACCURACY, AGAINST, name="r1",
     )  # fmt: skip
     text = page.page([run])
     found = check(text)
     titles = re.findall(r"<figcaption>(.*?)</figcaption>", text)
     assert titles == [
         "demo: keys and values held", "demo: peak memory of the process", "demo: time to an answer&#x27;s first token, median",
-        "demo: frames a second", "streamqa: questions about before, share right",
+        "demo: frames a second", "a frame of the same stream, in turn", "a token of the same stream, in turn",
+        "streamqa: questions about before, share right",
         "roofline: a token, and its bytes over the bandwidth of a plain read",
         "a compression over one plain read of all keys and values",
     ]  # fmt: skip
@@ -134,10 +137,11 @@ def test_pages_are_valid():
         html5lib.HTMLParser(strict=True).parse(page.page(runs))
 
 
-NAMES = sorted({*stream("full", 1), *compression("a"), *DECODE, *ACCURACY})
+NAMES = sorted({*stream("full", 1), *compression("a"), *DECODE, *ACCURACY, *AGAINST})
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=9),
-    st.sampled_from(["stream", "decode", "accuracy", "compression", "backward"]), st.lists(st.integers(), max_size=2),
+    st.sampled_from(["stream", "stream-against", "decode", "accuracy", "compression", "backward"]),
+    st.lists(st.integers(), max_size=2),
 )  # fmt: skip
 
 

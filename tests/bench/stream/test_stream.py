@@ -11,7 +11,7 @@ import pytest
 
 from edgevlm.bench.power import Reading
 from edgevlm.bench.stream import desk, sitting
-from edgevlm.bench.stream.sitting import Work, sit
+from edgevlm.bench.stream.sitting import Pace, Work, sit
 from edgevlm.errors import UserError
 from edgevlm.runtime.pressure import Available
 
@@ -37,7 +37,13 @@ def test_lines_at_each_mark_of_each_policy_and_chunk():
     bounded = [line for line in lines if line["policy"] == "last-seen"]
     for line in lines:
         assert line["peak_rss_mb"] > line["cache_mb"] > 0
-        assert line["fps"] > 0
+        assert line["cold_ms_per_frame"] > 0
+        assert line["cold_ttft_ms"] > 0
+        if line["frames"] <= line["chunk"]:
+            assert line["fps"] is None, "a first chunk alone has nothing warm"
+        else:
+            assert 0 < line["fps_low"] <= line["fps_high"]
+            assert line["fps"] > 0
         assert 0 < line["ttft_ms_p50"] <= line["ttft_ms_p95"] <= line["ttft_ms_p99"]
         assert 0 <= line["compress_share"] < 1
         assert (line["oom"], line["seconds"]) == (False, line["frames"] / 2)
@@ -46,6 +52,15 @@ def test_lines_at_each_mark_of_each_policy_and_chunk():
     assert full[0] < full[1] < full[2]
     assert bounded[2]["cache_mb"] < full[2]
     assert bounded[2]["compress_share"] > 0
+
+
+def test_the_first_chunk_is_apart():
+    pace = Pace()
+    pace.took(4, 8.0)
+    assert pace.line() == {"fps": None, "fps_low": None, "fps_high": None, "cold_ms_per_frame": 2000.0}
+    for frames, seconds in ((4, 1.0), (4, 2.0), (2, 2.0)):
+        pace.took(frames, seconds)
+    assert pace.line() == {"fps": 2.0, "fps_low": 1.5, "fps_high": 3.0, "cold_ms_per_frame": 2000.0}
 
 
 def test_the_table_and_what_stops_full_kv():
@@ -91,7 +106,7 @@ def test_a_recording_is_played_again_and_its_times_go_on(tmp_path):
     for level in range(6):
         writer.write(np.full((64, 64, 3), 40 * level, np.uint8))
     writer.release()
-    frames = sitting._frames(Work("demo", "full", None, 8, (20,), 2.0, video=path))
+    frames = sitting.frames_of(Work("demo", "full", None, 8, (20,), 2.0, video=path))
     times = [next(frames)[0].time_s for _ in range(20)]
     assert all(later > before for before, later in pairwise(times))
     assert times[6] == pytest.approx(times[5] + 0.5)
@@ -110,7 +125,9 @@ def test_energy_is_a_frames_and_a_tokens(monkeypatch):
     monkeypatch.setattr(sitting, "find_meter", lambda: (Steady(), []))
     work = Work(**{**{name: getattr(WORK, name) for name in Work.__slots__}, "idle_w": 2.0})
     for line in sit(work):
-        assert line["joules_per_frame"] == pytest.approx(5 / line["fps"], rel=0.5)
+        assert line["joules_per_frame"] > 0
+        if line["fps"]:  # all but the first chunk
+            assert line["joules_per_frame"] == pytest.approx(5 / line["fps"], rel=0.5)
         assert line["net_joules_per_frame"] == pytest.approx(0.6 * line["joules_per_frame"], rel=0.01)
         assert line["joules_per_token"] > 0
 

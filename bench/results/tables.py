@@ -1,0 +1,222 @@
+"""README's tables, one function each: lines of a run to lines of Markdown, two heads and the rows.
+
+A table that a run has no lines for has no rows. Which lines it takes, each function says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from decimal import ROUND_HALF_UP, Decimal
+
+from edgevlm.bench.results.journal import Line, number
+
+OURS, LLAMA, TRANSFORMERS = "edgevlm", "llama.cpp", "transformers"
+SHAPE, TOWER, SEEDED = "seeded-135m", "siglip-so400m-384", "seeded-0.5b"
+POLICIES = ("infinipot-v", "hermes", "purekv", "last-seen")
+
+
+def decode(lines: Sequence[Line]) -> list[str]:
+    """A token beside llama.cpp's, each with the keys and values that it is faster with: milliseconds and the ratio in pairs."""
+    own = [line for line in lines if line.get("bench") == "decode" and line.get("model") == SHAPE]
+    precisions = list(dict.fromkeys(str(line["precision"]) for line in own))
+    rows = _heads("tokens held", "threads", *precisions)
+    for threads in sorted({line["threads"] for line in own}):
+        for context in sorted({line["context"] for line in own}):
+            cells = [_beside(own, {"threads": threads, "context": context, "precision": name}) for name in precisions]
+            rows.append(_row(f"{context:,}", str(threads), *cells))
+    return rows
+
+
+def _beside(own: Sequence[Line], place: Line) -> str:
+    here = [line for line in own if place.items() <= line.items()]
+    fastest = {
+        name: min((line for line in here if line["runtime"] == name and "ms_per_token" in line), key=_ms, default=None)
+        for name in (OURS, LLAMA)
+    }
+    ours, theirs = fastest[OURS], fastest[LLAMA]
+    if ours is None:
+        return "-"
+    if theirs is None:
+        return rounded(_ms(ours))
+    pair = {"runtime": OURS, "against": LLAMA, "kv": ours["kv"], "against_kv": theirs["kv"]}
+    ratio = next((line["ratio"] for line in here if pair.items() <= line.items()), None)
+    both = f"{rounded(_ms(ours))} / {rounded(_ms(theirs))}"
+    return both if ratio is None else f"{both} = {share(ratio)}"
+
+
+def _ms(line: Line) -> float:
+    return float(line["ms_per_token"])
+
+
+def stream(lines: Sequence[Line]) -> list[str]:
+    """The demo's stream under each policy, chunks of 8: MB of keys and values as it grows, and compression's share of time."""
+    own = [line for line in lines if (line.get("bench"), line.get("model"), line.get("chunk")) == ("stream", "demo", 8)]
+    marks = sorted({line["frames"] for line in own})
+    rows = _heads("policy", *(f"{mark:,} frames, MB" for mark in marks), "compression, %")
+    for policy in dict.fromkeys(line["policy"] for line in own):
+        there = {line["frames"]: line for line in own if line["policy"] == policy}
+        shares = [part for line in there.values() if (part := number(line, "compress_share")) is not None]
+        cells = [*(_held(there.get(mark, {})) for mark in marks), f"{100 * shares[-1]:.1f}" if shares else "-"]
+        rows.append(_row(f"`{policy}`", *cells))
+    return rows
+
+
+def _held(line: Line) -> str:
+    if "stopped" in line:
+        return "OOM" if line.get("oom") else "stopped"
+    return f"{line['cache_mb']:.2f}" if "cache_mb" in line else "-"
+
+
+def against(lines: Sequence[Line]) -> list[str]:
+    """A stream beside transformers: frames and tokens a second, and how many times theirs ours are, in pairs."""
+    own = [line for line in lines if line.get("bench") == "stream-against"]
+    rows = _heads(
+        "",
+        "frames/s",
+        "times theirs",
+        "by processor time",
+        "tokens/s",
+        "times theirs",
+        "vision, ms",
+        "prefill, ms",
+        "compression, ms",
+    )
+    for line in own:
+        if "fps_ratio" in line:
+            continue
+        pair = {"runtime": line["runtime"], "precision": line["precision"]}
+        beside = next((one for one in own if "fps_ratio" in one and pair.items() <= one.items()), None)
+        name = f"{line['runtime']}, {line['precision']}, {line['vision_precision']} tower"
+        keys = ("fps_ratio", "cpu_ratio", "tokens_ratio")
+        frames, cpu, tokens = ("1" if beside is None else f"{beside[key]:.2f}" for key in keys)
+        parts = [f"{line[key]:,.0f}" for key in ("vision_ms", "prefill_ms", "compress_ms")]
+        rows.append(_row(name, f"{line['fps']:.3f}", frames, cpu, f"{line['tokens_per_s']:.1f}", tokens, *parts))
+    return rows
+
+
+def accuracy(lines: Sequence[Line]) -> list[str]:
+    """Share of questions about before answered right, of test seeds, by frames and budget; policies as they come."""
+    place = {"bench": "accuracy", "kind": "backward", "seed": "test"}
+    own = [line for line in lines if place.items() <= line.items() and number(line, "accuracy") is not None]
+    columns = sorted({(line["frames"], line["budget"]) for line in own if line["policy"] != "full"}, key=_column)
+    rows = _heads("policy", *(f"{frames}: {budget.replace('%', ' %')}" for frames, budget in columns))
+    for policy in dict.fromkeys(line["policy"] for line in own):
+        # full KV has no budget: its share stands in each column of its frames
+        there = {(line["frames"], line["budget"]): line["accuracy"] for line in own if line["policy"] == policy}
+        found = [there.get(place, there.get((place[0], "100%"))) for place in columns]
+        name = {"full": "full KV", "oracle": "oracle", "last-seen": "**`last-seen`**"}.get(policy, f"`{policy}`")
+        rows.append(_row(name, *("-" if value is None else share(value) for value in found)))
+    return rows
+
+
+def _column(place: tuple[int, str]) -> tuple[int, float]:
+    return place[0], -float(place[1].rstrip("%"))
+
+
+def compression(lines: Sequence[Line]) -> list[str]:
+    """What keeping the memory small costs: reads, numpy's time over ours, and shares of a frame's time, by policy.
+
+    Of lines about the same the last: a quick one may stand before another.
+    """
+    own = [line for line in reversed(lines) if line.get("bench") in ("compression", "share")]
+    known = [name for name in POLICIES if any(line.get("policy") == name for line in own)]
+    rows = _heads("", *known, "`edgevlm bench`")
+    shown: list[tuple[str, str, Line, Callable[[Line], str]]] = [
+        ("a compression over one plain read of the same keys and values, fp32", "compression", _of("fp32"), _reads),
+        ("the same in fp16, which has half the bytes to read", "compression", _of("fp16"), _reads),
+        ("numpy's time over ours, fp32", "compression", _of("fp32"), lambda line: plain(line["reference_ms"] / line["ms"])),
+    ]
+    for model, what in ((SEEDED, "LLaVA-OneVision-0.5B's decoder, no vision"), ("demo", "the demo")):
+        place = {"bench": "share", "model": model}
+        shown.append((f"share of a frame's time, %: {what}", f"share --model {model}", place, _percent))
+        shown.append((f"guidance forwards apart, %: {what}", f"share --model {model}", place, _guided))
+    for what, command, place, cell in shown:
+        found = [next((line for line in own if {**place, "policy": name}.items() <= line.items()), None) for name in known]
+        if any(found):
+            rows.append(_row(what, *("-" if line is None else cell(line) for line in found), f"`{command}`"))
+    return rows
+
+
+def _of(dtype: str) -> Line:
+    return {"bench": "compression", "dtype": dtype, "threads": 1, "layers": 36}
+
+
+def _reads(line: Line) -> str:
+    return plain(line["pass_over_read"])
+
+
+def _percent(line: Line) -> str:
+    return plain(100 * line["share"])
+
+
+def _guided(line: Line) -> str:
+    return plain(100 * line["guidance_ms"] / line["frame_ms"])
+
+
+def prefill_pattern(lines: Sequence[Line]) -> list[str]:
+    """A frame through layers of PureKV's sparse prefill beside dense ones: milliseconds of both, and the ratio in pairs."""
+    rows = _heads("tokens held", "dense, ms a frame", "sparse", "times as fast")
+    for line in lines:
+        if line.get("bench") == "prefill-pattern":
+            times = [f"{line[key]:.0f}" for key in ("dense_ms", "st_spattn_ms")]
+            rows.append(_row(f"{line['held']:,}", *times, plain(line["ratio"])))
+    return rows
+
+
+def precision(lines: Sequence[Line]) -> list[str]:
+    """What weight precisions cost and save beside fp32, of one checkpoint: agreement, KL, size; a column a precision."""
+    own = [line for line in lines if line.get("bench") == "precision"]
+    rows = _heads("", *(line["precision"].replace("+awq", ", `--scaling awq`") for line in own))
+    if own:
+        whole = max(own, key=lambda line: float(line["decoder_mb"]))  # whose ratio is rounded least
+        rows.append(_row("same likeliest token", *(f"{line['top1']:.3f}".replace("0.", ".", 1) for line in own)))
+        rows.append(_row("mean KL, nats", *(f"{line['kl']:.4f}".replace("0.", ".", 1) for line in own)))
+        about = f"decoder, MB (fp32: {whole['decoder_mb'] / whole['size_over_fp32']:.0f})"
+        rows.append(_row(about, *(f"{line['decoder_mb']:.0f}" for line in own)))
+    return rows
+
+
+def vision(lines: Sequence[Line]) -> list[str]:
+    """A frame through a whole tower beside transformers, one at a time: ours over theirs, and the processor's time."""
+    place = {"bench": "vision", "tower": TOWER, "batch": 1, "against": TRANSFORMERS}
+    rows = _heads("tower", "threads", "precision", "time over transformers'", "processor time over theirs")
+    for line in lines:
+        if place.items() <= line.items() and line["layers"] > 20:
+            spread = f"{share(line['ratio'])} [{share(line['low'])}, {share(line['high'])}]"
+            rows.append(_row(TOWER, str(line["threads"]), line["precision"], spread, share(line["cpu_ratio"])))
+    return rows
+
+
+def _heads(*names: str) -> list[str]:
+    return [_row(*names), "|---" * len(names) + "|"]
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def rounded(value: float) -> str:
+    """One decimal of the number as it was printed, halves up: 7.05 is 7.1, whatever its nearest binary number is."""
+    return str(Decimal(str(value)).quantize(Decimal("0.1"), ROUND_HALF_UP))
+
+
+def share(value: float) -> str:
+    """Two decimals, halves up, without the 0 before them."""
+    return str(Decimal(str(value)).quantize(Decimal("0.01"), ROUND_HALF_UP)).replace("0.", ".", 1)
+
+
+def plain(value: float) -> str:
+    """Two digits that count."""
+    return f"{value:.0f}" if abs(value) >= 10 else f"{value:.1f}" if abs(value) >= 1 else f"{value:.2f}"
+
+
+TABLES: dict[str, Callable[[Sequence[Line]], list[str]]] = {
+    "accuracy": accuracy,
+    "compression": compression,
+    "decode": decode,
+    "precision": precision,
+    "prefill-pattern": prefill_pattern,
+    "stream": stream,
+    "stream-against": against,
+    "vision": vision,
+}

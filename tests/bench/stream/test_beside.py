@@ -1,0 +1,185 @@
+"""`edgevlm bench stream --against transformers`: the rendition chooses, holds and answers as our policy does."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from policies.filled import PREFIX, Filled
+from transformers import Qwen2Config, SiglipVisionConfig
+from typer.testing import CliRunner
+
+from edgevlm.apps.cli import app
+from edgevlm.bench import seeded_checkpoint
+from edgevlm.bench.rounds import Took
+from edgevlm.bench.stream import beside
+from edgevlm.bench.stream.beside import OTHER, OURS, POLICY, Side
+from edgevlm.bench.stream.rendition import Rendition, chosen, load
+from edgevlm.bench.stream.sitting import QUESTION
+from edgevlm.errors import UserError
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies.infinipot_v_official import official_choice
+from edgevlm.runtime.session import Session, TextRoom
+
+SIDE = 15  # patches along a frame, 8 after pooling: windows of 7 and 5 patches see different ones
+
+
+@pytest.mark.parametrize(("frames", "budget", "grid"), [(12, 8 * 64, (8, 8)), (10, 8 * 60, (6, 10)), (3, 64, (8, 8))])
+def test_it_chooses_what_our_policy_chooses_of_the_same_keys(frames, budget, grid):
+    per_frame, random = grid[0] * grid[1], np.random.default_rng(frames)
+    filled = Filled(4, frames * per_frame, grid, random)
+    filled.frame(count=frames)
+    cache, target = filled.cache, max(1, 3 * budget // 4 // per_frame) * per_frame
+    for layer in range(4):
+        keep = official_choice(cache, layer, target, per_frame, 0.5, 0.125)
+        keys, values = (torch.from_numpy(cache.numbers(part, layer)[:, PREFIX:]) for part in ("key", "value"))
+        found = chosen(keys, values, budget, per_frame, grid[0], layer)
+        for head, mask in enumerate(keep):
+            assert (cache.kind(layer)[head, mask][:PREFIX] == Kind.PREFIX).all()
+            assert found[head].tolist() == (np.flatnonzero(mask[PREFIX:])).tolist()
+        assert found.shape == (2, target)
+
+
+@pytest.fixture(scope="module")
+def both(exported):
+    """A session of a tiny checkpoint's bundle, and the rendition over the checkpoint."""
+    made = exported("llava_onevision", layers=4, side=SIDE, tied=True)
+    model = Model.load(made.bundle, threads=1)
+    torch.set_num_threads(1)
+    yield model, {name: load(made.checkpoint, name) for name in ("eager", "sdpa")}
+    model.close()
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_a_stream_holds_and_says_what_ours_does(both, attention):
+    model, theirs = both
+    budget, random = 8 * 64, np.random.default_rng(3)
+    with Session.open(model, policy=POLICY, budget=budget, chunk=4, room=TextRoom(0, 64, 8)) as session:
+        rendition = Rendition(theirs[attention], model.encode(session._chat.prefix), budget, 64, 8, model.bundle.chat.stop_ids)
+        ids = session._conversations.prompt(None, QUESTION)
+        for _ in range(5):
+            pixels = [session.prepare(random.integers(0, 256, (60, 80, 3), np.uint8)) for _ in range(4)]
+            for frame in pixels:
+                session.watch(frame)
+            rendition.watch(torch.from_numpy(np.stack([frame.values for frame in pixels])))
+            assert session.stats.memory.compressions == rendition.compressions
+            assert held_alike(session.cache, rendition) > 0.99
+            before = rendition.held(0)[0].clone()
+            answer = session.ask(QUESTION, max_tokens=6)
+            answer.wait()
+            said, ttft_ms, tpot_ms = rendition.ask(ids, 6)
+            assert said == answer.token_ids
+            assert len(said) > 1
+            assert min(ttft_ms, tpot_ms) > 0
+            assert torch.equal(rendition.held(0)[0], before), "a question leaves nothing"
+        assert rendition.compressions == 3
+
+
+def held_alike(cache, rendition):
+    """Share of our rows whose key and value the rendition holds at the same place, by age."""
+    same = []
+    for layer in range(cache.layers):
+        for part, theirs in zip(("key", "value"), rendition.held(layer), strict=True):
+            order = np.argsort(cache.seq(layer), 1)
+            ours = np.take_along_axis(cache.numbers(part, layer), order[..., None], 1)
+            assert ours.shape == theirs.shape
+            same.append((np.abs(ours - theirs.numpy()).max(-1) < 1e-3).mean())
+    return np.mean(same)
+
+
+def test_what_is_cold_is_in_no_median():
+    ours = Side([Took(90, 90), Took(10, 8), Took(12, 8)], [50, 3, 5], [9, 2, 4], [[1], [2], [3]], [(30, 60, 0), (35, 71, 2)], 1)
+    theirs = Side([Took(99, 99), Took(40, 40), Took(48, 40)], [9] * 3, [9, 8, 8], [[1], [2], [4]], [(0, 0, 0)] * 2, 1)
+    line = ours.line(2)
+    assert (line["ms_per_frame"], line["cold_ms_per_frame"], line["cold_ttft_ms"], line["ttft_ms"]) == (11, 90, 50, 4)
+    assert (line["vision_ms"], line["prefill_ms"], line["compress_ms"]) == (2.5, 5.5, 1.0)
+    assert (line["fps"], line["tokens_per_s"]) == (90.909, 333.333)
+    ratios = beside._ratios(ours, theirs)
+    assert (ratios["fps_ratio"], ratios["cpu_ratio"], ratios["tokens_ratio"]) == (4.0, 5.0, 3.0)
+    assert (ratios["answers"], ratios["same_answers"]) == (3, 2)
+
+
+def bench(*arguments):
+    return CliRunner().invoke(app, ["bench", *map(str, arguments)], catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """What ``edgevlm bench checkpoint`` writes, of a smaller shape."""
+    text = Qwen2Config(
+        vocab_size=300, hidden_size=48, intermediate_size=64, num_hidden_layers=4, num_attention_heads=6, num_key_value_heads=2,
+        max_position_embeddings=2048, tie_word_embeddings=True, initializer_range=0.2,
+    )  # fmt: skip
+    vision = SiglipVisionConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, image_size=14 * SIDE, patch_size=14,
+        vision_use_head=False,
+    )  # fmt: skip
+    config = seeded_checkpoint.llava_onevision_config()
+    config.text_config, config.vision_config = text, vision
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(seeded_checkpoint, "llava_onevision_config", lambda: config)
+        done = bench("checkpoint", "--out", tmp_path_factory.mktemp("seeded") / "tiny")
+    assert done.exit_code == 0
+    return Path(done.stdout.strip())
+
+
+def test_the_seeded_checkpoint_has_the_published_shape():
+    config = seeded_checkpoint.llava_onevision_config()
+    text, vision = config.text_config, config.vision_config
+    assert (text.num_hidden_layers, text.hidden_size, text.num_attention_heads, text.num_key_value_heads) == (24, 896, 14, 2)
+    assert (vision.hidden_size, vision.num_hidden_layers, vision.image_size // vision.patch_size) == (1152, 26, 27)
+
+
+def test_the_command(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("EDGEVLM_CACHE", str(tmp_path))
+    command = ["stream", "--against", "transformers", "--model", tiny, "--frames", 13, "--chunk", 4, "--budget", 256,
+               "--answer-tokens", 3, "--precisions", "fp32,int8", "--attention", "eager", "--threads", 1]  # fmt: skip
+    done = bench(*command, "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(line["runtime"], line["precision"], line["vision_precision"]) for line in lines] == [
+        (OURS, "fp32", "fp32"), (OURS, "int8", "int8"), (OTHER, "fp32", "fp32"), (OURS, "fp32", "fp32"), (OURS, "int8", "int8"),
+    ]  # fmt: skip
+    for line in lines:
+        assert (line["bench"], line["policy"], line["frames"], line["budget"]) == ("stream-against", POLICY, 12, 256)
+        assert (line["model"], line["attention"], line["threads"], line["chunk"]) == ("tiny", "eager", 1, 4)
+    for line in lines[:3]:
+        assert line["compressions"] == 2
+        assert line["low"] <= line["ms_per_frame"] <= line["high"]
+        assert line["vision_ms"] + line["prefill_ms"] + line["compress_ms"] > 0
+    for line in lines[3:]:
+        assert line["low"] <= line["fps_ratio"] <= line["high"]
+        assert line["tokens_low"] <= line["tokens_ratio"] <= line["tokens_high"]
+    assert (lines[3]["answers"], lines[3]["same_answers"]) == (3, 3)
+    words = bench(*command).stdout.splitlines()
+    assert len(words) == 5
+    assert "over transformers: frames a second" in words[3]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--model", "TINY", "--frames", "8"], "--frames 8: give three chunks of 4 or more"),
+        (["--model", "TINY", "--policy", "hermes"], "--against: the policy of both is infinipot-v:mode=official"),
+        (["--model", "TINY", "--precisions", "int5"], "int5"),
+        (["--model", "TINY", "--precisions", ""], "--precisions: give some"),
+        (["--model", "TINY", "--chunk", "4,8"], "--against: give one --model CHECKPOINT and one --chunk"),
+        ([], "edgevlm bench checkpoint --out DIR makes one"),
+        (["--model", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_refusals(tiny, tmp_path, monkeypatch, options, says):
+    monkeypatch.setenv("EDGEVLM_CACHE", str(tmp_path))
+    named = [str(tiny) if option == "TINY" else option for option in options]
+    with pytest.raises(UserError, match=says):
+        bench("stream", "--against", "transformers", *named)
+
+
+def test_a_checkpoint_of_another_family_and_a_folder_that_is_taken(exported, tmp_path):
+    made = exported("llava")
+    with pytest.raises(UserError, match="takes llava_onevision checkpoints, and this is llava"):
+        bench("stream", "--against", "transformers", "--model", made.checkpoint)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="there is something already"):
+        bench("checkpoint", "--out", tmp_path)
