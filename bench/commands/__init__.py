@@ -16,9 +16,10 @@ from edgevlm.bench.commands.report import report
 from edgevlm.bench.commands.share import share
 from edgevlm.bench.commands.snapshot import snapshot
 from edgevlm.bench.commands.vrex import vrex
+from edgevlm.bench.longrun.command import longrun
 from edgevlm.bench.stream.command import stream
 
 COMMANDS = (  # in the order of --help
     decode, prefill, vision, compression, prefill_pattern, share, camera, snapshot, accuracy, precision, kv_precision, stream,
-    vrex, checkpoint, every, report, compare,
+    longrun, vrex, checkpoint, every, report, compare,
 )  # fmt: skip
