@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from edgevlm.engines import DEFAULT_ENGINE
 from edgevlm.engines.profiles import ONNXRUNTIME
 from edgevlm.errors import BundleError, UserError
 from edgevlm.export import export_checkpoint
@@ -23,6 +24,10 @@ from edgevlm.runtime.paths import look, refuse_address
 
 Tell = Callable[[str], object]
 OPTIONS = 10  # digits of a kept bundle's name that stand for its options; as many before them for the checkpoint
+EXPORTS = {  # of engines that do not run what is exported by default, how to make what they do
+    "onnxruntime-cuda": "edgevlm export {} --device cuda",
+    "tensorrt": "edgevlm export {} --device NAME, a Jetson's, and on that device edgevlm build BUNDLE",
+}
 DEFAULTS: dict[str, Any] = {
     "st_spattn_from": None,
     "camera": (480, 640),
@@ -41,11 +46,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgevlm" / "bundles"
 
 
-def bundle_of(model: str, progress: Tell, notice: Tell) -> str:
+def bundle_of(model: str, progress: Tell, notice: Tell, engine: str = DEFAULT_ENGINE) -> str:
     """What ``--model`` means: ``demo`` and bundles as they are, a checkpoint's folder as the bundle kept of it.
 
-    That is the one of default options where it is kept, else the one that is; where none is, the default one is exported.
-    Raises UserError where several others are kept, and as :func:`kept_bundle`.
+    That is the one of default options where it is kept and ``engine`` runs it, else the one that is kept and run by it; where
+    none is, the default one is exported. Raises UserError where several others are kept, where the engine does not run what
+    would be exported, and as :func:`kept_bundle`.
     """
     refuse_address(model)
     folder = Path(model)
@@ -53,13 +59,16 @@ def bundle_of(model: str, progress: Tell, notice: Tell) -> str:
         return model
     wanted = place(folder, scaled=False)
     of_it = [path for path in _kept() if path.name.startswith(wanted.name[:-OPTIONS])]
-    others = [] if _is_whole(wanted) else [path for path in of_it if _is_whole(path) and _runs_here(path)]
+    by_default = engine not in EXPORTS
+    others = [] if by_default and _is_whole(wanted) else [path for path in of_it if _is_whole(path) and _runs(path, engine)]
     if len(others) > 1:
         named = "; ".join(f"{path} ({described(path)})" for path in others)
         raise UserError(f"{model}: several bundles are kept of it; give one of them as --model: {named}")
     if others:
         notice(f"{others[0].name}: the bundle kept of this checkpoint, {described(others[0])}")
         return str(others[0])
+    if not by_default:
+        raise UserError(f"{model}: no bundle that {engine} runs is kept of it; make one: {EXPORTS[engine].format(model)}")
     return str(kept_bundle(folder, progress, notice))
 
 
@@ -134,9 +143,12 @@ def remove_bundles(name: str) -> list[Path]:
     return folders
 
 
-def _runs_here(folder: Path) -> bool:
-    """Whether the default engine takes a kept bundle: those for TensorRT are to be named."""
-    return Bundle.load(folder, verify="size").profile == ONNXRUNTIME
+def _runs(folder: Path, engine: str) -> bool:
+    """Whether an engine takes a kept bundle: by its profile, and on CUDA by what it keeps keys and values as."""
+    bundle = Bundle.load(folder, verify="size")
+    if engine == "tensorrt":
+        return bundle.profile != ONNXRUNTIME
+    return bundle.profile == ONNXRUNTIME and (engine != "onnxruntime-cuda" or bundle.decoder.kv == "fp16")
 
 
 def _kept() -> list[Path]:

@@ -75,7 +75,7 @@ def start(request: RunRequest) -> None:
     try:
         engine_class(request.engine)
         with Console(stderr=True).status("reading the model") as status:  # the first time, a checkpoint is exported
-            bundle = bundle_of(request.model, status.update, to_stderr)
+            bundle = bundle_of(request.model, status.update, to_stderr, request.engine)
         source = open_source(request.camera, request.video, replace(request.source, realtime=realtime))
         with Console(stderr=True).status("verifying and loading the model"):  # a large bundle takes seconds
             model = Model.load(bundle, engine=request.engine, threads=request.threads)

@@ -6,7 +6,9 @@ provider has no kernel for on the CPU: GroupQueryAttention has one for float16 a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from typing import Any
 
 import onnxruntime as ort
@@ -42,6 +44,8 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
                 f"{bundle.path}: keeps {bundle.decoder.kv} keys, and ONNX Runtime's attention on CUDA takes "
                 f"{' or '.join(self.kv_types)}; export the model again with --kv fp16, or give --engine onnxruntime-cpu"
             )
+        with redirect_stdout(sys.stderr):  # where it says what it does not find
+            ort.preload_dlls()  # cuDNN and CUDA of wheels lie where no loader looks
         super().__init__(bundle, threads=threads)
 
     def bind_layers(self, buffers: Sequence[KVBuffer]) -> OnnxRuntimeLayers:

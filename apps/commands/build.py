@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.typed import note
+from edgevlm.apps.commands.typed import Json, note
 
 
 def build(
@@ -27,7 +27,7 @@ def build(
         ),
     ] = True,
     force: Annotated[bool, typer.Option("--force", help="Build engines that are there too.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """Build a bundle's TensorRT engines on this device, which takes minutes each; prints where they are.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 
-from edgevlm.apps.doctor import cameras, graphics, jetson, python, system
+from edgevlm.apps.doctor import cameras, graphics, jetson, nvidia, python, system
 from edgevlm.apps.doctor.machine import FAIL, Finding, Machine
 
 Check = Callable[[Machine], Iterable[Finding]]
@@ -28,6 +28,9 @@ CHECKS: dict[str, Check] = {
     "clocks": jetson.clocks,
     "gpu": graphics.gpu,
     "gpu in use": graphics.in_use,
+    "cudnn": nvidia.cudnn,
+    "cuda runtime": nvidia.runtime,
+    "cuda wheels": nvidia.wheels,
     "permissions": graphics.permissions,
     "cameras": cameras.cameras,
 }

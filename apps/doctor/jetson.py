@@ -78,16 +78,23 @@ def jetpack(machine: Machine) -> Iterator[Finding]:
         yield Finding("jetpack", "ok", f"Jetson Linux {version}, of JetPack {release['jetpack'].split('.')[0]}")
 
 
+def toolkit_of(machine: Machine) -> str | None:
+    """The version of CUDA's toolkit in /usr/local/cuda."""
+    try:
+        found = json.loads(machine.read("usr/local/cuda/version.json") or "{}").get("cuda", {}).get("version")
+    except (ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
 def cuda(machine: Machine) -> Iterator[Finding]:
     """CUDA's toolkit, beside the release's."""
     release = release_of(machine)
     if release is None:
         return
-    try:
-        found = json.loads(machine.read("usr/local/cuda/version.json") or "{}").get("cuda", {}).get("version")
-    except (ValueError, AttributeError):
-        found = None
-    yield _belongs("cuda", found, release["cuda"], "sudo apt install nvidia-jetpack, and /usr/local/cuda/bin in PATH")
+    yield _belongs(
+        "cuda", toolkit_of(machine), release["cuda"], "sudo apt install nvidia-jetpack, and /usr/local/cuda/bin in PATH"
+    )
 
 
 def tensorrt(machine: Machine) -> Iterator[Finding]:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from edgevlm.apps.planning.graph import shapes_in
 from edgevlm.apps.planning.shape import BLOCK, PlannedModel, Tower, layer_matrices
+from edgevlm.engines.onnx_file import initializer_shapes
 from edgevlm.errors import BundleError
 from edgevlm.runtime.bundle import MANIFEST, Bundle, VisionSpec
 from edgevlm.runtime.chat import Chat
@@ -53,6 +53,14 @@ def plan_bundle(name: str) -> PlannedModel:
         closing=len(bundle.closing_rows()), deepstack=spec.deepstack, precision=spec.precision,
         group=group_of(tensors, spec.hidden), kv=spec.kv, files=files,
     )  # fmt: skip
+
+
+def shapes_in(graph: Path) -> dict[str, tuple[int, ...]]:
+    """Name to shape of the initializers of the graph in a file. Raises BundleError for what is no ONNX file."""
+    try:
+        return initializer_shapes(graph.read_bytes())
+    except ValueError as error:
+        raise BundleError(f"{graph}: {error}; export the checkpoint again") from None
 
 
 def inner_of(tensors: Mapping[str, tuple[int, ...]]) -> int:

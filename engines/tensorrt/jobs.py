@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from edgevlm.engines.tensorrt.onnx_file import external_bytes, with_dimensions
+from edgevlm.engines.onnx_file import external_bytes, with_dimensions
 from edgevlm.engines.tensorrt.shapes import CallShapes, decoder_calls, fixed_dimensions, projection_calls, vision_calls
 from edgevlm.errors import BundleError
 from edgevlm.runtime.bundle import Bundle

@@ -11,8 +11,9 @@ import pytest
 from edgevlm.apps import bundles
 from edgevlm.apps.cli import main
 from edgevlm.apps.commands.typed import KV
+from edgevlm.engines.onnxruntime_cuda import OnnxRuntimeCuda
 from edgevlm.errors import UserError
-from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.bundle import MANIFEST, Bundle, seal_manifest
 from edgevlm.runtime.kv import DTYPES, KV_TYPES
 
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
@@ -97,6 +98,43 @@ def test_an_engine_that_there_is_not_is_said_before_anything_is_exported(made, m
     assert edgevlm(monkeypatch, "run", "--model", str(checkpoint), "--frames", "1", "--engine", "nosuch") == 2
     assert "no engine is called 'nosuch'" in capsys.readouterr().err
     assert exports == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        ("onnxruntime-cuda", "no bundle that onnxruntime-cuda runs is kept of it; make one: edgevlm export {} --device cuda"),
+        ("tensorrt", "make one: edgevlm export {} --device NAME, a Jetson's, and on that device edgevlm build BUNDLE"),
+    ],
+)
+def test_an_engine_that_runs_no_default_bundle_is_refused_before_one_is_exported(made, monkeypatch, capsys, engine, says):
+    checkpoint, exports = made
+    monkeypatch.setattr("edgevlm.apps.start.engine_class", lambda name: None)  # as if its packages were installed
+    for _ in range(2):
+        assert edgevlm(monkeypatch, "run", "--model", checkpoint, "--frames", "1", "--engine", engine) == 2
+        said = capsys.readouterr().err
+        assert says.format(checkpoint) in said
+        assert said.count("\n") == 1
+    assert exports == []
+    bundles.kept_bundle(checkpoint, print, print)  # of default options: not for these engines
+    bundles.kept_bundle(checkpoint, print, print, kv="int8")
+    with pytest.raises(UserError, match="make one"):
+        bundles.bundle_of(str(checkpoint), print, print, engine)
+    assert len(exports) == 2
+
+
+def test_an_engine_takes_the_kept_bundle_that_it_runs(made, monkeypatch):
+    checkpoint, exports = made
+    bundles.kept_bundle(checkpoint, print, print)
+    for_cuda = bundles.kept_bundle(checkpoint, print, print, kv="fp16")
+    for_jetson = bundles.kept_bundle(checkpoint, print, print, kv="fp16", profile="tensorrt-10.3")
+    manifest = json.loads((for_jetson / MANIFEST).read_text())
+    largest = {"frames": 8, "rows": 64, "question": 64}
+    (for_jetson / MANIFEST).write_bytes(seal_manifest({**manifest, "profile": "tensorrt-10.3", "shapes": largest}))
+    assert OnnxRuntimeCuda.kv_types == ("fp16",)
+    assert bundles.bundle_of(str(checkpoint), print, print, "onnxruntime-cuda") == str(for_cuda)
+    assert bundles.bundle_of(str(checkpoint), print, print, "tensorrt") == str(for_jetson)
+    assert len(exports) == 3
 
 
 def test_a_damaged_bundle_is_made_again_and_one_beside_it_is_not_looked_at(made):

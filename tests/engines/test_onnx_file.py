@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from edgevlm.apps import demo
-from edgevlm.engines.tensorrt.onnx_file import external_bytes, with_dimensions
+from edgevlm.engines.onnx_file import external_bytes, initializer_shapes, with_dimensions
 
 DEMO = Path(demo.__file__).parent / "bundle"
 GRAPHS = sorted(DEMO.glob("*.onnx"))
@@ -28,6 +28,29 @@ def test_external_weights_are_those_that_onnx_finds(graph: Path) -> None:
             found[about["location"]] += int(about["length"])
     assert found
     assert external_bytes(graph.read_bytes()) == dict(found)
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=lambda path: path.stem)
+def test_shapes_are_those_that_onnx_finds(graph: Path) -> None:
+    expected = onnx.load(graph, load_external_data=False).graph.initializer
+    assert len(expected) > 10
+    assert initializer_shapes(graph.read_bytes()) == {tensor.name: tuple(tensor.dims) for tensor in expected}
+
+
+def test_dimensions_are_read_one_by_one_and_packed() -> None:
+    """As protobuf 2 and 3 write a repeated number: 300 is AC 02, and fields 7, 5 of the model and the graph hold the tensor."""
+    one_by_one, packed = b"\x08\xac\x02\x08\x05", b"\x0a\x03\xac\x02\x05"
+    for dims in (one_by_one, packed):
+        tensor = dims + b"\x42\x01w"
+        graph = b"\x2a" + bytes([len(tensor)]) + tensor
+        assert initializer_shapes(b"\x3a" + bytes([len(graph)]) + graph) == {"w": (300, 5)}
+
+
+def test_a_name_that_is_no_text_is_refused() -> None:
+    tensor = b"\x42\x01\xff"
+    graph = b"\x2a" + bytes([len(tensor)]) + tensor
+    with pytest.raises(ValueError, match="a name that is no text"):
+        initializer_shapes(b"\x3a" + bytes([len(graph)]) + graph)
 
 
 def symbolic(model: Any) -> list[tuple[str, str]]:
@@ -68,7 +91,7 @@ def test_damaged_files_are_refused(data: st.DataObject) -> None:
     raw = bytearray(GRAPHS[0].read_bytes()[:2000])
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     cut = bytes(raw[: data.draw(st.integers(0, len(raw)))])
-    for read in (external_bytes, lambda model: with_dimensions(model, {"S": 1})):
+    for read in (initializer_shapes, external_bytes, lambda model: with_dimensions(model, {"S": 1})):
         try:
             read(cut)
         except ValueError:

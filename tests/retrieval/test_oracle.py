@@ -45,9 +45,9 @@ class Shadow:
         self.decoder.append(model.engine.embed(np.array(ids)), np.arange(len(ids)))
         self.ragged = 0
 
-    def _load(self, layer, chosen):
+    def _load(self, layer, chosen, always=None):
         """Note what each head is about to look at: its valid rows, and the chosen ones, in places of our own account."""
-        counts, cache = self.load(layer, chosen), self.stream.cache
+        counts, cache = self.load(layer, chosen, always), self.stream.cache
         for head, numbers in enumerate(chosen):
             seq, place = cache.seq(layer)[head], cache.position(layer)[head, :, 0]
             blocks = self.policy.store.get(numbers)

@@ -1,4 +1,4 @@
-"""An ONNX file without the ``onnx`` package, which a device need not have: its external weights, and numbers for dimensions.
+"""An ONNX file without the ``onnx`` package, which a device need not have: shapes, external weights, numbers for dimensions.
 
 Only what leads to them is decoded: a message is a sequence of fields, each a key (number << 3 | kind) and, in the kinds that
 ONNX has, a varint, 4 or 8 bytes, or a length and as many bytes (protobuf's encoding). Everything else is kept as it is.
@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
-GRAPH, INITIALIZER, EXTERNAL = 7, 5, 13  # ModelProto.graph, GraphProto.initializer, TensorProto.external_data
+GRAPH, INITIALIZER = 7, 5  # ModelProto.graph, GraphProto.initializer
+DIMS, NAME, EXTERNAL = 1, 8, 13  # TensorProto.dims, name, external_data
 VALUES = (11, 12, 13)  # GraphProto.input, output, value_info
 TYPE, TENSOR_TYPE, SHAPE, DIM = 2, 1, 2, 1  # of a ValueInfoProto, inwards
 DIM_VALUE, DIM_PARAM = 1, 2
@@ -27,6 +28,16 @@ class Field:
     raw: bytes
 
 
+def initializer_shapes(model: bytes) -> dict[str, tuple[int, ...]]:
+    """Name to shape of a graph's initializers; raises ValueError for what is no ONNX file."""
+    found = {}
+    for graph in _inside(model, GRAPH):
+        for tensor in _inside(graph, INITIALIZER):
+            name = b"".join(_inside(tensor, NAME))
+            found[_text(name)] = tuple(size for field in _fields(tensor) if field.number == DIMS for size in _numbers(field))
+    return found
+
+
 def external_bytes(model: bytes) -> dict[str, int]:
     """Files that hold weights of a graph, and how many bytes of each it uses; raises ValueError for what is no ONNX file."""
     found: Counter[str] = Counter()
@@ -34,7 +45,7 @@ def external_bytes(model: bytes) -> dict[str, int]:
         for tensor in _inside(graph, INITIALIZER):
             about = {}
             for entry in _inside(tensor, EXTERNAL):
-                key, value = (b"".join(_inside(entry, number)).decode() for number in (1, 2))
+                key, value = (_text(b"".join(_inside(entry, number))) for number in (1, 2))
                 about[key] = value
             if "location" in about:
                 found[about["location"]] += int(about.get("length", 0))
@@ -46,7 +57,7 @@ def with_dimensions(model: bytes, sizes: Mapping[str, int]) -> bytes:
 
     def dimension(raw: bytes) -> bytes:
         for field in _fields(raw):
-            if field.number == DIM_PARAM and (name := _bytes(field).decode()) in sizes:
+            if field.number == DIM_PARAM and (name := _text(_bytes(field))) in sizes:
                 return _key(DIM_VALUE, VARINT) + _varint(sizes[name])
         return raw
 
@@ -79,6 +90,24 @@ def _bytes(field: Field) -> bytes:
     if not isinstance(field.value, bytes):
         raise ValueError(f"field {field.number} holds a number where ONNX has a message")
     return field.value
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise ValueError("is no ONNX file (a name that is no text)") from None
+
+
+def _numbers(field: Field) -> Iterator[int]:
+    """Of a repeated whole number one, or all those that are packed into bytes."""
+    if isinstance(field.value, int):
+        yield field.value
+        return
+    at = 0
+    while at < len(field.value):
+        number, at = _read_varint(field.value, at)
+        yield number
 
 
 def _fields(raw: bytes) -> Iterator[Field]:

@@ -1,0 +1,98 @@
+"""What `edgevlm doctor` says of cuDNN and CUDA's packages, on machines made of files."""
+
+import pytest
+from jetsons import Jetson
+
+from edgevlm.apps import doctor
+from edgevlm.apps.doctor.machine import Finding, Machine
+
+DEB = "Package: {}\nStatus: {}\nArchitecture: arm64\nVersion: {}\n\n"
+INSTALLED, REMOVED = "install ok installed", "deinstall ok config-files"
+CUDA = {"onnxruntime-gpu": "1.23.2", "pycuda": "2025.1", "nvidia-ml-py": "12.575.51"}
+
+
+@pytest.fixture
+def card(tmp_path):
+    """A graphics card with its driver, and nothing else."""
+    put(tmp_path, "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Tue\n")
+    return tmp_path
+
+
+def put(root, name, text=""):
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(text)
+
+
+def only(check, root, packages=CUDA):
+    (finding,) = doctor.CHECKS[check](Machine(root, lambda: packages, lambda command: None))
+    assert "\n" not in finding.found + finding.mend
+    return finding
+
+
+def test_cudnn_that_is_not_there(card, tmp_path):
+    finding = only("cudnn", card)
+    assert (finding.status, finding.found) == ("warn", "not found: ONNX Runtime falls back to the CPU without it")
+    assert "cudnn9-cuda-12" in finding.mend
+    Jetson(tmp_path / "jetson")
+    assert only("cudnn", tmp_path / "jetson").mend == "sudo apt install nvidia-jetpack"
+
+
+def test_cudnn_of_the_systems_packages(card):
+    others = DEB.format("libcudnn9-dev-cuda-12", INSTALLED, "9.1.0.70-1") + DEB.format("libcudnn8", REMOVED, "8.9.7.29-1")
+    put(card, "var/lib/dpkg/status", others + DEB.format("libcudnn9-cuda-12", INSTALLED, "9.3.0.75-1"))
+    assert only("cudnn", card) == Finding("cudnn", "ok", "9.3.0.75 (libcudnn9-cuda-12)")
+    put(card, "var/lib/dpkg/status", others)
+    assert "not found" in only("cudnn", card).found, "headers, and one that was removed"
+
+
+def test_a_cudnn_of_before_is_no_cudnn_for_onnx_runtime(card):
+    put(card, "var/lib/dpkg/status", DEB.format("libcudnn8", INSTALLED, "8.9.4.25-1+cuda12.2"))
+    finding = only("cudnn", card)
+    assert (finding.status, finding.found) == ("warn", "8.9.4.25 (libcudnn8), and ONNX Runtime loads cuDNN 9")
+    both = only("cudnn", card, {**CUDA, "nvidia-cudnn-cu12": "9.10.2.21"})
+    assert both == Finding("cudnn", "ok", "8.9.4.25 (libcudnn8), 9.10.2.21 (nvidia-cudnn-cu12)")
+
+
+def test_cudnn_of_an_archive(card):
+    for name in ("libcudnn.so", "libcudnn.so.9", "libcudnn.so.9.3.0", "libcudnn.so.old", "libcudnn_ops.so.9"):
+        put(card, f"usr/local/cuda/lib64/{name}")
+    assert only("cudnn", card) == Finding("cudnn", "ok", "9.3.0 (/usr/local/cuda/lib64)")
+
+
+def test_cudas_runtime(card):
+    finding = only("cuda runtime", card)
+    assert (finding.status, finding.found) == ("warn", "CUDA's libraries: not found")
+    put(card, "var/lib/dpkg/status", DEB.format("cuda-cudart-12-6", INSTALLED, "12.6.77-1"))
+    put(card, "usr/local/cuda/version.json", '{"cuda": {"version": "12.6.3"}}')
+    found = only("cuda runtime", card, {"nvidia-cuda-runtime-cu12": "12.9.79"})
+    said = "12.6.3 (/usr/local/cuda), 12.6.77 (cuda-cudart-12-6), 12.9.79 (nvidia-cuda-runtime-cu12)"
+    assert (found.status, found.found) == ("ok", said)
+    put(card, "usr/local/cuda/version.json", '{"cuda": {"version": 12}}')
+    assert "/usr/local/cuda" not in only("cuda runtime", card).found
+
+
+def test_a_jetsons_cuda_has_its_own_check(tmp_path):
+    Jetson(tmp_path)
+    assert list(doctor.CHECKS["cuda runtime"](Machine(tmp_path, dict))) == []
+    assert only("cuda", tmp_path).status == "ok"
+
+
+@pytest.mark.parametrize("driver", ["pycuda", "cuda-python", "cuda-bindings"])
+def test_wheels_for_a_card(card, driver):
+    packages = {"onnxruntime-gpu": "1.23.2", driver: "13.0", "nvidia-ml-py": "12.5"}
+    assert only("cuda wheels", card, packages) == Finding(
+        "cuda wheels", "ok", f"onnxruntime-gpu 1.23.2, {driver} 13.0, nvidia-ml-py 12.5"
+    )
+    finding = only("cuda wheels", card, {"onnxruntime": "1.23.2"})
+    missing = "not found: onnxruntime-gpu, pycuda or cuda-python or cuda-bindings, nvidia-ml-py"
+    assert finding == Finding("cuda wheels", "warn", missing, "pip install 'edgevlm[cuda]'")
+
+
+def test_wheels_for_a_jetson(tmp_path):
+    Jetson(tmp_path)
+    assert only("cuda wheels", tmp_path, {"onnxruntime-gpu": "1.23", "pycuda": "2025.1"}).status == "ok", (
+        "its power has no NVML"
+    )
+    finding = only("cuda wheels", tmp_path, {"onnxruntime-gpu": "1.23"})
+    assert finding.found == "not found: pycuda or cuda-python or cuda-bindings"
+    assert "JetPack" in finding.mend
