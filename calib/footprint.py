@@ -10,6 +10,8 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.policies import Policy, StreamShape
+from edgevlm.runtime.policies.retrieval import Retrieval
+from edgevlm.runtime.retrieval.stats import RetrievalStats
 from edgevlm.runtime.retrieval.working import WorkingSet
 from edgevlm.runtime.store import Store
 
@@ -23,8 +25,12 @@ SCRATCH = {
 }
 """Attributes that are no state: each compression or call fills them before it reads them, or they are what an oracle knows."""
 
-ELSEWHERE = (StreamShape, KVCache, WorkingSet, Store)
-"""What a policy may hold that is not its own: what is known of the model; the arena, counted already; what lies below it."""
+ELSEWHERE = (StreamShape, KVCache, WorkingSet, RetrievalStats, Store)
+"""What a policy may hold that is not its own: what is known of the model; the arena, counted already; what lies
+below it; what is counted for people."""
+
+OF_CALLS = {"_tables"}
+"""Attributes of any retrieval policy that each call fills."""
 
 
 class Footprint:
@@ -58,8 +64,9 @@ def _arrays(thing: object, seen: set[int]) -> Iterator[np.ndarray]:
         for part in thing:
             yield from _arrays(part, seen)
     elif type(thing).__module__.startswith("edgevlm."):
+        scratch = SCRATCH.get(type(thing).__name__, set()) | (OF_CALLS if isinstance(thing, Retrieval) else set())
         for name in (*getattr(thing, "__dict__", ()), *getattr(thing, "__slots__", ())):
-            if name not in SCRATCH.get(type(thing).__name__, ()):
+            if name not in scratch:
                 yield from _arrays(getattr(thing, name, None), seen)
 
 

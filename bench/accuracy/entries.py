@@ -103,6 +103,14 @@ class Budget:
 WHOLE = Budget("100%", 1.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Tokens(Budget):
+    """Vision tokens per layer, whatever the stream, as typed; ``fraction`` is their number."""
+
+    def tokens(self, whole: int) -> int:
+        return int(self.fraction)
+
+
 def parse_entries(texts: list[str]) -> tuple[list[Entry], list[str]]:
     """What ``--policy`` names, once each and without ``full``, which always runs; and the ablations there are no settings for.
 
@@ -142,6 +150,14 @@ def exists(label: str) -> bool:
     except UserError:
         return False
     return True
+
+
+def parse_tokens(text: str) -> list[Budget]:
+    """``256,512``: vision tokens per layer. Raises UserError."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() and int(part) for part in parts):
+        raise UserError(f"--budget {text}: give vision tokens per layer, like 256,512; a long stream has no whole to share")
+    return [Tokens(part, float(part)) for part in dict.fromkeys(parts)]
 
 
 def parse_budgets(text: str) -> list[Budget]:

@@ -18,6 +18,7 @@ from edgevlm.bench.commands.share import share
 from edgevlm.bench.commands.snapshot import snapshot
 from edgevlm.bench.commands.store import store
 from edgevlm.bench.commands.vrex import vrex
+from edgevlm.bench.longrun.command import longrun
 from edgevlm.bench.stream.command import stream
 
 COMMANDS = (  # in the order of --help
@@ -35,6 +36,7 @@ COMMANDS = (  # in the order of --help
     precision,
     kv_precision,
     stream,
+    longrun,
     vrex,
     checkpoint,
     every,
