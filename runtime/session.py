@@ -33,7 +33,7 @@ from edgevlm.runtime.state.copies import Copies
 from edgevlm.runtime.state.image import identity, image_of, put_back
 from edgevlm.runtime.state.keeper import Keeper
 from edgevlm.runtime.stats import Progress, SessionStats
-from edgevlm.runtime.store import StoreSettings, TieredStore
+from edgevlm.runtime.store import Store, StoreSettings, TieredStore
 from edgevlm.runtime.stream import Stream
 from edgevlm.runtime.turnstile import Turnstile
 
@@ -331,6 +331,11 @@ class Session:
     def cache(self) -> KVCache:
         """What the session holds, to look at between calls of ``watch``; a question in progress stands in it too."""
         return self._stream.cache
+
+    @property
+    def store(self) -> Store | None:
+        """Where a retrieval policy keeps what has left the device; None for other policies."""
+        return self._stream.store
 
     @property
     def time_s(self) -> float:

@@ -105,6 +105,7 @@ class World:
         self._rng = np.random.default_rng(seed)
         self._event_rate = event_rate or (HARD_EVENT_RATE if hard else EVENT_RATE)
         self._texture = _texture(self._rng)
+        self._most = MAX_PRESENT
         self._hard = hard
         self._glide = self._pick(_GLIDES) if hard else (0, 0)
 
@@ -131,21 +132,27 @@ class World:
             thing.offset = (int(down), int(right))
         if self._hard:
             self._move_background()
-        if self._rng.random() < (self._event_rate if history.entries else 0.5):
-            self._event()
-        history.things = [thing for thing in history.things if thing.left is None or history.now - thing.left < WINDOW]
+        self._happen()
+        history.things = [thing for thing in history.things if self._remembered(thing)]
         return self._render()
+
+    def _happen(self) -> None:
+        """At most one event."""
+        if self._rng.random() < (self._event_rate if self.history.entries else 0.5):
+            self._event(self.history.present)
+
+    def _remembered(self, thing: Thing) -> bool:
+        return thing.left is None or self.history.now - thing.left < WINDOW
 
     def _move_background(self) -> None:
         if self._rng.random() < CUT_RATE:
             self._texture, self._glide = _texture(self._rng), self._pick(_GLIDES)
         self._texture = np.roll(self._texture, self._glide, axis=(0, 1))
 
-    def _event(self) -> None:
-        """One entry, departure or hop, whichever of them can happen."""
-        present = self.history.present
+    def _event(self, present: list[Thing]) -> None:
+        """One entry, departure or hop, whichever of them can happen, of those ``present``."""
         leavers = [thing for thing in present if self.history.now - thing.entered >= MIN_STAY]
-        weights = np.array([0.42 * (len(present) < MAX_PRESENT), 0.38 * bool(leavers), 0.2 * bool(present)])
+        weights = np.array([0.42 * (len(self.history.present) < self._most), 0.38 * bool(leavers), 0.2 * bool(present)])
         if not weights.any():
             return
         event = self._rng.choice(3, p=weights / weights.sum())
@@ -157,12 +164,18 @@ class World:
             self._hop(self._pick(present))
 
     def _enter(self) -> None:
+        recent = {(thing.color, thing.shape) for thing in self.history.things}
+        pairs = [pair for pair in self._pairs() if pair not in recent]
+        if pairs:  # else a very busy stream
+            self._show(*self._pick(pairs))
+
+    def _pairs(self) -> list[tuple[int, int]]:
+        """Colours and shapes of what may enter."""
+        return [(color, shape) for color in range(len(COLORS)) for shape in range(len(SHAPES))]
+
+    def _show(self, color: int, shape: int) -> Thing:
+        """A new object enters."""
         history, rng = self.history, self._rng
-        recent = {(thing.color, thing.shape) for thing in history.things}
-        pairs = [(c, s) for c in range(len(COLORS)) for s in range(len(SHAPES)) if (c, s) not in recent]
-        if not pairs:  # a very busy stream
-            return
-        color, shape = self._pick(pairs)
         thing = Thing(
             number=history.entries,
             color=color,
@@ -176,6 +189,7 @@ class World:
         history.shown.add((color, shape))
         history.first = history.first or replace(thing)
         history.entries += 1
+        return thing
 
     def _hop(self, thing: Thing) -> None:
         """Move to a free cell of the same quadrant, if there is one."""

@@ -15,7 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from edgevlm.bench.accuracy import run
 from edgevlm.bench.accuracy.desk import Settings
-from edgevlm.bench.accuracy.entries import Budget, Entry, exists, parse_budgets, parse_entries
+from edgevlm.bench.accuracy.entries import Budget, Entry, exists, parse_budgets, parse_entries, parse_tokens
+from edgevlm.bench.accuracy.longstream import LONGSTREAM
 from edgevlm.bench.accuracy.plot import check_plot, plot
 from edgevlm.bench.accuracy.report import make_report
 from edgevlm.bench.accuracy.streamqa import seed_words
@@ -73,6 +74,8 @@ def parse_request(request: Request) -> tuple[list[Entry], list[Budget]]:
         raise UserError(f"--seed {request.seed}: give a number from 0 up, or test for the seeds kept for reports") from None
     if request.resume and request.out is None:
         raise UserError("--resume goes on with the journal of an earlier run: name it with --out FILE")
+    if request.suite == LONGSTREAM and (request.plot or request.turns):
+        raise UserError(f"--suite {LONGSTREAM} has one exam and no plot; leave out --plot and --turns")
     if request.plot and request.turns:
         raise UserError("--plot draws the plain exam; leave out --turns")
     if request.plot:
@@ -85,7 +88,7 @@ def parse_request(request: Request) -> tuple[list[Entry], list[Budget]]:
         missing.append(GUIDED)
     for label in missing:
         print(f"left out: {label}, which the installed policies have no setting for", file=sys.stderr)
-    return entries, parse_budgets(request.budget)
+    return entries, parse_tokens(request.budget) if request.suite == LONGSTREAM else parse_budgets(request.budget)
 
 
 def reference(against: str | None, entries: list[Entry]) -> str:

@@ -8,7 +8,8 @@ from functools import partial
 from typing import cast
 
 from edgevlm.bench.accuracy.cells import PLAIN, Cell, Skipped, equal_cells
-from edgevlm.bench.accuracy.entries import ORACLE, Budget, Entry
+from edgevlm.bench.accuracy.entries import FULL, ORACLE, WHOLE, Budget, Entry
+from edgevlm.bench.accuracy.longstream import LONGSTREAM, make_long_exam
 from edgevlm.bench.accuracy.oracle import make_oracle
 from edgevlm.bench.accuracy.pool import spread
 from edgevlm.bench.accuracy.sitting import CHUNK, ROOM, SharedFeatures, sit, watch
@@ -36,6 +37,13 @@ class Settings:
     suite: str = "streamqa"
 
 
+CEILING = Cell(f"{ORACLE}/spread+frame", "ceiling", 1024)
+"""What stands in for full KV where a stream is too long for it: the evidence is kept, and half of the positions are free."""
+
+MEASURED = 256
+"""Frames of a long stream in which a policy's bytes are measured beforehand: all of its arrays are there by then."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     cell: Cell
@@ -54,7 +62,8 @@ class Desk:
         self.shared = SharedFeatures(model.engine)
         self.model = replace(model, engine=cast(Engine, self.shared))
         self.per_frame = model.bundle.vision.tokens_per_frame
-        self._stream, self._exam = -1, make_exam(self.words, 0, 1, settings.suite)
+        self._long = settings.suite == LONGSTREAM
+        self._stream, self._exam = -1, self._make(0, 1)
         patches = self._exam.owners.shape[1]
         if self.per_frame != patches:
             raise UserError(
@@ -70,8 +79,13 @@ class Desk:
     def exam(self, stream: int) -> Exam:
         if stream != self._stream:
             self.shared.forget()
-            self._stream, self._exam = stream, make_exam(self.words, stream, self.settings.frames, self.settings.suite)
+            self._stream, self._exam = stream, self._make(stream, self.settings.frames)
         return self._exam
+
+    def _make(self, stream: int, frames: int) -> Exam:
+        if self._long:
+            return make_long_exam(self.words, stream, frames)
+        return make_exam(self.words, stream, frames, self.settings.suite)
 
     def perform(self, task: Task) -> Record:
         """One policy at one budget on one stream."""
@@ -85,7 +99,7 @@ class Desk:
         sitting = sit(self.model, exam, policy(), tokens, reindexing)
         if cell.allowed and sitting.bytes > cell.allowed:
             raise RuntimeError(f"{cell.label} at {cell.budget} took {sitting.bytes} bytes and was allowed {cell.allowed}")
-        return key | sitting.record(with_kept=task.stream == 0)
+        return key | sitting.record(with_kept=task.stream == 0 and not self._long)
 
     def _candidate(self, cell: Cell, exam: Exam) -> tuple[Callable[[], Policy], int]:
         """What makes the policy, and its |M|: for the guided one the whole stream, of which a question leaves the cell's."""
@@ -107,8 +121,13 @@ class Desk:
         free = [entry for entry in entries if entry.is_oracle or entry.label == GUIDED]
         yield from equal_cells(entries, budget.text, tokens, per_token, self.per_frame, self._taken, free)
 
-    def check_full(self) -> None:
-        """Raises UserError when the model has no positions for all of a stream."""
+    def ceiling(self) -> Cell:
+        """What decides which kinds of question enter: full KV, or on long streams what an oracle keeps.
+
+        Raises UserError when the model has no positions for all of a stream that is not a long one.
+        """
+        if self._long:
+            return CEILING
         frames, full = self.settings.frames, create_policy("full")
         Session.open(self.model, policy=full, room=ROOM).close()  # with all it can have
         most = full.budget // self.per_frame
@@ -117,10 +136,13 @@ class Desk:
                 f"--frames {frames}: full KV must hold the whole stream, and this model has positions for {most} frames; "
                 "give that many or fewer"
             )
+        return Cell(FULL, WHOLE.text, frames * self.per_frame)
 
     def _taken(self, entry: Entry, tokens: int) -> int:
         """Bytes that cache and policy take at most, watching one stream."""
         exam, policy = self.exam(0), self._policy(entry, tokens)
+        if self._long:
+            exam = replace(exam, frames=exam.frames[:MEASURED])
         with Session.open(
             self.model, policy=policy, budget=tokens, reindexing=entry.reindexing, chunk=CHUNK, room=ROOM
         ) as session:

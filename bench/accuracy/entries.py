@@ -57,10 +57,17 @@ ABLATIONS = (
     "last-seen:keys=rotated",
     "last-seen:layer=0",
     "last-seen:target=0.9",
+    "mosaic",
+    "mosaic:clustering=none",
+    "mosaic:clustering=visual",
+    "mosaic:clustering=semantic",
+    "mosaic:splits=eager",
+    "mosaic:prefetch=off",
+    "mosaic:prefill=fetch",
 )
 """The papers' ablations that make sense here: InfiniPot-V Tabs. 5, A1, A2 and rotated keys; HERMES Tabs. 5, 6, 7, 9 and 10;
-PureKV Tabs. 4 and 6 and fig. 5; and those of last-seen. Rows whose settings the installed policies do not have are left
-out, and named."""
+PureKV Tabs. 4 and 6 and fig. 5; Mosaic Tab. IV, figs. 8 and 9(b); and those of last-seen. Rows whose settings the installed
+policies do not have are left out, and named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,14 @@ class Budget:
 
 
 WHOLE = Budget("100%", 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens(Budget):
+    """Vision tokens per layer, whatever the stream, as typed; ``fraction`` is their number."""
+
+    def tokens(self, whole: int) -> int:
+        return int(self.fraction)
 
 
 def parse_entries(texts: list[str]) -> tuple[list[Entry], list[str]]:
@@ -135,6 +150,14 @@ def exists(label: str) -> bool:
     except UserError:
         return False
     return True
+
+
+def parse_tokens(text: str) -> list[Budget]:
+    """``256,512``: vision tokens per layer. Raises UserError."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() and int(part) for part in parts):
+        raise UserError(f"--budget {text}: give vision tokens per layer, like 256,512; a long stream has no whole to share")
+    return [Tokens(part, float(part)) for part in dict.fromkeys(parts)]
 
 
 def parse_budgets(text: str) -> list[Budget]:

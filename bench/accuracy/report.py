@@ -12,12 +12,14 @@ import numpy as np
 from edgevlm.apps.demo.questions import is_about_now
 from edgevlm.bench.accuracy.cells import Cell
 from edgevlm.bench.accuracy.entries import ORACLE, Entry
+from edgevlm.bench.accuracy.longstream import GAP_NAMES, LONGSTREAM, gap_name
 from edgevlm.bench.accuracy.run import Outcome
 from edgevlm.calib.intervals import Estimate, difference, share
 from edgevlm.calib.journal import Record
 
 ENTERS = 0.9  # of full KV's answers to a kind must be right, else the kind is left out
 NOW, BACKWARD = "now", "backward"
+UNSEEN = "unseen"  # what a long stream never showed
 
 Result = dict[str, Any]
 Pick = Callable[[Result], bool]
@@ -90,11 +92,12 @@ class Report:
 def make_report(outcome: Outcome, against: str) -> Report:
     """Rows of all cells, the oracles but the best of each budget left out."""
     full = outcome.cells[0]
+    long = outcome.settings.suite == LONGSTREAM
     kinds = {kind: share(_clusters(outcome.records[full], _of_kind(kind))) for kind in _kinds(outcome.records[full])}
     entered = [kind for kind, of in kinds.items() if of.value >= ENTERS]
     left_out = {kind: of for kind, of in kinds.items() if of.value < ENTERS}
     cells, best = _without_lesser_oracles(outcome, entered)
-    groups = _groups(entered)
+    groups = _long_groups(entered) if long else _groups(entered)
     rows: list[Row] = []
     for cell in cells:
         other = next((c for c in outcome.cells if (c.label, c.budget) == (against, cell.budget)), None)
@@ -131,6 +134,7 @@ def _row(outcome: Outcome, cell: Cell, other: Cell | None, name: str, pick: Pick
             "compress_ms": float(np.mean([record["compress_ms"] for record in records])),
             "compressions": float(np.mean([record["compressions"] for record in records])),
             "bytes": max(record["bytes"] for record in records),
+            "moved": float(np.mean([result.get("moved", 0) for result in picked])),
         },
         oracles=oracles,
     )
@@ -146,6 +150,26 @@ def _groups(entered: list[str]) -> dict[str, Pick]:
         groups[kind] = _of_kind(kind)
         if kind in before:
             groups |= {f"{kind}/q{quarter}": _among({kind}, quarter) for quarter in (1, 2, 3, 4)}
+    return groups
+
+
+def _long_groups(entered: list[str]) -> dict[str, Pick]:
+    """The aggregates: of what was shown, and of that by how long ago; of what never was; then each kind, by age too."""
+    now = {kind for kind in entered if is_about_now(kind)}
+    before = set(entered) - now
+
+    def ago(kinds: set[str], name: str | None = None) -> Pick:
+        return lambda result: (
+            result["kind"] in kinds and (result["gap"] is not None if name is None else gap_name(result["gap"]) == name)
+        )
+
+    groups: dict[str, Pick] = {NOW: _among(now), BACKWARD: ago(before)}
+    groups |= {f"{BACKWARD}/{name}": ago(before, name) for name in GAP_NAMES}
+    groups[UNSEEN] = lambda result: result["kind"] in before and result["gap"] is None
+    for kind in entered:
+        groups[kind] = ago({kind}) if kind in before else _of_kind(kind)
+        if kind in before:
+            groups |= {f"{kind}/{name}": ago({kind}, name) for name in GAP_NAMES}
     return groups
 
 

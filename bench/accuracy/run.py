@@ -10,7 +10,7 @@ from edgevlm import __version__
 from edgevlm.apps.demo.questions import OFFERED
 from edgevlm.bench.accuracy.cells import Cell, Skipped
 from edgevlm.bench.accuracy.desk import Desk, Settings, Task, perform_all
-from edgevlm.bench.accuracy.entries import FULL, ORACLE, WHOLE, Budget, Entry
+from edgevlm.bench.accuracy.entries import ORACLE, Budget, Entry
 from edgevlm.bench.accuracy.oracle import ORACLES
 from edgevlm.calib.journal import Journal, Record
 from edgevlm.runtime.model import Model
@@ -20,7 +20,7 @@ Progress = Callable[[str, int, int], None]  # what is being done, how many are, 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """cells: ``full`` first, then by budget; records: of each cell, stream by stream."""
+    """cells: the ceiling first, ``full`` as a rule, then by budget; records: of each cell, stream by stream."""
 
     settings: Settings
     cells: list[Cell]
@@ -45,11 +45,10 @@ def compare(
     model: one that is loaded already, for one worker.
     """
     desk = Desk(settings, model)
-    whole = settings.frames * desk.per_frame
-    desk.check_full()
+    ceiling = desk.ceiling()
     header = {"edgevlm": __version__, **asdict(settings), "model": desk.identity, "kinds": list(OFFERED)}
     with Journal(out, header, resume) as journal:
-        found: list[Cell | Skipped] = [Cell(FULL, WHOLE.text, whole)]
+        found: list[Cell | Skipped] = [ceiling]
         for number, budget in enumerate(budgets):
             progress("budgets of equal bytes", number, len(budgets))
             found += desk.cells(expand(entries), budget)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,7 +32,7 @@ class SharedFeatures:
         self._known: dict[bytes, Float32] = {}
 
     def encode(self, pixels: Float32) -> Float32:
-        key = pixels.tobytes()
+        key = hashlib.blake2b(pixels.tobytes(), digest_size=16).digest()
         if key not in self._known:
             self._known[key] = self._engine.encode(pixels)
         return self._known[key]
@@ -46,7 +47,9 @@ class SharedFeatures:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One question. quarter: of the stream, in which its evidence was last seen, 1 the oldest.
+    """One question. quarter: of the stream, in which its evidence was last seen, 1 the oldest; gap: how many frames ago.
+
+    moved: bytes that retrieval brought up for it.
 
     held: share of the evidence tokens still in the memory; any: whether one of them is, 0 or 1; both averaged over layers and
     KV heads, None without evidence.
@@ -60,6 +63,8 @@ class Result:
     held: float | None
     any: float | None
     ttft_ms: float
+    gap: int | None = None
+    moved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +125,19 @@ def held_tokens(cache: KVCache, tokens: int) -> NDArray[np.bool_]:
 
 
 def ask(session: Session, exam: Exam, question: Question, held: NDArray[np.bool_]) -> Result:
+    before = moved_bytes(session)
     answer = session.ask(question.text)
     right = answer.text.strip() == question.answer
     share, some = overlap(held, question.evidence)
     quarter = exam.quarter(question)
-    return Result(question.kind, question.text, answer.text.strip(), right, quarter, share, some, answer.ttft_ms)
+    said, gap, moved = answer.text.strip(), exam.gap(question), moved_bytes(session) - before
+    return Result(question.kind, question.text, said, right, quarter, share, some, answer.ttft_ms, gap, moved)
+
+
+def moved_bytes(session: Session) -> int:
+    """Bytes that retrieval has brought up from host memory and disk until now; 0 for policies that do not retrieve."""
+    store = session.store
+    return store.stats.bytes_host + store.stats.bytes_disk if store is not None else 0
 
 
 def overlap(held: NDArray[np.bool_], evidence: NDArray[np.int64]) -> tuple[float | None, float | None]:

@@ -62,6 +62,10 @@ class Exam:
         """In which quarter of the stream the evidence was last seen, 1 the oldest; None without evidence."""
         return None if question.last is None else 1 + question.last * 4 // len(self.frames)
 
+    def gap(self, question: Question) -> int | None:
+        """How many frames before the newest the evidence was last seen; None without evidence."""
+        return None if question.last is None else len(self.frames) - 1 - question.last
+
 
 def seed_words(text: str) -> Words:
     """``test`` or a number, as the first words of the worlds' seeds. Raises ValueError."""
@@ -82,10 +86,11 @@ def make_exam(words: Words, stream: int, frames: int, suite: str = "streamqa") -
         owners.append(world.owners)
     held = np.array(owners, np.int32)
     drawn = [pair for kind in demo.OFFERED if (pair := demo.draw(kind, world.history, rng))]
-    return Exam(np.array(shown), held, [_question(asked, answer, world, held) for asked, answer in drawn])
+    return Exam(np.array(shown), held, [as_question(asked, answer, world, held) for asked, answer in drawn])
 
 
-def _question(asked: demo.Question, answer: str, world: World, owners: NDArray[np.int32]) -> Question:
+def as_question(asked: demo.Question, answer: str, world: World, owners: NDArray[np.int32]) -> Question:
+    """With its evidence. owners: int32 ``[T, p]``, of the whole stream."""
     shows = np.isin(owners, carriers(asked, world))
     if demo.is_about_now(asked.kind):
         shows[:-1] = False

@@ -12,7 +12,8 @@ from edgevlm.apps.commands.typed import Json
 from edgevlm.bench.suites import SUITES
 from edgevlm.errors import UserError
 
-DEMO = ("streamqa", "streamqa-hard")
+DEMO = ("streamqa", "streamqa-hard", "longstream")
+LONG = "256,512"
 SHARES = "50%,25%,12.5%,6.25%,3%"
 DEMO_ALONE = ("frames", "streams", "seed", "against", "turns", "plot")
 PUBLISHED_ALONE = ("data", "fps", "judge_url", "judge_model")
@@ -26,7 +27,8 @@ def accuracy(
         Suite,
         typer.Option(
             help="streamqa: the demo world's questions, with what shows the answers; hard: its background moves and is cut, "
-            "more happens. The others: published benchmarks, of --data."
+            "more happens. longstream: what was last shown up to thousands of frames ago. The others: published benchmarks, of "
+            "--data."
         ),
     ],
     policy: Annotated[
@@ -41,8 +43,8 @@ def accuracy(
         str | None,
         typer.Option(
             metavar="P%,...|3k,6k",
-            help="streamqa: shares of the vision tokens of a whole stream; published: vision tokens per layer.",
-            show_default=f"{SHARES}; published: 6k",
+            help="streamqa: shares of the vision tokens of a whole stream; longstream, published: vision tokens per layer.",
+            show_default=f"{SHARES}; longstream: {LONG}; published: 6k",
         ),
     ] = None,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Where a published benchmark was downloaded to.")] = None,
@@ -95,8 +97,9 @@ def accuracy(
         return
     from edgevlm.bench.accuracy.command import Request, start
 
+    usual = LONG if suite.value == "longstream" else SHARES
     request = Request(
-        suite=suite.value, model=model, policy=policy or ["all"], budget=budget or SHARES, frames=frames, streams=streams,
+        suite=suite.value, model=model, policy=policy or ["all"], budget=budget or usual, frames=frames, streams=streams,
         seed=seed, against=against, turns=turns, out=out, resume=resume, workers=workers, plot=plot, as_json=as_json,
     )  # fmt: skip
     typer.echo(start(request))

@@ -11,10 +11,13 @@ from edgevlm.runtime.policies.base import Appended, Guidance, Needs, NewRows, Pl
 from edgevlm.runtime.policies.full import Full
 from edgevlm.runtime.policies.h2o import H2O
 from edgevlm.runtime.policies.hermes import Hermes
+from edgevlm.runtime.policies.hybrid import Hybrid
 from edgevlm.runtime.policies.infinipot_v import InfiniPotV
 from edgevlm.runtime.policies.last_seen import LastSeen
+from edgevlm.runtime.policies.mosaic import Mosaic
 from edgevlm.runtime.policies.purekv import PureKV
 from edgevlm.runtime.policies.random_tokens import RandomTokens
+from edgevlm.runtime.policies.rekv import ReKV
 from edgevlm.runtime.policies.sliding_window import SlidingWindow
 from edgevlm.runtime.policies.snapkv import SnapKV
 from edgevlm.runtime.policies.snapkv_guided import SnapKVGuided
@@ -36,6 +39,9 @@ POLICIES: dict[str, type[Policy]] = {
         Hermes,
         PureKV,
         LastSeen,
+        Mosaic,
+        ReKV,
+        Hybrid,
     )
 }
 

@@ -37,7 +37,15 @@ class Block:
 
     def first(self, rows: int) -> Block:
         """Its first ``rows`` rows: views."""
-        return Block(*(getattr(self, field.name)[:, :rows] for field in fields(self)))
+        return self.between(0, rows)
+
+    def at(self, rows: NDArray[np.int64]) -> Block:
+        """Its rows of these places ``[m]``: copies."""
+        return Block(*(getattr(self, field.name)[:, rows] for field in fields(self)))
+
+    def between(self, start: int, end: int) -> Block:
+        """Its rows ``[start, end)``: views."""
+        return Block(*(getattr(self, field.name)[:, start:end] for field in fields(self)))
 
 
 def joined(blocks: list[Block]) -> Block:

@@ -1,0 +1,182 @@
+"""The hybrid: its clusters are those of a float64 reference, and below lies the newest of each."""
+
+import numpy as np
+import pytest
+from policies.filled import GROUP, HEADS, INV_FREQ, PREFIX, Filled
+from policies.reference_alike import Alike
+from policies.test_rekv import GRID, LAYERS, P, asked, opened
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.policies import StreamShape, create_policy
+from edgevlm.runtime.retrieval.alike import AlikeIndex
+from edgevlm.runtime.store import HostStore
+
+WIDTH = 6
+
+
+def things(random, kinds, tokens, layers=2):
+    """``tokens`` noisy copies of ``kinds`` directions, ``[layers, tokens, width]``, and which each is of."""
+    base, of = random.normal(size=(layers, kinds, WIDTH)), random.integers(kinds, size=tokens)
+    return (base[:, of] + 0.1 * random.normal(size=(layers, tokens, WIDTH))).astype(np.float32), of
+
+
+def partition(index, members):
+    """Clusters as sets of tokens."""
+    return sorted(tuple(sorted(members[at])) for at in range(index.clusters))
+
+
+def followed(index, keys, pieces):
+    """``keys`` join in pieces; the tokens of each cluster by where it stands, found from its running count and mean alone."""
+    members, at = {}, 0
+    for count in pieces:
+        piece = keys[:, at : at + count]
+        before = [tuple(members.get(cluster, ())) for cluster in range(index.clusters)]
+        joined, _ = index.join(piece)
+        members = {cluster: [] for cluster in range(index.clusters)}
+        for tokens in before:  # where their mean has gone
+            home = max(range(index.clusters), key=lambda c: similarity(index, c, keys, tokens))
+            members[home] += tokens
+        for token, cluster in enumerate(joined.tolist()):
+            members[cluster].append(at + token)
+        at += count
+    return members
+
+
+def similarity(index, cluster, keys, tokens):
+    mean = keys[-1, list(tokens)].mean(0)
+    return mean @ index.mean[-1, cluster] / np.linalg.norm(mean) / np.linalg.norm(index.mean[-1, cluster])
+
+
+@pytest.mark.parametrize(("kinds", "capacity"), [(5, 12), (12, 6)])
+def test_clusters_are_those_of_the_reference(kinds, capacity):
+    keys, _ = things(np.random.default_rng(5), kinds, 120)
+    index = AlikeIndex(2, WIDTH, capacity * AlikeIndex.entry_bytes(2, WIDTH), 0.95)
+    reference = Alike(capacity, 0.95)
+    members = followed(index, keys, [7] * 17 + [1])
+    for token in range(120):
+        reference.add(keys[:, token].astype(np.float64))
+    assert index.clusters == len(reference.clusters) <= capacity
+    assert partition(index, members) == sorted(tuple(sorted(cluster)) for cluster in reference.clusters)
+    assert index.merged == reference.merged
+    assert (index.merged > 0) == (kinds > capacity)
+    assert index.tau == pytest.approx(reference.tau, abs=1e-5)
+    assert index.count[: index.clusters].sum() == 120
+    for at, tokens in members.items():
+        for layer in range(2):
+            np.testing.assert_allclose(index.mean[layer, at], reference.mean(layer, tokens), atol=1e-5)
+
+
+def watched(filled, policy, pieces):
+    """Frames of things that come again; the seqs that left, in order."""
+    left = []
+    for count in pieces:
+        plan = policy.before_append(filled.cache, count * P, None)
+        if plan is not None:
+            seq = filled.cache.seq(0)[0]
+            left.append(np.sort(seq[~plan.keep[0][0]]))
+            filled.cache.evict(plan.keep)
+        policy.after_append(filled.cache, filled.frame(count=count))
+    return left
+
+
+@pytest.mark.parametrize("arena", ["last-seen", "sliding-window"])
+def test_below_lie_the_newest_rows_of_each_cluster_with_their_own_numbers(arena):
+    filled = Filled(LAYERS, 400, GRID, np.random.default_rng(3))
+    policy = opened(filled, 160, f"hybrid:rows=3,tau=0.8,evict={arena}")
+    left = np.concatenate(watched(filled, policy, [2] * 30))
+    index = policy._alike
+    assert 1 < index.clusters <= index.capacity
+    assert index.count[: index.clusters].sum() == len(left), "every token that left is in a cluster"
+    held = 0
+    for cluster in range(index.clusters):
+        seqs = []
+        for layer in range(LAYERS):
+            numbers = index.extents[cluster, layer]
+            blocks = [block for block in policy.store.get(numbers[numbers >= 0]) if block is not None]
+            seqs.append([block.seq.tolist() for block in blocks])
+            for block, rows in zip(blocks, index.rows[cluster][numbers >= 0], strict=True):
+                assert len(block) == rows <= 3
+                assert set(block.seq[0].tolist()) <= set(left.tolist())
+                np.testing.assert_array_equal(block.seq[0], block.seq[1])
+        assert all(of == seqs[0] for of in seqs), "the same tokens in every layer"
+        held += sum(len(of[0]) for of in seqs[0])
+    assert len(policy.store._blocks) == (index.extents[: index.clusters] >= 0).sum(), "what no cluster has is dropped"
+    assert held <= 6 * index.clusters
+
+
+def test_a_question_fetches_the_clusters_that_it_attends_to_most_and_no_more_than_there_is_room_for():
+    filled = Filled(LAYERS, 400, GRID, np.random.default_rng(3))
+    policy = opened(filled, 160, "hybrid:rows=2,tau=0.8")
+    query = np.zeros((HEADS * GROUP, 1, INV_FREQ.size * 2), np.float32)
+    assert policy.choose(0, query, "question") == [()] * HEADS, "nothing is below"
+    watched(filled, policy, [2] * 30)
+    chosen, bare = asked(filled, policy)
+    assert policy.choose(0, query, "prefill") == [()] * HEADS
+    assert policy.choose(1, query, "answer") == chosen[1]
+    index = policy._alike
+    for layer in range(LAYERS):
+        for head in range(HEADS):
+            mean = index.mean[layer, : index.clusters].reshape(index.clusters, HEADS, -1)[:, head].astype(np.float64)
+            mass = np.zeros(index.clusters)
+            for row in bare[layer][head * GROUP : (head + 1) * GROUP].reshape(-1, mean.shape[1]):
+                weights = np.exp(mean @ row / np.sqrt(len(row)))
+                mass += weights / weights.sum()
+            expected, rows = [], 0
+            for cluster in np.argsort(-mass, kind="stable"):
+                expected += [number for number in index.extents[cluster, layer, ::-1] if number >= 0]
+                rows += index.rows[cluster].sum()
+                if rows >= policy.working_rows:
+                    break
+            assert chosen[layer][head] == expected
+    assert policy.working.load(0, chosen[0]).max() <= policy.working_rows
+
+
+def test_the_arena_is_that_of_last_seen_with_the_windows_share():
+    one, other = (Filled(LAYERS, 400, GRID, np.random.default_rng(3)) for _ in range(2))
+    alone = create_policy("last-seen")
+    policy = opened(one, 160, "hybrid:window=0.6")
+    alone.attach(policy.window_rows, StreamShape(LAYERS, P, PREFIX))
+    for left, plain in zip(watched(one, policy, [2] * 20), watched(other, alone, [2] * 20), strict=True):
+        np.testing.assert_array_equal(left, plain)
+
+
+def test_a_restored_policy_chooses_alike():
+    filled = Filled(LAYERS, 400, GRID, np.random.default_rng(3))
+    policy, again = (opened(filled, 160, "hybrid:tau=0.8,rows=3") for _ in range(2))
+    watched(filled, policy, [2] * 30)
+    again.restore({name: part.copy() for name, part in policy.state().items()}, filled.cache)
+    chosen = asked(filled, policy)[0]
+    assert asked(filled, again)[0] == chosen
+    assert chosen[0][0]
+    assert again._alike.tau == policy._alike.tau
+
+
+def test_what_the_store_has_lost_is_not_asked_for():
+    class Forgets(HostStore):
+        def forget(self, numbers):
+            self.drop(numbers)
+            self._lost = list(numbers)
+
+    filled = Filled(LAYERS, 400, GRID, np.random.default_rng(3))
+    policy = opened(filled, 160, "hybrid:tau=0.8", Forgets())
+    watched(filled, policy, [2] * 30)
+    gone = asked(filled, policy)[0][0][0][0]
+    policy.store.forget([gone])
+    watched(filled, policy, [2] * 6)
+    assert policy.lost == 1
+    assert all(gone not in of_head for of_layer in asked(filled, policy)[0] for of_head in of_layer)
+
+
+def test_settings_and_budgets_that_cannot_be_are_refused():
+    for text in ("hybrid:rows=0", "hybrid:tau=1.5", "hybrid:evict=h2o"):
+        with pytest.raises(UserError):
+            create_policy(text)
+    with pytest.raises(UserError, match=r"less than two clusters; give a larger --budget"):
+        opened(Filled(LAYERS, 400, GRID, np.random.default_rng(3)), 12, "hybrid:index=0.01")
+
+
+def test_the_index_takes_no_more_than_its_bytes():
+    policy = opened(Filled(LAYERS, 400, GRID, np.random.default_rng(3)), 160, "hybrid")
+    index = policy._alike
+    held = sum(part.nbytes for part in (index.mean, index.count, index.extents, index.rows))
+    assert policy.index_bytes - AlikeIndex.entry_bytes(LAYERS, HEADS * 8) < held <= policy.index_bytes
