@@ -8,6 +8,8 @@ import threading
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
+from edgevlm.runtime.store import StoreUse
+
 
 @dataclass(frozen=True, slots=True)
 class Answered:
@@ -28,7 +30,7 @@ class Stats:
 
     policy: the one in use, also under ``auto``.
     ``dropped`` is the sum of ``drops``, which has them by cause; ``gated`` frames were held back by the gate and are not among
-    ``frames``; ``source_problem`` says why the source is not running.
+    ``frames``; ``source_problem`` says why the source is not running; ``store``: what a policy that retrieves keeps below.
     """
 
     frames: int
@@ -45,6 +47,7 @@ class Stats:
     source_state: str
     source_problem: str | None
     reconnects: int
+    store: StoreUse | None = None
 
 
 class Output(Protocol):
@@ -72,10 +75,10 @@ class JsonOutput:
         """A line holds a whole answer."""
 
     def stats(self, stats: Stats) -> None:
-        self._line({"event": "stats", **_rounded(asdict(stats))})
+        self._line({"event": "stats", **_fields(stats)})
 
     def summary(self, stats: Stats) -> None:
-        self._line({"event": "summary", **_rounded(asdict(stats))})
+        self._line({"event": "summary", **_fields(stats)})
 
     def notice(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -110,11 +113,26 @@ def describe(stats: Stats) -> str:
     dropped = f" ({stats.dropped} dropped)" if stats.dropped else ""
     gated = f" ({stats.gated} gated)" if stats.gated else ""
     state = f"{stats.source_state} ({stats.source_problem})" if stats.source_problem else stats.source_state
+    below = "" if stats.store is None else f", {_below(stats.store)}"
     return (
         f"{state} · {stats.frames} frames{dropped}{gated} · {stats.fps:.1f} fps · memory {stats.cache_tokens} tokens, "
-        f"{stats.cache_bytes / 1e6:.1f} MB · {stats.compressions} compressions, {stats.compress_ms:.1f} ms · "
+        f"{stats.cache_bytes / 1e6:.1f} MB{below} · {stats.compressions} compressions, {stats.compress_ms:.1f} ms · "
         f"process {stats.rss_bytes / 1e6:.0f} MB"
     )
+
+
+def _below(store: StoreUse) -> str:
+    lost = f", {store.stats.lost} clusters lost" if store.stats.lost else ""
+    return f"below it {store.host_bytes / 1e6:.1f} MB in host memory, a file of {store.file_bytes / 1e6:.1f} MB{lost}"
+
+
+def _fields(stats: Stats) -> dict[str, object]:
+    fields = asdict(stats)
+    if stats.store is None:
+        del fields["store"]
+    else:
+        fields["store"] = {**fields["store"], "stats": _rounded(fields["store"]["stats"])}
+    return _rounded(fields)
 
 
 def _rounded(fields: dict[str, object]) -> dict[str, object]:

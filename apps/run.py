@@ -145,6 +145,7 @@ class Run:
             source_state=self.source.state.value,
             source_problem=self.source.problem,
             reconnects=self.source.reconnects,
+            store=session.store,
         )
 
     def _watch(self) -> None:

@@ -26,6 +26,7 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.state import Keeper
+from edgevlm.runtime.store import StoreSettings
 
 DEMO_FRAMES = 128  # of the demo without a terminal: more than its memory holds
 
@@ -52,6 +53,8 @@ class RunRequest:
     as_json: bool
     state: str | None = None
     state_every: float = 30.0
+    store_bytes: str | None = None
+    host_bytes: str | None = None
     engine: str = DEFAULT_ENGINE
 
 
@@ -68,6 +71,7 @@ def start(request: RunRequest) -> None:
     realtime = request.realtime if request.realtime is not None else is_demo_source and interactive
     budget = parse_count(request.budget) if request.budget is not None else None
     check_policy(request.policy)
+    store = parse_store(request.store_bytes, request.host_bytes)
     gate = Gate(rule) if (rule := parse_gate(request.gate)) else None
     check_source(request.camera, request.video)
     keeper = Keeper(request.state, request.state_every, to_stderr) if request.state is not None else None
@@ -80,8 +84,9 @@ def start(request: RunRequest) -> None:
         with Console(stderr=True).status("verifying and loading the model"):  # a large bundle takes seconds
             model = Model.load(bundle, engine=request.engine, threads=request.threads)
         session = Session.open(
-            model, policy=request.policy, budget=budget, chunk=request.chunk, reindexing=request.reindexing, state=keeper
-        )
+            model, policy=request.policy, budget=budget, chunk=request.chunk, reindexing=request.reindexing, state=keeper,
+            store=store,
+        )  # fmt: skip
         if keeper is not None:
             keeper.source = source.name
             go_on(source, keeper, plan, gate)
@@ -159,6 +164,22 @@ def parse_count(text: str) -> int:
     if not match:
         raise UserError(f"--budget {text}: give a number of tokens, like 512 or 6k")
     return int(float(match[1]) * (1000 if match[2] else 1))
+
+
+def parse_store(file: str | None, host: str | None) -> StoreSettings | None:
+    """As typed; None where nothing was."""
+    if file is None and host is None:
+        return None
+    given = {"file_bytes": ("--store-bytes", file), "host_bytes": ("--host-bytes", host)}
+    return StoreSettings(**{name: parse_bytes(*typed) for name, typed in given.items() if typed[1] is not None})
+
+
+def parse_bytes(option: str, text: str | None) -> int:
+    """``8G`` is 8,000,000,000."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([kKmMgGtT]?)", (text or "").strip())
+    if not match:
+        raise UserError(f"{option} {text}: give a number of bytes, like 8G or 256M")
+    return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
 
 
 def parse_ask_at(text: str) -> tuple[float, str]:

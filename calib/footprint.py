@@ -11,6 +11,9 @@ from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.policies import Policy, StreamShape
 from edgevlm.runtime.policies.retrieval import Retrieval
+from edgevlm.runtime.retrieval.stats import RetrievalStats
+from edgevlm.runtime.retrieval.working import WorkingSet
+from edgevlm.runtime.store import Store
 
 SCRATCH = {
     "InfiniPotV": {"_kept", "_scored"},
@@ -18,11 +21,16 @@ SCRATCH = {
     "LastSeen": {"_scored", "_kept"},
     "CrossLayer": {"_mass"},
     "Oracle": {"priority"},
+    "Mosaic": {"_turn"},
 }
-"""Attributes that are no state: each compression fills them before it reads them, or they are what an oracle knows."""
+"""Attributes that are no state: each compression or call fills them before it reads them, or they are what an oracle knows."""
 
-BESIDE = {"cache", "store", "working", "stats", "_tables"}
-"""Attributes of a retrieval policy that are not on the device, that are counted with the cache, or that each call fills."""
+ELSEWHERE = (StreamShape, KVCache, WorkingSet, RetrievalStats, Store)
+"""What a policy may hold that is not its own: what is known of the model; the arena, counted already; what lies
+below it; what is counted for people."""
+
+OF_CALLS = {"_tables"}
+"""Attributes of any retrieval policy that each call fills."""
 
 
 class Footprint:
@@ -44,7 +52,7 @@ def state_bytes(policy: Policy) -> int:
 
 
 def _arrays(thing: object, seen: set[int]) -> Iterator[np.ndarray]:
-    if id(thing) in seen or isinstance(thing, StreamShape):  # what is known of the model is not the policy's
+    if id(thing) in seen or isinstance(thing, ELSEWHERE):
         return
     seen.add(id(thing))
     if isinstance(thing, np.ndarray):
@@ -56,8 +64,9 @@ def _arrays(thing: object, seen: set[int]) -> Iterator[np.ndarray]:
         for part in thing:
             yield from _arrays(part, seen)
     elif type(thing).__module__.startswith("edgevlm."):
+        scratch = SCRATCH.get(type(thing).__name__, set()) | (OF_CALLS if isinstance(thing, Retrieval) else set())
         for name in (*getattr(thing, "__dict__", ()), *getattr(thing, "__slots__", ())):
-            if name not in SCRATCH.get(type(thing).__name__, BESIDE if isinstance(thing, Retrieval) else ()):
+            if name not in scratch:
                 yield from _arrays(getattr(thing, name, None), seen)
 
 

@@ -8,7 +8,7 @@ other.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from edgevlm.engines.base import Float32, FramePattern, Int32, Int64, KVBuffer, 
 from edgevlm.engines.checks import check_buffers, check_probes, check_step, cut_files, graph_of, grouped_pixels
 from edgevlm.engines.embedding import Embedding
 from edgevlm.engines.huge_pages import use_huge_pages
-from edgevlm.engines.onnxruntime_layers import OnnxRuntimeLayers, bind_array
+from edgevlm.engines.onnxruntime_layers import SHARED, OnnxRuntimeLayers, bind_array, share_arena
 from edgevlm.engines.profiles import ONNXRUNTIME
 from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime.bundle import Bundle
@@ -76,13 +76,13 @@ class OnnxRuntimeCpu:
 
     def _open(self, name: str, *, copies: bool = True) -> Any:
         """A session of one graph, its weights in huge pages where it has them to itself."""
-        session = self._session_of(name, copies=copies)
+        session = self._session_of(name, {}, copies=copies)
         if copies or self._is_integer:
             use_huge_pages()
         return session
 
-    def _session_of(self, name: str, *, copies: bool = True) -> Any:
-        """A session of one graph.
+    def _session_of(self, name: str, entries: Mapping[str, str], *, copies: bool = True) -> Any:
+        """A session of one graph, with further entries of its configuration.
 
         With ``copies`` it holds the matrices in the kernels' own layout, in memory of its own. Without, it reads them from the
         mapped file, whose pages all sessions and processes share and the system can drop; a call of few rows is slower.
@@ -96,6 +96,8 @@ class OnnxRuntimeCpu:
         options.log_severity_level = 4  # what goes wrong is raised
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.add_session_config_entry("session.disable_prepacking", "0" if copies or self._is_integer else "1")
+        for key, value in entries.items():
+            options.add_session_config_entry(key, value)
         if not copies and self.bundle.decoder.precision == "fp16":  # else float16 matrices become float32 in memory
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         path = self.bundle.file(name)
@@ -149,7 +151,8 @@ class OnnxRuntimeCpu:
         check_buffers(self.bundle, buffers, spec.kv)
         files = cut_files(self.bundle)
         if not self._cut:
-            self._cut = [self._session_of(file) for file in files]
+            share_arena()
+            self._cut = [self._session_of(file, SHARED) for file in files]
             use_huge_pages()
         return OnnxRuntimeLayers(self._cut, spec, buffers, self._calls)
 

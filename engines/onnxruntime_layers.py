@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 
 from edgevlm.engines.base import Float32, Int32, KVBuffer
 from edgevlm.engines.checks import check_layer, check_rows
 from edgevlm.errors import CacheError
 from edgevlm.runtime.bundle import DecoderSpec
+
+SAME_AS_REQUESTED = 1  # how an arena grows: by no more than is asked for
+SHARED = {"session.use_env_allocators": "1", "session.use_device_allocator_for_initializers": "1"}
+
+
+@cache
+def share_arena() -> None:
+    """Have one arena for the working memory of all sessions of this process that ask for it.
+
+    The cut graphs run one after another: with an arena each they would keep the working memory of a call L + 1 times.
+    """
+    where = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    with suppress(Exception):  # the process has registered one already
+        ort.create_and_register_allocator(where, ort.OrtArenaCfg({"arena_extend_strategy": SAME_AS_REQUESTED}))
 
 
 def bind_array(bind: Any, name: str, array: np.ndarray) -> None:
@@ -28,7 +45,7 @@ class OnnxRuntimeLayers:
     def __init__(self, sessions: Sequence[Any], spec: DecoderSpec, buffers: Sequence[KVBuffer], calls: Any) -> None:
         self._sessions, self._spec, self._calls = tuple(sessions), spec, calls
         self._buffers = tuple(buffers)  # keeps their owners alive
-        self._total_len = np.zeros((spec.layers, spec.kv_heads), np.int32)
+        self._lengths = np.zeros((2, spec.layers, spec.kv_heads), np.int32)  # of each head after the call, and one less
         self._one = self._many = self._call = _Call(self, 1, 1)
         self._next = spec.layers + 1  # the layer to attend next; beyond the last there is no call, and no logits
 
@@ -50,7 +67,8 @@ class OnnxRuntimeLayers:
             wanted = f"layer {self._next} is next" if self._next < spec.layers else "begin a call first"
             raise CacheError(f"layer {layer} cannot be attended to now: {wanted}")
         check_layer(spec, self._buffers[layer].shape[2], layer, rows, past)
-        np.add(past, rows, out=self._total_len[layer], casting="same_kind")
+        np.add(past, rows, out=self._lengths[0, layer], casting="same_kind")
+        np.subtract(self._lengths[0, layer], 1, out=self._lengths[1, layer])
         found = self._run(layer + 1)
         self._next = layer + 1
         return None if self._next == spec.layers else found
@@ -105,7 +123,7 @@ class _Call:
             binding = session.io_binding()
             if index:
                 layer = index - 1
-                _bind_memory(binding, layer, decoder._buffers[layer], decoder._total_len[layer])
+                _bind_memory(binding, layer, decoder._buffers[layer], decoder._lengths[:, layer])
             if index == s.layers:
                 made = {"logits": self.logits}
             for node in session.get_inputs():
@@ -125,8 +143,8 @@ class _Call:
             features[0] = embeds[:, start * width : (start + 1) * width] if embeds.shape[1] > width else 0
 
 
-def _bind_memory(binding: Any, layer: int, buffer: KVBuffer, total_len: Int32) -> None:
-    """Bind each KV head of a layer to its part of the buffer, which is dense, and the heads' lengths."""
+def _bind_memory(binding: Any, layer: int, buffer: KVBuffer, lengths: Int32) -> None:
+    """Bind each KV head of a layer to its part of the buffer, which is dense, and to its lengths ``[2, kv_heads]``."""
     _, heads, capacity, dim = buffer.shape
     parts = ("key", buffer.key_address, buffer.key_scale), ("value", buffer.value_address, buffer.value_scale)
     for head in range(heads):
@@ -138,4 +156,5 @@ def _bind_memory(binding: Any, layer: int, buffer: KVBuffer, total_len: Int32) -
             binding.bind_output(f"{name}_out", *where)
             if scale is not None:
                 bind_array(binding.bind_input, f"{part}_scale{layer}_{head}", scale[None, None, head : head + 1])
-    bind_array(binding.bind_input, "total_len", total_len)
+        for name, length in zip(("total_len", "last_row"), lengths, strict=True):
+            bind_array(binding.bind_input, f"{name}{layer}_{head}", length[head : head + 1])

@@ -7,7 +7,6 @@ a layer: new rows are rounded to codes, and attention is over what the codes say
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -40,16 +39,12 @@ class Memory:
 
     def start(self) -> None:
         """``total_len{l}`` and ``last_row{l}`` (one less), int32 ``[1]``, from the one input."""
-        self.lengths(range(self.shape.layers))
-
-    def lengths(self, names: Sequence[int | str]) -> None:
-        """The input ``total_len`` in parts, of the memories with these names."""
-        g = self.graph
-        total = g.input("total_len", TensorProto.INT32, [len(names)])
+        g, layers = self.graph, self.shape.layers
+        total = g.input("total_len", TensorProto.INT32, [layers])
         last = g.node("Sub", [total, g.constant("one", np.ones(1, np.int32))], ["last_row"])
-        ones = g.constant("one_per_layer", np.ones(len(names), np.int64))
-        g.node("Split", [total, ones], [f"total_len{name}" for name in names], axis=0)
-        g.node("Split", [last, ones], [f"last_row{name}" for name in names], axis=0)
+        ones = g.constant("one_per_layer", np.ones(layers, np.int64))
+        g.node("Split", [total, ones], [f"total_len{layer}" for layer in range(layers)], axis=0)
+        g.node("Split", [last, ones], [f"last_row{layer}" for layer in range(layers)], axis=0)
 
     def bound(self, layer: int | str) -> tuple[list[str], list[str]]:
         """Declare a layer's key and value ``[1, Hkv, C, D]``: inputs, and outputs to be bound to the same addresses."""
@@ -105,13 +100,15 @@ class Memory:
 class HeadMemory(Memory):
     """The same with a memory and a length for each KV head: ``key{l}_{h}``, ``value{l}_{h}`` ``[1, 1, C, D]``.
 
-    ``total_len`` is int32 ``[Hkv]``: one layer's, of the only one in the graph.
+    ``total_len{l}_{h}`` and ``last_row{l}_{h}`` are inputs: three nodes less a layer.
     """
 
     def attention(self, layer: int | str, rows: list[str], attended: str) -> str:
         s, g = self.shape, self.graph
         heads = range(s.kv_heads)
-        self.lengths([f"{layer}_{head}" for head in heads])
+        for head in heads:
+            g.input(f"total_len{layer}_{head}", TensorProto.INT32, [1])
+            g.input(f"last_row{layer}_{head}", TensorProto.INT32, [1])
         parts = []
         for row, width in zip(rows, (s.heads // s.kv_heads * s.head_dim, s.head_dim, s.head_dim), strict=True):
             parts.append([f"{row}_{head}" for head in heads])

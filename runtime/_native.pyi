@@ -130,6 +130,21 @@ def places(seq: NDArray[np.int64], known: NDArray[np.int64], /) -> NDArray[np.in
 def newer_similarity(
     cache: Cache, layer: int, valid: NDArray[np.bool_], since: int, rotated: bool, /
 ) -> NDArray[np.float32]: ...
+def assign(
+    key: NDArray[np.float32],
+    partition: NDArray[np.int32],
+    start: int,
+    means: NDArray[np.float32],
+    variance: NDArray[np.float64],
+    size: NDArray[np.int64],
+    partitions: NDArray[np.int32],
+    small: float,
+    large: float,
+    rate: float,
+    least: int,
+    slots: NDArray[np.int32],
+    /,
+) -> tuple[int, int, int]: ...
 def newest_frames(frame: NDArray[np.int32], among: NDArray[np.bool_], count: int, /) -> NDArray[np.bool_]: ...
 def attention_mass(
     query: NDArray[np.float32],

@@ -103,6 +103,18 @@ def run(
         typer.Option(metavar="DIR", help="Keep snapshots there, and go on from the newest.", show_default="nothing is kept"),
     ] = None,
     state_every: Annotated[float, typer.Option(metavar="S", help="Seconds from one snapshot to the next.")] = 30.0,
+    store_bytes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="8G",
+            help="Most that a policy that retrieves keeps in its file: in --state, else a temporary one; 0 for no file.",
+            show_default="8G",
+        ),
+    ] = None,
+    host_bytes: Annotated[
+        str | None,
+        typer.Option(metavar="256M", help="Most that it keeps of that in host memory.", show_default="256M"),
+    ] = None,
     seed: Annotated[int, typer.Option(help="The demo world's seed.", min=0)] = 0,
     threads: Threads = None,
     engine: Annotated[str, typer.Option(metavar="NAME", help=f"What runs the model: {', '.join(ENGINES)}.")] = DEFAULT_ENGINE,
@@ -129,6 +141,6 @@ def run(
             camera=camera, video=video, source=source, model=model, policy=policy, budget=budget, chunk=chunk,
             gate=gate, realtime=realtime, reindexing=reindexing.value, frames=frames, seconds=seconds,
             ask=ask or lines("EDGEVLM_RUN_ASK"), ask_at=ask_at or lines("EDGEVLM_RUN_ASK_AT"), threads=threads, as_json=json,
-            state=state, state_every=state_every, engine=engine,
+            state=state, state_every=state_every, store_bytes=store_bytes, host_bytes=host_bytes, engine=engine,
         )
     )  # fmt: skip

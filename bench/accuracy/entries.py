@@ -57,10 +57,17 @@ ABLATIONS = (
     "last-seen:keys=rotated",
     "last-seen:layer=0",
     "last-seen:target=0.9",
+    "mosaic",
+    "mosaic:clustering=none",
+    "mosaic:clustering=visual",
+    "mosaic:clustering=semantic",
+    "mosaic:splits=eager",
+    "mosaic:prefetch=off",
+    "mosaic:prefill=fetch",
 )
 """The papers' ablations that make sense here: InfiniPot-V Tabs. 5, A1, A2 and rotated keys; HERMES Tabs. 5, 6, 7, 9 and 10;
-PureKV Tabs. 4 and 6 and fig. 5; and those of last-seen. Rows whose settings the installed policies do not have are left
-out, and named."""
+PureKV Tabs. 4 and 6 and fig. 5; Mosaic Tab. IV, figs. 8 and 9(b); and those of last-seen. Rows whose settings the installed
+policies do not have are left out, and named."""
 
 
 @dataclass(frozen=True, slots=True)

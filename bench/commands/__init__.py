@@ -9,17 +9,37 @@ from edgevlm.bench.commands.camera import camera
 from edgevlm.bench.commands.checkpoint import checkpoint
 from edgevlm.bench.commands.compare import compare
 from edgevlm.bench.commands.compression import compression
+from edgevlm.bench.commands.cut import cut
 from edgevlm.bench.commands.kv_precision import kv_precision
 from edgevlm.bench.commands.precision import precision
 from edgevlm.bench.commands.prefill_pattern import prefill_pattern
 from edgevlm.bench.commands.report import report
 from edgevlm.bench.commands.share import share
 from edgevlm.bench.commands.snapshot import snapshot
+from edgevlm.bench.commands.store import store
 from edgevlm.bench.commands.vrex import vrex
 from edgevlm.bench.longrun.command import longrun
 from edgevlm.bench.stream.command import stream
 
 COMMANDS = (  # in the order of --help
-    decode, prefill, vision, compression, prefill_pattern, share, camera, snapshot, accuracy, precision, kv_precision, stream,
-    longrun, vrex, checkpoint, every, report, compare,
-)  # fmt: skip
+    decode,
+    prefill,
+    vision,
+    compression,
+    prefill_pattern,
+    cut,
+    share,
+    camera,
+    snapshot,
+    store,
+    accuracy,
+    precision,
+    kv_precision,
+    stream,
+    longrun,
+    vrex,
+    checkpoint,
+    every,
+    report,
+    compare,
+)

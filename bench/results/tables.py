@@ -12,6 +12,7 @@ from edgevlm.bench.results.journal import Line, number
 
 OURS, LLAMA, TRANSFORMERS = "edgevlm", "llama.cpp", "transformers"
 SHAPE, TOWER, SEEDED = "seeded-135m", "siglip-so400m-384", "seeded-0.5b"
+Row = tuple[str, Line, Callable[[Line], float]]  # its name, which lines it is of, and the number
 POLICIES = ("infinipot-v", "hermes", "purekv", "last-seen")
 
 
@@ -88,10 +89,18 @@ def against(lines: Sequence[Line]) -> list[str]:
         beside = next((one for one in own if "fps_ratio" in one and pair.items() <= one.items()), None)
         name = f"{line['runtime']}, {line['precision']}, {line['vision_precision']} tower"
         keys = ("fps_ratio", "cpu_ratio", "tokens_ratio")
-        frames, cpu, tokens = ("1" if beside is None else f"{beside[key]:.2f}" for key in keys)
+        frames, cpu, tokens = ("1" if beside is None else _times(beside[key]) for key in keys)
         parts = [f"{line[key]:,.0f}" for key in ("vision_ms", "prefill_ms", "compress_ms")]
-        rows.append(_row(name, f"{line['fps']:.3f}", frames, cpu, f"{line['tokens_per_s']:.1f}", tokens, *parts))
+        rows.append(_row(name, f"{line['fps']:.3f}", frames, cpu, _rate(line["tokens_per_s"]), tokens, *parts))
     return rows
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
 def accuracy(lines: Sequence[Line]) -> list[str]:
@@ -114,43 +123,43 @@ def _column(place: tuple[int, str]) -> tuple[int, float]:
 
 
 def compression(lines: Sequence[Line]) -> list[str]:
-    """What keeping the memory small costs: reads, numpy's time over ours, and shares of a frame's time, by policy.
+    """What a compression costs in plain reads of what it compresses, and numpy's time over ours, by policy; one thread.
 
     Of lines about the same the last: a quick one may stand before another.
     """
-    own = [line for line in reversed(lines) if line.get("bench") in ("compression", "share")]
-    known = [name for name in POLICIES if any(line.get("policy") == name for line in own)]
-    rows = _heads("", *known, "`edgevlm bench`")
-    shown: list[tuple[str, str, Line, Callable[[Line], str]]] = [
-        ("a compression over one plain read of the same keys and values, fp32", "compression", _of("fp32"), _reads),
-        ("the same in fp16, which has half the bytes to read", "compression", _of("fp16"), _reads),
-        ("numpy's time over ours, fp32", "compression", _of("fp32"), lambda line: plain(line["reference_ms"] / line["ms"])),
-    ]
+
+    def place(dtype: str) -> Line:
+        return {"bench": "compression", "dtype": dtype, "threads": 1, "layers": 36}
+
+    return _by_policy(
+        lines,
+        ("over one plain read of the same keys and values, fp32", place("fp32"), lambda line: line["pass_over_read"]),
+        ("the same in fp16, which has half the bytes to read", place("fp16"), lambda line: line["pass_over_read"]),
+        ("numpy's time over ours, fp32", place("fp32"), lambda line: line["reference_ms"] / line["ms"]),
+    )
+
+
+def shares(lines: Sequence[Line]) -> list[str]:
+    """Compression's share of a frame's time once the memory is full, and that of guidance forwards, which is apart; percent."""
+    rows: list[Row] = []
     for model, what in ((SEEDED, "LLaVA-OneVision-0.5B's decoder, no vision"), ("demo", "the demo")):
         place = {"bench": "share", "model": model}
-        shown.append((f"share of a frame's time, %: {what}", f"share --model {model}", place, _percent))
-        shown.append((f"guidance forwards apart, %: {what}", f"share --model {model}", place, _guided))
-    for what, command, place, cell in shown:
-        found = [next((line for line in own if {**place, "policy": name}.items() <= line.items()), None) for name in known]
-        if any(found):
-            rows.append(_row(what, *("-" if line is None else cell(line) for line in found), f"`{command}`"))
-    return rows
+        rows.append((f"{what}: compression", place, lambda line: 100 * line["share"]))
+        rows.append((f"{what}: guidance", place, lambda line: 100 * line["guidance_ms"] / line["frame_ms"]))
+    return _by_policy(lines, *rows)
 
 
-def _of(dtype: str) -> Line:
-    return {"bench": "compression", "dtype": dtype, "threads": 1, "layers": 36}
-
-
-def _reads(line: Line) -> str:
-    return plain(line["pass_over_read"])
-
-
-def _percent(line: Line) -> str:
-    return plain(100 * line["share"])
-
-
-def _guided(line: Line) -> str:
-    return plain(100 * line["guidance_ms"] / line["frame_ms"])
+def _by_policy(lines: Sequence[Line], *rows: Row) -> list[str]:
+    """A column for each of POLICIES that has a line, a row for each of ``rows`` that has one."""
+    found = {
+        what: {str(line.get("policy")): line for line in lines if place.items() <= line.items()} for what, place, _ in rows
+    }
+    known = [name for name in POLICIES if any(name in there for there in found.values())]
+    made = _heads("", *known)
+    for what, _, value in rows:
+        if there := found[what]:
+            made.append(_row(what, *(plain(value(there[name])) if name in there else "-" for name in known)))
+    return made
 
 
 def prefill_pattern(lines: Sequence[Line]) -> list[str]:
@@ -169,8 +178,8 @@ def precision(lines: Sequence[Line]) -> list[str]:
     rows = _heads("", *(line["precision"].replace("+awq", ", `--scaling awq`") for line in own))
     if own:
         whole = max(own, key=lambda line: float(line["decoder_mb"]))  # whose ratio is rounded least
-        rows.append(_row("same likeliest token", *(f"{line['top1']:.3f}".replace("0.", ".", 1) for line in own)))
-        rows.append(_row("mean KL, nats", *(f"{line['kl']:.4f}".replace("0.", ".", 1) for line in own)))
+        rows.append(_row("same likeliest token", *(share(line["top1"], 3) for line in own)))
+        rows.append(_row("mean KL, nats", *(share(line["kl"], 4) for line in own)))
         about = f"decoder, MB (fp32: {whole['decoder_mb'] / whole['size_over_fp32']:.0f})"
         rows.append(_row(about, *(f"{line['decoder_mb']:.0f}" for line in own)))
     return rows
@@ -200,14 +209,15 @@ def rounded(value: float) -> str:
     return str(Decimal(str(value)).quantize(Decimal("0.1"), ROUND_HALF_UP))
 
 
-def share(value: float) -> str:
-    """Two decimals, halves up, without the 0 before them."""
-    return str(Decimal(str(value)).quantize(Decimal("0.01"), ROUND_HALF_UP)).replace("0.", ".", 1)
+def share(value: float, digits: int = 2) -> str:
+    """So many decimals, halves up, without the 0 before them."""
+    found = str(Decimal(str(value)).quantize(Decimal(10) ** -digits, ROUND_HALF_UP))
+    return found[1:] if found.startswith("0.") else found
 
 
 def plain(value: float) -> str:
     """Two digits that count."""
-    return f"{value:.0f}" if abs(value) >= 10 else f"{value:.1f}" if abs(value) >= 1 else f"{value:.2f}"
+    return f"{value:.2g}" if abs(value) < 100 else f"{value:.0f}"
 
 
 TABLES: dict[str, Callable[[Sequence[Line]], list[str]]] = {
@@ -216,6 +226,7 @@ TABLES: dict[str, Callable[[Sequence[Line]], list[str]]] = {
     "decode": decode,
     "precision": precision,
     "prefill-pattern": prefill_pattern,
+    "share": shares,
     "stream": stream,
     "stream-against": against,
     "vision": vision,

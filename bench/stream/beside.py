@@ -50,18 +50,20 @@ class Side:
     def line(self, count: int) -> dict[str, Any]:
         """Medians of what is warm: all but the first chunk and the first answer, which have fields of their own.
 
-        count: frames of the warm chunks.
+        count: frames of the warm chunks. Answers that end with their first token have no rate; None without others.
         """
         spread = figures("frame", self.frames[1:])
-        low, tpot, high = quartiles(self.tpot_ms[1:])
+        further = [ms for ms in self.tpot_ms[1:] if ms]
         of_parts = zip(PARTS, self.parts[0], self.parts[-1], strict=True)
         numbers = {
             "fps": 1e3 / spread["ms_per_frame"], **spread, "cold_ms_per_frame": self.frames[0].wall,
             **{name: (last - first) / count for name, first, last in of_parts},
             "ttft_ms": statistics.median(self.ttft_ms[1:]), "cold_ttft_ms": self.ttft_ms[0],
-            "tokens_per_s": 1e3 / tpot, "tpot_ms": tpot, "tpot_low": low, "tpot_high": high,
         }  # fmt: skip
-        return {name: round(value, 3) for name, value in numbers.items()} | {"compressions": self.compressions}
+        tokens = _spread(further, "tpot_ms", "tpot_low", "tpot_high")
+        rate = round(1e3 / tokens["tpot_ms"], 3) if tokens["tpot_ms"] else None
+        rounded = {name: round(value, 3) for name, value in numbers.items()}
+        return {**rounded, "tokens_per_s": rate, **tokens, "compressions": self.compressions}
 
 
 def beside(model: str, precisions: Sequence[str], attention: str, work: Work, progress: Progress) -> Iterator[dict[str, Any]]:
@@ -178,10 +180,16 @@ def _took(run: Callable[[], object], count: int) -> Took:
 def _ratios(ours: Side, theirs: Side) -> dict[str, Any]:
     """How many times theirs ours are, medians of the warm rounds' ratios with quartiles. cpu_ratio: of the processor's time."""
     slower = ratio(theirs.frames[1:], ours.frames[1:])
-    low, tokens, high = quartiles([their / our for our, their in zip(ours.tpot_ms[1:], theirs.tpot_ms[1:], strict=True)])
+    pairs = zip(ours.tpot_ms[1:], theirs.tpot_ms[1:], strict=True)
+    tokens = _spread([their / our for our, their in pairs if our and their], "tokens_ratio", "tokens_low", "tokens_high")
     same = sum(one == other for one, other in zip(ours.said, theirs.said, strict=True))
     return {
         "fps_ratio": slower["ratio"], "low": slower["low"], "high": slower["high"], "cpu_ratio": slower["cpu_ratio"],
-        "tokens_ratio": round(tokens, 3), "tokens_low": round(low, 3), "tokens_high": round(high, 3),
-        "answers": len(ours.said), "same_answers": same,
+        **tokens, "answers": len(ours.said), "same_answers": same,
     }  # fmt: skip
+
+
+def _spread(values: Sequence[float], median: str, low: str, high: str) -> dict[str, float | None]:
+    """Median and quartiles under these names; None without values."""
+    found = quartiles(values) if values else (None, None, None)
+    return {name: None if x is None else round(x, 3) for name, x in zip((low, median, high), found, strict=True)}

@@ -125,15 +125,18 @@ def _said(line: dict[str, Any]) -> str:
     """A line of ``--against`` in words."""
     place = f"{line['runtime']:<14}{line['precision']:<6}"
     if "fps_ratio" in line:
+        tokens = "tokens a second not known"
+        if line["tokens_ratio"]:
+            tokens = f"tokens a second {line['tokens_ratio']:.2f} [{line['tokens_low']:.2f}, {line['tokens_high']:.2f}]"
         return (
             f"{place}over transformers: frames a second {line['fps_ratio']:.2f} [{line['low']:.2f}, {line['high']:.2f}], "
-            f"processor {line['cpu_ratio']:.2f}; tokens a second {line['tokens_ratio']:.2f} "
-            f"[{line['tokens_low']:.2f}, {line['tokens_high']:.2f}]; same answers {line['same_answers']} of {line['answers']}"
+            f"processor {line['cpu_ratio']:.2f}; {tokens}; same answers {line['same_answers']} of {line['answers']}"
         )
+    rate = "-" if line["tokens_per_s"] is None else f"{line['tokens_per_s']:.2f}"
     return (
         f"{place}{line['fps']:.3f} fps; {line['ms_per_frame']:.0f} ms [{line['low']:.0f}, {line['high']:.0f}] a frame, first "
         f"{line['cold_ms_per_frame']:.0f}: vision {line['vision_ms']:.0f}, prefill {line['prefill_ms']:.0f}, compression "
-        f"{line['compress_ms']:.1f}; {line['tokens_per_s']:.2f} tokens/s, first token {line['ttft_ms']:.0f} ms, "
+        f"{line['compress_ms']:.1f}; {rate} tokens/s, first token {line['ttft_ms']:.0f} ms, "
         f"the very first {line['cold_ttft_ms']:.0f}"
     )
 

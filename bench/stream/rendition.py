@@ -115,8 +115,8 @@ class Rendition:
 def chosen(keys: Tensor, values: Tensor, budget: int, per_frame: int, rows: int, quarter: int) -> Tensor:
     """Places that stay, rising, int64 ``[kv_heads, target]``; keys and values ``[kv_heads, n, head_dim]``, oldest first.
 
-    n: whole frames of ``per_frame`` tokens, in ``rows`` rows. quarter: of the depth. Of equals the newer is to stay, which is
-    not seen to here: numbers of a model are hardly ever equal.
+    n: whole frames of ``per_frame`` tokens, in ``rows`` rows. quarter: of the depth. Which of equals stays is left open, where
+    our policy takes the newer: pooled norms are equal only on grids so small that a window covers them.
     """
     count = keys.shape[1]
     target = max(1, int(TARGET * budget + 1e-9) // per_frame) * per_frame

@@ -41,10 +41,10 @@ template <typename T>
 pybind11::array checked(pybind11::handle object, const char* name, const std::vector<std::int64_t>& shape) {
     namespace py = pybind11;
     const py::dtype dtype = dtype_of<T>();
-    const std::string wanted = py::str(dtype);
-    if (!py::isinstance<py::array>(object)) refuse(name, " must be a numpy array of ", wanted, " ", shape_text(shape));
+    const auto text = [](const py::dtype& of) { return std::string(py::str(of)); };  // slow: for errors alone
+    if (!py::isinstance<py::array>(object)) refuse(name, " must be a numpy array of ", text(dtype), " ", shape_text(shape));
     auto array = py::reinterpret_borrow<py::array>(object);
-    if (!array.dtype().equal(dtype)) refuse(name, " must be ", wanted, ", not ", std::string(py::str(array.dtype())));
+    if (!array.dtype().equal(dtype)) refuse(name, " must be ", text(dtype), ", not ", text(array.dtype()));
     std::vector<std::int64_t> found(array.shape(), array.shape() + array.ndim());
     bool fits = found.size() == shape.size();
     for (std::size_t axis = 0; fits && axis < shape.size(); ++axis) fits = shape[axis] == any || shape[axis] == found[axis];

@@ -268,5 +268,6 @@ PYBIND11_MODULE(_native, module) {
     bind_kernels(module);
     bind_infinipot(module);
     bind_newer(module);
+    bind_nested(module);
     module.def("loose_allocations", [] { return loose_heap().allocations(); });
 }

@@ -14,6 +14,7 @@ from edgevlm.runtime.policies.hermes import Hermes
 from edgevlm.runtime.policies.hybrid import Hybrid
 from edgevlm.runtime.policies.infinipot_v import InfiniPotV
 from edgevlm.runtime.policies.last_seen import LastSeen
+from edgevlm.runtime.policies.mosaic import Mosaic
 from edgevlm.runtime.policies.purekv import PureKV
 from edgevlm.runtime.policies.random_tokens import RandomTokens
 from edgevlm.runtime.policies.rekv import ReKV
@@ -38,6 +39,7 @@ POLICIES: dict[str, type[Policy]] = {
         Hermes,
         PureKV,
         LastSeen,
+        Mosaic,
         ReKV,
         Hybrid,
     )

@@ -35,8 +35,8 @@ class Hybrid(Retrieval):
     softmax_c(q . mean key of c / sqrt(D)).
 
     window: the share of |M| that the arena has. index: the share of |M|, in bytes, that the clusters' mean keys take; the rest
-    is the working set. rows: tokens of a block of a cluster at the most; of each cluster two blocks stay. tau: the cosine from
-    which tokens are alike, as long as the index is not full. evict: what evicts, ``last-seen`` or ``sliding-window``.
+    is the working set. rows: tokens that a block of a cluster holds at most; of each cluster two blocks stay. tau: the cosine
+    from which tokens are alike, as long as the index is not full. evict: what evicts, ``last-seen`` or ``sliding-window``.
 
     Ours: all of it; there is no paper.
     """

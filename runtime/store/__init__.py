@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -43,6 +43,7 @@ class StoreUse:
     stats: StoreStats
 
 
+@runtime_checkable
 class Store(Protocol):
     """Blocks by number. Used by one thread; what it does in the background is its own business.
 

@@ -80,7 +80,8 @@ class StoreFile:
         if start != _header(self.token, whose):
             raise UserError(f"{self.name}: is damaged at its start; remove it, and what lies in it is lost")
         if whose != self._whose:
-            raise UserError(f"{self.name}: holds the blocks of another stream; remove it, or choose another folder")
+            same = "run with the same settings as before, or choose another folder"
+            raise UserError(f"{self.name}: holds the blocks of another stream; {same}")
         if self.nbytes > self.limit:
             os.ftruncate(self._handle, self.limit)
             self.nbytes = self.limit

@@ -61,13 +61,14 @@ class Readers:
                 number, ticket = self._take()
             self._read(number, ticket)
 
-    def close(self) -> None:
-        """Without the lock."""
+    def close(self, patience_s: float) -> bool:
+        """Without the lock. Returns whether all have ended: one waits for a disk that does not answer."""
         with self._core.lock:
             self._closing = True
             self._work.notify_all()
         for thread in self._threads:
-            thread.join()
+            thread.join(patience_s)
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
         while True:

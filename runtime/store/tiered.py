@@ -50,6 +50,7 @@ class TieredStore:
         self._core = Core(self._file, self.settings.host_bytes, notify or logging.getLogger("edgevlm").warning)
         self._readers = Readers(self._core)
         self._writer = Writer(self._core, self._file, patience_s, retry_s) if self._file is not None else None
+        self._patience_s = patience_s
         self._next = 0
 
     @property
@@ -110,8 +111,9 @@ class TieredStore:
         return there
 
     def resident(self, number: int) -> bool:
-        with self._core.changed:
-            return self._core.memory.whole(int(number)) is not None
+        with self._core.lock:
+            held = self._core.memory.find(int(number))
+            return held is not None and (held.whole is not None or not self._core.ring.extents(int(number)))
 
     def expect(self, numbers: Sequence[int]) -> None:
         """As much of it as half of the host memory holds."""
@@ -189,11 +191,11 @@ class TieredStore:
 
     def close(self) -> None:
         """Write what is waiting and let go of the file. Closing it again does nothing."""
-        self._readers.close()
+        ended = self._readers.close(self._patience_s)
         if self._writer is not None:
-            self._writer.close()
+            ended = self._writer.close() and ended
         self._core.tell()
-        if self._file is not None and (self._writer is None or self._writer.ended):
+        if self._file is not None and ended:
             self._file.close()
 
     def _make_room(self, nbytes: int) -> None:
@@ -207,7 +209,8 @@ class TieredStore:
             number = memory.first_only_here()
             if number is None:
                 break
-            core.say_once("host", f"host memory is full ({memory.limit:,} bytes): the clusters used least lately are lost")
+            if self._writer is None:
+                core.say_once("host", f"host memory is full ({memory.limit:,} bytes): the clusters used least lately are lost")
             core.lose(number)
 
     def _to_be_written(self, number: int) -> None:

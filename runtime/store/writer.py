@@ -43,8 +43,9 @@ class Writer:
     def sync(self) -> None:
         """See everything put until now onto the disk, as far as it can be. Without the lock."""
         with self._core.changed:
-            while self.wait():
-                pass
+            for _ in range(len(self._core.waiting)):  # what comes meanwhile is not waited for
+                if not self.wait():
+                    break
         try:
             self._file.sync()
         except OSError as error:
@@ -52,17 +53,14 @@ class Writer:
                 self._fail(_why(error, self._file.path))
         self._core.tell()
 
-    def close(self) -> None:
-        """Write what is waiting, if the disk takes it, and end."""
+    def close(self) -> bool:
+        """Write what is waiting, if the disk takes it, and end. Returns whether it has: a write may not come back."""
         with self._core.changed:
             while self.wait():
                 pass
             self._closing, self._retry_at = True, 0.0
             self._core.changed.notify_all()
         self._thread.join(self._patience_s)
-
-    @property
-    def ended(self) -> bool:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -147,8 +145,10 @@ class Writer:
 
     def _fail(self, why: str) -> None:
         if not self.failing:
-            again = f"every {self._retry_s:g} s it is tried again"
-            self._core.say(f"{self._file.name}: not written ({why}): clusters stay in host memory, and {again}")
+            self._core.say(
+                f"{self._file.name}: not written ({why}): new clusters stay in host memory, where those used least lately give "
+                f"way, and every {self._retry_s:g} s it is tried again"
+            )
         self.failing = True
         self._retry_at = time.monotonic() + self._retry_s
         self._turned()

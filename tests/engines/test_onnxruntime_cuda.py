@@ -73,6 +73,11 @@ def test_a_session_goes_on_from_a_snapshot(models, monkeypatch, tmp_path):
             np.testing.assert_array_equal(resumed[name], array)
 
 
+def test_a_cut_decoder_is_refused(models):
+    with pytest.raises(UserError, match="run on --engine onnxruntime-cpu alone"):
+        models[1].engine.bind_layers([])
+
+
 def test_without_the_provider_it_is_refused():
     assert PROVIDER not in ort.get_available_providers(), "these tests are for the CPU's package"
     with pytest.raises(UserError, match=r"has no CUDAExecutionProvider.*pip install onnxruntime-gpu"):

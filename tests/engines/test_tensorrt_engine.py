@@ -360,6 +360,8 @@ def test_buffers_and_probes_must_be_those_it_was_built_for(llava: Pair) -> None:
         llava.engine.bind(llava.decoder._buffers, variant="st-spattn")
     with pytest.raises(UserError, match="keeps no memory"):
         llava.engine.bind(llava.decoder._buffers, variant="projections")
+    with pytest.raises(UserError, match="run on --engine onnxruntime-cpu alone"):
+        llava.engine.bind_layers(llava.decoder._buffers)
 
 
 def test_engines_without_probes(exported: Any, tmp_path: Path) -> None:

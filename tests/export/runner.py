@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgevlm.engines import load_engine
-from edgevlm.engines.base import Decoder, Float32, FramePattern, KVBuffer, StepResult
+from edgevlm.engines.base import Decoder, Float32, FramePattern, Int32, KVBuffer, LayerDecoder, StepResult
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.kv import DTYPES
 
@@ -70,3 +70,31 @@ class Runner:
         while len(tokens) < count:
             tokens.append(int(np.argmax(self.step(self.embed(tokens[-1:])).logits[0])))
         return tokens
+
+
+class Layered:
+    """A cut decoder stepped as a whole one; ``queries``: those of the last step, by layer."""
+
+    def __init__(self, decoder: LayerDecoder, kv_heads: int) -> None:
+        self.decoder, self.kv_heads = decoder, kv_heads
+        self.queries: list[Float32] = []
+
+    def step(
+        self,
+        embeds: Float32,
+        cos: Float32,
+        sin: Float32,
+        past_len: Int32,
+        logit_rows: Sequence[int] = (-1,),
+        pattern: FramePattern | None = None,
+    ) -> StepResult:
+        """past_len: ``[layers]``, the rows of all heads of a layer, or ``[layers, kv_heads]``."""
+        assert pattern is None
+        query: Float32 | None = self.decoder.begin(embeds, cos, sin, logit_rows)
+        self.queries = []
+        for layer, past in enumerate(past_len):
+            assert query is not None
+            self.queries.append(query.copy())
+            query = self.decoder.attend(layer, np.broadcast_to(past, self.kv_heads).astype(np.int32))
+        assert query is None
+        return StepResult(self.decoder.logits(), {})

@@ -16,9 +16,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from checkpoints import make_checkpoint
-from runner import Runner
+from runner import Layered, Runner
 
-from edgevlm.engines.base import LayerDecoder
 from edgevlm.engines.checks import cut_files
 from edgevlm.engines.onnxruntime_cpu import Calls
 from edgevlm.engines.onnxruntime_layers import OnnxRuntimeLayers
@@ -50,18 +49,15 @@ def logits(checkpoint: Path, folder: Path, level: int, monkeypatch: Any) -> dict
     found = {"whole": again(embeds), "away": again(embeds * (1 + np.float32(1e-5) * noise))}
     runner.past_len[:], runner.position = 0, 0
     found["one by one"] = np.concatenate([runner.step(row[None]).logits for row in embeds])
-    found["cut"] = through(runner, runner.engine.bind_layers(runner.buffers), embeds)
+    spec, none = runner.bundle.decoder, np.zeros(runner.bundle.decoder.layers, np.int32)
     sessions = [unpacked(runner.bundle.file(name)) for name in cut_files(runner.bundle)]
-    found["unpacked"] = through(runner, OnnxRuntimeLayers(sessions, runner.bundle.decoder, runner.buffers, Calls()), embeds)
-    return found
-
-
-def through(runner: Runner, decoder: LayerDecoder, embeds: np.ndarray) -> np.ndarray:
-    """``[S, vocab]`` of rows before which there is nothing."""
-    decoder.begin(embeds, *runner.tables(np.arange(len(embeds), dtype=np.int32)), range(len(embeds)))
-    for layer in range(runner.bundle.decoder.layers):
-        decoder.attend(layer, np.zeros(runner.bundle.decoder.kv_heads, np.int32))
-    return decoder.logits()
+    cuts = {
+        "cut": runner.engine.bind_layers(runner.buffers),
+        "unpacked": OnnxRuntimeLayers(sessions, spec, runner.buffers, Calls()),
+    }
+    return found | {
+        name: Layered(cut, spec.kv_heads).step(embeds, *tables, none, range(ROWS)).logits for name, cut in cuts.items()
+    }
 
 
 def unpacked(path: Path) -> Any:

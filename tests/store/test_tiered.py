@@ -102,13 +102,16 @@ def test_the_one_used_least_lately_leaves_host_memory(opened):
     for seed in range(8):
         store.put(block(seed))
     store.sync()
+    assert all(map(store.resident, range(8)))
     for seed in range(8, 18):
+        assert store.resident(2)
         store.get([2])
         store.put(block(seed))
         store.sync()
     before = store.stats.hits
     store.get([2, 17])
     assert store.stats.hits == before + 2
+    assert not any(map(store.resident, [0, 1, 3, 99]))
     store.get([0, 1, 3])
     assert store.stats.hits == before + 2
 

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from edgevlm.apps.cli import app
 from edgevlm.bench import seeded_checkpoint
+from edgevlm.bench.results import tables
 from edgevlm.bench.rounds import Took
-from edgevlm.bench.stream import beside
+from edgevlm.bench.stream import beside, command
 from edgevlm.bench.stream.beside import OTHER, OURS, POLICY, Side
 from edgevlm.bench.stream.rendition import Rendition, chosen, load
 from edgevlm.bench.stream.sitting import QUESTION
@@ -101,6 +102,16 @@ def test_what_is_cold_is_in_no_median():
     assert (ratios["answers"], ratios["same_answers"]) == (3, 2)
 
 
+def test_answers_that_end_at_once_have_no_rate():
+    once = Side([Took(9, 9)] * 3, [5] * 3, [2, 0, 0], [[]] * 3, [(0, 0, 0)] * 2)
+    line, ratios = once.line(2), beside._ratios(once, once)
+    assert (line["tokens_per_s"], line["tpot_ms"], ratios["tokens_ratio"], ratios["fps_ratio"]) == (None, None, None, 1.0)
+    place = {"runtime": OURS, "precision": "fp32", "vision_precision": "fp32", "bench": "stream-against"}
+    assert "- tokens/s" in command._said(place | line)
+    assert "tokens a second not known" in command._said(place | ratios)
+    assert tables.against([place | line, place | ratios])[2].split(" | ")[4:6] == ["-", "-"]
+
+
 def bench(*arguments):
     return CliRunner().invoke(app, ["bench", *map(str, arguments)], catch_exceptions=False)
 
@@ -134,9 +145,9 @@ def test_the_seeded_checkpoint_has_the_published_shape():
 
 def test_the_command(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("EDGEVLM_CACHE", str(tmp_path))
-    command = ["stream", "--against", "transformers", "--model", tiny, "--frames", 13, "--chunk", 4, "--budget", 256,
+    typed = ["stream", "--against", "transformers", "--model", tiny, "--frames", 13, "--chunk", 4, "--budget", 256,
                "--answer-tokens", 3, "--precisions", "fp32,int8", "--attention", "eager", "--threads", 1]  # fmt: skip
-    done = bench(*command, "--json")
+    done = bench(*typed, "--json")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(line["runtime"], line["precision"], line["vision_precision"]) for line in lines] == [
         (OURS, "fp32", "fp32"), (OURS, "int8", "int8"), (OTHER, "fp32", "fp32"), (OURS, "fp32", "fp32"), (OURS, "int8", "int8"),
@@ -152,7 +163,7 @@ def test_the_command(tiny, tmp_path, monkeypatch):
         assert line["low"] <= line["fps_ratio"] <= line["high"]
         assert line["tokens_low"] <= line["tokens_ratio"] <= line["tokens_high"]
     assert (lines[3]["answers"], lines[3]["same_answers"]) == (3, 3)
-    words = bench(*command).stdout.splitlines()
+    words = bench(*typed).stdout.splitlines()
     assert len(words) == 5
     assert "over transformers: frames a second" in words[3]
 

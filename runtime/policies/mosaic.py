@@ -1,0 +1,213 @@
+"""Mosaic: clusters of keys inside clusters of frames, fetched by the query. Its paper's secs. V to VII and Alg. 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.policies.base import Appended, Bool, Float32, Needs, State, nested, within
+from edgevlm.runtime.policies.retrieval import Retrieval, block_of
+from edgevlm.runtime.retrieval.cohesion import Threshold
+from edgevlm.runtime.retrieval.maintainer import Counts, Maintainer
+from edgevlm.runtime.retrieval.partitions import Partitions
+from edgevlm.runtime.retrieval.stats import Phase
+from edgevlm.runtime.retrieval.table import Int64, Table
+from edgevlm.runtime.retrieval.two_stage import choose_clusters
+from edgevlm.runtime.store import Block, Store
+
+if TYPE_CHECKING:
+    from edgevlm.runtime.cache import KVCache
+
+VISUAL = 8  # the partitions of frames take at most one in so many bytes of the index
+SCENE = 2.0  # frames may vary so much more than keys: their early variance is that of one scene
+
+
+@dataclass
+class Mosaic(Retrieval):
+    """Cluster frames by what the tower saw, keys inside those clusters; a query fetches the clusters it asks for.
+
+    A representative of every cluster and the newest tokens are always attended to. |M| is split into a window of the newest
+    tokens, the index, and a working set for representatives and clusters.
+
+    window: share of |M| of the newest tokens. index: share of |M|, in bytes, for what is known of the clusters below.
+    clustering: ``nested``, keys inside partitions of frames; ``visual``, a partition's keys as one cluster; ``semantic``, keys
+    without partitions; ``none``, frames as they came. splits: a cluster that is too diverse and not in host memory is split
+    when it is next fetched (``deferred``, Alg. 1), or at once (``eager``). prefetch: fetch what layer l's query asks of layer
+    l + 1 ahead, and complete it there. partitions: how many of them a query looks into in each layer and KV head. tight, loose:
+    how many times a layer's early variance a small and a large cluster may have (tau_s and tau_l of eq. 5). prefill: frames see
+    window and ``representatives``, or ``fetch`` as questions do.
+
+    Ours: a partition is not split, the frame that would take it over its threshold founds another. A query has no picture, so
+    partitions are compared with it by their mean keys; the rows of a call vote by softmax attention to the representatives.
+    Keys are compared before their rotary embedding. The index has a fixed size: when it is full the nearest clusters become
+    one, and a cluster keeps its newest rows: half as many as the working set has, or up to twice that.
+    """
+
+    clustering: Literal["nested", "visual", "semantic", "none"] = "nested"
+    splits: Literal["deferred", "eager"] = "deferred"
+    prefetch: bool = True
+    partitions: int = 8
+    tight: float = 0.5
+    loose: float = 1.0
+    prefill: Literal["representatives", "fetch"] = "representatives"
+
+    name: ClassVar[str] = "mosaic"
+    paper: ClassVar[str] = "Mosaic: Cross-Modal Clustering for Efficient Video Understanding"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.partitions < 1:
+            raise ValueError("partitions is 1 or more")
+        if not 0 <= self.tight <= self.loose:
+            raise ValueError("tight is 0 or more, and loose no less than tight")
+
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, features=self.clustering in ("nested", "visual"))
+
+    def calibrated(self) -> Sequence[Threshold] | None:
+        """Each layer's threshold as the model's calibration has it, which none has yet; None: from early variance."""
+        return None
+
+    def open(self, cache: KVCache, store: Store) -> None:
+        """Raises UserError for an index too small for two clusters in each layer and head."""
+        super().open(cache, store)
+        visual = self.index_bytes // VISUAL if self.needs.features else 0
+        left, of = self.index_bytes - visual, cache.layers * cache.kv_heads
+        slots = min(left // (of * Table.slot_bytes(cache)), self._working_rows // 2)
+        if slots < 2:
+            raise UserError(
+                f"a budget of {self.budget} tokens leaves mosaic no room for two clusters; "
+                f"give --budget {-(-self.budget * 4 // max(1, 2 * slots))} or more, or a larger index="
+            )
+        self._visual_bytes = visual
+        self._frames = self.window_rows // self.shape.tokens_per_frame + 2
+        self.table = Table(cache, slots)
+        self.maintainer = Maintainer(
+            cache, store, self.table, self._working_rows // 2, clustering=self.clustering, eager=self.splits == "eager",
+            small=self.tight, large=self.loose, calibrated=self.calibrated(),
+        )  # fmt: skip
+        self.visual: Partitions | None = None  # made when the first features say how wide they are
+        self._predicted: dict[int, list[list[int]]] = {}
+        self.prefetched = np.zeros(2, np.int64)  # clusters chosen that were, and were not, got ahead
+        self._turn: tuple[Float32, Float32] | None = None
+
+    # Rows come and leave.
+
+    def after_append(self, cache: KVCache, appended: Appended) -> None:
+        super().after_append(cache, appended)
+        if self.needs.features:
+            assert appended.features is not None, "a session gives what a policy needs"
+            visual = self.visual = self.visual or self._partitions(appended.features.shape[1])
+            for into, gone in visual.take(np.unique(appended.frame), appended.features):
+                self.maintainer.relabel(into, gone)
+            self._refresh()
+
+    def _partitions(self, width: int) -> Partitions:
+        slots = max(1, min(self._visual_bytes // Partitions.slot_bytes(width), self.table.slots // 2))
+        return Partitions(slots, width, self._frames, SCENE * self.tight, SCENE * self.loose)
+
+    def archive(self, cache: KVCache, layer: int, leaving: Bool) -> None:
+        count = int(leaving[0].sum())
+        rows = np.nonzero(leaving)[1].reshape(len(leaving), count)
+        rows = np.take_along_axis(rows, np.argsort(np.take_along_axis(cache.seq(layer), rows, 1), 1, kind="stable"), 1)
+        block = block_of(cache, layer, rows)
+        self.maintainer.forget_lost()
+        of = self.visual.of(block.frame[0]) if self.visual else np.zeros(count, np.int32)
+        self.maintainer.take(layer, block, of)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """The working set is filled anew when the clusters are others."""
+        if self.maintainer.changed:
+            self.working.forget()
+            self.maintainer.changed = False
+
+    # Rows are asked for.
+
+    def begin(self, cos: Float32, sin: Float32) -> None:
+        self._turn = cos, sin
+        self._predicted.clear()
+
+    def always(self, layer: int) -> Sequence[Block]:
+        """The representatives of all clusters, each where its newest member stands."""
+        return self.table.representatives(layer)
+
+    def choose(self, layer: int, query: Float32, phase: Phase) -> Sequence[Sequence[int]]:
+        self.maintainer.forget_lost()
+        if not self._fetches(phase):
+            self._refresh()
+            return [[]] * self.cache.kv_heads
+        slots = self._clusters(layer, query)
+        self._completed(layer, slots)
+        waiting = [(head, int(slot)) for head, of in enumerate(slots) for slot in of if len(self._waiting(layer, head, slot))]
+        for head, slot in waiting:
+            self.maintainer.split(layer, head, slot)
+        self._refresh()
+        return self._numbers(layer, self._clusters(layer, query) if waiting else slots)
+
+    def expect(self, layer: int, query: Float32, phase: Phase) -> None:
+        if self.prefetch and self._fetches(phase):
+            self._predicted[layer] = self._numbers(layer, self._clusters(layer, query))
+            self.store.expect(sorted({number for of_head in self._predicted[layer] for number in of_head}))
+
+    def _fetches(self, phase: Phase) -> bool:
+        return phase != "prefill" or self.prefill == "fetch"
+
+    def _waiting(self, layer: int, head: int, slot: int) -> Int64:
+        return self.maintainer.waiting(layer, head, slot)
+
+    def _clusters(self, layer: int, query: Float32) -> list[Int64]:
+        """For each KV head the slots that a rotated query ``[heads, S, head_dim]`` of the call at hand asks for."""
+        heads, table = self.cache.kv_heads, self.table
+        bare = self._turned_back(query).reshape(heads, -1, query.shape[2])
+        rooms = [self._working_rows - len(table.live(layer, head)) for head in range(heads)]
+        return [choose_clusters(table, layer, h, bare[h], self.partitions, room) for h, room in enumerate(rooms)]
+
+    def _turned_back(self, query: Float32) -> Float32:
+        if self._turn is None:
+            raise ValueError("begin() gives the rotary tables of a call before its queries come")
+        (cos, sin), (low, high) = self._turn, np.split(query, 2, -1)
+        return np.concatenate([low * cos + high * sin, high * cos - low * sin], -1)
+
+    def _numbers(self, layer: int, slots: list[Int64]) -> list[list[int]]:
+        return [self.table.number[layer, head, of].tolist() for head, of in enumerate(slots)]
+
+    def _completed(self, layer: int, slots: list[Int64]) -> None:
+        """Count what of the choice was foreseen; the rest is fetched now."""
+        for chosen, ahead in zip(self._numbers(layer, slots), self._predicted.pop(layer, []), strict=False):
+            found = len({*chosen} & {*ahead})
+            self.prefetched += found, len(chosen) - found
+
+    # What is reported, and kept.
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What the index has been through, by name (see Counts), and what was fetched ahead or had to be completed."""
+        visual = (self.visual.founded, self.visual.merged) if self.visual else (0, 0)
+        ahead = dict(zip(("prefetched", "completed"), self.prefetched.tolist(), strict=True))
+        return {**asdict(self.maintainer.counts), "partitions": visual[0], "partitions_merged": visual[1], **ahead}
+
+    def index_state(self) -> State:
+        early = {f"early{layer}": early for layer, early in enumerate(self.maintainer.early)}
+        parts = {name: {"mean": of.mean, "variance": of.variance, "seen": of.seen} for name, of in early.items()}
+        parts["table"] = dict(self.table.state())
+        parts["visual"] = dict(self.visual.state()) if self.visual else {}
+        own = {"counts": np.array([*asdict(self.maintainer.counts).values()], np.int64), "prefetched": self.prefetched}
+        return own | {name: array for part, state in parts.items() for name, array in nested(part, state).items()}
+
+    def restore_index(self, state: State) -> None:
+        self.table.restore(within(state, "table"))
+        for layer, early in enumerate(self.maintainer.early):
+            kept = within(state, f"early{layer}")
+            early.mean[:], early.variance[:], early.seen[:] = kept["mean"], kept["variance"], kept["seen"]
+        if visual := within(state, "visual"):
+            self.visual = self._partitions(visual["mean"].shape[1])
+            self.visual.restore(visual)
+        self.maintainer.counts = Counts(*map(int, state["counts"]))
+        self.prefetched[:] = state["prefetched"]
+        self.maintainer.changed = True

@@ -1,0 +1,273 @@
+"""What Mosaic does to its clusters: rows join the nearest, clusters split, wait to be split, and become one (secs. V-B, VI)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.runtime import _native
+from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.retrieval.cohesion import LEAST, RATE, Early, Float32, Threshold, halves, spread, units
+from edgevlm.runtime.retrieval.partitions import NEVER, nearest_pairs
+from edgevlm.runtime.retrieval.table import NONE, Int64, Table, bare, picked, values
+from edgevlm.runtime.store import Block, Store, joined
+
+Clustering = Literal["nested", "visual", "semantic", "none"]
+Int32 = NDArray[np.int32]
+At = tuple[int, int, int]  # layer, head, slot
+
+EARLY = 64  # rows of a layer whose variance sets its threshold
+SPARE = 16  # of so many slots one is freed when all are taken
+FULL, OVER = 1, 2  # why the kernel stopped
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the session opened. splits: done, the deferred among them; deferred: rows that waited for one, alone.
+
+    merges: of two clusters of keys, for want of a slot. lost: clusters whose block the store has lost. forgotten: rows that a
+    cluster had no room for.
+    """
+
+    splits: int = 0
+    deferred: int = 0
+    merges: int = 0
+    lost: int = 0
+    forgotten: int = 0
+
+
+class Maintainer:
+    """Keeps the table and the blocks below in step. ``changed``: the clusters are others than when it was last set False.
+
+    most: of a cluster's rows the newest so many stay below; when there are twice as many the others are forgotten.
+    small, large: how many times a layer's early variance the threshold is, where ``calibrated`` does not say what it is.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        store: Store,
+        table: Table,
+        most: int,
+        *,
+        clustering: Clustering = "nested",
+        eager: bool = False,
+        small: float = 0.5,
+        large: float = 1.0,
+        calibrated: Sequence[Threshold] | None = None,
+    ) -> None:
+        self.cache, self.store, self.table, self.most = cache, store, table, max(1, most)
+        self.counts, self.changed = Counts(), False
+        self._clustering, self._eager, self._times = clustering, eager, (small, large)
+        self._calibrated = calibrated
+        self.early = [Early(cache.kv_heads, cache.head_dim, EARLY) for _ in range(cache.layers)]
+
+    def threshold(self, layer: int) -> Threshold | None:
+        """Of a layer; None until its early variance is known, and where clusters do not split."""
+        if self._clustering not in ("nested", "semantic"):
+            return None
+        return self._calibrated[layer] if self._calibrated else self.early[layer].threshold(*self._times)
+
+    # Rows come.
+
+    def take(self, layer: int, block: Block, partition: Int32) -> None:
+        """Rows of all heads, in the order of the stream; partition: of each, ``[n]``, as the frames' own."""
+        heads = [block.head(head) for head in range(self.cache.kv_heads)]
+        keys = np.stack([bare(self.cache, layer, head, of) for head, of in enumerate(heads)])
+        self.early[layer].add(keys)
+        for head, of in enumerate(heads):
+            if self._clustering == "none":
+                self._take_frames(layer, head, of, keys[head], partition)
+            else:
+                self._take(layer, head, of, keys[head], partition)
+            self._trim(layer, head)
+        self.changed = True
+
+    def _take(self, layer: int, head: int, block: Block, key: Float32, partition: Int32) -> None:
+        slots, done = np.zeros(len(block), np.int32), 0
+        while done < len(block):
+            stopped, event, slot = self._assign(layer, head, key, partition, done, slots)
+            self._keep(layer, head, block, slots, done, stopped)
+            done = stopped
+            if event == FULL:
+                self._merge(layer, head)
+            elif event == OVER:
+                self._over((layer, head, slot), picked(block, slice(done, done + 1)), key[done])
+                done += 1
+
+    def _assign(self, layer: int, head: int, key: Float32, partition: Int32, start: int, slots: Int32) -> tuple[int, int, int]:
+        """With no slot to split a cluster into, none does: it takes the newcomer."""
+        table, limit = self.table, self.threshold(layer)
+        may = limit is not None and table.free(layer, head) != NONE
+        small, large, least = (limit.small, limit.large, LEAST) if limit and may else (0.0, 0.0, NEVER)
+        own, variance = table.key[layer, head], table.variance[layer, head]
+        size, of = table.size[layer, head], table.partition[layer, head]
+        stopped, event, slot = _native.assign(key, partition, start, own, variance, size, of, small, large, RATE, least, slots)
+        if event == OVER and table.free(layer, head) == NONE:  # the last one went to another partition on the way
+            return self._assign(layer, head, key, partition, stopped, slots)
+        return stopped, event, slot
+
+    def _keep(self, layer: int, head: int, block: Block, slots: Int32, start: int, stop: int) -> None:
+        """Rows ``[start, stop)`` go below, each to the cluster that has taken it in."""
+        if start == stop:
+            return
+        table, order = self.table, start + np.argsort(slots[start:stop], kind="stable")
+        rows, found = picked(block, order), slots[order]
+        firsts = np.flatnonzero(np.diff(found, prepend=NONE))
+        ends, of = [*firsts[1:].tolist(), len(found)], found[firsts]
+        count, last = np.diff([*firsts, len(found)]), np.array(ends) - 1
+        sums = np.add.reduceat(values(self.cache, layer, head, rows).astype(np.float64), firsts)
+        mean = table.value[layer, head, of]
+        table.value[layer, head, of] = mean + (sums - count[:, None] * mean) / table.size[layer, head, of][:, None]
+        table.place((layer, head, of), rows, last)
+        for slot, first, end in zip(of.tolist(), firsts.tolist(), ends, strict=True):
+            self._append((layer, head, slot), picked(rows, slice(first, end)))
+
+    def _append(self, at: At, rows: Block) -> None:
+        table, number = self.table, int(self.table.number[at])
+        if number == NONE or not self.store.append(number, rows):
+            self.counts.lost += number != NONE
+            table.number[at], table.rows[at] = self.store.put(rows), 0
+        table.rows[at] += len(rows)
+
+    def _trim(self, layer: int, head: int) -> None:
+        """Of clusters that have too many rows the newest stay."""
+        for slot in np.flatnonzero(self.table.rows[layer, head] > 2 * self.most):
+            at = (layer, head, int(slot))
+            number = int(self.table.number[at])
+            (block,) = self.store.get([number])
+            if block is not None:
+                kept = picked(in_order(block), slice(-self.most, None))
+                self.counts.forgotten += len(block) - len(kept)
+                self.store.drop([number])
+                self.table.number[at], self.table.rows[at] = self.store.put(kept), len(kept)
+
+    def _take_frames(self, layer: int, head: int, block: Block, key: Float32, partition: Int32) -> None:
+        """Without clusters: a frame's rows are a unit, in a slot of their own, and neighbours in time become one."""
+        table = self.table
+        for frame in np.unique(block.frame[0]):
+            rows = np.flatnonzero(block.frame[0] == frame)
+            mine = table.live(layer, head)[table.frame[layer, head, table.live(layer, head)] == frame]
+            if not len(mine) and table.free(layer, head) == NONE:
+                self._merge(layer, head)
+            slot = int(mine[0]) if len(mine) else table.free(layer, head)
+            at, of, size = (layer, head, slot), picked(block, rows), int(table.size[layer, head, slot])
+            mean = table.key[at] + (key[rows].astype(np.float64).sum(0) - len(rows) * table.key[at]) / (size + len(rows))
+            table.set(at, mean, 0.0, size + len(rows), int(partition[rows[0]]))
+            self._keep(layer, head, of, np.full(len(rows), slot, np.int32), 0, len(rows))
+
+    # Clusters split.
+
+    def _over(self, at: At, row: Block, key: Float32) -> None:
+        """The newcomer would take its cluster over the threshold (Alg. 1, lines 3 to 10)."""
+        table, (layer, head, slot) = self.table, at
+        if self._eager or all(map(self.store.resident, self._numbers(layer, head, slot))):
+            self.split(layer, head, slot, row)
+            return
+        alone = (layer, head, table.free(layer, head))
+        table.set(alone, key.astype(np.float64), 0.0, 1, int(table.partition[at]))
+        table.value[alone] = values(self.cache, layer, head, row)[0]
+        table.place(alone, row, 0)
+        self._append(alone, row)
+        table.parent[alone] = slot
+        self.counts.deferred += 1
+
+    def waiting(self, layer: int, head: int, slot: int) -> Int64:
+        """The clusters that were kept apart until this one is fetched."""
+        return np.flatnonzero(self.table.parent[layer, head] == slot)
+
+    def _numbers(self, layer: int, head: int, slot: int) -> list[int]:
+        return self.table.number[layer, head, [slot, *self.waiting(layer, head, slot)]].tolist()
+
+    def split(self, layer: int, head: int, slot: int, newcomer: Block | None = None) -> None:
+        """Fetch a cluster, merge what waits for it and the newcomer, and make two of them (Alg. 1, lines 12 to 17)."""
+        table, numbers = self.table, self._numbers(layer, head, slot)
+        found = [block for block in (*self.store.get(numbers), newcomer) if block is not None]
+        partition = int(table.partition[layer, head, slot])
+        self.store.drop(numbers)
+        for gone in (*self.waiting(layer, head, slot), slot):
+            table.clear(layer, head, int(gone))
+        self.changed = True
+        if not found:
+            return
+        block = in_order(joined(found))
+        key = bare(self.cache, layer, head, block)
+        second = halves(key)
+        self.counts.splits += bool(second.any())
+        for half in (~second, second):
+            if half.any():
+                at = (layer, head, table.free(layer, head))
+                mean, variance = spread(key[half])
+                of = picked(block, half)
+                table.set(at, mean, variance, len(of), partition)
+                table.value[at] = values(self.cache, layer, head, of).mean(0)
+                table.place(at, of, len(of) - 1)
+                table.number[at], table.rows[at] = self.store.put(of), len(of)
+
+    # Clusters become one, and go.
+
+    def _merge(self, layer: int, head: int) -> None:
+        """Free one slot in so many, where all are taken: the nearest clusters of one partition become one."""
+        table, count = self.table, max(1, self.table.slots // SPARE)
+        if self._clustering == "none":
+            pairs = neighbours(table.seq[layer, head], table.size[layer, head], count)
+        else:
+            unit, partition = units(table.key[layer, head]), table.partition[layer, head]
+            pairs = nearest_pairs(unit, partition, count) or nearest_pairs(unit, np.zeros_like(partition), 1)
+        for pair in pairs:
+            self._join(layer, head, *pair)
+            self.counts.merges += 1
+
+    def _join(self, layer: int, head: int, first: int, second: int) -> None:
+        """The rows of the smaller move to the larger's block."""
+        table = self.table
+        into, gone = (first, second) if table.size[layer, head, first] >= table.size[layer, head, second] else (second, first)
+        number = int(table.number[layer, head, gone])
+        (rows,) = self.store.get([number])
+        self.store.drop([number])
+        table.join(layer, head, into, gone)
+        if rows is not None:
+            self._append((layer, head, into), rows)
+
+    def relabel(self, into: int, gone: int) -> None:
+        """Two partitions have become one."""
+        partition = self.table.partition
+        partition[partition == gone] = into
+        if self._clustering == "visual":
+            for layer, head in np.ndindex(partition.shape[:2]):
+                same = np.flatnonzero(partition[layer, head] == into)
+                if len(same) == 2:
+                    self._join(layer, head, *map(int, same))
+                    self.changed = True
+
+    def forget_lost(self) -> None:
+        """Clusters whose blocks the store has lost leave the index."""
+        if lost := self.store.lost():
+            gone = np.isin(self.table.number, lost) & (self.table.partition != NONE)
+            for layer, head, slot in np.argwhere(gone).tolist():
+                self.table.clear(layer, head, slot)
+                self.counts.lost += 1
+            self.changed = self.changed or bool(gone.any())
+
+
+def in_order(block: Block) -> Block:
+    """The rows of a block of one head by their place in the stream."""
+    return picked(block, np.argsort(block.seq[0], kind="stable"))
+
+
+def neighbours(seq: Int64, size: Int64, count: int) -> list[tuple[int, int]]:
+    """Up to ``count`` pairs of clusters that follow each other in time, the smallest together first, none in two."""
+    order = np.argsort(seq, kind="stable")
+    together = size[order[:-1]] + size[order[1:]]
+    pairs: list[tuple[int, int]] = []
+    used: set[int] = set()
+    for at in np.argsort(together, kind="stable"):
+        pair = (int(order[at]), int(order[at + 1]))
+        if len(pairs) < count and not used & set(pair):
+            pairs.append(pair)
+            used |= set(pair)
+    return pairs

@@ -1,0 +1,143 @@
+"""The index of Mosaic: what is known on the device of the clusters below, in arrays that are allocated once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.kv import codes
+from edgevlm.runtime.retrieval.cohesion import Float64, pooled
+from edgevlm.runtime.retrieval.working import turn
+from edgevlm.runtime.store import Block
+
+Int64 = NDArray[np.int64]
+NONE = -1  # the partition of a free slot, the parent of a cluster that waits for no other
+
+
+class Table:
+    """Slots for clusters, K of each layer and KV head; ``partition`` says which are taken.
+
+    key: the mean of the members' keys, un-rotated; value: of their values (eq. 1). variance: eq. 2. size: members, ever;
+    rows: those that are below, in the block ``number``, -1 for none yet. parent: of a cluster that its parent could not take
+    in before it was split, the parent's slot. seq, frame, row, col, position: the newest member's, where the representative
+    stands.
+    """
+
+    ARRAYS = ("key", "value", "variance", "size", "rows", "number", "partition", "parent", "seq", "frame", "row", "col")
+
+    def __init__(self, cache: KVCache, slots: int) -> None:
+        shape = (cache.layers, cache.kv_heads, slots)
+        self.slots, self._cache = slots, cache
+        self.key, self.value = (np.zeros((*shape, cache.head_dim), np.float32) for _ in range(2))
+        self.variance = np.zeros(shape)
+        self.size, self.seq, self.number = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, NONE, np.int64)
+        self.rows, self.frame = (np.zeros(shape, np.int32) for _ in range(2))
+        self.partition, self.parent = (np.full(shape, NONE, np.int32) for _ in range(2))
+        self.row, self.col = (np.zeros(shape, np.int16) for _ in range(2))
+        self.position = np.zeros((*shape, cache.axes), np.int32)
+
+    @staticmethod
+    def slot_bytes(cache: KVCache) -> int:
+        """Of one slot in one layer and head."""
+        return 2 * 4 * cache.head_dim + 3 * 8 + 3 * 4 + 8 + 4 + 2 + 2 + 4 * cache.axes
+
+    def state(self) -> Mapping[str, NDArray]:
+        return {name: getattr(self, name) for name in (*self.ARRAYS, "position")}
+
+    def restore(self, state: Mapping[str, NDArray]) -> None:
+        for name, array in self.state().items():
+            array[...] = state[name]
+
+    def live(self, layer: int, head: int) -> Int64:
+        """Slots that are taken."""
+        return np.flatnonzero(self.partition[layer, head] != NONE)
+
+    def free(self, layer: int, head: int) -> int:
+        """The first free slot, or -1."""
+        slots = np.flatnonzero(self.partition[layer, head] == NONE)
+        return int(slots[0]) if len(slots) else -1
+
+    def clear(self, layer: int, head: int, slot: int) -> None:
+        """Free a slot. Clusters that waited for it wait no more."""
+        at = layer, head, slot
+        self.partition[at] = self.parent[at] = self.number[at] = NONE
+        self.rows[at] = self.size[at] = 0
+        waiting = self.parent[layer, head]
+        waiting[waiting == slot] = NONE
+
+    def set(self, at: tuple[int, int, int], key: Float64, variance: float, size: int, partition: int) -> None:
+        """Take a slot, or give its cluster other members."""
+        self.key[at], self.variance[at], self.size[at], self.partition[at] = key, variance, size, partition
+
+    def place(self, at: tuple[int, int, int | NDArray], block: Block, newest: int | NDArray) -> None:
+        """The representative stands where row ``newest`` of a block of one head does; several, each where its own does."""
+        for name in ("seq", "frame", "row", "col", "position"):
+            getattr(self, name)[at] = getattr(block, name)[0, newest]
+
+    def join(self, layer: int, head: int, into: int, gone: int) -> None:
+        """Two clusters become one in the index, not below; what waited for either waits for it."""
+        pair = [into, gone]
+        size, at = self.size[layer, head, pair], (layer, head, into)
+        key, variance = pooled(self.key[layer, head, pair].astype(np.float64), self.variance[layer, head, pair], size)
+        value = size / size.sum() @ self.value[layer, head, pair].astype(np.float64)
+        newer = gone if self.seq[layer, head, gone] > self.seq[at] else into
+        for name in ("seq", "frame", "row", "col", "position"):
+            getattr(self, name)[at] = getattr(self, name)[layer, head, newer]
+        self.set(at, key, variance, int(size.sum()), int(self.partition[at]))
+        self.value[at] = value
+        waiting = self.parent[layer, head]
+        waiting[waiting == gone] = into
+        if waiting[into] in (into, gone):
+            waiting[into] = NONE
+        self.clear(layer, head, gone)
+
+    def representatives(self, layer: int) -> list[Block]:
+        """A row for each cluster, keys rotated to its position, as the cache stores rows: a block of one for each head."""
+        return [self._representatives(layer, head) for head in range(self._cache.kv_heads)]
+
+    def _representatives(self, layer: int, head: int) -> Block:
+        cache, live = self._cache, self.live(layer, head)
+        position = self.position[layer, head, live]
+        key = turn(self.key[layer, head, live], position, cache.inv_freq, cache.pair_axis)
+        return Block(
+            self._stored(key, head, cache.key_scale(layer)),
+            self._stored(self.value[layer, head, live], head, cache.value_scale(layer)),
+            self.seq[layer, head, live][None],
+            self.frame[layer, head, live][None],
+            self.row[layer, head, live][None],
+            self.col[layer, head, live][None],
+            position[None],
+        )
+
+    def _stored(self, rows: NDArray[np.float32], head: int, scale: NDArray[np.float32] | None) -> NDArray[np.number]:
+        return rows[None].astype(self._cache.dtype) if scale is None else codes(rows[None], scale[head : head + 1])
+
+
+def bare(cache: KVCache, layer: int, head: int, block: Block) -> NDArray[np.float32]:
+    """Un-rotated keys ``[n, head_dim]`` of a block of one head."""
+    scale = cache.key_scale(layer)
+    numbers = block.key[0].astype(np.float32)
+    return turn(numbers if scale is None else numbers * scale[head], -block.position[0], cache.inv_freq, cache.pair_axis)
+
+
+def values(cache: KVCache, layer: int, head: int, block: Block) -> NDArray[np.float32]:
+    """Values ``[n, head_dim]`` of a block of one head."""
+    scale = cache.value_scale(layer)
+    numbers = block.value[0].astype(np.float32)
+    return numbers if scale is None else numbers * scale[head]
+
+
+def picked(block: Block, rows: NDArray[np.integer | np.bool_] | slice) -> Block:
+    """Some rows of a block, in the order named."""
+    return Block(
+        block.key[:, rows],
+        block.value[:, rows],
+        block.seq[:, rows],
+        block.frame[:, rows],
+        block.row[:, rows],
+        block.col[:, rows],
+        block.position[:, rows],
+    )

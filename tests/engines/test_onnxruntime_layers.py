@@ -1,0 +1,293 @@
+"""The cut decoder: beside the whole graph, beside the readable decoder with other rows in each head, and what it refuses."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from reference_decoder import ReferenceDecoder
+from runner import Layered, Runner
+
+from edgevlm.engines import load_engine
+from edgevlm.engines.base import KVBuffer
+from edgevlm.engines.checks import cut_files
+from edgevlm.engines.onnxruntime_layers import share_arena
+from edgevlm.errors import CacheError, CacheFull, UserError
+from edgevlm.export import FAMILIES
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.model import demo_bundle
+
+SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
+ONE_HEAD = {"num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 96, "head_dim": 32}
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *((family, {}) for family in FAMILIES),
+    ("llava", {**SHAPE, "kv": "fp16"}),
+    ("llava", {**SHAPE, "kv": "int8"}),
+    ("llava", {**SHAPE, "precision": "int8"}),
+    ("llava", {**SHAPE, "precision": "int4"}),
+    ("qwen3_vl", {**ONE_HEAD, "kv": "fp16", "precision": "int4"}),
+    ("qwen3_vl", {"num_hidden_layers": 1, "kv": "int8"}),
+]
+
+
+@pytest.fixture
+def runner(exported: Any) -> Runner:
+    return Runner(exported("llava", **SHAPE).bundle, capacity=64)
+
+
+def rows(count: int, seed: int = 0, width: int = 96) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal((count, width)) * 0.2).astype(np.float32)
+
+
+def layered(runner: Runner) -> Layered:
+    return Layered(runner.engine.bind_layers(runner.buffers), runner.bundle.decoder.kv_heads)
+
+
+def same(before: list[np.ndarray], runner: Runner) -> bool:
+    return all((old == new).all() for old, new in zip(before, [*runner.keys, *runner.values], strict=True))
+
+
+@pytest.mark.parametrize(("family", "shape"), CASES, ids=lambda value: value if isinstance(value, str) else "")
+def test_it_is_the_whole_graph(exported: Any, family: str, shape: dict[str, Any]) -> None:
+    """Frames, text, several logits and none: the same logits, queries and memory."""
+    made = exported(family, **shape)
+    spec = Bundle.load(made.bundle).decoder
+    whole, cut = (Runner(made.bundle, 64, probes=range(spec.layers)) for _ in range(2))
+    through, spread = layered(cut), 0.0
+    for count, width, asked in ((9, spec.row_width, (-1,)), (1, spec.hidden, (0,)), (6, spec.row_width, range(6)),
+                                (6, spec.hidden, (-1, 2)), (3, spec.hidden, ()), (1, spec.hidden, (-1,))):  # fmt: skip
+        given = rows(count, count, width)
+        expected = whole.step(given, asked)
+        found = cut.step(given, asked, through)
+        assert found.logits.shape == expected.logits.shape
+        spread = max(spread, float(expected.logits.std()) if asked else 0.0)
+        assert np.abs(found.logits - expected.logits).max(initial=0) < 1e-4 * max(1.0, spread)
+        for layer, query in enumerate(through.queries):
+            assert query.shape == (spec.heads, count, spec.head_dim)
+            assert np.abs(query - expected.probes[layer]).max() < 1e-4
+    assert spread > 1e-3
+    for mine, theirs in zip([*cut.keys, *cut.values], [*whole.keys, *whole.values], strict=True):
+        assert mine.any()
+        assert np.abs(mine.astype(np.float64) - theirs).max() < (1.5 if spec.kv == "int8" else 1e-4)
+        assert (mine != theirs).mean() < 1e-2 or spec.kv == "fp32", "numbers next to a tie alone may differ"
+
+
+@pytest.mark.parametrize("family", ["llava_onevision", "qwen3_vl"])
+def test_logits_beside_transformers(exported: Any, family: str) -> None:
+    import torch
+    import transformers
+
+    name = {"llava_onevision": "LlavaOnevision", "qwen3_vl": "Qwen3VL"}[family]
+    made = exported(family)
+    load = getattr(transformers, f"{name}ForConditionalGeneration").from_pretrained
+    model, cut = load(made.checkpoint, dtype=torch.float32, local_files_only=True).eval(), Runner(made.bundle)
+    ids, through = np.random.default_rng(0).integers(0, 200, 60), layered(cut)
+    with torch.no_grad():
+        expected = model(input_ids=torch.from_numpy(ids[None])).logits[0].numpy()
+    parts = np.split(ids, [1, 20, 21])
+    found = np.concatenate([cut.step(cut.embed(part), range(len(part)), through).logits for part in parts])
+    assert np.abs(found - expected).max() < 1e-4 * max(1.0, float(expected.std()))
+    assert (found.argmax(1) == expected.argmax(1)).all()
+
+
+def test_every_head_may_hold_other_rows_and_as_many_as_it_will(exported: Any) -> None:
+    made = exported("llava", **SHAPE)
+    runner, reference = Runner(made.bundle, capacity=64), ReferenceDecoder(made.checkpoint)
+    through, random = layered(runner), np.random.default_rng(3)
+    runner.step(rows(40), decoder=through)
+    reference.append(rows(40), range(40))
+    held = np.array([[5, 31], [29, 0], [40, 17]], np.int32)  # [layers, kv_heads]
+    for layer in range(3):
+        for head in range(2):
+            kept = random.permutation(40)[: held[layer, head]]
+            for memory in (runner.keys[layer], runner.values[layer]):
+                memory[0, head, : len(kept)] = memory[0, head, kept]
+                memory[0, head, len(kept) :] = np.nan  # rows that nobody may read
+            reference.cache[layer][head].keep(kept)
+    for count, seed in ((1, 5), (6, 6), (1, 7)):
+        places = np.arange(runner.position, runner.position + count, dtype=np.int32)
+        expected = reference.append(rows(count, seed), places)
+        found = through.step(rows(count, seed), *runner.tables(places), held, range(count)).logits
+        held, runner.position = held + np.int32(count), runner.position + count
+        assert np.abs(found - expected).max() < 1e-3
+        assert (found.argmax(1) == expected.argmax(1)).all()
+
+
+@pytest.mark.parametrize("kv", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_layer_writes_exactly_its_rows_of_each_head(exported: Any, kv: str, count: int) -> None:
+    runner = Runner(exported("llava", **SHAPE, **({} if kv == "fp32" else {"kv": kv})).bundle, capacity=64)
+    for memory in (*runner.keys, *runner.values):
+        memory[:] = 77
+    past = np.array([[0, 7], [64 - count, 12], [3, 3]], np.int32)
+    layered(runner).step(rows(count), *runner.tables(np.arange(count, dtype=np.int32)), past)
+    for layer in range(3):
+        for head in range(2):
+            inside = np.isin(np.arange(64), past[layer, head] + np.arange(count))
+            for memory in (runner.keys[layer], runner.values[layer]):
+                assert ((memory[0, head] != 77).any(1) == inside).all()
+
+
+def test_rows_put_between_two_layers_are_attended_to(runner: Runner) -> None:
+    """What the memory holds when a layer is attended to counts, not when the call began."""
+    through, tables = layered(runner), runner.tables(np.arange(12, 13, dtype=np.int32))
+    runner.step(rows(12), decoder=through)
+    expected = through.step(rows(1, 1), *tables, runner.past_len).logits
+    kept = [memory.copy() for memory in (*runner.keys, *runner.values)]
+    for memory in (*runner.keys, *runner.values):
+        memory[:] = np.nan
+    through.decoder.begin(rows(1, 1), *tables)
+    for layer in range(3):
+        runner.keys[layer][:], runner.values[layer][:] = kept[layer], kept[3 + layer]
+        through.decoder.attend(layer, np.full(2, 12, np.int32))
+    np.testing.assert_array_equal(through.decoder.logits(), expected)
+
+
+def test_what_does_not_fit_changes_nothing(runner: Runner) -> None:
+    decoder, good = runner.engine.bind_layers(runner.buffers), runner.tables(np.arange(4, dtype=np.int32))
+    for memory in (*runner.keys, *runner.values):
+        memory[:] = np.random.default_rng(1).standard_normal(memory.shape)
+    before = [memory.copy() for memory in (*runner.keys, *runner.values)]
+    begins: list[tuple[str, tuple[Any, ...]]] = [
+        ("embeds must be", (rows(4)[:, :5], *good)),
+        ("embeds must be", (rows(0), *good)),
+        ("cos and sin", (rows(3), *good)),
+        ("logit_rows", (rows(4), *good, (4,))),
+    ]
+    for message, arguments in begins:
+        with pytest.raises(CacheError, match=message):
+            decoder.begin(*arguments)
+    with pytest.raises(CacheError, match="layer 0 cannot be attended to now: begin a call first"):
+        decoder.attend(0, np.zeros(2, np.int32))
+    with pytest.raises(CacheError, match="after the last layer"):
+        decoder.logits()
+    decoder.begin(rows(4), *good)
+    attends: list[tuple[type[Exception], str, int, list[int]]] = [
+        (CacheFull, "layer 0 attends to 61 rows and has room for 64: 4 more do not fit", 0, [5, 61]),
+        (CacheError, "past must be 2 lengths", 0, [5, -1]),
+        (CacheError, "past must be 2 lengths", 0, [5]),
+        (CacheError, "layer 1 cannot be attended to now: layer 0 is next", 1, [5, 5]),
+    ]
+    for kind, message, layer, past in attends:
+        with pytest.raises(kind, match=message):
+            decoder.attend(layer, np.array(past, np.int32))
+    with pytest.raises(CacheError, match="after the last layer"):
+        decoder.logits()
+    assert same(before, runner)
+    for layer in range(3):  # and the call goes on
+        decoder.attend(layer, np.array([0, 60], np.int32))
+    assert np.isfinite(decoder.logits()).all()
+    with pytest.raises(CacheError, match="layer 3 cannot be attended to now: begin a call first"):
+        decoder.attend(3, np.zeros(2, np.int32))
+
+
+def test_a_call_that_is_not_ended_is_forgotten(runner: Runner) -> None:
+    through = layered(runner)
+    expected = runner.step(rows(5), decoder=through).logits
+    runner.past_len[:], runner.position = 0, 0
+    through.decoder.begin(rows(2, 9), *runner.tables(np.arange(2, dtype=np.int32)))
+    through.decoder.attend(0, np.zeros(2, np.int32))
+    assert (runner.step(rows(5), decoder=through).logits == expected).all()
+
+
+def test_two_streams_on_one_engine_do_not_meet(exported: Any) -> None:
+    first = Runner(exported("llava", **SHAPE).bundle, capacity=48)
+    memory = [np.zeros((2, 1, 2, 48, 16), np.float32) for _ in range(3)]
+    buffers = [KVBuffer(m[0].ctypes.data, m[1].ctypes.data, (1, 2, 48, 16), m.dtype, m) for m in memory]
+    one, other = layered(first), first.engine.bind_layers(buffers)
+    expected = first.step(rows(5), decoder=one).logits
+    tables = first.tables(np.arange(5, dtype=np.int32))
+    one.decoder.begin(rows(5, 9), *tables)
+    query = other.begin(rows(5), *tables)
+    for layer in range(3):
+        one.decoder.attend(layer, np.full(2, 5, np.int32))
+        other.attend(layer, np.zeros(2, np.int32))
+    assert query.shape == (6, 5, 16)
+    assert (other.logits() == expected).all()
+
+
+def test_an_engine_of_the_cut_decoder_alone_opens_no_whole_one(exported: Any) -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.memory = np.zeros((2, 1, 2, 32, 16), np.float32)
+
+    engine: Any = load_engine("onnxruntime-cpu", Bundle.load(exported("llava", **SHAPE).bundle), threads=1)
+    owners = [Owner() for _ in range(3)]
+    alive = [weakref.ref(owner) for owner in owners]
+    address = [(o.memory[0].ctypes.data, o.memory[1].ctypes.data) for o in owners]
+    pairs = zip(address, owners, strict=True)
+    decoder = engine.bind_layers([KVBuffer(k, v, (1, 2, 32, 16), np.dtype(np.float32), o) for (k, v), o in pairs])
+    assert engine._decoders == {}
+    sessions = engine._cut
+    assert engine.bind_layers(decoder._buffers)._sessions == tuple(sessions)
+    del owners, pairs, sessions
+    engine.close()
+    gc.collect()
+    assert all(ref() is not None for ref in alive)
+    table = np.ones((1, 8), np.float32)
+    assert np.isfinite(Layered(decoder, 2).step(rows(1), table, 0 * table, np.zeros(3, np.int32)).logits).all()
+    del decoder
+    gc.collect()
+    assert all(ref() is None for ref in alive)
+
+
+@pytest.mark.parametrize(("family", "shape"), [("llava", {**SHAPE, "precision": "int4"}), ("qwen3_vl", {})])
+def test_the_graphs_share_the_whole_graphs_weights(exported: Any, family: str, shape: dict[str, Any]) -> None:
+    """Each matrix is in one of them, as the very bytes that the whole graph refers to; the rest of a graph is small."""
+    bundle = Bundle.load(exported(family, **shape).bundle)
+
+    def external(name: str) -> dict[str, tuple[str, ...]]:
+        tensors = onnx.load(bundle.file(name), load_external_data=False).graph.initializer
+        return {t.name: tuple(f"{e.key}={e.value}" for e in t.external_data) for t in tensors if t.external_data}
+
+    parts = [external(name) for name in cut_files(bundle)]
+    joined = {name: place for part in parts for name, place in part.items()}
+    assert sum(map(len, parts)) == len(joined)
+    assert joined == external(bundle.decoder.graphs["whole"])
+    assert all(bundle.files[name].bytes < 20_000 for name in cut_files(bundle))
+
+
+def test_one_attention_node_for_each_kv_head(exported: Any) -> None:
+    bundle = Bundle.load(exported("llava", **SHAPE).bundle)
+    counts = []
+    for name in cut_files(bundle):
+        nodes = onnx.load(bundle.file(name), load_external_data=False).graph.node
+        attention = [{a.name: a.i for a in node.attribute} for node in nodes if node.op_type == "GroupQueryAttention"]
+        assert all((each["num_heads"], each["kv_num_heads"]) == (3, 1) for each in attention)
+        counts.append(len(attention))
+    assert counts == [0, 2, 2, 2]
+
+
+def test_a_bundle_without_the_graphs_says_what_to_do(exported: Any) -> None:
+    bundle = Bundle.load(exported("llava", **SHAPE).bundle)
+    older = {name: file for name, file in bundle.decoder.graphs.items() if not name.startswith("cut")}
+    runner = Runner(bundle.path, capacity=8)
+    for graphs in (older, {**bundle.decoder.graphs, "cut2": None}):
+        without = {name: file for name, file in graphs.items() if file}
+        engine = load_engine("onnxruntime-cpu", replace(bundle, decoder=replace(bundle.decoder, graphs=without)), threads=1)
+        with pytest.raises(UserError, match=r"has no cut decoder graphs \(it has .*\); export the checkpoint again"):
+            engine.bind_layers(runner.buffers)
+    with pytest.raises(CacheError, match="3 layers; 2 buffers"):
+        runner.engine.bind_layers(runner.buffers[:2])
+
+
+def test_the_demo_has_them() -> None:
+    runner = Runner(demo_bundle(), capacity=96)
+    through, spec = layered(runner), runner.bundle.decoder
+    given = [rows(count, count, spec.hidden) for count in (64, 1, 5)]
+    expected = [runner.step(each).logits for each in given]
+    runner.past_len[:], runner.position = 0, 0
+    for each, logits in zip(given, expected, strict=True):
+        assert np.abs(runner.step(each, decoder=through).logits - logits).max() < 1e-4
+
+
+def test_an_arena_that_is_there_already_is_taken() -> None:
+    share_arena.cache_clear()
+    share_arena()
+    share_arena.cache_clear()
+    share_arena()

@@ -1,0 +1,104 @@
+"""Mosaic beside a reference that keeps lists of members: the same clusters, the same selections."""
+
+import numpy as np
+import pytest
+from policies.filled import HEADS, STORAGE
+from policies.mosaic_world import LAYERS, World
+from policies.reference_mosaic import two_of
+
+from edgevlm.runtime.retrieval.cohesion import Threshold, halves
+
+
+def same_clusters(world):
+    """Clusters, partitions, sizes, means and variances; returns how many there are."""
+    count = 0
+    for layer, head in np.ndindex(LAYERS, HEADS):
+        table, found, at = world.policy.table, world.clusters(layer, head), (layer, head)
+        expected = {tuple(token["seq"] for token in one.members): one for one in world.reference[layer][head].clusters}
+        assert set(found) == set(expected)
+        together = {}
+        for seqs, slot in found.items():
+            one, where = expected[seqs], (*at, slot)
+            together.setdefault(int(table.partition[where]), set()).add(one.partition)
+            assert (table.size[where], table.seq[where]) == (one.size, one.newest["seq"])
+            np.testing.assert_allclose(table.key[where], one.mean, atol=2e-5)
+            np.testing.assert_allclose(table.value[where], one.value, atol=2e-5)
+            np.testing.assert_allclose(table.variance[where], one.variance, atol=2e-5)
+            waits = one.parent is not None
+            assert (table.parent[where] >= 0) == waits
+        assert all(len(labels) == 1 for labels in together.values())
+        assert len({min(labels) for labels in together.values()}) == len(together)
+        count += len(found)
+    counts, heads = world.policy.counts, [head for heads in world.reference for head in heads]
+    for name in ("splits", "deferred", "merges", "forgotten"):
+        assert counts[name] == sum(getattr(head, name) for head in heads), name
+    return count
+
+
+def same_choice(world, phase="question"):
+    """Of every layer for a random query; returns the clusters chosen."""
+    bare, rotated = world.query()
+    total = 0
+    for layer in range(LAYERS):
+        chosen = world.policy.choose(layer, rotated[layer], phase)
+        for head, numbers in enumerate(chosen):
+            queries = world.of_group(bare, layer, head)
+            room = world.policy.working_rows
+            expected = world.reference[layer][head].select(queries, world.policy.partitions, room)
+            found = [sorted(block.seq[0].tolist()) for block in world.store.get(numbers)]
+            assert found == [[token["seq"] for token in one.members] for one in expected]
+            total += len(found)
+    return total
+
+
+@pytest.mark.parametrize("resident", [True, False], ids=["host", "disk"])
+@pytest.mark.parametrize("clustering", ["nested", "visual", "semantic", "none"])
+def test_the_same_clusters_and_selections_as_the_reference(clustering, resident):
+    world = World(f"clustering={clustering},partitions=2,tight=0.2,loose=0.4", resident)
+    for frames in (60, 20, 20):
+        world.play(frames)
+        assert same_clusters(world) >= 4
+        assert same_choice(world) > 0
+        assert same_clusters(world) >= 4, "a question's deferred splits are the same too"
+    counts = world.policy.counts
+    splits = clustering in ("nested", "semantic")
+    assert (counts["splits"] > 0) == splits
+    assert (counts["deferred"] > 0) == (splits and not resident)
+    assert (counts["merges"] > 0) == (clustering in ("nested", "none")), "only a new partition or frame needs a slot"
+
+
+@pytest.mark.parametrize(("dtype", "axes"), STORAGE)
+def test_whatever_the_storage_and_the_positions(dtype, axes):
+    world = World("partitions=2", dtype=dtype, axes=axes)
+    world.play(60, piece=3)
+    world.filled.reindex()
+    world.policy.compacted()
+    world.play(40, piece=3)
+    assert same_clusters(world) >= 4
+    assert same_choice(world) > 0
+
+
+def test_eager_splits_do_not_wait_for_a_fetch():
+    deferred, eager = World(resident=False), World("splits=eager", resident=False)
+    for world in (deferred, eager):
+        world.play(80)
+        same_clusters(world)
+    assert deferred.policy.counts["splits"] == 0 < deferred.policy.counts["deferred"]
+    assert eager.policy.counts["deferred"] == 0 < eager.policy.counts["splits"]
+
+
+def test_the_threshold_loosens_as_the_cluster_grows():
+    limit = Threshold(0.1, 0.2)
+    assert limit.at(0) == pytest.approx(0.1)
+    assert limit.at(32) == pytest.approx(0.2 - 0.1 / np.e)
+    assert not limit.over(9.0, 7), "no split under 8"
+    assert limit.over(0.1222, 8)
+    assert not limit.over(0.1221, 8)
+
+
+def test_k_means_for_two():
+    random = np.random.default_rng(4)
+    for count in (2, 3, 20, 60):
+        rows = random.normal(size=(count, 6)) + 2 * random.integers(0, 2, (count, 1))
+        assert np.flatnonzero(halves(rows)).tolist() == two_of(list(rows))[1]
+    assert not halves(np.tile([3.0, 4.0], (5, 1))).any()

@@ -1,0 +1,212 @@
+"""What mosaic does beside choosing: representatives, prefetch, bounds, loss, snapshots, and sessions on the demo."""
+
+import numpy as np
+import pytest
+from policies.filled import HEADS, PREFIX, STORAGE, turned
+from policies.mosaic_world import LAYERS, World
+
+from edgevlm.calib.footprint import state_bytes
+from edgevlm.engines.base import arrays_of
+from edgevlm.errors import UserError
+from edgevlm.runtime.policies import create_policy
+from edgevlm.runtime.session import Session
+from edgevlm.runtime.store import HostStore
+
+
+def attended(world, layer, head):
+    """Keys, un-scaled, and values of the working set of a head."""
+    start, count = int(world.cache.lengths[layer]), int(world.policy.working.held[layer, head])
+    scales = world.cache.key_scale(layer), world.cache.value_scale(layer)
+    rows = [part[head, start : start + count] for part in arrays_of(world.cache.buffers()[layer])]
+    return [of * (1 if scale is None else scale[head]) for of, scale in zip(rows, scales, strict=True)]
+
+
+@pytest.mark.parametrize(("dtype", "axes"), STORAGE)
+def test_all_representatives_are_attended_to_each_where_its_newest_member_stands(dtype, axes):
+    world = World("loose=0.6", dtype=dtype, axes=axes)
+    world.play(50)
+    _, rotated = world.query()
+    tolerance = {"fp32": 1e-5, "fp16": 1e-2, "int8": 0.1}[dtype]
+    for layer in range(LAYERS):
+        held = world.policy.attend(layer, rotated[layer], "prefill")
+        for head in range(HEADS):
+            clusters = world.reference[layer][head].clusters
+            key, value = attended(world, layer, head)
+            assert held[head] == len(key) == len(clusters) > 1, "frames see no other rows from below"
+            expected = [turned(one.mean, np.asarray(one.newest["position"])) for one in clusters]
+            np.testing.assert_allclose(np.sort(key, 0), np.sort(expected, 0), atol=tolerance)
+            np.testing.assert_allclose(np.sort(value, 0), np.sort([one.value for one in clusters], 0), atol=2 * tolerance)
+        assert (world.policy.stats.fetched == 0).all()
+
+
+def test_contiguous_representatives_stand_in_temporal_order():
+    world = World()
+    world.play(50)
+    world.filled.reindex()
+    world.policy.compacted()
+    _, rotated = world.query()
+    world.policy.attend(0, rotated[0], "prefill")
+    for head in range(HEADS):
+        clusters = sorted(world.reference[0][head].clusters, key=lambda one: one.newest["seq"])
+        expected = [turned(one.mean, PREFIX + rank) for rank, one in enumerate(clusters)]
+        np.testing.assert_allclose(np.sort(attended(world, 0, head)[0], 0), np.sort(expected, 0), atol=1e-5)
+
+
+def test_fetched_rows_follow_the_representatives_and_are_cut_to_the_working_set():
+    world = World("partitions=99")
+    world.play(100)
+    bare, rotated = world.query()
+    held = world.policy.attend(0, rotated[0], "question")
+    for head in range(HEADS):
+        reference = world.reference[0][head]
+        chosen = reference.select(world.of_group(bare, 0, head), 99, world.policy.working_rows)
+        rows = len(reference.clusters) + sum(len(one.members) for one in chosen)
+        assert held[head] == min(rows, world.policy.working_rows)
+    assert world.policy.stats.cut == world.policy.working.cut > 0
+    assert (world.policy.stats.fetched[1, 0] == held - [len(head.clusters) for head in world.reference[0]]).all()
+
+
+def test_what_the_layer_before_asks_is_read_ahead_and_what_it_missed_is_completed():
+    world = World("partitions=1,loose=0.4,tight=0.2")
+    world.play(80)
+    _, rotated = world.query()
+    chosen = world.policy.choose(0, rotated[0], "question")
+    world.policy.expect(1, rotated[0], "question")
+    expected = world.store.expected[-1]
+    assert expected
+    assert world.policy.prefetched.tolist() == [0, 0]
+    world.policy.choose(1, rotated[0], "question")
+    hits, missed = world.policy.prefetched.tolist()
+    assert (hits, missed) == (sum(map(len, world.policy.choose(1, rotated[0], "question"))), 0), "the same query foresees all"
+    for _ in range(6):
+        _, rotated = world.query(rows=1)
+        world.policy.expect(1, rotated[0], "answer")
+        ahead = set(world.store.expected[-1])
+        chosen = world.policy.choose(1, rotated[1], "answer")
+        missed += sum(number not in ahead for of_head in chosen for number in of_head)
+    assert missed > 0
+    assert world.policy.counts["completed"] >= missed, "of the same head"
+    assert len(world.store.expected) == 7
+
+
+def test_without_prefetch_nothing_is_read_ahead():
+    world = World("prefetch=off")
+    world.play(60)
+    _, rotated = world.query()
+    for layer in range(LAYERS):
+        world.policy.attend(layer, rotated[layer], "question")
+    assert world.store.expected == []
+    assert world.policy.prefetched.tolist() == [0, 0]
+
+
+def test_frames_fetch_where_they_are_told_to():
+    for prefill, fetches in (("representatives", False), ("fetch", True)):
+        world = World(f"prefill={prefill}")
+        world.play(60)
+        _, rotated = world.query()
+        assert any(map(len, world.policy.choose(0, rotated[0], "prefill"))) == fetches
+
+
+def test_nothing_below_is_nothing_chosen():
+    world = World()
+    _, rotated = world.query()
+    assert [len(of_head) for of_head in world.policy.choose(0, rotated[0], "question")] == [0] * HEADS
+    assert world.policy.attend(1, rotated[1], "prefill").tolist() == [0] * HEADS
+
+
+def test_a_cluster_keeps_its_newest_rows():
+    world = World("clustering=semantic,tight=3,loose=3")
+    world.play(90)
+    counts, most = world.policy.counts, world.policy.maintainer.most
+    for layer, head in np.ndindex(LAYERS, HEADS):
+        (seqs,) = world.clusters(layer, head)
+        assert most <= len(seqs) <= 2 * most
+        assert seqs == tuple(range(seqs[-1] + 1 - len(seqs), seqs[-1] + 1))
+        assert seqs[-1] + 1 - PREFIX == world.policy.below[layer, head]
+    assert counts["forgotten"] == sum(world.policy.below[at] - len(*world.clusters(*at)) for at in np.ndindex(LAYERS, HEADS))
+
+
+def test_the_index_takes_no_more_bytes_than_it_was_given():
+    world = World("tight=0.1,loose=0.2")
+    world.play(20)
+    early = state_bytes(world.policy)
+    world.play(80)
+    assert all(len(world.policy.table.live(layer, 0)) > 6 for layer in range(LAYERS))
+    small = sum(array.nbytes for array in (world.policy.stats.fetched, world.policy.stats.held))
+    assert state_bytes(world.policy) <= world.policy.index_bytes + 2 * small + 400
+    assert state_bytes(world.policy) <= early + 200
+
+
+def test_an_index_too_small_is_refused_with_what_would_do():
+    with pytest.raises(UserError, match=r"no room for two clusters; give --budget \d+ or more"):
+        World(budget=16)
+
+
+@pytest.mark.parametrize("settings", ["window=1", "index=0", "partitions=0", "tight=2", "tight=-1", "clustering=both"])
+def test_settings_that_are_none_are_refused(settings):
+    with pytest.raises(UserError, match="policy mosaic: "):
+        create_policy(f"mosaic:{settings}")
+
+
+def test_a_cluster_whose_block_is_lost_leaves_the_index_and_is_counted():
+    world = World("loose=0.4,tight=0.2")
+    world.play(60)
+    at = (1, 0)
+    found = world.clusters(*at)
+    seqs, slot = max(found.items(), key=lambda one: len(one[0]))
+    world.store.lose(int(world.policy.table.number[(*at, slot)]))
+    _, rotated = world.query()
+    world.policy.attend(1, rotated[1], "question")
+    left = world.clusters(*at)
+    assert set(left) == set(found) - {seqs}
+    assert world.policy.counts["lost"] == 1
+    world.play(10)
+    assert world.policy.working.held[1, 0] > 0
+
+
+@pytest.mark.parametrize("clustering", ["nested", "semantic", "none"])
+def test_a_policy_that_takes_up_the_state_chooses_the_same(clustering):
+    world = World(f"clustering={clustering},partitions=2", resident=False)
+    world.play(70)
+    state = {name: array.copy() for name, array in world.policy.state().items()}
+    again = create_policy(f"mosaic:clustering={clustering},partitions=2")
+    again.attach(world.policy.budget, world.policy.shape)
+    again.open(world.cache, KeptStore(world.store))
+    again.restore(state, world.cache)
+    assert again.counts == world.policy.counts
+    _, rotated = world.query()
+    again.begin(*world.policy._turn)
+    for layer in range(LAYERS):
+        expected = world.policy.choose(layer, rotated[layer], "question")
+        assert [list(of) for of in again.choose(layer, rotated[layer], "question")] == [list(of) for of in expected]
+        assert any(map(len, expected))
+
+
+class KeptStore(HostStore):
+    """A store that has all that another had, as one over a file does after a restart."""
+
+    def __init__(self, other):
+        super().__init__()
+        self._other = other
+
+    def restore(self, state):
+        self._blocks, self._next = dict(self._other._blocks), int(state["next"])
+
+
+@pytest.mark.parametrize("clustering", ["nested", "visual", "semantic", "none"])
+def test_a_session_on_the_demo_answers_and_a_question_changes_no_row(clustering):
+    random = np.random.default_rng(5)
+    with Session.open("demo", policy=f"mosaic:clustering={clustering}", budget=256) as session:
+        for _ in range(60):
+            session.watch(random.integers(0, 256, (56, 56, 3), dtype=np.uint8))
+        session.flush()
+        stream = session._stream
+        before = [{name: part.copy() for name, part in stream.cache.held(layer).items()} for layer in range(4)]
+        below = stream.policy.below.copy()
+        assert "".join(session.ask("how many objects are there now?"))
+        for layer, held in enumerate(before):
+            for name, part in stream.cache.held(layer).items():
+                np.testing.assert_array_equal(part, held[name])
+        np.testing.assert_array_equal(stream.policy.below, below)
+        assert (below > 0).all()
+        assert (stream.policy.stats.fetched[1] > 0).all()

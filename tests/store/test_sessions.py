@@ -1,0 +1,167 @@
+"""Sessions over a tiered store: restarts, a damaged file, a disk that fails, and who may not have one."""
+
+import errno
+import os
+
+import pytest
+from pictures import frames
+from retrieval.anything import Anything
+from typer.testing import CliRunner
+
+from edgevlm.apps.cli import app
+from edgevlm.apps.start import parse_bytes, parse_store
+from edgevlm.errors import UserError
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.session import Session, TextRoom
+from edgevlm.runtime.state import Keeper
+from edgevlm.runtime.store import StoreSettings
+from edgevlm.runtime.store import file as file_module
+
+ROOM = TextRoom(16, 64, 16)
+QUESTION = "how many objects are there now?"
+SMALL = StoreSettings(64_000_000, 1_000_000)
+
+
+@pytest.fixture(scope="module")
+def model():
+    loaded = Model.load("demo", threads=1)
+    yield loaded
+    loaded.close()
+
+
+def opened(model, state=None, store=SMALL, policy=None, said=None):
+    keeper = None if state is None else Keeper(state, every=3600, notify=(said if said is not None else []).append)
+    budget = 12 * model.bundle.vision.tokens_per_frame
+    return Session.open(model, policy=policy or Anything(share=1), budget=budget, chunk=2, room=ROOM, state=keeper, store=store)
+
+
+def watch(session, images):
+    for image in images:
+        session.watch(image)
+    session.flush()
+
+
+def tokens(session):
+    answer = session.ask(QUESTION, max_tokens=8)
+    answer.wait()
+    return answer.token_ids
+
+
+def test_a_session_goes_on_with_what_lies_below(model, tmp_path):
+    pictures = list(frames(40, model))
+    with opened(model) as unbroken:
+        watch(unbroken, pictures[:30])
+        wanted = [tokens(unbroken)]
+        watch(unbroken, pictures[30:])
+        wanted.append(tokens(unbroken))
+        blocks = sum(len(of) for heads in unbroken._stream.policy.blocks for of in heads)
+    assert blocks > 50
+    with opened(model, tmp_path) as session:
+        watch(session, pictures[:30])
+        found = [tokens(session)]
+    assert (tmp_path / "store.bin").stat().st_size > 100_000
+    with opened(model, tmp_path) as session:
+        assert session.stats.frames == 30
+        assert session.stats.store.stats.lost == 0
+        watch(session, pictures[30:])
+        found.append(tokens(session))
+        assert session.stats.store.stats.reads > 0, "from the file"
+    assert found == wanted
+
+
+def test_a_damaged_store_costs_clusters_and_no_answer(model, tmp_path):
+    with opened(model, tmp_path) as session:
+        watch(session, frames(30, model))
+    path, said = tmp_path / "store.bin", []
+    data = bytearray(path.read_bytes())
+    for at in range(5000, len(data), 3000):
+        data[at] ^= 1
+    path.write_bytes(data)
+    with opened(model, tmp_path) as session:
+        session.notify = said.append
+        assert tokens(session)
+        watch(session, frames(6, model))
+        assert tokens(session)
+        store = session.stats.store.stats
+        assert store.lost == store.damaged > 10
+    assert ["damaged" in line for line in said] == [True]
+
+
+@pytest.mark.parametrize("with_state", [True, False])
+def test_a_disk_that_fails_costs_one_notice(model, tmp_path, monkeypatch, with_state):
+    said = []
+
+    def pwrite(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with opened(model, tmp_path if with_state else None) as session:
+        session.notify = said.append
+        watch(session, frames(14, model))
+        monkeypatch.setattr(file_module.os, "pwrite", pwrite)
+        watch(session, frames(20, model))
+        assert tokens(session)
+        assert session.stats.frames == 34
+        assert len(said) == 1
+        assert "the disk is full" in said[0]
+        monkeypatch.undo()
+
+
+def test_without_a_folder_nothing_is_left_behind(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with opened(model) as session:
+        watch(session, frames(30, model))
+        assert session.stats.store.file_bytes > 0
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_no_snapshot_tells_of_is_begun_anew(model, tmp_path):
+    with opened(model, tmp_path) as session:
+        watch(session, frames(30, model))
+    for path in tmp_path.glob("*.snapshot"):
+        path.unlink()
+    with opened(model, tmp_path, policy=Anything(share=0.5)) as session:
+        assert session.stats.frames == 0
+        watch(session, frames(14, model))
+
+
+def test_the_store_of_another_session_is_not_touched(model, tmp_path):
+    with opened(model, tmp_path) as session:
+        watch(session, frames(30, model))
+    before = (tmp_path / "store.bin").read_bytes()
+    with pytest.raises(UserError, match="holds the blocks of another stream"):
+        opened(model, tmp_path, policy=Anything(share=0.5))
+    assert (tmp_path / "store.bin").read_bytes() == before
+    with opened(model, tmp_path) as session:
+        assert session.stats.frames == 30
+
+
+def test_policies_that_retrieve_nothing_have_no_store(model):
+    for policy in ("sliding-window", "auto"):
+        with pytest.raises(UserError, match="leave out --store-bytes and --host-bytes"):
+            opened(model, policy=policy)
+    with opened(model, policy="sliding-window", store=None) as session:
+        assert session.stats.store is None
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        (["--store-bytes", "8G"], "leave out --store-bytes and --host-bytes"),
+        (["--host-bytes", "lots"], "--host-bytes lots: give a number of bytes, like 8G or 256M"),
+        (["--host-bytes", "1k"], "--host-bytes 1,000 is too little; give 1M or more"),
+    ],
+)
+def test_the_command_says_it_in_one_line(typed, line):
+    done = CliRunner().invoke(app, ["run", "--frames", "8", "--policy", "sliding-window", *typed])
+    assert isinstance(done.exception, UserError)
+    assert line in str(done.exception)
+
+
+def test_sizes_as_typed():
+    assert parse_store(None, None) is None
+    assert parse_store("8G", None) == StoreSettings(8_000_000_000, 256_000_000)
+    assert parse_store("0", "1.5m") == StoreSettings(0, 1_500_000)
+    assert parse_bytes("--store-bytes", "2T") == 2 * 10**12
+    for wrong in ("", "-1", "8GB", "1e9", "nan"):
+        with pytest.raises(UserError, match="give a number of bytes"):
+            parse_bytes("--store-bytes", wrong)
