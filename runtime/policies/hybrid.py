@@ -41,9 +41,9 @@ class Hybrid(Retrieval):
     Ours: all of it; there is no paper.
     """
 
-    window: float = 0.5
-    index: float = 0.25
-    rows: int = 4
+    window: float = 0.65
+    index: float = 0.15
+    rows: int = 2
     tau: float = 0.95
     evict: Literal["last-seen", "sliding-window"] = "last-seen"
 
