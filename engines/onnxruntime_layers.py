@@ -71,7 +71,11 @@ class OnnxRuntimeLayers:
         np.subtract(self._lengths[0, layer], 1, out=self._lengths[1, layer])
         found = self._run(layer + 1)
         self._next = layer + 1
-        return None if self._next == spec.layers else found
+        if self._next < spec.layers:
+            return found
+        if self._calls.options is not None:  # memory is short: keep nothing for calls of this size
+            self._many = self._one
+        return None
 
     def logits(self) -> Float32:
         """``[R, vocab]`` of the rows asked for."""

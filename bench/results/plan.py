@@ -55,6 +55,8 @@ FULL = (
     Planned("prefill-pattern", "prefill-pattern", 120),
     Planned("decode-1", "decode --threads 1 --rounds 11", 400),
     Planned("decode-2", "decode --threads 2 --rounds 11", 300),
+    Planned("decode-3b", "decode --model seeded-3b --layers 8 --against transformers --kv fp32 --context 300 --rounds 5", 300),
+    Planned("decode-3b-int4", "decode --model seeded-3b --precisions int4 --against '' --kv fp32 --rounds 5", 300),
     Planned("prefill", "prefill --rounds 2", 500),
     Planned("vision", "vision --layers 2 --rounds 3", 300),
     Planned("snapshot", "snapshot", 240),

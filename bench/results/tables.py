@@ -69,7 +69,10 @@ def _held(line: Line) -> str:
 
 
 def against(lines: Sequence[Line]) -> list[str]:
-    """A stream beside transformers: frames and tokens a second, and how many times theirs ours are, in pairs."""
+    """A stream beside transformers: frames and tokens a second, and how many times theirs ours are, in pairs.
+
+    Of several commands the last line of each runtime and precision.
+    """
     own = [line for line in lines if line.get("bench") == "stream-against"]
     rows = _heads(
         "",
@@ -82,11 +85,10 @@ def against(lines: Sequence[Line]) -> list[str]:
         "prefill, ms",
         "compression, ms",
     )
-    for line in own:
-        if "fps_ratio" in line:
-            continue
+    timed = {(line["runtime"], line["precision"]): line for line in own if "fps_ratio" not in line}
+    for line in sorted(timed.values(), key=lambda line: line["runtime"] != OURS):
         pair = {"runtime": line["runtime"], "precision": line["precision"]}
-        beside = next((one for one in own if "fps_ratio" in one and pair.items() <= one.items()), None)
+        beside = next((one for one in reversed(own) if "fps_ratio" in one and pair.items() <= one.items()), None)
         name = f"{line['runtime']}, {line['precision']}, {line['vision_precision']} tower"
         keys = ("fps_ratio", "cpu_ratio", "tokens_ratio")
         frames, cpu, tokens = ("1" if beside is None else _times(beside[key]) for key in keys)

@@ -56,7 +56,7 @@ class Mosaic(Retrieval):
     prefill: Literal["representatives", "fetch"] = "representatives"
 
     name: ClassVar[str] = "mosaic"
-    paper: ClassVar[str] = "Mosaic: Cross-Modal Clustering for Efficient Video Understanding"
+    paper: ClassVar[str] = "Mosaic, secs. V to VII"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -107,13 +107,10 @@ class StoreFile:
             self.nbytes = end
 
     def read(self, extent: Extent) -> bytes:
-        """A record, in one read; less than that where the file ends or cannot be read."""
+        """A record, or its start, in one read; less than that where the file ends or cannot be read."""
         with suppress(OSError):
             return os.pread(self._handle, extent.nbytes, extent.offset)
         return b""
-
-    def start_of(self, offset: int, nbytes: int) -> bytes:
-        return self.read(Extent(offset, nbytes, 0))
 
     def sync(self) -> None:
         """See what was written onto the disk. Raises OSError."""

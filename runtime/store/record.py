@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from edgevlm.runtime.store.block import Block
 
 ALIGNMENT = 64
-HEADER = struct.Struct("<4sBBHqQqIIII16x")
-# magic, kind, dtype, axes, number, stamp, bytes of the record, heads, rows, head_dim, CRC-32 of the rest of header and record
+HEADER = struct.Struct("<4sHHqQqIIII16x")
+# magic, dtype, axes, number, stamp, bytes of the record, heads, rows, head_dim, CRC-32 of the rest of header and record
 MAGIC = b"EVBK"
-BLOCK, PADDING = 1, 2  # kinds: PADDING says that the ring goes on at its start
 DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.int8))
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _CHECKSUM = slice(44, 48)
@@ -26,7 +25,6 @@ _CHECKSUM = slice(44, 48)
 class Header:
     """What a record says of itself. stamp: no two records have the same. nbytes: of the record, header and padding included."""
 
-    kind: int
     dtype: int
     axes: int
     number: int
@@ -60,7 +58,7 @@ def copied(block: Block) -> Part:
     heads, rows, head_dim = block.key.shape
     buffer = np.empty(record_bytes(block), np.uint8)
     buffer[HEADER.size + block.nbytes :] = 0
-    header = (BLOCK, _CODES[block.key.dtype], block.position.shape[2], 0, 0, buffer.nbytes, heads, rows, head_dim, 0)
+    header = (_CODES[block.key.dtype], block.position.shape[2], 0, 0, buffer.nbytes, heads, rows, head_dim, 0)
     buffer[: HEADER.size] = np.frombuffer(HEADER.pack(MAGIC, *header), np.uint8)
     views = _views(buffer, Header(*header))
     for name in Block.__slots__:
@@ -78,25 +76,18 @@ def seal(part: Part, number: int, stamp: int) -> None:
     buffer[_CHECKSUM] = np.frombuffer(struct.pack("<I", crc32(buffer.data)), np.uint8)
 
 
-def padding(nbytes: int, stamp: int) -> bytes:
-    """The header of what is left at the end of the ring, ``nbytes``."""
-    header = HEADER.pack(MAGIC, PADDING, 0, 0, -1, stamp, nbytes, 0, 0, 0, 0)
-    return HEADER.pack(MAGIC, PADDING, 0, 0, -1, stamp, nbytes, 0, 0, 0, crc32(header))
-
-
 def header_of(data: bytes) -> Header | None:
     """The header at the start of ``data``, or None for what is none. What a checksum covers is not looked at."""
     if len(data) < HEADER.size or data[:4] != MAGIC:
         return None
     header = Header(*HEADER.unpack_from(data)[1:])
-    sound = header.nbytes >= HEADER.size and header.nbytes % ALIGNMENT == 0 and header.dtype < len(DTYPES)
-    return header if sound and header.kind in (BLOCK, PADDING) else None
+    return header if header.dtype < len(DTYPES) else None
 
 
 def read(data: bytes, number: int, stamp: int) -> Block | None:
     """The block in a record, read-only views of ``data``; None where it is damaged or another one."""
     header = header_of(data)
-    if header is None or (header.kind, header.number, header.stamp) != (BLOCK, number, stamp) or header.nbytes != len(data):
+    if header is None or (header.number, header.stamp, header.nbytes) != (number, stamp, len(data)):
         return None
     view = memoryview(data)
     rest = crc32(view[_CHECKSUM.stop :], crc32(bytes(4), crc32(view[: _CHECKSUM.start])))

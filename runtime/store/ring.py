@@ -11,15 +11,14 @@ from numpy.typing import NDArray
 
 from edgevlm.runtime.store.file import START, Extent, StoreFile
 from edgevlm.runtime.store.log import CHAIN, Blocks, Records
-from edgevlm.runtime.store.record import ALIGNMENT, HEADER, PADDING, header_of
+from edgevlm.runtime.store.record import ALIGNMENT, HEADER, header_of
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a record is to be written. padding: where the ring is left for its start, if it is. lost: blocks overwritten."""
+    """Where a record is to be written. lost: blocks that it lies over, or that the ring leaves behind at its end."""
 
     extent: Extent
-    padding: Extent | None
     lost: list[int]
 
 
@@ -49,14 +48,13 @@ class Ring:
         """Make room for a record at the head; None for one that is larger than the ring."""
         if nbytes > self._limit - START:
             return None
-        lost, padding = [], None
+        lost = []
         if self.head + nbytes > self._limit:
             lost = list(self._overwrite(self._limit))
-            if self.head < self._limit:
-                padding = Extent(self.head, self._limit - self.head, self._next_stamp())
             self.head = START
         lost += self._overwrite(self.head + nbytes)
-        return Place(Extent(self.head, nbytes, self._next_stamp()), padding, lost)
+        self._stamp = (self._stamp + 1) % 2**64
+        return Place(Extent(self.head, nbytes, self._stamp), lost)
 
     def _overwrite(self, end: int) -> Iterator[int]:
         """Forget the records between the head and ``end``; the numbers of those whose blocks are gone with them."""
@@ -73,10 +71,6 @@ class Ring:
         if number in self.blocks:
             self.blocks.extend(number, self._records.add(number, extent))
 
-    def _next_stamp(self) -> int:
-        self._stamp = (self._stamp + 1) % 2**64
-        return self._stamp
-
     def state(self) -> dict[str, NDArray]:
         """Blocks, their records in the order they were written, and the head."""
         return {"head": np.array(self.head), "numbers": self.blocks.numbers()} | self._records.arrays(self.blocks.records())
@@ -92,16 +86,16 @@ class Ring:
         found = [(number, Extent(offset, nbytes, stamp)) for number, offset, nbytes, stamp in records]
         head = int(state["head"])
         self.head = head if START <= head <= self._limit else START
-        gone = _overwritten(file, head, found) if file is not None else []
         end = min(self._limit, file.nbytes if file is not None else 0)
-        whole: dict[int, list[Extent]] = {number: [] for number in numbers}
-        lost = set()
-        for number, extent in found:
-            whole[number].append(extent)
-            covered = any(first < extent.offset + extent.nbytes and extent.offset < last for first, last in gone)
-            if covered or extent.offset + extent.nbytes > end or len(whole[number]) > CHAIN:
-                lost.add(number)
-        lost |= {number for number, extents in whole.items() if not extents}
+        count = dict.fromkeys(numbers, 0)
+        for number, _ in found:
+            count[number] += 1
+        if max(count.values(), default=0) > CHAIN:
+            raise ValueError("a block has more records than it can have")
+        lost = {number for number, records in count.items() if not records}
+        lost |= {number for number, extent in found if extent.offset + extent.nbytes > end}
+        there = [(number, extent) for number, extent in found if extent.offset + extent.nbytes <= end]
+        lost |= _overwritten(file, head, there) if file is not None else set()
         for number in numbers:
             if number not in lost:
                 self.blocks.add(number)
@@ -111,21 +105,17 @@ class Ring:
         return sorted(lost)
 
 
-def _overwritten(file: StoreFile, head: int, found: list[tuple[int, Extent]]) -> list[tuple[int, int]]:
-    """Ranges of the file that were written from ``head`` on after it was the head, and what was already of no use.
+def _overwritten(file: StoreFile, head: int, found: list[tuple[int, Extent]]) -> set[int]:
+    """Numbers of blocks with records that were overwritten since ``head`` was the head; ``found``: numbers and records by age.
 
-    Records follow each other, so the first that is still what the state says, or that is none, ends them.
+    The oldest go first, from the head to the file's end and from its start to the head: on both ways the first record that is
+    still what it was ends them.
     """
-    stamps = {extent.offset: extent.stamp for _, extent in found}
-    ranges: list[tuple[int, int]] = []
-    at, passed = head, 0
-    while passed < file.nbytes:
-        at = at if at < file.nbytes else START
-        header = header_of(file.start_of(at, HEADER.size))
-        if header is None or stamps.get(at) == header.stamp:
-            break
-        start = ranges.pop()[0] if ranges and ranges[-1][1] == at else at
-        ranges.append((start, at + header.nbytes))
-        passed += header.nbytes
-        at = START if header.kind == PADDING else at + header.nbytes
-    return ranges
+    lost = set()
+    for behind in (True, False):
+        for number, extent in found:
+            if (extent.offset >= head) == behind:
+                if (header := header_of(file.read(Extent(extent.offset, HEADER.size, 0)))) and header.stamp == extent.stamp:
+                    break
+                lost.add(number)
+    return lost

@@ -10,7 +10,7 @@ from edgevlm.runtime.publish import reason
 from edgevlm.runtime.store.core import Core
 from edgevlm.runtime.store.file import StoreFile
 from edgevlm.runtime.store.log import CHAIN
-from edgevlm.runtime.store.record import copied, padding, seal
+from edgevlm.runtime.store.record import copied, seal
 
 PATIENCE_S = 10.0  # that the stream waits for one write
 RETRY_S = 30.0  # from one try to the next while the disk fails
@@ -105,8 +105,6 @@ class Writer:
             for lost in place.lost:
                 core.say_once("full", f"{self._file.name} is as large as it may be: the oldest clusters are overwritten")
                 core.lose(lost)
-        if place.padding is not None:
-            self._file.write(padding(place.padding.nbytes, place.padding.stamp), place.padding.offset)
         seal(part, number, place.extent.stamp)
         self._file.write(part.buffer.data, place.extent.offset)
         with core.changed:

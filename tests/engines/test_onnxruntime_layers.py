@@ -195,6 +195,18 @@ def test_a_call_that_is_not_ended_is_forgotten(runner: Runner) -> None:
     assert (runner.step(rows(5), decoder=through).logits == expected).all()
 
 
+def test_while_memory_is_short_nothing_is_kept_for_longer_calls(runner: Runner) -> None:
+    through = layered(runner)
+    decoder: Any = through.decoder
+    expected = [runner.step(rows(count), decoder=through).logits for count in (5, 1)]
+    assert decoder._many is not decoder._one
+    runner.past_len[:], runner.position = 0, 0
+    runner.engine.spare(True)
+    for count, logits in zip((5, 1), expected, strict=True):
+        assert (runner.step(rows(count), decoder=through).logits == logits).all()
+        assert decoder._many is decoder._one
+
+
 def test_two_streams_on_one_engine_do_not_meet(exported: Any) -> None:
     first = Runner(exported("llava", **SHAPE).bundle, capacity=48)
     memory = [np.zeros((2, 1, 2, 48, 16), np.float32) for _ in range(3)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from stored import ARRAYS, block, same
 
-from edgevlm.runtime.store.record import PADDING, copied, header_of, padding, read, record_bytes, seal
+from edgevlm.runtime.store.record import copied, header_of, read, record_bytes, seal
 
 
 def sealed(of, number=7, stamp=2**64 - 1):
@@ -51,12 +51,9 @@ def test_a_record_of_another_block_or_time_is_none():
     data = sealed(block(1))
     assert read(data, 8, 2**64 - 1) is None
     assert read(data, 7, 5) is None
-    assert read(padding(len(data), 5).ljust(len(data), b"\0"), -1, 5) is None
 
 
-def test_a_header_says_how_far_the_next_record_is():
-    wanted = block(1)
-    assert header_of(sealed(wanted)).nbytes == record_bytes(wanted)
-    found = header_of(padding(640, 5))
-    assert (found.kind, found.nbytes, found.stamp) == (PADDING, 640, 5)
+def test_a_header_says_what_follows():
+    found = header_of(sealed(block(1, 5, 2, 8, np.int8, 3), 12, 9)[:64])
+    assert (found.number, found.stamp, found.heads, found.rows, found.head_dim, found.axes) == (12, 9, 2, 5, 8, 3)
     assert header_of(bytes(64)) is None

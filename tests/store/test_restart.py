@@ -83,6 +83,28 @@ def test_what_was_overwritten_after_the_state_is_known_at_once(opened, said, mor
     assert sum("clusters are lost" in line for line in said) == 1
 
 
+@pytest.mark.parametrize("more", [3, 20, 45, 60, 100, 160])
+def test_records_of_many_sizes_overwritten_after_the_state(opened, more):
+    """Rounds of the ring do not fall together then, and what was the head lies amid a record, or in what a round left over."""
+    store, rng = opened(), np.random.default_rng(more)
+    blocks = [block(seed, int(rows)) for seed, rows in enumerate(rng.integers(1, 900, 60 + more))]
+    for each in blocks[:60]:
+        store.put(each)
+    state = store.state()
+    before = sorted(set(range(60)) - set(store.lost()))
+    for each in blocks[60:]:
+        store.put(each)
+    store.close()
+    again = opened()
+    again.restore(state)
+    lost = again.lost()
+    kept = [number for number in before if number not in lost]
+    assert all(map(same, again.get(kept), [blocks[number] for number in kept]))
+    assert again.stats.damaged == 0
+    assert lost == before[: len(lost)] if more < 20 else lost
+    assert bool(kept) == (more < 45)
+
+
 def test_old_records_of_blocks_long_dropped_are_not_taken_for_new_ones(opened):
     store = opened()
     fill(store, range(80))

@@ -17,9 +17,6 @@ def test_it_overwrites_the_oldest_and_nothing_else(seed):
         place = ring.place(nbytes)
         start, end = place.extent.offset, place.extent.offset + nbytes
         assert START <= start < end <= limit
-        if place.padding is not None:
-            assert place.padding.offset + place.padding.nbytes == limit
-            assert start == START
         for lost in place.lost:
             there.pop(lost)
         assert all(last <= start or end <= first for first, last in there.values())
