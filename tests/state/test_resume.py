@@ -18,8 +18,9 @@ ROOM = TextRoom(24, 64, 8)
 ASKED = "what color was the square?"
 BEFORE, AFTER = 21, 14  # frames
 
+TINY = {"resv": "resv:index=0.25"}  # with an index of a few clusters even here
 VARIANTS = [
-    *(name for name in POLICIES if name != "full"),
+    *(TINY.get(name, name) for name in POLICIES if name != "full"),
     "full",
     "snapkv:window=6,clie=1",
     "h2o:clie=2",
@@ -72,7 +73,7 @@ def same(one, other):
     for mine, theirs in zip(one[3:5], other[3:5], strict=True):
         assert mine.keys() == theirs.keys()
         for name in mine:
-            if name == "store.stamp":  # of the records of each one's own file
+            if name.startswith("store."):  # where records lie in each one's own file
                 continue
             np.testing.assert_array_equal(mine[name], theirs[name], name)
 
