@@ -170,6 +170,35 @@ def infinipot_select(
     rotated: bool,
     /,
 ) -> list[NDArray[np.bool_]]: ...
+def hash_bits(key: NDArray[np.float32], planes: NDArray[np.float32], /) -> NDArray[np.uint32]: ...
+def hash_join(
+    keys: NDArray[np.float32],
+    places: NDArray[np.float32],
+    distance: int,
+    key: NDArray[np.float32],
+    bits: NDArray[np.uint32],
+    count: NDArray[np.int32],
+    open: NDArray[np.bool_],
+    place: NDArray[np.float32],
+    planes: NDArray[np.float32],
+    /,
+) -> tuple[NDArray[np.int32], NDArray[np.int32], int, int]: ...
+def hash_seal(
+    keys: NDArray[np.float32],
+    places: NDArray[np.float32],
+    slot: NDArray[np.int32],
+    leaving: NDArray[np.bool_],
+    key: NDArray[np.float32],
+    bits: NDArray[np.uint32],
+    count: NDArray[np.int32],
+    open: NDArray[np.bool_],
+    place: NDArray[np.float32],
+    planes: NDArray[np.float32],
+    /,
+) -> tuple[NDArray[np.int32], int]: ...
+def wicsum(
+    query: NDArray[np.float32], key: NDArray[np.float32], count: NDArray[np.int32], share: float, /
+) -> NDArray[np.float32]: ...
 def read(cache: Cache, /) -> bool: ...
 def simd() -> str: ...
 def use_simd(name: str, /) -> None: ...

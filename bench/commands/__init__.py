@@ -14,6 +14,7 @@ from edgevlm.bench.commands.kv_precision import kv_precision
 from edgevlm.bench.commands.precision import precision
 from edgevlm.bench.commands.prefill_pattern import prefill_pattern
 from edgevlm.bench.commands.report import report
+from edgevlm.bench.commands.retrieval import retrieval
 from edgevlm.bench.commands.share import share
 from edgevlm.bench.commands.snapshot import snapshot
 from edgevlm.bench.commands.store import store
@@ -30,6 +31,7 @@ COMMANDS = (  # in the order of --help
     cut,
     share,
     camera,
+    retrieval,
     snapshot,
     store,
     accuracy,

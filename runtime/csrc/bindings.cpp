@@ -269,5 +269,6 @@ PYBIND11_MODULE(_native, module) {
     bind_infinipot(module);
     bind_newer(module);
     bind_nested(module);
+    bind_resv(module);
     module.def("loose_allocations", [] { return loose_heap().allocations(); });
 }

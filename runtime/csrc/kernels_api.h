@@ -20,5 +20,6 @@ void bind_kernels(pybind11::module_& module);
 void bind_infinipot(pybind11::module_& module);
 void bind_newer(pybind11::module_& module);
 void bind_nested(pybind11::module_& module);
+void bind_resv(pybind11::module_& module);
 
 }  // namespace edgevlm

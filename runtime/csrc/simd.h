@@ -66,6 +66,8 @@ struct Simd {
     void (*box_sums)(const double* in, std::int64_t count, std::int64_t step, int window, double* out);
     void (*box_counts)(const std::int32_t* in, std::int64_t count, std::int64_t step, int window, std::int32_t* out);
     std::int64_t (*at_least)(const std::int32_t* numbers, std::int64_t size, std::int32_t least);  // how many; size < 2^31
+    // out[i] = how many bits of words[i] differ from those of `word`; returns the least of them, 33 of none.
+    std::uint32_t (*hamming)(const std::uint32_t* words, std::int64_t count, std::uint32_t word, std::uint32_t* out);
     // (cos, sin) of the sum of two angles; n of each.
     void (*turn)(const float* cosine_a, const float* sine_a, const float* cosine_b, const float* sine_b, std::int64_t n,
                  float* cosine, float* sine);

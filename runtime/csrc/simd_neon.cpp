@@ -57,7 +57,7 @@ void drain() {}
 
 const Simd& simd_neon() {
     static constexpr Simd table{"neon", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Code>, kAttention, box<double>, box<std::int32_t>,
-                                at_least, turn, copy, drain, cut, outside, read};
+                                at_least, hamming, turn, copy, drain, cut, outside, read};
     return table;
 }
 

@@ -18,6 +18,7 @@ from edgevlm.runtime.policies.mosaic import Mosaic
 from edgevlm.runtime.policies.purekv import PureKV
 from edgevlm.runtime.policies.random_tokens import RandomTokens
 from edgevlm.runtime.policies.rekv import ReKV
+from edgevlm.runtime.policies.resv import ReSV
 from edgevlm.runtime.policies.sliding_window import SlidingWindow
 from edgevlm.runtime.policies.snapkv import SnapKV
 from edgevlm.runtime.policies.snapkv_guided import SnapKVGuided
@@ -42,6 +43,7 @@ POLICIES: dict[str, type[Policy]] = {
         Mosaic,
         ReKV,
         Hybrid,
+        ReSV,
     )
 }
 

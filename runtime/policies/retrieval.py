@@ -103,7 +103,7 @@ class Retrieval(Policy):
 
     def before_append(self, cache: KVCache, rows: int, guide: Guide) -> Plan | None:
         """What leaves the window is put below first."""
-        plan = self.arena.before_append(cache, rows, guide)
+        plan, started = self.arena.before_append(cache, rows, guide), time.perf_counter()
         for layer, keep in enumerate(plan.keep if plan else []):
             kind = cache.kind(layer)
             if keep is not None and (leaving := ~keep & ((kind == Kind.VISION) | (kind == Kind.TEXT))).any():
@@ -111,6 +111,7 @@ class Retrieval(Policy):
                 self.below[layer] += leaving.sum(1)
         if plan is not None:
             self.working.forget()
+            self.stats.archive_ms += 1e3 * (time.perf_counter() - started)
         return plan
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:
@@ -157,7 +158,8 @@ class Retrieval(Policy):
         counts = self.working.load(layer, chosen, self.always)
         self.stats.predict_ms[phase] += 1e3 * (between - started)
         self.stats.fetch_ms[phase] += 1e3 * (time.perf_counter() - between)
-        self.stats.count(phase, layer, counts - self.working.always[layer], self.below[layer])
+        window = min(int(self.cache.lengths[layer]) - self.shape.prefix, self.window_rows)
+        self.stats.count(phase, layer, counts - self.working.always[layer], self.below[layer], window)
         self.stats.cut = self.working.cut
         if layer + 1 < self.shape.layers:
             started = time.perf_counter()

@@ -83,12 +83,14 @@ class WorkingSet:
         self._start[layer] = start + appended
 
     def _place(self, layer: int, head: int, start: int, blocks: list[Block]) -> int:
-        if not blocks:
+        fitting, room = [], self.rows
+        for block in blocks:
+            fitting.append(block.first(min(len(block), room)))
+            room -= len(fitting[-1])
+            self.cut += len(block) - len(fitting[-1])
+        if room == self.rows:
             return 0
-        rows = joined(blocks)
-        if len(rows) > self.rows:
-            self.cut += len(rows) - self.rows
-            rows = rows.first(self.rows)
+        rows = joined(fitting)
         end, (key, value) = start + len(rows), self._memory[layer]
         key[head, start:end] = self._turned(layer, head, rows) if self.contiguous else rows.key[0]
         value[head, start:end] = rows.value[0]
@@ -119,7 +121,7 @@ def contiguous(rows: Block, first: int) -> Int32:
     return (first + np.stack([frame, rows.row[0], rows.col[0]], 1)).astype(np.int32)
 
 
-def turn(key: Float32, by: Int32, inv_freq: NDArray[np.float64], pair_axis: NDArray[np.uint8] | None) -> Float32:
+def turn(key: Float32, by: Int32 | Float32, inv_freq: NDArray[np.float64], pair_axis: NDArray[np.uint8] | None) -> Float32:
     """Rotate ``key`` ``[n, head_dim]`` by ``by`` ``[n, axes]`` positions, pairs ``(d, d + head_dim / 2)``; float64 angles."""
     steps = by[:, :1] if pair_axis is None or by.shape[1] == 1 else by[:, pair_axis]
     angles = steps * inv_freq

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,19 @@ class Block:
         return int(self.seq.shape[1])
 
     @property
+    def parts(self) -> tuple[NDArray, ...]:
+        """Its arrays, in the order above."""
+        return self.key, self.value, self.seq, self.frame, self.row, self.col, self.position
+
+    @property
     def nbytes(self) -> int:
-        return sum(getattr(self, field.name).nbytes for field in fields(self))
+        return sum(part.nbytes for part in self.parts)
 
     def head(self, head: int) -> Block:
         """The rows of one KV head, as a block of one: views. A block of one head is every head's."""
-        at = slice(head, head + 1) if len(self.seq) > 1 else slice(0, 1)
-        return Block(*(getattr(self, field.name)[at] for field in fields(self)))
+        if len(self.seq) == 1:
+            return self
+        return Block(*[part[head : head + 1] for part in self.parts])
 
     def first(self, rows: int) -> Block:
         """Its first ``rows`` rows: views."""
@@ -41,13 +47,13 @@ class Block:
 
     def at(self, rows: NDArray[np.int64]) -> Block:
         """Its rows of these places ``[m]``: copies."""
-        return Block(*(getattr(self, field.name)[:, rows] for field in fields(self)))
+        return Block(*[part[:, rows] for part in self.parts])
 
     def between(self, start: int, end: int) -> Block:
         """Its rows ``[start, end)``: views."""
-        return Block(*(getattr(self, field.name)[:, start:end] for field in fields(self)))
+        return Block(*[part[:, start:end] for part in self.parts])
 
 
 def joined(blocks: list[Block]) -> Block:
     """Blocks of the same heads as one, in their order."""
-    return Block(*(np.concatenate([getattr(block, field.name) for block in blocks], 1) for field in fields(Block)))
+    return Block(*[np.concatenate(parts, 1) for parts in zip(*(block.parts for block in blocks), strict=True)])

@@ -11,7 +11,9 @@ from edgevlm.runtime.session import Session, TextRoom
 
 CHUNK, FRAMES = 5, 30
 CHANGED = {"snapkv-guided"}  # by questions, which is its purpose
-NAMES = [*sorted(POLICIES.keys() - CHANGED), "infinipot-v:mode=official", "snapkv:clie=0", "h2o:clie=0", "streaming-llm:clie=0"]
+TINY = {"resv": "resv:index=0.25"}  # with an index of a few clusters even here
+VARIANTS = ["infinipot-v:mode=official", "snapkv:clie=0", "h2o:clie=0", "streaming-llm:clie=0"]
+NAMES = [*(TINY.get(name, name) for name in sorted(POLICIES.keys() - CHANGED)), *VARIANTS]
 
 
 def memory(stream):

@@ -1,0 +1,248 @@
+"""ReSV, the retrieval of V-Rex: Real-Time Streaming Video LLM Acceleration via Dynamic KV Cache Retrieval, sec. IV."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.policies.base import Appended, Bool, Float32, State, nested, within
+from edgevlm.runtime.policies.retrieval import Int32, Int64, Retrieval, block_of, row_bytes
+from edgevlm.runtime.retrieval.chains import Chains
+from edgevlm.runtime.retrieval.hash_clusters import BITS, LEAST_SLOTS, HashClusters, Moved
+from edgevlm.runtime.retrieval.members import Members
+from edgevlm.runtime.retrieval.stats import Phase
+from edgevlm.runtime.retrieval.working import turn
+from edgevlm.runtime.store import Block, Store
+
+if TYPE_CHECKING:
+    from edgevlm.runtime.cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Of one layer. blocks: for each KV head, best first; chosen, among, cut: rows, see RetrievalStats."""
+
+    blocks: list[list[int]]
+    chosen: Int64  # [kv_heads]
+    among: Int64  # [kv_heads]
+    cut: int
+
+
+@dataclass
+class ReSV(Retrieval):
+    """Cluster keys by hash bits; fetch the fewest clusters that hold more than a share of a row's attention.
+
+    bit p = (key . plane p > 0); a token joins the nearest open cluster within a Hamming distance, else founds one. WiCSum: per
+    query row clusters in descending order of softmax(q K_cluster^T / sqrt D) until score times tokens passes a share of the
+    row's sum.
+
+    window: share of |M| for the newest tokens. index: share of |M|, as bytes, for what is known of the clusters; the rest is
+    the working set. planes: hyperplanes of a KV head, N_hp, 1 to 32. distance: the most bits, Th_hp, in which a token may
+    differ from the cluster it joins. threshold: the share, Th_r-wics, in [0, 1). prefetch: what the query of the layer before
+    would choose is read ahead, and each layer then chooses by its own (``ahead``); or it is what the layer attends to
+    (``final``, the paper's); or nothing is read ahead (``off``). retrieve: in every call (``always``), or for questions and
+    answers alone (``question``): frames then see the window and no more.
+
+    Ours: a layer's own query has the last word. Scores are a row's softmax, for raw products may be negative. The window is
+    always attended to; its clusters take part in the sum, and what is chosen of them costs nothing. A KV head takes the union
+    over the rows of all its query heads. What leaves the window is sealed as clusters of their own.
+    """
+
+    planes: int = BITS
+    distance: int = 7
+    threshold: float = 0.3
+    prefetch: Literal["ahead", "final", "off"] = "ahead"
+    retrieve: Literal["always", "question"] = "always"
+
+    name: ClassVar[str] = "resv"
+    paper: ClassVar[str] = "V-Rex, sec. IV"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.planes <= BITS:
+            raise ValueError(f"planes is 1 to {BITS}")
+        if self.distance < 0:
+            raise ValueError("distance is 0 or more")
+        if not 0 <= self.threshold < 1:
+            raise ValueError("threshold lies in [0, 1)")
+
+    def open(self, cache: KVCache, store: Store) -> None:
+        """Raises UserError for an index that has no room for a few clusters."""
+        super().open(cache, store)
+        layers, heads, width, axes = cache.layers, cache.kv_heads, cache.head_dim, cache.axes
+        fixed = HashClusters.plane_bytes(heads, width) + self.window_rows * Members.row_bytes(layers, heads)
+        of_all = layers * heads * (HashClusters.slot_bytes(width, axes) + Chains.slot_bytes())
+        slots = (self.index_bytes - fixed) // of_all
+        if slots < LEAST_SLOTS:
+            least = (fixed + LEAST_SLOTS * of_all) / (row_bytes(cache) * layers * self.budget)
+            raise UserError(
+                f"policy {self.name}: an index of {self.index_bytes} bytes holds no {LEAST_SLOTS} clusters a KV head; "
+                f"give a larger --budget, or index={least:.2g} or more"
+            )
+        self.clusters = HashClusters(layers, heads, width, axes, int(slots), self.planes)
+        self.chains = Chains(layers, heads, int(slots))
+        self.members = Members(layers, heads, self.window_rows)
+        self._predicted: dict[int, Selection] = {}
+        middle = self.working_rows // 2 if axes == 1 else self.working_rows // (2 * self.shape.tokens_per_frame)
+        self._middle = np.array([self.shape.prefix + middle] + [self.shape.prefix] * (axes - 1), np.float32)
+
+    # Rows come and leave.
+
+    def after_append(self, cache: KVCache, appended: Appended) -> None:
+        super().after_append(cache, appended)
+        started = time.perf_counter()
+        self._forget_lost()
+        held = np.sort(cache.seq(0)[0])
+        self.members.keep(held[np.isin(held, self.members.seq, assume_unique=True)])
+        self._join(cache)
+        self.stats.predict_ms["prefill"] += 1e3 * (time.perf_counter() - started)
+
+    def archive(self, cache: KVCache, layer: int, leaving: Bool) -> None:
+        self._forget_lost()
+        keys, places, seq = cache.numbers("key", layer), places_of(cache, layer), cache.seq(layer)
+        if self.working.contiguous:
+            for head, goes in enumerate(leaving):
+                keys[head, goes] = self._in_the_middle(keys[head, goes], places[head, goes])
+            places[leaving] = self._middle
+        slot = self.members.of(layer, seq)
+        moved = self.clusters.seal(layer, keys, places, slot, leaving)
+        rows = np.nonzero(leaving)[1].reshape(len(leaving), -1)
+        home = np.take_along_axis(moved.home, self.clusters.slots + np.take_along_axis(slot, rows, 1), 1)
+        order = np.lexsort((np.take_along_axis(seq, rows, 1), home))
+        block = block_of(cache, layer, np.take_along_axis(rows, order, 1))
+        self._settle(layer, moved, block, np.take_along_axis(home, order, 1))
+
+    def compacted(self) -> None:
+        """Keys have been turned: the window is clustered anew.
+
+        Sealed keys are compared, from the first time on, as if they stood in the middle of the working set's positions.
+        """
+        first = not self.working.contiguous
+        super().compacted()
+        if first:
+            sealed = self.clusters.sealed
+            self.clusters.key[sealed] = self._in_the_middle(self.clusters.key[sealed], self.clusters.place[sealed])
+            self.clusters.place[sealed] = self._middle
+            self.clusters.rehash()
+        self.members.keep(self.members.seq[:0])
+        for layer in range(self.cache.layers):
+            self.clusters.open_anew(layer)
+        self._join(self.cache)
+
+    def _join(self, cache: KVCache) -> None:
+        """Rows of the memory that have no cluster join one, or found it, oldest first."""
+        newest = self.members.seq[-1] if len(self.members.seq) else -1
+        slots = []
+        for layer in range(cache.layers):
+            kind, seq = cache.kind(layer), cache.seq(layer)
+            new = (kind != Kind.PREFIX) & (seq > newest)
+            rows = np.nonzero(new)[1].reshape(len(new), -1)
+            rows = np.take_along_axis(rows, np.argsort(np.take_along_axis(seq, rows, 1), 1), 1)
+            held = cache.numbers("key", layer), places_of(cache, layer)
+            keys, places = (np.take_along_axis(of, rows[..., None], 1) for of in held)
+            slot, moved, forced = self.clusters.join(layer, keys, places, self.distance)
+            self.stats.merged += forced
+            self._settle(layer, moved)
+            if moved.merged:
+                self.working.forget()
+            slots.append(slot)
+            came = seq[0, rows[0]]
+        self.members.add(came, np.stack(slots))
+
+    def _in_the_middle(self, keys: Float32, places: Float32) -> Float32:
+        """Keys ``[n, head_dim]`` at ``places`` ``[n, axes]``, turned to the middle of the working set's positions."""
+        return turn(keys, self._middle - places, self.cache.inv_freq, self.cache.pair_axis)
+
+    # The store.
+
+    def _settle(self, layer: int, moved: Moved, new: Block | None = None, home: Int32 | None = None) -> None:
+        """Bring the store to what a call has done to the clusters of a layer.
+
+        new: rows that were sealed, those of one cluster side by side, and where each of them is now, ``[kv_heads, m]``.
+        """
+        self.stats.merged += moved.merged
+        for head, of_old in enumerate(moved.home[:, : self.clusters.slots]):
+            parts: dict[int, Block] = {}
+            if new is not None and home is not None:
+                starts, of_head = np.flatnonzero(np.diff(home[head], prepend=-1)).tolist(), new.head(head)
+                ends = [*starts[1:], len(of_head)]
+                parts = {int(home[head, at]): of_head.between(at, end) for at, end in zip(starts, ends, strict=True)}
+            if parts or moved.merged:
+                for slot, rows in self.chains.follow(self.store, layer, head, of_old, parts).items():
+                    self.clusters.count[layer, head, slot] -= rows
+                    self.below[layer, head] -= rows
+                    self.stats.lost += rows
+
+    def _forget_lost(self) -> None:
+        """What the store has lost leaves the index."""
+        if numbers := self.store.lost():
+            rows = self.chains.forget(np.array(numbers, np.int64))
+            self.clusters.count -= rows
+            self.below -= rows.sum(2)
+            self.stats.lost += int(rows.sum())
+
+    # Rows are asked for.
+
+    def choose(self, layer: int, query: Float32, phase: Phase) -> Sequence[Sequence[int]]:
+        self._forget_lost()
+        predicted = self._predicted.pop(layer, None)
+        if not self._asked(layer, phase):
+            return [[]] * self.cache.kv_heads
+        selection = predicted or self.selection(layer, query)
+        self.working.cut += selection.cut
+        self.stats.count_chosen(phase, layer, selection.chosen, selection.among)
+        return selection.blocks
+
+    def expect(self, layer: int, query: Float32, phase: Phase) -> None:
+        if self.prefetch == "off" or not self._asked(layer, phase):
+            return
+        selection = self.selection(layer, query)
+        self.store.expect([number for of_head in selection.blocks for number in of_head])
+        if self.prefetch == "final":
+            self._predicted[layer] = selection
+
+    def _asked(self, layer: int, phase: Phase) -> bool:
+        return bool(self.below[layer].any()) and not (self.retrieve == "question" and phase == "prefill")
+
+    def selection(self, layer: int, query: Float32) -> Selection:
+        """What rows ``[heads, S, head_dim]`` choose of a layer: WiCSum, and no more than reaches the working set's end."""
+        best, count, opened = (
+            self.clusters.choose(layer, query, self.threshold),
+            self.clusters.count[layer],
+            self.clusters.open[layer],
+        )
+        blocks, cut = [], 0
+        for head, of_head in enumerate(best):
+            slots = np.flatnonzero((of_head >= 0) & ~opened[head])
+            numbers, rows = self.chains.of(layer, head, slots[np.argsort(-of_head[slots], kind="stable")])
+            fits = np.cumsum(rows) - rows < self.working_rows
+            cut += int(rows[~fits].sum())
+            blocks.append(numbers[fits].tolist())
+        return Selection(blocks, np.where(best >= 0, count, 0).sum(1, dtype=np.int64), count.sum(1, dtype=np.int64), cut)
+
+    # Snapshots.
+
+    def index_state(self) -> State:
+        parts = {"clusters": self.clusters.state(), "chains": self.chains.state(), "members": self.members.state()}
+        return {name: array for part, state in parts.items() for name, array in nested(part, state).items()}
+
+    def restore_index(self, state: State) -> None:
+        self.clusters.restore(within(state, "clusters"))
+        self.chains.restore(within(state, "chains"))
+        self.members.restore(within(state, "members"))
+        self._predicted.clear()
+
+
+def places_of(cache: KVCache, layer: int) -> Float32:
+    """Where rows stand, float32 ``[kv_heads, n, axes]``: on three axes less the patch's own row and column."""
+    place = cache.position(layer).astype(np.float32)
+    if cache.axes > 1:
+        place[..., 1] -= cache.row(layer)
+        place[..., 2] -= cache.col(layer)
+    return place

@@ -1,0 +1,126 @@
+"""ReSV's hash clusters (V-Rex, sec. IV-B and C): arrays of a fixed size, and the kernels that work on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.runtime import _native
+
+Float32 = NDArray[np.float32]
+Int32 = NDArray[np.int32]
+Bool = NDArray[np.bool_]
+
+BITS = 32  # of a word; of fewer planes the last bits are 0
+LEAST_SLOTS = 4
+SEED = 20251212  # of the hyperplanes, the same in every stream
+SPREAD = 32  # their standard deviation: coarse numbers point as random a way as fine ones, and take a quarter of the index
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Where sealed clusters of one layer have gone in a call.
+
+    home: int32 ``[kv_heads, 2 * slots]``: ``home[h, s]`` is the slot where the cluster is now that was sealed in slot s
+    before, and ``home[h, slots + s]`` the slot of what was sealed of the open cluster in slot s; -1 where there was none.
+    merged: clusters that joined another because all slots were taken.
+    """
+
+    home: Int32
+    merged: int
+
+
+class HashClusters:
+    """Clusters of the keys of every layer and KV head, in ``slots`` slots each, of which one is free between calls.
+
+    A cluster is open as long as tokens may join it, then sealed; open ones take half of the slots at most. key: mean of its
+    tokens, ``[layers, kv_heads, slots, head_dim]``. bits: uint32, bit p is set where the mean's dot with hyperplane p is above
+    0. count: tokens; 0 is a free slot. open: bool. place: the mean of its tokens' positions, ``[..., axes]``.
+    planes: int8 ``[kv_heads, head_dim, 32]``, normal numbers rounded, the columns past ``planes`` zero.
+    """
+
+    PARTS = ("key", "bits", "count", "open", "place", "planes")
+
+    def __init__(self, layers: int, kv_heads: int, head_dim: int, axes: int, slots: int, planes: int) -> None:
+        self.slots = slots
+        shape = (layers, kv_heads, slots)
+        self.key = np.zeros((*shape, head_dim), np.float32)
+        self.bits = np.zeros(shape, np.uint32)
+        self.count = np.zeros(shape, np.int32)
+        self.open = np.zeros(shape, np.bool_)
+        self.place = np.zeros((*shape, axes), np.float32)
+        self.planes = np.zeros((kv_heads, head_dim, BITS), np.int8)
+        drawn = np.random.default_rng(SEED).standard_normal((kv_heads, head_dim, planes))
+        self.planes[..., :planes] = np.clip(np.rint(SPREAD * drawn), -127, 127)
+
+    @staticmethod
+    def slot_bytes(head_dim: int, axes: int) -> int:
+        """Of one cluster."""
+        return 4 * head_dim + 4 + 4 + 1 + 4 * axes
+
+    @staticmethod
+    def plane_bytes(kv_heads: int, head_dim: int) -> int:
+        return kv_heads * head_dim * BITS
+
+    def state(self) -> dict[str, NDArray]:
+        return {name: getattr(self, name) for name in self.PARTS}
+
+    def restore(self, state: Mapping[str, NDArray]) -> None:
+        """Raises KeyError or ValueError for the state of other shapes."""
+        for name in self.PARTS:
+            if state[name].shape != getattr(self, name).shape:
+                raise ValueError(f"{name} is {state[name].shape} and not {getattr(self, name).shape}")
+        for name in self.PARTS:
+            getattr(self, name)[:] = state[name]
+
+    def join(self, layer: int, keys: Float32, places: Float32, distance: int) -> tuple[Int32, Moved, int]:
+        """Let tokens join the nearest open cluster within ``distance`` bits, one after another, or found one.
+
+        keys: rotated, ``[kv_heads, n, head_dim]``; places: ``[kv_heads, n, axes]``. Of equally near clusters the one of the
+        lowest slot, and a new one takes the lowest that is free. Returns each token's slot, ``[kv_heads, n]``, where sealed
+        clusters went that had to merge, and how many tokens joined one beyond the distance, half of the slots being open.
+        """
+        slot, home, merged, forced = _native.hash_join(keys, places, distance, *self._of(layer))
+        return slot, Moved(home, merged), forced
+
+    def seal(self, layer: int, keys: Float32, places: Float32, slot: Int32, leaving: Bool) -> Moved:
+        """Seal what leaves of each open cluster as a cluster of its own; what stays has a new mean.
+
+        All arrays ``[kv_heads, n, ...]`` of the rows held; slot: each one's cluster, -1 of rows that have none.
+        """
+        return Moved(*_native.hash_seal(keys, places, slot, leaving, *self._of(layer)))
+
+    def choose(self, layer: int, query: Float32, share: float) -> Float32:
+        """WiCSum (eqs. 1 to 3): the clusters that a call's rows choose, for each KV head.
+
+        query: rotated, ``[heads, S, head_dim]``. Returns float32 ``[kv_heads, slots]``: of a cluster that a row of a query head
+        in the KV head's group chooses, the highest score it has in any of them; -1 of the others. Scores are the row's
+        softmax of ``q k / sqrt(head_dim)`` over all clusters, open ones too; a row takes them in descending order until score
+        times count adds up to more than ``share`` of the same over all.
+        """
+        return _native.wicsum(query, self.key[layer], self.count[layer], share)
+
+    def open_anew(self, layer: int) -> None:
+        """Forget the open clusters of a layer."""
+        self.count[layer][self.open[layer]] = 0
+
+    @property
+    def sealed(self) -> Bool:
+        """``[layers, kv_heads, slots]``."""
+        return (self.count > 0) & ~self.open
+
+    def rehash(self) -> None:
+        """Keys have been turned: their bits anew."""
+        for layer, keys in enumerate(self.key):
+            self.bits[layer] = _native.hash_bits(keys, self._normals)
+
+    @property
+    def _normals(self) -> Float32:
+        return self.planes.astype(np.float32)
+
+    def _of(self, layer: int) -> tuple[NDArray, ...]:
+        parts = (self.key, self.bits, self.count, self.open, self.place)
+        return (*(part[layer] for part in parts), self._normals)

@@ -1,0 +1,367 @@
+"""ReSV over a cache that frames are appended to, beside one account a layer and KV head in float64."""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+from policies.filled import GROUP, HEADS, INV_FREQ, PAIR_AXIS, PREFIX, STORAGE, Filled, told
+from policies.reference_resv import ReferenceClusters
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.policies import StreamShape, create_policy
+from edgevlm.runtime.policies.resv import ReSV
+from edgevlm.runtime.reference import rotate
+from edgevlm.runtime.store import HostStore, joined
+
+GRID, PER_FRAME, LAYERS = (2, 3), 6, 2
+BUDGET = 20 * PER_FRAME
+
+
+class Losing(HostStore):
+    """Blocks can be lost; what it was told to read ahead is noted. A snapshot finds them all again."""
+
+    def __init__(self):
+        super().__init__()
+        self.expected = []
+
+    def lose(self, numbers):
+        self.drop(numbers)
+        self._lost += numbers
+
+    def expect(self, numbers):
+        self.expected.append(list(numbers))
+
+    def restore(self, state):
+        assert state["numbers"].tolist() == sorted(self._blocks)
+
+
+class Watched:
+    """A policy, its cache and store, and, with ``beside``, the references that are told of the same rows."""
+
+    def __init__(self, settings="", budget=BUDGET, dtype="fp32", axes=1, beside=True):
+        text = f"resv:prefetch=off,index=0.4,window=0.3{settings}"
+        self.policy, self.store = create_policy(text), Losing()
+        self.policy.attach(budget, StreamShape(LAYERS, PER_FRAME, PREFIX))
+        rows = self.policy.window_rows + self.policy.working_rows + PER_FRAME
+        self.filled = Filled(LAYERS, rows, GRID, np.random.default_rng(0), dtype, axes)
+        self.cache = self.filled.cache
+        self.policy.open(self.cache, self.store)
+        clusters = self.policy.clusters
+        self.references = [
+            [ReferenceClusters(clusters.slots, clusters.planes[head], self.policy.distance) for head in range(HEADS)]
+            for _ in range(LAYERS if beside else 0)
+        ]
+        self.rows, self.contiguous, self.middle = {}, False, self.policy._middle.astype(np.float64)
+
+    def frames(self, count, reindex_at=()):
+        for number in range(count):
+            self.frame(reindex=number in reindex_at)
+
+    def frame(self, reindex=False):
+        plan = self.policy.before_append(self.cache, PER_FRAME, None)
+        if plan is not None:
+            for layer, keep in enumerate(plan.keep if self.references else []):
+                self.leave(layer, self.cache.seq(layer)[0][~keep[0]].tolist())
+            self.cache.evict(plan.keep)
+        if reindex:
+            self.filled.reindex()
+            self.policy.compacted()
+            if self.references:
+                self.compacted()
+        news = self.filled.frame()
+        self.policy.after_append(self.cache, told(self.policy, news))
+        if self.references:
+            self.join(news.seq.tolist())
+
+    def held(self, layer, head):
+        """Key and place of each row that the cache holds, by seq."""
+        cache = self.cache
+        key, place = cache.numbers("key", layer)[head], cache.position(layer)[head].astype(np.float64)
+        if cache.axes > 1:
+            place[:, 1:] -= np.stack([cache.row(layer)[head], cache.col(layer)[head]], 1)
+        return {int(seq): (key[at].astype(np.float64), place[at]) for at, seq in enumerate(cache.seq(layer)[head])}
+
+    def join(self, seqs):
+        for layer, head in np.ndindex(LAYERS, HEADS):
+            held, stored = self.held(layer, head), self.cache.key(layer)[head]
+            for seq in seqs:
+                self.references[layer][head].join(seq, *held[seq])
+                at = int(np.flatnonzero(self.cache.seq(layer)[head] == seq)[0])
+                self.rows[layer, head, seq] = stored[at].copy()
+
+    def leave(self, layer, seqs):
+        for head, reference in enumerate(self.references[layer]):
+            for cluster in reference.at.values() if self.contiguous else ():
+                for seq in set(cluster.tokens) & set(seqs) if cluster.open else ():
+                    cluster.tokens[seq] = self.turned(*cluster.tokens[seq])
+            reference.seal(set(seqs))
+            for at, seq in enumerate(self.cache.seq(layer)[head]):
+                self.rows[layer, head, int(seq)] = self.cache.key(layer)[head, at].copy()
+
+    def turned(self, key, place):
+        by = self.middle - place
+        turned = rotate(key, by, INV_FREQ, PAIR_AXIS) if self.cache.axes > 1 else rotate(key, by[0], INV_FREQ)
+        return turned, self.middle
+
+    def compacted(self):
+        for layer, head in np.ndindex(LAYERS, HEADS):
+            reference = self.references[layer][head]
+            for slot in reference.opened():
+                del reference.at[slot]
+            for slot in reference.sealed() if not self.contiguous else ():
+                cluster = reference.at[slot]
+                cluster.hold(dict.fromkeys(cluster.tokens, self.turned(cluster.key, cluster.place)))
+            held = self.held(layer, head)
+            for seq in sorted(held)[PREFIX:]:
+                reference.join(seq, *held[seq])
+        self.contiguous = True
+
+    def check(self):
+        """Store and index hold the reference's clusters, row by row."""
+        for layer, head in np.ndindex(LAYERS, HEADS):
+            reference, clusters = self.references[layer][head], self.policy.clusters
+            assert np.flatnonzero(clusters.sealed[layer, head]).tolist() == reference.sealed()
+            for slot in reference.sealed():
+                rows = self.of_slot(layer, head, slot)
+                assert sorted(rows.seq[0].tolist()) == reference.at[slot].seq
+                for seq, key in zip(rows.seq[0].tolist(), rows.key[0], strict=True):
+                    np.testing.assert_array_equal(key, self.rows[layer, head, seq])
+            assert self.policy.below[layer, head] == sum(len(reference.at[slot].tokens) for slot in reference.sealed())
+
+    def of_slot(self, layer, head, slot):
+        numbers, rows = self.policy.chains.of(layer, head, np.array([slot]))
+        blocks = self.store.get(numbers.tolist())
+        assert [len(block) for block in blocks] == rows.tolist()
+        return joined(blocks)
+
+    def query(self, rows=4, scale=2.0, seed=1):
+        random = np.random.default_rng(seed)
+        return (scale * random.normal(size=(HEADS * GROUP, rows, self.cache.head_dim))).astype(np.float32)
+
+    def check_choice(self, layer, query, phase="question"):
+        """The blocks that are chosen hold just the tokens of the clusters that the reference chooses, best first."""
+        chosen, fetched = self.policy.choose(layer, query, phase), 0
+        for head, numbers in enumerate(chosen):
+            reference = self.references[layer][head]
+            rows = query[head * GROUP : (head + 1) * GROUP].reshape(-1, query.shape[2])
+            best, margin = reference.choose(rows, self.policy.threshold)
+            assert margin > 1e-6
+            sealed = [slot for slot in best if not reference.at[slot].open]
+            wanted = sorted(sealed, key=lambda slot: -best[slot])
+            seqs = [sorted(block.seq[0].tolist()) for block in self.store.get(numbers)]
+            expected = [seq for slot in wanted for seq in reference.at[slot].seq]
+            assert sorted(chain.from_iterable(seqs)) == sorted(expected)
+            order = [next(slot for slot in wanted if of_block[0] in reference.at[slot].tokens) for of_block in seqs]
+            assert [slot for at, slot in enumerate(order) if slot not in order[:at]] == wanted
+            fetched += len(expected)
+        return fetched
+
+
+@pytest.mark.parametrize(("dtype", "axes"), STORAGE)
+def test_clusters_and_choices_are_those_of_the_reference(dtype, axes):
+    watched = Watched(dtype=dtype, axes=axes)
+    watched.policy._working_rows = 10_000  # nothing is cut
+    fetched = 0
+    for turn in range(6):
+        watched.frames(6, reindex_at={4} if turn in (2, 4) else ())
+        watched.check()
+        fetched += sum(watched.check_choice(layer, watched.query(seed=turn, scale=6)) for layer in range(LAYERS))
+    assert fetched > 100
+    assert watched.policy.stats.merged == sum(of.merged + of.forced for layer in watched.references for of in layer) > 0
+
+
+@pytest.mark.parametrize("settings", ["planes=9,distance=2", "distance=0", "threshold=0.8", "threshold=0"])
+def test_settings_reach_the_reference(settings):
+    watched = Watched(f",{settings}")
+    watched.policy._working_rows = 10_000
+    watched.frames(20)
+    watched.check()
+    assert sum(watched.check_choice(layer, watched.query(scale=6)) for layer in range(LAYERS)) > 0
+
+
+def test_nothing_is_chosen_before_anything_is_below():
+    watched = Watched(beside=False)
+    for phase in ("prefill", "question", "answer"):
+        assert watched.policy.choose(0, watched.query(), phase) == [[]] * HEADS
+        watched.policy.expect(1, watched.query(), phase)
+    watched.frames(3)
+    assert watched.policy.choose(1, watched.query(), "question") == [[]] * HEADS
+    assert not watched.store.expected
+
+
+def test_a_choice_too_large_is_cut_by_score_and_counted():
+    """What is left out is what scored lowest; the block that reaches the end is still fetched, for the working set to cut."""
+    watched = Watched(",index=0.5,threshold=0.95", beside=False)
+    watched.frames(40)
+    policy, query = watched.policy, watched.query(scale=0.2)
+    policy._working_rows = 10_000
+    whole, cut_before = policy.choose(0, query, "question"), policy.working.cut
+    policy._working_rows = rows = 20
+    cut, left_out = policy.choose(0, query, "question"), 0
+    for all_of_it, some in zip(whole, cut, strict=True):
+        sizes = [len(block) for block in watched.store.get(all_of_it)]
+        reached = np.cumsum(sizes) - sizes < rows
+        assert some == all_of_it[: reached.sum()]
+        left_out += sum(sizes[reached.sum() :])
+    assert policy.working.cut - cut_before == left_out > 0
+
+
+def test_the_prediction_is_what_the_layer_attends_to():
+    """`final`: layer 1 has what layer 0's query chose, once; `ahead` and `off` choose by the layer's own query."""
+    first, own = (Watched(beside=False).query(seed=seed, scale=6) for seed in (8, 9))
+    found, expected = {}, {}
+    for prefetch in ("final", "ahead", "off"):
+        watched = Watched(f",prefetch={prefetch}", beside=False)
+        watched.frames(25)
+        watched.policy.expect(1, first, "answer")
+        found[prefetch] = watched.policy.choose(1, own, "answer")
+        expected[prefetch] = watched.store.expected
+        assert watched.policy.choose(1, own, "answer") == watched.policy.selection(1, own).blocks, "of one call alone"
+    predicted = watched.policy.selection(1, first).blocks
+    assert found["final"] == predicted != found["ahead"] == found["off"]
+    assert expected["final"] == expected["ahead"] == [list(chain.from_iterable(predicted))]
+    assert expected["off"] == []
+
+
+def test_retrieval_for_questions_alone():
+    watched = Watched(",prefetch=final,retrieve=question", beside=False)
+    watched.frames(25)
+    query = watched.query(scale=6)
+    watched.policy.expect(1, query, "prefill")
+    assert not watched.store.expected
+    assert watched.policy.choose(1, query, "prefill") == [[]] * HEADS
+    assert any(watched.policy.choose(1, query, "question"))
+    assert any(watched.policy.choose(1, query, "answer"))
+
+
+def test_ratios_count_the_rule_and_what_was_fetched():
+    watched = Watched(beside=False)
+    watched.frames(25)
+    policy, query = watched.policy, watched.query(scale=6)
+    selection = policy.selection(0, query)
+    counts = policy.attend(0, query, "question").copy()
+    clusters = policy.clusters
+    assert selection.among.tolist() == clusters.count[0].sum(1).tolist() == [25 * PER_FRAME] * HEADS
+    assert (selection.chosen >= counts).all()
+    stats = policy.stats
+    assert stats.by_rule("question")[0].tolist() == (selection.chosen / selection.among).tolist()
+    assert stats.ratio("question")[0].tolist() == (counts / policy.below[0]).tolist()
+    whole = 25 * PER_FRAME
+    assert stats.attended("question")[0].tolist() == ((counts + whole - policy.below[0]) / whole).tolist()
+    assert np.isnan(stats.by_rule("answer")).all()
+
+
+def test_blocks_that_are_lost_leave_the_index():
+    watched = Watched(beside=False)
+    watched.frames(25)
+    policy, query = watched.policy, watched.query(scale=6)
+    chosen, below = policy.choose(0, query, "question"), policy.below.copy()
+    gone = [of_head[0] for of_head in chosen if of_head]
+    rows = sum(map(len, watched.store.get(gone)))
+    watched.store.lose(gone)
+    after = policy.choose(0, query, "question")
+    assert gone
+    assert not set(gone) & set(chain.from_iterable(after))
+    assert below.sum() - policy.below.sum() == policy.stats.lost == rows
+    assert (np.where(policy.clusters.sealed, policy.clusters.count, 0).sum(2) == policy.below).all()
+    watched.frames(20)
+    assert (policy.clusters.count >= 0).all()
+    assert (policy.chains.rows.sum(3) == np.where(policy.clusters.sealed, policy.clusters.count, 0)).all()
+
+
+def test_losses_found_while_clusters_merge_are_counted():
+    """Every second block is gone, unannounced, when clusters have to merge."""
+    watched = Watched(",index=0.25", budget=2 * BUDGET, beside=False)
+    watched.frames(60)
+    policy = watched.policy
+    assert policy.stats.merged > 0
+    kept = sorted(watched.store._blocks)
+    watched.store.drop(kept[::2])
+    watched.frames(30)
+    assert policy.stats.lost > 0
+    watched.store.lose(kept[::2])
+    policy.choose(0, watched.query(), "question")
+    for layer, head in np.ndindex(LAYERS, HEADS):
+        numbers = policy.chains.number[layer, head][policy.chains.rows[layer, head] > 0].tolist()
+        assert [len(block) for block in watched.store.get(numbers)] == policy.chains.rows[layer, head][
+            policy.chains.rows[layer, head] > 0
+        ].tolist()
+    assert (np.where(policy.clusters.sealed, policy.clusters.count, 0).sum(2) == policy.below).all()
+
+
+def test_a_snapshot_goes_on_with_the_same_choices():
+    watched = Watched(axes=3)
+    watched.frames(30, reindex_at={17})
+    state = {name: array.copy() for name, array in watched.policy.state().items()}
+    again = create_policy("resv:prefetch=off,index=0.4,window=0.3")
+    again.attach(BUDGET, StreamShape(LAYERS, PER_FRAME, PREFIX))
+    again.open(watched.cache, watched.store)
+    again.restore(state, watched.cache)
+    for layer in range(LAYERS):
+        query = watched.query(scale=6, seed=layer)
+        chosen = watched.policy.choose(layer, query, "question")
+        assert again.choose(layer, query, "question") == chosen
+        assert any(chosen)
+    watched.policy = again
+    watched.frames(9, reindex_at={5})
+    watched.check()
+    with pytest.raises(KeyError):
+        again.restore_index({name: part for name, part in again.index_state().items() if name != "chains.rows"})
+
+
+@pytest.mark.parametrize("budget", [BUDGET, 5 * BUDGET])
+def test_the_index_stays_within_its_bytes(budget):
+    watched = Watched(budget=budget, beside=False)
+    sizes = set()
+    for _ in range(4):
+        watched.frames(12)
+        clusters, chains, members = watched.policy.clusters, watched.policy.chains, watched.policy.members
+        parts = [*clusters.state().values(), *chains.state().values(), members._seq, members._slot]
+        sizes.add(sum(part.nbytes for part in parts))
+    assert len(sizes) == 1
+    assert 0.9 * watched.policy.index_bytes < sizes.pop() <= watched.policy.index_bytes
+
+
+def test_an_index_without_room_is_refused():
+    with pytest.raises(UserError, match=r"holds no 4 clusters a KV head; give a larger --budget, or index=0\.\d+ or more"):
+        Watched(",index=0.02")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("planes=0", "planes is 1 to 32"),
+        ("planes=33", "planes is 1 to 32"),
+        ("distance=-1", "distance is 0 or more"),
+        ("threshold=1", r"threshold lies in \[0, 1\)"),
+        ("window=0.9,index=0.2", "leave something of 1"),
+        ("prefetch=on", "'on' does not fit prefetch"),
+    ],
+)
+def test_settings_out_of_range(settings, message):
+    with pytest.raises(UserError, match=message):
+        create_policy(f"resv:{settings}")
+
+
+def test_chains_stay_short_however_large_a_cluster_gets():
+    """A still picture for long: few clusters, each of at most 4 blocks, whose rows are rewritten seldom."""
+    watched = Watched(",distance=20", beside=False)
+    watched.filled.noise, appended = 0.01, 0
+    append = watched.store.append
+
+    def counted(number, block):
+        nonlocal appended
+        appended += len(block)
+        return append(number, block)
+
+    watched.store.append = counted
+    watched.frames(120)
+    rows = watched.policy.chains.rows
+    assert rows.max() > 30
+    assert appended < 4 * watched.policy.below.sum()
+
+
+def test_a_default_policy_is_the_papers():
+    policy = ReSV()
+    assert (policy.planes, policy.distance, policy.threshold) == (32, 7, 0.3)
+    assert policy.prefetch == "ahead", "but for this one"

@@ -1,0 +1,203 @@
+"""ReSV's kernels beside the float64 account of them: the same bits, the same clusters, the same selections."""
+
+import numpy as np
+import pytest
+from policies.reference_resv import ReferenceClusters, hash_bits, wicsum
+
+from edgevlm.errors import CacheError
+from edgevlm.runtime import _native, primitives
+from edgevlm.runtime.retrieval.hash_clusters import BITS, HashClusters
+
+HEADS, DIM, AXES = 2, 16, 3
+
+
+@pytest.fixture(params=["scalar", "best"])
+def isa(request):
+    before = primitives.simd()
+    if request.param == "scalar":
+        primitives.use_simd("scalar")
+    yield
+    primitives.use_simd(before)
+
+
+class Both:
+    """One layer's clusters, and the reference's of each head, fed the same tokens."""
+
+    def __init__(self, slots, distance, planes=BITS):
+        self.clusters = HashClusters(1, HEADS, DIM, AXES, slots, planes)
+        self.distance, self.tokens, self.slot = distance, [], []
+        normals = self.clusters.planes.astype(np.float64)
+        self.reference = [ReferenceClusters(slots, normals[head], distance) for head in range(HEADS)]
+        self.merged = self.forced = 0
+
+    def join(self, keys, places):
+        """Keys ``[HEADS, n, DIM]``."""
+        slot, moved, forced = self.clusters.join(0, keys, places, self.distance)
+        first = len(self.tokens)
+        for i in range(keys.shape[1]):
+            expected = [of.join(first + i, keys[h, i], places[h, i]) for h, of in enumerate(self.reference)]
+            assert slot[:, i].tolist() == expected
+            self.tokens.append((keys[:, i], places[:, i]))
+            self.slot.append(slot[:, i])
+        self.count(moved, forced)
+
+    def leave(self, held, leaving):
+        """Of the tokens ``held`` those of the mask ``leaving`` go."""
+        keys, places = (np.stack([self.tokens[seq][part] for seq in held], 1) for part in (0, 1))
+        slot = np.stack([self.slot[seq] for seq in held], 1).astype(np.int32)
+        moved = self.clusters.seal(0, keys, places, slot, np.stack([leaving] * HEADS))
+        gone = [seq for seq, goes in zip(held, leaving, strict=True) if goes]
+        for head, of in enumerate(self.reference):
+            of.seal(set(gone))
+            for seq in gone:
+                home = moved.home[head, self.clusters.slots + self.slot[seq][head]]
+                assert seq in of.at[home].tokens, "each token is where it is said to be"
+        self.count(moved)
+
+    def count(self, moved, forced=0):
+        self.merged += moved.merged
+        self.forced += forced
+        assert self.merged == sum(of.merged for of in self.reference)
+        assert self.forced == sum(of.forced for of in self.reference)
+
+    def check(self):
+        for head, of in enumerate(self.reference):
+            parts = self.clusters
+            assert np.flatnonzero(parts.count[0, head]).tolist() == sorted(of.at)
+            for slot, cluster in of.at.items():
+                assert parts.count[0, head, slot] == len(cluster.tokens)
+                assert parts.open[0, head, slot] == cluster.open
+                np.testing.assert_allclose(parts.key[0, head, slot], cluster.key, atol=1e-5)
+                np.testing.assert_allclose(parts.place[0, head, slot], cluster.place, rtol=1e-5)
+                assert cluster.bits == parts.bits[0, head, slot]
+
+
+def tokens(random, n, kinds=9, noise=0.35):
+    """Keys that lie about a few directions, so that some are alike, and places."""
+    centres = np.random.default_rng(1).normal(size=(HEADS, kinds, DIM))
+    keys = centres[:, random.integers(kinds, size=n)] + noise * random.normal(size=(HEADS, n, DIM))
+    return keys.astype(np.float32), random.uniform(0, 900, (HEADS, n, AXES)).astype(np.float32)
+
+
+def test_bits_are_the_signs_of_the_dots(isa):
+    random = np.random.default_rng(0)
+    for planes in (1, 7, 32):
+        clusters = HashClusters(1, HEADS, DIM, AXES, 8, planes)
+        keys = random.normal(size=(HEADS, 200, DIM)).astype(np.float32)
+        keys[:, 0] = 0
+        found = _native.hash_bits(keys, clusters.planes.astype(np.float32))
+        for head in range(HEADS):
+            normals = clusters.planes[head, :, :planes]
+            assert [hash_bits(key, normals) for key in keys[head]] == found[head].tolist()
+        assert (found[:, 0] == 0).all(), "a dot of 0 is not above 0"
+        assert found.max() < 1 << planes
+    assert (np.ptp(HashClusters(1, HEADS, DIM, AXES, 8, 32).planes.astype(int), 0) > 0).any(), (
+        "heads have their own hyperplanes"
+    )
+
+
+@pytest.mark.parametrize(("slots", "distance"), [(200, 7), (40, 7), (12, 7), (40, 0), (40, 32), (6, 3), (4, 7), (5, 12)])
+def test_clusters_are_those_of_the_reference(isa, slots, distance):
+    """A window of 60 tokens that 25 at a time run through: open, sealed in parts, merged when the slots are used up."""
+    random, both, held = np.random.default_rng(slots), Both(slots, distance), []
+    for _ in range(9):
+        first = len(both.tokens)
+        both.join(*tokens(random, 25))
+        held += range(first, first + 25)
+        if len(held) > 60:
+            leaving = np.arange(len(held)) < len(held) - 35
+            mixed = random.permutation(len(held))  # rows of a cache are in no order
+            both.leave([held[i] for i in mixed], leaving[mixed])
+            held = [seq for seq, goes in zip(held, leaving, strict=True) if not goes]
+        both.check()
+    if slots < 40:
+        assert both.merged + both.forced > 15
+    if slots == 200:
+        assert both.merged == both.forced == 0
+        assert 20 < (both.clusters.count > 0).sum() / HEADS < 150
+    if slots == 6:
+        assert both.forced > 0
+
+
+def test_a_whole_cluster_leaves_and_its_slot_is_used_again(isa):
+    both = Both(8, 7)
+    keys, places = tokens(np.random.default_rng(3), 4, kinds=1, noise=0.01)
+    both.join(keys, places)
+    both.leave([0, 1, 2, 3], np.ones(4, bool))
+    both.check()
+    assert both.clusters.sealed.sum() == HEADS
+    assert not both.clusters.open[both.clusters.count > 0].any()
+    both.join(keys, places)
+    both.check()
+    assert (both.clusters.count > 0).sum() == 2 * HEADS, "nothing joins what is sealed"
+
+
+@pytest.mark.parametrize("share", [0, 0.05, 0.2971, 0.9, 0.95])
+@pytest.mark.parametrize("sharpness", [0.02, 1, 8])
+def test_selections_are_those_of_the_reference(isa, share, sharpness):
+    """From rows that look at nearly all alike to rows that look at one cluster."""
+    random = np.random.default_rng(5)
+    clusters = HashClusters(1, HEADS, DIM, AXES, 150, BITS)
+    clusters.key[0] = random.normal(size=(HEADS, 150, DIM))
+    clusters.count[0] = random.integers(1, 40, (HEADS, 150)) * (random.random((HEADS, 150)) < 0.8)
+    query = (sharpness * random.normal(size=(2 * HEADS, 21, DIM))).astype(np.float32)
+    found = clusters.choose(0, query, share)
+    for head in range(HEADS):
+        live = np.flatnonzero(clusters.count[0, head]).tolist()
+        keys = {slot: clusters.key[0, head, slot].astype(np.float64) for slot in live}
+        counts = {slot: int(clusters.count[0, head, slot]) for slot in live}
+        rows = query[2 * head : 2 * head + 2].reshape(-1, DIM)
+        expected, margin = wicsum(rows, keys, counts, share)
+        assert margin > 2e-6, "float32 can tell"
+        assert np.flatnonzero(found[head] >= 0).tolist() == sorted(expected)
+        np.testing.assert_allclose([found[head, slot] for slot in expected], list(expected.values()), rtol=2e-4)
+        assert (found[head][clusters.count[0, head] == 0] == -1).all()
+
+
+def test_equal_scores_are_taken_in_the_order_of_their_slots(isa):
+    """All clusters alike: a share of s takes just as many as pass it, the lowest slots."""
+    clusters = HashClusters(1, 1, DIM, AXES, 80, BITS)
+    clusters.key[:], clusters.count[:] = 0.5, 4
+    query = np.ones((1, 3, DIM), np.float32)
+    assert np.flatnonzero(clusters.choose(0, query, 0.3)[0] >= 0).tolist() == list(range(25))  # 24 / 80 is 0.3, and not above
+    assert np.flatnonzero(clusters.choose(0, query, 0.0)[0] >= 0).tolist() == [0]
+    clusters.count[0, 0, 1:] = 1
+    assert np.flatnonzero(clusters.choose(0, query, 0.04)[0] >= 0).tolist() == [0], "tokens weigh"
+    clusters.count[:] = 0
+    assert (clusters.choose(0, query, 0.3) == -1).all()
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 16, 37, 64])
+def test_hamming_of_every_instruction_set(count):
+    """Through joins: each word of 32 bits against as many open clusters."""
+    random, before = np.random.default_rng(count), primitives.simd()
+    keys, places = random.normal(size=(HEADS, count + 60, DIM)).astype(np.float32), np.zeros((HEADS, count + 60, 1), np.float32)
+    found = []
+    for name in ("scalar", before):
+        primitives.use_simd(name)
+        clusters = HashClusters(1, HEADS, DIM, 1, 400, BITS)
+        clusters.join(0, keys[:, :count], places[:, :count], 0)
+        found.append(clusters.join(0, keys[:, count:], places[:, count:], 9)[0])
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+def test_misuse_is_refused():
+    clusters = HashClusters(1, HEADS, DIM, AXES, 8, BITS)
+    keys, places = tokens(np.random.default_rng(0), 5)
+    with pytest.raises(CacheError, match="keys must be"):
+        clusters.join(0, keys[:1], places, 7)
+    with pytest.raises(CacheError, match="places must be float32, not float64"):
+        clusters.join(0, keys, places.astype(np.float64), 7)
+    with pytest.raises(CacheError, match="there is no slot 8 of 8"):
+        clusters.seal(0, keys, places, np.full((HEADS, 5), 8, np.int32), np.ones((HEADS, 5), bool))
+    with pytest.raises(CacheError, match="distance must not be negative"):
+        clusters.join(0, keys, places, -1)
+    with pytest.raises(CacheError, match="query heads must be a multiple of the 2 KV heads, not 3"):
+        clusters.choose(0, np.zeros((3, 1, DIM), np.float32), 0.3)
+    with pytest.raises(CacheError, match="there must be 4 to"):
+        HashClusters(1, HEADS, DIM, AXES, 3, BITS).join(0, keys, places, 7)
+    clusters.key.flags.writeable = False
+    with pytest.raises(CacheError, match="key must be writeable"):
+        clusters.join(0, keys, places, 7)
+    with pytest.raises(ValueError, match="bits is"):
+        clusters.restore(HashClusters(1, HEADS, DIM, AXES, 9, BITS).state() | {"key": clusters.key})
