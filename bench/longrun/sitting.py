@@ -21,7 +21,7 @@ from edgevlm.bench.stream.sitting import peak_rss
 from edgevlm.calib.footprint import state_bytes
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.policies import create_policy
+from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.room import TextRoom
 from edgevlm.runtime.session import Session
@@ -68,7 +68,7 @@ def sit(work: Work) -> Iterator[dict[str, Any]]:
             figures = {"fps": round((done - first) / seconds, 1), "cpu_ms_per_frame": round(1e3 * cpu / (done - first), 3)}
             answers = _ask(session, questions(world, asked[mark], rng))
             yield {"bench": "longrun", "policy": work.policy, "budget": work.budget, "seed": work.seed, "frames": mark} | {
-                **figures, **_bytes(session), **answers, **_counts(session)
+                **figures, **_bytes(session, policy), **answers, **_counts(session, policy)
             }  # fmt: skip
 
 
@@ -93,10 +93,10 @@ def _ask(session: Session, asked: list[tuple[str, str, int | None]]) -> dict[str
     }
 
 
-def _bytes(session: Session) -> dict[str, int]:
+def _bytes(session: Session, policy: Policy) -> dict[str, int]:
     store = session.store
     return {
-        "device_bytes": session.cache.nbytes + state_bytes(session._stream.policy),
+        "device_bytes": session.cache.nbytes + state_bytes(policy),
         "host_bytes": store.host_bytes if store is not None else 0,
         "file_bytes": store.file_bytes if store is not None else 0,
         "rss_bytes": int(psutil.Process().memory_info().rss),
@@ -104,9 +104,8 @@ def _bytes(session: Session) -> dict[str, int]:
     }
 
 
-def _counts(session: Session) -> dict[str, int]:
+def _counts(session: Session, policy: Policy) -> dict[str, int]:
     """What was merged, lost and cut for want of room, and how often positions were made dense."""
-    policy = session._stream.policy
     counts = {"reindexings": session.stats.memory.reindexings}
     if isinstance(policy, Retrieval):
         lost = policy.store.stats.lost

@@ -12,7 +12,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.policies.base import Appended, Bool, Float32, Needs, State, nested, within
 from edgevlm.runtime.policies.retrieval import Retrieval, block_of
 from edgevlm.runtime.retrieval.cohesion import Threshold
-from edgevlm.runtime.retrieval.maintainer import Counts, Maintainer
+from edgevlm.runtime.retrieval.maintainer import Maintainer
 from edgevlm.runtime.retrieval.partitions import Partitions
 from edgevlm.runtime.retrieval.stats import Phase
 from edgevlm.runtime.retrieval.table import Int64, Table
@@ -187,7 +187,10 @@ class Mosaic(Retrieval):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """What the index has been through, by name (see Counts), and what was fetched ahead or had to be completed."""
+        """What the index has been through since the session opened, by name: see Counts, and of partitions.
+
+        prefetched, completed: clusters chosen that had been read ahead, and that had not.
+        """
         visual = (self.visual.founded, self.visual.merged) if self.visual else (0, 0)
         ahead = dict(zip(("prefetched", "completed"), self.prefetched.tolist(), strict=True))
         return {**asdict(self.maintainer.counts), "partitions": visual[0], "partitions_merged": visual[1], **ahead}
@@ -197,8 +200,7 @@ class Mosaic(Retrieval):
         parts = {name: {"mean": of.mean, "variance": of.variance, "seen": of.seen} for name, of in early.items()}
         parts["table"] = dict(self.table.state())
         parts["visual"] = dict(self.visual.state()) if self.visual else {}
-        own = {"counts": np.array([*asdict(self.maintainer.counts).values()], np.int64), "prefetched": self.prefetched}
-        return own | {name: array for part, state in parts.items() for name, array in nested(part, state).items()}
+        return {name: array for part, state in parts.items() for name, array in nested(part, state).items()}
 
     def restore_index(self, state: State) -> None:
         self.table.restore(within(state, "table"))
@@ -208,6 +210,4 @@ class Mosaic(Retrieval):
         if visual := within(state, "visual"):
             self.visual = self._partitions(visual["mean"].shape[1])
             self.visual.restore(visual)
-        self.maintainer.counts = Counts(*map(int, state["counts"]))
-        self.prefetched[:] = state["prefetched"]
         self.maintainer.changed = True

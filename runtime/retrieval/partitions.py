@@ -47,13 +47,11 @@ class Partitions:
             "early_variance": self._early.variance,
             "early_seen": self._early.seen,
         }
-        return own | early | {"counts": np.array([self.founded, self.merged])}
+        return own | early
 
     def restore(self, state: Mapping[str, NDArray]) -> None:
         for name, array in self.state().items():
-            if name != "counts":
-                array[...] = state[name]
-        self.founded, self.merged = state["counts"].tolist()
+            array[...] = state[name]
 
     def of(self, frames: NDArray[np.integer]) -> NDArray[np.int32]:
         """The partition of each of ``frames``, of those last taken in."""

@@ -73,7 +73,7 @@ def same(one, other):
     for mine, theirs in zip(one[3:5], other[3:5], strict=True):
         assert mine.keys() == theirs.keys()
         for name in mine:
-            if name.startswith("store."):  # where records lie in each one's own file
+            if name.startswith("store."):  # where blocks lie in each one's own file, which depends on when they were written
                 continue
             np.testing.assert_array_equal(mine[name], theirs[name], name)
 

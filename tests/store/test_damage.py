@@ -127,11 +127,11 @@ def test_two_processes_on_one_store(opened, tmp_path):
     store, path = opened(), tmp_path / "store.bin"
     store.put(block(0))
     command = [sys.executable, "-c", OPEN, path]
-    refused = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    refused = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     assert refused == f"{path}: another process uses it; end that one, or choose another folder\n"
     assert same(store.get([0])[0], block(0))
     store.close()
-    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout == ""
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout == ""
 
 
 def test_what_a_camera_has_seen_is_for_its_owner_alone(tmp_path):

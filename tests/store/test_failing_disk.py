@@ -152,6 +152,6 @@ store.close()
 
 def test_a_process_that_may_not_write_so_much(tmp_path):
     command = [sys.executable, "-c", LIMITED, tmp_path / "store.bin", *sys.path]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("the file grew too large") == 1
