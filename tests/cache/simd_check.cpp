@@ -115,6 +115,14 @@ std::vector<float> boxes(const Simd& table, int window, const std::vector<float>
     return out;
 }
 
+// Bits in which words differ from the first.
+std::vector<float> hamming(const Simd& table, const std::vector<float>& numbers) {
+    std::vector<std::uint32_t> words(numbers.size()), distance(numbers.size());
+    std::memcpy(words.data(), numbers.data(), words.size() * sizeof words[0]);
+    table.hamming(words.data(), static_cast<std::int64_t>(words.size()), words[0], distance.data());
+    return {distance.begin(), distance.end()};
+}
+
 }  // namespace
 
 int main(int, char** argv) {
@@ -128,6 +136,7 @@ int main(int, char** argv) {
         compare("rows of codes", 2 * pairs, rows<Code>(*table, pairs, a, b), rows<Code>(plain, pairs, a, b), 2e-2f);
         compare("codes counted", 2 * pairs, counted(*table, pairs, a), counted(plain, pairs, a), 0);
         const std::vector<float> key = noise(pairs * 12), query = noise(8 * 12);
+        compare("hamming", 2 * pairs, hamming(*table, a), hamming(plain, a), 0);
         compare("attention", pairs, attention(*table, pairs, 12, key, query), attention(plain, pairs, 12, key, query));
     }
     for (const int window : {1, 3, 5, 7}) {
