@@ -43,7 +43,7 @@ class Core:
     def lose(self, number: int, damaged: bool = False) -> None:
         """A block is gone."""
         if number in self.ring.blocks:
-            self.ring.blocks.remove(number)
+            self.ring.remove(number)
         self.forget(number)
         self.lost.append(number)
         self.stats.lost += 1

@@ -38,12 +38,13 @@ class Records:
         self._end += 1
         return self._before + self._end - 1
 
-    def oldest(self) -> tuple[int, int, int] | None:
-        """(id, number, offset)."""
-        if not len(self):
+    def oldest(self, age: int = 0) -> tuple[int, int, int] | None:
+        """(id, number, offset) of the oldest, or of the one ``age`` records younger; None where there is none."""
+        at = self._begin + age
+        if at >= self._end:
             return None
-        row = self._rows[self._begin]
-        return self._before + self._begin, int(row["number"]), int(row["offset"])
+        row = self._rows[at]
+        return self._before + at, int(row["number"]), int(row["offset"])
 
     def forget_oldest(self) -> None:
         self._begin += 1

@@ -13,6 +13,8 @@ from edgevlm.runtime.store.file import START, Extent, StoreFile
 from edgevlm.runtime.store.log import CHAIN, Blocks, Records
 from edgevlm.runtime.store.record import ALIGNMENT, HEADER, header_of
 
+CROWDED = 0.75  # of the ring: with more in use the oldest blocks are lost; up to it, a byte written costs up to three more
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -33,6 +35,7 @@ class Ring:
         self._limit = limit // ALIGNMENT * ALIGNMENT
         self.blocks, self._records = Blocks(), Records()
         self.head = START
+        self.live = 0  # bytes of the records that blocks have
         self._stamp = int.from_bytes(os.urandom(8), "little")  # so that no other life of this file has the same stamps
 
     @property
@@ -43,6 +46,35 @@ class Ring:
     def extents(self, number: int) -> list[Extent]:
         """A block's records, in the order of its rows."""
         return [self._records.extent(record) for record in self.blocks.chain(number)]
+
+    @property
+    def has_slack(self) -> bool:
+        """Whether enough of the ring is of no use to write again, at the head, what the head comes to."""
+        return self.live <= CROWDED * self._limit
+
+    def ahead(self, nbytes: int) -> list[int]:
+        """Blocks that a record of ``nbytes`` would be put over, or leave behind at the ring's end."""
+        wraps = self.head + nbytes > self._limit
+        spans = [(self.head, self._limit), (START, START + nbytes)] if wraps else [(self.head, self.head + nbytes)]
+        found: dict[int, None] = {}
+        age = 0
+        for begin, end in spans:
+            while (old := self._records.oldest(age)) is not None and begin <= old[2] < end:
+                record, number, _ = old
+                if number in self.blocks and record in self.blocks.chain(number):
+                    found[number] = None
+                age += 1
+        return list(found)
+
+    def remove(self, number: int) -> None:
+        """A block is gone. It must be there."""
+        self.clear(number)
+        self.blocks.remove(number)
+
+    def clear(self, number: int) -> None:
+        """A block's records are no longer its own."""
+        self.live -= sum(extent.nbytes for extent in self.extents(number))
+        self.blocks.clear(number)
 
     def place(self, nbytes: int) -> Place | None:
         """Make room for a record at the head; None for one that is larger than the ring."""
@@ -62,14 +94,18 @@ class Ring:
             record, number, _ = oldest
             self._records.forget_oldest()
             if number in self.blocks and record in self.blocks.chain(number):
-                self.blocks.remove(number)
+                self.remove(number)
                 yield number
 
     def written(self, number: int, extent: Extent) -> None:
         """A record is in its place; its block may have gone meanwhile."""
         self.head = extent.offset + extent.nbytes
         if number in self.blocks:
-            self.blocks.extend(number, self._records.add(number, extent))
+            self._extend(number, extent)
+
+    def _extend(self, number: int, extent: Extent) -> None:
+        self.blocks.extend(number, self._records.add(number, extent))
+        self.live += extent.nbytes
 
     def state(self) -> dict[str, NDArray]:
         """Blocks, their records in the order they were written, and the head."""
@@ -101,7 +137,7 @@ class Ring:
                 self.blocks.add(number)
         for number, extent in found:
             if number not in lost:
-                self.blocks.extend(number, self._records.add(number, extent))
+                self._extend(number, extent)
         return sorted(lost)
 
 

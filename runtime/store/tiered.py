@@ -147,7 +147,7 @@ class TieredStore:
         with core.changed:
             for number in map(int, numbers):
                 if number in core.ring.blocks:
-                    core.ring.blocks.remove(number)
+                    core.ring.remove(number)
                     core.forget(number)
                     self._readers.forget(number)
 

@@ -86,7 +86,11 @@ class Writer:
         return bool(self._core.waiting) and (not self.failing or time.monotonic() >= self._retry_at)
 
     def _write(self, number: int) -> None:
-        """Write the oldest part of a block, or make one of all when its records would be too many. Raises OSError."""
+        """Write the oldest part of a block, or make one of all when its records would be too many. Raises OSError.
+
+        What the head comes to is written again behind it, as long as the file has slack: a block is lost for its age only where
+        those in use nearly fill it.
+        """
         core, ring = self._core, self._core.ring
         with core.changed:
             held = core.memory.find(number)
@@ -97,6 +101,12 @@ class Writer:
         if many:
             return self._compact(number)
         part = parts[0]
+        with core.changed:
+            ahead = ring.ahead(part.nbytes) if ring.has_slack else []
+        for other in ahead:
+            self._compact(other)
+        if number in ahead:
+            return None
         with core.changed:
             place = ring.place(part.nbytes)
             if place is None:
@@ -115,15 +125,16 @@ class Writer:
             self._went_well()
 
     def _compact(self, number: int) -> None:
-        """Make one part of a block's records and its parts; the records are of no use then."""
+        """Make one part of a block's records and its parts, to be written; the records are of no use then."""
         core = self._core
         found = core.rows(number)
         one = copied(found[0]) if found is not None else None
         with core.changed:
             if found is None or one is None or number not in core.ring.blocks:
                 return self._done(number)
-            core.ring.blocks.clear(number)
+            core.ring.clear(number)
             core.memory.replace(number, found[1], one)
+            core.waiting.setdefault(number)
             while core.memory.used > core.memory.limit and core.memory.let_go():
                 pass
 

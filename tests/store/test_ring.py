@@ -14,7 +14,8 @@ def test_it_overwrites_the_oldest_and_nothing_else(seed):
     for number in range(400):
         nbytes = 64 * int(rng.integers(1, 12))
         ring.blocks.add(number)
-        place = ring.place(nbytes)
+        ahead, place = ring.ahead(nbytes), ring.place(nbytes)
+        assert ahead == place.lost
         start, end = place.extent.offset, place.extent.offset + nbytes
         assert START <= start < end <= limit
         for lost in place.lost:
@@ -27,8 +28,9 @@ def test_it_overwrites_the_oldest_and_nothing_else(seed):
         there[number] = (start, end)
         if rng.random() < 0.2:
             dropped = int(rng.choice(list(there)))
-            ring.blocks.remove(dropped)
+            ring.remove(dropped)
             del there[dropped]
+        assert ring.live == sum(last - first for first, last in there.values())
     assert ring.blocks.numbers().tolist() == sorted(there)
     assert all((e.offset, e.offset + e.nbytes) == there[number] for number in there for e in ring.extents(number))
     assert sum(last - first for first, last in there.values()) > 3200, "most of the ring is in use"

@@ -3,6 +3,7 @@
 import os
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -134,6 +135,35 @@ def test_when_the_file_is_full_the_oldest_are_overwritten_and_named(opened, said
     assert all(map(same, found[len(gone) :], blocks[len(gone) :]))
     assert store.file_bytes == os.path.getsize(store._file.path) <= 4 * MB
     assert len([line for line in said if "the oldest clusters are overwritten" in line]) == len(said) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_written_again_and_again_costs_nobody_a_block(opened, seed):
+    """Some blocks are put once, others grow and are dropped, for many times the bytes of the file: all there are stay."""
+    rng, store, plain, number = np.random.default_rng(seed), opened(), HostStore(), 0
+    cold, hot = [], []
+    for each in range(20):
+        assert store.put(block(each)) == plain.put(block(each))
+        cold.append(number)
+        number += 1
+    for each in range(900):
+        if rng.random() < 0.5 or not hot:
+            given = block(each, int(rng.integers(50, 300)))
+            assert store.put(given) == plain.put(given)
+            hot.append(number)
+            number += 1
+        else:
+            given, grown = block(each, int(rng.integers(1, 60))), int(rng.choice(hot))
+            assert store.append(grown, given)
+            assert plain.append(grown, given)
+        if len(hot) > 8:
+            gone = hot.pop(int(rng.integers(len(hot))))
+            store.drop([gone])
+            plain.drop([gone])
+    store.sync()
+    assert store.stats.bytes_written > 4 * store.file_bytes, "four times round"
+    assert store.stats.lost == 0
+    assert all(map(same, store.get(cold + hot), plain.get(cold + hot)))
 
 
 def test_a_dropped_block_is_none_and_not_lost(opened):
