@@ -26,7 +26,7 @@ from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.choices import Choice, Choices, Measure
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.policies import POLICIES, create_policy
+from edgevlm.runtime.policies import create_policy, evicting
 from edgevlm.runtime.room import TextRoom, default_budget, text_room
 
 SEED = "11"  # of the demo's streams, among those for development
@@ -76,7 +76,7 @@ class Comparison:
 
 def bounded() -> list[str]:
     """The policies there are that compress."""
-    return [name for name, policy in POLICIES.items() if policy.bounded]
+    return evicting()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 from edgevlm.apps.finish import Finish
 from edgevlm.apps.sources import Frame, Source, SourceOptions, open_source
 from edgevlm.apps.sources.laps import Laps
-from edgevlm.engines.onnxruntime_cpu import default_threads
+from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session

@@ -27,7 +27,7 @@ from edgevlm.runtime import _native, primitives, reference
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.cache import KVCache, Rows
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies import POLICIES, Appended, Guidance, Policy, StreamShape, create_policy
+from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape, create_policy, evicting
 
 FRAMES = 31  # held at the default shape: 31 frames of 14 x 14 tokens
 GROUP = 8  # query heads of each KV head, where a policy asks for queries
@@ -207,12 +207,13 @@ def _guidance(policy: Policy, memory: Memory) -> Guidance:
 
 
 def run(policies: Sequence[str], shape: Shape, dtypes: Sequence[str], threads: int, rounds: int) -> Iterator[Result]:
-    """A result for each policy (all bounded ones if none is named) and dtype, as it comes."""
-    names = policies or [name for name, policy in POLICIES.items() if policy.bounded]
+    """A result for each policy (all that evict if none is named) and dtype, as it comes."""
+    names = policies or evicting()
     for name in names:
         if name == AUTO:
             raise UserError("--policy auto is chosen for a model, and compression is timed without one; name a policy")
-        create_policy(name)  # wrong names are refused before anything is measured
+        if create_policy(name).retrieves:  # wrong names are refused before anything is measured
+            raise UserError(f"policy {name} retrieves and does not compress; edgevlm bench retrieval times it")
     for name in names:
         for dtype in dtypes:
             yield measure(name, shape, dtype, threads, rounds)

@@ -20,7 +20,7 @@ from edgevlm.bench.rounds import Job, figures, in_turn, ratio
 from edgevlm.bench.share import SEEDED, TOKENS_PER_FRAME
 from edgevlm.engines import load_engine
 from edgevlm.engines.base import Engine, KVBuffer, arrays_of
-from edgevlm.engines.onnxruntime_cpu import default_threads
+from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.packages import needed
 from edgevlm.runtime.bundle import Bundle, DecoderSpec, Progress

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edgevlm.apps.demo.questions import all_questions
 from edgevlm.apps.demo.world import World
 from edgevlm.bench.share import CHUNK, Subject, opened
-from edgevlm.engines.onnxruntime_cpu import default_threads
+from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.policies import POLICIES, create_policy

@@ -21,7 +21,7 @@ from edgevlm.apps.demo.world import World
 from edgevlm.bench.noise import NoiseEngine
 from edgevlm.bench.rounds import quartiles
 from edgevlm.bench.timing import timed
-from edgevlm.engines.onnxruntime_cpu import default_threads
+from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.packages import needed
 from edgevlm.runtime.auto import AUTO, FALLBACK, chosen_policy

@@ -21,7 +21,7 @@ from edgevlm.apps.demo.world import World
 from edgevlm.bench.rounds import quartiles
 from edgevlm.bench.share import CHUNK, SEEDED, SEEDED_BUDGET, Subject, opened
 from edgevlm.bench.timing import timed
-from edgevlm.engines.onnxruntime_cpu import default_threads
+from edgevlm.engines.threads import default_threads
 from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.state.copies import Copies

@@ -7,13 +7,11 @@ other.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-import psutil
 
 from edgevlm.engines.base import Float32, FramePattern, Int32, Int64, KVBuffer, KVPlace, StepResult
 from edgevlm.engines.checks import check_buffers, check_probes, check_step, cut_files, graph_of, grouped_pixels
@@ -21,16 +19,9 @@ from edgevlm.engines.embedding import Embedding
 from edgevlm.engines.huge_pages import use_huge_pages
 from edgevlm.engines.onnxruntime_layers import SHARED, OnnxRuntimeLayers, bind_array, share_arena
 from edgevlm.engines.profiles import ONNXRUNTIME
+from edgevlm.engines.threads import default_threads
 from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime.bundle import Bundle
-
-
-def default_threads() -> int:
-    """Physical cores that this process may use."""
-    physical = psutil.cpu_count(logical=False) or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
-    return max(1, min(physical, allowed))
-
 
 MAX_THREADS = 256  # ONNX Runtime starts all that it is told, for each graph
 

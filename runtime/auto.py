@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.choices import Choice, Choices
-from edgevlm.runtime.policies import POLICIES, Policy, create_policy
+from edgevlm.runtime.policies import Policy, create_policy, evicting
 
 AUTO = "auto"
 FALLBACK = "infinipot-v"  # of a model on which the policies were not measured
@@ -48,5 +48,5 @@ def describe(choices: Choices, choice: Choice, budget: int) -> str:
 
 
 def _newer(choices: Choices, again: str) -> str:
-    newer = [name for name, policy in POLICIES.items() if policy.bounded and name not in choices.known]
+    newer = [name for name in evicting() if name not in choices.known]
     return f"; not compared: {', '.join(newer)}, newer than that ({again})" if newer else ""

@@ -18,7 +18,7 @@ from edgevlm.apps.bundles import kept_bundle
 from edgevlm.bench.rounds import Took, figures, quartiles, ratio
 from edgevlm.bench.stream.rendition import Rendition, load
 from edgevlm.bench.stream.sitting import QUESTION, Work, frames_of
-from edgevlm.engines.onnxruntime_cpu import default_threads
+from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import ConfigOnly, checkpoint_folder
 from edgevlm.runtime.bundle import Progress

@@ -19,7 +19,7 @@ from edgevlm.bench.power import Meter, find_meter
 from edgevlm.bench.power.energy import Energy
 from edgevlm.bench.rounds import quartiles
 from edgevlm.bench.share import opened
-from edgevlm.engines.onnxruntime_cpu import default_threads
+from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.framing import Framing

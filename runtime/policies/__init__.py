@@ -47,7 +47,12 @@ POLICIES: dict[str, type[Policy]] = {
     )
 }
 
-__all__ = ["POLICIES", "Appended", "Guidance", "Needs", "NewRows", "Plan", "Policy", "StreamShape", "create_policy"]
+__all__ = ["POLICIES", "Appended", "Guidance", "Needs", "NewRows", "Plan", "Policy", "StreamShape", "create_policy", "evicting"]
+
+
+def evicting() -> list[str]:
+    """Names of the policies that compress, and need nothing below the cache."""
+    return [name for name, policy in POLICIES.items() if policy.bounded and not policy.retrieves]
 
 
 def create_policy(text: str) -> Policy:

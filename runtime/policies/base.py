@@ -113,6 +113,7 @@ class Policy(ABC):
     name: ClassVar[str]
     paper: ClassVar[str]
     bounded: ClassVar[bool] = True
+    retrieves: ClassVar[bool] = False  # needs host memory or a disk below the cache
 
     budget: int
     shape: StreamShape

@@ -10,7 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,8 @@ class Retrieval(Policy):
 
     window: float = 0.5
     index: float = 0.125
+
+    retrieves: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not (self.window > 0 and self.index > 0 and self.window + self.index < 1):

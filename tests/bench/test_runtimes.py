@@ -155,4 +155,4 @@ def test_llama_cpp_takes_noise_for_what_it_holds(kv):
 def test_what_is_no_checkpoint_is_one_line():
     with pytest.raises(UserError, match="does not exist"):
         open_text_model("/nowhere/at/all")
-    assert json.dumps(list(SEEDED)) == '["seeded-135m", "seeded-0.5b", "demo"]'
+    assert json.dumps(list(SEEDED)) == '["seeded-135m", "seeded-0.5b", "seeded-3b", "demo"]'

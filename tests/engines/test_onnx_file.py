@@ -33,7 +33,7 @@ def test_external_weights_are_those_that_onnx_finds(graph: Path) -> None:
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda path: path.stem)
 def test_shapes_are_those_that_onnx_finds(graph: Path) -> None:
     expected = onnx.load(graph, load_external_data=False).graph.initializer
-    assert len(expected) > 10
+    assert len(expected) > 5
     assert initializer_shapes(graph.read_bytes()) == {tensor.name: tuple(tensor.dims) for tensor in expected}
 
 
