@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +29,9 @@ class Link:
 class Chains:
     """Up to LINKS blocks of each slot of each layer and KV head.
 
-    Where there would be more, the two smallest become one: a row is rewritten a few times in its life, however large its
-    cluster gets, and a fetch that has room for a part of a large one reads no more than that.
+    Where there would be more, the two that are most alike in size become one, so that sizes stay far apart and a row is
+    rewritten a few times in its life, however large its cluster gets. (With the two smallest, what is newly sealed would have a
+    block of a quarter of the cluster rewritten again and again.) A fetch that has room for a part reads no more than that.
     """
 
     def __init__(self, layers: int, kv_heads: int, slots: int) -> None:
@@ -90,11 +92,11 @@ class Chains:
 
 
 def shortened(store: Store, links: list[Link]) -> int:
-    """Join the smallest until there are few enough, and put what is left to put; returns rows that are lost."""
+    """Join those of like sizes until there are few enough, and put what is left to put; returns rows that are lost."""
     lost = 0
     while len(links) > LINKS:
         links.sort(key=lambda link: link.rows)
-        small, large = links[0], links[1]
+        small, large = min(pairwise(links), key=lambda pair: pair[1].rows / pair[0].rows)  # of equals the smallest
         if small.block is None and large.block is not None:
             small, large = large, small  # the one that is not in the store yet joins the other
         if small.block is None:
