@@ -47,10 +47,13 @@ class Ring:
         """A block's records, in the order of its rows."""
         return [self._records.extent(record) for record in self.blocks.chain(number)]
 
-    @property
-    def has_slack(self) -> bool:
-        """Whether enough of the ring is of no use to write again, at the head, what the head comes to."""
-        return self.live <= CROWDED * self._limit
+    def has_slack(self, nbytes: int, waiting: int) -> bool:
+        """Whether what a record of ``nbytes`` is put over can be written again at the head. waiting: bytes in no place yet.
+
+        Then a round of the ring writes all blocks once, with less than a record left over at its end, and passes what is of no
+        use: no block is come to twice for one that came.
+        """
+        return self.live + waiting <= CROWDED * self._limit and nbytes <= (1 - CROWDED) * self._limit
 
     def ahead(self, nbytes: int) -> list[int]:
         """Blocks that a record of ``nbytes`` would be put over, or leave behind at the ring's end."""

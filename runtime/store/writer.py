@@ -102,7 +102,8 @@ class Writer:
             return self._compact(number)
         part = parts[0]
         with core.changed:
-            ahead = ring.ahead(part.nbytes) if ring.has_slack else []
+            slack = ring.has_slack(part.nbytes, core.memory.unwritten)
+            ahead = ring.ahead(part.nbytes) if slack else []
         for other in ahead:
             self._compact(other)
         if number in ahead:

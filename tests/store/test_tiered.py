@@ -310,3 +310,17 @@ def test_the_tables_grow_with_the_blocks_there_are_and_not_with_those_there_were
     store.sync()
     assert store.index_bytes < 20 * before, "its records are still in the file"
     assert store._core.ring.blocks.nbytes < 2 * 100 * 60
+
+
+def test_a_file_too_small_for_what_there_is_loses_and_does_not_go_round_for_ever(opened):
+    """Two blocks leave a quarter, which no third fits in: to write the others again for each that comes would never end."""
+    store = opened(file_bytes=MB)
+    for seed in range(8):
+        store.put(block(seed, 1400))
+    ended = threading.Thread(target=lambda: (store.sync(), store.state()), daemon=True)
+    ended.start()
+    ended.join(30)
+    assert not ended.is_alive(), "all that waits is written at some time"
+    assert store.stats.bytes_written < 16 * record_bytes(block(0, 1400))
+    assert store.lost()
+    assert same(store.get([7])[0], block(7, 1400))
