@@ -88,7 +88,7 @@ def measure(
             "bytes_per_question": took.moved,
             "frame_ms": round(took.frame_ms, 3), "frame_over_window": round(took.frame_ms / plain.frame_ms, 3),
             "ttft_ms": round(took.ttft_ms, 3), "ttft_over_window": round(took.ttft_ms / plain.ttft_ms, 3),
-            "cut_rows": stats.cut, "merged": stats.merged, "lost_rows": stats.lost,
+            "cut_rows": stats.cut, "merged": retrieval.merged, "lost": retrieval.store.stats.lost,
         }  # fmt: skip
 
 

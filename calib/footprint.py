@@ -21,7 +21,6 @@ SCRATCH = {
     "LastSeen": {"_scored", "_kept"},
     "CrossLayer": {"_mass"},
     "Oracle": {"priority"},
-    "Mosaic": {"_turn"},
 }
 """Attributes that are no state: each compression or call fills them before it reads them, or they are what an oracle knows."""
 

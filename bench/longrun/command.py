@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -15,8 +14,8 @@ import typer
 from edgevlm.apps.commands.typed import Json
 from edgevlm.bench.accuracy.command import progress_bar
 from edgevlm.bench.accuracy.entries import split
+from edgevlm.bench.child import child, lines
 from edgevlm.bench.longrun.sitting import Work
-from edgevlm.errors import UserError
 from edgevlm.runtime.policies import create_policy
 
 COMMAND = [sys.executable, "-m", "edgevlm.bench.longrun.sitting"]
@@ -65,22 +64,12 @@ def longrun(
 
 def run(work: Work, progress: Callable[[str, int, int], None]) -> Iterator[dict[str, Any]]:
     """The lines of one policy's process. Raises UserError for what it says the user did wrong."""
-    with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(json.dumps(asdict(work)))
-            process.stdin.close()
-            for text in process.stdout:
-                line = json.loads(text)
-                if "error" in line:
-                    raise UserError(line["error"])
-                if "frames_done" in line:
-                    progress(work.policy, line["frames_done"], work.marks[-1])
-                else:
-                    yield line
-        finally:
-            process.kill()
+    with child(COMMAND, asdict(work)) as process:
+        for line in lines(process):
+            if "frames_done" in line:
+                progress(work.policy, line["frames_done"], work.marks[-1])
+            else:
+                yield line
     if process.returncode not in (0, -9):
         raise RuntimeError(f"{work.policy}: its process ended with code {process.returncode}")
 

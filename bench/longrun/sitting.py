@@ -109,7 +109,7 @@ def _counts(session: Session, policy: Policy) -> dict[str, int]:
     counts = {"reindexings": session.stats.memory.reindexings}
     if isinstance(policy, Retrieval):
         lost = policy.store.stats.lost
-        counts |= {"merged": int(getattr(policy, "merged", 0)), "lost": lost, "cut": policy.working.cut}
+        counts |= {"merged": policy.merged, "lost": lost, "cut": policy.working.cut}
     return counts
 
 

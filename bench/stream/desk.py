@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import product
 from typing import Any
 
+from edgevlm.bench.child import child, lines
 from edgevlm.bench.power import find_meter
 from edgevlm.bench.power.energy import idle_watts
 from edgevlm.bench.stream.sitting import Work, place
-from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.policies import create_policy
@@ -46,20 +44,10 @@ def run(
 def _measured(work: Work, progress: Progress) -> Iterator[dict[str, Any]]:
     left = list(work.marks)
     progress(f"{work.model}, {work.policy}, chunks of {work.chunk}: {left[-1]} frames")
-    with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(json.dumps(asdict(work)))
-            process.stdin.close()
-            for text in process.stdout:
-                line = json.loads(text)
-                if "error" in line:
-                    raise UserError(line["error"])
-                left.remove(line["frames"])
-                yield line
-        finally:
-            process.kill()
+    with child(COMMAND, asdict(work)) as process:
+        for line in lines(process):
+            left.remove(line["frames"])
+            yield line
     if left:
         yield from _killed(work, left, process.returncode)
 

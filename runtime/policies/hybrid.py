@@ -16,7 +16,7 @@ from edgevlm.runtime.policies.retrieval import Retrieval, block_of
 from edgevlm.runtime.policies.sliding_window import SlidingWindow
 from edgevlm.runtime.retrieval.alike import AlikeIndex
 from edgevlm.runtime.retrieval.stats import Phase
-from edgevlm.runtime.retrieval.unrotated import unrotated_keys, unrotated_queries
+from edgevlm.runtime.retrieval.unrotated import unrotated_keys
 from edgevlm.runtime.store import Block, Store
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ class Hybrid(Retrieval):
         self._leaving: list[Block] = []  # of one compression, layer by layer
         none: Sequence[Sequence[int]] = [()] * cache.kv_heads
         self._chosen = [none] * cache.layers  # by the question that is being answered
-        self._tables: tuple[Float32, Float32] | None = None
         self.lost = 0  # blocks that left the index, ever
 
     # Rows leave.
@@ -112,15 +111,11 @@ class Hybrid(Retrieval):
 
     # Rows are asked for.
 
-    def begin(self, cos: Float32, sin: Float32) -> None:
-        self._tables = cos, sin
-
     def choose(self, layer: int, query: Float32, phase: Phase) -> Sequence[Sequence[int]]:
         if phase == "prefill" or not self._alike.clusters:
             return [()] * self.cache.kv_heads
         if phase == "question":
-            assert self._tables is not None
-            self._chosen[layer] = self._best(layer, unrotated_queries(query, *self._tables))
+            self._chosen[layer] = self._best(layer, self.unrotated(query))
         return self._chosen[layer]
 
     def _best(self, layer: int, query: Float32) -> Sequence[Sequence[int]]:

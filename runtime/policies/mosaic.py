@@ -94,7 +94,6 @@ class Mosaic(Retrieval):
         self.visual: Partitions | None = None  # made when the first features say how wide they are
         self._predicted: dict[int, list[list[int]]] = {}
         self.prefetched = np.zeros(2, np.int64)  # clusters chosen that were, and were not, got ahead
-        self._turn: tuple[Float32, Float32] | None = None
 
     # Rows come and leave.
 
@@ -130,7 +129,7 @@ class Mosaic(Retrieval):
     # Rows are asked for.
 
     def begin(self, cos: Float32, sin: Float32) -> None:
-        self._turn = cos, sin
+        super().begin(cos, sin)
         self._predicted.clear()
 
     def always(self, layer: int) -> Sequence[Block]:
@@ -164,15 +163,9 @@ class Mosaic(Retrieval):
     def _clusters(self, layer: int, query: Float32) -> list[Int64]:
         """For each KV head the slots that a rotated query ``[heads, S, head_dim]`` of the call at hand asks for."""
         heads, table = self.cache.kv_heads, self.table
-        bare = self._turned_back(query).reshape(heads, -1, query.shape[2])
+        bare = self.unrotated(query).reshape(heads, -1, query.shape[2])
         rooms = [self._working_rows - len(table.live(layer, head)) for head in range(heads)]
         return [choose_clusters(table, layer, h, bare[h], self.partitions, room) for h, room in enumerate(rooms)]
-
-    def _turned_back(self, query: Float32) -> Float32:
-        if self._turn is None:
-            raise ValueError("begin() gives the rotary tables of a call before its queries come")
-        (cos, sin), (low, high) = self._turn, np.split(query, 2, -1)
-        return np.concatenate([low * cos + high * sin, high * cos - low * sin], -1)
 
     def _numbers(self, layer: int, slots: list[Int64]) -> list[list[int]]:
         return [self.table.number[layer, head, of].tolist() for head, of in enumerate(slots)]
@@ -184,6 +177,11 @@ class Mosaic(Retrieval):
             self.prefetched += found, len(chosen) - found
 
     # What is reported, and kept.
+
+    @property
+    def merged(self) -> int:
+        """Clusters, and partitions of frames, that became one with another because there was no room."""
+        return self.maintainer.counts.merges + (self.visual.merged if self.visual else 0)
 
     @property
     def counts(self) -> Mapping[str, int]:

@@ -13,7 +13,7 @@ from edgevlm.runtime.policies.base import Bool, Float32, State
 from edgevlm.runtime.policies.retrieval import Retrieval, block_of
 from edgevlm.runtime.retrieval.frames import FrameIndex
 from edgevlm.runtime.retrieval.stats import Phase
-from edgevlm.runtime.retrieval.unrotated import per_kv_head, unrotated_keys, unrotated_queries
+from edgevlm.runtime.retrieval.unrotated import per_kv_head, unrotated_keys
 from edgevlm.runtime.store import Block, Store
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ class ReKV(Retrieval):
         self._newest = np.full((cache.layers, 2), -1, np.int64)  # the frame that left last, and its rows that have
         self._leaving: list[list[Block]] = []  # frames of one compression, layer by layer
         self._chosen: list[list[int]] = [[] for _ in range(cache.layers)]  # by the question that is being answered
-        self._tables: tuple[Float32, Float32] | None = None
         self.lost = 0  # blocks that left the index, ever
 
     # Rows leave.
@@ -100,16 +99,12 @@ class ReKV(Retrieval):
 
     # Rows are asked for.
 
-    def begin(self, cos: Float32, sin: Float32) -> None:
-        self._tables = cos, sin
-
     def choose(self, layer: int, query: Float32, phase: Phase) -> Sequence[Sequence[int]]:
         heads = self.cache.kv_heads
         if phase == "prefill" or not self._frames.entries[layer]:
             return [()] * heads
         if phase == "question":
-            assert self._tables is not None
-            wanted = per_kv_head(unrotated_queries(query, *self._tables), heads).ravel()
+            wanted = per_kv_head(self.unrotated(query), heads).ravel()
             most = min(self.frames, max(1, self.working_rows // self.shape.tokens_per_frame))
             self._chosen[layer] = [self._number(layer, int(t)) for t in self._frames.best(layer, wanted, most, self.each)]
         return [self._chosen[layer]] * heads

@@ -31,6 +31,7 @@ from edgevlm.runtime.policies.base import (
 )
 from edgevlm.runtime.policies.sliding_window import SlidingWindow
 from edgevlm.runtime.retrieval.stats import Phase, RetrievalStats
+from edgevlm.runtime.retrieval.unrotated import unrotated_queries
 from edgevlm.runtime.retrieval.working import WorkingSet
 from edgevlm.runtime.store import Block, Store
 
@@ -78,6 +79,7 @@ class Retrieval(Policy):
         self.working = WorkingSet(cache, store, self._working_rows, self.shape.prefix)
         self.stats = RetrievalStats(cache.layers, cache.kv_heads)
         self.below = np.zeros((cache.layers, cache.kv_heads), np.int64)  # rows that have left the device
+        self._tables: tuple[Float32, Float32] | None = None  # of the call at hand
         self.index_bytes = self._index_rows * cache.layers * row_bytes(cache)  # the most that the index may take
 
     @property
@@ -134,6 +136,12 @@ class Retrieval(Policy):
 
     def begin(self, cos: Float32, sin: Float32) -> None:
         """A call begins: rotary tables ``[S, head_dim / 2]`` of its rows, which queries are rotated by."""
+        self._tables = cos, sin
+
+    def unrotated(self, query: Float32) -> Float32:
+        """Queries ``[heads, S, head_dim]`` of the call at hand as they were before their rotary embedding."""
+        assert self._tables is not None, "begin() comes first"
+        return unrotated_queries(query, *self._tables)
 
     def always(self, layer: int) -> Sequence[Block]:
         """Rows that every call attends to before any block, one block a KV head; none unless a policy has some.
@@ -169,7 +177,12 @@ class Retrieval(Policy):
             self.stats.predict_ms[phase] += 1e3 * (time.perf_counter() - started)
         return counts
 
-    # Snapshots.
+    # What is reported, and kept.
+
+    @property
+    def merged(self) -> int:
+        """What joined another entry of the index because that was full."""
+        return self.stats.merged
 
     @abstractmethod
     def index_state(self) -> State:

@@ -20,7 +20,7 @@ def test_a_line_has_every_ratio_and_share():
     assert done.exit_code == 0
     always, asked = map(json.loads, done.stdout.splitlines())
     assert (always["policy"], asked["policy"]) == ("resv:threshold=0.2,distance=9", "resv:retrieve=question")
-    assert (always["bench"], always["frames"], always["budget"], always["lost_rows"]) == ("retrieval", 48, 256, 0)
+    assert (always["bench"], always["frames"], always["budget"], always["lost"]) == ("retrieval", 48, 256, 0)
     assert always["below_rows"] == 48 * 16 - always["window_rows"]
     for phase in ("prefill", "question", "answer"):
         for way in ("fetched", "attended", "rule"):

@@ -174,7 +174,7 @@ def test_a_policy_that_takes_up_the_state_chooses_the_same(clustering):
     again.open(world.cache, KeptStore(world.store))
     again.restore(state, world.cache)
     _, rotated = world.query()
-    again.begin(*world.policy._turn)
+    again.begin(*world.policy._tables)
     for layer in range(LAYERS):
         expected = world.policy.choose(layer, rotated[layer], "question")
         assert [list(of) for of in again.choose(layer, rotated[layer], "question")] == [list(of) for of in expected]
