@@ -182,7 +182,7 @@ class ReSV(Retrieval):
     def _forget_lost(self) -> None:
         """What the store has lost leaves the index."""
         if numbers := self.store.lost():
-            rows = self.chains.forget(np.array(numbers, np.int64))
+            rows = self.chains.forget(numbers)
             self.clusters.count -= rows
             self.below -= rows.sum(2)
             self.stats.lost += int(rows.sum())
@@ -220,10 +220,9 @@ class ReSV(Retrieval):
         blocks, cut = [], 0
         for head, of_head in enumerate(best):
             slots = np.flatnonzero((of_head >= 0) & ~opened[head])
-            numbers, rows = self.chains.of(layer, head, slots[np.argsort(-of_head[slots], kind="stable")])
-            fits = np.cumsum(rows) - rows < self.working_rows
-            cut += int(rows[~fits].sum())
-            blocks.append(numbers[fits].tolist())
+            numbers, left = self.chains.of(layer, head, slots[np.argsort(-of_head[slots], kind="stable")], self.working_rows)
+            blocks.append(numbers)
+            cut += left
         return Selection(blocks, np.where(best >= 0, count, 0).sum(1, dtype=np.int64), count.sum(1, dtype=np.int64), cut)
 
     # Snapshots.

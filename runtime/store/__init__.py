@@ -69,11 +69,18 @@ class Store(Protocol):
         ...
 
     def put(self, block: Block) -> int:
-        """Keep a block; returns its number, from 0 up, never used again. Never raises for a disk that fails."""
+        """Keep a block; returns its number: from 0 up, one after another. Never raises for a disk that fails."""
         ...
 
     def append(self, number: int, block: Block) -> bool:
         """Add rows behind those of a block already there; False when that is lost, and nothing is kept."""
+        ...
+
+    def renumber(self, numbers: Sequence[int]) -> range:
+        """Give these blocks new numbers, one after another and in this order, without touching their rows; returns those.
+
+        What is lost gets none. The next block put has the number after them.
+        """
         ...
 
     def resident(self, number: int) -> bool:

@@ -56,6 +56,14 @@ class Core:
         self.memory.drop(number)
         self.waiting.pop(number, None)
 
+    def renumber(self, number: int, new: int) -> None:
+        """A block that is there has another number, larger than all there were."""
+        self.ring.renumber(number, new)
+        self.memory.renumber(number, new)
+        if number in self.waiting:
+            del self.waiting[number]
+            self.waiting[new] = None
+
     def rows(self, number: int) -> tuple[Block, int] | None:
         """All rows of a block, from the file and from its parts, and how many parts those were; None for one that is lost.
 
@@ -70,7 +78,7 @@ class Core:
                     return held.whole, len(held.parts)
                 extents, parts = self.ring.extents(number), list(held.parts)
             data = [self.file.read(extent) for extent in extents] if self.file is not None else []
-            found = [read(each, number, extent.stamp) for each, extent in zip(data, extents, strict=True)]
+            found = [read(each, extent.stamp) for each, extent in zip(data, extents, strict=True)]
             blocks = [block for block in found if block is not None]
             with self.changed:
                 self.stats.reads += len(data)

@@ -44,6 +44,13 @@ class HostStore:
         self._blocks[number] = joined([self._blocks[number], block])
         return True
 
+    def renumber(self, numbers: Sequence[int]) -> range:
+        found = [block for number in numbers if (block := self._blocks.pop(int(number), None)) is not None]
+        new = range(self._next, self._next + len(found))
+        self._blocks |= zip(new, found, strict=True)
+        self._next = new.stop
+        return new
+
     def resident(self, number: int) -> bool:
         return int(number) in self._blocks
 

@@ -49,6 +49,9 @@ class Records:
     def forget_oldest(self) -> None:
         self._begin += 1
 
+    def belongs_to(self, record: int, number: int) -> None:
+        self._rows[record - self._before]["number"] = number
+
     def extent(self, record: int) -> Extent:
         _, offset, nbytes, stamp = self._rows[record - self._before].item()
         return Extent(offset, nbytes, stamp)

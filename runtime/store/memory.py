@@ -90,6 +90,11 @@ class Memory:
         whole = part.block if held.whole is not None and count == len(held.parts) else held.whole
         self._set(number, Held(whole, [part, *held.parts[count:]]))
 
+    def renumber(self, number: int, new: int) -> None:
+        held = self._held.get(number) or Held()
+        self.drop(number)
+        self._set(new, held)
+
     def drop(self, number: int) -> None:
         self._set(number, Held())
 

@@ -84,10 +84,10 @@ def header_of(data: bytes) -> Header | None:
     return header if header.dtype < len(DTYPES) else None
 
 
-def read(data: bytes, number: int, stamp: int) -> Block | None:
+def read(data: bytes, stamp: int) -> Block | None:
     """The block in a record, read-only views of ``data``; None where it is damaged or another one."""
     header = header_of(data)
-    if header is None or (header.number, header.stamp, header.nbytes) != (number, stamp, len(data)):
+    if header is None or (header.stamp, header.nbytes) != (stamp, len(data)):
         return None
     view = memoryview(data)
     rest = crc32(view[_CHECKSUM.stop :], crc32(bytes(4), crc32(view[: _CHECKSUM.start])))

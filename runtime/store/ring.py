@@ -69,6 +69,15 @@ class Ring:
                 age += 1
         return list(found)
 
+    def renumber(self, number: int, new: int) -> None:
+        """A block that is there has another number, larger than all there were; its records lie where they lay."""
+        chain = self.blocks.chain(number)
+        self.blocks.remove(number)
+        self.blocks.add(new)
+        for record in chain:
+            self._records.belongs_to(record, new)
+            self.blocks.extend(new, record)
+
     def remove(self, number: int) -> None:
         """A block is gone. It must be there."""
         self.clear(number)

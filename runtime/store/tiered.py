@@ -110,6 +110,16 @@ class TieredStore:
         core.tell()
         return there
 
+    def renumber(self, numbers: Sequence[int]) -> range:
+        core, first = self._core, self._next
+        with core.changed:
+            for number in map(int, numbers):
+                if number in core.ring.blocks:
+                    core.renumber(number, self._next)
+                    self._readers.forget(number)
+                    self._next += 1
+        return range(first, self._next)
+
     def resident(self, number: int) -> bool:
         with self._core.lock:
             held = self._core.memory.find(int(number))

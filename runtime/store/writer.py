@@ -106,9 +106,9 @@ class Writer:
             ahead = ring.ahead(part.nbytes) if slack else []
         for other in ahead:
             self._compact(other)
-        if number in ahead:
-            return None
         with core.changed:
+            if number in ahead or (slack and ring.ahead(part.nbytes)):  # that has another number since: once more
+                return None
             place = ring.place(part.nbytes)
             if place is None:
                 core.say_once("large", f"{self._file.name}: a cluster is larger than it may grow; such stay in host memory")

@@ -11,6 +11,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.policies.resv import ReSV
 from edgevlm.runtime.reference import rotate
+from edgevlm.runtime.retrieval import chains
 from edgevlm.runtime.store import HostStore, joined
 
 GRID, PER_FRAME, LAYERS = (2, 3), 6, 2
@@ -129,10 +130,11 @@ class Watched:
             assert self.policy.below[layer, head] == sum(len(reference.at[slot].tokens) for slot in reference.sealed())
 
     def of_slot(self, layer, head, slot):
-        numbers, rows = self.policy.chains.of(layer, head, np.array([slot]))
-        blocks = self.store.get(numbers.tolist())
-        assert [len(block) for block in blocks] == rows.tolist()
-        return joined(blocks)
+        numbers, left = self.policy.chains.of(layer, head, np.array([slot]), 10_000)
+        rows = joined(self.store.get(numbers))
+        assert len(rows) == self.policy.chains.held[layer, head, slot]
+        assert left == 0
+        return rows
 
     def query(self, rows=4, scale=2.0, seed=1):
         random = np.random.default_rng(seed)
@@ -158,7 +160,8 @@ class Watched:
 
 
 @pytest.mark.parametrize(("dtype", "axes"), STORAGE)
-def test_clusters_and_choices_are_those_of_the_reference(dtype, axes):
+def test_clusters_and_choices_are_those_of_the_reference(dtype, axes, monkeypatch):
+    monkeypatch.setattr(chains, "PAGE", 3)
     watched = Watched(dtype=dtype, axes=axes)
     watched.policy._working_rows = 10_000  # nothing is cut
     fetched = 0
@@ -266,11 +269,12 @@ def test_blocks_that_are_lost_leave_the_index():
     assert (np.where(policy.clusters.sealed, policy.clusters.count, 0).sum(2) == policy.below).all()
     watched.frames(20)
     assert (policy.clusters.count >= 0).all()
-    assert (policy.chains.rows.sum(3) == np.where(policy.clusters.sealed, policy.clusters.count, 0)).all()
+    assert (policy.chains.held == np.where(policy.clusters.sealed, policy.clusters.count, 0)).all()
 
 
-def test_losses_found_while_clusters_merge_are_counted():
+def test_losses_found_while_clusters_merge_are_counted(monkeypatch):
     """Every second block is gone, unannounced, when clusters have to merge."""
+    monkeypatch.setattr(chains, "PAGE", 3)
     watched = Watched(",index=0.25", budget=2 * BUDGET, beside=False)
     watched.frames(60)
     policy = watched.policy
@@ -282,10 +286,9 @@ def test_losses_found_while_clusters_merge_are_counted():
     watched.store.lose(kept[::2])
     policy.choose(0, watched.query(), "question")
     for layer, head in np.ndindex(LAYERS, HEADS):
-        numbers = policy.chains.number[layer, head][policy.chains.rows[layer, head] > 0].tolist()
-        assert [len(block) for block in watched.store.get(numbers)] == policy.chains.rows[layer, head][
-            policy.chains.rows[layer, head] > 0
-        ].tolist()
+        for slot, held in enumerate(policy.chains.held[layer, head].tolist()):
+            numbers, _ = policy.chains.of(layer, head, np.array([slot]), 10_000)
+            assert sum(map(len, filter(None, watched.store.get(numbers)))) == held
     assert (np.where(policy.clusters.sealed, policy.clusters.count, 0).sum(2) == policy.below).all()
 
 
@@ -306,7 +309,7 @@ def test_a_snapshot_goes_on_with_the_same_choices():
     watched.frames(9, reindex_at={5})
     watched.check()
     with pytest.raises(KeyError):
-        again.restore_index({name: part for name, part in again.index_state().items() if name != "chains.rows"})
+        again.restore_index({name: part for name, part in again.index_state().items() if name != "chains.missing"})
 
 
 @pytest.mark.parametrize("budget", [BUDGET, 5 * BUDGET])
@@ -344,7 +347,7 @@ def test_settings_out_of_range(settings, message):
 
 
 def test_chains_stay_short_however_large_a_cluster_gets():
-    """A still picture for long: few clusters, each of at most 4 blocks, whose rows are rewritten seldom."""
+    """A still picture for long: few clusters, each of at most 4 runs, whose rows are rewritten seldom."""
     watched = Watched(",distance=20", beside=False)
     watched.filled.noise, appended = 0.01, 0
     append = watched.store.append

@@ -1,8 +1,10 @@
-"""How often the rows of a cluster are written again as it grows, and that none gets lost on the way."""
+"""The runs of pages that a cluster has: none of its rows gets lost as it grows, few are written again, few are read."""
 
 import numpy as np
+import pytest
 
-from edgevlm.runtime.retrieval.chains import LINKS, Link, shortened
+from edgevlm.runtime.retrieval import chains
+from edgevlm.runtime.retrieval.chains import LINKS, PAGE, Chains, Link, shortened
 from edgevlm.runtime.store import Block, HostStore
 from edgevlm.runtime.store.block import joined
 
@@ -19,17 +21,24 @@ class Counting(HostStore):
 
     def __init__(self):
         super().__init__()
-        self.written, self.appends = 0, {}
+        self.written, self.appends, self.largest = 0, {}, 0
 
     def put(self, block):
         self.written += len(block)
+        self.largest = max(self.largest, len(block))
         return super().put(block)
 
     def append(self, number, block):
         there = super().append(number, block)
         self.appends[number] = self.appends.get(number, 0) + 1
-        self.written += len(self.get([number])[0]) if self.appends[number] % 4 == 0 else len(block)
+        rows = len(self.get([number])[0]) if there else 0
+        self.written += rows if self.appends[number] % 4 == 0 else len(block)
+        self.largest = max(self.largest, rows)
         return there
+
+    @property
+    def seqs(self):
+        return {int(seq) for block in self._blocks.values() for seq in block.seq[0]}
 
 
 def test_rows_are_written_again_a_few_times_however_large_the_cluster():
@@ -40,7 +49,74 @@ def test_rows_are_written_again_a_few_times_however_large_the_cluster():
         count += new
         assert shortened(store, links) == 0
         assert len(links) <= LINKS
-    held = joined(store.get([link.number for link in links]))
-    assert sorted(held.seq[0].tolist()) == list(range(count))
-    assert [link.rows for link in links] == [len(each) for each in store.get([link.number for link in links])]
-    assert store.written < 12 * count, "with the two smallest joined it would be 60 times"
+    held = [store.get(list(link.pages)) for link in links]
+    assert sorted(joined([page for of in held for page in of]).seq[0].tolist()) == list(range(count))
+    assert [link.rows for link in links] == [sum(map(len, of)) for of in held]
+    assert store.largest == PAGE
+    assert len(store._blocks) <= count / PAGE + LINKS, "what was rewritten is dropped"
+    assert store.written < 14 * count, "with the two smallest joined it would be 60 times"
+
+
+@pytest.mark.parametrize("page", [4, 64])
+@pytest.mark.parametrize("seed", range(4))
+def test_clusters_that_grow_merge_and_lose_pages_are_a_dict_of_sets(monkeypatch, page, seed):
+    monkeypatch.setattr(chains, "PAGE", page)
+    random, store, slots, count = np.random.default_rng(seed), Counting(), 6, 0
+    of = Chains(1, 1, slots)
+    held = {slot: set() for slot in range(slots)}
+    for turn in range(200):
+        home = np.where(of.held[0, 0] > 0, np.arange(slots), -1).astype(np.int32)
+        if turn % 13 == 12 and (home >= 0).sum() > 1:
+            into, gone = random.permutation(np.flatnonzero(home >= 0))[:2].tolist()
+            home[gone] = into
+            held[into] |= held[gone]
+            held[gone] = set()
+        parts = {}
+        for slot in np.unique(random.integers(slots, size=2)).tolist():
+            new = int(random.integers(1, 40))
+            parts[slot] = block(range(count, count + new))
+            held[slot] |= set(range(count, count + new))
+            count += new
+        known = set().union(*held.values())
+        if turn % 11 == 10:  # pages that are gone, and of which the index is told at once, or finds on its way
+            gone = random.choice(sorted(store._blocks), size=min(3, len(store._blocks)), replace=False).tolist()
+            rows = {int(seq) for each in store.get(gone) for seq in each.seq[0]}
+            store.drop(gone)
+            if turn % 2:
+                assert of.forget(gone).sum() == len(rows)
+            known -= rows
+        before = {slot: of.held[0, 0, slot] for slot in range(slots)}
+        lost = of.follow(store, 0, 0, home, parts)
+        assert store.seqs == known, "whatever is not lost is kept"
+        held = {slot: seqs & known for slot, seqs in held.items()}
+        for slot in range(slots):
+            numbers, left = of.of(0, 0, np.array([slot]), 10**9)
+            found = {int(seq) for each in filter(None, store.get(numbers)) for seq in each.seq[0]}
+            assert found == held[slot]
+            assert left == 0
+        told = sum(before.values()) + sum(map(len, parts.values())) - sum(lost.values())
+        assert told == of.held.sum() >= len(known)
+    assert store.largest <= page
+    assert max(map(len, held.values())) > 500
+
+
+@pytest.mark.parametrize("room", [1, 63, 64, 65, 200, 1000, 5000])
+def test_a_fetch_reads_no_more_pages_than_it_has_room_for(room):
+    store, of = Counting(), Chains(1, 1, 3)
+    for slot, rows in ((0, 100), (1, 3000), (2, 500)):
+        of.follow(store, 0, 0, np.full(3, -1, np.int32), {slot: block(range(10_000 * slot, 10_000 * slot + rows))})
+    numbers, left = of.of(0, 0, np.array([2, 1]), room)
+    blocks = store.get(numbers)
+    assert min(room, 3500) <= sum(map(len, blocks)) < room + 2 * PAGE
+    assert sum(map(len, blocks)) + left == 3500
+    seqs = joined(blocks).seq[0]
+    assert (seqs[:64] >= 20_000).all(), "of the first cluster first"
+    if room == 1000:
+        of_second = np.unique((seqs[seqs < 20_000] - 10_000) // PAGE)
+        assert (np.diff(of_second) > 1).any(), "not its oldest pages alone"
+        assert of_second.max() > 40
+
+
+def test_a_state_of_other_shapes_is_refused():
+    with pytest.raises(ValueError, match="of chains is"):
+        Chains(1, 1, 3).restore(Chains(1, 1, 4).state())

@@ -30,15 +30,17 @@ def test_all_is_there_and_numbers_go_on(opened, said):
     fill(store, range(30))
     store.append(4, block(99, 10))
     store.drop([7])
+    assert store.renumber([9, 4, 7, 11]) == range(30, 33), "what is not there gets no number"
     state = {name: array.copy() for name, array in store.state().items()}
-    wanted = store.get(range(30))
+    wanted = store.get(range(33))
+    assert [number for number, each in enumerate(wanted) if each is None] == [4, 7, 9, 11]
     store.close()
     again = opened()
     again.restore(state)
-    assert all(map(same, again.get(range(30)), wanted))
-    assert again.put(block(30)) == 30
+    assert all(map(same, again.get(range(33)), wanted))
+    assert again.put(block(33)) == 33
     again.sync()
-    assert there(again, [3, 5, 30]) == [3, 5, 30]
+    assert there(again, [3, 5, 33]) == [3, 5, 33]
     assert again.stats.lost == 0
     assert said == []
 

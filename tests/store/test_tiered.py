@@ -61,6 +61,15 @@ class Beside(RuleBasedStateMachine):
         self.store.drop(numbers)
         self.plain.drop(numbers)
 
+    @rule(chosen=st.lists(st.integers(0, 999), max_size=9, unique=True))
+    def renumber(self, chosen):
+        numbers = list(dict.fromkeys(self.some(chosen)))
+        self.store.expect(numbers[::2])
+        new = self.store.renumber(numbers)
+        assert new == self.plain.renumber(numbers)
+        assert new.start == self.count
+        self.count = new.stop
+
     @rule()
     def state(self):
         state = self.store.state()
@@ -139,7 +148,7 @@ def test_when_the_file_is_full_the_oldest_are_overwritten_and_named(opened, said
 
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_written_again_and_again_costs_nobody_a_block(opened, seed):
-    """Some blocks are put once, others grow and are dropped, for many times the bytes of the file: all there are stay."""
+    """Some blocks are put once and renumbered, others grow and are dropped, for many times the file's bytes: all stay."""
     rng, store, plain, number = np.random.default_rng(seed), opened(), HostStore(), 0
     cold, hot = [], []
     for each in range(20):
@@ -160,6 +169,11 @@ def test_what_is_written_again_and_again_costs_nobody_a_block(opened, seed):
             gone = hot.pop(int(rng.integers(len(hot))))
             store.drop([gone])
             plain.drop([gone])
+        if each % 5 == 4:
+            some = rng.choice(cold, 4, replace=False).tolist()
+            new = store.renumber(some)
+            assert new == plain.renumber(some) == range(number, number + 4)
+            cold, number = [kept for kept in cold if kept not in some] + list(new), new.stop
     store.sync()
     assert store.stats.bytes_written > 4 * store.file_bytes, "four times round"
     assert store.stats.lost == 0
