@@ -89,25 +89,20 @@ class Hybrid(Retrieval):
             self._extend(cluster, np.flatnonzero(clusters == cluster)[-self.rows :], dropped)
         self.store.drop(dropped)
         self._leaving = []
-        for number in self.store.lost():
-            self._alike.extents[self._alike.extents == number] = -1
-            self.lost += 1
+        self.lost += len(self.store.lost())
 
     def _extend(self, cluster: int, tokens: Int64, dropped: list[int]) -> None:
         """Put tokens of this compression, no more than a block holds, behind the others of a cluster; what is over goes."""
         extents, rows = self._alike.extents[cluster], self._alike.rows[cluster]
-        fresh = extents[0, 1] < 0 or rows[1] + len(tokens) > self.rows
-        if fresh:
-            dropped += [number for number in extents[:, 0].tolist() if number >= 0]
-            extents[:, 0], rows[0] = extents[:, 1], rows[1]
-            rows[1] = 0
-        rows[1] += len(tokens)
-        for layer, block in enumerate(self._leaving):
-            part = block.at(tokens)
-            if fresh:
-                extents[layer, 1] = self.store.put(part)
-            else:
-                self.store.append(int(extents[layer, 1]), part)
+        parts = [block.at(tokens) for block in self._leaving]
+        if extents[1] < 0 or rows[1] + len(tokens) > self.rows:
+            dropped += range(extents[0], extents[0] + len(parts)) if extents[0] >= 0 else ()
+            numbers = [self.store.put(part) for part in parts]
+            extents[:], rows[:] = (extents[1], numbers[0]), (rows[1], len(tokens))
+        else:
+            for layer, part in enumerate(parts):
+                self.store.append(int(extents[1]) + layer, part)
+            rows[1] += len(tokens)
 
     # Rows are asked for.
 
@@ -121,7 +116,7 @@ class Hybrid(Retrieval):
     def _best(self, layer: int, query: Float32) -> Sequence[Sequence[int]]:
         """Blocks for each KV head, best cluster first and its newest block before the other, until the working set is full."""
         heads, count, width = self.cache.kv_heads, self._alike.clusters, self.cache.head_dim
-        mean = self._alike.mean[layer, :count].reshape(count, heads, width)
+        mean = self._alike.means(layer).reshape(count, heads, width)
         grouped = query.reshape(heads, -1, width)
         out: list[list[int]] = []
         for head in range(heads):
@@ -131,8 +126,8 @@ class Hybrid(Retrieval):
             order = np.argsort(-score, kind="stable")
             have = self._alike.rows[order].sum(1).cumsum()
             order = order[: int(np.searchsorted(have, self.working_rows)) + 1]
-            numbers = self._alike.extents[order, layer, ::-1].ravel()
-            out.append(numbers[numbers >= 0].tolist())
+            first = self._alike.extents[order, ::-1].ravel()
+            out.append((first[first >= 0] + layer).tolist())
         return out
 
     # Snapshots.

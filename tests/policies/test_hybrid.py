@@ -43,8 +43,8 @@ def followed(index, keys, pieces):
 
 
 def similarity(index, cluster, keys, tokens):
-    mean = keys[-1, list(tokens)].mean(0)
-    return mean @ index.mean[-1, cluster] / np.linalg.norm(mean) / np.linalg.norm(index.mean[-1, cluster])
+    mean, kept = keys[-1, list(tokens)].mean(0), index.means(-1)[cluster]
+    return mean @ kept / np.linalg.norm(mean) / np.linalg.norm(kept)
 
 
 @pytest.mark.parametrize(("kinds", "capacity"), [(5, 12), (12, 6)])
@@ -59,11 +59,12 @@ def test_clusters_are_those_of_the_reference(kinds, capacity):
     assert partition(index, members) == sorted(tuple(sorted(cluster)) for cluster in reference.clusters)
     assert index.merged == reference.merged
     assert (index.merged > 0) == (kinds > capacity)
-    assert index.tau == pytest.approx(reference.tau, abs=1e-5)
+    assert index.tau == pytest.approx(reference.tau, abs=0.005)
     assert index.count[: index.clusters].sum() == 120
     for at, tokens in members.items():
         for layer in range(2):
-            np.testing.assert_allclose(index.mean[layer, at], reference.mean(layer, tokens), atol=1e-5)
+            wanted = reference.mean(layer, tokens)
+            np.testing.assert_allclose(index.means(layer)[at], wanted, atol=4 * np.abs(wanted).max() / 127)
 
 
 def watched(filled, policy, pieces):
@@ -91,16 +92,16 @@ def test_below_lie_the_newest_rows_of_each_cluster_with_their_own_numbers(arena)
     for cluster in range(index.clusters):
         seqs = []
         for layer in range(LAYERS):
-            numbers = index.extents[cluster, layer]
-            blocks = [block for block in policy.store.get(numbers[numbers >= 0]) if block is not None]
+            first = index.extents[cluster]
+            blocks = policy.store.get(first[first >= 0] + layer)
             seqs.append([block.seq.tolist() for block in blocks])
-            for block, rows in zip(blocks, index.rows[cluster][numbers >= 0], strict=True):
+            for block, rows in zip(blocks, index.rows[cluster][first >= 0], strict=True):
                 assert len(block) == rows <= 3
                 assert set(block.seq[0].tolist()) <= set(left.tolist())
                 np.testing.assert_array_equal(block.seq[0], block.seq[1])
         assert all(of == seqs[0] for of in seqs), "the same tokens in every layer"
         held += sum(len(of[0]) for of in seqs[0])
-    assert len(policy.store._blocks) == (index.extents[: index.clusters] >= 0).sum(), "what no cluster has is dropped"
+    assert len(policy.store._blocks) == LAYERS * (index.extents[: index.clusters] >= 0).sum(), "what no cluster has is dropped"
     assert held <= 6 * index.clusters
 
 
@@ -116,14 +117,14 @@ def test_a_question_fetches_the_clusters_that_it_attends_to_most_and_no_more_tha
     index = policy._alike
     for layer in range(LAYERS):
         for head in range(HEADS):
-            mean = index.mean[layer, : index.clusters].reshape(index.clusters, HEADS, -1)[:, head].astype(np.float64)
+            mean = index.means(layer).reshape(index.clusters, HEADS, -1)[:, head].astype(np.float64)
             mass = np.zeros(index.clusters)
             for row in bare[layer][head * GROUP : (head + 1) * GROUP].reshape(-1, mean.shape[1]):
                 weights = np.exp(mean @ row / np.sqrt(len(row)))
                 mass += weights / weights.sum()
             expected, rows = [], 0
             for cluster in np.argsort(-mass, kind="stable"):
-                expected += [number for number in index.extents[cluster, layer, ::-1] if number >= 0]
+                expected += [first + layer for first in index.extents[cluster, ::-1] if first >= 0]
                 rows += index.rows[cluster].sum()
                 if rows >= policy.working_rows:
                     break
@@ -151,7 +152,7 @@ def test_a_restored_policy_chooses_alike():
     assert again._alike.tau == policy._alike.tau
 
 
-def test_what_the_store_has_lost_is_not_asked_for():
+def test_what_the_store_has_lost_is_counted_and_left_out():
     class Forgets(HostStore):
         def forget(self, numbers):
             self.drop(numbers)
@@ -161,10 +162,12 @@ def test_what_the_store_has_lost_is_not_asked_for():
     policy = opened(filled, 160, "hybrid:tau=0.8", Forgets())
     watched(filled, policy, [2] * 30)
     gone = asked(filled, policy)[0][0][0][0]
+    rows = policy.working.load(0, [[gone]] * HEADS).copy()
     policy.store.forget([gone])
+    policy.working.forget()
+    assert policy.working.load(0, [[gone]] * HEADS).max() == 0 < rows.min()
     watched(filled, policy, [2] * 6)
     assert policy.lost == 1
-    assert all(gone not in of_head for of_layer in asked(filled, policy)[0] for of_head in of_layer)
 
 
 def test_settings_and_budgets_that_cannot_be_are_refused():
@@ -178,5 +181,5 @@ def test_settings_and_budgets_that_cannot_be_are_refused():
 def test_the_index_takes_no_more_than_its_bytes():
     policy = opened(Filled(LAYERS, 400, GRID, np.random.default_rng(3)), 160, "hybrid")
     index = policy._alike
-    held = sum(part.nbytes for part in (index.mean, index.count, index.extents, index.rows))
+    held = sum(part.nbytes for part in (index.codes, index.scale, index.count, index.extents, index.rows))
     assert policy.index_bytes - AlikeIndex.entry_bytes(LAYERS, HEADS * 8) < held <= policy.index_bytes
