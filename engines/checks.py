@@ -54,9 +54,10 @@ def _lacks(bundle: Bundle, what: str) -> UserError:
 
 def check_layer(spec: DecoderSpec, capacity: int, layer: int, rows: int, past: Int32) -> None:
     """Raise CacheError or CacheFull where ``rows`` cannot be appended behind ``past [kv_heads]`` in a layer's buffer."""
-    if past.shape != (spec.kv_heads,) or int(past.min()) < 0:
+    lengths = past.tolist()  # a few: faster one by one than by numpy
+    if past.shape != (spec.kv_heads,) or min(lengths) < 0:
         raise CacheError(f"past must be {spec.kv_heads} lengths of at least 0, not {past!r}")
-    if (most := int(past.max())) + rows > capacity:
+    if (most := max(lengths)) + rows > capacity:
         raise CacheFull(f"layer {layer} attends to {most} rows and has room for {capacity}: {rows} more do not fit")
 
 

@@ -46,6 +46,7 @@ class OnnxRuntimeLayers:
         self._sessions, self._spec, self._calls = tuple(sessions), spec, calls
         self._buffers = tuple(buffers)  # keeps their owners alive
         self._lengths = np.zeros((2, spec.layers, spec.kv_heads), np.int32)  # of each head after the call, and one less
+        self._of_layer = list(self._lengths.transpose(1, 0, 2))
         self._one = self._many = self._call = _Call(self, 1, 1)
         self._next = spec.layers + 1  # the layer to attend next; beyond the last there is no call, and no logits
 
@@ -67,8 +68,9 @@ class OnnxRuntimeLayers:
             wanted = f"layer {self._next} is next" if self._next < spec.layers else "begin a call first"
             raise CacheError(f"layer {layer} cannot be attended to now: {wanted}")
         check_layer(spec, self._buffers[layer].shape[2], layer, rows, past)
-        np.add(past, rows, out=self._lengths[0, layer], casting="same_kind")
-        np.subtract(self._lengths[0, layer], 1, out=self._lengths[1, layer])
+        total, last = self._of_layer[layer]
+        np.add(past, rows, out=total)
+        np.add(past, rows - 1, out=last)
         found = self._run(layer + 1)
         self._next = layer + 1
         if self._next < spec.layers:
