@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from edgevlm.apps.demo.questions import all_questions
 from edgevlm.apps.demo.world import World
-from edgevlm.bench.share import CHUNK, Subject, opened
+from edgevlm.bench.share import Subject, opened
+from edgevlm.bench.store import cold
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Progress
@@ -26,6 +27,7 @@ from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.retrieval.stats import PHASES, Phase, RetrievalStats
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.store import StoreSettings, TieredStore
 
 WINDOW = "sliding-window"
 QUESTIONS = [text for text in all_questions() if "<" not in text]
@@ -46,10 +48,30 @@ class Watched:
     moved: int
 
 
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What is watched and asked. budget: vision tokens per layer, None as ``run`` has it; chunk: frames encoded at once.
+
+    host_bytes: of blocks in host memory, None as ``run`` has it; cold: before a question the kernel forgets what it has of the
+    store's file, as on a machine whose memory is short.
+    """
+
+    budget: int | None
+    frames: int
+    questions: int
+    chunk: int
+    host_bytes: int | None = None
+    cold: bool = False
+
+    def open(self, subject: Subject, policy: str) -> Session:
+        retrieves = isinstance(create_policy(policy), Retrieval)
+        store = StoreSettings(host_bytes=self.host_bytes) if retrieves and self.host_bytes else None
+        return Session.open(subject.model, policy=policy, budget=self.budget, chunk=self.chunk, store=store)
+
+
 def run(
-    models: Sequence[str], policies: Sequence[str], budget: int | None, frames: int, questions: int, threads: int | None,
-    progress: Progress,
-) -> Iterator[dict[str, Any]]:  # fmt: skip
+    models: Sequence[str], policies: Sequence[str], stream: Stream, threads: int | None, progress: Progress
+) -> Iterator[dict[str, Any]]:
     """A line for each model and policy, as it comes. Raises UserError for a policy that retrieves nothing."""
     for text in policies:
         if not isinstance(create_policy(text), Retrieval):
@@ -57,26 +79,24 @@ def run(
             raise UserError(f"policy {text} retrieves nothing; name one of {', '.join(there)}")
     for name in models:
         with opened(name, threads or default_threads(), progress) as subject:
-            progress(f"{name}, {WINDOW}: {frames:,} frames")
-            with Session.open(subject.model, policy=WINDOW, budget=budget, chunk=CHUNK) as session:
-                plain = watch(session, frames, questions, progress)
+            progress(f"{name}, {WINDOW}: {stream.frames:,} frames")
+            with stream.open(subject, WINDOW) as session:
+                plain = watch(session, stream, progress)
             for text in policies:
-                progress(f"{name}, {text}: {frames:,} frames")
-                yield measure(subject, text, budget, frames, questions, plain, progress)
+                progress(f"{name}, {text}: {stream.frames:,} frames")
+                yield measure(subject, text, stream, plain, progress)
 
 
-def measure(
-    subject: Subject, policy: str, budget: int | None, frames: int, questions: int, plain: Watched, progress: Progress
-) -> dict[str, Any]:
+def measure(subject: Subject, policy: str, stream: Stream, plain: Watched, progress: Progress) -> dict[str, Any]:
     """A line: what one policy fetched and took, and how much more than the plain window."""
-    with Session.open(subject.model, policy=policy, budget=budget, chunk=CHUNK) as session:
-        took = watch(session, frames, questions, progress)
+    with stream.open(subject, policy) as session:
+        took = watch(session, stream, progress)
         retrieval = session._stream.policy
         assert isinstance(retrieval, Retrieval)
         stats = retrieval.stats
         return {
             "bench": "retrieval", "model": subject.name, "policy": policy, "budget": session.budget,
-            "threads": subject.threads, "frames": frames, "questions": questions,
+            "threads": subject.threads, **{name: value for name, value in asdict(stream).items() if name != "budget"},
             "window_rows": retrieval.window_rows, "working_rows": retrieval.working_rows,
             "index_bytes": retrieval.index_bytes, "below_rows": int(retrieval.below.max()),
             **{f"{phase}_ratio": mean(stats.ratio(phase)) for phase in PHASES},
@@ -84,7 +104,7 @@ def measure(
             "heads": {way: {phase: rounded(of(stats, phase)) for phase in PHASES} for way, of in WAYS.items()},
             "shares": {phase: {name: round(part, 4) for name, part in stats.shares(phase).items()} for phase in PHASES},
             "call_ms": {phase: per_call(stats, phase) for phase in PHASES},
-            "archive_ms_per_frame": round(stats.archive_ms / frames, 4),
+            "archive_ms_per_frame": round(stats.archive_ms / stream.frames, 4),
             "bytes_per_question": took.moved,
             "frame_ms": round(took.frame_ms, 3), "frame_over_window": round(took.frame_ms / plain.frame_ms, 3),
             "ttft_ms": round(took.ttft_ms, 3), "ttft_over_window": round(took.ttft_ms / plain.ttft_ms, 3),
@@ -92,25 +112,29 @@ def measure(
         }  # fmt: skip
 
 
-def watch(session: Session, frames: int, questions: int, progress: Progress) -> Watched:
-    """Watch ``frames`` frames of the demo's world, then ask ``questions`` questions, and one before them."""
-    world, chunks, ttft_ms = World(0), [], []
-    for seen in range(0, frames, CHUNK):
-        count = min(CHUNK, frames - seen)
+def watch(session: Session, stream: Stream, progress: Progress) -> Watched:
+    """Watch frames of the demo's world, then ask, and one question more before them."""
+    world, chunks, ttft_ms, frames = World(0), [], [], stream.frames
+    for seen in range(0, frames, stream.chunk):
+        count = min(stream.chunk, frames - seen)
         images = [world.step() for _ in range(count)]
         started = time.perf_counter()
         for image in images:
             session.watch(image)
         session.flush()
         chunks.append(1e3 * (time.perf_counter() - started) / count)
-        if (seen + count) % REPORT_EVERY < CHUNK and seen + count < frames:
+        if (seen + count) % REPORT_EVERY < stream.chunk and seen + count < frames:
             progress(f"  {seen + count:,} frames, {median(chunks):.2f} ms each")
     before = moved(session)
-    for number in range(questions + 1):
+    for number in range(stream.questions + 1):
+        store = session._stream.store
+        if stream.cold and isinstance(store, TieredStore) and store._file is not None:
+            store.sync()
+            cold(store._file._handle)
         answer = session.ask(QUESTIONS[number % len(QUESTIONS)], max_tokens=ANSWER_TOKENS)
         answer.settle()
         ttft_ms.append(answer.ttft_ms)
-    each = (moved(session) - before) // (questions + 1)
+    each = (moved(session) - before) // (stream.questions + 1)
     return Watched(median(chunks[1:] or chunks), median(ttft_ms[1:]), each)
 
 

@@ -8,6 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from edgevlm.apps.commands.typed import Json, Threads
+from edgevlm.runtime.store.settings import LEAST
+
+CHUNK = 8
 
 
 def retrieval(
@@ -19,6 +22,9 @@ def retrieval(
     budget: Annotated[str | None, typer.Option(metavar="N|6k", help="Vision tokens per layer.", show_default="as run")] = None,
     frames: Annotated[int, typer.Option(help="Of the demo's world, watched before the questions.", min=1)] = 1024,
     questions: Annotated[int, typer.Option(help="Asked after them, and one that does not count.", min=1)] = 6,
+    chunk: Annotated[int, typer.Option(help="Frames encoded and appended at once.", min=1)] = CHUNK,
+    host_bytes: Annotated[int | None, typer.Option(help="Of blocks in host memory.", min=LEAST, show_default="as run")] = None,
+    cold: Annotated[bool, typer.Option(help="Before a question the kernel forgets what it has of the store's file.")] = False,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -28,11 +34,12 @@ def retrieval(
     """
     from edgevlm.apps.start import parse_count
     from edgevlm.bench.accuracy.entries import split
-    from edgevlm.bench.retrieval import run
+    from edgevlm.bench.retrieval import Stream, run
 
     policies = [name for text in policy or ["resv"] for name in split(text)]
     tokens = parse_count(budget) if budget is not None else None
-    lines = run(model or ["demo"], policies, tokens, frames, questions, threads, lambda what: typer.echo(what, err=True))
+    stream = Stream(tokens, frames, questions, chunk, host_bytes, cold)
+    lines = run(model or ["demo"], policies, stream, threads, lambda what: typer.echo(what, err=True))
     for line in lines:
         typer.echo(json.dumps(line) if as_json else "\n".join(table(line)))
 

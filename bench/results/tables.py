@@ -107,7 +107,7 @@ def _rate(value: float | None) -> str:
 
 def accuracy(lines: Sequence[Line]) -> list[str]:
     """Share of questions about before answered right, of test seeds, by frames and budget; policies as they come."""
-    place = {"bench": "accuracy", "kind": "backward", "seed": "test"}
+    place = {"bench": "accuracy", "suite": "streamqa", "kind": "backward", "seed": "test"}
     own = [line for line in lines if place.items() <= line.items() and number(line, "accuracy") is not None]
     columns = sorted({(line["frames"], line["budget"]) for line in own if line["policy"] != "full"}, key=_column)
     rows = _heads("policy", *(f"{frames}: {budget.replace('%', ' %')}" for frames, budget in columns))
@@ -122,6 +122,64 @@ def accuracy(lines: Sequence[Line]) -> list[str]:
 
 def _column(place: tuple[int, str]) -> tuple[int, float]:
     return place[0], -float(place[1].rstrip("%"))
+
+
+def longstream(lines: Sequence[Line]) -> list[str]:
+    """Streams of thousands of frames: share right by budget, and at the largest by how long ago, and the price."""
+    place = {"suite": "longstream", "seed": "test"}
+    own = [line for line in lines if place.items() <= line.items() and line["budget"].isdigit()]
+    budgets = sorted({line["budget"] for line in own}, key=int)
+    at = {(line["policy"], line["budget"], line["kind"]): line for line in own}
+    ago = [kind for kind in dict.fromkeys(line["kind"] for line in own) if kind.startswith("backward/")]
+    there = {policy: line for (policy, budget, kind), line in at.items() if (budget, kind) == (budgets[-1], "backward")}
+    columns = [*(f"{budget} tokens" for budget in budgets), "- `last-seen`, paired", *(kind.partition("/")[2] for kind in ago)]
+    rows = _heads("policy", *columns, "first token, ms", "KB moved")
+    for policy, line in sorted(there.items(), key=lambda pair: -pair[1]["accuracy"]):
+        cells = [_interval(at.get((policy, budget, "backward"))) for budget in budgets]
+        cells.append("" if policy == line["against"] else _paired(line))
+        cells += [share(at[policy, budgets[-1], kind]["accuracy"]) for kind in ago]
+        cells += ["", ""] if policy == "oracle" else [f"{line['ttft_ms']:.1f}", f"{line['moved'] / 1e3:.0f}"]
+        rows.append(_row(policy if policy == "oracle" else f"`{policy}`", *cells))
+    return rows
+
+
+def _interval(line: Line | None) -> str:
+    if line is None:
+        return "-"
+    return f"{share(line['accuracy'])} [{share(line['ci_low'])}, {share(line['ci_high'])}]"
+
+
+def _paired(line: Line) -> str:
+    """A difference with its interval, signs before all."""
+    value, low, high = (line[f"difference{end}"] for end in ("", "_low", "_high"))
+    return f"{_signed(value)} [{_signed(low)}, {_signed(high)}]"
+
+
+def _signed(value: float) -> str:
+    return f"{'+' if value > 0 else '-' if value < 0 else ''}{share(abs(value))}"
+
+
+def longrun(lines: Sequence[Line]) -> list[str]:
+    """A hundred thousand frames, a row a mark: bytes, the time to the first token, and what is known by how long ago."""
+    rows = _heads(
+        "policy",
+        "frames",
+        "device KB",
+        "host MB",
+        "file MB",
+        "first token, ms",
+        "over the first",
+        "KB moved",
+        "right after",
+    )
+    for line in lines:
+        if line.get("bench") == "longrun":
+            sizes = [line["device_bytes"] / 1e3, line["host_bytes"] / 1e6, line["file_bytes"] / 1e6]
+            cells = [f"{line['frames']:,}", *(f"{size:,.0f}" for size in sizes), f"{line['ttft_ms_p50']:.1f}"]
+            cells += [share(line["ttft_ratio"]), f"{line['moved_bytes_per_question'] / 1e3:,.0f}"]
+            right = ", ".join(f"{name} {of}" for name, of in line["right"].items() if name not in ("now", "never"))
+            rows.append(_row(f"`{line['policy']}`", *cells, right))
+    return rows
 
 
 def compression(lines: Sequence[Line]) -> list[str]:
@@ -226,6 +284,8 @@ TABLES: dict[str, Callable[[Sequence[Line]], list[str]]] = {
     "accuracy": accuracy,
     "compression": compression,
     "decode": decode,
+    "longrun": longrun,
+    "longstream": longstream,
     "precision": precision,
     "prefill-pattern": prefill_pattern,
     "share": shares,

@@ -39,6 +39,16 @@ def test_a_line_has_every_ratio_and_share():
         assert min(line["frame_over_window"], line["ttft_over_window"], line["archive_ms_per_frame"]) > 0
 
 
+def test_a_short_memory_has_questions_read_the_file(monkeypatch):
+    forgotten = []
+    monkeypatch.setattr("edgevlm.bench.retrieval.cold", forgotten.append)
+    more = ("--frames", "480", "--host-bytes", "1000000", "--cold", "--chunk", "1", "--policy", "resv", "--json")
+    line = json.loads(run(*more).stdout)
+    assert len(forgotten) == 2, "before each question, the one that does not count too"
+    assert (line["host_bytes"], line["chunk"], line["cold"], line["frames"]) == (1_000_000, 1, True, 480)
+    assert line["bytes_per_question"] > 0
+
+
 def test_the_table_names_layers_and_heads():
     done = run()
     assert done.exit_code == 0

@@ -84,8 +84,8 @@ def test_a_stream_as_it_grows():
 
 
 def answered(policy, frames, budget, accuracy, seed="test"):
-    return {"bench": "accuracy", "kind": "backward", "policy": policy, "frames": frames, "budget": budget, "seed": seed,
-            "accuracy": accuracy}  # fmt: skip
+    return {"bench": "accuracy", "suite": "streamqa", "kind": "backward", "policy": policy, "frames": frames,
+            "budget": budget, "seed": seed, "accuracy": accuracy}  # fmt: skip
 
 
 def test_accuracy_by_frames_and_budget():
@@ -97,6 +97,36 @@ def test_accuracy_by_frames_and_budget():
         "| policy | 64: 50 % | 64: 6.25 % | 128: 50 % |", "|---|---|---|---|", "| full KV | 1.00 | 1.00 | - |",
         "| `h2o` | .94 | .50 | - |", "| **`last-seen`** | - | - | 1.00 |",
     ]  # fmt: skip
+
+
+def long_answers(policy, budget, right, kind="backward", difference=-0.1):
+    return {"bench": "accuracy", "suite": "longstream", "seed": "test", "policy": policy, "budget": budget, "kind": kind,
+            "accuracy": right, "ci_low": right - 0.1, "ci_high": right + 0.1, "ttft_ms": 1.25, "moved": 2500.0,
+            "against": "last-seen", "difference": difference, "difference_low": difference - 0.1,
+            "difference_high": difference + 0.1}  # fmt: skip
+
+
+def test_long_streams_by_budget_and_by_how_long_ago():
+    lines = [
+        long_answers("oracle", "ceiling", 1.0), long_answers("last-seen", "64", 0.5), long_answers("last-seen", "128", 0.75),
+        long_answers("last-seen", "128", 0.25, "backward/tens"), long_answers("hybrid", "128", 0.8, difference=0.1),
+        long_answers("hybrid", "128", 0.5, "backward/tens"), long_answers("hybrid", "128", 0.5, "past_seen"),
+    ]  # fmt: skip
+    assert tables.longstream(lines) == [
+        "| policy | 64 tokens | 128 tokens | - `last-seen`, paired | tens | first token, ms | KB moved |",
+        "|---|---|---|---|---|---|---|",
+        "| `hybrid` | - | .80 [.70, .90] | +.10 [.00, +.20] | .50 | 1.2 | 2 |",
+        "| `last-seen` | .50 [.40, .60] | .75 [.65, .85] |  | .25 | 1.2 | 2 |",
+    ]
+
+
+def test_a_long_run_has_a_row_a_mark():
+    line = {"bench": "longrun", "policy": "resv", "frames": 100_000, "device_bytes": 3_675_628, "host_bytes": 67_274_176,
+            "file_bytes": 1_778_384_896, "ttft_ms_p50": 8.138, "ttft_ratio": 0.724, "moved_bytes_per_question": 2_190_405,
+            "right": {"tens": "5/6", "thousands": "6/10", "never": "13/13", "now": "2/2"}}  # fmt: skip
+    assert tables.longrun([line])[2:] == [
+        "| `resv` | 100,000 | 3,676 | 67 | 1,778 | 8.1 | .72 | 2,190 | tens 5/6, thousands 6/10 |"
+    ]
 
 
 def test_compression_takes_the_last_of_its_lines():
