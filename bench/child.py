@@ -13,15 +13,16 @@ from edgevlm.errors import UserError
 
 @contextmanager
 def child(command: Sequence[str], work: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
-    """A process that is given its work; killed at the end if it has not ended by then, and its ``returncode`` known."""
+    """A process that is given its work; waited for at the end, killed where that is an exception."""
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         try:
             process.stdin.write(json.dumps(work))
             process.stdin.close()
             yield process
-        finally:
+        except BaseException:
             process.kill()
+            raise
 
 
 def lines(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:

@@ -41,11 +41,15 @@ WAYS = {"fetched": RetrievalStats.ratio, "attended": RetrievalStats.attended, "r
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Medians of a frame's time and of that to a first token, the first of both left out; bytes from the store a question."""
+    """Medians of a frame's time and of that to a first token, the first of both left out; bytes from the store a question.
+
+    moved: all of them; read: those from its file.
+    """
 
     frame_ms: float
     ttft_ms: float
     moved: int
+    read: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ def measure(subject: Subject, policy: str, stream: Stream, plain: Watched, progr
             "shares": {phase: {name: round(part, 4) for name, part in stats.shares(phase).items()} for phase in PHASES},
             "call_ms": {phase: per_call(stats, phase) for phase in PHASES},
             "archive_ms_per_frame": round(stats.archive_ms / stream.frames, 4),
-            "bytes_per_question": took.moved,
+            "bytes_per_question": took.moved, "disk_bytes_per_question": took.read,
             "frame_ms": round(took.frame_ms, 3), "frame_over_window": round(took.frame_ms / plain.frame_ms, 3),
             "ttft_ms": round(took.ttft_ms, 3), "ttft_over_window": round(took.ttft_ms / plain.ttft_ms, 3),
             "cut_rows": stats.cut, "merged": retrieval.merged, "lost": retrieval.store.stats.lost,
@@ -135,13 +139,13 @@ def watch(session: Session, stream: Stream, progress: Progress) -> Watched:
         answer.settle()
         ttft_ms.append(answer.ttft_ms)
     each = (moved(session) - before) // (stream.questions + 1)
-    return Watched(median(chunks[1:] or chunks), median(ttft_ms[1:]), each)
+    return Watched(median(chunks[1:] or chunks), median(ttft_ms[1:]), int(each.sum()), int(each[1]))
 
 
-def moved(session: Session) -> int:
+def moved(session: Session) -> NDArray[np.int64]:
     """Bytes that the store has given until now, from host memory and from the file."""
     store = session._stream.store
-    return store.stats.bytes_host + store.stats.bytes_disk if store else 0
+    return np.array([store.stats.bytes_host, store.stats.bytes_disk] if store else [0, 0], np.int64)
 
 
 def mean(ratios: NDArray[np.float64]) -> float | None:

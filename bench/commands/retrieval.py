@@ -52,7 +52,8 @@ def table(line: dict[str, Any]) -> list[str]:
         f"{line['model']}, {line['policy']}: {line['frames']:,} frames, budget {line['budget']:,} "
         f"(window {line['window_rows']:,}, working set {line['working_rows']:,}), {line['below_rows']:,} rows below",
         f"  frame {line['frame_ms']:.2f} ms, {line['frame_over_window']:.2f} of a plain window's; first token "
-        f"{line['ttft_ms']:.1f} ms, {line['ttft_over_window']:.2f}; {moved:.2f} MB from the store a question",
+        f"{line['ttft_ms']:.1f} ms, {line['ttft_over_window']:.2f}; {moved:.2f} MB from the store a question, "
+        f"{line['disk_bytes_per_question'] / 1e6:.2f} of them from its file",
         f"  rows cut {line['cut_rows']:,}, merged {line['merged']:,}, blocks lost {line['lost']:,}",
         f"  {'':<10}{''.join(f'{head:>10}' for head in heads)}",
     ]

@@ -70,7 +70,7 @@ def run(work: Work, progress: Callable[[str, int, int], None]) -> Iterator[dict[
                 progress(work.policy, line["frames_done"], work.marks[-1])
             else:
                 yield line
-    if process.returncode not in (0, -9):
+    if process.returncode:
         raise RuntimeError(f"{work.policy}: its process ended with code {process.returncode}")
 
 

@@ -125,14 +125,16 @@ def _column(place: tuple[int, str]) -> tuple[int, float]:
 
 
 def longstream(lines: Sequence[Line]) -> list[str]:
-    """Streams of thousands of frames: share right by budget, and at the largest by how long ago, and the price."""
+    """Streams of thousands of frames, the longest: share right by budget, and at the largest by how long ago, and the price."""
     place = {"suite": "longstream", "seed": "test"}
     own = [line for line in lines if place.items() <= line.items() and line["budget"].isdigit()]
+    own = [line for line in own if line["frames"] == max(line["frames"] for line in own)]
     budgets = sorted({line["budget"] for line in own}, key=int)
     at = {(line["policy"], line["budget"], line["kind"]): line for line in own}
     ago = [kind for kind in dict.fromkeys(line["kind"] for line in own) if kind.startswith("backward/")]
     there = {policy: line for (policy, budget, kind), line in at.items() if (budget, kind) == (budgets[-1], "backward")}
-    columns = [*(f"{budget} tokens" for budget in budgets), "- `last-seen`, paired", *(kind.partition("/")[2] for kind in ago)]
+    against = "".join(f"- `{line['against']}`, paired" for line in own[:1])
+    columns = [*(f"{budget} tokens" for budget in budgets), against, *(kind.partition("/")[2] for kind in ago)]
     rows = _heads("policy", *columns, "first token, ms", "KB moved")
     for policy, line in sorted(there.items(), key=lambda pair: -pair[1]["accuracy"]):
         cells = [_interval(at.get((policy, budget, "backward"))) for budget in budgets]
@@ -152,6 +154,8 @@ def _interval(line: Line | None) -> str:
 def _paired(line: Line) -> str:
     """A difference with its interval, signs before all."""
     value, low, high = (line[f"difference{end}"] for end in ("", "_low", "_high"))
+    if value is None:  # what it is against has no room at that budget
+        return "-"
     return f"{_signed(value)} [{_signed(low)}, {_signed(high)}]"
 
 

@@ -89,7 +89,7 @@ class Hybrid(Retrieval):
             self._extend(cluster, np.flatnonzero(clusters == cluster)[-self.rows :], dropped)
         self.store.drop(dropped)
         self._leaving = []
-        self.lost += len(self.store.lost())
+        self.forget_lost()
 
     def _extend(self, cluster: int, tokens: Int64, dropped: list[int]) -> None:
         """Put tokens of this compression, no more than a block holds, behind the others of a cluster; what is over goes."""
@@ -103,6 +103,12 @@ class Hybrid(Retrieval):
             for layer, part in enumerate(parts):
                 self.store.append(int(extents[1]) + layer, part)
             rows[1] += len(tokens)
+
+    def forget_lost(self) -> None:
+        """A run of blocks of which one is lost leaves all layers."""
+        for number in self.store.lost():
+            self.store.drop(self._alike.forget(number))
+            self.lost += 1
 
     # Rows are asked for.
 

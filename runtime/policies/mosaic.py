@@ -115,7 +115,7 @@ class Mosaic(Retrieval):
         rows = np.nonzero(leaving)[1].reshape(len(leaving), count)
         rows = np.take_along_axis(rows, np.argsort(np.take_along_axis(cache.seq(layer), rows, 1), 1, kind="stable"), 1)
         block = block_of(cache, layer, rows)
-        self.maintainer.forget_lost()
+        self.forget_lost()
         of = self.visual.of(block.frame[0]) if self.visual else np.zeros(count, np.int32)
         self.maintainer.take(layer, block, of)
         self._refresh()
@@ -137,7 +137,7 @@ class Mosaic(Retrieval):
         return self.table.representatives(layer)
 
     def choose(self, layer: int, query: Float32, phase: Phase) -> Sequence[Sequence[int]]:
-        self.maintainer.forget_lost()
+        self.forget_lost()
         if not self._fetches(phase):
             self._refresh()
             return [[]] * self.cache.kv_heads
@@ -192,6 +192,9 @@ class Mosaic(Retrieval):
         visual = (self.visual.founded, self.visual.merged) if self.visual else (0, 0)
         ahead = dict(zip(("prefetched", "completed"), self.prefetched.tolist(), strict=True))
         return {**asdict(self.maintainer.counts), "partitions": visual[0], "partitions_merged": visual[1], **ahead}
+
+    def forget_lost(self) -> None:
+        self.maintainer.forget_lost()
 
     def index_state(self) -> State:
         early = {f"early{layer}": early for layer, early in enumerate(self.maintainer.early)}

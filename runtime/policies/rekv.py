@@ -89,6 +89,9 @@ class ReKV(Retrieval):
             for block in of_frame:
                 self.store.put(block)
         self._leaving = []
+        self.forget_lost()
+
+    def forget_lost(self) -> None:
         for number in self.store.lost():
             self._frames.lose(number % self.shape.layers, number // self.shape.layers)
             self.lost += 1

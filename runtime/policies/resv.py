@@ -97,14 +97,16 @@ class ReSV(Retrieval):
     def after_append(self, cache: KVCache, appended: Appended) -> None:
         super().after_append(cache, appended)
         started = time.perf_counter()
-        self._forget_lost()
+        self.forget_lost()
+        self._left(self.chains.trim(self.store))
         held = np.sort(cache.seq(0)[0])
         self.members.keep(held[np.isin(held, self.members.seq, assume_unique=True)])
         self._join(cache)
         self.stats.predict_ms["prefill"] += 1e3 * (time.perf_counter() - started)
 
     def archive(self, cache: KVCache, layer: int, leaving: Bool) -> None:
-        self._forget_lost()
+        if layer == 0:
+            self.forget_lost()
         keys, places, seq = cache.numbers("key", layer), places_of(cache, layer), cache.seq(layer)
         if self.working.contiguous:
             for head, goes in enumerate(leaving):
@@ -179,18 +181,25 @@ class ReSV(Retrieval):
                     self.below[layer, head] -= rows
                     self.stats.lost += rows
 
-    def _forget_lost(self) -> None:
-        """What the store has lost leaves the index."""
+    def forget_lost(self) -> None:
         if numbers := self.store.lost():
-            rows = self.chains.forget(numbers)
-            self.clusters.count -= rows
-            self.below -= rows.sum(2)
-            self.stats.lost += int(rows.sum())
+            self._left(self.chains.forget(numbers))
+
+    def _left(self, rows: Int32) -> None:
+        """Rows of each cluster that are lost, ``[layers, kv_heads, slots]``."""
+        self.clusters.count -= rows
+        self.below -= rows.sum(2)
+        self.stats.lost += int(rows.sum())
 
     # Rows are asked for.
 
+    def begin(self, cos: Float32, sin: Float32) -> None:
+        super().begin(cos, sin)
+        self._predicted.clear()
+
     def choose(self, layer: int, query: Float32, phase: Phase) -> Sequence[Sequence[int]]:
-        self._forget_lost()
+        if layer == 0:
+            self.forget_lost()
         predicted = self._predicted.pop(layer, None)
         if not self._asked(layer, phase):
             return [[]] * self.cache.kv_heads

@@ -185,6 +185,10 @@ class Retrieval(Policy):
         return self.stats.merged
 
     @abstractmethod
+    def forget_lost(self) -> None:
+        """What the store says that it has lost leaves the index."""
+
+    @abstractmethod
     def index_state(self) -> State:
         """The index, as arrays by name, and what is needed to go on with it."""
 
@@ -198,7 +202,9 @@ class Retrieval(Policy):
 
     def state(self) -> State:
         own = {"below": self.below, "contiguous": np.array(self.working.contiguous)}
-        parts = {"arena": self.arena.state(), "store": self.store.state(), "index": self.index_state()}
+        parts = {"arena": self.arena.state(), "store": self.store.state()}
+        self.forget_lost()  # of what was written until now
+        parts["index"] = self.index_state()
         return own | {name: array for part, state in parts.items() for name, array in nested(part, state).items()}
 
     def restore(self, state: State, cache: KVCache) -> None:

@@ -11,6 +11,8 @@ Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 
 
+LARGEST = np.finfo(np.float16).max
+NOBODY = -2.0  # a cosine below all
 CODES = 32  # of a mean that have one scale, so that a channel of large numbers costs its neighbours alone their precision
 
 
@@ -21,13 +23,14 @@ class AlikeIndex:
     more, else it founds one. When there is no place, the two clusters that are most alike merge first, and from then on what is
     no less alike than those were joins: ``tau`` falls to their cosine. ``merged`` counts.
 
-    A mean is of all tokens that ever joined, ``count`` of them, and kept as int8 codes, ``[layers, capacity, width]``, with a
-    float16 ``scale`` for each CODES of them: what changes it by less than half a code leaves it as it is. extents: of the two
-    runs of blocks that hold the cluster's newest tokens, one block a layer, the first number, the newer last, -1 for none,
-    ``[capacity, 2]``; rows: how many tokens are in each, ``[capacity, 2]``.
+    A mean is a running one over ``count`` tokens, kept as int8 codes, ``[layers, capacity, width]``, with a float16 ``scale``
+    for each CODES of them. What would change it by less than half a code leaves it as it is, so it settles after a few dozen
+    tokens. extents: of the two runs of blocks that hold the cluster's newest tokens, one block a layer, the first number, the
+    newer last, -1 for none, ``[capacity, 2]``; rows: how many tokens are in each, ``[capacity, 2]``. near, whom: the highest
+    cosine with another cluster, and which, ``[capacity]``.
     """
 
-    PARTS = ("count", "extents", "rows")
+    PARTS = ("count", "extents", "rows", "near", "whom")
 
     def __init__(self, layers: int, width: int, most_bytes: int, tau: float) -> None:
         self.capacity, self._layers = most_bytes // self.entry_bytes(layers, width), layers
@@ -36,12 +39,13 @@ class AlikeIndex:
         self.count = np.zeros(self.capacity, np.int64)
         self.extents = np.full((self.capacity, 2), -1, np.int64)
         self.rows = np.zeros((self.capacity, 2), np.int32)
+        self.near, self.whom = np.full(self.capacity, NOBODY, np.float32), np.zeros(self.capacity, np.int32)
         self.clusters, self.merged, self.tau = 0, 0, tau
 
     @staticmethod
     def entry_bytes(layers: int, width: int) -> int:
         """Of one cluster in all layers."""
-        return layers * (width + 2 * _scales(width)) + 32
+        return layers * (width + 2 * _scales(width)) + 40
 
     def means(self, layer: int) -> Float32:
         """The mean keys of a layer, ``[clusters, width]``."""
@@ -55,8 +59,10 @@ class AlikeIndex:
         joined, dropped = np.zeros(keys.shape[1], np.int64), list[int]()
         unit = np.zeros(self.codes.shape[1:], np.float32)  # of the means of the deepest layer
         unit[: self.clusters] = _unit(self.means(-1))
-        for token, own in enumerate(_unit(keys[-1])):
-            at, best = self._nearest(unit, own)
+        own = _unit(keys[-1])
+        cosine = own @ unit.T  # [n, capacity], kept up with what becomes of the clusters
+        for token, alike in enumerate(cosine):
+            at, best = self._best(alike)
             if best < self.tau:
                 if self.clusters == self.capacity:
                     kept, gone, numbers = self._merge(unit)
@@ -64,29 +70,38 @@ class AlikeIndex:
                     joined[:token][joined[:token] == gone] = kept
                     last = self.clusters  # the last cluster has taken the place of the one that is gone
                     joined[:token][joined[:token] == last] = gone
-                    at, best = self._nearest(unit, own)
+                    cosine[:, [kept, gone]] = own @ unit[[kept, gone]].T
+                    at, best = self._best(alike)
                 if best < self.tau:
                     at = self.clusters
                     self.clusters += 1
-                    self.count[at], self.extents[at], self.rows[at] = 0, -1, 0
+                    self.count[at], self.extents[at], self.rows[at], self.near[at] = 0, -1, 0, NOBODY
             self.count[at] += 1
-            self._move(at, keys[:, token], 1 / self.count[at], unit)
+            if self._move(at, keys[:, token], 1 / self.count[at], unit):
+                cosine[:, at] = own @ unit[at]
+                self._has_moved(at, unit)
             joined[token] = at
         return joined, dropped
 
-    def _nearest(self, unit: Float32, own: Float32) -> tuple[int, float]:
+    def forget(self, number: int) -> list[int]:
+        """A block is lost; returns the numbers of those that go with it, in the other layers."""
+        first = self.extents
+        at = (first >= 0) & (first <= number) & (number < first + self._layers)
+        gone = [block for start in first[at].tolist() for block in range(start, start + self._layers)]
+        self.rows[at], self.extents[at] = 0, -1
+        return gone
+
+    def _best(self, alike: Float32) -> tuple[int, float]:
         if not self.clusters:
-            return 0, -2.0
-        cosine = unit[: self.clusters] @ own
-        at = int(cosine.argmax())
-        return at, float(cosine[at])
+            return 0, NOBODY
+        at = int(alike[: self.clusters].argmax())
+        return at, float(alike[at])
 
     def _merge(self, unit: Float32) -> tuple[int, int, list[int]]:
         """The two that are most alike become one: which stays, which is gone, and the blocks that are over."""
-        cosine = unit @ unit.T
-        np.fill_diagonal(cosine, -2)
-        one, other = sorted(divmod(int(cosine.argmax()), self.clusters))
-        self.tau, self.merged = min(self.tau, float(cosine[one, other])), self.merged + 1
+        one = int(self.near[: self.clusters].argmax())
+        self.tau, self.merged = min(self.tau, float(self.near[one])), self.merged + 1
+        one, other = sorted((one, int(self.whom[one])))
         self.count[one] += self.count[other]
         self._move(one, self._numbers(np.s_[:, other]), self.count[other] / self.count[one], unit)
         numbers = np.concatenate([self.extents[one], self.extents[other]])
@@ -94,22 +109,47 @@ class AlikeIndex:
         *over, older, newer = np.argsort(numbers, kind="stable").tolist()  # blocks are numbered as they were begun
         self.extents[one], self.rows[one] = numbers[[older, newer]], rows[[older, newer]]
         self.clusters = last = self.clusters - 1
-        for part in (self.count, self.extents, self.rows, unit):
+        for part in (*(getattr(self, name) for name in self.PARTS), unit):
             part[other] = part[last]
         for part in (self.codes, self.scale):
             part[:, other] = part[:, last]
+        whom = self.whom[:last]
+        alone = np.flatnonzero((whom == one) | (whom == other)).tolist()
+        whom[whom == last] = other
+        for cluster in alone:
+            self._look_around(cluster, unit)
+        self._has_moved(one, unit)
         return one, other, [first + layer for first in numbers[over].tolist() if first >= 0 for layer in range(self._layers)]
 
-    def _move(self, at: int, keys: Float32, share: float, unit: Float32) -> None:
-        """A cluster's mean goes ``share`` of the way to ``keys`` ``[layers, width]``."""
+    def _has_moved(self, at: int, unit: Float32) -> None:
+        """Bring ``near`` and ``whom`` to a cluster's new mean: its own, and those of clusters that it is or was nearest to."""
+        cosine, near, whom = self._look_around(at, unit), self.near[: self.clusters], self.whom[: self.clusters]
+        farther = np.flatnonzero((whom == at) & (cosine < near)).tolist()
+        nearer = cosine > near
+        nearer[at] = False
+        near[nearer], whom[nearer] = cosine[nearer], at
+        for cluster in farther:
+            if cluster != at:
+                self._look_around(cluster, unit)
+
+    def _look_around(self, at: int, unit: Float32) -> Float32:
+        """Which other cluster is nearest to this one; returns the cosines with all, ``[clusters]``."""
+        cosine: Float32 = unit[: self.clusters] @ unit[at]
+        cosine[at] = NOBODY
+        self.whom[at] = cosine.argmax()
+        self.near[at] = cosine[self.whom[at]]
+        return cosine
+
+    def _move(self, at: int, keys: Float32, share: float, unit: Float32) -> bool:
+        """A mean goes ``share`` of the way to ``keys`` ``[layers, width]``. Whether that has changed the deepest layer's."""
         mean = self._numbers(np.s_[:, at])
         mean += np.float32(share) * (keys - mean)
-        parts = mean.reshape(*self.scale[:, at].shape, self.codes.shape[2] // self.scale.shape[2])
-        scale = (np.abs(parts).max(2) / 127).astype(np.float16)
-        self.scale[:, at] = scale
+        parts = mean.reshape(*self.scale[:, at].shape, -1)
+        scale = np.minimum(np.abs(parts).max(2) / 127, LARGEST).astype(np.float16)
         codes = parts / np.maximum(scale.astype(np.float32), np.float32(1e-30))[..., None]
-        self.codes[:, at] = np.clip(np.rint(codes), -127, 127).reshape(mean.shape)
-        unit[at] = _unit(self._numbers(np.s_[-1, at]))
+        self.scale[:, at], self.codes[:, at] = scale, np.clip(np.rint(codes), -127, 127).reshape(mean.shape)
+        before, unit[at] = unit[at].copy(), _unit(self._numbers(np.s_[-1, at]))
+        return not np.array_equal(before, unit[at])
 
     def _numbers(self, which: tuple[slice | int, ...]) -> Float32:
         """Means as numbers, ``[..., width]``."""

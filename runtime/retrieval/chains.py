@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,6 +16,7 @@ Int64 = NDArray[np.int64]
 
 LINKS = 4
 PAGE = 64  # rows of a block at most
+GAPS = 8  # a run is trimmed when more than this part of it is missing: a fetch may then find so much less than it asks for
 
 
 @dataclass(slots=True)
@@ -80,10 +81,11 @@ class Chains:
                 if room <= 0:
                     left += link.held
                     continue
-                wanted, full = -(-room // PAGE), link.rows // PAGE
+                full = link.rows // PAGE
+                wanted = -(-room * link.rows // (link.held * PAGE))  # so many more as are missing
                 if wanted < full:
                     blocks += [link.pages[(2 * at + 1) * full // (2 * wanted)] for at in range(wanted)]
-                    left += max(0, link.held - wanted * PAGE)
+                    left += link.held - wanted * PAGE * link.held // link.rows
                 else:
                     blocks += link.pages
                 room -= link.held
@@ -106,14 +108,30 @@ class Chains:
         self._write(layer, head, links)
         return {slot: rows for slot, rows in lost.items() if rows}
 
-    def forget(self, numbers: list[int]) -> Int32:
+    def forget(self, numbers: Sequence[int]) -> Int32:
         """These blocks are lost; returns how many rows each cluster had in them, ``[layers, kv_heads, slots]``."""
-        before = self.held
-        for number in numbers:
-            at = np.nonzero((self.first <= number) & (number < self.first - (-self.rows // PAGE)))
-            self.missing[at] += np.minimum(PAGE, self.rows[at] - PAGE * (number - self.first[at]))
+        before, told = self.held, np.array(numbers, np.int64)
+        runs = np.flatnonzero(self.rows)
+        runs = runs[np.argsort(self.first.flat[runs])]
+        of = runs[np.maximum(np.searchsorted(self.first.flat[runs], told, "right") - 1, 0)] if len(runs) else runs
+        page = told[: len(of)] - self.first.flat[of]
+        rows = np.minimum(PAGE, self.rows.flat[of] - PAGE * page)
+        there = (page >= 0) & (rows > 0)
+        np.add.at(self.missing.reshape(-1), of[there], rows[there])
         empty = (self.missing == self.rows) & (self.rows > 0)
         self.rows[empty], self.missing[empty], self.first[empty] = 0, 0, -1
+        lost: Int32 = before - self.held
+        return lost
+
+    def trim(self, store: Store) -> Int32:
+        """Runs of which much is missing get numbers without gaps; returns rows found lost on the way, as :meth:`forget`."""
+        before = self.held
+        for at in zip(*np.nonzero(GAPS * self.missing > self.rows), strict=True):
+            link = Link(int(self.rows[at]), int(self.first[at]), int(self.missing[at]))
+            full, tail = link.rows // PAGE, link.rows % PAGE
+            pages, last = store.renumber(link.pages[:full]), store.renumber(link.pages[full:])
+            rows = PAGE * len(pages) + tail * len(last)
+            self.first[at], self.rows[at], self.missing[at] = (pages or last).start if rows else -1, rows, 0
         lost: Int32 = before - self.held
         return lost
 

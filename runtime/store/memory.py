@@ -91,9 +91,13 @@ class Memory:
         self._set(number, Held(whole, [part, *held.parts[count:]]))
 
     def renumber(self, number: int, new: int) -> None:
+        """A block has another number; it is the one used least lately."""
         held = self._held.get(number) or Held()
         self.drop(number)
         self._set(new, held)
+        for order in (self._spare, self._only_here):
+            if new in order:
+                order.move_to_end(new, last=False)
 
     def drop(self, number: int) -> None:
         self._set(number, Held())

@@ -46,7 +46,9 @@ def test_a_short_memory_has_questions_read_the_file(monkeypatch):
     line = json.loads(run(*more).stdout)
     assert len(forgotten) == 2, "before each question, the one that does not count too"
     assert (line["host_bytes"], line["chunk"], line["cold"], line["frames"]) == (1_000_000, 1, True, 480)
-    assert line["bytes_per_question"] > 0
+    assert line["disk_bytes_per_question"] > 0
+    roomy = json.loads(run("--frames", "480", "--policy", "resv", "--json").stdout)
+    assert roomy["disk_bytes_per_question"] == 0 < roomy["bytes_per_question"]
 
 
 def test_the_table_names_layers_and_heads():

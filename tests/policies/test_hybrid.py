@@ -67,6 +67,37 @@ def test_clusters_are_those_of_the_reference(kinds, capacity):
             np.testing.assert_allclose(index.means(layer)[at], wanted, atol=4 * np.abs(wanted).max() / 127)
 
 
+@pytest.mark.parametrize(("width", "capacity"), [(6, 9), (64, 25)])
+def test_every_cluster_knows_its_nearest_whatever_merged_and_moved(width, capacity):
+    random = np.random.default_rng(2)
+    index = AlikeIndex(3, width, capacity * AlikeIndex.entry_bytes(3, width), 0.9)
+    base, wanted = random.normal(size=(3, 60, width)), 0
+    for piece in range(40):
+        of = random.integers(max(1, 3 * piece // 2), size=8)
+        keys = base[:, of] + 0.2 * random.normal(size=(3, 8, width))
+        keys[:, :, :32] *= 50 if width > 32 else 1  # channels that would take all precision if a mean had one scale
+        index.join(keys.astype(np.float32))
+        wanted += 8
+        mean = index.means(-1).astype(np.float64)
+        unit = mean / np.linalg.norm(mean, axis=1, keepdims=True)
+        cosine = unit @ unit.T - 3 * np.eye(index.clusters)
+        np.testing.assert_allclose(index.near[: index.clusters], cosine.max(1), atol=1e-5)
+        found = cosine[np.arange(index.clusters), index.whom[: index.clusters]]
+        np.testing.assert_allclose(found, cosine.max(1), atol=1e-5)
+        assert index.count[: index.clusters].sum() == wanted
+    assert index.merged > 5
+    assert index.clusters == capacity
+
+
+def test_channels_of_large_numbers_leave_the_others_their_precision():
+    keys = np.random.default_rng(0).normal(size=(2, 1, 64)).astype(np.float32)
+    keys[:, :, :32] *= 1000
+    index = AlikeIndex(2, 64, 4 * AlikeIndex.entry_bytes(2, 64), 0.9)
+    index.join(keys)
+    for half in (np.s_[:32], np.s_[32:]):
+        np.testing.assert_allclose(index.means(0)[0, half], keys[0, 0, half], atol=np.abs(keys[0, 0, half]).max() / 250)
+
+
 def watched(filled, policy, pieces):
     """Frames of things that come again; the seqs that left, in order."""
     left = []
@@ -166,8 +197,11 @@ def test_what_the_store_has_lost_is_counted_and_left_out():
     policy.store.forget([gone])
     policy.working.forget()
     assert policy.working.load(0, [[gone]] * HEADS).max() == 0 < rows.min()
-    watched(filled, policy, [2] * 6)
+    policy.forget_lost()
     assert policy.lost == 1
+    again = asked(filled, policy)[0]
+    assert all(gone not in of_head for of_layer in again for of_head in of_layer)
+    assert all(block is not None for of_layer in again for of_head in of_layer for block in policy.store.get(of_head))
 
 
 def test_settings_and_budgets_that_cannot_be_are_refused():
@@ -181,5 +215,5 @@ def test_settings_and_budgets_that_cannot_be_are_refused():
 def test_the_index_takes_no_more_than_its_bytes():
     policy = opened(Filled(LAYERS, 400, GRID, np.random.default_rng(3)), 160, "hybrid")
     index = policy._alike
-    held = sum(part.nbytes for part in (index.codes, index.scale, index.count, index.extents, index.rows))
+    held = index.codes.nbytes + index.scale.nbytes + sum(getattr(index, name).nbytes for name in index.PARTS)
     assert policy.index_bytes - AlikeIndex.entry_bytes(LAYERS, HEADS * 8) < held <= policy.index_bytes

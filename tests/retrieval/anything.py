@@ -34,6 +34,9 @@ class Anything(Retrieval):
         counts = [self.random.integers(0, int(np.ceil(self.share * len(of))) + 1) for of in self.blocks[layer]]
         return [self.random.permutation(of)[:count] for of, count in zip(self.blocks[layer], counts, strict=True)]
 
+    def forget_lost(self):
+        """It does not ask what is lost."""
+
     def index_state(self):
         return {f"{layer}.{head}": np.array(of) for layer, heads in enumerate(self.blocks) for head, of in enumerate(heads)}
 

@@ -5,7 +5,7 @@ import pytest
 
 from edgevlm.runtime.retrieval import chains
 from edgevlm.runtime.retrieval.chains import LINKS, PAGE, Chains, Link, shortened
-from edgevlm.runtime.store import Block, HostStore
+from edgevlm.runtime.store import Block, HostStore, StoreSettings, TieredStore
 from edgevlm.runtime.store.block import joined
 
 
@@ -87,6 +87,10 @@ def test_clusters_that_grow_merge_and_lose_pages_are_a_dict_of_sets(monkeypatch,
             known -= rows
         before = {slot: of.held[0, 0, slot] for slot in range(slots)}
         lost = of.follow(store, 0, 0, home, parts)
+        if turn % 17 == 16:
+            trimmed = of.trim(store)[0, 0]
+            lost |= {slot: lost.get(slot, 0) + int(trimmed[slot]) for slot in range(slots)}
+            assert (8 * of.missing <= of.rows).all()
         assert store.seqs == known, "whatever is not lost is kept"
         held = {slot: seqs & known for slot, seqs in held.items()}
         for slot in range(slots):
@@ -115,6 +119,51 @@ def test_a_fetch_reads_no_more_pages_than_it_has_room_for(room):
         of_second = np.unique((seqs[seqs < 20_000] - 10_000) // PAGE)
         assert (np.diff(of_second) > 1).any(), "not its oldest pages alone"
         assert of_second.max() > 40
+
+
+def test_a_run_with_gaps_is_asked_for_more_and_trimmed_when_there_are_many():
+    store, of, random = Counting(), Chains(1, 1, 1), np.random.default_rng(0)
+    of.follow(store, 0, 0, np.array([-1], np.int32), {0: block(range(100 * PAGE))})
+    few, many = np.split(random.permutation(100)[:60], [10])
+
+    def fetched(room):
+        numbers, left = of.of(0, 0, np.array([0]), room)
+        rows = sum(map(len, filter(None, store.get(numbers))))
+        assert abs(rows + left - of.held[0, 0, 0]) <= 3 * PAGE
+        return rows
+
+    for gone, trims in ((few, False), (many, True)):
+        store.drop(gone.tolist())
+        assert of.forget(gone.tolist()).sum() == len(gone) * PAGE
+        assert not of.trim(store).any()
+        assert (of.missing[0, 0, 0, 0] == 0) == trims
+        for room in (20 * PAGE, 30 * PAGE):
+            assert room - 3 * PAGE <= fetched(room) <= room + 3 * PAGE
+    assert of.held[0, 0, 0] == 40 * PAGE == fetched(10**6)
+
+
+def test_clusters_in_a_file_that_is_full_keep_account_of_what_is_lost(tmp_path):
+    """Pages go one by one as the ring comes to them; what the index holds in the end is what can be read."""
+    of, count, told, lost = Chains(1, 1, 5), 0, 0, 0
+    store = TieredStore(tmp_path / "store.bin", settings=StoreSettings(1_000_000, 1_000_000))
+    random = np.random.default_rng(3)
+    for turn in range(700):
+        if numbers := store.lost():
+            told += int(of.forget(numbers).sum())
+        told += int(of.trim(store).sum())
+        home = np.where(of.held[0, 0] > 0, np.arange(5), -1).astype(np.int32)
+        slot, new = int(random.integers(5)), int(random.integers(1, 60))
+        lost += sum(of.follow(store, 0, 0, home, {slot: block(range(count, count + new))}).values())
+        count += new
+        if turn % 50 == 49:
+            store.state()  # all of it is written, and what that goes over is lost
+            told += int(of.forget(store.lost()).sum())
+            numbers, _ = of.of(0, 0, np.arange(5), 10**9)
+            found = [each for each in store.get(numbers) if each is not None]
+            assert sum(map(len, found)) == of.held.sum() == count - told - lost
+            assert len({int(seq) for each in found for seq in each.seq[0]}) == of.held.sum()
+    store.close()
+    assert told > 1000
 
 
 def test_a_state_of_other_shapes_is_refused():

@@ -101,9 +101,9 @@ def test_accuracy_by_frames_and_budget():
 
 def long_answers(policy, budget, right, kind="backward", difference=-0.1):
     return {"bench": "accuracy", "suite": "longstream", "seed": "test", "policy": policy, "budget": budget, "kind": kind,
-            "accuracy": right, "ci_low": right - 0.1, "ci_high": right + 0.1, "ttft_ms": 1.25, "moved": 2500.0,
-            "against": "last-seen", "difference": difference, "difference_low": difference - 0.1,
-            "difference_high": difference + 0.1}  # fmt: skip
+            "frames": 99, "accuracy": right, "ci_low": right - 0.1, "ci_high": right + 0.1, "ttft_ms": 1.25,
+            "moved": 2500.0, "against": "last-seen", "difference": difference, "difference_low": difference and difference - 0.1,
+            "difference_high": difference and difference + 0.1}  # fmt: skip
 
 
 def test_long_streams_by_budget_and_by_how_long_ago():
@@ -111,10 +111,13 @@ def test_long_streams_by_budget_and_by_how_long_ago():
         long_answers("oracle", "ceiling", 1.0), long_answers("last-seen", "64", 0.5), long_answers("last-seen", "128", 0.75),
         long_answers("last-seen", "128", 0.25, "backward/tens"), long_answers("hybrid", "128", 0.8, difference=0.1),
         long_answers("hybrid", "128", 0.5, "backward/tens"), long_answers("hybrid", "128", 0.5, "past_seen"),
+        long_answers("oracle", "128", 0.9, difference=None), long_answers("oracle", "128", 0.9, "backward/tens"),
+        {**long_answers("h2o", "128", 0.5), "frames": 50},
     ]  # fmt: skip
     assert tables.longstream(lines) == [
         "| policy | 64 tokens | 128 tokens | - `last-seen`, paired | tens | first token, ms | KB moved |",
         "|---|---|---|---|---|---|---|",
+        "| oracle | - | .90 [.80, 1.00] | - | .90 |  |  |",
         "| `hybrid` | - | .80 [.70, .90] | +.10 [.00, +.20] | .50 | 1.2 | 2 |",
         "| `last-seen` | .50 [.40, .60] | .75 [.65, .85] |  | .25 | 1.2 | 2 |",
     ]
