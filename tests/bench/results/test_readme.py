@@ -102,8 +102,8 @@ def test_accuracy_by_frames_and_budget():
 def long_answers(policy, budget, right, kind="backward", difference=-0.1):
     return {"bench": "accuracy", "suite": "longstream", "seed": "test", "policy": policy, "budget": budget, "kind": kind,
             "frames": 99, "accuracy": right, "ci_low": right - 0.1, "ci_high": right + 0.1, "ttft_ms": 1.25,
-            "moved": 2500.0, "against": "last-seen", "difference": difference, "difference_low": difference and difference - 0.1,
-            "difference_high": difference and difference + 0.1}  # fmt: skip
+            "moved": 2500.0, "against": "last-seen", "difference": difference,
+            "difference_low": difference and difference - 0.1, "difference_high": difference and difference + 0.1}  # fmt: skip
 
 
 def test_long_streams_by_budget_and_by_how_long_ago():
