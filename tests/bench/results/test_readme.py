@@ -10,13 +10,19 @@ from edgevlm.bench.results.readme import MARKED, filled, rewrite
 from edgevlm.errors import UserError
 
 ROOT = Path(__file__).parents[3]
-NAMES = ["accuracy", "compression", "share", "prefill-pattern", "decode", "stream-against", "precision", "vision", "stream"]
-README, RESULTS = ROOT / "README.md", ROOT / "docs/results.jsonl"
+NAMES = ["accuracy", "longstream", "compression", "share", "prefill-pattern", "decode", "stream-against", "precision", "vision", "stream"]
+README, RESULTS, LONG = ROOT / "README.md", ROOT / "docs/results.jsonl", ROOT / "docs/longstreams.md"
 
 
 def test_readme_is_what_the_results_give():
     text = README.read_text()
     assert [name for _, name, _, _ in MARKED.findall(text)] == NAMES
+    assert filled(text, read_runs([RESULTS])) == text
+
+
+def test_the_page_of_long_streams_is_what_the_results_give():
+    text = LONG.read_text()
+    assert [name for _, name, _, _ in MARKED.findall(text)] == ["longrun", "longstream"]
     assert filled(text, read_runs([RESULTS])) == text
 
 
