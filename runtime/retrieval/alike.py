@@ -154,7 +154,7 @@ class AlikeIndex:
     def _numbers(self, which: tuple[slice | int, ...]) -> Float32:
         """Means as numbers, ``[..., width]``."""
         scale = self.scale[which].astype(np.float32)
-        numbers: Float32 = self.codes[which] * np.repeat(scale, self.codes.shape[2] // self.scale.shape[2], -1)
+        numbers: Float32 = np.repeat(scale, self.codes.shape[2] // self.scale.shape[2], -1) * self.codes[which]
         return numbers
 
     def state(self) -> dict[str, NDArray]:
