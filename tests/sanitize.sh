@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Build the extension with AddressSanitizer and UBSan beside the tree, and run the tests of the cache and of hash clusters against it.
+# Build the extension with AddressSanitizer and UBSan beside the tree, and test the cache and hash clusters with it.
 # Usage: tests/sanitize.sh [pytest arguments]      PYTHON=... picks the interpreter.
 set -euo pipefail
 tree=$(cd "$(dirname "$0")/.." && pwd)
