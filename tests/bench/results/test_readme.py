@@ -11,7 +11,8 @@ from edgevlm.errors import UserError
 
 ROOT = Path(__file__).parents[3]
 NAMES = [
-    "accuracy", "longstream", "compression", "share", "prefill-pattern", "decode", "stream-against", "precision", "vision", "stream",
+    "accuracy", "longstream", "compression", "share", "prefill-pattern", "decode", "stream-against", "precision", "vision",
+    "stream",
 ]  # fmt: skip
 README, RESULTS, LONG = ROOT / "README.md", ROOT / "docs/results.jsonl", ROOT / "docs/longstreams.md"
 
