@@ -202,9 +202,12 @@ class Retrieval(Policy):
 
     def state(self) -> State:
         own = {"below": self.below, "contiguous": np.array(self.working.contiguous)}
-        parts = {"arena": self.arena.state(), "store": self.store.state()}
-        self.forget_lost()  # of what was written until now
-        parts["index"] = self.index_state()
+        self.forget_lost()
+        lost, store = self.store.stats.lost, self.store.state()
+        if self.store.stats.lost != lost:  # what was waiting has been written over it; and now nothing waits
+            self.forget_lost()
+            store = self.store.state()
+        parts = {"arena": self.arena.state(), "store": store, "index": self.index_state()}
         return own | {name: array for part, state in parts.items() for name, array in nested(part, state).items()}
 
     def restore(self, state: State, cache: KVCache) -> None:

@@ -204,6 +204,29 @@ def test_what_the_store_has_lost_is_counted_and_left_out():
     assert all(block is not None for of_layer in again for of_head in of_layer for block in policy.store.get(of_head))
 
 
+def test_what_is_lost_while_a_snapshot_is_taken_is_in_none_of_its_parts():
+    class LosesWhileItWrites(HostStore):
+        victim = None
+
+        def state(self):
+            if self.victim is not None:
+                self.drop([self.victim])
+                self._lost, self.victim = [self.victim], None
+                self.stats.lost += 1
+            return super().state()
+
+    filled = Filled(LAYERS, 400, GRID, np.random.default_rng(3))
+    policy = opened(filled, 160, "hybrid:tau=0.8", LosesWhileItWrites())
+    watched(filled, policy, [2] * 30)
+    victim = policy.store.victim = asked(filled, policy)[0][1][0][0]  # of layer 1: its run goes in layer 0 too
+    state = policy.state()
+    first = state["index.extents"][state["index.extents"] >= 0]
+    held = sorted(number for start in first.tolist() for number in range(start, start + LAYERS))
+    assert policy.lost == 1
+    assert victim not in held
+    assert state["store.numbers"].tolist() == held, "and what went with it is in no store"
+
+
 def test_settings_and_budgets_that_cannot_be_are_refused():
     for text in ("hybrid:rows=0", "hybrid:tau=1.5", "hybrid:evict=h2o"):
         with pytest.raises(UserError):
