@@ -179,7 +179,7 @@ def clip_scales(bundle: Bundle, clips: list[Clip], threads: int | None) -> KVSca
 
 def demo_clips() -> list[Clip]:
     """Worlds of the demo, and a question of each kind that its model was taught."""
-    from edgevlm.apps.demo.questions import OFFERED, ask
+    from edgevlm.calib.demo.questions import OFFERED, ask
 
     questions = [ask(kind, 0, 0, 0).text for kind in OFFERED]
     return [Clip(f"demo world {seed}", Frames(None, seed), questions) for seed in DEMO_SEEDS]

@@ -22,12 +22,12 @@ from edgevlm.calib.fidelity import PLAIN, QUESTIONS, Fidelity
 from edgevlm.calib.intervals import share
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO, describe
+from edgevlm.runtime.budget import TextRoom, default_budget, text_room
 from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.choices import Choice, Choices, Measure
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import create_policy, evicting
-from edgevlm.runtime.room import TextRoom, default_budget, text_room
 
 SEED = "11"  # of the demo's streams, among those for development
 STREAM = 64  # frames of each

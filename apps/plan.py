@@ -15,8 +15,8 @@ from edgevlm.apps.planning.speed import Roofline, Speed, speed_of
 from edgevlm.engines.devices import load_device
 from edgevlm.errors import UserError
 from edgevlm.packages import needs
+from edgevlm.runtime.budget import DEFAULT_BUDGET
 from edgevlm.runtime.kv import KV_TYPES
-from edgevlm.runtime.room import DEFAULT_BUDGET
 
 FIRST = (
     "weights_mb", "kv_mb", "activations_mb", "total_mb", "fits",

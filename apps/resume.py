@@ -9,7 +9,7 @@ from rich.console import Console
 from edgevlm.apps.gate import Gate
 from edgevlm.apps.run import Plan
 from edgevlm.apps.sources import Source
-from edgevlm.runtime.state import Keeper
+from edgevlm.runtime.snapshots import Keeper
 
 
 def go_on(source: Source, keeper: Keeper, plan: Plan, gate: Gate | None = None) -> None:

@@ -202,7 +202,7 @@ class Run:
         """The question in the model's own words; None when it is the demo model and was never taught it."""
         if not self.session.model.is_demo:
             return text
-        from edgevlm.apps.demo.questions import parse
+        from edgevlm.calib.demo.questions import parse
 
         question = parse(text)
         return question.text if question is not None else None

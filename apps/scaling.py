@@ -11,11 +11,11 @@ import numpy as np
 
 from edgevlm.calib.activations import sample_activations
 from edgevlm.engines import DEFAULT_ENGINE, engine_class
-from edgevlm.engines.profiles import ONNXRUNTIME
 from edgevlm.export import export_checkpoint
 from edgevlm.export.scaling import Samples, in_blocks
+from edgevlm.runtime.atomic import check_target, flush
 from edgevlm.runtime.bundle import Bundle, Progress
-from edgevlm.runtime.publish import check_target, flush
+from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 
 def export_scaled(

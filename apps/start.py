@@ -25,7 +25,7 @@ from edgevlm.runtime.auto import check_policy
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.session import Session
-from edgevlm.runtime.state import Keeper
+from edgevlm.runtime.snapshots import Keeper
 from edgevlm.runtime.store import StoreSettings
 
 DEMO_FRAMES = 128  # of the demo without a terminal: more than its memory holds
@@ -195,6 +195,6 @@ def parse_ask_at(text: str) -> tuple[float, str]:
 
 
 def list_questions() -> list[str]:
-    from edgevlm.apps.demo.questions import all_questions
+    from edgevlm.calib.demo.questions import all_questions
 
     return all_questions()

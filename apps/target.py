@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgevlm.apps.plan import PlanRequest, make_plan
-from edgevlm.engines.base import KVType
 from edgevlm.engines.devices import Device, load_device
-from edgevlm.engines.profiles import ONNXRUNTIME, profile_for
 from edgevlm.errors import UserError
 from edgevlm.packages import needs
+from edgevlm.runtime.engine import KVType
+from edgevlm.runtime.graph_profiles import ONNXRUNTIME, profile_for
 
 DEFAULT_KV: dict[str, KVType] = {"cpu": "fp32", "cuda": "fp16"}  # of profile onnxruntime
 PRECISIONS = ("fp16", "int8", "int4")  # tried in this order

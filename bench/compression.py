@@ -21,11 +21,11 @@ from edgevlm.bench import numpy_kernels
 from edgevlm.bench.noise import as_stored, noise_scales
 from edgevlm.bench.rounds import quartiles
 from edgevlm.bench.timing import timed
-from edgevlm.engines.base import KVBuffer, arrays_of
 from edgevlm.errors import UserError
-from edgevlm.runtime import _native, primitives, reference
+from edgevlm.runtime import _native, kernels, reference
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.cache import KVCache, Rows
+from edgevlm.runtime.engine import KVBuffer, arrays_of
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape, create_policy, evicting
 
@@ -142,12 +142,12 @@ class Memory:
 
 def measure(text: str, shape: Shape, dtype: str, threads: int, rounds: int) -> Result:
     """Time one policy, ``name`` or ``name:setting=value,...``, on a memory of ``shape``."""
-    before = primitives.threads()
-    primitives.set_threads(threads)
+    before = kernels.threads()
+    kernels.set_threads(threads)
     try:
         cold, *times = _rounds(create_policy(text), shape, dtype, rounds)
     finally:
-        primitives.set_threads(before)
+        kernels.set_threads(before)
     passes, reads, others = zip(*times, strict=True)
     ratios = [one / read for one, read in zip(passes, reads, strict=True)]
     medians = (statistics.median(passes), statistics.median(reads), statistics.median(others))

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from edgevlm.bench.compression import GROUP, Memory, Shape
-from edgevlm.engines.base import KVBuffer
-from edgevlm.runtime import primitives
+from edgevlm.runtime import kernels as host_kernels
 from edgevlm.runtime.cuda.cache import CudaCache
 from edgevlm.runtime.cuda.driver import Event
 from edgevlm.runtime.cuda.kernels import Kernels
+from edgevlm.runtime.engine import KVBuffer
 
 # What is reported -> the kernels it takes; those of the last two read next to nothing of keys and values.
 PARTS = {
@@ -130,7 +130,7 @@ def _round(memory: DeviceMemory, cache: CudaCache) -> dict[str, int]:
     rows = shape.layers * shape.kv_heads * shape.tokens
     windows = [(7, 5, 3, 1)[4 * layer // shape.layers] for layer in range(shape.layers)]
     target = shape.tokens * 3 // 4
-    keep = primitives.infinipot_select(cache, max(1, shape.tokens // shape.side**2 // 8), target // 4, target, windows)
+    keep = host_kernels.infinipot_select(cache, max(1, shape.tokens // shape.side**2 // 8), target // 4, target, windows)
     before = cache.rows_moved
     cache.evict(keep)
     moves, left = cache.rows_moved - before, int(cache.lengths.sum()) * shape.kv_heads
@@ -139,7 +139,7 @@ def _round(memory: DeviceMemory, cache: CudaCache) -> dict[str, int]:
     turned = sum(int((cache.position(layer) != was).any(-1).sum()) for layer, was in enumerate(at))
     for layer in range(shape.layers):
         query = memory.noise(shape.kv_heads * GROUP, QUERIES)
-        primitives.attention_mass(query, np.full(QUERIES, memory.next, np.int64), cache.key(layer), cache.seq(layer))
+        host_kernels.attention_mass(query, np.full(QUERIES, memory.next, np.int64), cache.key(layer), cache.seq(layer))
     both_ways = {"eviction": 2 * 2 * moves * row, "re-rotation": 2 * turned * row}
     return {"value norms": rows * row, "similarity": rows * row, "probe mass": left * row} | both_ways
 

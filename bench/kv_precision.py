@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from edgevlm.calib.fidelity import divergence
 from edgevlm.calib.kv_scales import in_fp32
-from edgevlm.engines.base import Decoder, Float32
 from edgevlm.errors import UserError
+from edgevlm.runtime.budget import allocate
 from edgevlm.runtime.bundle import Bundle, Progress
 from edgevlm.runtime.cache import KVCache, Rows
+from edgevlm.runtime.engine import Decoder, Float32
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.positions import rope_tables
-from edgevlm.runtime.room import allocate
 from edgevlm.runtime.sampling import Sampler
 
 PIECE = 64  # tokens in one call

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from edgevlm.engines.base import (
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.engine import (
     Decoder,
     Engine,
     Float32,
@@ -20,7 +21,6 @@ from edgevlm.engines.base import (
     StepResult,
     arrays_of,
 )
-from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.kv import KVScales, codes
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from edgevlm.runtime import primitives, reference
+from edgevlm.runtime import kernels, reference
 from edgevlm.runtime.kinds import Kind
 
 Array = Any
@@ -187,11 +187,11 @@ KERNELS = {
 @contextmanager
 def in_place() -> Iterator[None]:
     """Policies use these kernels inside."""
-    native = {name: getattr(primitives, name) for name in KERNELS}
+    native = {name: getattr(kernels, name) for name in KERNELS}
     try:
         for name, kernel in KERNELS.items():
-            setattr(primitives, name, kernel)
+            setattr(kernels, name, kernel)
         yield
     finally:
         for name, kernel in native.items():
-            setattr(primitives, name, kernel)
+            setattr(kernels, name, kernel)

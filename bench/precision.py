@@ -16,7 +16,6 @@ from edgevlm.bench.timing import timed
 from edgevlm.calib.activations import sample_activations
 from edgevlm.calib.fidelity import divergence
 from edgevlm.calib.passages import passages
-from edgevlm.engines.base import KVBuffer
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.export.checkpoint import ConfigOnly
@@ -24,6 +23,7 @@ from edgevlm.export.precisions import load_precision
 from edgevlm.export.prequantised import ADVICE, prequantised
 from edgevlm.export.scaling import in_blocks
 from edgevlm.runtime.bundle import Bundle, Progress
+from edgevlm.runtime.engine import KVBuffer
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.positions import rope_tables
 

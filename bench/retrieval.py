@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.apps.demo.questions import all_questions
-from edgevlm.apps.demo.world import World
 from edgevlm.bench.share import Subject, opened
 from edgevlm.bench.store import cold
+from edgevlm.calib.demo.questions import all_questions
+from edgevlm.calib.demo.world import World
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Progress

@@ -17,12 +17,12 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from edgevlm.bench.noise import NoiseEngine
 from edgevlm.engines import load_engine
-from edgevlm.engines.base import KVType
 from edgevlm.export.backbones import DecoderShape, text_backbone
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.decoder import WEIGHTS, write_decoder
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.runtime.bundle import Bundle, ChatSpec, DecoderSpec, FileRecord, VisionSpec
+from edgevlm.runtime.engine import KVType
 from edgevlm.runtime.model import Model
 
 VISION = "vision.onnx"

@@ -17,20 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from edgevlm.apps.demo.world import World
 from edgevlm.bench.noise import NoiseEngine
 from edgevlm.bench.rounds import quartiles
 from edgevlm.bench.timing import timed
+from edgevlm.calib.demo.world import World
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.packages import needed
 from edgevlm.runtime.auto import AUTO, FALLBACK, chosen_policy
+from edgevlm.runtime.budget import TextRoom, default_budget, text_room
 from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.preprocess import Preprocessor
-from edgevlm.runtime.room import TextRoom, default_budget, text_room
 from edgevlm.runtime.stats import MemoryStats
 from edgevlm.runtime.stream import Stream
 

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.apps.demo.world import World
 from edgevlm.bench.rounds import quartiles
 from edgevlm.bench.share import CHUNK, SEEDED, SEEDED_BUDGET, Subject, opened
 from edgevlm.bench.timing import timed
+from edgevlm.calib.demo.world import World
 from edgevlm.engines.threads import default_threads
 from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.session import Session
-from edgevlm.runtime.state.copies import Copies
-from edgevlm.runtime.state.folder import StateFolder
+from edgevlm.runtime.snapshots.copies import Copies
+from edgevlm.runtime.snapshots.folder import StateFolder
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 
 from edgevlm.calib.footprint import Footprint
-from edgevlm.engines.base import Engine, Float32, FramePattern, Int32, KVBuffer, KVPlace, StepResult
 from edgevlm.runtime.bundle import DecoderSpec
+from edgevlm.runtime.engine import Engine, Float32, FramePattern, Int32, KVBuffer, KVPlace, StepResult
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.stream import Stream

@@ -16,13 +16,13 @@ from edgevlm.calib.footprint import Footprint, bytes_per_token, fitted
 from edgevlm.calib.journal import Record
 from edgevlm.calib.observe import Clip, Float32, Float64
 from edgevlm.errors import UserError
+from edgevlm.runtime.budget import TextRoom, text_room
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.policies.full import Full
 from edgevlm.runtime.preprocess import Preprocessor
-from edgevlm.runtime.room import TextRoom, text_room
 from edgevlm.runtime.stream import Stream
 
 QUESTIONS = ("What is happening?", "What changed?", "Describe what you saw at the beginning.")

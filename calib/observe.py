@@ -13,12 +13,12 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.framing import Framing
+from edgevlm.runtime.kernels import attention_mass, value_norms
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Appended, Needs
 from edgevlm.runtime.policies.full import Full
 from edgevlm.runtime.preprocess import Preprocessor
-from edgevlm.runtime.primitives import attention_mass, value_norms
 from edgevlm.runtime.stream import Stream
 
 Float32 = NDArray[np.float32]

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from edgevlm.errors import UserError
+from edgevlm.runtime.atomic import check_target, published
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.calibration import CALIBRATION, Calibration
 from edgevlm.runtime.choices import CHOICES, Choices
 from edgevlm.runtime.kv import SCALES, KVScales
-from edgevlm.runtime.publish import check_target, published
 
 
 def check_writable(bundle: Bundle, out: Path | None) -> None:

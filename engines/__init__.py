@@ -8,8 +8,8 @@ from edgevlm.errors import UserError
 from edgevlm.packages import needed
 
 if TYPE_CHECKING:
-    from edgevlm.engines.base import Engine
     from edgevlm.runtime.bundle import Bundle
+    from edgevlm.runtime.engine import Engine
 
 # name -> (module, class, the extra that installs its backend)
 ENGINES: dict[str, tuple[str, str, str]] = {

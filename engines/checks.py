@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgevlm.engines.base import Float32, Int32, Int64, KVBuffer, KVType
 from edgevlm.errors import CacheError, CacheFull, UserError
 from edgevlm.runtime.bundle import Bundle, DecoderSpec, VisionSpec
+from edgevlm.runtime.engine import Float32, Int32, Int64, KVBuffer, KVType
 from edgevlm.runtime.kv import DTYPES
 
 CUT = re.compile(r"cut\d+")  # the graphs of a cut decoder

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgevlm.engines.base import Float32, Int64
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.engine import Float32, Int64
 
 HALF = 128  # the code that stands for 0
 

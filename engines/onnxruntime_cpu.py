@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from edgevlm.engines.base import Float32, FramePattern, Int32, Int64, KVBuffer, KVPlace, StepResult
 from edgevlm.engines.checks import check_buffers, check_probes, check_step, cut_files, graph_of, grouped_pixels
 from edgevlm.engines.embedding import Embedding
 from edgevlm.engines.huge_pages import use_huge_pages
 from edgevlm.engines.onnxruntime_layers import SHARED, OnnxRuntimeLayers, bind_array, share_arena
-from edgevlm.engines.profiles import ONNXRUNTIME
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.engine import Float32, FramePattern, Int32, Int64, KVBuffer, KVPlace, StepResult
+from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 MAX_THREADS = 256  # ONNX Runtime starts all that it is told, for each graph
 
@@ -42,7 +42,7 @@ class Calls:
 
 
 class OnnxRuntimeCpu:
-    """One bundle loaded on the CPU; see :class:`edgevlm.engines.base.Engine`."""
+    """One bundle loaded on the CPU; see :class:`edgevlm.runtime.engine.Engine`."""
 
     kv_place: KVPlace = "host"
     kv_device = "cpu"  # the same, as ONNX Runtime calls it
@@ -173,7 +173,7 @@ class OnnxRuntimeCpu:
 
 
 class OnnxRuntimeDecoder:
-    """A decoder bound to one stream's memory; see :class:`edgevlm.engines.base.Decoder`.
+    """A decoder bound to one stream's memory; see :class:`edgevlm.runtime.engine.Decoder`.
 
     Two sets of bindings: one for a single row and its logits, in which nothing is rebound between calls, and one for
     everything else, in which only the small inputs and the outputs are. Not for use by two threads at once.

@@ -13,11 +13,11 @@ from typing import Any
 
 import onnxruntime as ort
 
-from edgevlm.engines.base import KVBuffer, KVPlace
 from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
 from edgevlm.engines.onnxruntime_layers import OnnxRuntimeLayers
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.engine import KVBuffer, KVPlace
 
 PROVIDER = "CUDAExecutionProvider"
 OPTIONS = {"arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}  # no more memory than asked for; float32 is float32

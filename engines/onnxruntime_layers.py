@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from edgevlm.engines.base import Float32, Int32, KVBuffer
 from edgevlm.engines.checks import check_layer, check_rows
 from edgevlm.errors import CacheError
 from edgevlm.runtime.bundle import DecoderSpec
+from edgevlm.runtime.engine import Float32, Int32, KVBuffer
 
 SAME_AS_REQUESTED = 1  # how an arena grows: by no more than is asked for
 SHARED = {"session.use_env_allocators": "1", "session.use_device_allocator_for_initializers": "1"}
@@ -36,7 +36,7 @@ def bind_array(bind: Any, name: str, array: np.ndarray) -> None:
 
 
 class OnnxRuntimeLayers:
-    """A cut decoder bound to one stream's memory; see :class:`edgevlm.engines.base.LayerDecoder`.
+    """A cut decoder bound to one stream's memory; see :class:`edgevlm.runtime.engine.LayerDecoder`.
 
     Two sets of bindings, in which nothing is bound again: one for a single row and its logits, and one for calls of the last
     other size. Not for use by two threads at once.

@@ -6,15 +6,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgevlm.engines.profiles import ONNXRUNTIME
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import checkpoint_folder
 from edgevlm.packages import needs
+from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 if TYPE_CHECKING:
-    from edgevlm.engines.base import KVType
     from edgevlm.export.scaling import Sampler, Samples
     from edgevlm.runtime.bundle import Progress
+    from edgevlm.runtime.engine import KVType
 
 # model_type in config.json -> module with ``parts``
 FAMILIES: dict[str, str] = {
@@ -62,7 +62,7 @@ def export_checkpoint(
     ``vision_precision``: of the vision tower's linears, fp32 or int8; for TensorRT fp32 or fp16, and fp16 there unless
     ``precision`` is fp32.
     ``kv``: what the bundle keeps keys and values as; int8's scales are measured with onnxruntime once the graphs are written.
-    ``profile``: what the graphs are for, one of :data:`edgevlm.engines.profiles.PROFILES`.
+    ``profile``: what the graphs are for, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`.
     Raises UserError, one line, for a checkpoint that is damaged or of an unknown kind and for a disk that is full.
     """
     folder, told, noted = checkpoint_folder(checkpoint_dir), progress or _unheard, notice or _unheard

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import TensorProto
 
-from edgevlm.engines.base import KVType
 from edgevlm.export.backbones import DecoderShape, LayerWeights
 from edgevlm.export.graph import GraphBuilder
 from edgevlm.export.kv import HeadMemory
@@ -31,6 +30,7 @@ from edgevlm.export.layers import DecoderGraph
 from edgevlm.export.precisions import Stored
 from edgevlm.export.precisions.table import Table
 from edgevlm.export.profiles import Profile
+from edgevlm.runtime.engine import KVType
 
 
 @dataclass(slots=True)

@@ -29,8 +29,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgevlm.engines.base import KVType
-from edgevlm.engines.profiles import ONNXRUNTIME
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import Backbone, DecoderShape, LayerWeights
 from edgevlm.export.checkpoint import Checkpoint
@@ -43,6 +41,8 @@ from edgevlm.export.precisions.table import head_table, write_table
 from edgevlm.export.profiles import Profile, load_profile
 from edgevlm.export.scaling import Samples, in_blocks, scaled
 from edgevlm.runtime.bundle import Progress
+from edgevlm.runtime.engine import KVType
+from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 GRAPHS = {  # variant -> file; of cut{l} decoder-cut-{l}.onnx
     "whole": "decoder.onnx",

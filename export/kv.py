@@ -17,11 +17,11 @@ from onnx import TensorProto
 from tokenizers import Tokenizer
 
 from edgevlm.engines import DEFAULT_ENGINE, engine_class
-from edgevlm.engines.base import KVType
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.graph import CONTRIB, GraphBuilder
 from edgevlm.runtime.bundle import MANIFEST, Bundle, ChatSpec, Progress, hash_file, seal_manifest
 from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.engine import KVType
 from edgevlm.runtime.framing import most_text
 from edgevlm.runtime.kv import SCALES
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import TensorProto
 
-from edgevlm.engines.base import KVType
 from edgevlm.export.backbones import DecoderShape, LayerWeights
 from edgevlm.export.graph import GraphBuilder
 from edgevlm.export.kv import Memory
@@ -15,6 +14,7 @@ from edgevlm.export.precisions import Float32, Stored
 from edgevlm.export.precisions.table import Table
 from edgevlm.export.profiles import Cache, Operators, Profile
 from edgevlm.export.st_spattn import SparseAttention
+from edgevlm.runtime.engine import KVType
 
 
 @dataclass(slots=True)

@@ -17,10 +17,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.engines.profiles import ONNXRUNTIME
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import Float32, LayerWeights
 from edgevlm.export.profiles import load_profile
+from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75)
 Samples = Mapping[str, NDArray[np.floating]]  # layer{l}.{qkv,gate_up,down} -> rows of its input, [n, in]

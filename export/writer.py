@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm import __version__
-from edgevlm.engines.base import KVType
 from edgevlm.errors import UserError
 from edgevlm.export import decoder, vision
 from edgevlm.export import kv as kv_memory
@@ -29,8 +28,9 @@ from edgevlm.export.journal import Journal
 from edgevlm.export.prequantised import PREQUANTISED, check_no_zero_points, prequantised, stored_in
 from edgevlm.export.profiles import Profile, load_profile
 from edgevlm.export.scaling import Sampler, Samples, in_blocks
+from edgevlm.runtime.atomic import check_target, journal_of, published
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, Progress, hash_file, seal_manifest
-from edgevlm.runtime.publish import check_target, journal_of, published
+from edgevlm.runtime.engine import KVType
 
 CLOSING = "closing.npy"
 CHUNK = 8  # frames, as a session encodes at once
@@ -189,7 +189,7 @@ def _vision_section(model: _Model, tokens: int) -> dict[str, Any]:
 
 
 def _engine_shapes(parts: FamilyParts, tokens: int) -> dict[str, int]:
-    """See :class:`edgevlm.engines.profiles.EngineShapes`: a run's usual chunk, and its usual conversation and question."""
+    """See :class:`edgevlm.runtime.graph_profiles.EngineShapes`: a run's usual chunk, conversation and question."""
     text = FRAME_TEXT if parts.before or parts.after else 0
     frames = -(-CHUNK // parts.vision.group) * parts.vision.group
     return {"frames": frames, "rows": frames // parts.vision.group * (tokens + text), "question": QUESTION}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.answer import Answer, FinishReason
-from edgevlm.runtime.turnstile import Turnstile
+from edgevlm.runtime.scheduler import Turnstile
 
 
 class Answers:

@@ -17,11 +17,11 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.engines.base import KVType
-from edgevlm.engines.profiles import ONNXRUNTIME, PROFILES, EngineShapes
 from edgevlm.errors import BundleError
 from edgevlm.runtime.calibration import CALIBRATION, Calibration
 from edgevlm.runtime.choices import CHOICES, Choices
+from edgevlm.runtime.engine import KVType
+from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES, EngineShapes
 from edgevlm.runtime.kv import KV_TYPES, SCALES, KVScales
 from edgevlm.runtime.paths import look
 
@@ -140,8 +140,8 @@ class ChatSpec:
 class Bundle:
     """A verified bundle. Paths come from :meth:`file` only.
 
-    profile: what its graphs are written for, one of :data:`edgevlm.engines.profiles.PROFILES`; shapes: the largest calls that
-    engines are made for, None with profile onnxruntime, whose graphs take any.
+    profile: what its graphs are written for, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`; shapes: the largest
+    calls that engines are made for, None with profile onnxruntime, whose graphs take any.
     """
 
     path: Path

@@ -14,10 +14,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.engines.base import KVBuffer
 from edgevlm.errors import CacheError
 from edgevlm.runtime import _native
 from edgevlm.runtime._native import Mark
+from edgevlm.runtime.engine import KVBuffer
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.kv import DTYPES, KVScales
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.engines.base import Engine
 from edgevlm.runtime.bundle import VisionSpec
+from edgevlm.runtime.engine import Engine
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]

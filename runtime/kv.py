@@ -15,7 +15,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.engines.base import KVType
+from edgevlm.runtime.engine import KVType
 
 KV_TYPES: tuple[KVType, ...] = get_args(KVType)
 DTYPES: dict[str, np.dtype] = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "int8": np.dtype(np.int8)}

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgevlm.engines.base import Float32, FramePattern, Int32, LayerDecoder, StepResult
+from edgevlm.runtime.engine import Float32, FramePattern, Int32, LayerDecoder, StepResult
 from edgevlm.runtime.policies.retrieval import Phase, Retrieval
 
 
 class LayerByLayer:
-    """A :class:`~edgevlm.engines.base.Decoder` made of a cut one and a retrieval policy.
+    """A :class:`~edgevlm.runtime.engine.Decoder` made of a cut one and a retrieval policy.
 
     ``phase``: of the rows that come next. ``probes``: layers whose queries a step returns.
     """

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgevlm.engines import DEFAULT_ENGINE, load_engine
-from edgevlm.engines.base import Engine
 from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.engine import Engine
 from edgevlm.runtime.paths import refuse_address
 
 
@@ -75,4 +75,4 @@ def is_demo(bundle: Bundle) -> bool:
 
 def demo_bundle() -> Path:
     """The embedded demo model's bundle."""
-    return Path(str(files("edgevlm.apps.demo").joinpath("bundle")))
+    return Path(str(files("edgevlm.runtime").joinpath("demo")))

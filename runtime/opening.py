@@ -6,15 +6,15 @@ import numpy as np
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import chosen_policy
+from edgevlm.runtime.budget import TextRoom, default_budget, frames_ahead, text_room
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.positions import Reindexing
-from edgevlm.runtime.room import TextRoom, default_budget, frames_ahead, text_room
-from edgevlm.runtime.state.folder import snapshots
-from edgevlm.runtime.state.image import model_hash, policy_text
-from edgevlm.runtime.state.keeper import Keeper
+from edgevlm.runtime.snapshots.folder import snapshots
+from edgevlm.runtime.snapshots.image import model_hash, policy_text
+from edgevlm.runtime.snapshots.keeper import Keeper
 from edgevlm.runtime.store import StoreSettings, TieredStore
 from edgevlm.runtime.store.file import TEMPORARY
 from edgevlm.runtime.stream import Stream

@@ -45,7 +45,7 @@ def temporal_similarity(
     rotated: bool = False,
     pair_axis: NDArray[np.uint8] | None = None,
 ) -> Float64:
-    """InfiniPot-V eq. 4 before its sign; arguments and result as in :mod:`edgevlm.runtime.primitives`."""
+    """InfiniPot-V eq. 4 before its sign; arguments and result as in :mod:`edgevlm.runtime.kernels`."""
     out = np.zeros(valid.shape)
     for head in range(len(key)):
         if rotated:
@@ -158,7 +158,7 @@ def newer_similarity(
     rotated: bool = False,
     pair_axis: NDArray[np.uint8] | None = None,
 ) -> Float64:
-    """Highest cosine of each token's key with a newer one's; result as in :mod:`edgevlm.runtime.primitives`."""
+    """Highest cosine of each token's key with a newer one's; result as in :mod:`edgevlm.runtime.kernels`."""
     out = np.zeros(valid.shape)
     back = -position.astype(np.int64) if pair_axis is not None else -position[..., 0].astype(np.int64)
     keys = key.astype(np.float64) if rotated else rotate(key, back, inv_freq, pair_axis)

@@ -17,6 +17,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.answer import Answer, FinishReason
 from edgevlm.runtime.answers import Answers
 from edgevlm.runtime.auto import AUTO, FALLBACK
+from edgevlm.runtime.budget import TextRoom
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.chat import Chat, Conversations
 from edgevlm.runtime.chunk import Chunk
@@ -27,15 +28,14 @@ from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.preprocess import Pixels, Preprocessor
 from edgevlm.runtime.pressure import Pressure
-from edgevlm.runtime.room import TextRoom
 from edgevlm.runtime.sampling import Sampler
-from edgevlm.runtime.state.copies import Copies
-from edgevlm.runtime.state.image import identity, image_of, put_back
-from edgevlm.runtime.state.keeper import Keeper
+from edgevlm.runtime.scheduler import Turnstile
+from edgevlm.runtime.snapshots.copies import Copies
+from edgevlm.runtime.snapshots.image import identity, image_of, put_back
+from edgevlm.runtime.snapshots.keeper import Keeper
 from edgevlm.runtime.stats import Progress, SessionStats
 from edgevlm.runtime.store import Store, StoreSettings, TieredStore
 from edgevlm.runtime.stream import Stream
-from edgevlm.runtime.turnstile import Turnstile
 
 
 class Session:

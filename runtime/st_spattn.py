@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgevlm.engines.base import FramePattern
 from edgevlm.errors import CacheError
 from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.engine import FramePattern
 from edgevlm.runtime.kinds import Kind
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.engines.base import Decoder, FramePattern, StepResult
 from edgevlm.errors import UserError
+from edgevlm.runtime.budget import allocate, check_budget, frames_ahead
+from edgevlm.runtime.engine import Decoder, FramePattern, StepResult
 from edgevlm.runtime.framing import Framing, Labelled
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.kv import DTYPES
@@ -22,9 +23,8 @@ from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape
 from edgevlm.runtime.policies.base import nested, within
 from edgevlm.runtime.policies.retrieval import Phase, Retrieval
 from edgevlm.runtime.positions import Positions, Reindexing, rope_tables
-from edgevlm.runtime.room import allocate, check_budget, frames_ahead
+from edgevlm.runtime.snapshots.copies import copy_bytes
 from edgevlm.runtime.st_spattn import frame_pattern
-from edgevlm.runtime.state.copies import copy_bytes
 from edgevlm.runtime.stats import MemoryStats
 from edgevlm.runtime.store import HostStore, Store, StoreUse
 

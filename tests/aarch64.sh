@@ -92,12 +92,13 @@ here = Path(__file__).parent
 sys.executable = str(here / "python")  # tests start processes of their own, and there is no kernel that could
 
 import pytest
-from edgevlm.runtime import _native, primitives
+from edgevlm.runtime import _native
+from edgevlm.runtime import kernels
 
 assert platform.machine() == "aarch64"
 assert Path(_native.__file__).is_relative_to(here), f"the tests would load {_native.__file__}"
-assert primitives.simd() == "neon"
-print("Python", platform.python_version(), platform.machine(), primitives.simd(), Path(_native.__file__).name, flush=True)
+assert kernels.simd() == "neon"
+print("Python", platform.python_version(), platform.machine(), kernels.simd(), Path(_native.__file__).name, flush=True)
 
 
 class Thinned:

@@ -11,7 +11,7 @@ import typer
 from edgevlm.apps.commands.typed import KV, Json, note, pixels
 
 if TYPE_CHECKING:
-    from edgevlm.engines.base import KVType
+    from edgevlm.runtime.engine import KVType
 
 
 class Scaling(str, Enum):
@@ -87,11 +87,11 @@ def export(
 
     from edgevlm.apps.bundles import kept_bundle
     from edgevlm.apps.target import Target, target_of
-    from edgevlm.engines.profiles import ONNXRUNTIME
     from edgevlm.errors import UserError
     from edgevlm.export import export_checkpoint
     from edgevlm.export.checkpoint import checkpoint_folder
     from edgevlm.packages import needed
+    from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
     camera = pixels(frame_size)
     keep: KVType | None = None if kv is None else kv.value

@@ -17,7 +17,7 @@ def power(
     json: Json = False,
 ) -> None:
     """Show what this machine takes, rail by rail, with its clocks and power mode; at the end, the energy in all."""
-    from edgevlm.bench.power.show import show_power
+    from edgevlm.engines.power.show import show_power
 
     for is_data, line in show_power(interval, seconds, json):
         typer.echo(line, err=not is_data)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 
 from edgevlm.apps.doctor import cameras, graphics, jetson, nvidia, python, system
-from edgevlm.apps.doctor.machine import FAIL, Finding, Machine
+from edgevlm.engines.devices.machine import FAIL, Finding, Machine
 
 Check = Callable[[Machine], Iterable[Finding]]
 

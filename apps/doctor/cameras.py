@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgevlm.apps.doctor.machine import Finding, Machine
+from edgevlm.engines.devices.machine import Finding, Machine
 
 
 def cameras(machine: Machine) -> Iterator[Finding]:

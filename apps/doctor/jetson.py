@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from edgevlm.apps.doctor.machine import Finding, Machine
 from edgevlm.engines.devices import Device, device_names, load_device
+from edgevlm.engines.devices.machine import Finding, Machine
 
 GPU_CLOCKS = ("sys/class/devfreq/17000000.gpu", "sys/class/devfreq/17000000.ga10b")  # of JetPack 6 and 7, and of 5
 CMA_KB = 64_000  # free, that a CSI camera's pipeline can be given

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from edgevlm.apps.doctor.graphics import has_gpu
 from edgevlm.apps.doctor.jetson import is_jetson, toolkit_of
-from edgevlm.apps.doctor.machine import Finding, Machine
+from edgevlm.engines.devices.machine import Finding, Machine
 
 CUDNN = "9"  # its major version, of every onnxruntime-gpu from 1.19 on; 8 and 9 do not take each other's place
 FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/local/cuda/lib64", "usr/local/lib")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 
 from edgevlm.apps.doctor.jetson import release_of
-from edgevlm.apps.doctor.machine import Finding, Machine
+from edgevlm.engines.devices.machine import Finding, Machine
 
 OLDEST = (3, 10)
 OPENCV = ("opencv-python", "opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless")

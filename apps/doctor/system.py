@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 
 from edgevlm.apps.bundles import cache_folder
-from edgevlm.apps.doctor.machine import Finding, Machine
+from edgevlm.engines.devices.machine import Finding, Machine
 
 KERNELS = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON"))  # flag in /proc/cpuinfo, best first
 LITTLE, SCARCE = 500_000, 2_000_000  # kB available

@@ -80,7 +80,7 @@ class PlannedModel:
 
     @property
     def text_room(self) -> int:
-        """Rows set aside for a question's turn, as :class:`edgevlm.runtime.room.TextRoom` divides them."""
+        """Rows set aside for a question's turn, as :class:`edgevlm.runtime.budget.TextRoom` divides them."""
         return 3 * min(256, self.limit // 16) + self.closing
 
     @property

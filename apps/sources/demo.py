@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgevlm.apps.demo.questions import is_about_now, parse, sample, truth
-from edgevlm.apps.demo.world import History, World
 from edgevlm.apps.sources.base import Frame, Sampler, Source, State
 from edgevlm.apps.sources.laps import Laps
+from edgevlm.calib.demo.questions import is_about_now, parse, sample, truth
+from edgevlm.calib.demo.world import History, World
 
 WORLD_FPS = 2.0  # the world moves on this often, and that is the rate the model was taught
 

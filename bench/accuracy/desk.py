@@ -17,10 +17,10 @@ from edgevlm.bench.accuracy.streamqa import Exam, make_exam, seed_words
 from edgevlm.bench.accuracy.turns import GUIDED, take_turns
 from edgevlm.calib.footprint import Footprint, bytes_per_token
 from edgevlm.calib.journal import Record
-from edgevlm.engines.base import Engine
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO, chosen_policy
 from edgevlm.runtime.bundle import MANIFEST, hash_file
+from edgevlm.runtime.engine import Engine
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.session import Session

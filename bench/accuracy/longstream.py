@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgevlm.apps.demo import questions as demo
-from edgevlm.apps.demo.long_world import LongWorld, Visit, plan_visits
-from edgevlm.apps.demo.world import COLORS, SHAPES
 from edgevlm.bench.accuracy.streamqa import Exam, Words, as_question
+from edgevlm.calib.demo import questions as demo
+from edgevlm.calib.demo.long_world import LongWorld, Visit, plan_visits
+from edgevlm.calib.demo.world import COLORS, SHAPES
 
 LONGSTREAM = "longstream"
 

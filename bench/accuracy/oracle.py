@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from edgevlm.bench.accuracy.streamqa import Exam
 from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.kernels import top_k
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Bool, Policy
-from edgevlm.runtime.primitives import top_k
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]

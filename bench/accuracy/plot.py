@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from edgevlm.apps.demo.world import COLORS, GRID
 from edgevlm.bench.accuracy.cells import Cell
 from edgevlm.bench.accuracy.entries import FULL, ORACLE
 from edgevlm.bench.accuracy.report import BACKWARD, Report, Row
 from edgevlm.bench.accuracy.streamqa import SUITES, seed_words
+from edgevlm.calib.demo.world import COLORS, GRID
 from edgevlm.errors import UserError
 
 PALETTE = (

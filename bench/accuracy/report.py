@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from edgevlm.apps.demo.questions import is_about_now
 from edgevlm.bench.accuracy.cells import Cell
 from edgevlm.bench.accuracy.entries import ORACLE, Entry
 from edgevlm.bench.accuracy.longstream import GAP_NAMES, LONGSTREAM, gap_name
 from edgevlm.bench.accuracy.run import Outcome
+from edgevlm.calib.demo.questions import is_about_now
 from edgevlm.calib.intervals import Estimate, difference, share
 from edgevlm.calib.journal import Record
 

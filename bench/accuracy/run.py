@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgevlm import __version__
-from edgevlm.apps.demo.questions import OFFERED
 from edgevlm.bench.accuracy.cells import Cell, Skipped
 from edgevlm.bench.accuracy.desk import Desk, Settings, Task, perform_all
 from edgevlm.bench.accuracy.entries import ORACLE, Budget, Entry
 from edgevlm.bench.accuracy.oracle import ORACLES
+from edgevlm.calib.demo.questions import OFFERED
 from edgevlm.calib.journal import Journal, Record
 from edgevlm.runtime.model import Model
 

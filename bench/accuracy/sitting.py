@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from edgevlm.bench.accuracy.streamqa import Exam, Question
 from edgevlm.calib.footprint import Footprint
-from edgevlm.engines.base import Engine, Float32
+from edgevlm.runtime.budget import TextRoom
 from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.engine import Engine, Float32
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.positions import Reindexing
-from edgevlm.runtime.room import TextRoom
 from edgevlm.runtime.session import Session
 
 CHUNK = 8  # frames encoded and appended at once, as a session does by default

@@ -14,8 +14,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.apps.demo import questions as demo
-from edgevlm.apps.demo.world import World
+from edgevlm.calib.demo import questions as demo
+from edgevlm.calib.demo.world import World
 
 DEVELOPMENT = 2_000_000
 """First word of the worlds' seeds in development, ``[DEVELOPMENT, seed, stream]``; training's begin with small numbers."""

@@ -20,10 +20,10 @@ from edgevlm.bench.longrun.stream import plan, questions
 from edgevlm.bench.stream.sitting import peak_rss
 from edgevlm.calib.footprint import state_bytes
 from edgevlm.errors import UserError
+from edgevlm.runtime.budget import TextRoom
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.policies.retrieval import Retrieval
-from edgevlm.runtime.room import TextRoom
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.store import StoreSettings
 

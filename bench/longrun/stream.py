@@ -7,9 +7,9 @@ from itertools import product
 
 import numpy as np
 
-from edgevlm.apps.demo import questions as demo
-from edgevlm.apps.demo.long_world import STAYS, LongWorld, Visit
-from edgevlm.apps.demo.world import COLORS, SHAPES
+from edgevlm.calib.demo import questions as demo
+from edgevlm.calib.demo.long_world import STAYS, LongWorld, Visit
+from edgevlm.calib.demo.world import COLORS, SHAPES
 
 GAPS = (30, 60, 90, 130, 200, 350, 600, 900, 1_400, 2_500, 4_000, 7_000, 9_000, 20_000, 40_000, 80_000)
 """Frames before a mark at which a visitor has left; of these as many as a mark has room for."""

@@ -15,10 +15,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO
 
-from edgevlm.apps.doctor.machine import Machine
 from edgevlm.bench.results import environment
 from edgevlm.bench.results.journal import Journal, Line, Run, lines_of, runs_of
 from edgevlm.bench.results.plan import Planned
+from edgevlm.engines.devices.machine import Machine
 from edgevlm.errors import UserError
 
 PROGRAM = [sys.executable, "-m", "edgevlm", "bench"]

@@ -9,9 +9,9 @@ from itertools import product
 from typing import Any
 
 from edgevlm.bench.child import child, lines
-from edgevlm.bench.power import find_meter
-from edgevlm.bench.power.energy import idle_watts
 from edgevlm.bench.stream.sitting import Work, place
+from edgevlm.engines.power import find_meter
+from edgevlm.engines.power.energy import idle_watts
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.policies import create_policy

@@ -15,19 +15,19 @@ import numpy as np
 import psutil
 
 from edgevlm.apps.sources import Frame, SourceOptions, open_source
-from edgevlm.bench.power import Meter, find_meter
-from edgevlm.bench.power.energy import Energy
 from edgevlm.bench.rounds import quartiles
 from edgevlm.bench.share import opened
+from edgevlm.engines.power import Meter, find_meter
+from edgevlm.engines.power.energy import Energy
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO
+from edgevlm.runtime.budget import TextRoom, text_room
 from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import create_policy
 from edgevlm.runtime.pressure import available
-from edgevlm.runtime.room import TextRoom, text_room
 from edgevlm.runtime.session import Session
 
 QUESTION = "what has happened so far?"

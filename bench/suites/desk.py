@@ -19,15 +19,15 @@ from edgevlm.bench.suites.schema import Question
 from edgevlm.bench.suites.scoring import Record
 from edgevlm.bench.suites.viewing import Opened, Recording, segments_of, view
 from edgevlm.calib.footprint import Footprint, bytes_per_token
-from edgevlm.engines.base import Engine
 from edgevlm.errors import SourceError, UserError
 from edgevlm.runtime.auto import AUTO, chosen_policy
+from edgevlm.runtime.budget import TextRoom, frames_ahead
 from edgevlm.runtime.bundle import MANIFEST, hash_file
 from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.engine import Engine
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import create_policy
 from edgevlm.runtime.preprocess import Preprocessor
-from edgevlm.runtime.room import TextRoom, frames_ahead
 from edgevlm.runtime.session import Session
 
 PROMPT_SHARE = 4  # a prompt may take a quarter of a model's positions

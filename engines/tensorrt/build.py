@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from edgevlm.engines.profiles import ONNXRUNTIME, TENSORRT_10_3, profile_for
 from edgevlm.engines.tensorrt import api
 from edgevlm.engines.tensorrt.jobs import Job, Settings, jobs_of
 from edgevlm.engines.tensorrt.need import build_need, check_memory
@@ -14,6 +13,7 @@ from edgevlm.engines.tensorrt.store import Place, Record, engine_key
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import Driver
+from edgevlm.runtime.graph_profiles import ONNXRUNTIME, TENSORRT_10_3, profile_for
 
 Tell = Callable[[str], object]
 POLL_S = 0.1  # between looks at whether a build was interrupted

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.engines.base import Float32, FramePattern, Int32, KVBuffer, StepResult
 from edgevlm.engines.checks import check_step
-from edgevlm.engines.profiles import TENSORRT_10_3
 from edgevlm.engines.tensorrt.api import Loaded
 from edgevlm.engines.tensorrt.calls import Bench, Calls
 from edgevlm.engines.tensorrt.memory import Blocks
@@ -21,6 +19,8 @@ from edgevlm.engines.tensorrt.replay import Replayed
 from edgevlm.engines.tensorrt.shapes import DECODER_CALLS, ONE, QUESTION, ROWS, USUAL_QUESTION, Dims, pieces
 from edgevlm.errors import CacheError
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.engine import Float32, FramePattern, Int32, KVBuffer, StepResult
+from edgevlm.runtime.graph_profiles import TENSORRT_10_3
 
 READ_STEP = 256  # rows by which the one-token call reads further: what was recorded of it is good for that long
 READ_SLACK = 2 * READ_STEP  # rows that it may read too many before it reads less
@@ -28,7 +28,7 @@ UNUSED = "unused queries"  # the block that probes go to which nobody asked for
 
 
 class TensorRTDecoder:
-    """See :class:`edgevlm.engines.base.Decoder`. The buffers' addresses are the device's; nothing else may write there
+    """See :class:`edgevlm.runtime.engine.Decoder`. The buffers' addresses are the device's; nothing else may write there
     during a step, and what was asked of them before on other streams must be done.
     """
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.engines.base import Float32, Int64, KVBuffer, KVPlace, LayerDecoder
 from edgevlm.engines.checks import check_buffers, check_probes, graph_of, grouped_pixels
 from edgevlm.engines.embedding import Embedding
 from edgevlm.engines.tensorrt import api
@@ -24,10 +23,11 @@ from edgevlm.engines.tensorrt.store import Place, engine_key, read_plan
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import Driver, open_driver
+from edgevlm.runtime.engine import Float32, Int64, KVBuffer, KVPlace, LayerDecoder
 
 
 class TensorRT:
-    """One bundle loaded on a GPU; see :class:`edgevlm.engines.base.Engine`. KV buffers lie in the device's memory."""
+    """One bundle loaded on a GPU; see :class:`edgevlm.runtime.engine.Engine`. KV buffers lie in the device's memory."""
 
     kv_place: KVPlace = "cuda"
 

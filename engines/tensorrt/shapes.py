@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from edgevlm.engines.profiles import EngineShapes
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.graph_profiles import EngineShapes
 
 Dims = tuple[int, ...]
 Range = tuple[Dims, Dims, Dims]  # least, usual and most

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm.errors import UserError
+from edgevlm.runtime.atomic import flush, reason
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import Device
-from edgevlm.runtime.publish import flush, reason
 
 FOLDER, TIMINGS, PLAN, LOCK, NEW = "engines", "timing.cache", ".plan", ".lock", ".new"
 

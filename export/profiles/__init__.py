@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edgevlm.engines.base import KVType
-from edgevlm.engines.profiles import ONNXRUNTIME, PROFILES, TENSORRT_10_3, TENSORRT_10_15
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.checkpoint import nearest
 from edgevlm.export.graph import GraphBuilder
 from edgevlm.export.precisions import Precision, load_precision
+from edgevlm.runtime.engine import KVType
+from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES, TENSORRT_10_3, TENSORRT_10_15
 
 # profile -> module with ``PROFILE``
 MODULES: dict[str, str] = {

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from edgevlm.engines.base import KVType
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.graph import GraphBuilder
 from edgevlm.export.kv import PARTS, STORED
+from edgevlm.runtime.engine import KVType
 
 KV_TYPES: tuple[KVType, ...] = ("fp32", "fp16")
 

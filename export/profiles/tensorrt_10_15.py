@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from edgevlm.engines.profiles import TENSORRT_10_15
 from edgevlm.export.kv import PARTS, STORED
 from edgevlm.export.precisions.dequantised import PRECISIONS
 from edgevlm.export.profiles import Profile
 from edgevlm.export.profiles.memory import KV_TYPES, Columns
 from edgevlm.export.profiles.primitive import Primitive
+from edgevlm.runtime.graph_profiles import TENSORRT_10_15
 
 
 @dataclass(slots=True)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgevlm.engines.profiles import TENSORRT_10_3
 from edgevlm.export.kv import PARTS, STORED
 from edgevlm.export.precisions.dequantised import PRECISIONS
 from edgevlm.export.profiles import Profile
 from edgevlm.export.profiles.memory import KV_TYPES, Columns
 from edgevlm.export.profiles.primitive import Primitive
+from edgevlm.runtime.graph_profiles import TENSORRT_10_3
 
 UNSEEN = {"fp32": np.float32(-1e30), "fp16": np.float16(-6e4)}  # a logit whose weight is exactly 0
 NO_ROW = np.int32(2**31 - 1)

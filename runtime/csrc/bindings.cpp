@@ -254,7 +254,7 @@ void raise(const char* name, const Misuse& error) {
 
 PYBIND11_MODULE(_native, module) {
     using namespace edgevlm;
-    module.doc() = "The ring cache and its kernels; use edgevlm.runtime.cache and edgevlm.runtime.primitives.";
+    module.doc() = "The ring cache and its kernels; use edgevlm.runtime.cache and edgevlm.runtime.kernels.";
     py::register_local_exception_translator([](std::exception_ptr pending) {
         try {
             if (pending) std::rethrow_exception(pending);

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.engines.base import KVBuffer
 from edgevlm.errors import UserError
 from edgevlm.runtime import _native
 from edgevlm.runtime.cache import KVCache, Mark, Rows, check_kind, pair_axes, per_layer
@@ -23,6 +22,7 @@ from edgevlm.runtime.cuda.driver import Driver, open_driver
 from edgevlm.runtime.cuda.kernels import Kernels
 from edgevlm.runtime.cuda.views import DeviceRows, require_rows
 from edgevlm.runtime.cuda.workspace import aligned
+from edgevlm.runtime.engine import KVBuffer
 from edgevlm.runtime.kv import DTYPES, KVScales
 
 

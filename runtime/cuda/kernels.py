@@ -1,4 +1,4 @@
-"""The CUDA twins of :mod:`edgevlm.runtime.primitives`, of rows that lie on a device.
+"""The CUDA twins of :mod:`edgevlm.runtime.kernels`, of rows that lie on a device.
 
 Every method takes and returns what the primitive of its name does. What is known of rows comes from the host with each call,
 up to 31 bytes a row beside the 512 and more of a row's key and value.

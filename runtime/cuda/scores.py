@@ -27,7 +27,7 @@ Masks = Sequence[NDArray[np.bool_]]
 
 
 def infinipot_scores(cache: CudaCache, recent: Masks, valid: Masks, rotated: bool) -> list[tuple[Float32, Float32]]:
-    """See :func:`edgevlm.runtime.primitives.infinipot_scores`."""
+    """See :func:`edgevlm.runtime.kernels.infinipot_scores`."""
     if len(recent) != cache.layers or len(valid) != cache.layers:
         wanted = f"recent and valid need one mask for each of the {cache.layers} layers"
         raise CacheError(f"{wanted}, not {len(recent)} and {len(valid)}")
@@ -50,7 +50,7 @@ def infinipot_select(
     keep_recent: bool,
     rotated: bool,
 ) -> list[Bool]:
-    """See :func:`edgevlm.runtime.primitives.infinipot_select`: nothing but the masks comes back from the device."""
+    """See :func:`edgevlm.runtime.kernels.infinipot_select`: nothing but the masks comes back from the device."""
     if min(recent_frames, distinctive, target) < 0:
         raise CacheError("cannot choose a negative number of rows or frames")
     if len(thresholds) not in (0, 3):
@@ -85,7 +85,7 @@ def infinipot_select(
 
 
 def newer_similarity(cache: CudaCache, layer: int, valid: Bool, since: int, rotated: bool) -> Float32:
-    """See :func:`edgevlm.runtime.primitives.newer_similarity`; the order of tokens is worked out on the host."""
+    """See :func:`edgevlm.runtime.kernels.newer_similarity`; the order of tokens is worked out on the host."""
     if not 0 <= layer < cache.layers:
         raise CacheError(f"there is no layer {layer} in a cache of {cache.layers}")
     check_turned(cache, rotated)
@@ -170,7 +170,7 @@ def temporal_similarity(
     rotated: bool = False,
     pair_axis: NDArray[np.uint8] | None = None,
 ) -> Float32:
-    """See :func:`edgevlm.runtime.primitives.temporal_similarity`."""
+    """See :func:`edgevlm.runtime.kernels.temporal_similarity`."""
     given: dict[str, NDArray[Any]] = {"position": position, "row": row, "col": col}
     work = LayersCall(Loose(key, inv_freq, pair_axis, given), [0])
     launch = _similarity(work, [recent], [valid], rotated)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class DeviceRows:
     """``[kv_heads, n, head_dim]`` in device memory, heads ``capacity`` rows apart; keeps ``owner`` alive.
 
-    :mod:`edgevlm.runtime.primitives` takes it wherever it takes an array of keys or values. All else, indexing too, makes a
+    :mod:`edgevlm.runtime.kernels` takes it wherever it takes an array of keys or values. All else, indexing too, makes a
     copy in the host's memory.
     """
 

@@ -277,7 +277,7 @@ def tokens_of(fraction: float, whole: int) -> int:
 
 def newest(seq: NDArray[np.int64], among: Bool, count: int) -> Bool:
     """Per head the ``count`` newest rows by ``seq``: all arrays ``[kv_heads, n]``."""
-    from edgevlm.runtime.primitives import top_k
+    from edgevlm.runtime.kernels import top_k
 
     return top_k(np.zeros(seq.shape, np.float32), seq, among, count)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.runtime import primitives
+from edgevlm.runtime import kernels
 from edgevlm.runtime.policies.base import Appended, Float32, State, nested, within
 from edgevlm.runtime.policies.queries import QueryWindow
 
@@ -65,7 +65,7 @@ class CrossLayer:
             queries, seq = self._queries.at(cache, layer)
             start = max(0, len(seq) - window)
             held, scale = (cache.key(layer), cache.seq(layer)), cache.key_scale(layer)
-            mass[layer] = primitives.attention_mass(queries[:, start:], seq[start:], *held, scale=scale)
+            mass[layer] = kernels.attention_mass(queries[:, start:], seq[start:], *held, scale=scale)
         self.take(cache, mass)
 
     def take(self, cache: KVCache, mass: Mapping[int, Float32]) -> None:
@@ -85,7 +85,7 @@ class CrossLayer:
     def importance(self, cache: KVCache, layer: int) -> Float32:
         """Eqs. 3 and 4: ``S ||V||`` of each row of a layer, ``[kv_heads, n]``; S alone without ``values``."""
         mass = self._mass[layer] if layer <= self.clie else self._last[layer][1]
-        return mass * primitives.value_norms(cache.value(layer), cache.value_scale(layer)) if self.values else mass
+        return mass * kernels.value_norms(cache.value(layer), cache.value_scale(layer)) if self.values else mass
 
 
 def booster(clie: str, layers: int, window: int = 0) -> CrossLayer | None:
@@ -105,6 +105,6 @@ def layer_number(clie: str) -> int | None:
 
 def _join(into: Float32, seq: Int64, known: Int64, score: Float32) -> None:
     """Per head write the score of each ``seq`` ``[H, n]`` that is among ``known`` ``[H, m]``, in any order, to its place."""
-    place = primitives.places(seq, known)
+    place = kernels.places(seq, known)
     if known.shape[1]:
         np.copyto(into, np.take_along_axis(score, place, 1), where=place >= 0)

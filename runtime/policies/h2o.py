@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from edgevlm.runtime import primitives
+from edgevlm.runtime import kernels
 from edgevlm.runtime.policies.base import (
     Appended,
     Bool,
@@ -92,7 +92,7 @@ class H2O(Policy):
             mass = np.zeros(seq.shape)
             for start in range(0, len(appended.seq), ROWS):
                 rows = slice(start, start + ROWS)
-                mass += primitives.attention_mass(query[:, rows], appended.seq[rows], key, seq, scale=cache.key_scale(layer))
+                mass += kernels.attention_mass(query[:, rows], appended.seq[rows], key, seq, scale=cache.key_scale(layer))
             if layer not in self._scores:
                 self._scores[layer] = SeqScores(cache.kv_heads, int(cache.capacities[layer]))
             self._scores[layer].add(seq, mass)
@@ -106,7 +106,7 @@ class H2O(Policy):
         count = tokens_of(self.recent, target)
         recent = newest(seq, ~prefix, count)
         score = self._cross.importance(cache, layer) if self._cross else self._accumulated(cache, layer)
-        return prefix | recent | primitives.top_k(score, seq, ~(prefix | recent), target - count)
+        return prefix | recent | kernels.top_k(score, seq, ~(prefix | recent), target - count)
 
     def _accumulated(self, cache: KVCache, layer: int) -> Float32:
         """F of each row, ``[kv_heads, n]``."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.runtime import primitives
+from edgevlm.runtime import kernels
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Bool, Guidance, Guide, Needs, NewRows, Plan, Policy, State, StreamShape, tokens_of
 from edgevlm.runtime.policies.hermes_scores import Float64, Int64, guidance_attention, normalised, recency, smoothed, summary_of
@@ -222,7 +222,7 @@ class Hermes(Policy):
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
         count = max(0, target - 1) if self.summary != "off" and self._class(layer) == 2 else target
         kind, seq, score = cache.kind(layer)[:1], cache.seq(layer)[:1], self._scores[layer].astype(np.float32)[None]
-        keep = (kind == Kind.PREFIX) | primitives.top_k(score, seq, self._tokens(cache, layer)[None], count)
+        keep = (kind == Kind.PREFIX) | kernels.top_k(score, seq, self._tokens(cache, layer)[None], count)
         return np.repeat(keep, cache.kv_heads, 0)
 
 

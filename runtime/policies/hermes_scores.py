@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import CacheError
-from edgevlm.runtime import primitives
+from edgevlm.runtime import kernels
 from edgevlm.runtime.cache import Rows
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Bool, Float32, NewRows
@@ -50,7 +50,7 @@ def guidance_attention(
     """
     heads, rows, _ = queries.shape
     places = seq.max(initial=-1) + 1 + np.arange(rows) * causal
-    mass = primitives.attention_mass(queries, places, key, seq, own_keys, places, scale)
+    mass = kernels.attention_mass(queries, places, key, seq, own_keys, places, scale)
     return mass.sum(0, dtype=np.float64) / (heads * rows)
 
 
@@ -68,7 +68,7 @@ def smoothed(scores: Sequence[Float64], orders: Sequence[Int64], weights: Sequen
             place = (np.arange(len(own)) + 0.5) * len(above) / max(len(own), 1) - 0.5
             own[here] = (1 - weight) * own[here] + weight * np.interp(place, np.arange(len(above)), above[there])
         elif not by_rank:
-            place = primitives.places(orders[layer][None], orders[layer + 1][None])[0]
+            place = kernels.places(orders[layer][None], orders[layer + 1][None])[0]
             here, there = place >= 0, place[place >= 0]
             own[here] = (1 - weight) * own[here] + weight * above[there]
         done[layer] = own

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from edgevlm.runtime import primitives
+from edgevlm.runtime import kernels
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Bool, Guide, Policy, StreamShape, frame_text, newest, tokens_of
 from edgevlm.runtime.policies.infinipot_v_official import official_choice
@@ -126,14 +126,14 @@ class InfiniPotV(Policy):
         if self.tar == "frame":
             similarity = frame_means(similarity, cache.frame(layer), past)
         score = self._per_head(similarity if self.tar == "reverse" else -similarity)
-        chosen = primitives.top_k(score, seq, past, self._quota(target))
+        chosen = kernels.top_k(score, seq, past, self._quota(target))
         if self.keep_recent:
             chosen |= recent
         if self.van == "pooled":
             window = self._window(layer, norms[vision])
-            norms = primitives.pool_norms(norms, cache.frame(layer), cache.row(layer), cache.col(layer), vision, window)
+            norms = kernels.pool_norms(norms, cache.frame(layer), cache.row(layer), cache.col(layer), vision, window)
         salient = np.where(chosen, np.float32(np.inf), self._per_head(-norms if self.van == "reverse" else norms))
-        return fixed | primitives.top_k(salient, seq, vision, target)
+        return fixed | kernels.top_k(salient, seq, vision, target)
 
     def _quota(self, target: int) -> int:
         """Past tokens that TaR chooses."""
@@ -143,7 +143,7 @@ class InfiniPotV(Policy):
     def _select_all(self, cache: KVCache, target: int) -> list[Bool]:
         """The choice of every layer, whose targets are equal, in one call of the kernels."""
         windows = [] if self.thresholds else [self._preset(layer) for layer in range(self.shape.layers)]
-        return primitives.infinipot_select(
+        return kernels.infinipot_select(
             cache, self.recent_frames, self._quota(target), target, windows, self.thresholds,
             keep_recent=self.keep_recent, rotated=self.keys == "rotated",
         )  # fmt: skip
@@ -151,8 +151,8 @@ class InfiniPotV(Policy):
     def _score(self, cache: KVCache) -> list[Scored]:
         """Every layer in one call, so that keys and values are read once and by all threads."""
         vision = [cache.kind(layer) == Kind.VISION for layer in range(cache.layers)]
-        recent = [primitives.newest_frames(cache.frame(layer), among, self.recent_frames) for layer, among in enumerate(vision)]
-        scores = primitives.infinipot_scores(cache, recent, vision, rotated=self.keys == "rotated")
+        recent = [kernels.newest_frames(cache.frame(layer), among, self.recent_frames) for layer, among in enumerate(vision)]
+        scores = kernels.infinipot_scores(cache, recent, vision, rotated=self.keys == "rotated")
         return [Scored(seen, new, *score) for seen, new, score in zip(vision, recent, scores, strict=True)]
 
     def _per_head(self, score: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from edgevlm.runtime import primitives
+from edgevlm.runtime import kernels
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Bool
 
@@ -39,8 +39,8 @@ def official_choice(cache: KVCache, layer: int, target: int, per_frame: int, alp
         distinct = np.zeros(slots.shape)
         distinct[:, : count - new] = distinctness(key, count - new, per_frame)
         quota = max(0, target - round((1 - alpha) * target) - new)
-        score[~past | primitives.top_k(distinct.astype(np.float32), order, past, quota)] = np.inf
-    kept = primitives.top_k(score.astype(np.float32), order, everything, target)
+        score[~past | kernels.top_k(distinct.astype(np.float32), order, past, quota)] = np.inf
+    kept = kernels.top_k(score.astype(np.float32), order, everything, target)
     keep: Bool = kind == Kind.PREFIX
     np.put_along_axis(keep, slots, kept, 1)
     return keep

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from edgevlm.runtime import primitives
+from edgevlm.runtime import kernels
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Bool, Float32, Guide, State, SteadyTarget, StreamShape
 from edgevlm.runtime.policies.scores import SeqScores
@@ -71,7 +71,7 @@ class LastSeen(SteadyTarget):
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
         [score], seq, ranked = self._scored, cache.seq(layer), cache.seq(self._layer)
         if not np.array_equal(seq, ranked):  # someone else has evicted; what the layer that ranks has lost goes first
-            place = primitives.places(seq, ranked)
+            place = kernels.places(seq, ranked)
             known = np.take_along_axis(score, np.maximum(place, 0), 1)
             return _best(cache, layer, np.where(place < 0, np.float32(-np.inf), known), target)
         self._kept = self._kept or [_best(cache, layer, score, target)]
@@ -81,7 +81,7 @@ class LastSeen(SteadyTarget):
         """-u of each row of the layer that ranks, ``[kv_heads, n]``."""
         valid, rotated = cache.kind(self._layer) == Kind.VISION, self.keys == "rotated"
         if self.against == "held":
-            likeness = primitives.newer_similarity(cache, self._layer, valid, rotated=rotated)
+            likeness = kernels.newer_similarity(cache, self._layer, valid, rotated=rotated)
         else:
             likeness = self._accumulated(cache, valid, rotated)
         if self.heads == "shared":
@@ -92,7 +92,7 @@ class LastSeen(SteadyTarget):
         """u against all that ever came: those held meet what came since the last compression, and u is kept by ``seq``."""
         seq = cache.seq(self._layer)
         self._known = self._known or SeqScores(cache.kv_heads, int(cache.capacities[self._layer]))
-        likeness = 1 + primitives.newer_similarity(cache, self._layer, valid, self._since, rotated=rotated)
+        likeness = 1 + kernels.newer_similarity(cache, self._layer, valid, self._since, rotated=rotated)
         known = np.maximum(self._known.get(seq), likeness)
         self._known.replace(seq, known)
         self._since = int(seq.max()) + 1
@@ -102,4 +102,4 @@ class LastSeen(SteadyTarget):
 def _best(cache: KVCache, layer: int, score: Float32, target: int) -> Bool:
     """The prefix of a layer and its ``target`` vision rows of the highest score."""
     kind = cache.kind(layer)
-    return (kind == Kind.PREFIX) | primitives.top_k(score, cache.seq(layer), kind == Kind.VISION, target)
+    return (kind == Kind.PREFIX) | kernels.top_k(score, cache.seq(layer), kind == Kind.VISION, target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from edgevlm.runtime import primitives
+from edgevlm.runtime import kernels
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Plan, Policy, State, StreamShape, newest
 from edgevlm.runtime.policies.cross_layer import CrossLayer, layer_number
@@ -95,4 +95,4 @@ class PureKV(Policy):
         free = target - int((keep[0] & (cache.kind(layer)[0] == Kind.VISION)).sum())
         recent = newest(seq, ~keep, min(self._recent, free))
         rest = free - min(self._recent, free)
-        return keep | recent | primitives.top_k(self._cross.importance(cache, layer), seq, ~(keep | recent), rest)
+        return keep | recent | kernels.top_k(self._cross.importance(cache, layer), seq, ~(keep | recent), rest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.runtime import primitives
+from edgevlm.runtime import kernels
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -35,7 +35,7 @@ class SeqScores:
         out = np.zeros(seq.shape)
         if self._count == 0:
             return out
-        place = primitives.places(seq, self._seq[:, : self._count])
+        place = kernels.places(seq, self._seq[:, : self._count])
         np.copyto(out, np.take_along_axis(self._score, place, 1), where=place >= 0)
         return out
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.runtime import primitives
+from edgevlm.runtime import kernels
 from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Policy, State, StreamShape, newest, tokens_of
 from edgevlm.runtime.policies.cross_layer import booster, layer_number
 from edgevlm.runtime.policies.queries import QueryWindow
@@ -86,14 +86,14 @@ class SnapKV(Policy):
             return prefix | observers
         past = ~(prefix | observers)
         scores = pooled(self._scores(cache, layer), seq, past, self.kernel, self.pool)
-        return prefix | observers | primitives.top_k(scores, seq, past, target - self.window)
+        return prefix | observers | kernels.top_k(scores, seq, past, target - self.window)
 
     def _scores(self, cache: KVCache, layer: int) -> Float32:
         """u of each row, or PureKV's importance in its place, ``[kv_heads, n]``."""
         if self._cross is not None:
             return self._cross.importance(cache, layer)
         query, query_seq = self._queries.at(cache, layer)
-        return primitives.attention_mass(query, query_seq, cache.key(layer), cache.seq(layer), scale=cache.key_scale(layer))
+        return kernels.attention_mass(query, query_seq, cache.key(layer), cache.seq(layer), scale=cache.key_scale(layer))
 
 
 def pooled(score: Float32, seq: NDArray[np.int64], among: Bool, kernel: int, pool: Pool) -> Float32:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from edgevlm.runtime import primitives
+from edgevlm.runtime import kernels
 from edgevlm.runtime.policies.base import Bool, Float32, Needs, frame_text, tokens_of, without_lone_text
 from edgevlm.runtime.policies.full import Full
 from edgevlm.runtime.policies.snapkv import Pool, pooled
@@ -58,9 +58,9 @@ class SnapKVGuided(Full):
         if memory - self.shape.prefix <= self.compress_to:
             return None
         asked, places, scale = query[:, -self.window :], seq[0, memory:][-self.window :], cache.key_scale(layer)
-        mass = primitives.attention_mass(asked, places, cache.key(layer), seq, scale=scale)
+        mass = kernels.attention_mass(asked, places, cache.key(layer), seq, scale=scale)
         keep = self.protected(cache, layer)
         keep[:, memory:] = True
         count = max(0, self.compress_to - int(frame_text(cache, layer)[0].sum()))
-        chosen = primitives.top_k(pooled(mass, seq, ~keep, self.kernel, self.pool), seq, ~keep, count)
+        chosen = kernels.top_k(pooled(mass, seq, ~keep, self.kernel, self.pool), seq, ~keep, count)
         return without_lone_text(cache, layer, keep | chosen)

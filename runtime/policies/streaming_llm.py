@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from edgevlm.runtime import primitives
+from edgevlm.runtime import kernels
 from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Plan, Policy, State, StreamShape, newest, tokens_of
 from edgevlm.runtime.policies.cross_layer import booster, layer_number
 
@@ -84,7 +84,7 @@ class StreamingLLM(Policy):
         sinks, important, window = self._parts(target)
         held = int((~prefix[0]).sum())
         keep = ~newest(seq, ~prefix, held - sinks) | newest(seq, ~prefix, window)
-        return keep | primitives.top_k(self._cross.importance(cache, layer), seq, ~keep, important) if self._cross else keep
+        return keep | kernels.top_k(self._cross.importance(cache, layer), seq, ~keep, important) if self._cross else keep
 
     def _parts(self, target: int) -> tuple[int, int, int]:
         """How many sinks, important tokens and newest tokens ``target`` is divided into."""

@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.engines.base import arrays_of
 from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.engine import arrays_of
 from edgevlm.runtime.kv import codes
 from edgevlm.runtime.store import Block, Store, joined
 

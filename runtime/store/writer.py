@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from edgevlm.runtime.publish import reason
+from edgevlm.runtime.atomic import reason
 from edgevlm.runtime.store.core import Core
 from edgevlm.runtime.store.file import StoreFile
 from edgevlm.runtime.store.log import CHAIN

@@ -19,11 +19,11 @@ from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.calibration import Calibration
 from edgevlm.runtime.choices import Candidate
+from edgevlm.runtime.kernels import top_k
 from edgevlm.runtime.model import Model, bundle_folder
 from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.policies.infinipot_v import InfiniPotV
 from edgevlm.runtime.policies.sliding_window import SlidingWindow
-from edgevlm.runtime.primitives import top_k
 from edgevlm.runtime.session import Session
 
 COMMAND = [sys.executable, "-m", "edgevlm"]

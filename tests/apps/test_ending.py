@@ -14,8 +14,8 @@ from contextlib import suppress
 
 import pytest
 
-from edgevlm.runtime.state.folder import verified
-from edgevlm.runtime.state.format import Snapshot
+from edgevlm.runtime.snapshots.folder import verified
+from edgevlm.runtime.snapshots.format import Snapshot
 
 COUNT = "how many objects are there now?"
 SLOW_ANSWER = """

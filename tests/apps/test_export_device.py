@@ -12,9 +12,9 @@ import pytest
 from checkpoints import make_checkpoint
 
 from edgevlm.apps.target import target_of
-from edgevlm.engines.profiles import EngineShapes
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.graph_profiles import EngineShapes
 
 CAMERA = (480, 640)
 

@@ -17,7 +17,7 @@ from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
-from edgevlm.runtime.state.folder import StateFolder
+from edgevlm.runtime.snapshots.folder import StateFolder
 
 COUNT = "how many objects are there now?"
 LOADING = 1.5  # seconds

@@ -6,8 +6,8 @@ import numpy as np
 import psutil
 import pytest
 
-from edgevlm.apps.demo.questions import is_about_now, sample
-from edgevlm.apps.demo.world import World
+from edgevlm.calib.demo.questions import is_about_now, sample
+from edgevlm.calib.demo.world import World
 from edgevlm.runtime.session import Session
 
 FRAMES, BUDGET, EARLY, PAIRS = 10_000, 512, 200, 300

@@ -92,7 +92,7 @@ def interrupted(module, number):
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("module", ["typer", "rich", "edgevlm.apps.start", "numpy", "onnxruntime", "edgevlm.apps.demo.world"])
+@pytest.mark.parametrize("module", ["typer", "rich", "edgevlm.apps.start", "numpy", "onnxruntime", "edgevlm.calib.demo.world"])
 def test_an_interrupt_while_it_loads_is_quiet(module):
     done = interrupted(module, signal.SIGINT)
     assert done.returncode in (-signal.SIGINT, 130)

@@ -14,11 +14,11 @@ import pytest
 from cameras import MjpegCamera, cv2
 from clips import clip
 
-from edgevlm.apps.demo.world import World
+from edgevlm.calib.demo.world import World
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
-from edgevlm.runtime.state.folder import snapshots, verified
-from edgevlm.runtime.state.format import Snapshot
+from edgevlm.runtime.snapshots.folder import snapshots, verified
+from edgevlm.runtime.snapshots.format import Snapshot
 
 COUNT = "how many objects are there now?"
 RUN = [sys.executable, "-m", "edgevlm", "run", "--json", "--threads", "1", "--no-realtime", "--policy", "infinipot-v"]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from edgevlm.apps.cli import app
 from edgevlm.bench import compression, numpy_kernels
 from edgevlm.errors import UserError
-from edgevlm.runtime import primitives
+from edgevlm.runtime import kernels
 from edgevlm.runtime.policies import POLICIES, StreamShape, create_policy
 
 FIELDS = ["bench", "policy", "dtype", "threads", "layers", "kv_heads", "head_dim", "tokens"]
@@ -35,7 +35,7 @@ def test_a_json_line_for_each_policy_and_dtype(threads):
         assert min(line["ms"], line["read_ms"], line["reference_ms"], line["cold_ms"]) > 0
         assert line["low"] <= line["ms"] <= line["high"]
         assert line["pass_low"] <= line["pass_over_read"] <= line["pass_high"]
-    assert primitives.threads() == 1
+    assert kernels.threads() == 1
 
 
 def test_a_table_for_people():
@@ -77,12 +77,12 @@ def test_the_rendition_chooses_what_the_policy_chooses(policy, dtype):
 def test_renditions_of_joins_and_of_attention_beside_the_cache():
     rng = np.random.default_rng(0)
     seq, known = (rng.integers(0, 60, (2, count)) for count in (40, 30))
-    np.testing.assert_array_equal(numpy_kernels.places(seq, known), primitives.places(seq, known))
+    np.testing.assert_array_equal(numpy_kernels.places(seq, known), kernels.places(seq, known))
     np.testing.assert_array_equal(numpy_kernels.places(seq, known[:, :0]), np.full((2, 40), -1))
     query, own = rng.standard_normal((4, 9, 8), np.float32), rng.standard_normal((2, 9, 8), np.float32)
     key, places = rng.standard_normal((2, 40, 8), np.float32), 60 + np.arange(9)
     found = numpy_kernels.attention_mass(query, places, key, seq, own, places)
-    np.testing.assert_allclose(found, primitives.attention_mass(query, places, key, seq, own, places), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found, kernels.attention_mass(query, places, key, seq, own, places), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -11,7 +11,7 @@ import pytest
 from cuda_backend import BACKENDS, backend, memory
 
 from edgevlm.errors import CacheError
-from edgevlm.runtime import _native, primitives
+from edgevlm.runtime import _native, kernels
 from edgevlm.runtime.cache import Kind, Rows
 from edgevlm.runtime.cuda.cache import CudaCache
 from edgevlm.runtime.kv import DTYPES, KVScales, codes
@@ -22,12 +22,12 @@ if SANITIZED:
 
 
 def runs_here(name):
-    before = primitives.simd()
+    before = kernels.simd()
     try:
-        primitives.use_simd(name)
+        kernels.use_simd(name)
     except CacheError:
         return False
-    primitives.use_simd(before)
+    kernels.use_simd(before)
     return True
 
 
@@ -37,10 +37,10 @@ INSTRUCTION_SETS = [name for name in ("scalar", "neon", "avx2", "avx512") if run
 @pytest.fixture(scope="module")
 def isa(request):
     """Each instruction set of this processor in turn."""
-    before = primitives.simd()
-    primitives.use_simd(request.param)
+    before = kernels.simd()
+    kernels.use_simd(request.param)
     yield request.param
-    primitives.use_simd(before)
+    kernels.use_simd(before)
 
 
 def frequencies(head_dim, base=1e4):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgevlm.errors import CacheError
-from edgevlm.runtime import _native, primitives, reference
+from edgevlm.runtime import _native, kernels, reference
 from edgevlm.runtime.kv import codes
 
 pytestmark = pytest.mark.usefixtures("isa")
@@ -30,7 +30,7 @@ def test_attention_mass_equals_the_reference(data):
     seq = np.stack([rng.permutation(2 * n)[:n] for _ in range(kv_heads)]).astype(np.int64)
     seq[:, 0] = 0  # one that every row sees
     query_seq = np.sort(rng.integers(0, 2 * n, rows)).astype(np.int64)
-    found = primitives.attention_mass(query, query_seq, key, seq, scale=scale)
+    found = kernels.attention_mass(query, query_seq, key, seq, scale=scale)
     expected = reference.attention_mass(query, query_seq, key if scale is None else key * scale[:, None].astype(float), seq)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
@@ -47,7 +47,7 @@ def test_keys_of_the_rows_themselves_are_seen_too(n, m):
     key, own = rng.standard_normal((2, n, 16), np.float32), rng.standard_normal((2, m, 16), np.float32)
     seq, own_seq = np.tile(np.arange(n), (2, 1)), n + np.arange(m)
     query_seq = n + np.arange(max(m, 1))
-    found = primitives.attention_mass(query, query_seq, key, seq, own, own_seq)
+    found = kernels.attention_mass(query, query_seq, key, seq, own, own_seq)
     both = np.concatenate([key, own], 1), np.concatenate([seq, np.tile(own_seq, (2, 1))], 1)
     expected = reference.attention_mass(query, query_seq, *both)[:, :n]
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
@@ -60,7 +60,7 @@ def test_scores_that_rise_or_fall_over_the_blocks_of_keys(last):
     key[0, :, 0] = np.linspace(-200, 200, 300) if last else 0
     key[0, -1, 0] = last
     query, query_seq, seq = np.full((1, 2, 4), 2, np.float32), np.array([500, 150]), np.arange(300)[None]
-    found = primitives.attention_mass(query, query_seq, key, seq)
+    found = kernels.attention_mass(query, query_seq, key, seq)
     np.testing.assert_allclose(found, reference.attention_mass(query, query_seq, key, seq), rtol=2e-4, atol=1e-5)
 
 
@@ -69,15 +69,15 @@ def test_equal_scores_have_equal_mass(n):
     """To the bit, in whatever block a key lies: policies break ties by age."""
     query = np.random.default_rng(n).standard_normal((3, 9, 8), np.float32)
     key = np.broadcast_to(np.random.default_rng(1).standard_normal(8).astype(np.float32), (1, n, 8))
-    found = primitives.attention_mass(query, np.full(9, n), np.ascontiguousarray(key), np.arange(n)[None])
+    found = kernels.attention_mass(query, np.full(9, n), np.ascontiguousarray(key), np.arange(n)[None])
     assert len(np.unique(found)) == 1
 
 
 def test_a_row_that_sees_nothing_adds_nothing():
     query, key = np.ones((1, 2, 4), np.float32), np.ones((1, 3, 4), np.float32)
     seq, query_seq = np.array([[5, 6, 7]]), np.array([4, 5])
-    assert primitives.attention_mass(query, query_seq, key, seq).tolist() == [[1, 0, 0]]
-    assert primitives.attention_mass(query, query_seq, key[:, :0], seq[:, :0]).shape == (1, 0)
+    assert kernels.attention_mass(query, query_seq, key, seq).tolist() == [[1, 0, 0]]
+    assert kernels.attention_mass(query, query_seq, key[:, :0], seq[:, :0]).shape == (1, 0)
 
 
 def test_it_works_in_the_scratch_of_the_cache(kit):
@@ -85,7 +85,7 @@ def test_it_works_in_the_scratch_of_the_cache(kit):
     kit.append(cache, 60)
     before = _native.loose_allocations()
     query = np.random.default_rng(0).standard_normal((6, 40, 8), np.float32)
-    found = primitives.attention_mass(query, np.arange(20, 60), cache.key(0), cache.seq(0), scale=cache.key_scale(0))
+    found = kernels.attention_mass(query, np.arange(20, 60), cache.key(0), cache.seq(0), scale=cache.key_scale(0))
     assert _native.loose_allocations() == before
     expected = reference.attention_mass(query, np.arange(20, 60), cache.numbers("key", 0), cache.seq(0))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
@@ -111,6 +111,6 @@ def test_misuse(change, message):
         "key": np.ones((2, 5, 4), np.float32),
         "seq": np.zeros((2, 5), np.int64),
     }
-    primitives.attention_mass(**good)
+    kernels.attention_mass(**good)
     with pytest.raises(CacheError, match=message):
-        primitives.attention_mass(**{**good, **change})
+        kernels.attention_mass(**{**good, **change})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgevlm.errors import CacheError
-from edgevlm.runtime import primitives
+from edgevlm.runtime import kernels
 from edgevlm.runtime.cache import KVCache
 
 
@@ -46,15 +46,15 @@ def formula(layers, heads, dim, capacities, axes, item):
     turned = up((256 + 8) * dim * 4) + up(dim * 4)
     newer = up(n * 4) + turned + up(batch * dim * 4) + up(batch * 4) + up(64 * dim * 4) + up(64 * 32 * 4)
     reindex = up(n * 8) + up(n * 4) + up(n * axes * 4) + 2 * up(dim // 2 * 8) + 2 * up(dim // 2 * 4)
-    scratch = primitives.threads() * max(infinipot, attention, newer, reindex)
+    scratch = kernels.threads() * max(infinipot, attention, newer, reindex)
     return before, rows, angles + up(scratch)
 
 
 @pytest.fixture(params=[1, 3])
 def threads(request):
-    primitives.set_threads(request.param)
+    kernels.set_threads(request.param)
     yield request.param
-    primitives.set_threads(1)
+    kernels.set_threads(1)
 
 
 @pytest.mark.parametrize("capacity", [1, 7, 64, 1000, [3, 50, 129]])

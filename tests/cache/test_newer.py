@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgevlm.errors import CacheError
-from edgevlm.runtime import _native, primitives, reference
+from edgevlm.runtime import _native, kernels, reference
 from edgevlm.runtime.cache import KVCache, Rows
 from edgevlm.runtime.kv import KVScales
 
@@ -51,7 +51,7 @@ def test_newer_similarity_equals_the_reference(data):
     cache = filled(rng, n, dim, dtype, axes, scale=scale, most=most)
     valid = rng.random((2, n)) < data.draw(st.sampled_from([0.0, 0.5, 1.0]))
     rotated, since = data.draw(st.booleans()), data.draw(st.sampled_from([0, 100, 10**6]))
-    found = primitives.newer_similarity(cache, 0, valid, since, rotated=rotated)
+    found = kernels.newer_similarity(cache, 0, valid, since, rotated=rotated)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected(cache, valid, since, rotated), atol=2e-5, rtol=0)
 
@@ -65,10 +65,10 @@ def test_more_tokens_than_a_batch(isa):
     length = np.linalg.norm(keys, axis=1, keepdims=True)
     unit = np.divide(keys, length, out=np.zeros_like(keys), where=length > 0)
     cosine = np.where(seq[None] > seq[:, None], unit @ unit.T, -1)
-    np.testing.assert_allclose(primitives.newer_similarity(cache, 0, valid)[0], cosine.max(1), atol=1e-5)
+    np.testing.assert_allclose(kernels.newer_similarity(cache, 0, valid)[0], cosine.max(1), atol=1e-5)
     for since in (int(seq.min()) + 1, int(np.sort(seq)[1500]), int(seq.max())):
         later = np.where(seq >= since, cosine, -1).max(1)
-        np.testing.assert_allclose(primitives.newer_similarity(cache, 0, valid, since)[0], later, atol=1e-5)
+        np.testing.assert_allclose(kernels.newer_similarity(cache, 0, valid, since)[0], later, atol=1e-5)
 
 
 def test_a_token_is_as_alike_as_its_best_newer_one_and_the_newest_as_unlike_as_can_be(kit):
@@ -77,11 +77,11 @@ def test_a_token_is_as_alike_as_its_best_newer_one_and_the_newest_as_unlike_as_c
     rows = kit.rows(5)
     rows.position[:] = 0
     cache.append(0, key, key, rows)
-    found = primitives.newer_similarity(cache, 0, np.ones((1, 5), np.bool_))
+    found = kernels.newer_similarity(cache, 0, np.ones((1, 5), np.bool_))
     np.testing.assert_allclose(found, [[1, 0.5**0.5, 0.5**0.5, 0, -1]], atol=1e-6)
     among = np.array([[True, True, False, False, True]])
-    np.testing.assert_allclose(primitives.newer_similarity(cache, 0, among), [[0, 0, 0, 0, -1]], atol=1e-6)
-    since = primitives.newer_similarity(cache, 0, np.ones((1, 5), np.bool_), 4)
+    np.testing.assert_allclose(kernels.newer_similarity(cache, 0, among), [[0, 0, 0, 0, -1]], atol=1e-6)
+    since = kernels.newer_similarity(cache, 0, np.ones((1, 5), np.bool_), 4)
     np.testing.assert_allclose(since, [[0, 0, 0, 0, -1]], atol=1e-6)
 
 
@@ -89,7 +89,7 @@ def test_it_works_in_the_scratch_of_the_cache(kit):
     cache = kit.make(layers=2, capacity=200)
     kit.append(cache, 190)
     before = _native.loose_allocations()
-    found = primitives.newer_similarity(cache, 1, np.ones((2, 190), np.bool_))
+    found = kernels.newer_similarity(cache, 1, np.ones((2, 190), np.bool_))
     assert _native.loose_allocations() == before
     assert found.max() <= 1.0001
 
@@ -98,10 +98,10 @@ def test_misuse(kit):
     cache = kit.make(layers=1, capacity=8)
     kit.append(cache, 4)
     with pytest.raises(CacheError, match="there is no layer 1 in a cache of 1"):
-        primitives.newer_similarity(cache, 1, np.ones((2, 4), np.bool_))
+        kernels.newer_similarity(cache, 1, np.ones((2, 4), np.bool_))
     with pytest.raises(CacheError, match=r"valid must be \[2, 4\], not \[2, 5\]"):
-        primitives.newer_similarity(cache, 0, np.ones((2, 5), np.bool_))
+        kernels.newer_similarity(cache, 0, np.ones((2, 5), np.bool_))
     three = kit.make(layers=1, capacity=8, axes=3)
     kit.append(three, 4)
     with pytest.raises(CacheError, match="cannot un-rotate keys with 3 position axes"):
-        primitives.newer_similarity(three, 0, np.ones((2, 4), np.bool_))
+        kernels.newer_similarity(three, 0, np.ones((2, 4), np.bool_))

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from edgevlm.errors import CacheError
-from edgevlm.runtime import _native, primitives
+from edgevlm.runtime import _native, kernels
 
 pytestmark = pytest.mark.cpu
 
 
 @pytest.fixture
 def threads():
-    yield primitives.set_threads
-    primitives.set_threads(1)
+    yield kernels.set_threads
+    kernels.set_threads(1)
 
 
 def everything(kit):
@@ -24,16 +24,16 @@ def everything(kit):
     cache = kit.make(layers=5, kv_heads=3, head_dim=16, capacity=[200, 210, 220, 230, 240])
     kit.append(cache, 200, rng=np.random.default_rng(3), per_frame=16, width=4)
     valid = [np.ones((3, 200), np.bool_)] * 5
-    recent = [primitives.newest_frames(cache.frame(layer), valid[0], 2) for layer in range(5)]
-    scores = primitives.infinipot_scores(cache, recent, valid)
+    recent = [kernels.newest_frames(cache.frame(layer), valid[0], 2) for layer in range(5)]
+    scores = kernels.infinipot_scores(cache, recent, valid)
     query = np.random.default_rng(4).standard_normal((6, 9, 16), np.float32)
     kept = [array for pair in scores for array in pair]
-    kept.append(primitives.attention_mass(query, np.arange(191, 200), cache.key(1), cache.seq(1), scale=cache.key_scale(1)))
-    kept.append(primitives.newer_similarity(cache, 1, valid[1]))
+    kept.append(kernels.attention_mass(query, np.arange(191, 200), cache.key(1), cache.seq(1), scale=cache.key_scale(1)))
+    kept.append(kernels.newer_similarity(cache, 1, valid[1]))
     keep = []
     for layer, (similarity, norms) in enumerate(scores):
-        pooled = primitives.pool_norms(norms, cache.frame(layer), cache.row(layer), cache.col(layer), valid[layer], 3)
-        keep.append(primitives.top_k(pooled - similarity, cache.seq(layer), valid[layer], 120 + layer))
+        pooled = kernels.pool_norms(norms, cache.frame(layer), cache.row(layer), cache.col(layer), valid[layer], 3)
+        keep.append(kernels.top_k(pooled - similarity, cache.seq(layer), valid[layer], 120 + layer))
         kept += [pooled, keep[-1]]
     kept += [cache.evict(keep), cache.rows_moved, cache.reindex(3)]
     cache.shift(2, cache.position(2) + np.int32(5))
@@ -46,7 +46,7 @@ def everything(kit):
 def test_results_do_not_depend_on_the_number_of_threads(kit, threads, count):
     expected = everything(kit)
     threads(count)
-    assert primitives.threads() == count
+    assert kernels.threads() == count
     for _ in range(20):
         for found, wanted in zip(everything(kit), expected, strict=True):
             np.testing.assert_array_equal(found, wanted)
@@ -57,10 +57,10 @@ def test_more_threads_than_a_cache_was_made_for(kit, threads):
     cache = kit.make(layers=1, kv_heads=8, capacity=64)
     kit.append(cache, 60)
     valid = np.ones((8, 60), np.bool_)
-    expected = primitives.top_k(cache.key(0)[..., 0].astype(np.float32), cache.seq(0), valid, 7)
+    expected = kernels.top_k(cache.key(0)[..., 0].astype(np.float32), cache.seq(0), valid, 7)
     threads(4)
     before = _native.loose_allocations()
-    np.testing.assert_array_equal(primitives.top_k(cache.key(0)[..., 0].astype(np.float32), cache.seq(0), valid, 7), expected)
+    np.testing.assert_array_equal(kernels.top_k(cache.key(0)[..., 0].astype(np.float32), cache.seq(0), valid, 7), expected)
     assert _native.loose_allocations() == before  # it goes on with the one slot it has
 
 
@@ -88,27 +88,27 @@ def test_calls_from_several_python_threads_at_once(kit, threads):
 @pytest.mark.parametrize("count", [0, -1, 257])
 def test_counts_that_cannot_be(count):
     with pytest.raises(CacheError, match=r"threads must lie in 1\.\.256"):
-        primitives.set_threads(count)
-    assert primitives.threads() == 1
+        kernels.set_threads(count)
+    assert kernels.threads() == 1
 
 
 WORK = """
 import numpy as np
-from edgevlm.runtime import primitives
+from edgevlm.runtime import kernels
 
-primitives.set_threads(4)
+kernels.set_threads(4)
 value = np.ones((64, 500, 32), np.float32)
-assert (primitives.value_norms(value) == np.sqrt(np.float32(32))).all()
+assert (kernels.value_norms(value) == np.sqrt(np.float32(32))).all()
 """
 FORK = """
 import os
 for _ in range(5):
     child = os.fork()
     if child == 0:
-        assert (primitives.value_norms(value) == np.sqrt(np.float32(32))).all()  # with threads of its own
+        assert (kernels.value_norms(value) == np.sqrt(np.float32(32))).all()  # with threads of its own
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    primitives.value_norms(value)
+    kernels.value_norms(value)
 """
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgevlm.errors import CacheError
-from edgevlm.runtime import primitives, reference
+from edgevlm.runtime import kernels, reference
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -139,9 +139,9 @@ def test_similarity_sees_through_three_axes(kit):
     recent, valid, patch = np.arange(n)[None] >= 50, np.ones((1, n), np.bool_), np.zeros((1, n), np.int16)
     for key in (cache.key(0), cache.key(0).copy()):
         arguments = (key, cache.position(0), patch, patch, recent, valid, cache.inv_freq)
-        found = primitives.temporal_similarity(*arguments, pair_axis=cache.pair_axis, scale=cache.key_scale(0))
+        found = kernels.temporal_similarity(*arguments, pair_axis=cache.pair_axis, scale=cache.key_scale(0))
         np.testing.assert_allclose(found[:, :50], 1, atol={"fp32": 1e-5, "fp16": 2e-5, "int8": 5e-3}[kit.dtype])
-    ((similarity, _),) = primitives.infinipot_scores(cache, [recent], [valid])
+    ((similarity, _),) = kernels.infinipot_scores(cache, [recent], [valid])
     expected = reference.temporal_similarity(
         cache.numbers("key", 0),
         cache.position(0),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgevlm.errors import CacheError
-from edgevlm.runtime import _native, primitives, reference
+from edgevlm.runtime import _native, kernels, reference
 
 pytestmark = pytest.mark.cpu
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cpu
 def test_the_best_of_this_processor_is_used_unless_told_otherwise(kit):
     if kit.sanitized:
         pytest.skip("the sanitizer slows a new process down")
-    code = "from edgevlm.runtime import primitives; print(primitives.simd())"
+    code = "from edgevlm.runtime import kernels; print(kernels.simd())"
     best = kit.instruction_sets[-1]
     for wanted in (None, *kit.instruction_sets):
         environment = {name: value for name, value in os.environ.items() if name != "EDGEVLM_SIMD"}
@@ -26,11 +26,11 @@ def test_the_best_of_this_processor_is_used_unless_told_otherwise(kit):
 
 
 def test_an_instruction_set_that_is_not_there():
-    before = primitives.simd()
+    before = kernels.simd()
     for name in ("sse9", "", "AVX2"):
         with pytest.raises(CacheError, match="EDGEVLM_SIMD may be scalar, avx2, avx512 or neon"):
-            primitives.use_simd(name)
-    assert primitives.simd() == before
+            kernels.use_simd(name)
+    assert kernels.simd() == before
 
 
 def test_every_half_is_rounded_as_numpy_rounds_it(kit, isa):
@@ -51,7 +51,7 @@ def test_every_half_is_rounded_as_numpy_rounds_it(kit, isa):
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(cache.key(0), given.astype(np.float16))
     finite = cache.value(0)[:, np.isfinite(cache.value(0)).all(-1)[0]]
-    np.testing.assert_allclose(primitives.value_norms(finite), reference.value_norms(finite), rtol=1e-6)
+    np.testing.assert_allclose(kernels.value_norms(finite), reference.value_norms(finite), rtol=1e-6)
 
 
 def test_all_instruction_sets_agree(kit):
@@ -60,19 +60,19 @@ def test_all_instruction_sets_agree(kit):
     for name in kit.instruction_sets:
         cache = kit.make(layers=2, kv_heads=2, head_dim=72, capacity=300)
         kit.append(cache, 300, rng=np.random.default_rng(1), per_frame=36, width=6)
-        before = primitives.simd()
-        primitives.use_simd(name)
+        before = kernels.simd()
+        kernels.use_simd(name)
         try:
             valid = [np.ones((2, 300), np.bool_)] * 2
-            recent = [primitives.newest_frames(cache.frame(layer), valid[0], 2) for layer in range(2)]
-            scores = primitives.infinipot_scores(cache, recent, valid)
+            recent = [kernels.newest_frames(cache.frame(layer), valid[0], 2) for layer in range(2)]
+            scores = kernels.infinipot_scores(cache, recent, valid)
             query = np.random.default_rng(2).standard_normal((4, 5, 72), np.float32)
-            mass = primitives.attention_mass(query, np.arange(295, 300), cache.key(0), cache.seq(0), scale=cache.key_scale(0))
-            newer = primitives.newer_similarity(cache, 1, valid[1])
+            mass = kernels.attention_mass(query, np.arange(295, 300), cache.key(0), cache.seq(0), scale=cache.key_scale(0))
+            newer = kernels.newer_similarity(cache, 1, valid[1])
             cache.shift(0, cache.position(0)[:, ::-1])
             results.append([*(array for pair in scores for array in pair), mass, newer, cache.key(0).astype(np.float32)])
         finally:
-            primitives.use_simd(before)
+            kernels.use_simd(before)
     for other in results[1:]:
         for array, expected in zip(other, results[0], strict=True):
             rounding = 1 if kit.dtype == "int8" else 1e-3  # an instruction set may round to the next code

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from edgevlm.errors import CacheError, CacheFull
-from edgevlm.runtime import primitives, reference
+from edgevlm.runtime import kernels, reference
 
 NAMES = ("key", "value", "kind", "seq", "frame", "row", "col", "position")
 LAYERS, CAPACITIES = 3, [24, 30, 40]
@@ -161,7 +161,7 @@ class Twin(RuleBasedStateMachine):
     def score(self):
         """Value norms are kept from one call to the next: rows that came, moved or went since must not have another's."""
         among = [np.ones((self.heads, length), np.bool_) for length in self.length]
-        scores = primitives.infinipot_scores(self.cache, among, among)
+        scores = kernels.infinipot_scores(self.cache, among, among)
         for layer, (_, norms) in enumerate(scores):
             np.testing.assert_allclose(norms, reference.value_norms(self.cache.numbers("value", layer)), rtol=2e-6)
 

@@ -7,7 +7,7 @@ import platform
 import numpy as np
 import pytest
 
-from edgevlm.runtime import _native, primitives
+from edgevlm.runtime import _native, kernels
 
 pytestmark = pytest.mark.cpu
 
@@ -40,13 +40,13 @@ def run(kit, cache, rounds, start, rng):
                 valid = np.ones((cache.kv_heads, int(cache.lengths[layer])), np.bool_)
                 recent = cache.frame(layer) == cache.frame(layer).max()
                 patch = cache.row(layer), cache.col(layer)
-                similar = primitives.temporal_similarity(
+                similar = kernels.temporal_similarity(
                     cache.key(layer), cache.position(layer), *patch, recent, valid, cache.inv_freq,
                     scale=cache.key_scale(layer),
                 )  # fmt: skip
-                norms = primitives.value_norms(cache.value(layer), cache.value_scale(layer))
-                pooled = primitives.pool_norms(norms, cache.frame(layer), *patch, valid, 3)
-                keep.append(primitives.top_k(pooled - similar, cache.seq(layer), valid, 60))
+                norms = kernels.value_norms(cache.value(layer), cache.value_scale(layer))
+                pooled = kernels.pool_norms(norms, cache.frame(layer), *patch, valid, 3)
+                keep.append(kernels.top_k(pooled - similar, cache.seq(layer), valid, 60))
             cache.evict(keep)
         if turn % 7 == 0:
             position = cache.reindex(0)

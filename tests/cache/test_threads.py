@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from edgevlm.runtime import primitives
+from edgevlm.runtime import kernels
 
 pytestmark = pytest.mark.cpu
 
@@ -17,10 +17,10 @@ def scores(cache):
     recent = cache.frame(0) == cache.frame(0).max()
     patch = cache.row(0), cache.col(0)
     turned = recent, valid, cache.inv_freq
-    similar = primitives.temporal_similarity(cache.key(0), cache.position(0), *patch, *turned, scale=cache.key_scale(0))
-    norms = primitives.value_norms(cache.value(0), cache.value_scale(0))
-    pooled = primitives.pool_norms(norms, cache.frame(0), *patch, valid, 3)
-    return similar, pooled, primitives.top_k(pooled, cache.seq(0), valid, 9)
+    similar = kernels.temporal_similarity(cache.key(0), cache.position(0), *patch, *turned, scale=cache.key_scale(0))
+    norms = kernels.value_norms(cache.value(0), cache.value_scale(0))
+    pooled = kernels.pool_norms(norms, cache.frame(0), *patch, valid, 3)
+    return similar, pooled, kernels.top_k(pooled, cache.seq(0), valid, 9)
 
 
 def test_threads_take_turns_in_the_scratch_of_one_cache(kit):
@@ -55,12 +55,12 @@ def test_other_threads_run_meanwhile(large, kernel):
     places = np.random.default_rng(0).integers(0, 30_000, (1, n, 1), dtype=np.int32)
     turns = itertools.count()
     work = {
-        "temporal_similarity": lambda: primitives.temporal_similarity(
+        "temporal_similarity": lambda: kernels.temporal_similarity(
             large.key(0), large.position(0), *patch, recent, valid, large.inv_freq, scale=large.key_scale(0)
         ),
-        "value_norms": lambda: primitives.value_norms(*repeated(large.value(0), large.value_scale(0))),
-        "pool_norms": lambda: primitives.pool_norms(norms, large.frame(0), *patch, valid, 7),
-        "top_k": lambda: primitives.top_k(np.broadcast_to(norms, (4, n)), *many(large.seq(0), valid), n // 2),
+        "value_norms": lambda: kernels.value_norms(*repeated(large.value(0), large.value_scale(0))),
+        "pool_norms": lambda: kernels.pool_norms(norms, large.frame(0), *patch, valid, 7),
+        "top_k": lambda: kernels.top_k(np.broadcast_to(norms, (4, n)), *many(large.seq(0), valid), n // 2),
         "shift": lambda: large.shift(0, places[:, :: (-1) ** next(turns)]),
         "reindex": lambda: large.reindex(next(turns)),
     }[kernel]

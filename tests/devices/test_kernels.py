@@ -5,7 +5,7 @@ import pytest
 from cuda_backend import backend
 
 from edgevlm.errors import CacheError, UserError
-from edgevlm.runtime import primitives, reference
+from edgevlm.runtime import kernels, reference
 from edgevlm.runtime.cuda.calls import turns_of
 from edgevlm.runtime.kinds import Kind
 
@@ -57,14 +57,14 @@ def test_norms_and_similarity_of_rows_of_any_width(make, width, dtype):
     cache = cache_of(make, rows)
     valid, recent = random.random((2, 70)) < 0.9, random.random((2, 70)) < 0.3
     for rotated in (False, True):
-        [(similarity, norms)] = primitives.infinipot_scores(cache, [recent], [valid], rotated=rotated)
+        [(similarity, norms)] = kernels.infinipot_scores(cache, [recent], [valid], rotated=rotated)
         np.testing.assert_allclose(similarity, cosines(cache, rows, recent, valid, rotated), atol=3e-6)
         np.testing.assert_allclose(norms, reference.value_norms(rows["value"]), rtol=1e-6)
-    alone = primitives.temporal_similarity(
+    alone = kernels.temporal_similarity(
         cache.key(0), rows["position"], rows["row"], rows["col"], recent, valid, cache.inv_freq, rotated=True
     )
     np.testing.assert_array_equal(alone, similarity)
-    np.testing.assert_array_equal(primitives.value_norms(cache.value(0)), norms)
+    np.testing.assert_array_equal(kernels.value_norms(cache.value(0)), norms)
 
 
 def test_three_axes(make):
@@ -72,11 +72,11 @@ def test_three_axes(make):
     rows = held(random, 90, 16, axes=3)
     cache = cache_of(make, rows, sections=(4, 2, 2))
     valid, recent = np.ones((2, 90), bool), random.random((2, 90)) < 0.3
-    [(similarity, _)] = primitives.infinipot_scores(cache, [recent], [valid])
+    [(similarity, _)] = kernels.infinipot_scores(cache, [recent], [valid])
     np.testing.assert_allclose(similarity, cosines(cache, rows, recent, valid), atol=3e-6)
     unknown = cache_of(make, rows)
     with pytest.raises(CacheError, match="cannot un-rotate keys with 3 position axes"):
-        primitives.infinipot_scores(unknown, [recent], [valid])
+        kernels.infinipot_scores(unknown, [recent], [valid])
     with pytest.raises(CacheError, match="cannot reindex keys with 3 position axes"):
         unknown.reindex(0)
 
@@ -89,7 +89,7 @@ def test_numbers_whose_squares_float32_cannot_hold(make, scale):
         rows[part][:, ::3] *= np.float32(scale)
     cache = cache_of(make, rows)
     valid, recent = np.ones((2, 40), bool), random.random((2, 40)) < 0.4
-    [(similarity, norms)] = primitives.infinipot_scores(cache, [recent], [valid])
+    [(similarity, norms)] = kernels.infinipot_scores(cache, [recent], [valid])
     np.testing.assert_allclose(similarity, cosines(cache, rows, recent, valid), atol=3e-6)
     np.testing.assert_allclose(norms, reference.value_norms(rows["value"]), rtol=1e-6)
 
@@ -104,7 +104,7 @@ def test_patches_at_the_ends_of_the_grid_and_all_in_one(make):
         rows = held(random, 300, 8, row=row, col=col)
         cache = cache_of(make, rows)
         valid, recent = random.random((2, 300)) < 0.9, random.random((2, 300)) < 0.5
-        [(similarity, _)] = primitives.infinipot_scores(cache, [recent], [valid])
+        [(similarity, _)] = kernels.infinipot_scores(cache, [recent], [valid])
         np.testing.assert_allclose(similarity, cosines(cache, rows, recent, valid), atol=3e-6)
 
 
@@ -114,8 +114,8 @@ def test_scores_come_out_the_same_bits_in_any_order_of_rows(make):
     rows = held(random, 200, 16)
     valid, recent, order = np.ones((2, 200), bool), random.random((2, 200)) < 0.6, random.permutation(200)
     shuffled = {name: np.ascontiguousarray(array[:, order]) for name, array in rows.items()}
-    [(one, _)] = primitives.infinipot_scores(cache_of(make, rows), [recent], [valid])
-    [(other, _)] = primitives.infinipot_scores(cache_of(make, shuffled), [recent[:, order]], [valid])
+    [(one, _)] = kernels.infinipot_scores(cache_of(make, rows), [recent], [valid])
+    [(other, _)] = kernels.infinipot_scores(cache_of(make, shuffled), [recent[:, order]], [valid])
     np.testing.assert_array_equal(other, one[:, order])
 
 
@@ -135,7 +135,7 @@ def test_infinipot_selects_what_the_cpu_selects(make, n, windows):
         (0, 0, 0, True),
     ):
         mine, theirs = (
-            primitives.infinipot_select(cache, recent, distinctive, target, windows, thresholds, keep_recent=keep)
+            kernels.infinipot_select(cache, recent, distinctive, target, windows, thresholds, keep_recent=keep)
             for cache in caches
         )
         np.testing.assert_array_equal(mine, theirs)
@@ -146,9 +146,9 @@ def test_top_k_with_ties_and_what_is_no_number(make):
     scores = random.choice([-np.inf, -1.5, -0.0, 0.0, 2.0, np.inf, np.nan], (3, n)).astype(np.float32)
     seq = random.integers(-3, 300, (3, n))  # many of the same age, too
     candidates = random.random((3, n)) < 0.8
-    kernels = cache_of(make, held(random, 4, 4)).kernels
+    of_cache = cache_of(make, held(random, 4, 4)).kernels
     for k in (0, 1, 2, 99, 200, 240, 350, int(candidates.sum(1).min()) - 1, n):
-        np.testing.assert_array_equal(kernels.top_k(scores, seq, candidates, k), reference.top_k(scores, seq, candidates, k))
+        np.testing.assert_array_equal(of_cache.top_k(scores, seq, candidates, k), reference.top_k(scores, seq, candidates, k))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -161,7 +161,7 @@ def test_newer_similarity(make, n, width, dtype):
     for rotated in (False, True):
         for since in (0, n):
             valid = random.random((2, n)) < 0.8
-            found = primitives.newer_similarity(cache, 0, valid, since, rotated=rotated)
+            found = kernels.newer_similarity(cache, 0, valid, since, rotated=rotated)
             arguments = (rows["key"], rows["position"], rows["seq"], valid, cache.inv_freq)
             expected = reference.newer_similarity(*arguments, since=since, rotated=rotated)
             np.testing.assert_allclose(found, expected, atol=4e-6)
@@ -178,7 +178,7 @@ def test_attention_mass_with_more_query_rows_than_a_batch(make, queries, own, dt
     query_seq = random.integers(-2, 400, queries)
     keys = random.standard_normal((2, own, 24)).astype(np.float32) if own else None
     places = np.sort(random.integers(0, 400, own)) if own else None
-    found = primitives.attention_mass(query, query_seq, cache.key(0), cache.seq(0), keys, places)
+    found = kernels.attention_mass(query, query_seq, cache.key(0), cache.seq(0), keys, places)
     key, seq = rows["key"].astype(np.float64), rows["seq"]
     if own:
         key, seq = np.concatenate([key, keys], 1), np.concatenate([seq, np.tile(places, (2, 1))], 1)
@@ -192,7 +192,7 @@ def test_equal_keys_have_equal_mass(make):
     rows = held(random, 131, 8)
     rows["key"][:] = rows["key"][0, 0]
     query = random.standard_normal((2, 70, 8)).astype(np.float32)
-    found = primitives.attention_mass(query, np.full(70, 1000), cache_of(make, rows).key(0), rows["seq"])
+    found = kernels.attention_mass(query, np.full(70, 1000), cache_of(make, rows).key(0), rows["seq"])
     assert [len(np.unique(of_head)) for of_head in found] == [1, 1]
 
 

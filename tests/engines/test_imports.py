@@ -10,7 +10,7 @@ HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "onnxscript", "safetens
 
 def test_runtime_and_engines_import_nothing_heavy() -> None:
     program = (
-        "import sys, edgevlm.engines, edgevlm.engines.base, edgevlm.runtime, edgevlm.runtime.bundle, edgevlm.export\n"
+        "import sys, edgevlm.engines, edgevlm.runtime.engine, edgevlm.runtime, edgevlm.runtime.bundle, edgevlm.export\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -13,9 +13,9 @@ from reference_decoder import ReferenceDecoder
 from runner import Runner
 
 from edgevlm.engines import load_engine
-from edgevlm.engines.base import KVBuffer
 from edgevlm.errors import CacheError, CacheFull, UserError
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.engine import KVBuffer
 
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
 

@@ -6,7 +6,7 @@ import pytest
 from cuda_backend import shim_driver
 
 from edgevlm import Session
-from edgevlm.apps.demo.world import World
+from edgevlm.calib.demo.world import World
 from edgevlm.engines import load_engine
 from edgevlm.engines.onnxruntime_cuda import PROVIDER, OnnxRuntimeCuda
 from edgevlm.errors import UserError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgevlm.engines.profiles import PROFILES, profile_for
 from edgevlm.errors import UserError
+from edgevlm.runtime.graph_profiles import PROFILES, profile_for
 
 
 @pytest.mark.parametrize(

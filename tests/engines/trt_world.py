@@ -13,9 +13,9 @@ from fake_cuda import FakeDriver, at
 from fake_tensorrt import World
 
 import edgevlm.engines.tensorrt
-from edgevlm.engines.base import KVBuffer
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import Driver
+from edgevlm.runtime.engine import KVBuffer
 from edgevlm.runtime.kv import DTYPES
 
 ADAPTER = "edgevlm.engines.tensorrt"

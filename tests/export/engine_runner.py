@@ -10,9 +10,9 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edgevlm.engines.base import Float32, StepResult
-from edgevlm.engines.profiles import TENSORRT_10_15
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.engine import Float32, StepResult
+from edgevlm.runtime.graph_profiles import TENSORRT_10_15
 from edgevlm.runtime.kv import DTYPES
 
 

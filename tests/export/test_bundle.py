@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgevlm.engines.profiles import EngineShapes
 from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.bundle import Bundle, hash_file, seal_manifest
+from edgevlm.runtime.graph_profiles import EngineShapes
 
 FILES = [
     *("bundle.json", "closing.npy", "decoder-projections.onnx", "decoder-st-spattn.onnx", "decoder.onnx", "decoder.weights"),

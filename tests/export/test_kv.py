@@ -18,11 +18,11 @@ from runner import Runner
 
 from edgevlm.apps.scaling import export_scaled
 from edgevlm.calib.kv_scales import ANSWER, QUESTIONS, RANDOM, in_fp32, measured_scales
-from edgevlm.engines.base import FramePattern, KVBuffer
 from edgevlm.errors import BundleError, CacheError, UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.engine import FramePattern, KVBuffer
 from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.kv import SCALES, codes
 from edgevlm.runtime.model import Model

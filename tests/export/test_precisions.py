@@ -14,10 +14,10 @@ from more_checkpoints import FRAME, make_more
 from reference_blocks import matrices, with_stored_numbers
 from runner import Runner
 
-from edgevlm.engines.base import FramePattern
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint, precisions, vision
 from edgevlm.export.precisions.blocks import Blocks
+from edgevlm.runtime.engine import FramePattern
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tied": {"family": "llava_onevision", "layers": 2, "heads": 7, "kv_heads": 1, "head_dim": 16, "tied": True, "side": 4},

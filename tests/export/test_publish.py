@@ -18,14 +18,14 @@ import pytest
 
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint, writer
+from edgevlm.runtime.atomic import published
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.publish import published
 
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
 REPLACING = """
 import itertools, shutil, sys
 from pathlib import Path
-from edgevlm.runtime.publish import published
+from edgevlm.runtime.atomic import published
 target, *sources = map(Path, sys.argv[1:])
 print("ready", flush=True)
 for source in itertools.cycle(sources):

@@ -20,8 +20,8 @@ from edgevlm.export import fingerprint as fingerprints
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.fingerprint import fingerprint
 from edgevlm.export.journal import Journal
+from edgevlm.runtime.atomic import published
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.publish import published
 
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
 

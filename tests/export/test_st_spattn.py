@@ -10,10 +10,10 @@ import pytest
 from reference_decoder import ReferenceDecoder
 from runner import Runner
 
-from edgevlm.engines.base import FramePattern
 from edgevlm.errors import CacheError, CacheFull, UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.export.decoder import GRAPHS
+from edgevlm.runtime.engine import FramePattern
 
 SHAPES: list[tuple[str, dict[str, Any]]] = [
     ("llava_onevision", {"layers": 5, "heads": 6, "kv_heads": 2, "side": 5}),

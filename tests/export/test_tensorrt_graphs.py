@@ -10,9 +10,9 @@ from engine_runner import EngineRunner
 from runner import Runner
 
 from edgevlm.engines import load_engine
-from edgevlm.engines.profiles import TENSORRT_10_3, TENSORRT_10_15
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.graph_profiles import TENSORRT_10_3, TENSORRT_10_15
 
 PROFILES = (TENSORRT_10_3, TENSORRT_10_15)
 SHAPES: dict[str, dict[str, Any]] = {

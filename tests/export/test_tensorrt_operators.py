@@ -15,7 +15,6 @@ from checkpoints import make_checkpoint
 from more_checkpoints import CLASSES, FRAME, make_more
 from onnx import TensorProto
 
-from edgevlm.engines.profiles import TENSORRT_10_3, TENSORRT_10_15
 from edgevlm.export import FAMILIES
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.decoder import write_decoder
@@ -24,6 +23,7 @@ from edgevlm.export.profiles import load_profile
 from edgevlm.export.profiles.allowed import Allowed
 from edgevlm.export.vision import GRAPH, write_vision
 from edgevlm.export.writer import _decoder_shape, _with_parts, family_parts
+from edgevlm.runtime.graph_profiles import TENSORRT_10_3, TENSORRT_10_15
 
 PROFILES = (TENSORRT_10_3, TENSORRT_10_15)
 

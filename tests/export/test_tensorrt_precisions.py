@@ -16,7 +16,6 @@ from packed_checkpoints import make_packed
 from reference_blocks import matrices, with_stored_numbers
 from runner import Runner
 
-from edgevlm.engines.profiles import TENSORRT_10_3, TENSORRT_10_15
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.export.graph import GraphBuilder, WeightsFile
@@ -24,6 +23,7 @@ from edgevlm.export.precisions import Layout, Stored
 from edgevlm.export.precisions.dequantised import Half, HalfRows, PerBlock, PerChannel, block_of
 from edgevlm.export.profiles import load_profile
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.graph_profiles import TENSORRT_10_3, TENSORRT_10_15
 
 LAYOUTS: dict[str, tuple[Any, float]] = {  # with half of the largest code's step, of the largest number
     "fp16": (Half(), 2**-11), "rows": (HalfRows(), 2**-11), "int8": (PerChannel(), 0.5 / 127), "int4": (PerBlock(), 0.5 / 7),

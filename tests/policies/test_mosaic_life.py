@@ -6,8 +6,8 @@ from policies.filled import HEADS, PREFIX, STORAGE, turned
 from policies.mosaic_world import LAYERS, World
 
 from edgevlm.calib.footprint import state_bytes
-from edgevlm.engines.base import arrays_of
 from edgevlm.errors import UserError
+from edgevlm.runtime.engine import arrays_of
 from edgevlm.runtime.policies import create_policy
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.store import HostStore

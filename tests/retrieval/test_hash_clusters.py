@@ -5,7 +5,7 @@ import pytest
 from policies.reference_resv import ReferenceClusters, hash_bits, wicsum
 
 from edgevlm.errors import CacheError
-from edgevlm.runtime import _native, primitives
+from edgevlm.runtime import _native, kernels
 from edgevlm.runtime.retrieval.hash_clusters import BITS, HashClusters
 
 HEADS, DIM, AXES = 2, 16, 3
@@ -13,11 +13,11 @@ HEADS, DIM, AXES = 2, 16, 3
 
 @pytest.fixture(params=["scalar", "best"])
 def isa(request):
-    before = primitives.simd()
+    before = kernels.simd()
     if request.param == "scalar":
-        primitives.use_simd("scalar")
+        kernels.use_simd("scalar")
     yield
-    primitives.use_simd(before)
+    kernels.use_simd(before)
 
 
 class Both:
@@ -170,11 +170,11 @@ def test_equal_scores_are_taken_in_the_order_of_their_slots(isa):
 @pytest.mark.parametrize("count", [0, 1, 5, 16, 37, 64])
 def test_hamming_of_every_instruction_set(count):
     """Through joins: each word of 32 bits against as many open clusters."""
-    random, before = np.random.default_rng(count), primitives.simd()
+    random, before = np.random.default_rng(count), kernels.simd()
     keys, places = random.normal(size=(HEADS, count + 60, DIM)).astype(np.float32), np.zeros((HEADS, count + 60, 1), np.float32)
     found = []
     for name in ("scalar", before):
-        primitives.use_simd(name)
+        kernels.use_simd(name)
         clusters = HashClusters(1, HEADS, DIM, 1, 400, BITS)
         clusters.join(0, keys[:, :count], places[:, :count], 0)
         found.append(clusters.join(0, keys[:, count:], places[:, count:], 9)[0])

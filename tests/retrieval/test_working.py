@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from policies.filled import HEADS, PREFIX, STORAGE, Filled, turned
 
-from edgevlm.engines.base import arrays_of
+from edgevlm.runtime.engine import arrays_of
 from edgevlm.runtime.policies.retrieval import block_of
 from edgevlm.runtime.positions import Positions
 from edgevlm.runtime.retrieval.working import WorkingSet

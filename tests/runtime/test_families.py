@@ -12,10 +12,10 @@ from pictures import frames
 from edgevlm.calib.observe import Clip, Observer
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
+from edgevlm.runtime.budget import TextRoom
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import POLICIES
-from edgevlm.runtime.room import TextRoom
 from edgevlm.runtime.session import Session
 
 ROOM = TextRoom(16, 64, 16)

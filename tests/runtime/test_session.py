@@ -10,9 +10,9 @@ from memory import arena
 from pictures import frames
 
 from edgevlm.errors import UserError
+from edgevlm.runtime.kernels import top_k
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.sliding_window import SlidingWindow
-from edgevlm.runtime.primitives import top_k
 from edgevlm.runtime.session import Session, TextRoom
 
 QUESTION = "what color was the square?"

@@ -12,10 +12,10 @@ from reference_decoder import ReferenceDecoder
 from edgevlm.errors import CacheError, UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.cache import KVCache, Rows
+from edgevlm.runtime.kernels import top_k
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import POLICIES, Needs, Policy
-from edgevlm.runtime.primitives import top_k
 from edgevlm.runtime.session import Session, TextRoom
 from edgevlm.runtime.st_spattn import frame_pattern
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from edgevlm.runtime.turnstile import Turnstile
+from edgevlm.runtime.scheduler import Turnstile
 
 
 def test_a_queued_question_goes_before_the_watcher_and_in_order():

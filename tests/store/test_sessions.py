@@ -13,7 +13,7 @@ from edgevlm.apps.start import parse_bytes, parse_store
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session, TextRoom
-from edgevlm.runtime.state import Keeper
+from edgevlm.runtime.snapshots import Keeper
 from edgevlm.runtime.store import StoreSettings
 from edgevlm.runtime.store import file as file_module
 

@@ -12,7 +12,7 @@ from edgevlm.apps import cameras as listing
 from edgevlm.apps import doctor
 from edgevlm.apps.doctor import graphics, python, system
 from edgevlm.apps.doctor import jetson as checks
-from edgevlm.apps.doctor.machine import Finding, Machine, run
+from edgevlm.engines.devices.machine import Finding, Machine, run
 
 HERE = "{}.{}".format(*sys.version_info[:2])
 PROVIDERS = "TensorrtExecutionProvider CUDAExecutionProvider CPUExecutionProvider\n"

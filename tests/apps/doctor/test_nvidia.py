@@ -4,7 +4,7 @@ import pytest
 from jetsons import Jetson
 
 from edgevlm.apps import doctor
-from edgevlm.apps.doctor.machine import Finding, Machine
+from edgevlm.engines.devices.machine import Finding, Machine
 
 DEB = "Package: {}\nStatus: {}\nArchitecture: arm64\nVersion: {}\n\n"
 INSTALLED, REMOVED = "install ok installed", "deinstall ok config-files"

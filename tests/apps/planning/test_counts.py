@@ -22,7 +22,7 @@ from edgevlm.errors import BundleError, UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
 
-CHECKPOINT = Path(__file__).parents[3] / "apps" / "demo" / "checkpoint"
+CHECKPOINT = Path(__file__).parents[3] / "calib" / "demo" / "checkpoint"
 
 SHAPES = {
     "llava": {"tower": "clip", "feature_layer": -2, "side": 6},

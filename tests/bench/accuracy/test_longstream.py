@@ -7,8 +7,6 @@ import pytest
 from typer.testing import CliRunner
 
 from edgevlm.apps.cli import app
-from edgevlm.apps.demo.long_world import LongWorld, plan_visits
-from edgevlm.apps.demo.questions import parse
 from edgevlm.bench.accuracy.cells import Cell
 from edgevlm.bench.accuracy.desk import CEILING, Settings
 from edgevlm.bench.accuracy.entries import parse_tokens
@@ -17,6 +15,8 @@ from edgevlm.bench.accuracy.report import make_report
 from edgevlm.bench.accuracy.run import Outcome
 from edgevlm.bench.accuracy.streamqa import seed_words
 from edgevlm.bench.accuracy.table import describe
+from edgevlm.calib.demo.long_world import LongWorld, plan_visits
+from edgevlm.calib.demo.questions import parse
 from edgevlm.errors import UserError
 
 FRAMES = 420

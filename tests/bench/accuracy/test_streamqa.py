@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from edgevlm.apps.demo.world import COLORS, SHAPES, World
 from edgevlm.bench.accuracy.streamqa import DEVELOPMENT, SUITES, TEST_SEEDS, make_exam, seed_words
+from edgevlm.calib.demo.world import COLORS, SHAPES, World
 
 FRAMES = 48
 

@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from edgevlm.apps.cli import app
-from edgevlm.apps.demo.questions import parse
 from edgevlm.bench.longrun import sitting
 from edgevlm.bench.longrun.sitting import Work, sit
 from edgevlm.bench.longrun.stream import plan, questions
+from edgevlm.calib.demo.questions import parse
 
 MARKS = (200, 500)
 

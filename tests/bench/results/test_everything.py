@@ -16,11 +16,11 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from edgevlm.apps.cli import app
-from edgevlm.apps.doctor.machine import Machine
 from edgevlm.bench.results import environment, everything, plan
 from edgevlm.bench.results.everything import run_all
 from edgevlm.bench.results.journal import lines_of, read_runs
 from edgevlm.bench.results.plan import Planned
+from edgevlm.engines.devices.machine import Machine
 from edgevlm.errors import UserError
 
 FAKE = """

@@ -9,9 +9,9 @@ import cv2
 import numpy as np
 import pytest
 
-from edgevlm.bench.power import Reading
 from edgevlm.bench.stream import desk, sitting
 from edgevlm.bench.stream.sitting import Pace, Work, sit
+from edgevlm.engines.power import Reading
 from edgevlm.errors import UserError
 from edgevlm.runtime.pressure import Available
 

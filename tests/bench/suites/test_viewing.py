@@ -9,8 +9,8 @@ from edgevlm.bench.suites.desk import Desk, Settings, Task, room_for
 from edgevlm.bench.suites.records import record_of
 from edgevlm.bench.suites.schema import Poll, Question
 from edgevlm.errors import UserError
+from edgevlm.runtime.budget import TextRoom
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.room import TextRoom
 from edgevlm.runtime.session import Session
 
 CELLS = (Cell("infinipot-v", "128", 128), Cell("uniform", "64", 64))

@@ -1,0 +1,104 @@
+"""``edgevlm power``: rails, clocks, power mode, processor and memory, line by line while they change."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import psutil
+
+from edgevlm.apps.doctor.jetson import GPU_CLOCKS, power_modes
+from edgevlm.engines.devices.machine import Machine
+from edgevlm.engines.power import NOT_MEASURED, Meter, Reading, find_meter
+from edgevlm.engines.power.energy import Energy, gained
+
+DEVFREQ = "sys/class/devfreq"
+
+
+def mode_of(machine: Machine) -> str | None:
+    """The name of a Jetson's power mode."""
+    found = re.search(r"pmode:\s*(\d+)", machine.read("var/lib/nvpmodel/status") or "")
+    return power_modes(machine).get(int(found[1])) if found else None
+
+
+def clocks_of(machine: Machine) -> dict[str, float]:
+    """MHz of what devfreq governs (GPU, memory, ..) and of the first processor core."""
+    place = machine.path(DEVFREQ)
+    found = {path.name: machine.number(f"{DEVFREQ}/{path.name}/cur_freq") for path in place.iterdir()} if place.is_dir() else {}
+    named = {"gpu" if f"{DEVFREQ}/{name}" in GPU_CLOCKS else name: hertz / 1e6 for name, hertz in found.items() if hertz}
+    core = machine.number("sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
+    return named | ({"cpu0": core / 1e3} if core else {})
+
+
+def show_power(
+    interval_s: float, seconds: float | None, as_json: bool, machine: Machine | None = None
+) -> Iterator[tuple[bool, str]]:
+    """Lines, and whether they are data (else notes), one each ``interval_s``; the last sums up.
+
+    Ends after ``seconds``, or at ctrl-C. A line's watts are the mean since the line before; where nothing measures power they
+    are null, or "not measured".
+    """
+    machine = machine or Machine()
+    meter, missing = find_meter(machine)
+    if meter is None:
+        yield False, f"power: {NOT_MEASURED} ({'; '.join(missing)})"
+    else:
+        yield False, f"power: {meter.name}; the total is {' + '.join(meter.summed)}: {meter.why}"
+    with Energy(meter or _Nothing()) as energy, suppress(KeyboardInterrupt):
+        for line in _lines(machine, energy.meter, interval_s, seconds, as_json):
+            yield True, line
+    if meter is not None:
+        yield True, json.dumps({"event": "energy", **energy.figures()}) if as_json else _summary(energy)
+
+
+class _Nothing:
+    """A meter without rails."""
+
+    name, why = "none", ""
+    rails: tuple[str, ...] = ()
+    summed: tuple[str, ...] = ()
+
+    def read(self) -> dict[str, Reading]:
+        return {}
+
+
+def _lines(machine: Machine, meter: Meter, interval_s: float, seconds: float | None, as_json: bool) -> Iterator[str]:
+    begun = then = time.monotonic()
+    before = meter.read()
+    while seconds is None or then - begun < seconds:
+        time.sleep(interval_s if seconds is None else min(interval_s, seconds - (then - begun)))
+        now, after = time.monotonic(), meter.read()
+        joules = {rail: gained(before.get(rail, Reading()), after.get(rail, Reading()), now - then) for rail in meter.rails}
+        watts = {rail: None if joule is None else joule / (now - then) for rail, joule in joules.items()}
+        yield _line(machine, watts, meter.summed, now - begun, as_json)
+        then, before = now, after
+
+
+def _line(machine: Machine, watts: Mapping[str, float | None], summed: Sequence[str], at_s: float, as_json: bool) -> str:
+    parts = [watts[rail] for rail in summed]
+    known = [part for part in parts if part is not None]
+    total = sum(known) if parts and len(known) == len(parts) else None
+    memory, clocks = psutil.virtual_memory(), clocks_of(machine)
+    if as_json:
+        rails = {rail: None if value is None else round(value, 3) for rail, value in watts.items()}
+        said: dict[str, Any] = {"event": "power", "time_s": round(at_s, 3), "watts": None if total is None else round(total, 3)}
+        said |= {"rails": rails, "mode": mode_of(machine), "clocks_mhz": {name: round(mhz) for name, mhz in clocks.items()}}
+        return json.dumps(said | {"cpu_percent": psutil.cpu_percent(), "memory_mb": round(memory.used / 1e6)})
+    rails_said = "".join(f"  {rail} {NOT_MEASURED if value is None else f'{value:.2f} W'}" for rail, value in watts.items())
+    clocks_said = "".join(f"  {name} {mhz:.0f} MHz" for name, mhz in clocks.items())
+    said_total = NOT_MEASURED if total is None else f"{total:.2f} W"
+    mode = mode_of(machine)
+    return (
+        f"{at_s:8.1f} s  {said_total}{rails_said}{clocks_said}{f'  {mode}' if mode else ''}  "
+        f"processor {psutil.cpu_percent():.0f} %  memory {memory.used / 1e6:.0f} MB"
+    )
+
+
+def _summary(energy: Energy) -> str:
+    if energy.joules is None:
+        return f"energy: {NOT_MEASURED} throughout"
+    return f"energy: {energy.joules:.1f} J in {energy.seconds:.1f} s, {energy.watts:.2f} W"

@@ -1,0 +1,104 @@
+"""What a session is, for a snapshot: which session it is of, where it stands, and all that it holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from edgevlm import __version__
+from edgevlm.errors import UserError
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.policies import Policy
+from edgevlm.runtime.policies.base import nested, within
+from edgevlm.runtime.snapshots.format import Snapshot
+
+if TYPE_CHECKING:
+    from edgevlm.runtime.budget import TextRoom
+    from edgevlm.runtime.chat import Chat, Conversations
+    from edgevlm.runtime.chunk import Chunk
+    from edgevlm.runtime.stats import Progress
+    from edgevlm.runtime.stream import Stream
+
+
+def identity(stream: Stream, chat: Chat, room: TextRoom) -> dict[str, Any]:
+    """What must be the same in the session that goes on, as JSON has it; ``name`` is for people."""
+    bundle = stream.model.bundle
+    return {
+        "model": model_hash(bundle),
+        "name": bundle.source,
+        "policy": policy_text(stream.policy),
+        "budget": stream.budget,
+        "dtype": stream.cache.dtype.name,
+        "chunk": stream.chunk,
+        "reindexing": stream.positions.reindexing,
+        "text room": [room.conversation, room.question, room.answer],
+        "system prompt": hashlib.sha256(chat.prefix.encode()).hexdigest()[:16],
+    }
+
+
+def model_hash(bundle: Bundle) -> str:
+    """SHA-256 of all that a bundle is made of, calibration included; not of who wrote it, when and where."""
+    parts = {part: asdict(getattr(bundle, part)) for part in ("decoder", "vision", "chat")}
+    files = {name: asdict(record) for name, record in sorted(bundle.files.items())}
+    described = {"family": bundle.family, "files": files, **parts}
+    return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def policy_text(policy: Policy) -> str:
+    """``name:setting=value,...`` with the settings that are not the defaults."""
+    if not is_dataclass(policy):
+        return policy.name
+    changed = (field.name for field in fields(policy) if getattr(policy, field.name) != field.default)
+    settings = ",".join(f"{name}={getattr(policy, name)}" for name in changed)
+    return f"{policy.name}:{settings}" if settings else policy.name
+
+
+def image_of(
+    stream: Stream, chunk: Chunk, conversations: Conversations, progress: Progress
+) -> tuple[dict[str, Any], dict[str, NDArray]]:
+    """A header, and the arrays of all that is held: views, to be copied before anything changes."""
+    numbers, held = stream.state()
+    counts, waiting = chunk.state()
+    turns = {name: list(of) for name, of in conversations.turns.items()}
+    session = {**progress.state(), "conversations": turns}
+    return {"stream": numbers, "chunk": counts, "session": session}, held | nested("chunk", waiting)
+
+
+def put_back(snapshot: Snapshot, stream: Stream, chunk: Chunk, conversations: Conversations, progress: Progress) -> None:
+    """Go on from a snapshot of a session with the same :func:`identity`.
+
+    Raises UserError for one that another edgevlm wrote and this one cannot take up; nothing may be done with them after that.
+    """
+    about, arrays = snapshot.about, snapshot.arrays
+    try:
+        stream.restore(about["stream"], arrays)
+        chunk.restore(about["chunk"], within(arrays, "chunk"))
+        progress.restore(about["session"])
+        turns = about["session"]["conversations"]
+        conversations.turns = {name: [(asked, said) for asked, said in of] for name, of in turns.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{snapshot.path}: edgevlm {about['edgevlm']} wrote it, and {__version__} cannot go on from it "
+            f"({type(error).__name__}: {error}); use that edgevlm, or choose another folder"
+        ) from error
+
+
+def described(about: Mapping[str, Any], now: float | None = None) -> str:
+    """How much of a stream a snapshot holds, and how old it is, for one line."""
+    age = max(0.0, (time.time() if now is None else now) - about["written"])
+    session = about["session"]
+    return f"{session['frames']:,} frames to {session['time_s']:.1f} s, written {ago(age)} ago"
+
+
+def ago(seconds: float) -> str:
+    """``90 s``, ``12 min``, ``5 h``, ``3 days``."""
+    for size, unit in ((172_800, "days"), (7200, "h"), (120, "min")):
+        if seconds >= size:
+            return f"{seconds / {'days': 86_400, 'h': 3600, 'min': 60}[unit]:.0f} {unit}"
+    return f"{seconds:.0f} s"

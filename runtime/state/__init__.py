@@ -1,5 +1,0 @@
-"""Snapshots of a session on disk, and going on from them after a power cut. docs/state.md has the format."""
-
-from edgevlm.runtime.state.keeper import Keeper
-
-__all__ = ["Keeper"]

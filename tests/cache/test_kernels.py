@@ -1,0 +1,453 @@
+"""Native kernels against their plain float64 twins: random, and as nasty as it gets."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgevlm.errors import CacheError
+from edgevlm.runtime import _native, kernels, reference
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.kv import codes
+
+QUICK = settings(deadline=None, max_examples=100)
+pytestmark = pytest.mark.usefixtures("isa")
+
+
+def strided(array, rng):
+    """The same numbers in memory that is not dense: part of a larger array, as a layer's valid rows are."""
+    larger = rng.integers(0, 2, (array.shape[0] + 1, array.shape[1] + 3, *array.shape[2:])).astype(array.dtype)
+    view = larger[: array.shape[0], : array.shape[1]]
+    view[...] = array
+    return view
+
+
+@st.composite
+def scenes(draw):
+    """Tokens ``[H, n]`` of a few frames and patches: holes, duplicates, missing counterparts, one frame, no rows."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    heads, n = draw(st.integers(1, 3)), draw(st.sampled_from([0, 1, 2, 7, 30, 60]))
+    frames, side = draw(st.sampled_from([1, 2, 9])), draw(st.sampled_from([1, 3, 8, 64]))
+    shape = (heads, n)
+    corners = draw(st.sampled_from([[0], [0], [32767 - 63], [-32768], [-32768, 32767 - side + 1]]))  # of int16
+    across = rng.choice(corners, shape)
+    far = draw(st.sampled_from([0, 0, -(2**31), 2**31 - 9]))
+    scene = {
+        "frame": (far + rng.integers(0, frames, shape)).astype(np.int32),
+        "row": (rng.choice(corners[:1]) + rng.integers(0, side, shape)).astype(np.int16),
+        "col": (across + rng.integers(0, side, shape)).astype(np.int16),
+        "valid": rng.random(shape) < draw(st.sampled_from([0.0, 0.5, 0.9, 1.0])),
+        "recent": rng.random(shape) < draw(st.sampled_from([0.0, 0.2, 0.7, 1.0])),
+    }
+    if draw(st.booleans()):
+        scene = {name: strided(array, rng) for name, array in scene.items()}
+    return rng, heads, n, scene
+
+
+@given(scenes(), st.data())
+@QUICK
+def test_temporal_similarity(scene, data):
+    rng, heads, n, tokens = scene
+    dim, axes = data.draw(st.sampled_from([2, 6, 8, 64, 72])), data.draw(st.sampled_from([1, 3]))
+    dtype = data.draw(st.sampled_from([np.float32, np.float16, np.int8]))
+    size = data.draw(st.sampled_from([1, 1e-6, 1e4] if dtype == np.float16 else [1, 1e-30, 1e18]))
+    numbers = size * rng.standard_normal((heads, n, dim))
+    scale = (size * rng.uniform(0.02, 0.05, (heads, dim))).astype(np.float32) if dtype == np.int8 else None
+    key = numbers.astype(dtype) if scale is None else codes(numbers, scale)
+    key[rng.random((heads, n)) < data.draw(st.sampled_from([0, 0.3]))] = 0
+    if data.draw(st.booleans()) and n:
+        key[:] = key[:, :1]  # all alike
+    least, most = data.draw(st.sampled_from([(0, 1), (0, 64), (0, 5000), (2**18 - 50, 2**18 + 50), (0, 2**31 - 1)]))
+    position = rng.integers(least, most, (heads, n, axes), dtype=np.int32)
+    pair_axis = None if axes == 1 else rng.integers(0, 3, dim // 2, dtype=np.uint8)
+    if data.draw(st.booleans()):
+        key, position = strided(key, rng), strided(position, rng)
+    inv_freq = 1 / 1e4 ** (np.arange(0, dim, 2) / dim)
+    names = ("row", "col", "recent", "valid")
+    arguments = (key, position, *(tokens[name] for name in names), inv_freq)
+    rotated = data.draw(st.booleans())
+    found = kernels.temporal_similarity(*arguments, rotated=rotated, pair_axis=pair_axis, scale=scale)
+    exact = key if scale is None else key * scale[:, None].astype(np.float64)
+    expected = reference.temporal_similarity(exact, *arguments[1:], rotated=rotated, pair_axis=pair_axis)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+
+
+def test_similarity_sees_through_the_rotation():
+    """One key at every position is similar to itself un-rotated, and not as stored."""
+    inv_freq = 1 / 1e4 ** (np.arange(0, 32, 2) / 32)
+    raw = np.random.default_rng(0).standard_normal(32)
+    position = np.arange(0, 6000, 60, dtype=np.int32).reshape(1, 100, 1)
+    key = reference.rotate(np.broadcast_to(raw, (1, 100, 32)), position[..., 0], inv_freq).astype(np.float32)
+    patch, valid = np.zeros((1, 100), np.int16), np.ones((1, 100), np.bool_)
+    recent = np.arange(100)[None] >= 90
+    arguments = (key, position, patch, patch, recent, valid, inv_freq)
+    np.testing.assert_allclose(kernels.temporal_similarity(*arguments)[:, :90], 1, atol=1e-5)
+    assert kernels.temporal_similarity(*arguments, rotated=True)[:, :90].max() < 0.9
+
+
+def test_similarity_of_patches_with_no_counterpart_and_of_zero_vectors():
+    key = np.array([[[1, 0], [0, 2], [3, 0], [0, 0], [5, 0]]], np.float32)
+    row = np.array([[0, 1, 2, 0, 0]], np.int16)
+    recent = np.array([[False, False, False, False, True]])
+    position = np.zeros((1, 5, 1), np.int32)
+    arguments = (key, position, row, row, recent, np.ones((1, 5), np.bool_), np.ones(1))
+    assert kernels.temporal_similarity(*arguments).tolist() == [[1, -1, -1, 0, 0]]
+    zero = key.copy()
+    zero[0, 4] = 0  # the recent one is zero: it counts, and is like nothing
+    assert kernels.temporal_similarity(zero, *arguments[1:]).tolist() == [[0, -1, -1, 0, 0]]
+
+
+def test_similarity_on_three_axes_compares_keys_as_stored():
+    rng = np.random.default_rng(0)
+    key, position = rng.standard_normal((2, 9, 8), np.float32), np.zeros((2, 9, 3), np.int32)
+    patch, valid, recent = np.zeros((2, 9), np.int16), np.ones((2, 9), np.bool_), np.arange(18).reshape(2, 9) % 2 == 0
+    arguments = (key, position, patch, patch, recent, valid, np.ones(4))
+    found = kernels.temporal_similarity(*arguments, rotated=True)
+    np.testing.assert_allclose(found, reference.temporal_similarity(*arguments, rotated=True), atol=1e-5)
+    with pytest.raises(CacheError, match="needs pair_axis where there is more than one position axis, not 3"):
+        kernels.temporal_similarity(*arguments)
+
+
+@given(st.data())
+@QUICK
+def test_value_norms(data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    shape = tuple(data.draw(st.sampled_from([(1, 0, 4), (2, 5, 1), (3, 17, 7), (1, 30, 64), (2, 3, 0)])))
+    value = rng.standard_normal(shape) * data.draw(st.sampled_from([1, 0, 1e-42, 1e19, 1e37]))
+    value = value.astype(
+        data.draw(st.sampled_from([np.float32, np.float16])) if np.abs(value).max(initial=0) < 6e4 else np.float32
+    )
+    if data.draw(st.booleans()):
+        value = strided(value, rng)
+    np.testing.assert_allclose(kernels.value_norms(value), reference.value_norms(value), rtol=1e-6, atol=2e-45)
+
+
+@pytest.mark.parametrize("size", [1, 1e-42, 1e19, 1e35])
+@pytest.mark.parametrize("width", [1, 7, 64])
+def test_value_norms_of_codes(size, width):
+    rng = np.random.default_rng(width)
+    value = rng.integers(-128, 128, (2, 17, width)).astype(np.int8)
+    scale = (size * rng.uniform(0.5, 1, (2, width))).astype(np.float32)
+    exact = value * scale[:, None].astype(np.float64)
+    np.testing.assert_allclose(kernels.value_norms(value, scale), reference.value_norms(exact), rtol=1e-6, atol=2e-43)
+
+
+def test_codes_go_with_a_scale_and_nothing_else_does():
+    value, scale = np.zeros((2, 3, 4), np.int8), np.ones((2, 4), np.float32)
+    with pytest.raises(CacheError, match=r"value of int8 needs its scale, float32 \[heads, head_dim\]"):
+        kernels.value_norms(value)
+    with pytest.raises(CacheError, match="a scale goes with int8, and value is float32"):
+        kernels.value_norms(value.astype(np.float32), scale)
+    with pytest.raises(CacheError, match=r"scale must be \[2, 4\], not \[2, 3\]"):
+        kernels.value_norms(value, scale[:, :3])
+
+
+@given(scenes(), st.integers(0, 12))
+@QUICK
+def test_newest_frames(scene, count):
+    _, _, _, tokens = scene
+    found = kernels.newest_frames(tokens["frame"], tokens["valid"], count)
+    np.testing.assert_array_equal(found, reference.newest_frames(tokens["frame"], tokens["valid"], count))
+
+
+@pytest.mark.parametrize("count", [1, 3, 200])
+def test_newest_frames_of_many_rows(count):
+    """Long enough for stretches of old rows to be passed over; frames in order, as a stream brings them, and in none."""
+    rng = np.random.default_rng(count)
+    rising = np.sort(rng.integers(0, 90, 1000)).astype(np.int32)
+    frame = np.stack([rising, rising[::-1], rng.permutation(rising)])
+    among = rng.random(frame.shape) < 0.7
+    found = kernels.newest_frames(frame, among, count)
+    np.testing.assert_array_equal(found, reference.newest_frames(frame, among, count))
+
+
+@given(scenes(), st.data())
+@QUICK
+def test_pool_norms(scene, data):
+    rng, heads, n, tokens = scene
+    norms = (rng.random((heads, n)) * data.draw(st.sampled_from([1, 0, 1e19]))).astype(np.float32)
+    arguments = (norms, *(tokens[name] for name in ("frame", "row", "col", "valid")))
+    for window in (1, 3, 5, 7):
+        found = kernels.pool_norms(*arguments, window)
+        np.testing.assert_allclose(found, reference.pool_norms(*arguments, window), rtol=1e-6)
+
+
+def test_pooling_of_a_whole_frame_is_an_average_with_cut_edges(kit):
+    if kit.sanitized:
+        pytest.skip("torch does not load under the sanitizer")
+    torch = pytest.importorskip("torch")
+    rng, side = np.random.default_rng(0), 27
+    norms = rng.random((2, side * side), np.float32)
+    row, col = (np.broadcast_to(axis.reshape(1, -1), norms.shape).astype(np.int16) for axis in np.indices((side, side)))
+    frame, valid = np.full(norms.shape, 5, np.int32), np.ones(norms.shape, np.bool_)
+    for window in (1, 3, 5, 7):
+        grid = torch.from_numpy(norms.reshape(2, 1, side, side))
+        pooled = torch.nn.functional.avg_pool2d(grid, window, 1, window // 2, count_include_pad=False)
+        found = kernels.pool_norms(norms, frame, row, col, valid, window)
+        np.testing.assert_allclose(found, pooled.numpy().reshape(2, -1), rtol=1e-5)
+
+
+TIES = st.sampled_from([0.0, -0.0, 1.0, 1.0000001, -1.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3e38])
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=300)
+def test_top_k(data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    heads, n = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 40))
+    if data.draw(st.booleans()):
+        flat = data.draw(st.lists(TIES, min_size=heads * n, max_size=heads * n))
+        scores = np.array(flat, np.float32).reshape(heads, n)
+    else:
+        scores = rng.standard_normal((heads, n), np.float32)
+    seq = np.stack([rng.permutation(10 * n + 1)[:n] for _ in range(heads)]).astype(np.int64)
+    seq += data.draw(st.sampled_from([0, 2**40, -(2**62)]))
+    if data.draw(st.booleans()):
+        seq //= 4  # the same seq twice
+    candidates = rng.random((heads, n)) < data.draw(st.sampled_from([0.0, 0.5, 1.0]))
+    if data.draw(st.booleans()):
+        scores, seq, candidates = (strided(array, rng) for array in (scores, seq, candidates))
+    k = data.draw(st.integers(0, n + 3))
+    found = kernels.top_k(scores, seq, candidates, k)
+    assert found.dtype == np.bool_
+    np.testing.assert_array_equal(found, reference.top_k(scores, seq, candidates, k))
+    assert found.sum(1).tolist() == np.minimum(k, candidates.sum(1)).tolist()
+
+
+@pytest.mark.parametrize("far", [0.0, 1e30, np.inf, np.nan])
+def test_top_k_of_scores_that_lie_close_together_but_one(far):
+    """One score far off leaves all others in few of the first buckets."""
+    rng = np.random.default_rng(0)
+    scores = (10 + rng.random((2, 1000)) * [[1], [1e-4]]).astype(np.float32)
+    scores[:, 500] = far
+    seq, candidates = rng.permuted(np.tile(np.arange(1000), (2, 1)), axis=1), rng.random((2, 1000)) < 0.8
+    for k in (1, 300, 799):
+        found = kernels.top_k(scores, seq, candidates, k)
+        np.testing.assert_array_equal(found, reference.top_k(scores, seq, candidates, k))
+
+
+def test_top_k_takes_scores_shared_by_all_heads():
+    score = np.broadcast_to(np.array([3, 1, 2], np.float32), (4, 3))
+    seq, candidates = np.zeros((4, 3), np.int64), np.ones((4, 3), np.bool_)
+    assert kernels.top_k(score, seq, candidates, 2).tolist() == [[True, False, True]] * 4
+    assert kernels.top_k(score.T, seq.T, candidates.T, 2).sum() == 6
+
+
+@given(st.data())
+@QUICK
+def test_places(data):
+    """Of dense ranges, strided ones and far ones, with gaps and the same seq twice."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    heads, n, m = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 40)), data.draw(st.integers(0, 40))
+    step, first = data.draw(st.sampled_from([1, 196, 2**20, 2**55])), data.draw(st.sampled_from([0, -5, 2**62, -(2**63)]))
+    span = data.draw(st.sampled_from([10, 50, 90]))
+    seq, known = (first + step * rng.integers(0, span, (heads, count)) for count in (n, m))
+    if data.draw(st.booleans()):
+        seq, known = strided(seq, rng), strided(known, rng)
+    found = kernels.places(seq, known)
+    assert found.dtype == np.int32
+    np.testing.assert_array_equal(found, reference.places(seq, known))
+
+
+def test_places_in_the_scratch_of_the_cache(kit):
+    cache = kit.make(layers=2, capacity=64)
+    kit.append(cache, 60)
+    cache.evict([None, kit.random_keep(np.random.default_rng(0), 2, 60, 20)])
+    before = _native.loose_allocations()
+    found = kernels.places(cache.seq(0), cache.seq(1))
+    assert _native.loose_allocations() == before
+    np.testing.assert_array_equal(found, reference.places(cache.seq(0), cache.seq(1)))
+    assert (found >= 0).sum() == 2 * 20
+    with pytest.raises(CacheError, match=r"known must be \[2, any\], not \[3, 4\]"):
+        kernels.places(cache.seq(0), np.zeros((3, 4), np.int64))
+
+
+@pytest.mark.parametrize("n", [1000, 6272])
+def test_many_tokens(n):
+    """At the size of a real budget, where nth_element and sort take their other paths."""
+    rng, heads, dim, side = np.random.default_rng(n), 2, 16, 14
+    frame = np.broadcast_to(np.arange(n, dtype=np.int32) // side**2, (heads, n))
+    row, col = (np.broadcast_to(np.arange(n) % side**2 // part % side, (heads, n)).astype(np.int16) for part in (side, 1))
+    key = rng.standard_normal((heads, n, dim), np.float32)
+    position = rng.integers(0, 30_000, (heads, n, 1), dtype=np.int32)
+    valid, recent = rng.random((heads, n)) < 0.9, frame >= frame.max() - 1
+    some = slice(0, n, n // 100)  # the reference is slow: check a sample of past tokens
+    checked = recent.copy()
+    checked[:, some] = True
+    arguments = (key, position, row, col, recent)
+    inv_freq = 1 / 1e4 ** (np.arange(0, dim, 2) / dim)
+    found = kernels.temporal_similarity(*arguments, valid, inv_freq)
+    expected = reference.temporal_similarity(*arguments, valid & checked, inv_freq)
+    np.testing.assert_allclose(found[checked], expected[checked], atol=1e-5)
+    norms = kernels.value_norms(key)
+    np.testing.assert_allclose(
+        kernels.pool_norms(norms, frame, row, col, valid, 5),
+        reference.pool_norms(norms, frame, row, col, valid, 5),
+        rtol=1e-6,
+    )
+    seq = rng.permuted(np.broadcast_to(np.arange(n), (heads, n)), axis=1)
+    coarse = np.round(norms, 1)
+    np.testing.assert_array_equal(kernels.top_k(coarse, seq, valid, n // 2), reference.top_k(coarse, seq, valid, n // 2))
+
+
+FLOAT, SHORT, BOOL = np.zeros((2, 4), np.float32), np.zeros((2, 4), np.int16), np.zeros((2, 4), np.bool_)
+KEY, INT, LONG = np.zeros((2, 4, 6), np.float32), np.zeros((2, 4), np.int32), np.zeros((2, 4), np.int64)
+SIMILARITY = {
+    "key": KEY,
+    "position": INT[..., None],
+    "row": SHORT,
+    "col": SHORT,
+    "recent": BOOL,
+    "valid": BOOL,
+    "inv_freq": np.ones(3),
+}
+POOL = {"norms": FLOAT, "frame": INT, "row": SHORT, "col": SHORT, "valid": BOOL, "window": 3}
+NEWEST = {"frame": INT, "among": BOOL, "count": 1}
+TOP = {"scores": FLOAT, "seq": LONG, "candidates": BOOL, "k": 1}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "good", "change", "message"),
+    [
+        (
+            "temporal_similarity",
+            SIMILARITY,
+            {"key": KEY.astype(np.float64)},
+            "key must be float32, float16 or int8, not float64",
+        ),
+        ("temporal_similarity", SIMILARITY, {"key": KEY[0]}, r"key must be \[any, any, any\], not \[4, 6\]"),
+        ("temporal_similarity", SIMILARITY, {"key": KEY[..., ::2], "inv_freq": np.ones(2)}, "key must be dense"),
+        ("temporal_similarity", SIMILARITY, {"position": INT}, r"position must be \[2, 4, any\], not \[2, 4\]"),
+        ("temporal_similarity", SIMILARITY, {"row": SHORT[:1]}, r"row must be \[2, 4\], not \[1, 4\]"),
+        ("temporal_similarity", SIMILARITY, {"col": INT}, "col must be int16, not int32"),
+        ("temporal_similarity", SIMILARITY, {"recent": INT}, "recent must be bool, not int32"),
+        ("temporal_similarity", SIMILARITY, {"valid": BOOL[:, :3]}, r"valid must be \[2, 4\], not \[2, 3\]"),
+        ("temporal_similarity", SIMILARITY, {"inv_freq": np.ones(2)}, "D / 2 numbers of a key's 6, not 2"),
+        ("value_norms", {"value": KEY}, {"value": KEY.astype(np.int16)}, "value must be float32, float16 or int8, not int16"),
+        ("value_norms", {"value": KEY}, {"value": KEY[..., ::2]}, "value must be dense in its last axis"),
+        ("pool_norms", POOL, {"window": 2}, "window must be 1, 3, 5 or 7, not 2"),
+        ("pool_norms", POOL, {"norms": FLOAT[0]}, r"norms must be \[any, any\], not \[4\]"),
+        ("pool_norms", POOL, {"frame": LONG}, "frame must be int32, not int64"),
+        ("newest_frames", NEWEST, {"count": -1}, "cannot choose -1 frames"),
+        ("newest_frames", NEWEST, {"frame": LONG}, "frame must be int32, not int64"),
+        ("newest_frames", NEWEST, {"among": BOOL[:1]}, r"among must be \[2, 4\], not \[1, 4\]"),
+        ("top_k", TOP, {"k": -1}, "cannot choose -1 rows"),
+        ("top_k", TOP, {"scores": LONG}, "scores must be float32, not int64"),
+        ("top_k", TOP, {"seq": INT}, "seq must be int64, not int32"),
+        ("top_k", TOP, {"candidates": FLOAT}, "candidates must be bool, not float32"),
+    ],
+)
+def test_misuse(kernel, good, change, message):
+    getattr(kernels, kernel)(**good)
+    with pytest.raises(CacheError, match=message):
+        getattr(kernels, kernel)(**{**good, **change})
+
+
+def test_scores_of_all_layers_are_those_of_each(kit):
+    cache = kit.make(layers=3, capacity=[40, 50, 60])
+    kit.append(cache, 40)
+    cache.evict([kit.random_keep(np.random.default_rng(0), 2, 40, kept) for kept in (40, 31, 0)])
+    rng = np.random.default_rng(1)
+    valid = [rng.random((2, int(n))) < 0.9 for n in cache.lengths]
+    recent = [kernels.newest_frames(cache.frame(layer), mask, 2) for layer, mask in enumerate(valid)]
+    for rotated in (False, True):
+        both = kernels.infinipot_scores(cache, recent, valid, rotated=rotated)
+        for layer, (similarity, norms) in enumerate(both):
+            arguments = (
+                cache.key(layer),
+                cache.position(layer),
+                cache.row(layer),
+                cache.col(layer),
+                recent[layer],
+                valid[layer],
+            )
+            scale = cache.key_scale(layer)
+            expected = kernels.temporal_similarity(*arguments, cache.inv_freq, rotated=rotated, scale=scale)
+            np.testing.assert_array_equal(similarity, expected)
+            np.testing.assert_array_equal(norms, kernels.value_norms(cache.value(layer), cache.value_scale(layer)))
+    with pytest.raises(CacheError, match="one mask for each of the 3 layers, not 2 and 3"):
+        kernels.infinipot_scores(cache, recent[:2], valid)
+    with pytest.raises(CacheError, match=r"recent must be \[2, 31\], not \[2, 40\]"):
+        kernels.infinipot_scores(cache, [recent[0]] * 3, valid)
+    with pytest.raises(CacheError, match="open the cache with the sections"):
+        kernels.infinipot_scores(kit.make(layers=1, axes=3), [np.ones((2, 0), np.bool_)], [np.ones((2, 0), np.bool_)])
+
+
+SELECTIONS = [
+    {"windows": [7, 3, 1]},
+    {"windows": [5, 5, 5], "rotated": True},
+    {"windows": [3, 3, 3], "keep_recent": False},
+    {"windows": [], "thresholds": [0.05, 0.3, 0.6]},
+    {"windows": [7, 7, 7], "recent_frames": 0},
+    {"windows": [1, 1, 1], "distinctive": 0},
+    {"windows": [1, 1, 1], "target": 20},  # fewer than the recent frames hold: the newest of what was chosen
+    {"windows": [1, 1, 1], "target": 999},  # more than there are
+]
+
+
+@pytest.mark.parametrize("settings", SELECTIONS, ids=str)
+def test_selecting_is_the_scores_one_after_another(kit, settings):
+    """Bit for bit what the other kernels choose when they are called in turn; those are tested against the reference."""
+    cache, rng = kit.make(layers=3, capacity=[140, 150, 160], head_dim=16), np.random.default_rng(2)
+    kit.append(cache, 5, kind=Kind.PREFIX, per_frame=16, width=4)
+    kit.append(cache, 135, start=16, per_frame=16, width=4, rng=rng)
+    kept = [np.arange(140) < 5 for _ in range(6)]
+    for mask in kept:
+        mask[5 + rng.permutation(135)[:110]] = True
+    cache.evict(list(np.array(kept).reshape(3, 2, 140)))
+    how = {"recent_frames": 2, "distinctive": 15, "target": 60, "rotated": False, "keep_recent": True, "thresholds": []}
+    how |= settings
+    found = kernels.infinipot_select(cache, **how)
+    vision = [cache.kind(layer) == Kind.VISION for layer in range(3)]
+    recent = [kernels.newest_frames(cache.frame(layer), vision[layer], how["recent_frames"]) for layer in range(3)]
+    scores = kernels.infinipot_scores(cache, recent, vision, rotated=how["rotated"])
+    for layer, (similarity, norms) in enumerate(scores):
+        seq, among = cache.seq(layer), vision[layer]
+        chosen = kernels.top_k(-similarity, seq, among & ~recent[layer], how["distinctive"])
+        chosen |= recent[layer] & how["keep_recent"]
+        spread = norms[among].std(dtype=np.float64) / norms[among].mean(dtype=np.float64)
+        window = how["windows"][layer] if how["windows"] else 7 - 2 * sum(spread >= tau for tau in how["thresholds"])
+        pooled = kernels.pool_norms(norms, cache.frame(layer), cache.row(layer), cache.col(layer), among, window)
+        best = np.where(chosen, np.float32(np.inf), pooled)
+        expected = ~among | kernels.top_k(best, seq, among, how["target"])
+        np.testing.assert_array_equal(found[layer], expected)
+
+
+def test_selecting_from_a_cache_that_holds_nothing_and_misuse(kit):
+    cache = kit.make(layers=2)
+    assert [mask.shape for mask in kernels.infinipot_select(cache, 1, 1, 1, [1, 1])] == [(2, 0), (2, 0)]
+    with pytest.raises(CacheError, match="one number for each of the 2 layers, not 1"):
+        kernels.infinipot_select(cache, 1, 1, 1, [1])
+    with pytest.raises(CacheError, match="there are 3 thresholds, not 2"):
+        kernels.infinipot_select(cache, 1, 1, 1, [], [0.1, 0.2])
+    with pytest.raises(CacheError, match="window must be 1, 3, 5 or 7, not 2"):
+        kernels.infinipot_select(cache, 1, 1, 1, [2, 2])
+    with pytest.raises(CacheError, match="cannot choose a negative number"):
+        kernels.infinipot_select(cache, 1, 1, -1, [1, 1])
+    with pytest.raises(CacheError, match="open the cache with the sections"):
+        kernels.infinipot_select(kit.make(layers=1, axes=3), 1, 1, 1, [1])
+
+
+@pytest.mark.cpu
+def test_kernels_given_views_of_a_cache_work_in_its_scratch(kit):
+    cache = kit.make(layers=2, capacity=64)
+    kit.append(cache, 60)
+    before = _native.loose_allocations()
+    score(cache, cache.inv_freq.copy())
+    assert _native.loose_allocations() == before
+    score(cache, 2 * cache.inv_freq)  # not the cache's own angles: a table of its own
+    assert _native.loose_allocations() == before + 1
+    kernels.top_k(np.zeros((2, 60), np.float32), cache.seq(0).copy(), np.ones((2, 60), np.bool_), 3)
+    assert _native.loose_allocations() == before + 2
+
+
+def score(cache, inv_freq):
+    valid = np.ones((2, int(cache.lengths[0])), np.bool_)
+    recent = cache.frame(0) == cache.frame(0).max()
+    similar = kernels.temporal_similarity(
+        cache.key(0), cache.position(0), cache.row(0), cache.col(0), recent, valid, inv_freq, scale=cache.key_scale(0)
+    )
+    norms = kernels.value_norms(cache.value(0)[:, ::-1][:, ::-1], cache.value_scale(0))
+    pooled = kernels.pool_norms(norms, cache.frame(0)[:, :], cache.row(0), cache.col(0), valid, 3)
+    return kernels.top_k(similar, cache.seq(0), valid, 9), kernels.top_k(pooled, cache.seq(0), valid, 9)

@@ -1,0 +1,229 @@
+"""Power: meters of machines made of files, and energy by a clock that is told the time."""
+
+import json
+import sys
+import types
+
+import pytest
+from jetsons import Jetson
+
+from edgevlm.engines.devices.machine import Machine
+from edgevlm.engines.power import METERS, Reading, find_meter, show
+from edgevlm.engines.power.energy import Energy, idle_watts
+
+
+@pytest.fixture(autouse=True)
+def _no_card(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+
+def meter_of(root):
+    meter, missing = find_meter(Machine(root))
+    assert meter is not None, missing
+    return meter
+
+
+def watts(meter):
+    return {rail: round(reading.watts, 3) for rail, reading in meter.read().items()}
+
+
+def test_an_agx_has_rails_and_no_total(tmp_path):
+    Jetson(tmp_path, "agx")
+    meter = meter_of(tmp_path)
+    assert watts(meter) == {"VDD_GPU_SOC": 5.201, "VDD_CPU_CV": 2.681, "VIN_SYS_5V0": 4.735, "VDDQ_VDD2_1V8AO": 0.397}
+    assert meter.summed == ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")
+
+
+@pytest.mark.parametrize("kind", ["nx", "nano"])
+def test_a_module_with_its_input_measured_is_its_input(tmp_path, kind):
+    Jetson(tmp_path, kind)
+    meter = meter_of(tmp_path)
+    assert watts(meter) == {"VDD_IN": 7.84, "VDD_CPU_GPU_CV": 1.764, "VDD_SOC": 1.568}
+    assert meter.summed == ("VDD_IN",)
+
+
+def test_other_chips_and_channels_without_a_name_are_no_rails(tmp_path):
+    jetson = Jetson(tmp_path, "nx")
+    jetson.put("sys/class/hwmon/hwmon0/name", "tmp451\n")
+    jetson.put("sys/class/hwmon/hwmon0/in1_label", "VDD_OTHER\n")
+    (tmp_path / "sys/class/hwmon/hwmon3/in3_label").unlink()
+    assert list(meter_of(tmp_path).rails) == ["VDD_IN", "VDD_CPU_GPU_CV"]
+
+
+def test_where_nothing_measures_each_kind_says_why(tmp_path):
+    meter, missing = find_meter(Machine(tmp_path))
+    assert meter is None
+    assert [line.partition(":")[0] for line in missing] == list(METERS)
+
+
+def packages(root, **counters):
+    for index, (name, microjoules) in enumerate(counters.items()):
+        place = root / "sys/class/powercap" / (f"intel-rapl:{index}" if name != "dram" else "intel-rapl:0:0")
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "name").write_text(f"{name.replace('_', '-')}\n")
+        (place / "energy_uj").write_text(f"{microjoules}\n")
+        (place / "max_energy_range_uj").write_text("1000000000\n")
+
+
+def test_rapl_counts_sockets_and_their_memory_and_wraps(tmp_path):
+    packages(tmp_path, package_0=999_000_000, dram=5_000_000)
+    (tmp_path / "sys/class/powercap/intel-rapl-mmio:0").mkdir()
+    meter = meter_of(tmp_path)
+    assert (meter.name, set(meter.summed)) == ("rapl", {"package-0", "package-0 dram"})
+    times = iter([10.0, 12.0])
+    energy = Energy(meter, clock=lambda: next(times))
+    energy.sample()
+    packages(tmp_path, package_0=2_000_000, dram=6_000_000)
+    energy.sample()
+    assert energy.joules == pytest.approx(3 + 1)
+    assert energy.watts == pytest.approx(2)
+
+
+def test_rapl_prefers_the_board(tmp_path):
+    packages(tmp_path, package_0=1, psys=2)
+    assert meter_of(tmp_path).summed == ("psys",)
+
+
+def test_counters_that_may_not_be_read_say_how(tmp_path):
+    packages(tmp_path, package_0=1)
+    (tmp_path / "sys/class/powercap/intel-rapl:0/energy_uj").unlink()
+    assert "sudo chmod" in find_meter(Machine(tmp_path))[1][-1]
+
+
+class Script:
+    """A meter that reads what it is told, one mapping a call."""
+
+    name, why = "script", ""
+
+    def __init__(self, rails, summed, readings):
+        self.rails, self.summed, self._readings = rails, summed, iter(readings)
+
+    def read(self):
+        return next(self._readings)
+
+
+def measured(readings, times, **options):
+    clock = iter(times)
+    energy = Energy(Script(("a", "b"), ("a",), readings), clock=lambda: next(clock), **options)
+    for _ in times:
+        energy.sample()
+    return energy
+
+
+def test_watts_are_integrated_by_trapezoids_and_rest_is_taken_off():
+    readings = [{"a": Reading(watts=w), "b": Reading(watts=1)} for w in (2.0, 4.0, 4.0)]
+    energy = measured(readings, [0.0, 1.0, 3.0], idle_w=1.5)
+    assert energy.joules == pytest.approx(3 + 8)
+    assert energy.net() == pytest.approx(11 - 4.5)
+    assert energy.figures()["rails"]["b"] == {"joules": 3.0, "gap_s": 0.0}
+
+
+def test_a_rail_that_vanishes_is_not_guessed():
+    readings = [{"a": Reading(watts=2)}, {}, {"a": Reading(watts=2)}, {"a": Reading(watts=2)}]
+    energy = measured(readings, [0.0, 1.0, 2.0, 3.0], idle_w=1.0)
+    assert (energy.joules, energy.watts, energy.net()) == (None, None, None)
+    assert energy.figures()["rails"]["a"] == {"joules": 2.0, "gap_s": 2.0}
+
+
+def test_a_rail_beside_the_total_may_vanish():
+    readings = [{"a": Reading(watts=2), "b": Reading(watts=1)}, {"a": Reading(watts=2)}]
+    energy = measured(readings, [0.0, 1.0])
+    assert energy.joules == pytest.approx(2)
+    assert energy.figures()["rails"]["b"] == {"joules": 0.0, "gap_s": 1.0}
+
+
+def test_a_counter_that_falls_without_a_range_is_a_gap():
+    energy = measured([{"a": Reading(joules=9)}, {"a": Reading(joules=1)}], [0.0, 1.0])
+    assert energy.joules is None
+
+
+def test_a_block_is_read_at_both_ends_and_in_between():
+    calls = []
+
+    class Counting(Script):
+        def read(self):
+            calls.append(1)
+            return {"a": Reading(watts=5)}
+
+    meter = Counting(("a",), ("a",), [])
+    with Energy(meter, interval_s=0.005) as energy:
+        while len(calls) < 4:
+            pass
+    assert energy.joules == pytest.approx(5 * energy.seconds)
+    assert idle_watts(meter, 0.01) == pytest.approx(5)
+
+
+def fake_nvml(monkeypatch, cards):
+    """``pynvml`` with as many cards: joules, or watts where it does not count, or None where it says nothing."""
+    nvml = types.ModuleType("pynvml")
+    nvml.NVMLError = type("NVMLError", (Exception,), {})
+    nvml.NVMLError_NotSupported = type("NVMLError_NotSupported", (nvml.NVMLError,), {})
+
+    def asked(kind, card):
+        said = cards[card].get(kind)
+        if said is None:
+            raise nvml.NVMLError_NotSupported
+        return said
+
+    nvml.nvmlInit = lambda: None
+    nvml.nvmlDeviceGetCount = lambda: len(cards)
+    nvml.nvmlDeviceGetHandleByIndex = lambda index: index
+    nvml.nvmlDeviceGetName = lambda card: b"Card"
+    nvml.nvmlDeviceGetTotalEnergyConsumption = lambda card: asked("millijoules", card)
+    nvml.nvmlDeviceGetPowerUsage = lambda card: asked("milliwatts", card)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    return nvml
+
+
+def test_graphics_cards_count_joules_or_say_watts(monkeypatch, tmp_path):
+    fake_nvml(monkeypatch, [{"millijoules": 7000, "milliwatts": 1}, {"milliwatts": 30_500}, {}])
+    meter = meter_of(tmp_path)
+    assert meter.read() == {"GPU 0 Card": Reading(joules=7.0), "GPU 1 Card": Reading(watts=30.5)}
+
+
+def test_a_driver_that_fails_says_so(monkeypatch, tmp_path):
+    nvml = fake_nvml(monkeypatch, [])
+
+    def init():
+        raise nvml.NVMLError("Driver Not Loaded")
+
+    nvml.nvmlInit = init
+    assert "nvml: Driver Not Loaded" in find_meter(Machine(tmp_path))[1]
+
+
+def test_power_is_shown_live(tmp_path):
+    Jetson(tmp_path, "agx")
+    (_, note), *lines = show.show_power(0.05, 0.1, True, Machine(tmp_path))
+    assert "VDD_GPU_SOC + VDD_CPU_CV + VIN_SYS_5V0" in note
+    *shown, energy = (json.loads(line) for is_data, line in lines if is_data)
+    assert len(shown) == 2
+    assert shown[0]["watts"] == pytest.approx(12.617, abs=0.01)
+    assert shown[0]["mode"] == "MAXN"
+    assert shown[0]["rails"]["VDDQ_VDD2_1V8AO"] == pytest.approx(0.397, abs=0.01)
+    assert energy["joules"] == pytest.approx(12.617 * 0.1, rel=0.9)
+    text = [line for _, line in show.show_power(0.05, 0.05, False, Machine(tmp_path))]
+    assert "12.62 W  VDD_GPU_SOC 5.20 W" in text[1]
+
+
+def test_without_a_meter_the_rest_is_shown_and_power_is_not(tmp_path):
+    (_, note), (_, line) = show.show_power(0.05, 0.05, True, Machine(tmp_path))
+    assert note.startswith("power: not measured (ina3221: ")
+    assert json.loads(line)["watts"] is None
+
+
+def test_ctrl_c_ends_it_with_the_sum(tmp_path, monkeypatch):
+    Jetson(tmp_path, "nx")
+
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(show.time, "sleep", interrupted)
+    *_, (_, last) = show.show_power(1.0, None, False, Machine(tmp_path))
+    assert last.startswith("energy: ")
+
+
+def test_clocks_of_the_gpu_the_memory_and_a_core(tmp_path):
+    jetson = Jetson(tmp_path, "agx")
+    jetson.put("sys/class/devfreq/17000000.gpu/cur_freq", "1300500000\n")
+    jetson.put("sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq", "2201600\n")
+    assert show.clocks_of(Machine(tmp_path)) == {"gpu": 1300.5, "cpu0": 2201.6}

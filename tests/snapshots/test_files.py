@@ -1,0 +1,196 @@
+"""The file of a snapshot and the folder of two: every byte is checked, every failure leaves the good one."""
+
+import errno
+import json
+import struct
+from zlib import crc32
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgevlm.errors import SnapshotError, UserError
+from edgevlm.runtime.snapshots import folder as folder_module
+from edgevlm.runtime.snapshots.copies import Copies
+from edgevlm.runtime.snapshots.folder import StateFolder, snapshots, verified
+from edgevlm.runtime.snapshots.format import FORMAT, MAGIC, PREAMBLE, Snapshot, read, read_about, write
+
+ARRAYS = {
+    "layer0.key": np.arange(48, dtype=np.float16).reshape(2, 3, 8),
+    "layer0.seq": np.arange(6).reshape(2, 3),
+    "empty": np.zeros((0, 4), np.float32),
+    "flags": np.array([True, False, True]),
+    "bytes": np.frombuffer(b"Question: \xc3\xa4?", np.uint8),
+}
+WANTED = {"model": "abc", "name": "shop", "policy": "uniform", "budget": 8, "dtype": "fp32"}
+ABOUT = {"identity": WANTED, "session": {"frames": 3, "time_s": 1.5}, "written": 0.0, "said": "wh\u00e4t \U0001f600"}
+
+
+def written(path, about=ABOUT, arrays=ARRAYS):
+    with path.open("wb") as stream:
+        size = write(stream, about, arrays)
+    assert size == path.stat().st_size
+    return path
+
+
+def test_it_reads_what_was_written(tmp_path):
+    found = read(written(tmp_path / "a"))
+    assert {name: found.about[name] for name in ABOUT} == ABOUT
+    assert list(found.arrays) == list(ARRAYS)
+    for name, array in ARRAYS.items():
+        assert found.arrays[name].dtype == array.dtype
+        np.testing.assert_array_equal(found.arrays[name], array)
+        assert not found.arrays[name].flags.writeable
+    assert read(written(tmp_path / "b", arrays={})).arrays == {}
+
+
+def test_the_layout_is_the_documented_one(tmp_path):
+    """Read by hand, as docs/state.md says, without the module."""
+    raw = written(tmp_path / "a").read_bytes()
+    magic, version, checksum, start = struct.unpack_from("<8sIIQ", raw)
+    assert (magic, version, start % 64) == (b"EDGEVLM\x1a", 1, 0)
+    assert crc32(raw[:12] + bytes(4) + raw[16:start]) == checksum
+    header = json.loads(raw[24:start])
+    assert start + header["bytes"] == len(raw)
+    ends = [*(section[3] for section in header["sections"][1:]), header["bytes"]]
+    for (name, dtype, shape, offset, checksum), end in zip(header["sections"], ends, strict=True):
+        assert offset % 64 == 0
+        assert crc32(raw[start + offset : start + end]) == checksum
+        array = np.frombuffer(raw, dtype, int(np.prod(shape)), start + offset).reshape(shape)
+        np.testing.assert_array_equal(array, ARRAYS[name])
+
+
+@given(at=st.integers(0, 10**6), bit=st.integers(0, 7))
+def test_no_bit_can_flip_unnoticed(tmp_path_factory, at, bit):
+    path = written(tmp_path_factory.getbasetemp() / "flipped")
+    raw = bytearray(path.read_bytes())
+    raw[at % len(raw)] ^= 1 << bit
+    path.write_bytes(raw)
+    with pytest.raises(SnapshotError, match=r"is damaged|is torn|is no snapshot|is of snapshot format"):
+        read(path)
+
+
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_no_torn_end_goes_unnoticed(tmp_path_factory, share):
+    path = written(tmp_path_factory.getbasetemp() / "torn")
+    raw = path.read_bytes()
+    path.write_bytes(raw[: int(share * len(raw))])
+    with pytest.raises(SnapshotError, match=r"is torn|is damaged|is no snapshot"):
+        read(path)
+    path.write_bytes(raw + b"\0")
+    with pytest.raises(SnapshotError, match="is torn"):
+        read_about(path)
+
+
+@pytest.mark.parametrize(("version", "says"), [(FORMAT + 1, "upgrade edgevlm"), (0, f"reads format {FORMAT}$")])
+def test_another_format_says_so(tmp_path, version, says):
+    path = written(tmp_path / "a")
+    raw = path.read_bytes()
+    path.write_bytes(PREAMBLE.pack(MAGIC, version, *PREAMBLE.unpack_from(raw)[2:]) + raw[PREAMBLE.size :])
+    with pytest.raises(SnapshotError, match=says):
+        read(path)
+
+
+@pytest.mark.parametrize("kind", ["|O", "|S8", "<M8"])
+def test_only_numbers_are_read(tmp_path, kind):
+    """A file that asks for objects, its checksums right, makes none."""
+    path = written(tmp_path / "a", arrays={"x": np.arange(8)})
+    text = path.read_bytes()
+    start = PREAMBLE.unpack_from(text)[3]
+    body = text[PREAMBLE.size : start].replace(b'"<i8"', f'"{kind}"'.encode()).strip().ljust(start - PREAMBLE.size, b" ")
+    head = PREAMBLE.pack(MAGIC, FORMAT, crc32(body, crc32(PREAMBLE.pack(MAGIC, FORMAT, 0, start))), start)
+    path.write_bytes(head + body + text[start:])
+    with pytest.raises(SnapshotError, match="does not describe itself"):
+        read(path)
+
+
+def test_one_of_a_newer_edgevlm_is_not_written_over(tmp_path):
+    raw = written(tmp_path / "00000001.snapshot").read_bytes()
+    newer = tmp_path / "00000002.snapshot"
+    newer.write_bytes(PREAMBLE.pack(MAGIC, FORMAT + 1, *PREAMBLE.unpack_from(raw)[2:]) + raw[PREAMBLE.size :])
+    state = StateFolder(tmp_path)
+    found, refused = state.resume(WANTED)
+    assert found.path.name == "00000001.snapshot"
+    assert "upgrade edgevlm" in refused[0]
+    found.path.unlink()
+    with pytest.raises(UserError, match="upgrade edgevlm"):
+        state.resume(WANTED)
+    state.close()
+
+
+def test_a_missing_file_and_a_folder(tmp_path):
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(SnapshotError, match="cannot be read"):
+            read(path)
+
+
+def test_two_generations_are_kept(tmp_path):
+    state = StateFolder(tmp_path)
+    assert state.resume(WANTED) == (None, [])
+    for frames in range(5):
+        state.write({**ABOUT, "session": {"frames": frames}}, ARRAYS)
+    assert [path.name for path in snapshots(tmp_path)] == ["00000005.snapshot", "00000004.snapshot"]
+    state.close()
+    again = StateFolder(tmp_path)
+    found, refused = again.resume(WANTED)
+    assert (found.about["session"]["frames"], refused) == (4, [])
+    assert again.write(ABOUT, ARRAYS).name == "00000006.snapshot"
+    assert [path.name for path in snapshots(tmp_path)] == ["00000006.snapshot", "00000005.snapshot"]
+    again.close()
+
+
+def test_one_of_another_model_is_refused_and_the_one_before_used(tmp_path):
+    state = StateFolder(tmp_path)
+    state.write(ABOUT, ARRAYS)
+    state.write({**ABOUT, "identity": {**WANTED, "model": "xyz", "name": "garden"}}, ARRAYS)
+    found, refused = state.resume(WANTED)
+    assert found.path.name == "00000001.snapshot"
+    assert refused == ["00000002.snapshot is of another model (garden)"]
+    with pytest.raises(UserError, match=r"is of another model \(garden\); run with the same settings as before"):
+        state.resume({**WANTED, "model": "other"})
+    state.close()
+
+
+@pytest.mark.parametrize("call", ["open", "fsync", "rename"])
+def test_a_write_that_fails_changes_nothing_and_the_next_one_works(tmp_path, monkeypatch, call):
+    state = StateFolder(tmp_path)
+    state.write(ABOUT, ARRAYS)
+
+    def fails(*arguments, **settings):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(folder_module.os, call, fails)
+        with pytest.raises(OSError, match="No space"):
+            state.write(ABOUT, ARRAYS)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["00000001.snapshot", "lock"]
+    state.write(ABOUT, ARRAYS)
+    assert [isinstance(found, Snapshot) for _, found in verified(tmp_path)] == [True, True]
+    state.close()
+
+
+def test_what_a_killed_process_left_is_removed_and_strangers_stay(tmp_path):
+    (tmp_path / "00000009.unfinished").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "my.snapshot").write_text("mine too")
+    state = StateFolder(tmp_path)
+    for _ in range(3):
+        state.write(ABOUT, ARRAYS)
+    state.close()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"notes.txt", "my.snapshot", "lock", "00000002.snapshot", "00000003.snapshot"}
+
+
+def test_the_second_buffer_is_kept_and_grows():
+    copies = Copies(4096)
+    one = copies.of(ARRAYS)
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(one[name], array)
+        assert not np.shares_memory(one[name], array) or not array.size
+    two = copies.of(ARRAYS)
+    assert np.shares_memory(one["flags"], two["flags"])
+    assert copies.nbytes == 4096
+    strided = np.arange(6000.0).reshape(2, 3000)[:, ::2]
+    np.testing.assert_array_equal(copies.of({"x": strided})["x"], strided)
+    assert copies.nbytes == 24000

@@ -1,0 +1,307 @@
+"""The thread that keeps a session: when it writes, what it says, and that questions and frames take turns with it."""
+
+import copy
+import errno
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from pictures import frames
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.pressure import Available, Pressure
+from edgevlm.runtime.session import Session, TextRoom
+from edgevlm.runtime.snapshots import Keeper
+from edgevlm.runtime.snapshots.copies import Copies
+from edgevlm.runtime.snapshots.folder import StateFolder, snapshots, verified
+from edgevlm.runtime.snapshots.format import read, write
+
+ROOM = TextRoom(24, 64, 8)
+ASKED = "what color was the square?"
+
+
+def opened(model, folder, said, every=3600.0):
+    budget = 9 * model.bundle.vision.tokens_per_frame
+    return Session.open(model, policy="h2o", budget=budget, chunk=4, room=ROOM, state=Keeper(folder, every, said.append))
+
+
+def until(done):
+    deadline = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_nothing_is_written_where_nothing_has_changed(model, tmp_path):
+    said = []
+    with opened(model, tmp_path, said, every=0.01) as session:
+        time.sleep(0.1)
+        assert snapshots(tmp_path) == []
+        session.watch(next(frames(1, model)))
+        until(lambda: session.stats.snapshots == 1)
+        time.sleep(0.1)
+        assert session.stats.snapshots == 1
+        session.ask(ASKED, "one").wait()
+        until(lambda: session.stats.snapshots == 2)
+    assert session.stats.snapshots == 2
+    assert said == []
+    turns = read(snapshots(tmp_path)[0]).about["session"]["conversations"]
+    assert [question for question, _ in turns["one"]] == [ASKED]
+
+
+def test_snapshots_questions_and_frames_take_turns(model, tmp_path):
+    """Every snapshot taken amid frames and questions is one of a moment between them: it resumes, and a question fits."""
+    said, images = [], list(frames(60, model))
+    with opened(model, tmp_path, said, every=0.001) as session:
+        asked = [threading.Thread(target=lambda: [session.ask(ASKED).wait() for _ in range(15)]) for _ in range(2)]
+        for thread in asked:
+            thread.start()
+        for image in images:
+            session.watch(image)
+        for thread in asked:
+            thread.join()
+        assert session.stats.snapshots > 3
+    per_frame = model.bundle.vision.tokens_per_frame
+    for _, found in verified(tmp_path):
+        stream = found.about["stream"]
+        assert stream["seq"] == len(found.arrays["layer0.kind"][0]) + stream["stats"]["evicted"] // session.cache.layers
+        assert stream["frames"] * per_frame + session._stream.prefix == stream["seq"]
+        assert (found.arrays["layer0.kind"] <= 1).all(), "no row of a question"
+    assert said == []
+
+
+def test_a_disk_that_is_full_is_said_once_and_so_is_its_end(model, tmp_path, monkeypatch):
+    said, full, write = [], threading.Event(), StateFolder.write
+    tries = []
+
+    def fails(self, about, arrays):
+        tries.append(1)
+        if full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, about, arrays)
+
+    monkeypatch.setattr(StateFolder, "write", fails)
+    images = iter(frames(20, model))
+    with opened(model, tmp_path, said, every=0.01) as session:
+        full.set()
+        session.watch(next(images))
+        until(lambda: len(tries) > 4)
+        assert len(said) == 1
+        assert "the disk is full" in said[0]
+        for image in images:
+            session.watch(image)
+        full.clear()
+        until(lambda: len(said) == 2)
+    assert said[1].startswith("snapshots are written again")
+    assert read(snapshots(tmp_path)[0]).about["session"]["frames"] == 20
+
+
+def test_a_disk_that_is_still_full_at_the_end_says_what_is_lost(model, tmp_path, monkeypatch):
+    def fails(*_):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    said = []
+    monkeypatch.setattr(StateFolder, "write", fails)
+    with opened(model, tmp_path, said) as session:
+        session.watch(next(frames(1, model)))
+    assert len(said) == 1
+    assert "the disk quota is used up" in said[0]
+    assert said[0].endswith("what came since the newest one is not kept")
+
+
+def test_no_memory_for_a_copy_costs_a_warning(model, tmp_path, monkeypatch):
+    said, full, of = [], threading.Event(), Copies.of
+
+    def fails(self, arrays):
+        if full.is_set():
+            raise MemoryError
+        return of(self, arrays)
+
+    monkeypatch.setattr(Copies, "of", fails)
+    full.set()
+    with opened(model, tmp_path, said, every=0.01) as session:
+        session.watch(next(frames(1, model)))
+        until(lambda: said)
+        time.sleep(0.05)
+        assert len(said) == 1
+        assert "(there is no memory for it): the stream goes on" in said[0]
+        full.clear()
+        until(lambda: session.stats.snapshots == 1)
+    assert len(said) == 2
+    assert said[1].startswith("snapshots are written again")
+
+
+def test_an_interrupt_in_the_middle_of_a_frame_leaves_the_last_snapshot(model, tmp_path, monkeypatch):
+    said, images = [], iter(frames(20, model))
+    with opened(model, tmp_path, said) as session:
+        for _ in range(7):
+            session.watch(next(images))
+    with opened(model, tmp_path, said) as session:
+        assert "7 frames" in said[-1]
+
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(session._stream, "append_frames", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.watch(next(images))
+    assert "interrupted half way" in said[-1]
+    assert [read(path).about["session"]["frames"] for path in snapshots(tmp_path)] == [7]
+
+
+def test_a_path_is_enough_and_a_folder_is_let_go_of(model, tmp_path, caplog):
+    settings = {"policy": "uniform", "budget": 8 * model.bundle.vision.tokens_per_frame, "room": ROOM}
+    with Session.open(model, state=tmp_path, **settings) as session:
+        session.watch(next(frames(1, model)))
+        with pytest.raises(UserError, match="another process uses it"):
+            Session.open(model, state=tmp_path, **settings)
+    with pytest.raises(UserError, match="with budget"):
+        Session.open(model, state=tmp_path, **{**settings, "budget": 9 * model.bundle.vision.tokens_per_frame})
+    with Session.open(model, state=str(tmp_path), **settings) as session:
+        assert session.stats.frames == 1
+    assert "resumed from" in caplog.text
+
+
+MEMORY = 1600
+
+
+def test_a_snapshot_is_let_go_of_once_it_was_taken(model, tmp_path):
+    """Else its memory and its place on the disk are held as long as the session that goes on."""
+    with opened(model, tmp_path, []) as session:
+        session.watch(next(frames(1, model)))
+    with opened(model, tmp_path, []) as session:
+        assert session.stats.frames == 1
+        assert ".snapshot" not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda about, arrays: about["stream"]["stats"].update(moved=1),
+        lambda about, arrays: arrays.pop("layer0.position"),
+        lambda about, arrays: arrays.update({name: arrays.pop(f"{name}.score") for name in ["policy.scores.0"]}),
+    ],
+)
+def test_one_that_another_edgevlm_wrote_otherwise_is_one_line_and_stays(model, tmp_path, change):
+    with opened(model, tmp_path, []) as session:
+        for image in frames(4, model):
+            session.watch(image)
+    (path,) = snapshots(tmp_path)
+    found = read(path)
+    about, arrays = copy.deepcopy(dict(found.about)), dict(found.arrays)
+    change(about, arrays)
+    with path.with_suffix(".other").open("wb") as stream:
+        write(stream, {**about, "edgevlm": "0.0.9"}, arrays)
+    path.with_suffix(".other").rename(path)
+    before = path.read_bytes()
+    with pytest.raises(
+        UserError, match=r"edgevlm 0\.0\.9 wrote it, and .* cannot go on from it \(.*choose another folder"
+    ) as caught:
+        opened(model, tmp_path, [])
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+    StateFolder(tmp_path).close()
+
+
+class Machine:
+    """Its free memory, in sixteenths, and its clock."""
+
+    def __init__(self, model, monkeypatch, chunk=8):
+        self.free, self.now, self.said = 16, 0.0, []
+        budget = 40 * model.bundle.vision.tokens_per_frame
+        self.session = Session.open(model, policy="sliding-window", budget=budget, chunk=chunk, room=ROOM)
+        read = lambda: Available(self.free * MEMORY // 16, MEMORY)  # noqa: E731
+        self.session._pressure = Pressure(chunk, self.said.append, read, lambda: self.now)
+        self.spared = []
+        monkeypatch.setattr(model.engine, "spare", self.spared.append)
+        self.appended, append = [], self.session._stream.append_frames
+        self.session._stream.append_frames = lambda features, *rest: (
+            self.appended.append(len(features)) or append(features, *rest)
+        )
+
+    def watch(self, images, count):
+        for _ in range(count):
+            self.session.watch(next(images))
+            self.now += 2
+
+
+def test_short_memory_makes_chunks_smaller_until_there_is_enough(model, monkeypatch):
+    machine, images = Machine(model, monkeypatch), iter(frames(80, model))
+    machine.watch(images, 9)
+    machine.free = 0.9
+    machine.watch(images, 7 + 4 + 2 + 1 + 1)
+    assert machine.appended == [8, 8, 4, 2, 1, 1], "a chunk that has begun is finished"
+    assert [line[:15] for line in machine.said] == ["memory is short"] * 3
+    assert "frames are taken in 4 at a time, not 8" in machine.said[0]
+    machine.free = 1.5
+    machine.watch(images, 2)
+    assert machine.appended[-2:] == [1, 1], "between the two thresholds nothing changes"
+    machine.free = 2.1
+    machine.watch(images, 2 + 4 + 8)
+    assert machine.appended[-3:] == [2, 4, 8]
+    assert machine.spared == [False, False, True, True, True, True, True, True, True, True, False]
+    assert machine.said[3:] == ["there is enough memory again: frames are taken in 8 at a time"]
+    machine.session.close()
+
+
+def test_no_look_is_taken_more_than_once_a_second():
+    looks = []
+    pressure = Pressure(8, print, lambda: looks.append(1) or Available(9, 9), lambda: len(looks) * 0.5)
+    for _ in range(10):
+        assert pressure.look() == 8
+    assert len(looks) == 1
+
+
+def test_chunks_are_whole_groups_of_frames_however_short_memory_is():
+    free, frames = [1, 1, 1, 9, 9, 9], []
+    reads = iter(free)
+    pressure = Pressure(12, print, lambda: Available(next(reads), 18), iter(range(1, 99)).__next__, group=4)
+    for _ in free:
+        pressure._next = 0.0
+        frames.append(pressure.look())
+    assert frames == [4, 4, 4, 8, 12, 12]
+
+
+def test_a_session_takes_whole_groups_of_frames_when_memory_is_short(models):
+    model = models["qwen2_vl"]
+    with Session.open(model, policy="uniform", budget=8 * model.bundle.vision.tokens_per_frame, chunk=3, room=ROOM) as session:
+        assert session.chunk == 4, "a chunk of three is rounded up"
+        session._pressure._read = lambda: Available(1, 99)
+        limits = []
+        for image in frames(12, model):
+            session._pressure._next = 0.0
+            session.watch(image)
+            limits.append(session._chunk.limit)
+    assert limits == [2] * 12
+
+
+def test_what_is_available_is_no_more_than_the_machine_has(tmp_path, monkeypatch):
+    from edgevlm.runtime import pressure
+
+    monkeypatch.setattr(pressure, "CGROUP", tmp_path)
+    monkeypatch.setattr(pressure, "OWN_GROUP", tmp_path / "nothing")
+    whole = pressure.available()
+    assert 0 < whole.free <= whole.total
+    for name, text in (("max", "max"), ("current", "700"), ("stat", "anon 600\ninactive_file 50\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert pressure.available().total == whole.total
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert pressure.available() == Available(350, 1000)
+
+
+def test_a_limit_on_the_group_of_this_process_or_on_one_around_it_counts(tmp_path, monkeypatch):
+    """As systemd sets one for a service: the group's own folder has it, and not the root of the tree."""
+    from edgevlm.runtime import pressure
+
+    own, tree = tmp_path / "own", tmp_path / "tree"
+    own.write_text("1:name=systemd:/elsewhere\n0::/system.slice/shop.service\n")
+    monkeypatch.setattr(pressure, "OWN_GROUP", own)
+    monkeypatch.setattr(pressure, "CGROUP", tree)
+    for group, limit in (("system.slice/shop.service", 1000), ("system.slice", 900)):
+        (tree / group).mkdir(parents=True, exist_ok=True)
+        for name, text in (("max", str(limit)), ("current", "700"), ("stat", "inactive_file 50\n")):
+            (tree / group / f"memory.{name}").write_text(text)
+    assert pressure.available() == Available(250, 900), "the slice has less than the service in it"
+    (tree / "system.slice" / "memory.max").write_text("max")
+    assert pressure.available() == Available(350, 1000)

@@ -1,0 +1,153 @@
+"""A session that goes on from a snapshot is the one that was never stopped: same memory to the bit, same tokens."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from memory import arena
+from pictures import frames
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.framing import Framing
+from edgevlm.runtime.policies import POLICIES
+from edgevlm.runtime.session import Session, TextRoom
+from edgevlm.runtime.snapshots import Keeper
+from edgevlm.runtime.snapshots.image import model_hash
+
+ROOM = TextRoom(24, 64, 8)
+ASKED = "what color was the square?"
+BEFORE, AFTER = 21, 14  # frames
+
+TINY = {"resv": "resv:index=0.25"}  # with an index of a few clusters even here
+VARIANTS = [
+    *(TINY.get(name, name) for name in POLICIES if name != "full"),
+    "full",
+    "snapkv:window=6,clie=1",
+    "h2o:clie=2",
+    "streaming-llm:clie=1",
+    "purekv:window=6,st_spattn=on",
+    "purekv:cross=off",
+    "hermes:mode=official",
+    "hermes:layer_weights=0.7/1/1.3,target=0.6",
+    "hermes:join=rank,summary=last",
+    "infinipot-v:mode=official",
+    "infinipot-v:tar=frame",
+    "random:heads=own",
+    "last-seen:against=held",
+]
+CASES = [
+    *((policy, "llava", rule) for policy in VARIANTS for rule in ("lazy", "eager")),
+    *((policy, "qwen2_vl", "eager" if index % 2 else "lazy") for index, policy in enumerate(VARIANTS)),
+    *((policy, "qwen2_5_vl", "eager") for policy in ("last-seen", "hermes")),
+    *((policy, "qwen3_vl", "lazy") for policy in ("last-seen", "hermes")),
+]
+
+
+def opened(model, policy, folder=None, **settings):
+    per_frame = Framing(model).rows_per_frame
+    budget = (60 if policy.startswith(("full", "snapkv-guided")) else 9) * per_frame
+    state = None if folder is None else Keeper(folder, every=3600, notify=lambda line: None)
+    session = Session.open(model, policy=policy, budget=budget, room=ROOM, state=state, **{"chunk": 4, **settings})
+    session._stream.positions.limit = 600 if session._stream.framing.most_text else 480
+    return session
+
+
+def watch(session, images):
+    for image in images:
+        session.watch(image)
+
+
+def holds(session):
+    """All that a session holds and where it stands, but for times."""
+    stream, chunk = session._stream, session._chunk
+    counts, waiting = chunk.state()
+    policy = {name: array.copy() for name, array in stream.policy.state().items()}
+    features = {name: array.copy() for name, array in waiting.items()}
+    done = (stream.frames, stream.stats.compressions, stream.stats.evicted, stream.stats.reindexings, session.time_s)
+    return arena(stream), counts, done, policy, features, session.stats.frames, session.stats.chunks
+
+
+def same(one, other):
+    assert one[:3] == other[:3]
+    assert one[5:] == other[5:]
+    for mine, theirs in zip(one[3:5], other[3:5], strict=True):
+        assert mine.keys() == theirs.keys()
+        for name in mine:
+            if name.startswith("store."):  # where blocks lie in each one's own file, which depends on when they were written
+                continue
+            np.testing.assert_array_equal(mine[name], theirs[name], name)
+
+
+def tokens(session, question=ASKED, conversation=None):
+    answer = session.ask(question, conversation)
+    answer.wait()
+    assert answer.token_ids
+    return answer.token_ids
+
+
+@pytest.mark.parametrize(("policy", "family", "reindexing"), CASES)
+def test_it_goes_on_as_if_it_had_not_stopped(models, tmp_path, policy, family, reindexing):
+    model = models[family]
+    group = model.bundle.vision.group
+    before = 1 + (BEFORE - 1) * group
+    images = list(frames(before + AFTER * group, model))
+    with opened(model, policy, tmp_path, reindexing=reindexing) as session:
+        watch(session, images[:before])
+        said = tokens(session, conversation="one")
+        stopped, then = holds(session), tokens(session)
+        if policy.startswith("snapkv-guided"):
+            stopped = holds(session)
+    assert session.stats.snapshots == 1
+    with opened(model, policy, reindexing=reindexing) as whole, opened(model, policy, tmp_path, reindexing=reindexing) as again:
+        same(holds(again), stopped)
+        closed = group if policy.startswith("snapkv-guided") else 1  # a question that evicts takes in what waits for its group
+        assert stopped[1]["taken"] == closed, "in the middle of a chunk"
+        watch(whole, images[:before])
+        assert tokens(whole, conversation="one") == said
+        assert tokens(whole) == tokens(again) == then
+        for session in (whole, again):
+            watch(session, images[before:-1])
+        same(holds(whole), holds(again))
+        assert tokens(whole, "and now?", "one") == tokens(again, "and now?", "one"), "the conversation goes on"
+        for session in (whole, again):
+            watch(session, images[-1:])
+        same(holds(whole), holds(again))
+        assert tokens(whole) == tokens(again)
+        if not policy.startswith(("full", "snapkv-guided")):
+            assert whole.stats.memory.compressions > 3
+
+
+def test_a_policy_that_keeps_nothing_refuses_what_it_is_given(model):
+    with opened(model, "uniform") as session, pytest.raises(ValueError, match="keeps nothing and was given seq"):
+        session._stream.policy.restore({"seq": np.zeros(3)}, session.cache)
+
+
+@pytest.mark.parametrize(
+    "change", [{"positions": "frame"}, {"tokens_per_second": 4.0}, {"group": 4}, {"before": "<{seconds:.1f} s>"}]
+)
+def test_a_model_that_frames_otherwise_is_another(models, change):
+    bundle = models["qwen2_5_vl"].bundle
+    assert model_hash(replace(bundle, vision=replace(bundle.vision, **change))) != model_hash(bundle)
+
+
+def test_stats_say_what_snapshots_take(model, tmp_path):
+    with opened(model, "hermes") as session:
+        assert (session.stats.state_bytes, session.stats.snapshots) == (0, 0)
+    with opened(model, "hermes", tmp_path) as session:
+        watch(session, frames(9, model))
+        assert session.stats.state_bytes > 10 * 2 * 9 * model.bundle.vision.tokens_per_frame * 2 * 8 * 4
+    assert session.stats.snapshots == 1
+    assert session.stats.held_ms > 0
+
+
+def test_the_second_buffer_is_counted_in_what_must_fit(model, tmp_path, monkeypatch):
+    from types import SimpleNamespace
+
+    import psutil
+
+    with opened(model, "hermes") as session:
+        needed = session.cache.nbytes + 4 * 3 * np.prod(model.bundle.vision.size) * 4
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=needed, total=needed))
+    opened(model, "hermes").close()
+    with pytest.raises(UserError, match=r"GB, snapshots 0\.0 GB"):
+        opened(model, "hermes", tmp_path)
