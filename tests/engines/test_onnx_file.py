@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from edgevlm.apps import demo
+from edgevlm.calib import demo
 from edgevlm.engines.onnx_file import external_bytes, initializer_shapes, with_dimensions
 
 DEMO = Path(demo.__file__).parent / "bundle"
