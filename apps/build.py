@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 
 from edgevlm.apps.plan import default_budget
 from edgevlm.apps.planning.bundle import plan_bundle
-from edgevlm.engines import import_backend
 from edgevlm.engines.devices import load_device
 from edgevlm.engines.tensorrt.jobs import WORKSPACE, Settings
 from edgevlm.errors import UserError
+from edgevlm.packages import needed
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import Device, open_driver
 from edgevlm.runtime.model import bundle_folder
@@ -40,7 +40,7 @@ def build(
     if request.workspace < 1:
         raise UserError(f"--workspace {request.workspace}: give 1 MB or more")
     bundle = Bundle.load(bundle_folder(request.bundle), progress=progress)
-    builder = import_backend("tensorrt", MODULE)
+    builder = needed(MODULE, "engine tensorrt", "tensorrt")
     builder.check_profile(bundle)
     settings = Settings(
         capacity_for(request.bundle, request.budget), request.workspace * MB, probes=request.probes, force=request.force

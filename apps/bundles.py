@@ -12,13 +12,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from edgevlm.engines import DEFAULT_ENGINE
 from edgevlm.errors import BundleError, UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.export.checkpoint import ConfigOnly, checkpoint_folder
 from edgevlm.export.fingerprint import SAMPLED, fingerprint
 from edgevlm.packages import needed
 from edgevlm.runtime.bundle import MANIFEST, Bundle
+from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 from edgevlm.runtime.paths import look, refuse_address
 

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from edgevlm.calib.activations import sample_activations
-from edgevlm.engines import DEFAULT_ENGINE, engine_class
 from edgevlm.export import export_checkpoint
 from edgevlm.export.scaling import Samples, in_blocks
 from edgevlm.runtime.atomic import check_target, flush
 from edgevlm.runtime.bundle import Bundle, Progress
+from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
+from edgevlm.runtime.plugins import load_class
 
 
 def export_scaled(
@@ -26,7 +27,7 @@ def export_scaled(
     Raises UserError for a precision that rounds nothing and where there is no engine, before anything is exported.
     """
     in_blocks(precision or "fp32", options.get("profile", ONNXRUNTIME))
-    engine_class(DEFAULT_ENGINE)
+    load_class("engines", DEFAULT_ENGINE)
     check_target(out, force)
     exact = options | {"precision": "fp32", "kv": "fp32", "vision_precision": "fp32", "profile": ONNXRUNTIME, "notice": None}
 

@@ -19,10 +19,11 @@ from edgevlm.apps.output import JsonOutput, Output, TextOutput
 from edgevlm.apps.resume import go_on
 from edgevlm.apps.run import Plan, Run
 from edgevlm.apps.sources import RECORDED, Source, SourceOptions, check_source, kind_of, open_source
-from edgevlm.engines import DEFAULT_ENGINE, engine_class
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import check_policy
+from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model
+from edgevlm.runtime.plugins import load_class
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.snapshots import Keeper
@@ -77,7 +78,7 @@ def start(request: RunRequest) -> None:
     keeper = Keeper(request.state, request.state_every, to_stderr) if request.state is not None else None
     source: Source | None = None
     try:
-        engine_class(request.engine)
+        load_class("engines", request.engine)
         with Console(stderr=True).status("reading the model") as status:  # the first time, a checkpoint is exported
             bundle = bundle_of(request.model, status.update, to_stderr, request.engine)
         source = open_source(request.camera, request.video, replace(request.source, realtime=realtime))

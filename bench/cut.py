@@ -18,12 +18,11 @@ import psutil
 from edgevlm.bench.noise import as_stored, noise_scales
 from edgevlm.bench.rounds import Job, figures, in_turn, ratio
 from edgevlm.bench.share import SEEDED, TOKENS_PER_FRAME
-from edgevlm.engines import load_engine
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.packages import needed
 from edgevlm.runtime.bundle import Bundle, DecoderSpec, Progress
-from edgevlm.runtime.engine import Engine, KVBuffer, arrays_of
+from edgevlm.runtime.engine import Engine, KVBuffer, arrays_of, load_engine
 from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.model import bundle_folder
 from edgevlm.runtime.positions import rope_tables

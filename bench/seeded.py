@@ -16,13 +16,12 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from edgevlm.bench.noise import NoiseEngine
-from edgevlm.engines import load_engine
 from edgevlm.export.backbones import DecoderShape, text_backbone
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.decoder import WEIGHTS, write_decoder
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.runtime.bundle import Bundle, ChatSpec, DecoderSpec, FileRecord, VisionSpec
-from edgevlm.runtime.engine import KVType
+from edgevlm.runtime.engine import KVType, load_engine
 from edgevlm.runtime.model import Model
 
 VISION = "vision.onnx"

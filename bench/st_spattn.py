@@ -13,12 +13,11 @@ import psutil
 
 from edgevlm.bench.seeded import seeded_bundle
 from edgevlm.bench.timing import timed
-from edgevlm.engines import load_engine
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.decoder import first_sparse_layer
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.engine import Engine, FramePattern, KVBuffer
+from edgevlm.runtime.engine import Engine, FramePattern, KVBuffer, load_engine
 from edgevlm.runtime.positions import rope_tables
 
 PREFIX = 16

@@ -15,13 +15,12 @@ import transformers
 from numpy.typing import NDArray
 
 from edgevlm.bench.seeded import SeededTensors, decoder_bundle
-from edgevlm.engines import load_engine
 from edgevlm.export import FAMILIES
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.vision import GRAPH, VisionFeatures, write_vision
 from edgevlm.export.writer import family_parts
-from edgevlm.runtime.engine import Engine
+from edgevlm.runtime.engine import Engine, load_engine
 
 Float32 = NDArray[np.float32]
 

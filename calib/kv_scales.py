@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from edgevlm.engines import DEFAULT_ENGINE, load_engine
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.engine import DEFAULT_ENGINE, load_engine
 from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.kv import KVScales
 from edgevlm.runtime.model import Model

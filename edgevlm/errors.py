@@ -1,8 +1,11 @@
-"""Errors that edgevlm raises, and nothing else, so that every folder can import them."""
+"""Errors that edgevlm raises; every folder imports them."""
+
+import difflib
+from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Something the user can mend: shown as one line, exit code 2, never a traceback.
+    """Something the user can mend: one line on stderr, exit status 2, never a traceback.
 
     The message says what is wrong and what to do next.
     """
@@ -26,3 +29,10 @@ class CacheError(RuntimeError):
 
 class CacheFull(CacheError):
     """The rows asked for do not fit in the capacity fixed at start."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """End of a message about an unknown word: ``did you mean 'x'?``, or ``there are: a, b`` where nothing is near."""
+    names = list(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.4)
+    return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names) or 'none'}"

@@ -12,16 +12,15 @@ from edgevlm.errors import UserError
 
 @contextmanager
 def needs(what: str, extra: str = "export") -> Iterator[None]:
-    """A block that imports what the ``extra`` of the package installs; raises UserError where that is not installed.
+    """A block that imports other packages, which ``edgevlm[extra]`` installs; raises UserError where one is not installed.
 
-    what: begins the line, "exporting" or "engine onnxruntime-cpu".
+    what: begins the line, "exporting" or "engine onnxruntime-cpu". extra: empty for packages of somebody else's.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"{what} needs the package {error.name}, which is not installed: pip install 'edgevlm[{extra}]'"
-        ) from None
+        how = f": pip install 'edgevlm[{extra}]'" if extra else ""
+        raise UserError(f"{what} needs the package {error.name}, which is not installed{how}") from None
     except ImportError as error:
         if str(error.name).startswith("edgevlm"):
             raise

@@ -16,14 +16,14 @@ import numpy as np
 from onnx import TensorProto
 from tokenizers import Tokenizer
 
-from edgevlm.engines import DEFAULT_ENGINE, engine_class
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.graph import CONTRIB, GraphBuilder
 from edgevlm.runtime.bundle import MANIFEST, Bundle, ChatSpec, Progress, hash_file, seal_manifest
 from edgevlm.runtime.chat import Chat
-from edgevlm.runtime.engine import KVType
+from edgevlm.runtime.engine import DEFAULT_ENGINE, KVType
 from edgevlm.runtime.framing import most_text
 from edgevlm.runtime.kv import SCALES
+from edgevlm.runtime.plugins import load_class
 
 STORED = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16, "int8": TensorProto.INT8}
 PARTS = ("key", "value")
@@ -124,7 +124,7 @@ def check_scales(limit: int, frame: int, text: tuple[str, str], closing: int, ch
 
     limit: positions of a stream. frame: tokens of a grid; text: what stands around it. tokenizer: its JSON.
     """
-    engine_class(DEFAULT_ENGINE)
+    load_class("engines", DEFAULT_ENGINE)
     calib: Any = import_module("edgevlm.calib.kv_scales")
 
     def encode(words: str) -> list[int]:

@@ -8,10 +8,17 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edgevlm.runtime.plugins import load_class
+
+if TYPE_CHECKING:
+    from edgevlm.runtime.bundle import Bundle
+
+DEFAULT_ENGINE = "onnxruntime-cpu"
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
@@ -175,3 +182,13 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def load_engine(name: str, bundle: Bundle, **options: Any) -> Engine:
+    """Load ``bundle`` on the backend ``name``: an entry point of ``edgevlm.engines``, or ``./file.py:Class``.
+
+    options: the backend's own (``threads`` for the CPU). Raises UserError for a name that is unknown, a package that is not
+    installed, and a bundle that the backend refuses.
+    """
+    engine: Engine = load_class("engines", name)(bundle, **options)
+    return engine

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from edgevlm.engines import DEFAULT_ENGINE, load_engine
 from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.engine import Engine
+from edgevlm.runtime.engine import DEFAULT_ENGINE, Engine, load_engine
 from edgevlm.runtime.paths import refuse_address
 
 

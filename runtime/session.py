@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.engines import DEFAULT_ENGINE
 from edgevlm.errors import UserError
 from edgevlm.runtime.answer import Answer, FinishReason
 from edgevlm.runtime.answers import Answers
@@ -21,6 +20,7 @@ from edgevlm.runtime.budget import TextRoom
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.chat import Chat, Conversations
 from edgevlm.runtime.chunk import Chunk
+from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.generation import Asked, generate
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.opening import check_settings, check_store, check_whole, open_stream
@@ -90,7 +90,7 @@ class Session:
         template's own. room: tokens for conversation, question and answer. state: a folder to keep snapshots of the session in
         and to go on from, or the Keeper of one, which is closed with the session (docs/state.md). store: how much a policy that
         retrieves may keep below the device, in host memory and in one file, which lies in that folder or is a temporary one
-        (docs/store.md). engine: the backend that loads a model given by name, one of ``edgevlm.engines.ENGINES``.
+        (docs/store.md). engine: the backend that loads a model given by name, see ``edgevlm.runtime.plugins``.
 
         Raises BundleError for a model that cannot be loaded; UserError for a policy, setting or prompt that is not one, for
         a budget or chunk that is less than a frame, passes the model's positions or does not fit in the free memory, for a

@@ -10,8 +10,8 @@ import typer
 from edgevlm.apps import options
 from edgevlm.apps.commands.typed import Json, Threads, lines
 from edgevlm.apps.sources.base import SourceOptions
-from edgevlm.engines import DEFAULT_ENGINE, ENGINES
 from edgevlm.runtime.auto import AUTO
+from edgevlm.runtime.engine import DEFAULT_ENGINE
 
 EXAMPLES = """
 [bold]Examples[/bold]
@@ -117,7 +117,7 @@ def run(
     ] = None,
     seed: Annotated[int, typer.Option(help="The demo world's seed.", min=0)] = 0,
     threads: Threads = None,
-    engine: Annotated[str, typer.Option(metavar="NAME", help=f"What runs the model: {', '.join(ENGINES)}.")] = DEFAULT_ENGINE,
+    engine: Annotated[str, typer.Option(metavar="NAME", help="Backend that runs the model.")] = DEFAULT_ENGINE,
     json: Json = False,
     questions: Annotated[bool, typer.Option("--questions", help="List what the demo model can be asked, and exit.")] = False,
 ) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from edgevlm.apps.doctor.jetson import is_jetson
-from edgevlm.engines import DEFAULT_ENGINE
 from edgevlm.engines.devices.machine import Finding, Machine
+from edgevlm.runtime.engine import DEFAULT_ENGINE
 
 ON_CPU = {"onnxruntime-cpu"}  # engines that need no GPU
 NVIDIA = "0x10de"  # its PCI vendor

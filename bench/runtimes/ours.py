@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from edgevlm.bench.runtimes.text_model import TextModel
 from edgevlm.bench.seeded import decoder_bundle
-from edgevlm.engines import load_engine
-from edgevlm.runtime.engine import KVBuffer, KVType
+from edgevlm.runtime.engine import KVBuffer, KVType, load_engine
 from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.positions import rope_tables
 

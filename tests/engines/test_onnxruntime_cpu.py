@@ -12,10 +12,9 @@ import pytest
 from reference_decoder import ReferenceDecoder
 from runner import Runner
 
-from edgevlm.engines import load_engine
 from edgevlm.errors import CacheError, CacheFull, UserError
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.engine import KVBuffer
+from edgevlm.runtime.engine import KVBuffer, load_engine
 
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
 
@@ -204,7 +203,7 @@ def test_embed_and_encode_refuse_what_does_not_fit(runner: Runner) -> None:
 
 def test_engine_choice(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = Bundle.load(exported("llava", **SHAPE).bundle)
-    with pytest.raises(UserError, match="no engine is called 'cuda'; there is onnxruntime-cpu"):
+    with pytest.raises(UserError, match="there is no engine 'cuda'; did you mean 'onnxruntime-cuda'"):
         load_engine("cuda", bundle)
     for threads in (0, 257, 10**6):
         with pytest.raises(UserError, match=f"threads must be 1 to 256, not {threads}"):

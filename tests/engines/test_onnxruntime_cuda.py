@@ -7,11 +7,11 @@ from cuda_backend import shim_driver
 
 from edgevlm import Session
 from edgevlm.calib.demo.world import World
-from edgevlm.engines import load_engine
 from edgevlm.engines.onnxruntime_cuda import PROVIDER, OnnxRuntimeCuda
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.cache import CudaCache
+from edgevlm.runtime.engine import load_engine
 from edgevlm.runtime.model import Model, demo_bundle
 
 BUDGET, FRAMES = 256, 40

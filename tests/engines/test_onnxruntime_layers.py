@@ -13,13 +13,12 @@ import pytest
 from reference_decoder import ReferenceDecoder
 from runner import Layered, Runner
 
-from edgevlm.engines import load_engine
 from edgevlm.engines.checks import cut_files
 from edgevlm.engines.onnxruntime_layers import share_arena
 from edgevlm.errors import CacheError, CacheFull, UserError
 from edgevlm.export import FAMILIES
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.engine import KVBuffer
+from edgevlm.runtime.engine import KVBuffer, load_engine
 from edgevlm.runtime.model import demo_bundle
 
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}

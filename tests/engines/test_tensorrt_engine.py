@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from runner import Runner
 from trt_world import build, device_memory, faked
 
-from edgevlm.engines import load_engine
 from edgevlm.errors import CacheError, CacheFull, UserError
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.engine import load_engine
 
 CAPACITY = 96
 PROBES = (1, 0)

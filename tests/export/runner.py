@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from edgevlm.engines import load_engine
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.engine import Decoder, Float32, FramePattern, Int32, KVBuffer, LayerDecoder, StepResult
+from edgevlm.runtime.engine import Decoder, Float32, FramePattern, Int32, KVBuffer, LayerDecoder, StepResult, load_engine
 from edgevlm.runtime.kv import DTYPES
 
 

@@ -9,9 +9,9 @@ import pytest
 from engine_runner import EngineRunner
 from runner import Runner
 
-from edgevlm.engines import load_engine
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.engine import load_engine
 from edgevlm.runtime.graph_profiles import TENSORRT_10_3, TENSORRT_10_15
 
 PROFILES = (TENSORRT_10_3, TENSORRT_10_15)

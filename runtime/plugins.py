@@ -1,0 +1,120 @@
+"""Classes found by name: edgevlm's own, those of installed packages, and those in a user's file.
+
+A name is looked up in a *group*: ``policies``, ``sources``, ``engines``, ``families`` (or any other that a room declares).
+Group ``policies`` reads the entry points ``edgevlm.policies``; edgevlm declares its own in pyproject.toml the same way::
+
+    [project.entry-points."edgevlm.policies"]
+    my-policy = "my_package.policies:MyPolicy"
+
+``./mine.py:MyPolicy`` names a class in a file instead, and needs no installation. How to use it from the other rooms::
+
+    names("engines")                              # ['onnxruntime-cpu', 'onnxruntime-cuda', 'tensorrt', ...]
+    load_class("engines", "onnxruntime-cpu")      # the class; imports its module, and no other
+    load_class("policies", "./mine.py:MyPolicy")  # the class in the file
+    split_options("./mine.py:MyPolicy:sink=4")    # ('./mine.py:MyPolicy', 'sink=4')
+    is_file("./mine.py:MyPolicy")                 # True
+
+Every failure is a :class:`~edgevlm.errors.UserError` of one line: an unknown name (with the nearest known), a package that is
+not installed (an entry point's ``[extra]`` says what installs it), a file or class that is not there, a file that fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import sys
+import traceback
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from edgevlm.errors import UserError, nearest
+from edgevlm.packages import needs
+
+_FILE = re.compile(r"(?P<path>.*\.py)(?::(?P<name>[^:]*))?(?::(?P<options>.*))?", re.DOTALL)
+_SINGULAR = {"policies": "policy", "families": "family"}
+
+
+def names(group: str) -> list[str]:
+    """Names that :func:`load_class` knows in ``group``: edgevlm's own, then those of other packages, each sorted."""
+    own = sorted(_own(group))
+    return own + sorted({point.name for point in entry_points(group=f"edgevlm.{group}")} - set(own))
+
+
+def load_class(group: str, name: str) -> Any:
+    """The class (or whatever an entry point names) called ``name``, or ``./file.py:Class``.
+
+    Of two packages that give one name edgevlm's own comes first. Raises UserError.
+    """
+    if is_file(name):
+        return _from_file(name)
+    point = _own(group).get(name) or next(iter(entry_points(group=f"edgevlm.{group}", name=name)), None)
+    kind = _SINGULAR.get(group, group.removesuffix("s"))
+    if point is None:
+        raise UserError(f"there is no {kind} {name!r}; {nearest(name, names(group))}")
+    with needs(f"{kind} {name}", "".join(point.extras)):
+        try:
+            return point.load()
+        except AttributeError as error:
+            raise UserError(f"{kind} {name}: {point.value} cannot be loaded ({error}); install its package anew") from error
+
+
+def is_file(name: str) -> bool:
+    """Whether ``name`` is ``file.py:Class`` (settings may follow), and so no name of a group."""
+    return bool(_FILE.fullmatch(name))
+
+
+def split_options(text: str) -> tuple[str, str]:
+    """``name:options`` or ``file.py:Class:options`` as name and options, which are empty where there are none."""
+    found = _FILE.fullmatch(text)
+    if found is None:
+        name, _, options = text.partition(":")
+        return name, options
+    return ":".join(filter(None, [found["path"], found["name"]])), found["options"] or ""
+
+
+def _own(group: str) -> dict[str, EntryPoint]:
+    """edgevlm's entry points: read first, as one file is found sooner than all that is installed."""
+    try:
+        points = distribution("edgevlm").entry_points
+    except PackageNotFoundError:
+        return {}
+    return {point.name: point for point in points if point.group == f"edgevlm.{group}"}
+
+
+def _from_file(text: str) -> Any:
+    found = _FILE.fullmatch(text)
+    assert found is not None
+    path, name = Path(found["path"]).expanduser(), found["name"]
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file")
+    module = _module(path.resolve())
+    classes = [key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == module.__name__]
+    if not name:
+        raise UserError(f"{path}: which class of it? {nearest('', [f'{path}:{known}' for known in classes])}")
+    if not hasattr(module, name):
+        raise UserError(f"{path} has no class {name!r}; {nearest(name, classes)}")
+    return getattr(module, name)
+
+
+def _module(path: Path) -> ModuleType:
+    """The file as a module, run once per process; found by its name afterwards, as dataclasses and pickle ask."""
+    name = f"edgevlm_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if not isinstance(error, Exception):
+            raise
+        line = error.lineno if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1].lineno
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}, line {line}: {type(error).__name__}: {reason}") from error
+    return module

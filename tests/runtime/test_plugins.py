@@ -1,0 +1,107 @@
+"""Classes found by name: entry points of installed packages, and classes in files."""
+
+import pickle
+import sys
+from contextlib import nullcontext, suppress
+
+import pytest
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.engine import load_engine
+from edgevlm.runtime.plugins import is_file, load_class, names, split_options
+
+MINE = """
+from dataclasses import dataclass
+
+@dataclass
+class Mine:
+    bundle: object
+    threads: int = 0
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installed package with entry points, and the folder of it."""
+
+    def install(points, source=MINE):
+        about = tmp_path / "others-1.0.dist-info"
+        about.mkdir(exist_ok=True)
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text(points)
+        (tmp_path / "others_plugins.py").write_text(source)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "others_plugins", raising=False)
+
+    return install
+
+
+@pytest.mark.parametrize("group", ["engines", "families", "policies", "precisions", "sources"])
+def test_all_of_our_own_can_be_loaded(group):
+    for name in names(group):
+        with suppress(UserError) if name == "tensorrt" else nullcontext():
+            assert load_class(group, name)
+
+
+def test_an_engine_of_another_package_is_found(package):
+    package("[edgevlm.engines]\ntheirs = others_plugins:Mine\n")
+    assert names("engines") == ["onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "theirs"]
+    assert load_engine("theirs", "a bundle", threads=2).threads == 2
+
+
+def test_our_own_name_stays_ours(package):
+    package("[edgevlm.engines]\nonnxruntime-cpu = others_plugins:Mine\n")
+    assert load_class("engines", "onnxruntime-cpu").__module__ == "edgevlm.engines.onnxruntime_cpu"
+    assert names("engines").count("onnxruntime-cpu") == 1
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(UserError, match="there is no engine 'tensort'; did you mean 'tensorrt'"):
+        load_class("engines", "tensort")
+    with pytest.raises(UserError, match="there is no policy 'zzzz'; there are: full, h2o, "):
+        load_class("policies", "zzzz")
+
+
+def test_a_package_that_cannot_be_loaded_is_one_line(package):
+    package("[edgevlm.engines]\na = others_plugins:Mine\nb = nothing_here:Mine\n", "import nothing_here")
+    for name in "ab":
+        with pytest.raises(UserError, match=f"engine {name} needs the package nothing_here, which is not installed$"):
+            load_class("engines", name)
+    package("[edgevlm.engines]\na = others_plugins:Missing\n")
+    with pytest.raises(UserError, match=r"engine a: others_plugins:Missing cannot be loaded .*; install its package anew"):
+        load_class("engines", "a")
+
+
+def test_a_class_in_a_file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    found = load_class("engines", f"{path}:Mine")
+    assert load_class("engines", f"{path}:Mine") is found
+    assert pickle.loads(pickle.dumps(found("x", 3))) == found("x", 3)
+    assert load_engine(f"{path}:Mine", "a bundle").bundle == "a bundle"
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "message"),
+    [
+        ("{}/none.py:Mine", "", "none.py: there is no such file"),
+        ("{}/mine.py", MINE, "which class of it?.*mine.py:Mine"),
+        ("{}/mine.py:Mien", MINE, "has no class 'Mien'; did you mean 'Mine'?"),
+        ("{}/mine.py:Mine", "x = 1\ny = x.z", "mine.py, line 2: AttributeError: 'int' object has no attribute 'z'"),
+        ("{}/mine.py:Mine", "x = 1\ny = (", "mine.py, line 2: SyntaxError: "),
+    ],
+)
+def test_a_file_that_fails_is_one_line(tmp_path, name, source, message):
+    (tmp_path / "mine.py").write_text(source)
+    with pytest.raises(UserError, match=message) as refused:
+        load_class("policies", name.format(tmp_path))
+    assert "\n" not in str(refused.value)
+
+
+def test_options_follow_a_name_and_a_class():
+    assert split_options("h2o") == ("h2o", "")
+    assert split_options("h2o:sink=4,ratio=a:b") == ("h2o", "sink=4,ratio=a:b")
+    assert split_options("./a.py:Mine:sink=4") == ("./a.py:Mine", "sink=4")
+    assert split_options("a b/c.py:Mine") == ("a b/c.py:Mine", "")
+    assert is_file("/x/y.py:Mine")
+    assert not is_file("h2o:file=x.pyc")
