@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib.util
 import os
 import shutil
 import subprocess
-import sys
 from functools import cache, partial
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
 from edgevlm.errors import UserError
-from edgevlm.runtime import cuda
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.cuda import kernels
 from edgevlm.runtime.cuda.cache import CudaCache
-from edgevlm.runtime.cuda.driver import open_driver
+from edgevlm.runtime.cuda.driver import Driver, open_driver
 
 SHIM = Path(__file__).parent / "cuda_shim"
 SOURCE = Path(__file__).parents[1] / "runtime" / "csrc" / "kernels.cu"
@@ -34,56 +30,42 @@ BACKENDS = ("cpu", "cuda", "cuda-shim")
 
 def compiled_shim() -> Path:
     """Our kernels as a library for this processor, built once for these sources; skips without g++, or without the sources."""
+    if not SOURCE.exists():
+        pytest.skip("the CUDA shim needs the sources of the kernels")
+    parts = [*sorted(SOURCE.parent.glob("*.cu*")), SHIM / "cuda_fp16.h"]
+    flags = ("-fno-strict-aliasing", "-Wno-unknown-pragmas", f"-I{SHIM}")
+    return _compiled("kernels", [SOURCE, SHIM / "blocks.cpp"], parts, *flags)
+
+
+@cache
+def fake_libcuda() -> ctypes.PyDLL:
+    """The stand-in for ``libcuda.so.1``. Kernels run with the GIL held: one block at a time, on one thread."""
+    return ctypes.PyDLL(str(_compiled("libcuda", [SHIM / "libcuda.cpp"], [])))
+
+
+def _compiled(name: str, sources: list[Path], parts: list[Path], *flags: str) -> Path:
     compiler = shutil.which("g++")
-    if compiler is None or not SOURCE.exists():
-        pytest.skip("the CUDA shim needs g++ and the sources of the kernels")
-    parts = sorted(SOURCE.parent.glob("*.cu*")) + sorted(SHIM.iterdir())
-    named = hashlib.sha256(b"".join(part.read_bytes() for part in parts if part.is_file())).hexdigest()[:16]
-    library = SOURCE.parents[2] / "build" / f"cuda-shim-{named}.so"
+    if compiler is None:
+        pytest.skip("the CUDA shim needs g++")
+    named = hashlib.sha256(b"".join(part.read_bytes() for part in (*sources, *parts))).hexdigest()[:16]
+    library = SOURCE.parents[2] / "build" / f"cuda-shim-{name}-{named}.so"
     if not library.exists():
         library.parent.mkdir(exist_ok=True)
         fresh = library.with_suffix(f".{os.getpid()}")
-        flags = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror")
-        command = (compiler, *flags, "-Wno-unknown-pragmas", f"-I{SHIM}", "-x", "c++", str(SOURCE), str(SHIM / "blocks.cpp"))
-        subprocess.run((*command, "-o", str(fresh)), check=True)
+        common = ("-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", *flags)
+        subprocess.run((compiler, *common, "-x", "c++", *map(str, sources), "-o", str(fresh), "-ldl"), check=True)
         fresh.rename(library)
     return library
 
 
-def shim_module(name: str = "cuda_shim_driver") -> ModuleType:
-    """The stand-in for ``cuda.bindings.driver``."""
-    return _module(name, SHIM / "driver.py")
-
-
 @cache
-def shim_driver():
-    """Our adapter of cuda-python, itself, over the stand-in."""
-    fake = shim_module()
-    fake.settings.library = compiled_shim()
-    driver = bound_to(fake)
+def shim_driver() -> Driver:
+    """Our driver over the stand-in, with our kernels loaded."""
+    driver = Driver(0, fake_libcuda())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "kernel_image", lambda: b"")
+        patch.setattr(kernels, "kernel_image", lambda: str(compiled_shim()).encode())
         kernels._module(driver)
     return driver
-
-
-def bound_to(fake: ModuleType):
-    """The adapter of cuda-python, on a stand-in for its package."""
-    parts = {"cuda": ModuleType("cuda"), "cuda.bindings": ModuleType("cuda.bindings"), "cuda.bindings.driver": fake}
-    parts["cuda.bindings"].driver = fake
-    with pytest.MonkeyPatch.context() as patch:
-        for name, module in parts.items():
-            patch.setitem(sys.modules, name, module)
-        return _module("shim_bindings", Path(cuda.__path__[0]) / "through_bindings.py").Bindings(0)
-
-
-def _module(name: str, path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def backend(name: str):

@@ -11,7 +11,6 @@ from edgevlm.engines.devices.machine import Finding, Machine
 
 CUDNN = "9"  # its major version, of every onnxruntime-gpu from 1.19 on; 8 and 9 do not take each other's place
 FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/local/cuda/lib64", "usr/local/lib")
-DRIVERS = ("pycuda", "cuda-python", "cuda-bindings")  # any of them: edgevlm.runtime.cuda.driver takes the first it finds
 INSTALL_CUDNN = "install NVIDIA's cudnn9-cuda-12, or cudnn9-cuda-13 for an ONNX Runtime of CUDA 13"
 
 
@@ -49,17 +48,11 @@ def wheels(machine: Machine) -> Iterator[Finding]:
     if not has_gpu(machine):
         return
     packages = machine.packages()
-    wanted = [("onnxruntime-gpu",), DRIVERS]
-    if not is_jetson(machine):  # whose power is read from the board
-        wanted.append(("nvidia-ml-py",))
-    there = [f"{name} {packages[name]}" for names in wanted for name in names if name in packages]
-    missing = [" or ".join(names) for names in wanted if not any(name in packages for name in names)]
+    wanted = ["onnxruntime-gpu"] + ["nvidia-ml-py"] * (not is_jetson(machine))  # a Jetson's power is read from the board
+    there = [f"{name} {packages[name]}" for name in wanted if name in packages]
+    missing = [name for name in wanted if name not in packages]
     if missing:
-        mend = (
-            "pip install pycuda, and the onnxruntime-gpu wheel of its JetPack"
-            if is_jetson(machine)
-            else "pip install 'edgevlm[cuda]'"
-        )
+        mend = "install the onnxruntime-gpu wheel of its JetPack" if is_jetson(machine) else "pip install 'edgevlm[cuda]'"
         yield Finding("cuda wheels", "warn", f"not found: {', '.join(missing)}", mend)
     else:
         yield Finding("cuda wheels", "ok", ", ".join(there))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from edgevlm.engines.tensorrt.api import Context
-from edgevlm.runtime.cuda.driver import Driver, Stream
-from edgevlm.runtime.cuda.graphs import Graph
+from edgevlm.runtime.cuda.driver import Driver, Graph, Stream
 
 
 class Replayed:

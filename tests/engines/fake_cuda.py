@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.runtime.cuda.driver import Device, Memory, dense_bytes
+from edgevlm.runtime.cuda.driver import Device, Memory
 
 ORIN = Device("Orin", (8, 7), True, 8 << 30, "12.6")
 CARD = Device("NVIDIA T4", (7, 5), False, 16 << 30, "12.6")
@@ -66,18 +66,16 @@ class FakeDriver:
         block = np.full(nbytes + ALIGNMENT, 0xFF, np.uint8)  # NaN, and lengths that nobody has
         address = -(-block.ctypes.data // ALIGNMENT) * ALIGNMENT
         self.held[address] = block
-        return Memory(address, nbytes, None, block)
+        return Memory(address, nbytes, None)
 
     def free(self, memory: Memory) -> None:
         self.held.pop(memory.address)[:] = 0xFF
 
     def copy_in(self, address: int, array: NDArray, stream: Any = None) -> None:
-        source = dense_bytes(array)
-        self._of(stream).ask(lambda: ctypes.memmove(address, source.ctypes.data, source.size))
+        self._of(stream).ask(lambda: ctypes.memmove(address, _dense(array), array.nbytes))
 
     def copy_out(self, array: NDArray, address: int, stream: Any = None) -> None:
-        target = dense_bytes(array)
-        self._of(stream).ask(lambda: ctypes.memmove(target.ctypes.data, address, target.size))
+        self._of(stream).ask(lambda: ctypes.memmove(_dense(array), address, array.nbytes))
 
     def copy_rows(self, to: int, to_pitch: int, from_: int, from_pitch: int, width: int, rows: int, stream: Any = None) -> None:
         def work() -> None:
@@ -107,6 +105,11 @@ class FakeDriver:
 
     def _of(self, stream: Any) -> FakeStream:
         return stream or self.main
+
+
+def _dense(array: NDArray) -> int:
+    assert array.flags.c_contiguous
+    return array.ctypes.data
 
 
 def at(address: int, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
