@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgevlm.apps.sources.base import SourceOptions
-from edgevlm.apps.sources.csi import ELEMENT
 from edgevlm.apps.sources.devices import CSI_DRIVER, ROOT, Probed, devices, probe
-from edgevlm.apps.sources.gstreamer import has_element, opencv_problem, pygobject_problem
+from edgevlm.apps.sources.gstreamer import CSI_ELEMENT, has_element, opencv_problem, pygobject_problem
 from edgevlm.apps.sources.hardware import jetson_problem, vaapi_problem
 from edgevlm.apps.sources.usb import UsbConnection
 from edgevlm.errors import UserError
@@ -119,6 +118,6 @@ def _usb(probed: Probed) -> Entry:
 
 def _csi(number: int, probed: Probed) -> Entry:
     problem = None
-    if opencv_problem() is not None and not has_element(ELEMENT):
-        problem = pygobject_problem() or f"GStreamer has no {ELEMENT}: sudo apt install nvidia-l4t-gstreamer"
+    if opencv_problem() is not None and not has_element(CSI_ELEMENT):
+        problem = pygobject_problem() or f"GStreamer has no {CSI_ELEMENT}: sudo apt install nvidia-l4t-gstreamer"
     return Entry(f"csi://{number}", "csi", probed.device.name, problem, links=(str(probed.device.path),))

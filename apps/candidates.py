@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm import __version__
-from edgevlm.apps.start import parse_count
+from edgevlm.apps.run.launch import parse_count
 from edgevlm.bench.accuracy.desk import Settings
 from edgevlm.bench.accuracy.entries import Budget, parse_budgets, parse_entries
 from edgevlm.bench.accuracy.report import answers

@@ -14,8 +14,7 @@ import typer
 from edgevlm import __version__
 from edgevlm.apps.commands import COMMANDS, EPILOGS
 from edgevlm.apps.commands.lists import state
-from edgevlm.apps.sources.base import mask_credentials
-from edgevlm.apps.title import mask_title
+from edgevlm.apps.credentials import mask_argv, mask_credentials
 from edgevlm.bench.cli import app as bench
 from edgevlm.errors import UserError
 
@@ -56,7 +55,7 @@ def _common(
 
 def main() -> None:
     """Entry point: what the user did wrong is one line and exit code 2."""
-    mask_title()
+    mask_argv()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # under nohup SIGHUP is ignored, and stays so
             signal.signal(number, signal.default_int_handler)

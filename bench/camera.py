@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgevlm.apps.finish import Finish
+from edgevlm.apps.run.frame_preparation import FramePreparation
 from edgevlm.apps.sources import Frame, Source, SourceOptions, open_source
-from edgevlm.apps.sources.laps import Laps
+from edgevlm.apps.sources.base import StageTimer
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
@@ -75,20 +75,20 @@ def run(bench: CameraBench) -> Iterator[Stage]:
 
 
 def _measure(source: Source, session: Session, bench: CameraBench) -> list[dict[str, float]]:
-    finish = Finish(session.prepare)
+    finish = FramePreparation(session.prepare)
     if not bench.inline:
-        source.finish = finish
+        source.prepare = finish
     measured: list[dict[str, float]] = []
     while len(measured) < bench.frames + WARM_UP and (frame := source.read()) is not None:
-        assert frame.laps is not None
-        frame.laps.lap("wait")
-        measured.append(_watch_and_ask(session, frame, frame.laps, finish if bench.inline else None))
+        assert frame.timer is not None
+        frame.timer.mark("wait")
+        measured.append(_watch_and_ask(session, frame, frame.timer, finish if bench.inline else None))
     if len(measured) <= WARM_UP:
         raise UserError(f"{source.name}: {len(measured)} frames are too few to measure; give a longer clip, or a larger --fps")
     return measured[WARM_UP:]
 
 
-def _watch_and_ask(session: Session, frame: Frame, laps: Laps, finish: Finish | None) -> dict[str, float]:
+def _watch_and_ask(session: Session, frame: Frame, timer: StageTimer, finish: FramePreparation | None) -> dict[str, float]:
     taken = time.monotonic()
     frame = finish(frame) if finish else frame
     assert frame.pixels is not None
@@ -97,7 +97,7 @@ def _watch_and_ask(session: Session, frame: Frame, laps: Laps, finish: Finish | 
     session.watch(frame.pixels, frame.time_s)
     busy, after = time.monotonic() - taken, session.stats
     spent = {
-        **laps.ms,
+        **timer.ms,
         "encode": after.encode_ms - before.encode_ms,
         "prefill": after.memory.prefill_ms - prefill,
         "compress": after.memory.compress_ms + after.memory.guidance_ms - compress,
@@ -105,4 +105,4 @@ def _watch_and_ask(session: Session, frame: Frame, laps: Laps, finish: Finish | 
     spent["busy"] = 1e3 * busy
     answer = session.ask(QUESTION, max_tokens=1)
     answer.wait()
-    return {**spent, "answer": answer.ttft_ms, "total": 1e3 * (time.monotonic() - laps.born_s)}
+    return {**spent, "answer": answer.ttft_ms, "total": 1e3 * (time.monotonic() - timer.captured_s)}

@@ -13,7 +13,7 @@ import psutil
 from memory import arena
 
 from edgevlm import Session
-from edgevlm.apps.run import Plan, Run
+from edgevlm.apps.run.loop import Plan, Run
 from edgevlm.apps.sources import SourceOptions, State, open_source
 
 

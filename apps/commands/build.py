@@ -36,7 +36,7 @@ def build(
     from rich.console import Console
 
     from edgevlm.apps import build as command
-    from edgevlm.apps.start import parse_count
+    from edgevlm.apps.run.launch import parse_count
 
     wanted = None if budget is None else parse_count(budget)
     request = command.BuildRequest(bundle, device, wanted, workspace, probes, force)

@@ -23,7 +23,7 @@ def show(
     json: Json = False,
 ) -> None:
     """Say what the snapshots in a folder hold, newest first; each is verified. Exit code 1 where none can be used."""
-    from edgevlm.apps.state import show_state
+    from edgevlm.apps.run.snapshots import show_state
 
     lines, usable = show_state(folder, json)
     typer.echo(lines)

@@ -42,7 +42,7 @@ def plan(
 ) -> None:
     """Say what a model takes of a device's memory, whether it fits, and how fast it would be, without building anything."""
     from edgevlm.apps import plan as command
-    from edgevlm.apps.start import parse_count
+    from edgevlm.apps.run.launch import parse_count
 
     if published:
         lines = command.show_published(json)

@@ -126,7 +126,7 @@ def run(
     The demo without a terminal ends after 128 frames. Ctrl-C, SIGTERM and SIGHUP end any run with its summary, and with a last
     snapshot under --state.
     """
-    from edgevlm.apps.start import RunRequest, list_questions, start
+    from edgevlm.apps.run.launch import RunRequest, launch, list_questions
 
     if questions:
         typer.echo("\n".join(list_questions()))
@@ -136,7 +136,7 @@ def run(
         rule=rule.value if rule else None, wait=wait, seed=seed,
         open_timeout_s=open_timeout, read_timeout_s=read_timeout, stall_timeout_s=stall_timeout,
     )  # fmt: skip
-    start(
+    launch(
         RunRequest(
             camera=camera, video=video, source=source, model=model, policy=policy, budget=budget, chunk=chunk,
             gate=gate, realtime=realtime, reindexing=reindexing.value, frames=frames, seconds=seconds,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from edgevlm.apps.sources.base import Frame, Source, SourceOptions, State, mask_credentials
+from edgevlm.apps.credentials import mask_credentials
+from edgevlm.apps.sources.base import Frame, Source, SourceOptions, State
 from edgevlm.apps.sources.kinds import RECORDED, kind_of
 from edgevlm.errors import SourceError
 
 __all__ = [
-    "RECORDED", "Frame", "Source", "SourceOptions", "State", "check_source", "kind_of", "mask_credentials", "open_source",
+    "RECORDED", "Frame", "Source", "SourceOptions", "State", "check_source", "kind_of", "open_source",
 ]  # fmt: skip
 
 
@@ -38,16 +39,16 @@ def check_source(camera: str | None, video: str | None) -> None:
 
 def _played(source: Source, options: SourceOptions) -> Source:
     """A recorded source one frame ahead of its reader, or at its own speed, where that is asked for."""
-    from edgevlm.apps.sources.ahead import Ahead
+    from edgevlm.apps.sources.buffer import ReadAhead
 
     if source.live:
         return source
     if options.realtime:
-        return Ahead(source, paced=True, rule=options.rule or "drop-oldest")
+        return ReadAhead(source, paced=True, rule=options.rule or "drop-oldest")
     if options.rule == "drop-oldest":
         source.close()
         raise SourceError("--rule drop-oldest: a recorded source waits for its reader; add --realtime")
-    return Ahead(source)
+    return ReadAhead(source)
 
 
 def _demo(target: str, options: SourceOptions) -> Source:
@@ -82,9 +83,9 @@ def _usb(target: str, options: SourceOptions) -> Source:
 
 
 def _csi(target: str, options: SourceOptions) -> Source:
-    from edgevlm.apps.sources.csi import pipeline
+    from edgevlm.apps.sources.gstreamer import csi_pipeline
 
-    return _gstreamer(pipeline(target, options), options, target)
+    return _gstreamer(csi_pipeline(target, options), options, target)
 
 
 def _gstreamer(target: str, options: SourceOptions, name: str | None = None) -> Source:

@@ -1,9 +1,10 @@
-"""A source of frames, and what every kind of it has in common."""
+"""A source of frames, and what every kind has in common."""
 
 from __future__ import annotations
 
 import math
 import re
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,9 +16,36 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.apps.sources.laps import Laps
 from edgevlm.errors import SourceError
 from edgevlm.runtime.preprocess import Pixels
+
+
+class StageTimer:
+    """Times the stages of one frame. ``ms``: milliseconds by stage; ``captured_s``: when it was captured, monotonic clock."""
+
+    __slots__ = ("_last", "captured_s", "ms")
+
+    def __init__(self) -> None:
+        self.ms: dict[str, float] = {}
+        self.captured_s = self._last = time.monotonic()
+
+    def captured(self) -> None:
+        """The picture is there: what comes after is its latency."""
+        self.mark("capture")
+        self.captured_s = self._last
+
+    def resume(self) -> None:
+        """A pause is over, which was no part of the way."""
+        now = time.monotonic()
+        self.captured_s += now - self._last
+        self._last = now
+
+    def mark(self, stage: str) -> None:
+        """A stage is over; what follows counts for the next."""
+        now = time.monotonic()
+        self.ms[stage] = 1e3 * (now - self._last)
+        self._last = now
+
 
 Rule = Literal["block", "drop-oldest"]
 KEYFRAME_WAIT_S = 10.0  # a stream may have no picture that stands alone (intra refresh): then any that is decoded will do
@@ -40,8 +68,8 @@ class Frame:
 
     ``scene`` knows what there is to know after this frame, where the source does (the demo world does). ``source_s`` is the
     time of a live source's own clock, mended (:mod:`edgevlm.apps.sources.stamps`), seconds; None where it has none. ``pixels``
-    are the image prepared for the model, where a :class:`Finish` did so; ``still``: one found that it need not be watched, and
-    ``gated`` is how many it found so up to here.
+    are the image prepared for the model, where a frame preparation did so; ``still``: the gate found that it need not
+    be watched, and ``gated`` counts those up to here.
     """
 
     image: NDArray[np.uint8]
@@ -51,7 +79,7 @@ class Frame:
     pixels: Pixels | None = None
     still: bool = False
     gated: int = 0
-    laps: Laps | None = None
+    timer: StageTimer | None = None
 
 
 class State(str, Enum):
@@ -109,7 +137,7 @@ class SourceOptions:
                 raise SourceError(f"--{name}-timeout {seconds:g}: give seconds above 0")
 
 
-Finish = Callable[[Frame], Frame]  # done to each frame by the thread that captured it, before anybody may read it
+Prepare = Callable[[Frame], Frame]  # run on each frame in the capturing thread, before anybody may read it
 
 
 class Source(ABC):
@@ -125,7 +153,7 @@ class Source(ABC):
     problem: str | None = None  # why it is not RUNNING, in a few words without credentials, where that is known
     reconnects: int = 0  # times that frames came again after the connection broke
     attempts: int = 0  # connections that were tried so far, of a source that tries
-    finish: Finish | None = None  # set it before the first read
+    prepare: Prepare | None = None  # set it before the first read
     mode: str = ""  # what a camera with several modes was opened as, in a few words
 
     @cached_property
@@ -227,25 +255,3 @@ class Sampler:
             return False
         self._next = int(elapsed + 1e-6) + 1
         return True
-
-
-NAMED = r"(?:key|token|pas|pwd|psw|secret|auth)"  # how parameters of addresses call their secrets
-SECRETS = (  # what they are known by, and what stands in their place
-    # up to the last @: a password may have one, or a slash; where an address was taken for a path, one slash is left of two
-    (r"([\w+.-]+:/{1,2})\S*@", r"\1***@"),
-    (
-        rf"(?i)([?&;/_](?:[\w-]*{NAMED}[\w-]*)=)[^&;\s]*[^&;\s:]",
-        r"\1***",
-    ),  # user=admin_password=...: an address of some cameras
-    (
-        r"(?i)(\b(?:user-id|user-pw|password|passwd|pwd|secret|token|api[-_]?key)\s?=\s?)(?:\"[^\"]*\"|[^&;\s]*[^&;\s:])",
-        r"\1***",
-    ),
-)
-
-
-def mask_credentials(text: str) -> str:
-    """Replace the user and password of any URL in ``text``, and the value of what is named like a key, by ``***``."""
-    for secret, mask in SECRETS:
-        text = re.sub(secret, mask, text)
-    return text

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgevlm.apps.sources.base import Frame, Sampler, Source, State
-from edgevlm.apps.sources.laps import Laps
+from edgevlm.apps.sources.base import Frame, Sampler, Source, StageTimer, State
 from edgevlm.calib.demo.questions import is_about_now, parse, sample, truth
 from edgevlm.calib.demo.world import History, World
 
@@ -42,10 +41,10 @@ class DemoSource(Source):
     def read(self) -> Frame | None:
         while self.state is not State.ENDED:
             self.state = State.RUNNING
-            laps = Laps()
+            timer = StageTimer()
             image = self._world.step()
-            laps.born()
+            timer.captured()
             time_s = (self._world.history.now + 1) / WORLD_FPS
             if self._sampler.wants(time_s):
-                return Frame(image, time_s, DemoScene(self._world.history.snapshot()), laps=laps)
+                return Frame(image, time_s, DemoScene(self._world.history.snapshot()), timer=timer)
         return None

@@ -6,9 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from edgevlm.apps.sources.base import Frame, Sampler, Source, State
-from edgevlm.apps.sources.laps import Laps
-from edgevlm.apps.sources.pictures import decode_picture
+from edgevlm.apps.sources.base import Frame, Sampler, Source, StageTimer, State
+from edgevlm.apps.sources.opencv import decode_picture
 from edgevlm.errors import SourceError
 
 SUFFIXES = {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -37,17 +36,17 @@ class FolderSource(Source):
             self._next += 1
             if not self._sampler.wants(time_s):
                 continue
-            laps = Laps()
+            timer = StageTimer()
             try:
                 data = path.read_bytes()
             except OSError:
                 data = b""
-            laps.born()
+            timer.captured()
             image = decode_picture(data)
-            laps.lap("decode")
+            timer.mark("decode")
             if image is not None:
                 self._given += 1
-                return Frame(image, time_s, laps=laps)
+                return Frame(image, time_s, timer=timer)
             self.drops["corrupt"] += 1
         if not self._given and self.state is not State.ENDED:
             self.state = State.FAILED

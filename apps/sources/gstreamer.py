@@ -1,4 +1,4 @@
-"""GStreamer pipelines, as gst-launch-1.0 takes them: through OpenCV where it has GStreamer, else through PyGObject."""
+"""GStreamer pipelines, as gst-launch-1.0 takes them, and CSI sensors: through OpenCV where it has GStreamer, else PyGObject."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.apps.sources.base import Connection, Grabbed, SourceOptions, SourceRefused, mask_credentials
-from edgevlm.apps.sources.capture import load_cv2
+from edgevlm.apps.credentials import mask_credentials
+from edgevlm.apps.sources.base import Connection, Grabbed, SourceOptions, SourceRefused
+from edgevlm.apps.sources.opencv import load_cv2
 from edgevlm.errors import SourceError
 
 SINK = "edgevlm"
@@ -182,3 +183,22 @@ def packed_rgb(data: bytes, layout: str, height: int, width: int) -> NDArray[np.
     channels, red, step = RED_AT[layout]
     pixels = np.frombuffer(data, np.uint8).reshape(height, -1)[:, : width * channels].reshape(height, width, channels)
     return pixels[..., :3] if step == 1 else pixels[..., red::-1]
+
+
+CSI_ELEMENT = "nvarguscamerasrc"
+CSI_SIZE, CSI_FPS = (1920, 1080), 30.0  # unless asked for: every Jetson sensor has this mode
+
+
+def csi_pipeline(target: str, options: SourceOptions) -> str:
+    """The pipeline of ``csi://N``, N a sensor's number. Raises SourceError for what is none.
+
+    Pictures are scaled and turned into BGRx by the platform's converter (nvvidconv), and leave its memory once.
+    """
+    if not (match := re.fullmatch(r"csi://(\d{1,2})/?", target)):
+        raise SourceError(f"{target}: give a sensor's number, like csi://0")
+    (width, height), fps = options.size or CSI_SIZE, options.camera_fps or CSI_FPS
+    return (
+        f"{CSI_ELEMENT} sensor-id={match[1]} ! "
+        f"video/x-raw(memory:NVMM),width={width},height={height},framerate={round(fps)}/1,format=NV12 ! "
+        "nvvidconv ! video/x-raw,format=BGRx"
+    )

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm.apps.sources.base import Decode
-from edgevlm.apps.sources.capture import load_cv2
 from edgevlm.apps.sources.devices import ROOT
 from edgevlm.apps.sources.gstreamer import has_element, opencv_problem, pygobject_problem
+from edgevlm.apps.sources.opencv import load_cv2
 
 JETSON_DECODERS = ("nvhost-nvdec", "v4l2-nvdec", "nvhost-nvdec-ctl")  # nodes under /dev
 JETSON_ELEMENT = "nvv4l2decoder"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgevlm.apps.sources.base import mask_credentials
+from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.sources.gstreamer import is_pipeline
 from edgevlm.errors import SourceError
 from edgevlm.runtime.paths import look

@@ -1,18 +1,124 @@
-"""A live source: a camera that is read by a thread of its own, watched by another, and connected anew whenever it breaks."""
+"""Live sources: a camera read in its own thread and reconnected whenever the connection breaks."""
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
 
-from edgevlm.apps.sources.backoff import Backoff
-from edgevlm.apps.sources.base import KEYFRAME_WAIT_S, Connection, Frame, Grabbed, Sampler, Source, SourceOptions, State
-from edgevlm.apps.sources.laps import Laps
-from edgevlm.apps.sources.link import Link
-from edgevlm.apps.sources.slot import Slot
+from edgevlm.apps.credentials import mask_credentials
+from edgevlm.apps.sources.base import (
+    KEYFRAME_WAIT_S,
+    Connection,
+    Frame,
+    Grabbed,
+    Sampler,
+    Source,
+    SourceOptions,
+    SourceRefused,
+    StageTimer,
+    State,
+)
+from edgevlm.apps.sources.buffer import Slot
 from edgevlm.apps.sources.stamps import StampMender
-from edgevlm.errors import SourceError
+from edgevlm.errors import SourceError, UserError
+
+
+class Backoff:
+    """Pauses of ``first_s * 2^n``, at most ``longest_s``, each shortened by up to half at random.
+
+    Cameras that died together (a switch, a power cut) are so not all tried in the same moment.
+    """
+
+    def __init__(self, first_s: float, longest_s: float, seed: int | None = None) -> None:
+        self._first, self._longest = first_s, longest_s
+        self._random = random.Random(seed)
+        self.reset()
+
+    def reset(self) -> None:
+        """It worked: the next pause is a short one again."""
+        self._next = min(self._first, self._longest)
+
+    def pause(self) -> float:
+        """Seconds to wait now."""
+        pause, self._next = self._next, min(2 * self._next, self._longest)
+        return pause * self._random.uniform(0.5, 1)
+
+
+Deliver = Callable[["Link", Connection, Grabbed], None]
+
+
+class Link:
+    """Connects, then hands each picture to ``deliver`` until the connection breaks or it is abandoned.
+
+    ``changed`` is notified when it opens and when it is over. A thread inside a library cannot be stopped: an abandoned
+    link ends by itself when the library lets go of it, which its own timeouts see to.
+    """
+
+    def __init__(self, connect: Callable[[], Connection], deliver: Deliver, changed: threading.Condition) -> None:
+        self._connect, self._deliver, self._changed = connect, deliver, changed
+        self.opened = self.over = self.abandoned = False
+        self.finished = False  # it was a recording, and that has been read to its end
+        self.refused = False  # the camera answered, and trying again as before is of no use
+        self.problem: str | None = None
+        self.keyed = False  # a picture that stands alone has come
+        self.holding = False  # its thread waits for the frame's reader, and not for the camera
+        self.moved_s = self.opened_s = time.monotonic()  # when it began, opened, or brought a whole picture; when it opened
+        self._thread = threading.Thread(target=self._run, name="edgevlm-reader", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def quiet_s(self) -> float:
+        """Seconds since it last moved."""
+        return 0.0 if self.holding else time.monotonic() - self.moved_s
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self._read()
+        except Exception as error:  # whatever a driver or a library throws, the camera is tried again
+            self.problem = _words(error)
+            self.refused = isinstance(error, SourceRefused)
+        finally:
+            with self._changed:
+                self.over = True
+                self._changed.notify_all()
+
+    def _read(self) -> None:
+        connection = self._connect()
+        try:
+            with self._changed:
+                self.opened = True
+                self.opened_s = self.moved_s = time.monotonic()
+                self._changed.notify_all()
+            while not self.abandoned and (grabbed := connection.grab()) is not None:
+                if not grabbed.corrupt:
+                    self.moved_s = time.monotonic()
+                self._deliver(self, connection, grabbed)
+            self.finished = connection.finished
+            self.problem = connection.problem
+        finally:
+            connection.close()
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (
+        mask_credentials(str(error))
+        if isinstance(error, UserError)
+        else f"{type(error).__name__}: {mask_credentials(str(error))}"
+    )
+
 
 POLL_S = 0.2  # how often a waiting reader looks for ctrl-C
 ADRIFT = 4  # abandoned connections that have not ended yet: with more, no new one is opened
@@ -144,15 +250,15 @@ class LiveSource(Source):
         source_s = self._stamps(grabbed.stamp_s, time_s) if grabbed.stamp_s is not None else None
         if not self._sampler.wants(time_s):
             return
-        laps = Laps()
+        timer = StageTimer()
         image = connection.retrieve()
-        laps.lap("decode")
+        timer.mark("decode")
         if image is None:
             self.drops["corrupt"] += 1
             return
         link.holding = True
-        frame = Frame(image, time_s, source_s=source_s, laps=laps)
-        if self._slot.put(self.finish(frame) if self.finish else frame):
+        frame = Frame(image, time_s, source_s=source_s, timer=timer)
+        if self._slot.put(self.prepare(frame) if self.prepare else frame):
             self.drops["replaced"] += 1
         link.moved_s, link.holding = time.monotonic(), False
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.apps.sources.bytestream import ByteStream
-from edgevlm.apps.sources.pictures import decode_picture
+from edgevlm.apps.sources.opencv import decode_picture
 from edgevlm.errors import SourceError
 
 START = re.compile(rb"\xff\xd8\xff")

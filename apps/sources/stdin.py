@@ -6,9 +6,8 @@ import os
 import sys
 from collections.abc import Callable
 
-from edgevlm.apps.sources.base import Frame, Sampler, Source, State
+from edgevlm.apps.sources.base import Frame, Sampler, Source, StageTimer, State
 from edgevlm.apps.sources.bytestream import ByteStream
-from edgevlm.apps.sources.laps import Laps
 from edgevlm.apps.sources.mjpeg import START, MjpegDecoder
 from edgevlm.apps.sources.y4m import MAGIC, Y4mDecoder
 from edgevlm.errors import SourceError
@@ -32,18 +31,18 @@ class StdinSource(Source):
         self._frames = self._given = 0
 
     def read(self) -> Frame | None:
-        laps = Laps()
+        timer = StageTimer()
         while self.state not in (State.ENDED, State.FAILED) and self._advance():
             self.state = State.RUNNING
             time_s = (self._frames - 1) / self._decoder.fps
             if not self._sampler.wants(time_s):
                 continue
-            laps.born()
+            timer.captured()
             image = self._decoder.image()
-            laps.lap("decode")
+            timer.mark("decode")
             if image is not None:
                 self._given += 1
-                return Frame(image, time_s, laps=laps)
+                return Frame(image, time_s, timer=timer)
             self.drops["corrupt"] += 1
         if not self._given and self.state not in (State.ENDED, State.FAILED):
             self.state = State.FAILED

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.apps.sources.base import Connection, Grabbed, SourceOptions
-from edgevlm.apps.sources.capture import load_cv2
-from edgevlm.apps.sources.devices import ROOT, Device, devices, probe
-from edgevlm.apps.sources.v4l2 import fourcc
+from edgevlm.apps.sources.devices import ROOT, Device, devices, fourcc, probe
+from edgevlm.apps.sources.opencv import load_cv2
 from edgevlm.errors import SourceError
 from edgevlm.runtime.paths import look
 

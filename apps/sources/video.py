@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgevlm.apps.sources.base import Decode, Frame, Sampler, Source, State
-from edgevlm.apps.sources.capture import load_cv2
+from edgevlm.apps.sources.base import Decode, Frame, Sampler, Source, StageTimer, State
 from edgevlm.apps.sources.hardware import open_file
-from edgevlm.apps.sources.laps import Laps
+from edgevlm.apps.sources.opencv import load_cv2
 from edgevlm.apps.sources.stamps import RecordedClock
 from edgevlm.errors import SourceError
 from edgevlm.runtime.paths import look
@@ -38,18 +37,18 @@ class VideoSource(Source):
         if self.state in (State.ENDED, State.FAILED):
             return None
         self.state = State.RUNNING
-        laps = Laps()
+        timer = StageTimer()
         while self._capture.grab():
             time_s = self._advance()
             if not self._sampler.wants(time_s):
                 continue
-            laps.born()
+            timer.captured()
             decoded, image = self._capture.retrieve()
-            laps.lap("decode")
+            timer.mark("decode")
             if decoded:
                 image = self._cv2.cvtColor(image, self._cv2.COLOR_BGR2RGB)
-                laps.lap("convert")
-                return Frame(image, time_s, laps=laps)
+                timer.mark("convert")
+                return Frame(image, time_s, timer=timer)
             self.drops["corrupt"] += 1
         self._end()
         return None

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.apps.sources.bytestream import ByteStream
-from edgevlm.apps.sources.capture import load_cv2
+from edgevlm.apps.sources.opencv import load_cv2
 from edgevlm.errors import SourceError
 
 MAGIC = b"YUV4MPEG2"

@@ -32,7 +32,7 @@ def retrieval(
 
     Ratios are of rows, in prefill, question and answer; the shares are of what prediction, fetching and the graphs take.
     """
-    from edgevlm.apps.start import parse_count
+    from edgevlm.apps.run.launch import parse_count
     from edgevlm.bench.accuracy.entries import split
     from edgevlm.bench.retrieval import Stream, run
 

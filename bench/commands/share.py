@@ -34,7 +34,7 @@ def share(
 
     Guidance is apart. seeded-0.5b takes 3 GB of memory, 1.5 GB of disk for a while, and 2 minutes a policy on one core.
     """
-    from edgevlm.apps.start import parse_count
+    from edgevlm.apps.run.launch import parse_count
     from edgevlm.bench.share import PARTS, SEEDED, run
 
     heads = ("frame ms", "fps", *(name.removesuffix("_ms") for name in PARTS), "share %")

@@ -28,7 +28,7 @@ def snapshot(
     as_json: Json = False,
 ) -> None:
     """Say how long a snapshot holds the stream, beside a frame's time, and how long it then takes to be on disk."""
-    from edgevlm.apps.start import parse_count
+    from edgevlm.apps.run.launch import parse_count
     from edgevlm.bench.share import SEEDED
     from edgevlm.bench.snapshot import run
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgevlm.apps.sources.base import mask_credentials
+from edgevlm.apps.credentials import mask_credentials
 from edgevlm.errors import UserError
 
 

@@ -75,7 +75,7 @@ def stream(
     frames and tokens a second beside infinipot-v:mode=official in transformers, float32, with --model CHECKPOINT
     (edgevlm bench checkpoint writes one of random weights).
     """
-    from edgevlm.apps.start import parse_count
+    from edgevlm.apps.run.launch import parse_count
 
     if not 0 < fps <= 1000:
         raise UserError(f"--fps {fps:g}: give a rate above 0, up to 1000")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgevlm.apps.bundles import bundle_of
-from edgevlm.apps.start import parse_count, to_stderr
+from edgevlm.apps.run.launch import parse_count, to_stderr
 from edgevlm.bench.accuracy.command import goes_on, progress_bar
 from edgevlm.bench.accuracy.entries import FULL, Entry, parse_entries, split
 from edgevlm.bench.suites import suite_of

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from edgevlm.apps.sources.base import mask_credentials
+from edgevlm.apps.credentials import mask_credentials
 from edgevlm.errors import UserError
 
 KEY = "EDGEVLM_JUDGE_KEY"

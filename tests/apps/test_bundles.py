@@ -109,7 +109,7 @@ def test_an_engine_that_there_is_not_is_said_before_anything_is_exported(made, m
 )
 def test_an_engine_that_runs_no_default_bundle_is_refused_before_one_is_exported(made, monkeypatch, capsys, engine, says):
     checkpoint, exports = made
-    monkeypatch.setattr("edgevlm.apps.start.load_class", lambda group, name: None)  # as if its packages were installed
+    monkeypatch.setattr("edgevlm.apps.run.launch.load_class", lambda group, name: None)  # as if its packages were installed
     for _ in range(2):
         assert edgevlm(monkeypatch, "run", "--model", checkpoint, "--frames", "1", "--engine", engine) == 2
         said = capsys.readouterr().err

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from kernel import META, Camera, Machine
 
-from edgevlm.apps.sources import v4l2
+from edgevlm.apps.sources import devices as v4l2
 from edgevlm.apps.sources.base import SourceOptions
 from edgevlm.apps.sources.devices import Device, devices, probe
 from edgevlm.apps.sources.usb import UsbConnection, device_path

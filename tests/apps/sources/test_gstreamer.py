@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgevlm.apps.sources import csi, gstreamer
+from edgevlm.apps.sources import gstreamer
 from edgevlm.apps.sources.base import SourceOptions, SourceRefused
 from edgevlm.errors import SourceError
 
@@ -112,13 +112,13 @@ def test_a_pipeline_that_opencv_cannot_open_is_one_line_without_credentials(monk
 
 
 def test_a_sensor_is_a_pipeline_of_the_platforms():
-    assert csi.pipeline("csi://1", SourceOptions(size=(1280, 720), camera_fps=60)) == (
+    assert gstreamer.csi_pipeline("csi://1", SourceOptions(size=(1280, 720), camera_fps=60)) == (
         "nvarguscamerasrc sensor-id=1 ! "
         "video/x-raw(memory:NVMM),width=1280,height=720,framerate=60/1,format=NV12 ! "
         "nvvidconv ! video/x-raw,format=BGRx"
     )
     with pytest.raises(SourceError, match="like csi://0"):
-        csi.pipeline("csi://front", OPTIONS)
+        gstreamer.csi_pipeline("csi://front", OPTIONS)
 
 
 def test_real_pipelines():

@@ -1,10 +1,11 @@
-"""From what was typed to a run: checks the request, opens model, source and session, picks the output."""
+"""From options to a run: check them, open model, source and session, choose the output."""
 
 from __future__ import annotations
 
 import math
 import re
 import sys
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -12,12 +13,10 @@ import numpy as np
 from rich.console import Console
 
 from edgevlm.apps.bundles import bundle_of
-from edgevlm.apps.ending import silence_what_is_gone
-from edgevlm.apps.finish import Finish
-from edgevlm.apps.gate import Gate, parse_gate
-from edgevlm.apps.output import JsonOutput, Output, TextOutput
-from edgevlm.apps.resume import go_on
-from edgevlm.apps.run import Plan, Run
+from edgevlm.apps.run.events import JsonOutput, Output, TextOutput
+from edgevlm.apps.run.frame_preparation import FramePreparation, Gate, parse_gate
+from edgevlm.apps.run.loop import Plan, Run
+from edgevlm.apps.run.shutdown import silence_what_is_gone
 from edgevlm.apps.sources import RECORDED, Source, SourceOptions, check_source, kind_of, open_source
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import check_policy
@@ -59,7 +58,7 @@ class RunRequest:
     engine: str = DEFAULT_ENGINE
 
 
-def start(request: RunRequest) -> None:
+def launch(request: RunRequest) -> None:
     """Run to the end. Raises UserError before anything is opened where that is possible."""
     is_demo_source = request.video is None and request.camera in (None, "demo")
     interactive = not request.as_json and is_terminal()
@@ -95,7 +94,7 @@ def start(request: RunRequest) -> None:
         if own_questions:
             plan.sample = np.random.default_rng(request.source.seed)
         output = make_output(request.as_json, interactive, with_truth=own_questions)
-        source.finish = Finish(session.prepare, gate)
+        source.prepare = FramePreparation(session.prepare, gate)
         session.notify = output.notice
         if keeper is not None:
             keeper.notify = output.notice
@@ -115,7 +114,7 @@ def start(request: RunRequest) -> None:
         with screen_of(output, run, is_demo_source):
             run()
     except KeyboardInterrupt:
-        if run.ending.forced:
+        if run.shutdown.forced:
             raise
     except OSError:
         if not silence_what_is_gone():  # else nobody is there to be told
@@ -145,13 +144,13 @@ def make_output(as_json: bool, interactive: bool, with_truth: bool) -> Output:
         return JsonOutput(with_truth)
     if not interactive:
         return TextOutput()
-    from edgevlm.apps.screen import Screen
+    from edgevlm.apps.terminal.screen import Screen
 
     return Screen()
 
 
 def screen_of(output: Output, run: Run, show_picture: bool) -> AbstractContextManager[None]:
-    from edgevlm.apps.screen import Screen
+    from edgevlm.apps.terminal.screen import Screen
 
     if not isinstance(output, Screen):
         return nullcontext()
@@ -199,3 +198,24 @@ def list_questions() -> list[str]:
     from edgevlm.calib.demo.questions import all_questions
 
     return all_questions()
+
+
+def go_on(source: Source, keeper: Keeper, plan: Plan, gate: Gate | None = None) -> None:
+    """Take ``source``, ``plan`` and ``gate`` to where the resumed snapshot was taken, if there is one.
+
+    What is recorded, the demo and files, goes on behind the frame that was the newest: those up to it are read and passed over.
+    What is live goes on at once, and its clock has gone on meanwhile: its times begin at the snapshot's and the seconds since.
+    The gate sees what is passed over, so that it holds back what it would have.
+    Questions planned for times before the snapshot's have been asked.
+    """
+    if keeper.resumed is None:
+        return
+    about = keeper.resumed.about
+    time_s = about["session"]["time_s"]
+    plan.at = [(at, question) for at, question in plan.at if at >= time_s]
+    seen = None if gate is None else lambda frame: gate(frame.image)
+    with Console(stderr=True).status(f"going to {time_s:.1f} s of {source.name}"):
+        if not source.skip(time_s, seen):
+            plan.since = time_s + max(0.0, time.time() - about["written"])
+    if gate is not None:
+        gate.gated = 0

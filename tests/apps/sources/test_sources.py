@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from clips import clip
 
+from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.sources import SourceError, SourceOptions, open_source
-from edgevlm.apps.sources.ahead import Ahead
-from edgevlm.apps.sources.base import Frame, Sampler, Source, State, mask_credentials
+from edgevlm.apps.sources.base import Frame, Sampler, Source, State
+from edgevlm.apps.sources.buffer import ReadAhead
 from edgevlm.errors import UserError
 
 
@@ -144,7 +145,7 @@ class Counted(Source):
 
 def test_newest_frame_drops_the_oldest_and_counts():
     counted = Counted(11)
-    newest = Ahead(counted, rule="drop-oldest")
+    newest = ReadAhead(counted, rule="drop-oldest")
     counted.go.release(1)
     assert newest.read().image[0, 0, 0] == 1
     counted.go.release(10)
@@ -159,7 +160,7 @@ def test_newest_frame_drops_the_oldest_and_counts():
 def test_nothing_is_read_before_somebody_reads():
     counted = Counted(3)
     counted.go.release(3)
-    newest = Ahead(counted, rule="drop-oldest")
+    newest = ReadAhead(counted, rule="drop-oldest")
     time.sleep(0.1)
     assert (counted.made, newest.state) == (0, State.INITIALISING)
     newest.close()
@@ -186,8 +187,8 @@ class Clock:
 def test_paced_frames_come_at_their_own_times(monkeypatch):
     counted, clock = Counted(5), Clock()
     counted.go.release(5)
-    newest = Ahead(counted, paced=True, rule="drop-oldest")
-    monkeypatch.setattr("edgevlm.apps.sources.ahead.time", clock)
+    newest = ReadAhead(counted, paced=True, rule="drop-oldest")
+    monkeypatch.setattr("edgevlm.apps.sources.buffer.time", clock)
     newest._closing = clock
     taken = list(newest)
     assert taken[-1].image[0, 0, 0] == 5
@@ -202,7 +203,7 @@ def test_an_error_in_the_reader_reaches_the_consumer():
         def read(self):
             raise SourceError("the cable is out")
 
-    newest = Ahead(Failing())
+    newest = ReadAhead(Failing())
     with pytest.raises(SourceError, match="cable"):
         newest.read()
     newest.close()

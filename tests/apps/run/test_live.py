@@ -9,10 +9,10 @@ from cameras import MjpegCamera
 from typer.testing import CliRunner
 
 import edgevlm.runtime.session as session_module
-from edgevlm.apps import start
 from edgevlm.apps.cli import app
-from edgevlm.apps.output import TextOutput
-from edgevlm.apps.run import Plan, Run
+from edgevlm.apps.run import launch
+from edgevlm.apps.run.events import TextOutput
+from edgevlm.apps.run.loop import Plan, Run
 from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
@@ -31,7 +31,7 @@ def slow_load(monkeypatch):
         time.sleep(LOADING)
         return load(*arguments, **settings)
 
-    monkeypatch.setattr("edgevlm.apps.start.Model.load", slowly)
+    monkeypatch.setattr("edgevlm.apps.run.launch.Model.load", slowly)
 
 
 def run(*arguments):
@@ -66,7 +66,7 @@ def test_stats_come_while_it_runs_and_drops_are_counted(monkeypatch):
         time.sleep(0.2)
         watch(*arguments)
 
-    monkeypatch.setattr("edgevlm.apps.start.Session.watch", slowly)
+    monkeypatch.setattr("edgevlm.apps.run.launch.Session.watch", slowly)
     with MjpegCamera(frames=1000) as camera:
         lines, _ = run("--camera", camera.url, "--fps", 50, "--seconds", 3)
     during = of_kind(lines, "stats")
@@ -122,8 +122,8 @@ def test_nothing_is_answered_before_the_first_frame():
 
 def test_a_question_that_does_not_fit_is_refused_before_anything_is_watched(monkeypatch):
     watched = []
-    monkeypatch.setattr("edgevlm.apps.start.Session.watch", lambda *_: watched.append(1))
-    monkeypatch.setattr("edgevlm.apps.run.Run._as_taught", lambda _, text: text)
+    monkeypatch.setattr("edgevlm.apps.run.launch.Session.watch", lambda *_: watched.append(1))
+    monkeypatch.setattr("edgevlm.apps.run.loop.Run._as_taught", lambda _, text: text)
     for planned in (["--ask-at", "2:" + 160 * "red ", "--ask", COUNT], ["--ask", "<image> " + COUNT], ["--ask", "caf\udce9"]):
         done = CliRunner().invoke(app, ["run", "--frames", "8", *planned])
         assert isinstance(done.exception, UserError), done.output
@@ -150,16 +150,16 @@ def test_what_is_played_at_its_own_speed(monkeypatch, arguments, terminal, paced
         opened.append(options.realtime)
         raise UserError("enough")
 
-    monkeypatch.setattr(start, "open_source", refuse)
-    monkeypatch.setattr(start, "check_source", lambda camera, video: None)
-    monkeypatch.setattr(start, "is_terminal", lambda: terminal)
+    monkeypatch.setattr(launch, "open_source", refuse)
+    monkeypatch.setattr(launch, "check_source", lambda camera, video: None)
+    monkeypatch.setattr(launch, "is_terminal", lambda: terminal)
     CliRunner().invoke(app, ["run", *arguments])
     assert opened == [paced]
 
 
 def test_a_source_is_closed_when_the_session_cannot_be_opened(monkeypatch):
     opened = []
-    monkeypatch.setattr(start, "open_source", lambda *a, **k: opened.append(open_source(*a, **k)) or opened[0])
+    monkeypatch.setattr(launch, "open_source", lambda *a, **k: opened.append(open_source(*a, **k)) or opened[0])
     done = CliRunner().invoke(app, ["run", "--budget", "1"])
     assert isinstance(done.exception, UserError)
     assert opened[0].state.value == "ended"

@@ -14,11 +14,11 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from edgevlm.apps.keyboard import Keyboard
-from edgevlm.apps.output import Answered, Stats, describe
+from edgevlm.apps.run.events import Answered, Stats, describe
+from edgevlm.apps.terminal.keyboard import Keyboard
 
 if TYPE_CHECKING:
-    from edgevlm.apps.run import Run
+    from edgevlm.apps.run.loop import Run
 
 PICTURE = 28  # pixels, both ways, of the demo camera drawn with half blocks
 

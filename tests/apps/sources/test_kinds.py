@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from edgevlm import Session
 from edgevlm.apps.cli import app
-from edgevlm.apps.finish import Finish
+from edgevlm.apps.run.frame_preparation import FramePreparation
 from edgevlm.apps.sources import SourceOptions, kind_of, open_source
-from edgevlm.apps.sources.ahead import Ahead
+from edgevlm.apps.sources.buffer import ReadAhead
 from edgevlm.apps.sources.stdin import StdinSource
 from edgevlm.errors import UserError
 from edgevlm.runtime.preprocess import Pixels
@@ -114,7 +114,7 @@ def test_what_is_prepared_ahead_is_what_the_session_prepares(still_folder):
         source = open_source(None, str(still_folder))
         with Session.open("demo", budget=64) as session:
             if ahead:
-                source.finish = Finish(session.prepare)
+                source.prepare = FramePreparation(session.prepare)
             for frame in source:
                 assert (frame.pixels is not None) is ahead
                 session.watch(frame.pixels if ahead else frame.image, frame.time_s)
@@ -131,7 +131,7 @@ def test_pixels_of_another_size_are_refused():
 
 def test_a_pipe_that_stays_open_holds_nothing_up():
     out, into = os.pipe()
-    source = Ahead(StdinSource(1000, descriptor=_writing(out, into)))
+    source = ReadAhead(StdinSource(1000, descriptor=_writing(out, into)))
     assert source.read() is not None
     source.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "edgevlm-reader"], "it was waited for in vain"

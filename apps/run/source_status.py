@@ -7,7 +7,7 @@ import time
 from edgevlm.apps.sources import Source, State
 
 
-class Trouble:
+class SourceStatus:
     """Compares a source with how it was when last looked at."""
 
     def __init__(self, source: Source) -> None:

@@ -3,10 +3,19 @@
 import numpy as np
 import pytest
 
-from edgevlm.apps.finish import Finish
-from edgevlm.apps.gate import CELLS, EVERY, SAMPLES, THRESHOLD, Gate, GateRule, cell_means, parse_gate
+from edgevlm.apps.run.frame_preparation import (
+    CELLS,
+    EVERY,
+    SAMPLES,
+    THRESHOLD,
+    FramePreparation,
+    Gate,
+    GateRule,
+    cell_means,
+    parse_gate,
+)
 from edgevlm.apps.sources.base import Frame
-from edgevlm.apps.sources.slot import Slot
+from edgevlm.apps.sources.buffer import Slot
 from edgevlm.errors import UserError
 
 
@@ -140,7 +149,7 @@ def test_a_mistake_is_one_line(text, says):
 
 def test_only_frames_that_pass_are_prepared():
     prepared = []
-    finish = Finish(lambda image: prepared.append(int(image[0, 0, 0])), Gate(GateRule("skip", 4)))
+    finish = FramePreparation(lambda image: prepared.append(int(image[0, 0, 0])), Gate(GateRule("skip", 4)))
     frames = [finish(Frame(plain(level), time_s)) for time_s, level in enumerate((10, 11, 50, 51, 52))]
     assert prepared == [10, 50]
     assert [frame.still for frame in frames] == [False, True, False, True, True]

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Ending:
+class Shutdown:
     """While entered, the first signal calls ``stop`` and interrupts what stands in :meth:`waiting`, and nothing else.
 
     A second one raises KeyboardInterrupt wherever the main thread is, for those who cannot wait. SIGHUP stays ignored where it
@@ -27,7 +27,7 @@ class Ending:
         self._waiting = self._entered = False
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Ending:
+    def __enter__(self) -> Shutdown:
         self._entered = threading.current_thread() is threading.main_thread()
         if self._entered:
             for number in SIGNALS:

@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import pytest
 from processes import mjpeg_camera
 
-from edgevlm.apps.heartbeat import Heartbeat
-from edgevlm.apps.notify import Notifier
+from edgevlm.apps.run.watchdog import Notifier, Watchdog
 from edgevlm.apps.sources import State
 
 HUNG_MODEL = """
@@ -100,7 +99,7 @@ def test_a_manager_that_reads_nothing_holds_nothing_up(manager):
 
 def beating(manager, live=True, state=State.RUNNING):
     source = SimpleNamespace(live=live, state=state, attempts=1)
-    return source, Heartbeat(source, Notifier(manager.environment))
+    return source, Watchdog(source, Notifier(manager.environment))
 
 
 def told(manager, heart):

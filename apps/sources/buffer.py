@@ -1,4 +1,4 @@
-"""A recorded source read in a thread of its own: one frame ahead, or at its own speed like a camera."""
+"""Frames between the thread that captures and the one that watches."""
 
 from __future__ import annotations
 
@@ -7,12 +7,54 @@ import time
 from collections.abc import Callable
 
 from edgevlm.apps.sources.base import Frame, Rule, Source, State
-from edgevlm.apps.sources.slot import Slot
+
+
+class Slot:
+    """Holds the frame that came and was not taken yet, so that neither side works on more than one.
+
+    Rule ``drop-oldest``: a frame that comes while the slot is full replaces the one in it. Rule ``block``: it waits. A still
+    frame, which says nothing but the time, neither replaces one that is to be watched nor is missed.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self._changed = threading.Condition()
+        self._frame: Frame | None = None
+        self._closed = False
+
+    def put(self, frame: Frame) -> bool:
+        """Offer a frame; True when it replaced one that nobody had taken. A closed slot takes none."""
+        with self._changed:
+            while self.rule == "block" and self._frame is not None and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                return False
+            replaced = self._frame is not None and not self._frame.still
+            if replaced and frame.still:
+                return False
+            self._frame = frame
+            self._changed.notify_all()
+            return replaced
+
+    def take(self, timeout_s: float) -> Frame | None:
+        """The frame that is there or comes within ``timeout_s``; None where none does, or at once when closed and empty."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._frame is not None or self._closed, timeout_s)
+            frame, self._frame = self._frame, None
+            self._changed.notify_all()
+            return frame
+
+    def close(self) -> None:
+        """Take no more frames and let nobody wait; the one that is there may still be taken."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
 
 POLL_S = 0.2  # how often a waiting reader looks for ctrl-C
 
 
-class Ahead(Source):
+class ReadAhead(Source):
     """Reads another source in its own thread into a :class:`Slot`, from the first :meth:`read` on.
 
     Under ``block`` each frame is decoded and prepared while the one before it is being watched, and none is lost. Under
@@ -37,12 +79,12 @@ class Ahead(Source):
                 if self._paced:
                     origin = time.monotonic() - frame.time_s if origin is None else origin
                     self._closing.wait(max(0.0, origin + frame.time_s - time.monotonic()))
-                    if frame.laps is not None:
-                        frame.laps.resume()
+                    if frame.timer is not None:
+                        frame.timer.resume()
                 if self._closing.is_set():
                     break
                 self.state = State.RUNNING
-                if self._slot.put(self.finish(frame) if self.finish else frame):
+                if self._slot.put(self.prepare(frame) if self.prepare else frame):
                     self.drops["replaced"] += 1
         except BaseException as error:
             self._error = error

@@ -9,13 +9,12 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from edgevlm.apps.run.source_status import SourceStatus
 from edgevlm.apps.sources import SourceError, SourceOptions, State
 from edgevlm.apps.sources import live as live_module
-from edgevlm.apps.sources.backoff import Backoff
 from edgevlm.apps.sources.base import Connection, Frame, Grabbed, SourceRefused
-from edgevlm.apps.sources.live import ADRIFT, LiveSource
-from edgevlm.apps.sources.slot import Slot
-from edgevlm.apps.trouble import Trouble
+from edgevlm.apps.sources.buffer import Slot
+from edgevlm.apps.sources.live import ADRIFT, Backoff, LiveSource
 
 OPTIONS = SourceOptions(
     fps=1e9, open_timeout_s=0.4, stall_timeout_s=0.25, read_timeout_s=0.6, backoff_s=(0.01, 0.02), rule="block"
@@ -95,7 +94,7 @@ def until(condition, seconds=30):
 def test_it_runs_stalls_runs_again_and_is_connected_anew(live):
     first, second = Scripted().say(Grabbed()), Scripted()
     source = live(Camera(first, second))
-    trouble = Trouble(source)
+    trouble = SourceStatus(source)
     assert source.read().image.shape == (2, 3, 3)
     assert (source.state, source.problem, trouble.news()) == (State.RUNNING, None, None)
     until(lambda: source.state is State.STALLED)
@@ -164,7 +163,7 @@ def test_a_camera_that_is_not_there_yet_is_waited_for(live):
     source = live(camera, SourceOptions(fps=1e9, wait=True, backoff_s=(0.2, 0.2)))
     until(lambda: source.problem is not None)
     assert source.state is State.INITIALISING
-    assert Trouble(source).news() == "camera: waiting for it (Connection refused)"
+    assert SourceStatus(source).news() == "camera: waiting for it (Connection refused)"
     assert source.read() is not None
     assert (source.state, source.reconnects) == (State.RUNNING, 0)
 

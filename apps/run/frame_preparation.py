@@ -1,14 +1,17 @@
-"""The frame gate: a frame that shows what the last one let through showed need not be watched. Off by default."""
+"""What the capturing thread does to a frame: the gate, which drops near-static frames, then resizing for the model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.apps.sources.base import Frame
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies.base import parse_settings
+from edgevlm.runtime.preprocess import Pixels
 
 CELLS = 32  # both ways: what is smaller than a cell fades
 SAMPLES = 8  # pixels of a cell both ways, at most, that its mean is taken over
@@ -92,3 +95,20 @@ def _samples(size: int) -> NDArray[np.intp]:
     cells = min(CELLS, size)
     each = max(1, min(SAMPLES, size // cells))
     return ((np.arange(cells * each) + 0.5) * size / (cells * each)).astype(np.intp).reshape(cells, each)
+
+
+class FramePreparation:
+    """The gate, where there is one; then ``prepare``, a session's, on frames that pass."""
+
+    def __init__(self, prepare: Callable[[NDArray[np.uint8]], Pixels], gate: Gate | None = None) -> None:
+        self._prepare, self._gate = prepare, gate
+
+    def __call__(self, frame: Frame) -> Frame:
+        if self._gate is not None:
+            frame = replace(frame, still=not self._gate(frame.image), gated=self._gate.gated)
+        if frame.still:
+            return frame
+        frame = replace(frame, pixels=self._prepare(frame.image))
+        if frame.timer is not None:
+            frame.timer.mark("preprocess")
+        return frame

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 COUNT = "how many objects are there now?"
-EXAMPLE = Path(__file__).parents[2] / "examples" / "watch_and_ask.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "watch_and_ask.py"
 
 
 def edgevlm(*arguments, env=None, **options):
@@ -92,7 +92,9 @@ def interrupted(module, number):
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("module", ["typer", "rich", "edgevlm.apps.start", "numpy", "onnxruntime", "edgevlm.calib.demo.world"])
+@pytest.mark.parametrize(
+    "module", ["typer", "rich", "edgevlm.apps.run.launch", "numpy", "onnxruntime", "edgevlm.calib.demo.world"]
+)
 def test_an_interrupt_while_it_loads_is_quiet(module):
     done = interrupted(module, signal.SIGINT)
     assert done.returncode in (-signal.SIGINT, 130)
@@ -118,7 +120,7 @@ def test_threads_reach_the_engine(monkeypatch):
     from edgevlm.runtime.model import Model
 
     loaded, load = [], Model.load
-    monkeypatch.setattr("edgevlm.apps.start.Model.load", lambda *a, **k: loaded.append(load(*a, **k)) or loaded[0])
+    monkeypatch.setattr("edgevlm.apps.run.launch.Model.load", lambda *a, **k: loaded.append(load(*a, **k)) or loaded[0])
     assert CliRunner().invoke(app, ["run", "--frames", "2", "--threads", "3"]).exit_code == 0
     assert loaded[0].engine.threads == 3
 

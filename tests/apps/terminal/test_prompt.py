@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edgevlm.apps.keyboard import Keyboard
-from edgevlm.apps.run import Plan, Run
-from edgevlm.apps.screen import Screen
+from edgevlm.apps.run.loop import Plan, Run
 from edgevlm.apps.sources import Frame, Source
+from edgevlm.apps.terminal.keyboard import Keyboard
+from edgevlm.apps.terminal.screen import Screen
 
 
 @pytest.mark.parametrize(

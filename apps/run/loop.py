@@ -13,13 +13,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import psutil
 
-from edgevlm.apps.ending import Ending, is_gone, silence_what_is_gone
-from edgevlm.apps.heartbeat import Heartbeat
-from edgevlm.apps.notify import Notifier
-from edgevlm.apps.output import Answered, Output, Stats
+from edgevlm.apps.run.events import Answered, Output, Stats
+from edgevlm.apps.run.shutdown import Shutdown, is_gone, silence_what_is_gone
+from edgevlm.apps.run.source_status import SourceStatus
+from edgevlm.apps.run.watchdog import Notifier, Watchdog
 from edgevlm.apps.sources import Frame, Source
 from edgevlm.apps.sources.base import Scene
-from edgevlm.apps.trouble import Trouble
 from edgevlm.errors import UserError
 from edgevlm.runtime.session import Session
 
@@ -62,9 +61,9 @@ class Run:
         self._first_frames = self._last_frames = session.stats.frames
         self._gated = 0
         self._stopped = threading.Event()
-        self._trouble = Trouble(source)
-        self._heartbeat = Heartbeat(source, Notifier())
-        self.ending = Ending(self.stop)
+        self._source_status = SourceStatus(source)
+        self._watchdog = Watchdog(source, Notifier())
+        self.shutdown = Shutdown(self.stop)
         self._process = psutil.Process()
 
     def stop(self) -> None:
@@ -82,18 +81,18 @@ class Run:
 
         A signal ends it after the frame in progress, and raises KeyboardInterrupt where it had to be woken.
         """
-        with self.ending:
+        with self.shutdown:
             try:
                 with self._ticking():
                     self._watch()
-                    if not self.ending.asked:
+                    if not self.shutdown.asked:
                         self._ask_rest()
             finally:
                 self._close()
 
     def _close(self) -> None:
         """Write the last snapshot first, whatever the source does meanwhile; then the summary, if anybody can read it."""
-        self._heartbeat.stopping()
+        self._watchdog.stopping()
         closing = threading.Thread(target=self.source.close, name="edgevlm-closing", daemon=True)
         closing.start()
         self.session.close()
@@ -106,7 +105,7 @@ class Run:
 
         None once the run is to end, and before the first frame, when there is nothing to answer from: then it says so.
         """
-        if self.ending.asked:
+        if self.shutdown.asked:
             return None
         if not self.session.stats.frames:
             self.output.notice(f"no frame has been watched yet, so {text!r} is not answered")
@@ -116,9 +115,9 @@ class Run:
             answered = Answered(self.session.time_s, text, NEVER_TAUGHT, [], 0.0, 0.0)
         else:
             answer = self.session.ask(question, conversation=conversation)
-            with self.ending.waiting():
+            with self.shutdown.waiting():
                 for piece in answer:
-                    self._heartbeat.step()
+                    self._watchdog.step()
                     self.output.piece(piece)
             said, truth = answer.text.strip(), self._truth(text, answer.time_s)
             answered = Answered(answer.time_s, text, said, answer.token_ids, answer.ttft_ms, answer.tpot_ms, truth)
@@ -151,7 +150,7 @@ class Run:
     def _watch(self) -> None:
         plan, watched = self.plan, 0
         while not self._stopped.is_set() and (plan.frames is None or watched < plan.frames):
-            with self.ending.waiting(), self._heartbeat.waiting():
+            with self.shutdown.waiting(), self._watchdog.waiting():
                 frame = self.source.read()
             if frame is None:
                 break
@@ -164,8 +163,8 @@ class Run:
             if frame.scene is not None:
                 self._scenes.append((frame.time_s, frame.scene))
             self._take(frame)
-            self._heartbeat.step()
-            self._heartbeat.ready()
+            self._watchdog.step()
+            self._watchdog.ready()
             watched += 1
             if plan.sample is not None and frame.scene is not None and watched % SAMPLE_EVERY == 0:
                 for question in frame.scene.sample(plan.sample):
@@ -216,14 +215,14 @@ class Run:
             try:
                 while not self._stopped.wait(1) and not done.is_set():
                     self.output.stats(figures := self.stats())
-                    self._heartbeat.tell(f"{self.source.name}: {figures.source_state}, {figures.frames:,} frames")
-                    if (news := self._trouble.news()) is not None:
+                    self._watchdog.tell(f"{self.source.name}: {figures.source_state}, {figures.frames:,} frames")
+                    if (news := self._source_status.news()) is not None:
                         self.output.notice(news)
                     if is_gone(sys.stdout):
-                        self.ending.ask()
+                        self.shutdown.ask()
             except (OSError, UserError):  # the loop's own writing meets it again, and says so
                 self.stop()
-            if self.ending.asked:
+            if self.shutdown.asked:
                 self.session.cancel()  # the loop may be waiting for the end of an answer
 
         thread = threading.Thread(target=tick, name="edgevlm-stats", daemon=True)

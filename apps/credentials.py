@@ -1,0 +1,45 @@
+"""Passwords and keys stay out of messages, logs and the process list."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from contextlib import suppress
+from pathlib import Path
+
+ARGUMENTS = slice(45, 47)  # of /proc/self/stat after the name: arg_start and arg_end, proc(5) fields 48 and 49
+
+
+def mask_argv() -> None:
+    """Overwrite the credentials among this process's arguments, as the kernel shows them; where it cannot be done, nothing."""
+    with suppress(OSError, ValueError):
+        start, end = map(int, Path("/proc/self/stat").read_text().rpartition(") ")[2].split()[ARGUMENTS])
+        if not 0 < start < end:
+            return
+        shown = ctypes.string_at(start, end - start)
+        arguments = [mask_credentials(part.decode(errors="surrogateescape")) for part in shown.split(b"\0")]
+        masked = "\0".join(arguments).encode(errors="surrogateescape")
+        if masked != shown:
+            ctypes.memmove(start, masked[: end - start].ljust(end - start, b"\0"), end - start)
+
+
+NAMED = r"(?:key|token|pas|pwd|psw|secret|auth)"  # how parameters of addresses call their secrets
+SECRETS = (  # what they are known by, and what stands in their place
+    # up to the last @: a password may have one, or a slash; where an address was taken for a path, one slash is left of two
+    (r"([\w+.-]+:/{1,2})\S*@", r"\1***@"),
+    (
+        rf"(?i)([?&;/_](?:[\w-]*{NAMED}[\w-]*)=)[^&;\s]*[^&;\s:]",
+        r"\1***",
+    ),  # user=admin_password=...: an address of some cameras
+    (
+        r"(?i)(\b(?:user-id|user-pw|password|passwd|pwd|secret|token|api[-_]?key)\s?=\s?)(?:\"[^\"]*\"|[^&;\s]*[^&;\s:])",
+        r"\1***",
+    ),
+)
+
+
+def mask_credentials(text: str) -> str:
+    """Replace the user and password of any URL in ``text``, and the value of what is named like a key, by ``***``."""
+    for secret, mask in SECRETS:
+        text = re.sub(secret, mask, text)
+    return text

@@ -1,0 +1,1 @@
+"""Watching a stream: the run loop, what starts it and what ends it."""

@@ -1,0 +1,1 @@
+"""The terminal of a run: what it shows and what is typed into it."""
