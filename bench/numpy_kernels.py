@@ -138,7 +138,7 @@ def top_k(scores: Array, seq: Array, candidates: Array, k: int) -> Array:
     return out
 
 
-def places(seq: Array, known: Array) -> Array:
+def index_of(seq: Array, known: Array) -> Array:
     """A whole sort of each head's ``known``."""
     out = np.full(seq.shape, -1, np.int32)
     for head, wanted in enumerate(seq):
@@ -179,7 +179,7 @@ KERNELS = {
     "pool_norms": pool_norms,
     "attention_mass": attention_mass,
     "top_k": top_k,
-    "places": places,
+    "index_of": index_of,
     "newest_frames": reference.newest_frames,
 }
 

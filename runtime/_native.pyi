@@ -126,11 +126,11 @@ def pool_norms(
 def top_k(
     scores: NDArray[np.float32], seq: NDArray[np.int64], candidates: NDArray[np.bool_], k: int, /
 ) -> NDArray[np.bool_]: ...
-def places(seq: NDArray[np.int64], known: NDArray[np.int64], /) -> NDArray[np.int32]: ...
+def index_of(seq: NDArray[np.int64], known: NDArray[np.int64], /) -> NDArray[np.int32]: ...
 def newer_similarity(
     cache: Cache, layer: int, valid: NDArray[np.bool_], since: int, rotated: bool, /
 ) -> NDArray[np.float32]: ...
-def assign(
+def mosaic_assign(
     key: NDArray[np.float32],
     partition: NDArray[np.int32],
     start: int,

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "attention_mass",
+    "index_of",
     "infinipot_scores",
     "infinipot_select",
     "newer_similarity",
     "newest_frames",
-    "places",
     "pool_norms",
     "set_threads",
     "simd",
@@ -182,12 +182,12 @@ def newest_frames(frame: NDArray[np.int32], among: NDArray[np.bool_], count: int
     return _native.newest_frames(frame, among, count)
 
 
-def places(seq: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.int32]:
+def index_of(seq: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.int32]:
     """Per head, where each token of ``seq`` ``[H, n]`` stands in ``known`` ``[H, m]``: int32 ``[H, n]``, -1 where it does not.
 
     Both in any order; of equal ones in ``known`` the first. O(n + m).
     """
-    return _native.places(seq, known)
+    return _native.index_of(seq, known)
 
 
 def value_norms(value: NDArray[np.number], scale: NDArray[np.float32] | None = None) -> NDArray[np.float32]:

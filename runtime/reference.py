@@ -138,7 +138,7 @@ def reindex(positions: Sequence[NDArray[np.int32]], prefix: int) -> tuple[list[N
     return dense, 1 + max((int(layer.max()) for layer in dense if layer.size), default=-1)
 
 
-def places(seq: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.int32]:
+def index_of(seq: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.int32]:
     """Where each of ``seq`` ``[H, n]`` stands first in ``known`` ``[H, m]``; -1 where it does not."""
     out = np.full(seq.shape, -1, np.int32)
     for head, i in np.ndindex(seq.shape):

@@ -10,7 +10,7 @@
 #endif
 
 #include "errors.h"
-#include "pool.h"
+#include "threads.h"
 
 namespace edgevlm {
 
@@ -44,7 +44,7 @@ Heap& loose_heap() {
     return heap;
 }
 
-std::size_t Carver::advance(std::size_t count, std::size_t size) {
+std::size_t BumpAllocator::advance(std::size_t count, std::size_t size) {
     const std::size_t offset = used_;
     if (count > (kMost - used_) / size) refuse("the cache would take more bytes than can be addressed: give a smaller budget");
     used_ = aligned(used_ + count * size);

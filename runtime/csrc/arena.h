@@ -33,9 +33,9 @@ std::size_t aligned(std::size_t bytes);
 
 // Cuts arrays out of a block, each aligned. Without a block it only adds up what they would take, so that the byte count
 // known before is, by construction, the byte count allocated.
-class Carver {
+class BumpAllocator {
 public:
-    explicit Carver(std::byte* base = nullptr) : base_(base) {}
+    explicit BumpAllocator(std::byte* base = nullptr) : base_(base) {}
 
     template <typename T>
     T* take(std::size_t count) {
@@ -72,7 +72,7 @@ public:
     Lease(Scratch* scratch, std::size_t bytes, std::int64_t tasks);
 
     int workers() const { return workers_; }
-    Carver of(int worker) const { return Carver(memory_ + worker * bytes_); }
+    BumpAllocator of(int worker) const { return BumpAllocator(memory_ + worker * bytes_); }
 
 private:
     std::unique_lock<std::mutex> lock_;

@@ -27,7 +27,7 @@ inline std::string shape_text(const std::vector<std::int64_t>& shape) {
 template <typename T>
 pybind11::dtype dtype_of() {
     if constexpr (std::is_same_v<T, Half>) return pybind11::dtype("float16");
-    else if constexpr (std::is_same_v<T, Code>) return pybind11::dtype("int8");
+    else if constexpr (std::is_same_v<T, Int8>) return pybind11::dtype("int8");
     else return pybind11::dtype::of<T>();
 }
 
@@ -99,7 +99,7 @@ struct Stored : Volume<T> {
 template <typename T>
 Stored<T> as_stored(pybind11::handle object, pybind11::handle scale, const char* name) {
     Stored<T> rows{as_volume<T>(object, name, any, any, any), {}};
-    if constexpr (std::is_same_v<T, Code>) {
+    if constexpr (std::is_same_v<T, Int8>) {
         if (scale.is_none()) refuse(name, " of int8 needs its scale, float32 [heads, head_dim]");
         rows.own = dense<float>(scale, "scale", {rows.heads, rows.width});
         rows.scale = static_cast<const float*>(rows.own.data());

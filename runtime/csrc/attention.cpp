@@ -21,7 +21,7 @@ struct Batch {
     float *highest, *weight;  // [lanes]
     std::int64_t seq[kMostRows], count, oldest;
 
-    Batch(Carver& memory, std::int64_t keys, std::int64_t width) {
+    Batch(BumpAllocator& memory, std::int64_t keys, std::int64_t width) {
         scores = memory.take<float>(keys * kMostRows);
         query = memory.take<float>(width * kMostRows);
         loaded = memory.take<float>(kKeys * width);
@@ -80,13 +80,13 @@ void score(const Volume<T>& key, const std::int64_t* seq, std::int64_t head, Bat
 }  // namespace
 
 std::size_t attention_scratch(std::int64_t rows, std::int64_t head_dim) {
-    Carver sizes;
+    BumpAllocator sizes;
     Batch(sizes, rows, head_dim);
     return sizes.bytes();
 }
 
 template <typename T>
-void attention_mass(const Attended<T>& tokens, std::int64_t head, float* mass, Carver memory) {
+void attention_mass(const Attended<T>& tokens, std::int64_t head, float* mass, BumpAllocator memory) {
     const AttentionKernels& kernels = simd().attention;
     const std::int64_t keys = tokens.key.rows, all = keys + tokens.own.rows, lanes = kernels.rows;
     Batch at(memory, all, tokens.key.width);
@@ -101,8 +101,8 @@ void attention_mass(const Attended<T>& tokens, std::int64_t head, float* mass, C
     }
 }
 
-template void attention_mass(const Attended<float>&, std::int64_t, float*, Carver);
-template void attention_mass(const Attended<Half>&, std::int64_t, float*, Carver);
-template void attention_mass(const Attended<Code>&, std::int64_t, float*, Carver);
+template void attention_mass(const Attended<float>&, std::int64_t, float*, BumpAllocator);
+template void attention_mass(const Attended<Half>&, std::int64_t, float*, BumpAllocator);
+template void attention_mass(const Attended<Int8>&, std::int64_t, float*, BumpAllocator);
 
 }  // namespace edgevlm

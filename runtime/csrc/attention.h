@@ -26,6 +26,6 @@ std::size_t attention_scratch(std::int64_t rows, std::int64_t head_dim);
 // queries of its group. Keys are scored against up to 32 query rows at a time, so that scores take 32 numbers a key; a row
 // that sees no token adds nothing. Equal scores have equal mass, wherever they lie. memory: attention_scratch of n + m rows.
 template <typename T>
-void attention_mass(const Attended<T>& tokens, std::int64_t head, float* mass, Carver memory);
+void attention_mass(const Attended<T>& tokens, std::int64_t head, float* mass, BumpAllocator memory);
 
 }  // namespace edgevlm

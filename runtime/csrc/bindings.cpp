@@ -16,7 +16,7 @@
 #include "cache_rows.h"
 #include "errors.h"
 #include "kernels_api.h"
-#include "pool.h"
+#include "threads.h"
 #include "simd.h"
 
 namespace py = pybind11;
@@ -267,8 +267,8 @@ PYBIND11_MODULE(_native, module) {
     bind_cache(module);
     bind_kernels(module);
     bind_infinipot(module);
-    bind_newer(module);
-    bind_nested(module);
+    bind_newer_similarity(module);
+    bind_mosaic(module);
     bind_resv(module);
     module.def("loose_allocations", [] { return loose_heap().allocations(); });
 }

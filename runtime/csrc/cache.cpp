@@ -8,8 +8,8 @@
 #include "attention.h"
 #include "errors.h"
 #include "infinipot.h"
-#include "join.h"
-#include "newer.h"
+#include "index_of.h"
+#include "newer_similarity.h"
 
 namespace edgevlm {
 
@@ -48,7 +48,7 @@ void check(const Shape& shape) {
 //   scratch for one kernel at a time, a slot for each thread that may take part
 //
 // Without a block behind the carver this only measures.
-Parts carve(const Shape& shape, Carver& carver) {
+Parts carve(const Shape& shape, BumpAllocator& carver) {
     const auto [smallest, largest] = std::minmax_element(shape.capacities.begin(), shape.capacities.end());
     const std::size_t row_bytes = shape.head_dim * element_size(shape.dtype);
     Parts parts;
@@ -80,8 +80,8 @@ Parts carve(const Shape& shape, Carver& carver) {
     parts.rotary = carver.take<double>(Rotary::table_size(shape.head_dim / 2));
     parts.rounded = carver.take<float>(Rotary::table_size(shape.head_dim / 2));
     parts.scratch_bytes = std::max({infinipot_scratch(shape.kv_heads, *largest, shape.head_dim),  // and its parts
-                                    attention_scratch(*largest, shape.head_dim), newer_scratch(*largest, shape.head_dim),
-                                    places_scratch(*largest), reindex_scratch(*largest, shape.head_dim / 2, shape.axes)});
+                                    attention_scratch(*largest, shape.head_dim), newer_similarity_scratch(*largest, shape.head_dim),
+                                    index_of_scratch(*largest), reindex_scratch(*largest, shape.head_dim / 2, shape.axes)});
     parts.scratch = carver.take_rows(shape.threads, parts.scratch_bytes);
     return parts;
 }
@@ -99,7 +99,7 @@ std::size_t element_size(DType dtype) {
 
 std::size_t Cache::bytes_for(const Shape& shape) {
     check(shape);
-    Carver sizes;
+    BumpAllocator sizes;
     carve(shape, sizes);
     return sizes.bytes();
 }
@@ -116,7 +116,7 @@ Cache::Cache(const Shape& shape)
     id_ = ++caches;
     row_bytes_ = head_dim_ * element_size(shape.dtype);
     block_ = heap_.allocate(nbytes_);
-    Carver carver(block_.get());
+    BumpAllocator carver(block_.get());
     parts_ = carve(shape, carver);
     std::copy(shape.inv_freq.begin(), shape.inv_freq.end(), parts_.inv_freq);
     std::copy(shape.runs.begin(), shape.runs.end(), parts_.runs);

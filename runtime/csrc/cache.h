@@ -142,7 +142,7 @@ private:
     std::int64_t fill_holes(Layer& layer, std::int64_t head, const Mask& keep, std::int64_t kept);  // returns rows moved
     const Rotary& turning(const char* action) const;
     class Turning;
-    bool make_dense(Layer& layer, std::int64_t head, std::int64_t prefix, Carver memory);
+    bool make_dense(Layer& layer, std::int64_t head, std::int64_t prefix, BumpAllocator memory);
     void take_scales(const Shape& shape);
     std::int64_t saturated_in(const Layer& layer, std::int64_t first, std::int64_t last) const;
     void restructured();  // marks taken before are stale

@@ -5,7 +5,7 @@
 
 #include "cache.h"
 #include "errors.h"
-#include "pool.h"
+#include "threads.h"
 
 namespace edgevlm {
 
@@ -86,7 +86,7 @@ std::int64_t Cache::evict(const std::vector<std::optional<Mask>>& keep) {
         }
     }
     std::atomic<std::int64_t> moved{0};
-    share(layers_ * heads_, threads(), [&](std::int64_t task, int) {
+    parallel_for(layers_ * heads_, threads(), [&](std::int64_t task, int) {
         const std::int64_t l = task / heads_, head = task % heads_;
         if (!keep[l] || kept[l] == parts_.layer[l].length) return;
         moved += fill_holes(parts_.layer[l], head, *keep[l], kept[l]);

@@ -8,12 +8,12 @@
 #include "cache.h"
 #include "cache_rows.h"
 #include "errors.h"
-#include "pool.h"
+#include "threads.h"
 
 namespace edgevlm {
 
 std::size_t reindex_scratch(std::int64_t rows, std::int64_t pairs, std::int64_t axes) {
-    Carver sizes;
+    BumpAllocator sizes;
     sizes.take<std::uint64_t>(rows);
     sizes.take<std::int32_t>(rows);
     sizes.take<std::int32_t>(rows * axes);
@@ -32,7 +32,7 @@ const Rotary& Cache::turning(const char* action) const {
 // Turns one key after another; neighbours are often turned by the same angles.
 class Cache::Turning {
 public:
-    Turning(const Rotary& rotary, Carver& memory) : rotary_(rotary), pairs_(rotary.pairs()) {
+    Turning(const Rotary& rotary, BumpAllocator& memory) : rotary_(rotary), pairs_(rotary.pairs()) {
         for (double** vector : {&exact_cosine_, &exact_sine_}) *vector = memory.take<double>(pairs_);
         for (float** vector : {&cosine_, &sine_}) *vector = memory.take<float>(pairs_);
     }
@@ -80,8 +80,8 @@ void Cache::shift(std::int64_t index, const Volume<std::int32_t>& position) {
     }
     const Lease memory(&scratch_, reindex_scratch(0, rotary.pairs(), axes_), heads_);
     std::atomic<bool> moved{false};
-    share(heads_, memory.workers(), [&](std::int64_t head, int worker) {
-        Carver part = memory.of(worker);
+    parallel_for(heads_, memory.workers(), [&](std::int64_t head, int worker) {
+        BumpAllocator part = memory.of(worker);
         Turning turning(rotary, part);
         bool any = false;
         for (std::int64_t i = 0; i < layer.length; ++i) {
@@ -140,7 +140,7 @@ void dense_ranks(const std::int32_t* position, std::int64_t n, std::int64_t axes
 
 }  // namespace
 
-bool Cache::make_dense(Layer& layer, std::int64_t head, std::int64_t prefix, Carver memory) {
+bool Cache::make_dense(Layer& layer, std::int64_t head, std::int64_t prefix, BumpAllocator memory) {
     std::uint64_t* const order = memory.take<std::uint64_t>(layer.length);
     std::int32_t* const count = memory.take<std::int32_t>(layer.length);
     std::int32_t* const dense = memory.take<std::int32_t>(layer.length * axes_);
@@ -164,7 +164,7 @@ std::int64_t Cache::reindex(std::int64_t prefix) {
     for (std::int64_t l = 0; l < layers_; ++l) longest = std::max(longest, parts_.layer[l].length);
     const Lease memory(&scratch_, reindex_scratch(longest, rotary.pairs(), axes_), layers_ * heads_);
     std::atomic<bool> moved{false};
-    share(layers_ * heads_, memory.workers(), [&](std::int64_t task, int worker) {
+    parallel_for(layers_ * heads_, memory.workers(), [&](std::int64_t task, int worker) {
         if (make_dense(parts_.layer[task / heads_], task % heads_, prefix, memory.of(worker))) moved = true;
     });
     if (moved) restructured();

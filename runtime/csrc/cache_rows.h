@@ -38,13 +38,13 @@ LayerRows<T> rows_of(const Cache& cache, const Layer& layer) {
             {layer.norm, layer.capacity}};
 }
 
-// Calls f with a null float*, Half* or Code*, by what keys and values are stored as.
+// Calls f with a null float*, Half* or Int8*, by what keys and values are stored as.
 template <typename F>
 auto by_dtype(DType dtype, F&& f) {
     switch (dtype) {
         case DType::fp32: break;
         case DType::fp16: return f(static_cast<Half*>(nullptr));
-        case DType::int8: return f(static_cast<Code*>(nullptr));
+        case DType::int8: return f(static_cast<Int8*>(nullptr));
     }
     return f(static_cast<float*>(nullptr));
 }

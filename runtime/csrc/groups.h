@@ -19,7 +19,7 @@ public:
         return count;
     }
 
-    Groups(Carver& memory, std::int64_t keys) : mask_(slots(keys) - 1) {  // room for `keys` different ones
+    Groups(BumpAllocator& memory, std::int64_t keys) : mask_(slots(keys) - 1) {  // room for `keys` different ones
         slot_ = memory.take<Slot>(mask_ + 1);
     }
 

@@ -34,7 +34,7 @@ struct Memory {
     std::int32_t *open_slot, *gone;
     double *key, *place;
 
-    Memory(const ClusterTable& table, Carver& memory) {
+    Memory(const ClusterTable& table, BumpAllocator& memory) {
         near = memory.take<std::uint64_t>(table.slots);
         for (std::uint32_t** part : {&distance, &open_bits}) *part = memory.take<std::uint32_t>(table.slots);
         for (std::int32_t** part : {&open_slot, &gone}) *part = memory.take<std::int32_t>(table.slots);
@@ -46,12 +46,12 @@ struct Memory {
 }  // namespace
 
 std::size_t cluster_scratch(const ClusterTable& table) {
-    Carver sizes;
+    BumpAllocator sizes;
     Memory(table, sizes);
     return sizes.bytes();
 }
 
-Clusters::Clusters(const ClusterTable& table, const float* planes, std::int32_t* home, Carver memory)
+Clusters::Clusters(const ClusterTable& table, const float* planes, std::int32_t* home, BumpAllocator memory)
     : table_(table), planes_(planes), home_(home) {
     const Memory parts(table, memory);
     near_ = parts.near, distance_ = parts.distance, open_bits_ = parts.open_bits, open_slot_ = parts.open_slot;

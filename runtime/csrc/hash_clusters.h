@@ -35,7 +35,7 @@ std::size_t cluster_scratch(const ClusterTable& table);
 class Clusters {
 public:
     // home [2 * slots]: see `home`. planes [width, kPlanes].
-    Clusters(const ClusterTable& table, const float* planes, std::int32_t* home, Carver memory);
+    Clusters(const ClusterTable& table, const float* planes, std::int32_t* home, BumpAllocator memory);
 
     // A token joins the nearest open cluster that differs in `distance` bits at most, of equally near ones that of the lowest
     // slot; else it founds one in the lowest free slot. Where half of the slots are open, it joins the nearest all the same.

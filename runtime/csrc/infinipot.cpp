@@ -47,7 +47,7 @@ struct Memory {
     std::uint8_t *vision, *open;         // [H, n], [n]
     bool *recent, *chosen;               // [H, n], [n]
 
-    Memory(Carver& carver, std::int64_t heads, std::int64_t rows) {
+    Memory(BumpAllocator& carver, std::int64_t heads, std::int64_t rows) {
         for (float** list : {&similarity, &pooled}) *list = carver.take<float>(rows);
         vision = carver.take<std::uint8_t>(heads * rows);
         open = carver.take<std::uint8_t>(rows);
@@ -58,7 +58,7 @@ struct Memory {
 
 // Fills `keep` of one head up to `target` rows: first those of the best TaR, then those of the best pooled norm.
 template <typename T>
-void choose(const LayerRows<T>& layer, std::int64_t head, const Selection& how, const Memory& at, bool* keep, Carver memory) {
+void choose(const LayerRows<T>& layer, std::int64_t head, const Selection& how, const Memory& at, bool* keep, BumpAllocator memory) {
     const std::int64_t rows = layer.key.rows;
     const std::int64_t* const seq = layer.seq.of(head);
     const std::uint8_t* const vision = at.vision + head * rows;
@@ -87,14 +87,14 @@ void choose(const LayerRows<T>& layer, std::int64_t head, const Selection& how, 
 }  // namespace
 
 std::size_t infinipot_scratch(std::int64_t heads, std::int64_t rows, std::int64_t head_dim) {
-    Carver sizes;
+    BumpAllocator sizes;
     Memory(sizes, heads, rows);
     return sizes.bytes() + std::max({similarity_scratch(rows, head_dim), pool_scratch(rows), top_k_scratch(rows),
                                      newest_scratch(heads * rows)});
 }
 
 template <typename T>
-void infinipot_select(const LayerRows<T>& layer, const Selection& how, bool* keep, Carver memory) {
+void infinipot_select(const LayerRows<T>& layer, const Selection& how, bool* keep, BumpAllocator memory) {
     const std::int64_t heads = layer.key.heads, rows = layer.key.rows;
     const Memory at(memory, heads, rows);
     for (std::int64_t head = 0; head < heads; ++head) {
@@ -116,8 +116,8 @@ void infinipot_select(const LayerRows<T>& layer, const Selection& how, bool* kee
     }
 }
 
-template void infinipot_select(const LayerRows<float>&, const Selection&, bool*, Carver);
-template void infinipot_select(const LayerRows<Half>&, const Selection&, bool*, Carver);
-template void infinipot_select(const LayerRows<Code>&, const Selection&, bool*, Carver);
+template void infinipot_select(const LayerRows<float>&, const Selection&, bool*, BumpAllocator);
+template void infinipot_select(const LayerRows<Half>&, const Selection&, bool*, BumpAllocator);
+template void infinipot_select(const LayerRows<Int8>&, const Selection&, bool*, BumpAllocator);
 
 }  // namespace edgevlm

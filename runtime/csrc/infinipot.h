@@ -7,7 +7,7 @@
 #include "arena.h"
 #include "norms.h"
 #include "rotary.h"
-#include "similarity.h"
+#include "temporal_similarity.h"
 #include "strided.h"
 
 namespace edgevlm {
@@ -38,6 +38,6 @@ std::size_t infinipot_scratch(std::int64_t heads, std::int64_t rows, std::int64_
 // keep [H, n]: the prefix and, in each head, min(target, held) vision rows: those of the recent frames, `distinctive` past ones
 // of the least temporal similarity, and of the rest those of the highest pooled value norm. memory: infinipot_scratch.
 template <typename T>
-void infinipot_select(const LayerRows<T>& layer, const Selection& how, bool* keep, Carver memory);
+void infinipot_select(const LayerRows<T>& layer, const Selection& how, bool* keep, BumpAllocator memory);
 
 }  // namespace edgevlm

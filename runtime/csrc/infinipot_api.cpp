@@ -17,8 +17,8 @@
 #include "infinipot.h"
 #include "kernels_api.h"
 #include "norms.h"
-#include "pool.h"
-#include "similarity.h"
+#include "threads.h"
+#include "temporal_similarity.h"
 
 namespace py = pybind11;
 
@@ -52,7 +52,7 @@ py::list infinipot_scores(Cache& cache, const py::list& recent, const py::list& 
     }
     const Unlocked unlocked;
     const Lease memory(&cache.scratch(), similarity_scratch(longest_of(cache), cache.head_dim()), layers * heads);
-    share(layers * heads, memory.workers(), [&](std::int64_t task, int worker) {
+    parallel_for(layers * heads, memory.workers(), [&](std::int64_t task, int worker) {
         const Scores& scores = work[task / heads];
         const std::int64_t head = task % heads, at = head * scores.keys.key.rows;
         temporal_similarity(scores.keys, head, rotary, scores.similarity + at, memory.of(worker));
@@ -84,7 +84,7 @@ py::list infinipot_select(Cache& cache, const Selection& how, const std::vector<
     }
     const Unlocked unlocked;
     const Lease memory(&cache.scratch(), infinipot_scratch(heads, longest_of(cache), cache.head_dim()), layers);
-    share(layers, memory.workers(), [&](std::int64_t l, int worker) {
+    parallel_for(layers, memory.workers(), [&](std::int64_t l, int worker) {
         Selection of_layer = how;
         if (!how.thresholds) of_layer.window = windows[l];
         infinipot_select(rows_of<T>(cache, cache.layer(l)), of_layer, keep[l], memory.of(worker));

@@ -16,11 +16,11 @@
 #include "attention.h"
 #include "cache.h"
 #include "errors.h"
-#include "join.h"
+#include "index_of.h"
 #include "norms.h"
-#include "pool.h"
+#include "threads.h"
 #include "select.h"
-#include "similarity.h"
+#include "temporal_similarity.h"
 #include "simd.h"
 
 namespace py = pybind11;
@@ -62,11 +62,11 @@ Scratch* scratch_of(py::handle array) {
     return cache ? &cache->scratch() : nullptr;
 }
 
-// Calls f with a null float*, Half* or Code*, by the dtype of an array.
+// Calls f with a null float*, Half* or Int8*, by the dtype of an array.
 template <typename F>
 auto by_dtype(py::handle array, const char* name, F&& f) {
     if (is_array_of<Half>(array)) return f(static_cast<Half*>(nullptr));
-    if (is_array_of<Code>(array)) return f(static_cast<Code*>(nullptr));
+    if (is_array_of<Int8>(array)) return f(static_cast<Int8*>(nullptr));
     if (py::isinstance<py::array>(array) && !py::isinstance<py::array_t<float, 0>>(array))
         refuse(name, " must be float32, float16 or int8, not ", std::string(py::str(array.attr("dtype"))));
     return f(static_cast<float*>(nullptr));
@@ -130,7 +130,7 @@ py::array_t<float> call_temporal_similarity(py::handle key, py::handle position,
             if (!rotated) turned.emplace(cache, inverse, pairs, runs);
             const Rotary* const rotary = turned ? turned->rotary() : nullptr;
             const Lease memory(cache ? &cache->scratch() : nullptr, similarity_scratch(rows, tokens.key.width), heads);
-            share(heads, memory.workers(), [&](std::int64_t head, int worker) {
+            parallel_for(heads, memory.workers(), [&](std::int64_t head, int worker) {
                 temporal_similarity(tokens, head, rotary, first + head * rows, memory.of(worker));
             });
         }
@@ -145,7 +145,7 @@ py::array_t<float> call_value_norms(py::handle value, py::handle scale) {
         float* const first = out.mutable_data();
         {
             Unlocked unlocked;
-            share(values.heads, threads(), [&](std::int64_t head, int) { value_norms(values, head, first + head * values.rows); });
+            parallel_for(values.heads, threads(), [&](std::int64_t head, int) { value_norms(values, head, first + head * values.rows); });
         }
         return out;
     });
@@ -166,7 +166,7 @@ py::array_t<float> call_pool_norms(py::handle norms, py::handle frame, py::handl
     {
         Unlocked unlocked;
         const Lease memory(scratch, pool_scratch(rows), heads);
-        share(heads, memory.workers(), [&](std::int64_t head, int worker) {
+        parallel_for(heads, memory.workers(), [&](std::int64_t head, int worker) {
             pool_norms(tokens, head, window, first + head * rows, memory.of(worker));
         });
     }
@@ -184,7 +184,7 @@ py::array_t<bool> call_top_k(py::handle scores, py::handle seq, py::handle candi
     {
         Unlocked unlocked;
         const Lease memory(scratch, top_k_scratch(score.rows), score.heads);
-        share(score.heads, memory.workers(), [&](std::int64_t head, int worker) {
+        parallel_for(score.heads, memory.workers(), [&](std::int64_t head, int worker) {
             top_k(score.of(head), age.of(head), mask.of(head), score.rows, k, first + head * score.rows, memory.of(worker));
         });
     }
@@ -199,9 +199,9 @@ py::array_t<std::int32_t> call_places(py::handle seq, py::handle known) {
     std::int32_t* const first = out.mutable_data();
     {
         Unlocked unlocked;
-        const Lease memory(scratch, places_scratch(there.rows), wanted.heads);
-        share(wanted.heads, memory.workers(), [&](std::int64_t head, int worker) {
-            places(wanted.of(head), wanted.rows, there.of(head), there.rows, first + head * wanted.rows, memory.of(worker));
+        const Lease memory(scratch, index_of_scratch(there.rows), wanted.heads);
+        parallel_for(wanted.heads, memory.workers(), [&](std::int64_t head, int worker) {
+            index_of(wanted.of(head), wanted.rows, there.of(head), there.rows, first + head * wanted.rows, memory.of(worker));
         });
     }
     return out;
@@ -252,7 +252,7 @@ py::array_t<float> call_attention_mass(py::handle query, py::handle query_seq, p
         {
             Unlocked unlocked;
             const Lease memory(scratch, attention_scratch(rows + tokens.own.rows, width), heads);
-            share(heads, memory.workers(), [&](std::int64_t head, int worker) {
+            parallel_for(heads, memory.workers(), [&](std::int64_t head, int worker) {
                 attention_mass(tokens, head, first + head * rows, memory.of(worker));
             });
         }
@@ -272,7 +272,7 @@ bool call_read(const Cache& cache) {
     const std::int64_t heads = cache.kv_heads();
     const auto row = static_cast<std::int64_t>(cache.head_dim() * element_size(cache.dtype()));
     std::atomic<bool> found{false};
-    share(cache.layers() * heads, threads(), [&](std::int64_t task, int) {
+    parallel_for(cache.layers() * heads, threads(), [&](std::int64_t task, int) {
         const Layer& layer = cache.layer(task / heads);
         const std::int64_t at = task % heads * layer.capacity * row, bytes = layer.length * row;
         if (simd().read(layer.key + at, bytes) | simd().read(layer.value + at, bytes)) found = true;
@@ -287,7 +287,7 @@ void bind_kernels(py::module_& module) {
     module.def("value_norms", &call_value_norms);
     module.def("pool_norms", &call_pool_norms);
     module.def("top_k", &call_top_k);
-    module.def("places", &call_places);
+    module.def("index_of", &call_places);
     module.def("newest_frames", &call_newest_frames);
     module.def("attention_mass", &call_attention_mass);
     module.def("read", &call_read);

@@ -18,8 +18,8 @@ void check_window(int window);  // of VaN's pooling: 1, 3, 5 or 7
 
 void bind_kernels(pybind11::module_& module);
 void bind_infinipot(pybind11::module_& module);
-void bind_newer(pybind11::module_& module);
-void bind_nested(pybind11::module_& module);
+void bind_newer_similarity(pybind11::module_& module);
+void bind_mosaic(pybind11::module_& module);
 void bind_resv(pybind11::module_& module);
 
 }  // namespace edgevlm

@@ -48,10 +48,10 @@ void complete_norms(const Volume<T>& value, std::int64_t head, float* norm) {
 
 template void value_norms(const Volume<float>&, std::int64_t, float*);
 template void value_norms(const Volume<Half>&, std::int64_t, float*);
-template void value_norms(const Volume<Code>&, std::int64_t, float*);
+template void value_norms(const Volume<Int8>&, std::int64_t, float*);
 template void complete_norms(const Volume<float>&, std::int64_t, float*);
 template void complete_norms(const Volume<Half>&, std::int64_t, float*);
-template void complete_norms(const Volume<Code>&, std::int64_t, float*);
+template void complete_norms(const Volume<Int8>&, std::int64_t, float*);
 
 namespace {
 
@@ -71,12 +71,12 @@ std::int64_t skip_old(const std::int32_t* frame, std::int64_t last, std::int32_t
 }  // namespace
 
 std::size_t newest_scratch(std::int64_t count) {
-    Carver sizes;
+    BumpAllocator sizes;
     sizes.take<std::int32_t>(count);
     return sizes.bytes();
 }
 
-void newest_frames(const Plane<std::int32_t>& frame, const Mask& among, std::int64_t count, bool* out, Carver memory) {
+void newest_frames(const Plane<std::int32_t>& frame, const Mask& among, std::int64_t count, bool* out, BumpAllocator memory) {
     std::int32_t* const newest = memory.take<std::int32_t>(count);  // rising
     std::int64_t found = 0;
     const std::int32_t* last = nullptr;  // the row before, of those that were looked for

@@ -45,10 +45,10 @@ std::size_t pool_scratch(std::int64_t rows);
 
 // out [n], of one head: for valid tokens the mean norm over the valid tokens of the same frame and head whose row and column
 // differ by at most window / 2 (absent neighbours left out); 0 for all others. memory: pool_scratch.
-void pool_norms(const PatchedNorms& tokens, std::int64_t head, int window, float* out, Carver memory);
+void pool_norms(const PatchedNorms& tokens, std::int64_t head, int window, float* out, BumpAllocator memory);
 
 // out [H, n]: the tokens of `among` that lie in one of the `count` newest frames of all heads.
 std::size_t newest_scratch(std::int64_t count);
-void newest_frames(const Plane<std::int32_t>& frame, const Mask& among, std::int64_t count, bool* out, Carver memory);
+void newest_frames(const Plane<std::int32_t>& frame, const Mask& among, std::int64_t count, bool* out, BumpAllocator memory);
 
 }  // namespace edgevlm

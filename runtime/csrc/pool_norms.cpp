@@ -26,7 +26,7 @@ std::uint64_t place(std::int32_t frame, int row, int col) {  // offsets make the
 }
 
 // Any places at all: in reading order the window's rows only move forward, so each keeps its place in the list.
-void pool_sorted(const PatchedNorms& tokens, std::int64_t head, int window, float* out, Carver memory) {
+void pool_sorted(const PatchedNorms& tokens, std::int64_t head, int window, float* out, BumpAllocator memory) {
     constexpr int kLow = std::numeric_limits<std::int16_t>::min(), kHigh = std::numeric_limits<std::int16_t>::max();
     const std::int64_t rows = tokens.norm.rows;
     Patch* const patches = memory.take<Patch>(rows);
@@ -64,7 +64,7 @@ struct Sums {
     double* norm;
     std::int32_t* present;
 
-    explicit Sums(Carver& memory) : norm(memory.take<double>(kCells)), present(memory.take<std::int32_t>(kCells)) {}
+    explicit Sums(BumpAllocator& memory) : norm(memory.take<double>(kCells)), present(memory.take<std::int32_t>(kCells)) {}
 
     void clear(std::int64_t cells) {
         std::fill_n(norm, cells, 0.0);
@@ -75,7 +75,7 @@ struct Sums {
 // The valid tokens of a head, frame by frame.
 class ByFrame {
 public:
-    ByFrame(Carver& memory, std::int64_t rows) : frames_(memory, rows) {
+    ByFrame(BumpAllocator& memory, std::int64_t rows) : frames_(memory, rows) {
         group_ = memory.take<std::int32_t>(rows);
         end_ = memory.take<std::int32_t>(rows + 1);
         order_ = memory.take<std::int32_t>(rows);
@@ -107,7 +107,7 @@ private:
 };
 
 // A frame at a time on a grid with a margin: sums along lines, then across them, or token by token where few are left of it.
-void pool_on_grid(const PatchedNorms& tokens, const Extent& extent, std::int64_t head, int window, float* out, Carver memory) {
+void pool_on_grid(const PatchedNorms& tokens, const Extent& extent, std::int64_t head, int window, float* out, BumpAllocator memory) {
     const std::int64_t rows = tokens.norm.rows, reach = window / 2;
     const std::int64_t width = extent.width + 2 * reach, cells = (extent.height + 2 * reach) * width;
     const std::int64_t lines = cells - 2 * reach, windows = lines - 2 * reach * width;
@@ -152,7 +152,7 @@ void pool_on_grid(const PatchedNorms& tokens, const Extent& extent, std::int64_t
 }  // namespace
 
 std::size_t pool_scratch(std::int64_t rows) {
-    Carver sorted, grid;
+    BumpAllocator sorted, grid;
     sorted.take<Patch>(rows);
     for (int part = 0; part < 3; ++part) Sums sums(grid);
     grid.take<std::int32_t>(rows);
@@ -160,7 +160,7 @@ std::size_t pool_scratch(std::int64_t rows) {
     return std::max(sorted.bytes(), grid.bytes());
 }
 
-void pool_norms(const PatchedNorms& tokens, std::int64_t head, int window, float* out, Carver memory) {
+void pool_norms(const PatchedNorms& tokens, std::int64_t head, int window, float* out, BumpAllocator memory) {
     const std::int64_t rows = tokens.norm.rows, margin = window - 1;
     std::fill_n(out, rows, 0.0f);
     if (rows == 0) return;

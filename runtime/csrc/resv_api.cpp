@@ -9,7 +9,7 @@
 #include "errors.h"
 #include "hash_clusters.h"
 #include "kernels_api.h"
-#include "pool.h"
+#include "threads.h"
 #include "wicsum.h"
 
 namespace py = pybind11;
@@ -62,7 +62,7 @@ struct Layer {
         const Unlocked unlocked;
         std::vector<Counted> counted(heads);
         const Lease memory(nullptr, cluster_scratch(of(0)), heads);
-        share(heads, memory.workers(), [&](std::int64_t head, int worker) {
+        parallel_for(heads, memory.workers(), [&](std::int64_t head, int worker) {
             Clusters clusters(of(head), first + head * width * kPlanes, home + head * 2 * slots, memory.of(worker));
             work(head, clusters);
             counted[head] = clusters.counted;
@@ -90,7 +90,7 @@ py::tuple call_hash_join(py::handle rows_key, py::handle rows_place, std::int64_
     const Layer layer(key, bits, count, open, place, planes);
     const auto keys = dense<float>(rows_key, "keys", {layer.heads, any, layer.width});
     const std::int64_t rows = keys.shape(1);
-    const auto places = dense<float>(rows_place, "places", {layer.heads, rows, layer.axes});
+    const auto places = dense<float>(rows_place, "positions", {layer.heads, rows, layer.axes});
     if (distance < 0) refuse("distance must not be negative, and is ", distance);
     py::array_t<std::int32_t> slot({layer.heads, rows}), home({layer.heads, 2 * layer.slots});
     std::int32_t* const out = slot.mutable_data();
@@ -106,7 +106,7 @@ py::tuple call_hash_seal(py::handle rows_key, py::handle rows_place, py::handle 
     const Layer layer(key, bits, count, open, place, planes);
     const auto keys = dense<float>(rows_key, "keys", {layer.heads, any, layer.width});
     const std::int64_t rows = keys.shape(1);
-    const auto places = dense<float>(rows_place, "places", {layer.heads, rows, layer.axes});
+    const auto places = dense<float>(rows_place, "positions", {layer.heads, rows, layer.axes});
     const auto slot = dense<std::int32_t>(rows_slot, "slot", {layer.heads, rows});
     for (std::int64_t i = 0; i < layer.heads * rows; ++i) {
         if (slot.data()[i] >= layer.slots) refuse("there is no slot ", slot.data()[i], " of ", layer.slots);
@@ -132,7 +132,7 @@ py::array_t<float> call_wicsum(py::handle query, py::handle key, py::handle coun
     float* const out = best.mutable_data();
     const Unlocked unlocked;
     const Lease memory(nullptr, wicsum_scratch(slots, width), heads);
-    share(heads, memory.workers(), [&](std::int64_t head, int worker) {
+    parallel_for(heads, memory.workers(), [&](std::int64_t head, int worker) {
         const Scored clusters{keys.data() + head * slots * width, counts.data() + head * slots,
                               queries.data() + head * rows * width, slots, width, rows};
         wicsum(clusters, threshold, out + head * slots, memory.of(worker));

@@ -25,7 +25,7 @@ std::int32_t rank_of(float score) {
 }  // namespace
 
 std::size_t top_k_scratch(std::int64_t rows) {
-    Carver sizes;
+    BumpAllocator sizes;
     for (int list = 0; list < 2; ++list) sizes.take<std::int32_t>(rows);
     return sizes.bytes();
 }
@@ -33,7 +33,7 @@ std::size_t top_k_scratch(std::int64_t rows) {
 // The k-th highest rank is found by halving the range that it lies in: ranks above a middle are counted much faster than they
 // could be moved.
 void top_k(const float* score, const std::int64_t* seq, const std::uint8_t* candidates, std::int64_t rows, std::int64_t k,
-           bool* out, Carver memory) {
+           bool* out, BumpAllocator memory) {
     std::int32_t* const rank = memory.take<std::int32_t>(rows);
     std::int32_t* const index = memory.take<std::int32_t>(rows);
     for (std::int64_t i = 0; i < rows; ++i) {

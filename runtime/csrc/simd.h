@@ -13,8 +13,8 @@ struct Half {  // IEEE binary16, a storage type
     std::uint16_t bits;
 };
 
-struct Code {  // int8: times the scale of its channel it is the number
-    std::int8_t times;
+struct Int8 {  // int8: times the scale of its channel it is the number
+    std::int8_t value;
 };
 
 struct Dots {
@@ -60,7 +60,7 @@ struct Simd {
     const char* name;
     RowKernels<float> fp32;
     RowKernels<Half> fp16;
-    RowKernels<Code> int8;
+    RowKernels<Int8> int8;
     AttentionKernels attention;
     // out[c] = the sum of `window` (1, 3, 5 or 7) numbers, from in[c] on, `step` apart.
     void (*box_sums)(const double* in, std::int64_t count, std::int64_t step, int window, double* out);
@@ -75,8 +75,8 @@ struct Simd {
     void (*drain)();                                                      // makes those writes seen by other threads
     // How many numbers of a row of codes are the largest or the smallest there is; how many of its pairs lie beyond the circle
     // that all turns of a pair stay within.
-    std::int64_t (*cut)(const Code* row, std::int64_t size);
-    std::int64_t (*outside)(const Code* row, std::int64_t pairs);
+    std::int64_t (*cut)(const Int8* row, std::int64_t size);
+    std::int64_t (*outside)(const Int8* row, std::int64_t pairs);
     std::int64_t (*read)(const void* memory, std::int64_t bytes);         // the plain read that speeds are measured against
 
     template <typename T>
@@ -88,7 +88,7 @@ inline const RowKernels<float>& Simd::rows<float>() const { return fp32; }
 template <>
 inline const RowKernels<Half>& Simd::rows<Half>() const { return fp16; }
 template <>
-inline const RowKernels<Code>& Simd::rows<Code>() const { return int8; }
+inline const RowKernels<Int8>& Simd::rows<Int8>() const { return int8; }
 
 const Simd& simd();                // the one in use
 const Simd* simd_named(const char* name);  // scalar, avx2, avx512, neon; null if unknown or not for this processor
@@ -100,7 +100,7 @@ const Simd& simd_avx2();
 const Simd& simd_avx512();
 const Simd& simd_neon();
 
-constexpr float kLeastCode = -128, kMostCode = 127;
+constexpr float kInt8Min = -128, kInt8Max = 127;
 
 inline float to_float(Half half) {
     const std::uint32_t sign = static_cast<std::uint32_t>(half.bits & 0x8000u) << 16;

@@ -22,15 +22,15 @@ struct V {
     static V set(float x) { return {_mm256_set1_ps(x)}; }
     static V load(const float* from) { return {_mm256_loadu_ps(from)}; }
     static V load(const Half* from) { return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))}; }
-    static V load(const Code* from) {
+    static V load(const Int8* from) {
         return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))))};
     }
     void store(float* to) const { _mm256_storeu_ps(to, v); }
     void store(Half* to) const {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
     }
-    void store(Code* to) const {
-        const __m256 near = _mm256_min_ps(_mm256_max_ps(v, _mm256_set1_ps(kLeastCode)), _mm256_set1_ps(kMostCode));
+    void store(Int8* to) const {
+        const __m256 near = _mm256_min_ps(_mm256_max_ps(v, _mm256_set1_ps(kInt8Min)), _mm256_set1_ps(kInt8Max));
         const __m256i whole = _mm256_cvtps_epi32(near);
         const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
         _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(words, words));
@@ -68,7 +68,7 @@ inline V keep_from(V a, V x, V least) { return {_mm256_and_ps(a.v, _mm256_cmp_ps
 }  // namespace
 
 const Simd& simd_avx2() {
-    static constexpr Simd table{"avx2", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Code>, kAttention, box<double>, box<std::int32_t>,
+    static constexpr Simd table{"avx2", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttention, box<double>, box<std::int32_t>,
                                 at_least, hamming, turn, copy, drain, cut, outside, read};
     return table;
 }

@@ -28,15 +28,15 @@ struct V {
     static V load(const Half* from) {
         return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))};
     }
-    static V load(const Code* from) {
+    static V load(const Int8* from) {
         return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))))};
     }
     void store(float* to) const { _mm512_storeu_ps(to, v); }
     void store(Half* to) const {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
     }
-    void store(Code* to) const {
-        const __m512 near = _mm512_min_ps(_mm512_max_ps(v, _mm512_set1_ps(kLeastCode)), _mm512_set1_ps(kMostCode));
+    void store(Int8* to) const {
+        const __m512 near = _mm512_min_ps(_mm512_max_ps(v, _mm512_set1_ps(kInt8Min)), _mm512_set1_ps(kInt8Max));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(near)));
     }
 };
@@ -69,7 +69,7 @@ inline V keep_from(V a, V x, V least) {
 }  // namespace
 
 const Simd& simd_avx512() {
-    static constexpr Simd table{"avx512", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Code>, kAttention, box<double>, box<std::int32_t>,
+    static constexpr Simd table{"avx512", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttention, box<double>, box<std::int32_t>,
                                 at_least, hamming, turn, copy, drain, cut, outside, read};
     return table;
 }

@@ -17,14 +17,14 @@ struct V {
     static V load(const Half* from) {
         return {vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const std::uint16_t*>(from))))};
     }
-    static V load(const Code* from) {
+    static V load(const Int8* from) {
         std::int32_t four;
         std::memcpy(&four, from, sizeof four);
         return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four))))))};
     }
     void store(float* to) const { vst1q_f32(to, v); }
     void store(Half* to) const { vst1_u16(reinterpret_cast<std::uint16_t*>(to), vreinterpret_u16_f16(vcvt_f16_f32(v))); }
-    void store(Code* to) const {  // whole numbers saturate on their way down
+    void store(Int8* to) const {  // whole numbers saturate on their way down
         const int16x4_t words = vqmovn_s32(vcvtnq_s32_f32(v));
         const std::int32_t four = vget_lane_s32(vreinterpret_s32_s8(vqmovn_s16(vcombine_s16(words, words))), 0);
         std::memcpy(to, &four, sizeof four);
@@ -56,7 +56,7 @@ void drain() {}
 }  // namespace
 
 const Simd& simd_neon() {
-    static constexpr Simd table{"neon", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Code>, kAttention, box<double>, box<std::int32_t>,
+    static constexpr Simd table{"neon", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttention, box<double>, box<std::int32_t>,
                                 at_least, hamming, turn, copy, drain, cut, outside, read};
     return table;
 }

@@ -19,13 +19,13 @@ struct V {
     static V set(float x) { return {{x, x, x, x}}; }
     static V load(const float* at) { return from([&](int i) { return at[i]; }); }
     static V load(const Half* at) { return from([&](int i) { return to_float(at[i]); }); }
-    static V load(const Code* at) { return from([&](int i) { return static_cast<float>(at[i].times); }); }
+    static V load(const Int8* at) { return from([&](int i) { return static_cast<float>(at[i].value); }); }
     void store(float* to) const { std::copy_n(v, W, to); }
     void store(Half* to) const { std::transform(v, v + W, to, to_half); }
-    void store(Code* to) const {
+    void store(Int8* to) const {
         for (int i = 0; i < W; ++i) {
-            const float least = v[i] > kLeastCode ? v[i] : kLeastCode;
-            to[i].times = static_cast<std::int8_t>(std::nearbyint(least < kMostCode ? least : kMostCode));
+            const float least = v[i] > kInt8Min ? v[i] : kInt8Min;
+            to[i].value = static_cast<std::int8_t>(std::nearbyint(least < kInt8Max ? least : kInt8Max));
         }
     }
 };
@@ -58,7 +58,7 @@ void drain() {}
 }  // namespace
 
 const Simd& simd_scalar() {
-    static constexpr Simd table{"scalar", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Code>, kAttention, box<double>, box<std::int32_t>,
+    static constexpr Simd table{"scalar", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttention, box<double>, box<std::int32_t>,
                                 at_least, hamming, turn, copy, drain, cut, outside, read};
     return table;
 }

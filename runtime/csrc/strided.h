@@ -20,7 +20,7 @@ struct Plane {
 
 using Mask = Plane<std::uint8_t>;  // numpy bool: any byte but 0 is true
 
-// One stored row, dense. scale [width] where numbers are kept as a Code of their channel, else null.
+// One stored row, dense. scale [width] where numbers are kept as a Int8 of their channel, else null.
 template <typename T>
 struct Row {
     const T* at;

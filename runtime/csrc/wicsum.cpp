@@ -27,7 +27,7 @@ struct Memory {
     std::uint8_t* bucket;         // [live]
     Ranked* ranked;               // [live]
 
-    Memory(std::int64_t slots, std::int64_t width, Carver& memory) {
+    Memory(std::int64_t slots, std::int64_t width, BumpAllocator& memory) {
         key = memory.take<float>(slots * width);
         query = memory.take<float>(width * kMostRows);
         scores = memory.take<float>(slots * kMostRows);
@@ -84,12 +84,12 @@ void choose(const float* scores, std::int64_t lanes, std::int64_t live, double s
 }  // namespace
 
 std::size_t wicsum_scratch(std::int64_t slots, std::int64_t width) {
-    Carver sizes;
+    BumpAllocator sizes;
     Memory(slots, width, sizes);
     return sizes.bytes();
 }
 
-void wicsum(const Scored& of, double share, float* best, Carver memory) {
+void wicsum(const Scored& of, double share, float* best, BumpAllocator memory) {
     Memory at(of.slots, of.width, memory);
     std::fill_n(best, of.slots, -1.0f);
     std::int64_t live = 0;

@@ -21,6 +21,6 @@ std::size_t wicsum_scratch(std::int64_t slots, std::int64_t width);
 // best [slots]: the highest score, over rows, of a cluster that some row chooses; -1 of the others. Scores of a row are the
 // softmax of q k / sqrt(width). It chooses in descending order, of equal scores the lower slot first, until the sum of score
 // times count is above `share` of that over all. memory: wicsum_scratch.
-void wicsum(const Scored& clusters, double share, float* best, Carver memory);
+void wicsum(const Scored& clusters, double share, float* best, BumpAllocator memory);
 
 }  // namespace edgevlm

@@ -105,6 +105,6 @@ def layer_number(clie: str) -> int | None:
 
 def _join(into: Float32, seq: Int64, known: Int64, score: Float32) -> None:
     """Per head write the score of each ``seq`` ``[H, n]`` that is among ``known`` ``[H, m]``, in any order, to its place."""
-    place = kernels.places(seq, known)
+    place = kernels.index_of(seq, known)
     if known.shape[1]:
         np.copyto(into, np.take_along_axis(score, place, 1), where=place >= 0)

@@ -68,7 +68,7 @@ def smoothed(scores: Sequence[Float64], orders: Sequence[Int64], weights: Sequen
             place = (np.arange(len(own)) + 0.5) * len(above) / max(len(own), 1) - 0.5
             own[here] = (1 - weight) * own[here] + weight * np.interp(place, np.arange(len(above)), above[there])
         elif not by_rank:
-            place = kernels.places(orders[layer][None], orders[layer + 1][None])[0]
+            place = kernels.index_of(orders[layer][None], orders[layer + 1][None])[0]
             here, there = place >= 0, place[place >= 0]
             own[here] = (1 - weight) * own[here] + weight * above[there]
         done[layer] = own

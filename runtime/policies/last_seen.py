@@ -71,7 +71,7 @@ class LastSeen(SteadyTarget):
     def select(self, cache: KVCache, layer: int, target: int) -> Bool:
         [score], seq, ranked = self._scored, cache.seq(layer), cache.seq(self._layer)
         if not np.array_equal(seq, ranked):  # someone else has evicted; what the layer that ranks has lost goes first
-            place = kernels.places(seq, ranked)
+            place = kernels.index_of(seq, ranked)
             known = np.take_along_axis(score, np.maximum(place, 0), 1)
             return _best(cache, layer, np.where(place < 0, np.float32(-np.inf), known), target)
         self._kept = self._kept or [_best(cache, layer, score, target)]

@@ -35,7 +35,7 @@ class SeqScores:
         out = np.zeros(seq.shape)
         if self._count == 0:
             return out
-        place = kernels.places(seq, self._seq[:, : self._count])
+        place = kernels.index_of(seq, self._seq[:, : self._count])
         np.copyto(out, np.take_along_axis(self._score, place, 1), where=place >= 0)
         return out
 

@@ -106,7 +106,9 @@ class Maintainer:
         small, large, least = (limit.small, limit.large, LEAST) if limit and may else (0.0, 0.0, NEVER)
         own, variance = table.key[layer, head], table.variance[layer, head]
         size, of = table.size[layer, head], table.partition[layer, head]
-        stopped, event, slot = _native.assign(key, partition, start, own, variance, size, of, small, large, RATE, least, slots)
+        stopped, event, slot = _native.mosaic_assign(
+            key, partition, start, own, variance, size, of, small, large, RATE, least, slots
+        )
         if event == OVER and table.free(layer, head) == NONE:  # the last one went to another partition on the way
             return self._assign(layer, head, key, partition, stopped, slots)
         return stopped, event, slot

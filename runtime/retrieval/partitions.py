@@ -72,7 +72,7 @@ class Partitions:
         limit = self._early.threshold(self._small, self._large) if self._split and self.slots > 1 else None
         small, large, least = (limit.small, limit.large, LEAST) if limit else (0.0, 0.0, NEVER)
         table = (self.mean, self.variance, self.size, self.taken)
-        stopped, _, _ = _native.assign(row, where, 0, *table, small, large, RATE, least, slot)
+        stopped, _, _ = _native.mosaic_assign(row, where, 0, *table, small, large, RATE, least, slot)
         if stopped:
             self.founded += int(self.size[slot[0]] == 1)
             return int(slot[0])

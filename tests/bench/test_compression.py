@@ -77,8 +77,8 @@ def test_the_rendition_chooses_what_the_policy_chooses(policy, dtype):
 def test_renditions_of_joins_and_of_attention_beside_the_cache():
     rng = np.random.default_rng(0)
     seq, known = (rng.integers(0, 60, (2, count)) for count in (40, 30))
-    np.testing.assert_array_equal(numpy_kernels.places(seq, known), kernels.places(seq, known))
-    np.testing.assert_array_equal(numpy_kernels.places(seq, known[:, :0]), np.full((2, 40), -1))
+    np.testing.assert_array_equal(numpy_kernels.index_of(seq, known), kernels.index_of(seq, known))
+    np.testing.assert_array_equal(numpy_kernels.index_of(seq, known[:, :0]), np.full((2, 40), -1))
     query, own = rng.standard_normal((4, 9, 8), np.float32), rng.standard_normal((2, 9, 8), np.float32)
     key, places = rng.standard_normal((2, 40, 8), np.float32), 60 + np.arange(9)
     found = numpy_kernels.attention_mass(query, places, key, seq, own, places)

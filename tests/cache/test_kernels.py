@@ -245,7 +245,7 @@ def test_places(data):
     seq, known = (first + step * rng.integers(0, span, (heads, count)) for count in (n, m))
     if data.draw(st.booleans()):
         seq, known = strided(seq, rng), strided(known, rng)
-    found = kernels.places(seq, known)
+    found = kernels.index_of(seq, known)
     assert found.dtype == np.int32
     np.testing.assert_array_equal(found, reference.places(seq, known))
 
@@ -255,12 +255,12 @@ def test_places_in_the_scratch_of_the_cache(kit):
     kit.append(cache, 60)
     cache.evict([None, kit.random_keep(np.random.default_rng(0), 2, 60, 20)])
     before = _native.loose_allocations()
-    found = kernels.places(cache.seq(0), cache.seq(1))
+    found = kernels.index_of(cache.seq(0), cache.seq(1))
     assert _native.loose_allocations() == before
     np.testing.assert_array_equal(found, reference.places(cache.seq(0), cache.seq(1)))
     assert (found >= 0).sum() == 2 * 20
     with pytest.raises(CacheError, match=r"known must be \[2, any\], not \[3, 4\]"):
-        kernels.places(cache.seq(0), np.zeros((3, 4), np.int64))
+        kernels.index_of(cache.seq(0), np.zeros((3, 4), np.int64))
 
 
 @pytest.mark.parametrize("n", [1000, 6272])

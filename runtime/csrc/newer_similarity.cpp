@@ -1,4 +1,4 @@
-#include "newer.h"
+#include "newer_similarity.h"
 
 #include <algorithm>
 #include <cmath>
@@ -24,7 +24,7 @@ std::int64_t batch_size(std::int64_t rows, std::int64_t width) {  // as many num
 template <typename T>
 class UnitKeys {
 public:
-    UnitKeys(const DatedKeys<T>& tokens, std::int64_t head, const Rotary* rotary, Carver& memory)
+    UnitKeys(const DatedKeys<T>& tokens, std::int64_t head, const Rotary* rotary, BumpAllocator& memory)
         : tokens_(tokens), head_(head), rotary_(rotary), width_(tokens.key.width) {
         float* const angles = memory.take<float>(Turner::floats(width_ / 2));
         loaded_ = memory.take<float>(width_);
@@ -70,7 +70,7 @@ struct Batch {
     float *token, *highest;  // [batch / lanes, width, lanes], [batch]
     float *keys, *cosines;   // [kKeys, width], [kKeys, lanes]
 
-    Batch(Carver& memory, std::int64_t batch, std::int64_t width) {
+    Batch(BumpAllocator& memory, std::int64_t batch, std::int64_t width) {
         token = memory.take<float>(batch * width);
         highest = memory.take<float>(batch);
         keys = memory.take<float>(kKeys * width);
@@ -107,8 +107,8 @@ void meet(Batch& at, std::int64_t first, std::int64_t count, std::int64_t from, 
 
 }  // namespace
 
-std::size_t newer_scratch(std::int64_t rows, std::int64_t width) {
-    Carver sizes;
+std::size_t newer_similarity_scratch(std::int64_t rows, std::int64_t width) {
+    BumpAllocator sizes;
     sizes.take<std::int32_t>(rows);
     sizes.take<float>(Turner::floats(width / 2));
     sizes.take<float>(width);
@@ -117,7 +117,7 @@ std::size_t newer_scratch(std::int64_t rows, std::int64_t width) {
 }
 
 template <typename T>
-void newer_similarity(const DatedKeys<T>& tokens, std::int64_t head, const Rotary* rotary, float* out, Carver memory) {
+void newer_similarity(const DatedKeys<T>& tokens, std::int64_t head, const Rotary* rotary, float* out, BumpAllocator memory) {
     const std::int64_t rows = tokens.key.rows, width = tokens.key.width, batch = batch_size(rows, width);
     const std::int64_t* const seq = tokens.seq.of(head);
     const std::uint8_t* const valid = tokens.valid.of(head);
@@ -144,8 +144,8 @@ void newer_similarity(const DatedKeys<T>& tokens, std::int64_t head, const Rotar
     }
 }
 
-template void newer_similarity(const DatedKeys<float>&, std::int64_t, const Rotary*, float*, Carver);
-template void newer_similarity(const DatedKeys<Half>&, std::int64_t, const Rotary*, float*, Carver);
-template void newer_similarity(const DatedKeys<Code>&, std::int64_t, const Rotary*, float*, Carver);
+template void newer_similarity(const DatedKeys<float>&, std::int64_t, const Rotary*, float*, BumpAllocator);
+template void newer_similarity(const DatedKeys<Half>&, std::int64_t, const Rotary*, float*, BumpAllocator);
+template void newer_similarity(const DatedKeys<Int8>&, std::int64_t, const Rotary*, float*, BumpAllocator);
 
 }  // namespace edgevlm

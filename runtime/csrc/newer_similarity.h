@@ -19,12 +19,12 @@ struct DatedKeys {
     std::int64_t since;             // tokens of a smaller seq are compared, and not compared with
 };
 
-std::size_t newer_scratch(std::int64_t rows, std::int64_t head_dim);
+std::size_t newer_similarity_scratch(std::int64_t rows, std::int64_t head_dim);
 
 // out [n], of one head: for valid tokens the highest cosine with a valid token of larger seq, `since` or later, -1 where there is
 // none; 0 for all others. A zero vector has cosine 0 with everything. rotary (of D / 2 pairs) un-rotates; null compares keys as stored.
-// O(n m D) for m tokens since then. memory: newer_scratch.
+// O(n m D) for m tokens since then. memory: newer_similarity_scratch.
 template <typename T>
-void newer_similarity(const DatedKeys<T>& tokens, std::int64_t head, const Rotary* rotary, float* out, Carver memory);
+void newer_similarity(const DatedKeys<T>& tokens, std::int64_t head, const Rotary* rotary, float* out, BumpAllocator memory);
 
 }  // namespace edgevlm

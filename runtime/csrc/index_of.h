@@ -8,10 +8,10 @@
 
 namespace edgevlm {
 
-std::size_t places_scratch(std::int64_t known);
+std::size_t index_of_scratch(std::int64_t known);
 
 // out [n]: where each of seq [n] stands in known [m], the first place of several, -1 where it does not. O(n + m), whatever the
-// numbers. memory: places_scratch(m).
-void places(const std::int64_t* seq, std::int64_t n, const std::int64_t* known, std::int64_t m, std::int32_t* out, Carver memory);
+// numbers. memory: index_of_scratch(m).
+void index_of(const std::int64_t* seq, std::int64_t n, const std::int64_t* known, std::int64_t m, std::int32_t* out, BumpAllocator memory);
 
 }  // namespace edgevlm

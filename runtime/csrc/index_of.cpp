@@ -1,4 +1,4 @@
-#include "join.h"
+#include "index_of.h"
 
 #include <algorithm>
 
@@ -16,14 +16,14 @@ int bits_of(std::int64_t known) {  // of a table at least twice as long
 
 }  // namespace
 
-std::size_t places_scratch(std::int64_t known) {
-    Carver sizes;
+std::size_t index_of_scratch(std::int64_t known) {
+    BumpAllocator sizes;
     sizes.take<std::int32_t>(std::size_t{1} << bits_of(known));
     return sizes.bytes();
 }
 
 // A hash table of places, open addressing. Multiplying spreads runs of neighbours evenly, and strided runs nearly so.
-void places(const std::int64_t* seq, std::int64_t n, const std::int64_t* known, std::int64_t m, std::int32_t* out, Carver memory) {
+void index_of(const std::int64_t* seq, std::int64_t n, const std::int64_t* known, std::int64_t m, std::int32_t* out, BumpAllocator memory) {
     const int bits = bits_of(m);
     const std::size_t mask = (std::size_t{1} << bits) - 1;
     std::int32_t* const table = memory.take<std::int32_t>(mask + 1);

@@ -24,6 +24,6 @@ std::size_t similarity_scratch(std::int64_t rows, std::int64_t head_dim);
 // (row, col), -1 where there is none; 0 for all others. rotary (of D / 2 pairs) un-rotates; null compares keys as stored.
 // Reads each key once. memory: similarity_scratch.
 template <typename T>
-void temporal_similarity(const PatchedKeys<T>& tokens, std::int64_t head, const Rotary* rotary, float* out, Carver memory);
+void temporal_similarity(const PatchedKeys<T>& tokens, std::int64_t head, const Rotary* rotary, float* out, BumpAllocator memory);
 
 }  // namespace edgevlm

@@ -10,7 +10,7 @@ int threads();            // that kernels may use, this one included; 1 unless s
 void set_threads(int count);  // 1..256; starts what is missing, so that no kernel call allocates
 
 namespace detail {
-void share(std::int64_t tasks, int workers, void (*call)(void*, std::int64_t, int), void* context);
+void parallel_for(std::int64_t tasks, int workers, void (*call)(void*, std::int64_t, int), void* context);
 }
 
 // Calls work(task, worker) once for every task of [0, tasks), on at most `workers` threads, and waits. No two tasks run at
@@ -18,8 +18,8 @@ void share(std::int64_t tasks, int workers, void (*call)(void*, std::int64_t, in
 // takes which is not fixed, so what they compute must not depend on it. A call made while the threads are busy with another
 // runs by itself.
 template <typename Work>
-void share(std::int64_t tasks, int workers, Work&& work) {
-    detail::share(tasks, workers, [](void* context, std::int64_t task, int worker) {
+void parallel_for(std::int64_t tasks, int workers, Work&& work) {
+    detail::parallel_for(tasks, workers, [](void* context, std::int64_t task, int worker) {
         (*static_cast<std::remove_reference_t<Work>*>(context))(task, worker);
     }, &work);
 }

@@ -134,6 +134,6 @@ py::tuple call_assign(py::handle key, py::handle partition, std::int64_t start, 
 
 }  // namespace
 
-void bind_nested(py::module_& module) { module.def("assign", &call_assign); }
+void bind_mosaic(py::module_& module) { module.def("mosaic_assign", &call_assign); }
 
 }  // namespace edgevlm

@@ -1,4 +1,4 @@
-#include "pool.h"
+#include "threads.h"
 
 #include <pthread.h>
 
@@ -24,7 +24,7 @@ public:
         start_missing(helpers);
     }
 
-    void share(std::int64_t tasks, int workers, void (*call)(void*, std::int64_t, int), void* context) {
+    void parallel_for(std::int64_t tasks, int workers, void (*call)(void*, std::int64_t, int), void* context) {
         const std::unique_lock<std::mutex> ours(busy_, std::try_to_lock);
         if (!ours) {
             for (std::int64_t task = 0; task < tasks; ++task) call(context, task, 0);
@@ -104,10 +104,10 @@ void set_threads(int count) {
     wanted = count;
 }
 
-void detail::share(std::int64_t tasks, int workers, void (*call)(void*, std::int64_t, int), void* context) {
+void detail::parallel_for(std::int64_t tasks, int workers, void (*call)(void*, std::int64_t, int), void* context) {
     const auto most = static_cast<int>(std::min<std::int64_t>({tasks, workers, wanted.load()}));
     if (most > 1) {
-        pool().share(tasks, most, call, context);
+        pool().parallel_for(tasks, most, call, context);
     } else {
         for (std::int64_t task = 0; task < tasks; ++task) call(context, task, 0);
     }

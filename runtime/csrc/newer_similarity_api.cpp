@@ -9,8 +9,8 @@
 #include "cache_rows.h"
 #include "errors.h"
 #include "kernels_api.h"
-#include "newer.h"
-#include "pool.h"
+#include "newer_similarity.h"
+#include "threads.h"
 
 namespace py = pybind11;
 
@@ -29,8 +29,8 @@ py::array_t<float> newer_similarity_of(Cache& cache, std::int64_t number, py::ha
     float* const first = out.mutable_data();
     {
         const py::gil_scoped_release unlocked;
-        const Lease memory(&cache.scratch(), newer_scratch(rows, layer.key.width), heads);
-        share(heads, memory.workers(), [&](std::int64_t head, int worker) {
+        const Lease memory(&cache.scratch(), newer_similarity_scratch(rows, layer.key.width), heads);
+        parallel_for(heads, memory.workers(), [&](std::int64_t head, int worker) {
             newer_similarity(tokens, head, rotary, first + head * rows, memory.of(worker));
         });
     }
@@ -48,6 +48,6 @@ py::array_t<float> call_newer_similarity(Cache& cache, std::int64_t layer, py::h
 
 }  // namespace
 
-void bind_newer(py::module_& module) { module.def("newer_similarity", &call_newer_similarity); }
+void bind_newer_similarity(py::module_& module) { module.def("newer_similarity", &call_newer_similarity); }
 
 }  // namespace edgevlm

@@ -1,4 +1,4 @@
-#include "similarity.h"
+#include "temporal_similarity.h"
 
 #include <algorithm>
 #include <cmath>
@@ -33,14 +33,14 @@ struct Key {
 template <typename T>
 class Keys {
 public:
-    static void measure(Carver& sizes, std::int64_t width) {
+    static void measure(BumpAllocator& sizes, std::int64_t width) {
         sizes.take<float>(Turner::floats(width / 2));
         for (int vector = 0; vector < 2; ++vector) sizes.take<double>(width);
         for (int vector = 0; vector < 2; ++vector) sizes.take<double>(width / 2);
         sizes.take<float>(width);
     }
 
-    Keys(const Rotary* rotary, std::int64_t width, Carver& memory) : rotary_(rotary), width_(width) {
+    Keys(const Rotary* rotary, std::int64_t width, BumpAllocator& memory) : rotary_(rotary), width_(width) {
         float* const angles = memory.take<float>(Turner::floats(width / 2));
         if (rotary) turner_.emplace(*rotary, angles);
         for (double** vector : {&stored_, &exact_}) *vector = memory.take<double>(width);
@@ -115,7 +115,7 @@ private:
 template <typename T>
 class Means {
 public:
-    Means(std::int64_t rows, std::int64_t width, Carver& memory)
+    Means(std::int64_t rows, std::int64_t width, BumpAllocator& memory)
         : width_(width), batch_(batch_size(rows, width)), patches_(memory, rows) {
         for (std::int32_t** list : {&row_, &patch_, &count_, &place_}) *list = memory.take<std::int32_t>(rows);
         mean_ = memory.take<float>(batch_ * width);
@@ -247,14 +247,14 @@ private:
 }  // namespace
 
 std::size_t similarity_scratch(std::int64_t rows, std::int64_t width) {
-    Carver sizes;
+    BumpAllocator sizes;
     Means<float>(rows, width, sizes);
     Keys<float>::measure(sizes, width);
     return sizes.bytes();
 }
 
 template <typename T>
-void temporal_similarity(const PatchedKeys<T>& tokens, std::int64_t head, const Rotary* rotary, float* out, Carver memory) {
+void temporal_similarity(const PatchedKeys<T>& tokens, std::int64_t head, const Rotary* rotary, float* out, BumpAllocator memory) {
     const std::int64_t rows = tokens.key.rows, width = tokens.key.width;
     const std::uint8_t *const valid = tokens.valid.of(head), *const recent = tokens.recent.of(head);
     Means<T> means(rows, width, memory);
@@ -264,8 +264,8 @@ void temporal_similarity(const PatchedKeys<T>& tokens, std::int64_t head, const 
     while (means.take(tokens, head, keys)) means.compare(tokens, head, keys, out);
 }
 
-template void temporal_similarity(const PatchedKeys<float>&, std::int64_t, const Rotary*, float*, Carver);
-template void temporal_similarity(const PatchedKeys<Half>&, std::int64_t, const Rotary*, float*, Carver);
-template void temporal_similarity(const PatchedKeys<Code>&, std::int64_t, const Rotary*, float*, Carver);
+template void temporal_similarity(const PatchedKeys<float>&, std::int64_t, const Rotary*, float*, BumpAllocator);
+template void temporal_similarity(const PatchedKeys<Half>&, std::int64_t, const Rotary*, float*, BumpAllocator);
+template void temporal_similarity(const PatchedKeys<Int8>&, std::int64_t, const Rotary*, float*, BumpAllocator);
 
 }  // namespace edgevlm
