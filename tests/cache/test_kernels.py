@@ -247,7 +247,7 @@ def test_places(data):
         seq, known = strided(seq, rng), strided(known, rng)
     found = kernels.index_of(seq, known)
     assert found.dtype == np.int32
-    np.testing.assert_array_equal(found, reference.places(seq, known))
+    np.testing.assert_array_equal(found, reference.index_of(seq, known))
 
 
 def test_places_in_the_scratch_of_the_cache(kit):
@@ -257,7 +257,7 @@ def test_places_in_the_scratch_of_the_cache(kit):
     before = _native.loose_allocations()
     found = kernels.index_of(cache.seq(0), cache.seq(1))
     assert _native.loose_allocations() == before
-    np.testing.assert_array_equal(found, reference.places(cache.seq(0), cache.seq(1)))
+    np.testing.assert_array_equal(found, reference.index_of(cache.seq(0), cache.seq(1)))
     assert (found >= 0).sum() == 2 * 20
     with pytest.raises(CacheError, match=r"known must be \[2, any\], not \[3, 4\]"):
         kernels.index_of(cache.seq(0), np.zeros((3, 4), np.int64))
