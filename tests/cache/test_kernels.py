@@ -236,7 +236,7 @@ def test_top_k_takes_scores_shared_by_all_heads():
 
 @given(st.data())
 @QUICK
-def test_places(data):
+def test_index_of(data):
     """Of dense ranges, strided ones and far ones, with gaps and the same seq twice."""
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     heads, n, m = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 40)), data.draw(st.integers(0, 40))
@@ -250,7 +250,7 @@ def test_places(data):
     np.testing.assert_array_equal(found, reference.index_of(seq, known))
 
 
-def test_places_in_the_scratch_of_the_cache(kit):
+def test_index_of_in_the_scratch_of_the_cache(kit):
     cache = kit.make(layers=2, capacity=64)
     kit.append(cache, 60)
     cache.evict([None, kit.random_keep(np.random.default_rng(0), 2, 60, 20)])
