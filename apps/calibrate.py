@@ -7,25 +7,31 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain, islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm import __version__
-from edgevlm.apps.candidates import Comparison, Given, Note, choose_policies, lines, table
+from edgevlm.apps.run.launch import parse_count
 from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.apps.sources.video import check_readable
 from edgevlm.calib import Clip, as_calibrated, calibrate, check_writable, write_calibration
-from edgevlm.calib.figure import check_plot, plot
-from edgevlm.calib.kept import kept
+from edgevlm.calib.accuracy.select_policy import ComparisonInput, ComparisonRequest, Note, select_policies
+from edgevlm.calib.accuracy.variants import Budget, parse_budgets, parse_variants
 from edgevlm.calib.kv_scales import FRAMES as SCALE_FRAMES
 from edgevlm.calib.kv_scales import measured_scales
+from edgevlm.calib.plots import check_plot, plot_ages
+from edgevlm.calib.write import checkpoint_folder
 from edgevlm.errors import UserError
+from edgevlm.runtime.auto import AUTO
+from edgevlm.runtime.auto import describe as describe_choice
 from edgevlm.runtime.bundle import MANIFEST, Bundle, Progress, hash_file
 from edgevlm.runtime.calibration import Calibration
 from edgevlm.runtime.choices import Choices
 from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.model import Model, bundle_folder, is_demo
+from edgevlm.runtime.policies import evicting
 from edgevlm.runtime.policies.infinipot_v import WINDOWS
 
 DEMO_SEEDS = (101, 102, 103, 104)  # worlds of the demo, one a clip
@@ -46,7 +52,7 @@ class CalibrateRequest:
     out: Path | None
     plot: Path | None
     threads: int | None
-    comparison: Comparison
+    comparison: ComparisonRequest | None
     layers: bool = True
 
 
@@ -83,6 +89,29 @@ class Frames:
         return [str(Path(self.video).resolve()), found.st_size, found.st_mtime_ns]
 
 
+def parse_comparison(
+    policies: str, budget: str | None, measure: str | None, ask: tuple[str, ...], streams: int
+) -> ComparisonRequest | None:
+    """What to compare, from what was typed; None for no policies. Raises UserError."""
+    if policies == "none":
+        return None
+    return ComparisonRequest(_policies(policies), _budgets(budget or ""), measure, ask, streams)
+
+
+def _policies(text: str) -> list[str]:
+    if text == "all":
+        return evicting()
+    variants = parse_variants([text])[0]
+    if not variants or any(variant.is_oracle or variant.label == AUTO or "@" in variant.label for variant in variants):
+        raise UserError(f"--policies {text}: name policies that have a budget, parted by commas, or all, or none")
+    return [variant.label for variant in variants]
+
+
+def _budgets(text: str) -> list[Budget | int]:
+    parts = filter(None, (part.strip() for part in text.split(",")))
+    return [parse_budgets(part)[0] if part.endswith("%") else parse_count(part) for part in parts]
+
+
 def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Path, Findings]:
     """Measure and write; returns the bundle written. Raises UserError, before any measuring where that is possible.
 
@@ -94,15 +123,14 @@ def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Pa
         check_plot(request.plot)
     if request.plot is not None and not request.layers:
         raise UserError("--plot draws what is measured of the layers; leave out --no-layers")
-    if not request.layers and not request.comparison.wanted:
+    if not request.layers and request.comparison is None:
         raise UserError("--no-layers and --policies none leave nothing to measure; leave out one of them")
-    request.comparison.check()
     clips = [video_clip(path) for path in request.videos] if request.videos else demo_clips()
     progress("loading the model")
     model = Model.load(request.bundle, threads=request.threads)
     try:
         check_writable(model.bundle, request.out)
-        with kept((request.out or model.bundle.path).resolve(), _settings(request, model, clips)) as folder:
+        with checkpoint_folder((request.out or model.bundle.path).resolve(), _settings(request, model, clips)) as folder:
             found = _measure(request, model, clips, folder, progress, note)
             progress("writing")
             written = write_calibration(model.bundle, found.layers, found.policies, found.scales, out=request.out)
@@ -112,19 +140,19 @@ def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Pa
     finally:
         model.close()
     if request.plot is not None and found.layers is not None:
-        plot(found.layers, request.plot)
+        plot_ages(found.layers, request.plot)
     return written, found
 
 
 def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dict[str, object]:
     """All that what is kept depends on, but for policies and budgets, which are kept one by one."""
-    comparison = request.comparison
+    comparison = request.comparison or ComparisonRequest(())
     return {
         "edgevlm": __version__,
         "model": hash_file(model.bundle.path / MANIFEST).sha256,
         "clips": [clip.frames.identity for clip in clips if isinstance(clip.frames, Frames)],
         "frames": request.frames,
-        "measure": comparison.by(model),
+        "measure": comparison.measured_by(model),
         "streams": comparison.streams,
         "layers": request.layers,
         "ask": comparison.ask,
@@ -142,10 +170,10 @@ def _measure(
     if request.layers:
         layers = _layers(request, model, clips, folder, progress)
         model = as_calibrated(model, layers, scales)
-    if not request.comparison.wanted:
+    if request.comparison is None:
         return Findings(layers, None, scales)
-    given = Given(model, clips, request.frames, folder, progress, note)
-    return Findings(layers, choose_policies(request.comparison, given), scales)
+    given = ComparisonInput(model, clips, request.frames, folder, progress, note)
+    return Findings(layers, select_policies(request.comparison, given), scales)
 
 
 def _layers(request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Progress) -> Calibration:
@@ -194,13 +222,13 @@ def video_clip(path: Path) -> Clip:
 def as_json(written: Path, found: Findings) -> str:
     """The lines of ``--json``: the bundle and what was measured of its layers, then of each policy."""
     first = {"event": "calibration", "bundle": str(written), **(asdict(found.layers) if found.layers else {})}
-    return "\n".join(map(json.dumps, [first, *(lines(found.policies) if found.policies else ())]))
+    return "\n".join(map(json.dumps, [first, *(policy_lines(found.policies) if found.policies else ())]))
 
 
 def describe(written: Path, found: Findings) -> str:
     """What was measured, for a person: a line a layer, then one a policy."""
     of_layers = describe_layers(found.layers) if found.layers else ["layers: left as they were"]
-    of_policies = ("", *table(found.policies), "") if found.policies else ()
+    of_policies = ("", *policy_table(found.policies), "") if found.policies else ()
     measured = f"calibrated {found.layers.described}" if found.layers else "compared"
     return "\n".join([*of_layers, *of_policies, f"{measured}: {written}"])
 
@@ -227,3 +255,34 @@ def describe_layers(calibration: Calibration) -> list[str]:
         if known
         else "purekv       a model of one layer has none above it",
     ]
+
+
+def policy_lines(choices: Choices) -> Iterator[dict[str, Any]]:
+    """The objects of ``--json``: one a policy and budget, then what was chosen there."""
+    for choice in choices.budgets:
+        for of in choice.candidates:
+            fields = {name: value for name, value in asdict(of).items() if value is not None}
+            yield {"calibrate": "policy", "budget": choice.budget, "measure": choices.measure, **fields}
+        for policy, why in choice.skipped:
+            yield {"calibrate": "skipped", "budget": choice.budget, "policy": policy, "reason": why}
+        yield {"calibrate": "choice", "budget": choice.budget, "measure": choices.measure, "policy": choice.chosen}
+
+
+def policy_table(choices: Choices) -> Iterator[str]:
+    """A line a policy, best first, and what was chosen; a table a budget."""
+    sign, unit = (1, "nats") if choices.measure == "kl" else (-1, "right")
+    watched = ", ".join(choices.watched)
+    yield f"policies at equal bytes, {choices.frames} frames of {watched}; {choices.measure} in {unit} [95 %]"
+    for choice in choices.budgets:
+        width = max(len(of.policy) for of in choice.candidates) + 2
+        top1 = f"{'top-1':>8}" if choices.measure == "kl" else ""
+        heads = f"{'tokens':>6}  {choices.measure:<24}{top1}{'compress ms':>13}{'bytes':>12}"
+        yield f"\nbudget {choice.budget:<{width - 7}} {heads}"
+        for of in sorted(choice.candidates, key=lambda of: sign * of.value):
+            value = f"{of.value:.3f} [{of.ci_low:.3f}, {of.ci_high:.3f}]"
+            same = "" if of.top1 is None else f"{of.top1:>8.3f}"
+            yield f"{of.policy:<{width}} {of.tokens:>6}  {value:<24}{same}{of.compress_ms:>13.1f}{of.bytes:>12}"
+        yield from (f"skipped: {policy}: {why}" for policy, why in choice.skipped)
+        best = min(choice.candidates, key=lambda of: sign * of.value).policy
+        level = "" if best == choice.chosen else f", which cannot be told from {best} and compresses in less time"
+        yield f"auto: {describe_choice(choices, choice, choice.budget)}{level}"

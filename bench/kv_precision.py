@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.calib.fidelity import divergence
+from edgevlm.calib.accuracy.policy_divergence import divergence
 from edgevlm.calib.kv_scales import in_fp32
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import allocate

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.bench.timing import timed
-from edgevlm.calib.activations import sample_activations
-from edgevlm.calib.fidelity import divergence
-from edgevlm.calib.passages import passages
+from edgevlm.calib.accuracy.policy_divergence import divergence
+from edgevlm.calib.activations import passages, sample_activations
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.export.checkpoint import ConfigOnly
@@ -96,7 +95,7 @@ class Forward:
 def run(checkpoint: Path, precisions: Sequence[str], tokens: int, threads: int | None, progress: Progress) -> Iterator[Result]:
     """Export ``checkpoint`` in float32 and in each precision, and compare them on ``tokens`` tokens of text, teacher-forced.
 
-    The text is that of :mod:`edgevlm.calib.passages`, in passages of PASSAGE tokens. Bundles, one besides float32's at a time,
+    The text is that of :func:`passages`, in passages of PASSAGE tokens. Bundles, one besides float32's at a time,
     and float32's logits are in a temporary folder. Raises UserError for a precision that is not known and for a checkpoint that
     cannot be exported, or is rounded already.
     """

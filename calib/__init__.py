@@ -4,8 +4,8 @@ Value norms for InfiniPot-V's windows, attention over age for HERMES's layer cla
 and which policy keeps closest to full KV, on all of these.
 """
 
-from edgevlm.calib.measure import as_calibrated, calibrate
-from edgevlm.calib.observe import Clip
-from edgevlm.calib.write import check_writable, write_calibration
+from edgevlm.calib.layers import calibrate
+from edgevlm.calib.trace import Clip
+from edgevlm.calib.write import as_calibrated, check_writable, write_calibration
 
 __all__ = ["Clip", "as_calibrated", "calibrate", "check_writable", "write_calibration"]

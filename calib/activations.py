@@ -1,17 +1,33 @@
-"""What a decoder's matrices are multiplied with: rows sampled from a run of the fp32 bundle over text."""
+"""Text of ``pydoc``'s help topics, and what a decoder's matrices are multiplied with while it reads them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.calib.passages import passages
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.positions import rope_tables
+
+
+def passages(tokens: int, length: int, encode: Callable[[str], Sequence[int]], *, held_out: bool) -> list[list[int]]:
+    """The beginnings of topics, ``length`` tokens each and ``tokens`` in all; the last may be shorter.
+
+    Half of the topics, every other one, are for measuring on (``held_out``), the rest for calibrating.
+    """
+    topics: dict[str, str] = import_module("pydoc_data.topics").topics
+    found: list[list[int]] = []
+    for name in sorted(topics)[held_out::2]:
+        missing = tokens - sum(map(len, found))
+        ids = list(encode(topics[name][: 16 * length]))[: min(length, missing)]
+        if missing and len(ids) == min(length, missing):
+            found.append(ids)
+    return found
+
 
 Float16 = NDArray[np.float16]
 
@@ -23,7 +39,7 @@ ROWS = 256  # kept of each matrix
 def sample_activations(bundle: Bundle) -> dict[str, Float16]:
     """``layer{l}.qkv``, ``layer{l}.gate_up`` and ``layer{l}.down`` to rows ``[ROWS, in]`` of their input, for every layer.
 
-    The text is that of :mod:`edgevlm.calib.passages`; rows are spread evenly over it. (The first token of a passage, on which
+    The text is that of :func:`passages`; rows are spread evenly over it. (The first token of a passage, on which
     many models pile up activations hundreds of times those of others, is left out.) bundle: in fp32.
     """
     model = Model.load(bundle.path)

@@ -1,11 +1,15 @@
-"""What was measured of a model into its bundle: the old bundle or the new one is there, whole, whatever happens meanwhile."""
+"""What was measured: kept in a checkpoint while calibration runs, then written into the bundle."""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
 import shutil
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from edgevlm.errors import UserError
@@ -14,6 +18,55 @@ from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.calibration import CALIBRATION, Calibration
 from edgevlm.runtime.choices import CHOICES, Choices
 from edgevlm.runtime.kv import SCALES, KVScales
+from edgevlm.runtime.model import Model
+
+
+@contextmanager
+def checkpoint_folder(target: Path, settings: Mapping[str, object]) -> Iterator[Path]:
+    """Yield the checkpoint folder beside ``target`` for these settings, with what an earlier run left there.
+
+    It is removed when the block ends well, and with it those of other settings that no process is using. ``settings`` are all
+    that a checkpoint depends on. Raises UserError where another process is using it, and where it cannot be made.
+    """
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    folder = target.parent / f"{_prefix(target)}{digest[:12]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror}); give another --out") from None
+    if not _locked(lock):
+        os.close(lock)
+        raise UserError(f"{target}: another process is calibrating it; wait for its end")
+    try:
+        yield folder
+        for other in target.parent.glob(f"{_prefix(target)}*"):
+            _remove_unless_in_use(other, folder)
+    finally:
+        with suppress(OSError):
+            folder.rmdir()  # if nothing was kept
+        os.close(lock)
+
+
+def _prefix(target: Path) -> str:
+    return f".{target.name}.calibrating-"
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _remove_unless_in_use(folder: Path, own: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        if folder == own or _locked(handle):
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(handle)
 
 
 def check_writable(bundle: Bundle, out: Path | None) -> None:
@@ -83,3 +136,23 @@ def _write(path: Path, raw: bytes) -> None:
     """Write a new file in the place of what may be a link to the old bundle's."""
     path.unlink(missing_ok=True)
     path.write_bytes(raw)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredBundle(Bundle):
+    """A bundle as it will be once what was measured has been written. None: what it has stays."""
+
+    measured: Calibration | None
+    scales: KVScales | None
+
+    def calibration(self) -> Calibration | None:
+        return self.measured or Bundle.calibration(self)
+
+    def kv_scales(self) -> KVScales | None:
+        return self.scales or Bundle.kv_scales(self)
+
+
+def as_calibrated(model: Model, calibration: Calibration | None, scales: KVScales | None = None) -> Model:
+    """The model, on whose sessions policies run on this calibration and int8 caches on these scales; it shares the engine."""
+    parts = {field.name: getattr(model.bundle, field.name) for field in fields(Bundle)}
+    return replace(model, bundle=MeasuredBundle(**parts, measured=calibration, scales=scales))

@@ -19,7 +19,7 @@ from edgevlm.runtime.bundle import FORMAT
 
 _WRITERS = ("onnx", "onnxscript", "torch", "transformers")
 _MEASURERS = ("onnxruntime", "onnxruntime-gpu")  # what scales and samples are measured with
-_MEASURES = ("activations.py", "kv_scales.py", "passages.py")  # of edgevlm.calib, which measure them
+_MEASURES = ("activations.py", "kv_scales.py")  # of edgevlm.calib, which measure them
 SAMPLED = f"sampled over the help topics of Python {platform.python_version()}"  # what samples made by an export depend on
 _LARGE = 64 << 20  # bytes; files as large are known by size and time
 

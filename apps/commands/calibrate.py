@@ -81,10 +81,9 @@ def calibrate(
     from rich.console import Console
 
     from edgevlm.apps import calibrate as command
-    from edgevlm.apps.candidates import Comparison
 
     asked = tuple(ask or lines("EDGEVLM_CALIBRATE_ASK"))
-    comparison = Comparison(policies, budget, measure and measure.value, asked, streams)
+    comparison = command.parse_comparison(policies, budget, measure and measure.value, asked, streams)
     request = command.CalibrateRequest(bundle, video or [], frames, out, plot, threads, comparison, layers)
     with Console(stderr=True).status("starting") as status:
         result = command.start(request, status.update, lambda text: typer.echo(text, err=True))

@@ -11,25 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
-from edgevlm.bench.accuracy import run
-from edgevlm.bench.accuracy.desk import Settings
-from edgevlm.bench.accuracy.entries import Budget, Entry, exists, parse_budgets, parse_entries, parse_tokens
-from edgevlm.bench.accuracy.longstream import LONGSTREAM
-from edgevlm.bench.accuracy.plot import check_plot, plot
-from edgevlm.bench.accuracy.report import make_report
-from edgevlm.bench.accuracy.streamqa import seed_words
-from edgevlm.bench.accuracy.table import describe
-from edgevlm.bench.accuracy.turns import GUIDED
-from edgevlm.bench.accuracy.turns_report import describe_turns, turn_rows
+from edgevlm.bench.accuracy.report import describe, describe_turns, make_report, turn_rows
+from edgevlm.calib.accuracy.cases import LONGSTREAM, seed_words
+from edgevlm.calib.accuracy.compare import Progress, compare
+from edgevlm.calib.accuracy.variants import Budget, Variant, parse_budgets, parse_tokens, parse_variants
+from edgevlm.calib.accuracy.worker import GUIDED, Settings
+from edgevlm.calib.plots import check_plot
 from edgevlm.errors import UserError
 
 USUAL = "infinipot-v"  # what paired differences are to, if it is there
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AccuracyRequest:
     """The options, as typed."""
 
     suite: str
@@ -48,25 +45,27 @@ class Request:
     as_json: bool
 
 
-def start(request: Request) -> str:
+def start(request: AccuracyRequest) -> str:
     """Run to the end; the report as text or JSON lines. Raises UserError before anything is measured where that is possible."""
-    entries, budgets = parse_request(request)
+    variants, budgets = parse_request(request)
     settings = Settings(request.model, request.frames, request.seed, request.turns, request.suite)
     with progress_bar() as progress, goes_on(request.out):
-        outcome = run.compare(
-            settings, entries, budgets, request.streams, out=request.out, resume=request.resume, workers=request.workers,
+        comparison = compare(
+            settings, variants, budgets, request.streams, out=request.out, resume=request.resume, workers=request.workers,
             progress=progress,
         )  # fmt: skip
     if request.turns:
-        rows = list(turn_rows(outcome))
-        return _json_lines([row.line(outcome) for row in rows]) if request.as_json else describe_turns(outcome, rows)
-    report = make_report(outcome, reference(request.against, entries))
+        rows = list(turn_rows(comparison))
+        return _json_lines([row.line(comparison) for row in rows]) if request.as_json else describe_turns(comparison, rows)
+    report = make_report(comparison, reference(request.against, variants))
     if request.plot:
+        from edgevlm.bench.accuracy.plot import plot
+
         plot(report, request.plot)
     return _json_lines(list(report.lines())) if request.as_json else describe(report)
 
 
-def parse_request(request: Request) -> tuple[list[Entry], list[Budget]]:
+def parse_request(request: AccuracyRequest) -> tuple[list[Variant], list[Budget]]:
     """What to compare; what the installed policies do not have is named on stderr."""
     try:
         seed_words(request.seed)
@@ -75,25 +74,25 @@ def parse_request(request: Request) -> tuple[list[Entry], list[Budget]]:
     if request.resume and request.out is None:
         raise UserError("--resume goes on with the journal of an earlier run: name it with --out FILE")
     if request.suite == LONGSTREAM and (request.plot or request.turns):
-        raise UserError(f"--suite {LONGSTREAM} has one exam and no plot; leave out --plot and --turns")
+        raise UserError(f"--suite {LONGSTREAM} asks one way and has no plot; leave out --plot and --turns")
     if request.plot and request.turns:
-        raise UserError("--plot draws the plain exam; leave out --turns")
+        raise UserError("--plot draws one question each; leave out --turns")
     if request.plot:
         check_plot(request.plot)
-    entries, missing = parse_entries(request.policy)
-    reference(request.against, entries)
-    if request.turns and exists(GUIDED):
-        entries = list(dict.fromkeys([*entries, Entry(GUIDED)]))
+    variants, missing = parse_variants(request.policy)
+    reference(request.against, variants)
+    if request.turns and Variant(GUIDED).exists:
+        variants = list(dict.fromkeys([*variants, Variant(GUIDED)]))
     elif request.turns:
         missing.append(GUIDED)
     for label in missing:
         print(f"left out: {label}, which the installed policies have no setting for", file=sys.stderr)
-    return entries, parse_tokens(request.budget) if request.suite == LONGSTREAM else parse_budgets(request.budget)
+    return variants, parse_tokens(request.budget) if request.suite == LONGSTREAM else parse_budgets(request.budget)
 
 
-def reference(against: str | None, entries: list[Entry]) -> str:
+def reference(against: str | None, variants: list[Variant]) -> str:
     """The policy that differences are to. Raises UserError for one that is not compared."""
-    labels = [entry.label for entry in entries if not entry.is_oracle]
+    labels = [variant.label for variant in variants if not variant.is_oracle]
     if against is not None and against not in labels:
         raise UserError(f"--against {against}: is not among the policies compared; add it to --policy")
     return against or next((label for label in labels if label == USUAL), labels[0] if labels else USUAL)
@@ -104,11 +103,11 @@ def _json_lines(lines: list[dict[str, Any]]) -> str:
 
 
 @contextmanager
-def progress_bar() -> Iterator[run.Progress]:
+def progress_bar() -> Iterator[Progress]:
     """A bar on stderr where that is a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("loading the model", total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
 

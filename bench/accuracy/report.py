@@ -1,34 +1,32 @@
-"""From records to rows: shares with intervals, by kind and by age of the evidence, and the paired difference to one policy."""
+"""From records to rows and lines: shares with intervals by kind of question and age of the evidence, and paired differences."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from edgevlm.bench.accuracy.cells import Cell
-from edgevlm.bench.accuracy.entries import ORACLE, Entry
-from edgevlm.bench.accuracy.longstream import GAP_NAMES, LONGSTREAM, gap_name
-from edgevlm.bench.accuracy.run import Outcome
+from edgevlm.calib.accuracy.cases import GAP_NAMES, LONGSTREAM, gap_name
+from edgevlm.calib.accuracy.compare import ENTERS, Comparison, Pick, clusters
+from edgevlm.calib.accuracy.intervals import Estimate, difference, share
+from edgevlm.calib.accuracy.variants import ORACLE, Run, Variant
 from edgevlm.calib.demo.questions import is_about_now
-from edgevlm.calib.intervals import Estimate, difference, share
-from edgevlm.calib.journal import Record
 
-ENTERS = 0.9  # of full KV's answers to a kind must be right, else the kind is left out
 NOW, BACKWARD = "now", "backward"
 UNSEEN = "unseen"  # what a long stream never showed
+QUARTERS = {f"q{quarter}": f"{BACKWARD}/q{quarter}" for quarter in (1, 2, 3, 4)}
+GAPS = {name.replace("thousands", "000s"): f"{BACKWARD}/{name}" for name in GAP_NAMES} | {"never": UNSEEN}
+CEILINGS = {False: "full KV", True: "the oracle at 1,024 tokens"}  # which kinds enter is decided by; long streams or not
 
-Result = dict[str, Any]
-Pick = Callable[[Result], bool]
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One policy at one budget on one group of questions. held, some: evidence still held, see sitting.Result."""
+class ReportRow:
+    """One policy at one budget on one group of questions. held, some: evidence still held, see worker.QuestionResult."""
 
     policy: str
     budget: str
@@ -37,26 +35,18 @@ class Row:
     paired: Estimate | None
     held: float | None
     some: float | None
-    cell: Cell
+    run: Run
     times: dict[str, float]
     oracles: dict[str, float]
 
-    def line(self, outcome: Outcome, against: str) -> Line:
-        settings, paired = outcome.settings, self.paired
+    def line(self, comparison: Comparison, against: str) -> Line:
+        settings, paired = comparison.settings, self.paired
         fields = {
-            "bench": "accuracy",
-            "suite": settings.suite,
-            "policy": self.policy,
-            "budget": self.budget,
-            "kind": self.kind,
-            "streams": self.share.clusters,
-            "accuracy": self.share.value,
-            "ci_low": self.share.low,
-            "ci_high": self.share.high,
+            **_head(comparison, self.policy, self.budget, self.kind, self.share),
             "questions": self.share.count,
             "frames": settings.frames,
             "seed": settings.seed,
-            "tokens": self.cell.tokens,
+            "tokens": self.run.tokens,
             "against": against,
             "difference": paired and paired.value,
             "difference_low": paired and paired.low,
@@ -72,63 +62,63 @@ class Row:
 class Report:
     """left_out: kinds that full KV answers too seldom, with its share."""
 
-    outcome: Outcome
+    comparison: Comparison
     against: str
-    rows: list[Row]
+    rows: list[ReportRow]
     left_out: dict[str, Estimate]
 
     def lines(self) -> Iterator[Line]:
         """JSON lines: rows, then kinds left out, then what was skipped."""
         for row in self.rows:
-            yield row.line(self.outcome, self.against)
-        head = {"bench": "accuracy", "suite": self.outcome.settings.suite}
+            yield row.line(self.comparison, self.against)
         for kind, of in self.left_out.items():
-            full = {"streams": of.clusters, "accuracy": _round(of.value), "ci_low": _round(of.low), "ci_high": _round(of.high)}
-            yield {**head, "policy": "full", "budget": "100%", "kind": kind, **full, "left_out": f"full KV answers < {ENTERS}"}
-        for skip in self.outcome.skipped:
+            fields = _head(self.comparison, "full", "100%", kind, of)
+            yield {name: _round(value) for name, value in fields.items()} | {"left_out": f"full KV answers < {ENTERS}"}
+        for skip in self.comparison.skipped:
+            head = {"bench": "accuracy", "suite": self.comparison.settings.suite}
             yield {**head, "policy": skip.label, "budget": skip.budget, "skipped": skip.reason}
 
 
-def make_report(outcome: Outcome, against: str) -> Report:
-    """Rows of all cells, the oracles but the best of each budget left out."""
-    full = outcome.cells[0]
-    long = outcome.settings.suite == LONGSTREAM
-    kinds = {kind: share(_clusters(outcome.records[full], _of_kind(kind))) for kind in _kinds(outcome.records[full])}
+def _head(comparison: Comparison, policy: str, budget: str, kind: str, of: Estimate) -> Line:
+    return {
+        "bench": "accuracy", "suite": comparison.settings.suite, "policy": policy, "budget": budget, "kind": kind,
+        "streams": of.clusters, "accuracy": of.value, "ci_low": of.low, "ci_high": of.high,
+    }  # fmt: skip
+
+
+def make_report(comparison: Comparison, against: str) -> Report:
+    """Rows of all runs, the oracles but the best of each budget left out."""
+    kinds = comparison.kinds()
     entered = [kind for kind, of in kinds.items() if of.value >= ENTERS]
-    left_out = {kind: of for kind, of in kinds.items() if of.value < ENTERS}
-    cells, best = _without_lesser_oracles(outcome, entered)
-    groups = _long_groups(entered) if long else _groups(entered)
-    rows: list[Row] = []
-    for cell in cells:
-        other = next((c for c in outcome.cells if (c.label, c.budget) == (against, cell.budget)), None)
+    groups = _groups(entered, comparison.settings.suite == LONGSTREAM)
+    backward = _groups(entered, is_long=False)[BACKWARD]
+    runs, oracles = _without_lesser_oracles(comparison, backward)
+    rows: list[ReportRow] = []
+    for run in runs:
+        other = next((c for c in comparison.runs if (c.label, c.budget) == (against, run.budget)), None)
         for name, pick in groups.items():
-            rows += _row(outcome, cell, other, name, pick, best.get(cell.budget, {}) if _is_oracle(cell) else {})
-    return Report(outcome, against, rows, left_out)
+            rows += _row(comparison, run, other, name, pick, oracles.get(run.budget, {}) if _is_oracle(run) else {})
+    return Report(comparison, against, rows, {kind: of for kind, of in kinds.items() if of.value < ENTERS})
 
 
-def answers(outcome: Outcome, cell: Cell) -> list[list[bool]]:
-    """Whether each answer of a cell is right, a list a stream; kinds that full KV answers too seldom are left out."""
-    full = outcome.records[outcome.cells[0]]
-    entered = {kind for kind in _kinds(full) if share(_clusters(full, _of_kind(kind))).value >= ENTERS}
-    return _clusters(outcome.records[cell], _among(entered))
-
-
-def _row(outcome: Outcome, cell: Cell, other: Cell | None, name: str, pick: Pick, oracles: dict[str, float]) -> Iterator[Row]:
-    records = outcome.records[cell]
-    ours = _clusters(records, pick)
+def _row(
+    comparison: Comparison, run: Run, other: Run | None, name: str, pick: Pick, oracles: dict[str, float]
+) -> Iterator[ReportRow]:
+    records = comparison.records[run]
+    ours = clusters(records, pick)
     if not any(ours):
         return
-    paired = difference(ours, _clusters(outcome.records[other], pick)) if other not in (None, cell) else None
+    paired = difference(ours, clusters(comparison.records[other], pick)) if other not in (None, run) else None
     picked = [result for record in records for result in record["results"] if pick(result)]
-    yield Row(
-        policy=ORACLE if _is_oracle(cell) else cell.label,
-        budget=cell.budget,
+    yield ReportRow(
+        policy=ORACLE if _is_oracle(run) else run.label,
+        budget=run.budget,
         kind=name,
         share=share(ours),
         paired=paired,
         held=_mean([result["held"] for result in picked]),
         some=_mean([result["any"] for result in picked]),
-        cell=cell,
+        run=run,
         times={
             "ttft_ms": float(np.median([result["ttft_ms"] for result in picked])),
             "compress_ms": float(np.mean([record["compress_ms"] for record in records])),
@@ -140,68 +130,46 @@ def _row(outcome: Outcome, cell: Cell, other: Cell | None, name: str, pick: Pick
     )
 
 
-def _groups(entered: list[str]) -> dict[str, Pick]:
-    """The two aggregates, each by itself and backward by quarter; then each kind, the backward ones by quarter too."""
+def _groups(entered: list[str], is_long: bool) -> dict[str, Pick]:
+    """The aggregates, now and backward, the latter by age too; then each kind, the backward ones by age too.
+
+    Age is the quarter of the stream that last showed the answer, or on long streams how many frames ago that was; what a long
+    stream never showed is a group of its own, not a part of backward.
+    """
     now = {kind for kind in entered if is_about_now(kind)}
     before = set(entered) - now
-    groups: dict[str, Pick] = {NOW: _among(now), BACKWARD: _among(before)}
-    groups |= {f"{BACKWARD}/q{quarter}": _among(before, quarter) for quarter in (1, 2, 3, 4)}
+    ages: list[Any] = list(GAP_NAMES) if is_long else [1, 2, 3, 4]
+
+    def pick(kinds: set[str], age: Any = None) -> Pick:
+        if is_long and kinds <= before:
+            return lambda result: (
+                result["kind"] in kinds and result["gap"] is not None and age in (None, gap_name(result["gap"]))
+            )
+        return lambda result: result["kind"] in kinds and age in (None, result["quarter"])
+
+    def by_age(name: str, kinds: set[str]) -> dict[str, Pick]:
+        return {f"{name}/{age if is_long else f'q{age}'}": pick(kinds, age) for age in ages}
+
+    groups: dict[str, Pick] = {NOW: lambda result: result["kind"] in now, BACKWARD: pick(before), **by_age(BACKWARD, before)}
+    if is_long:
+        groups[UNSEEN] = lambda result: result["kind"] in before and result["gap"] is None
     for kind in entered:
-        groups[kind] = _of_kind(kind)
-        if kind in before:
-            groups |= {f"{kind}/q{quarter}": _among({kind}, quarter) for quarter in (1, 2, 3, 4)}
+        groups |= {kind: pick({kind}), **(by_age(kind, {kind}) if kind in before else {})}
     return groups
 
 
-def _long_groups(entered: list[str]) -> dict[str, Pick]:
-    """The aggregates: of what was shown, and of that by how long ago; of what never was; then each kind, by age too."""
-    now = {kind for kind in entered if is_about_now(kind)}
-    before = set(entered) - now
-
-    def ago(kinds: set[str], name: str | None = None) -> Pick:
-        return lambda result: (
-            result["kind"] in kinds and (result["gap"] is not None if name is None else gap_name(result["gap"]) == name)
-        )
-
-    groups: dict[str, Pick] = {NOW: _among(now), BACKWARD: ago(before)}
-    groups |= {f"{BACKWARD}/{name}": ago(before, name) for name in GAP_NAMES}
-    groups[UNSEEN] = lambda result: result["kind"] in before and result["gap"] is None
-    for kind in entered:
-        groups[kind] = ago({kind}) if kind in before else _of_kind(kind)
-        if kind in before:
-            groups |= {f"{kind}/{name}": ago({kind}, name) for name in GAP_NAMES}
-    return groups
+def _is_oracle(run: Run) -> bool:
+    return Variant(run.label).is_oracle
 
 
-def _of_kind(kind: str) -> Pick:
-    return _among({kind})
-
-
-def _among(kinds: set[str], quarter: int | None = None) -> Pick:
-    return lambda result: result["kind"] in kinds and quarter in (None, result["quarter"])
-
-
-def _clusters(records: list[Record], pick: Pick) -> list[list[bool]]:
-    return [[result["right"] for result in record["results"] if pick(result)] for record in records]
-
-
-def _kinds(records: list[Record]) -> list[str]:
-    return list(dict.fromkeys(result["kind"] for record in records for result in record["results"]))
-
-
-def _is_oracle(cell: Cell) -> bool:
-    return Entry(cell.label).is_oracle
-
-
-def _without_lesser_oracles(outcome: Outcome, entered: list[str]) -> tuple[list[Cell], dict[str, dict[str, float]]]:
-    """All cells but the oracles that are not the best of their budget, and each budget's oracles with their share right."""
-    pick = _groups(entered)[BACKWARD]
+def _without_lesser_oracles(comparison: Comparison, pick: Pick) -> tuple[list[Run], dict[str, dict[str, float]]]:
+    """All runs but the oracles that are not the best of their budget, and each budget's oracles with their share right."""
     shares: dict[str, dict[str, float]] = defaultdict(dict)
-    for cell in filter(_is_oracle, outcome.cells):
-        right = [answer for cluster in _clusters(outcome.records[cell], pick) for answer in cluster]
-        shares[cell.budget][cell.label] = round(float(np.mean(right)), 4) if right else 0.0
+    for run in filter(_is_oracle, comparison.runs):
+        right = [answer for cluster in clusters(comparison.records[run], pick) for answer in cluster]
+        shares[run.budget][run.label] = round(float(np.mean(right)), 4) if right else 0.0
     best = {budget: max(of, key=of.__getitem__) for budget, of in shares.items()}
-    return [cell for cell in outcome.cells if not _is_oracle(cell) or best[cell.budget] == cell.label], shares
+    return [run for run in comparison.runs if not _is_oracle(run) or best[run.budget] == run.label], shares
 
 
 def _mean(values: list[float | None]) -> float | None:
@@ -211,3 +179,111 @@ def _mean(values: list[float | None]) -> float | None:
 
 def _round(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
+
+
+def describe(report: Report) -> str:
+    """The report for people: a table a budget; below them what was left out and skipped."""
+    settings, rows = report.comparison.settings, report.rows
+    streams, is_long = len(next(iter(report.comparison.records.values()))), settings.suite == LONGSTREAM
+    ages = "frames since the answer was last shown" if is_long else "the quarter that last showed the answer, q1 to q4"
+    by_kind = ", ".join(
+        f"{row.kind} {row.share.value:.3f}"
+        for row in rows
+        if row.run == report.comparison.runs[0] and "/" not in row.kind and row.kind not in (NOW, BACKWARD, UNSEEN)
+    )
+    lines = [
+        f"{settings.suite}: {streams} streams of {settings.frames} frames, seed {settings.seed}; share right [95 %, by "
+        f"stream]; backward by {ages}",
+        "",
+        f"{CEILINGS[is_long]} by kind: {by_kind}",
+    ]
+    width = max((len(row.policy) for row in rows), default=0) + 2
+    for budget in dict.fromkeys(row.budget for row in rows):
+        of_budget = [row for row in rows if row.budget == budget]
+        lines += ["", *_budget_table(budget, of_budget, report.against, width, GAPS if is_long else QUARTERS)]
+    for kind, of in report.left_out.items():
+        lines.append(f"left out: {kind}, {CEILINGS[is_long]} has {_with_interval(of)} of it")
+    return "\n".join([*lines, *_skipped(report.comparison)])
+
+
+def _skipped(comparison: Comparison) -> list[str]:
+    return [f"skipped: {skip.label} at {skip.budget}: {skip.reason}" for skip in comparison.skipped]
+
+
+def _budget_table(budget: str, rows: list[ReportRow], against: str, width: int, ages: Mapping[str, str]) -> Iterator[str]:
+    heads = f"{'tokens':>7}{'now':>6}  {'backward':<18}{f'- {against}':<24}" + "".join(f"{name:>10}" for name in ages)
+    yield f"{budget:<{width}}{heads}{'held':>7}{'any':>6}{'ttft ms':>9}{'compress ms':>13}{'MB moved':>10}"
+    for policy in dict.fromkeys(row.policy for row in rows):
+        of = {row.kind: row for row in rows if row.policy == policy}
+        if BACKWARD not in of:
+            continue
+        main = of[BACKWARD]
+        by_age = "".join(_share(of.get(kind), 10) for kind in ages.values())
+        times = f"{main.times['ttft_ms']:>9.2f}{main.times['compress_ms']:>13.1f}{main.times['moved'] / 1e6:>10.2f}"
+        yield (
+            f"{policy:<{width}}{main.run.tokens:>7}{_share(of.get(NOW))}  {_with_interval(main.share):<18}"
+            f"{_with_interval(main.paired, signed=True):<24}{by_age}{_number(main.held, 7)}{_number(main.some, 6)}{times}"
+        )
+
+
+def _share(row: ReportRow | None, width: int = 6) -> str:
+    return _number(row.share.value if row else None, width)
+
+
+def _number(value: float | None, width: int) -> str:
+    return f"{'-' if value is None else f'{value:.2f}':>{width}}"
+
+
+def _with_interval(of: Estimate | None, signed: bool = False) -> str:
+    if of is None:
+        return "-"
+    plus = "+" if signed else ""
+    return f"{of.value:{plus}.3f} [{of.low:{plus}.2f}, {of.high:{plus}.2f}]"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRow:
+    """share: right; fresh: right when asked alone; changed: answers that differ in any token from those given alone."""
+
+    policy: str
+    budget: str
+    turn: int
+    share: Estimate
+    fresh: Estimate
+    changed: int
+
+    def line(self, comparison: Comparison) -> Line:
+        settings = comparison.settings
+        more = {"frames": settings.frames, "seed": settings.seed, "fresh": self.fresh.value, "changed": self.changed}
+        fields = _head(comparison, self.policy, self.budget, f"turn{self.turn}", self.share) | more
+        return {name: _round(value) for name, value in fields.items()}
+
+
+def turn_rows(comparison: Comparison) -> Iterator[TurnRow]:
+    """Of the kinds that full KV answers often enough when they are asked alone."""
+    full = [turn for record in comparison.records[comparison.runs[0]] for turn in record["turns"]]
+    by_kind = {kind: share([[turn["fresh"]] for turn in full if turn["kind"] == kind]) for kind in {t["kind"] for t in full}}
+    enters = {kind for kind, of in by_kind.items() if of.value >= ENTERS}
+    for run in comparison.runs:
+        for number in range(comparison.settings.turns):
+            picked = [record["turns"][number : number + 1] for record in comparison.records[run]]
+            turns = [turn for found in picked for turn in found if turn["kind"] in enters]
+            if turns:
+                right, fresh = (share([[turn[name]] for turn in turns]) for name in ("right", "fresh"))
+                changed = sum(not turn["same"] for turn in turns)
+                yield TurnRow(run.label, run.budget, number + 1, right, fresh, changed)
+
+
+def describe_turns(comparison: Comparison, rows: list[TurnRow]) -> str:
+    """A line a policy and budget: share right turn by turn, and the answers that earlier questions changed."""
+    count = comparison.settings.turns
+    width = max((len(row.policy) for row in rows), default=0) + 2
+    heads = "".join(f"{f'turn {turn}':>8}" for turn in range(1, count + 1))
+    lines = [f"{'policy':<{width}}{'budget':>8}{heads}{'asked alone':>13}{'changed':>9}"]
+    for policy, budget in dict.fromkeys((row.policy, row.budget) for row in rows):
+        of = {row.turn: row for row in rows if (row.policy, row.budget) == (policy, budget)}
+        asked = sum(row.fresh.count for row in of.values())
+        alone = sum(row.fresh.value * row.fresh.count for row in of.values()) / asked
+        shares = "".join(f"{of[turn].share.value:>8.3f}" if turn in of else f"{'-':>8}" for turn in range(1, count + 1))
+        lines.append(f"{policy:<{width}}{budget:>8}{shares}{alone:>13.3f}{sum(row.changed for row in of.values()):>9}")
+    return "\n".join([*lines, *_skipped(comparison)])

@@ -95,10 +95,10 @@ def accuracy(
         )  # fmt: skip
         typer.echo(start_suite(asked))
         return
-    from edgevlm.bench.accuracy.command import Request, start
+    from edgevlm.bench.accuracy.command import AccuracyRequest, start
 
     usual = LONG if suite.value == "longstream" else SHARES
-    request = Request(
+    request = AccuracyRequest(
         suite=suite.value, model=model, policy=policy or ["all"], budget=budget or usual, frames=frames, streams=streams,
         seed=seed, against=against, turns=turns, out=out, resume=resume, workers=workers, plot=plot, as_json=as_json,
     )  # fmt: skip

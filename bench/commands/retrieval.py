@@ -33,8 +33,8 @@ def retrieval(
     Ratios are of rows, in prefill, question and answer; the shares are of what prediction, fetching and the graphs take.
     """
     from edgevlm.apps.run.launch import parse_count
-    from edgevlm.bench.accuracy.entries import split
     from edgevlm.bench.retrieval import Stream, run
+    from edgevlm.calib.accuracy.variants import split
 
     policies = [name for text in policy or ["resv"] for name in split(text)]
     tokens = parse_count(budget) if budget is not None else None

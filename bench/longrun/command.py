@@ -13,9 +13,9 @@ import typer
 
 from edgevlm.apps.commands.typed import Json
 from edgevlm.bench.accuracy.command import progress_bar
-from edgevlm.bench.accuracy.entries import split
 from edgevlm.bench.child import child, lines
 from edgevlm.bench.longrun.sitting import Work
+from edgevlm.calib.accuracy.variants import split
 from edgevlm.runtime.policies import create_policy
 
 COMMAND = [sys.executable, "-m", "edgevlm.bench.longrun.sitting"]

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import psutil
 
-from edgevlm.bench.accuracy.longstream import gap_name
-from edgevlm.bench.accuracy.sitting import moved_bytes
 from edgevlm.bench.longrun.stream import plan, questions
 from edgevlm.bench.stream.sitting import peak_rss
+from edgevlm.calib.accuracy.cases import gap_name
+from edgevlm.calib.accuracy.worker import moved_bytes
 from edgevlm.calib.footprint import state_bytes
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextRoom

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from edgevlm.bench.suites.dataset import Dataset
 from edgevlm.bench.suites.fields import Fields, Malformed, clip_of, seconds_of
-from edgevlm.bench.suites.schema import Question, Suite
+from edgevlm.bench.suites.schema import Suite, SuiteQuestion
 from edgevlm.bench.suites.tally import Column, Tally
 from edgevlm.errors import UserError
 
@@ -19,7 +19,7 @@ HEADS = {"step": "step", "next": "next", "task": "task", "procedure": "proc", "p
 Step = tuple[tuple[float, float], str]
 
 
-def read(data: Dataset) -> Iterator[Question]:
+def read(data: Dataset) -> Iterator[SuiteQuestion]:
     file = data.files("COIN.json", "coin.json")[0]
     try:
         database = Fields(Fields(data.read(file)).value("database"))
@@ -28,7 +28,7 @@ def read(data: Dataset) -> Iterator[Question]:
     steps, tasks = _labels(database)
     named = [{"uid": uid, "record": record} for uid, record in database.values.items()]
 
-    def make(entry: Fields, place: str) -> Iterator[Question]:
+    def make(entry: Fields, place: str) -> Iterator[SuiteQuestion]:
         yield from _video(data, f"{file}:{place}", entry.text("uid"), Fields(entry.value("record")), steps, tasks)
 
     yield from data.each(file, named, make)
@@ -65,7 +65,7 @@ def _steps(record: Fields) -> list[Step]:
 
 def _video(
     data: Dataset, name: str, uid: str, record: Fields, labels: tuple[str, ...], tasks: tuple[str, ...]
-) -> Iterator[Question]:
+) -> Iterator[SuiteQuestion]:
     if record.text("subset") not in ("testing", "training"):
         raise Malformed("subset is neither testing nor training")
     steps, task = _steps(record), _task(record)
@@ -74,9 +74,9 @@ def _video(
     folder = f"videos/{record.whole('recipe_type')}" if "recipe_type" in record else "videos"
     video = data.video(uid, folder)
 
-    def ask(kind: str, at: str, clip: tuple[float, float], text: str, answer: str, options: tuple[str, ...]) -> Question:
+    def ask(kind: str, at: str, clip: tuple[float, float], text: str, answer: str, options: tuple[str, ...]) -> SuiteQuestion:
         many = "\n" in answer
-        return Question(
+        return SuiteQuestion(
             id=f"{name}:{uid}:{kind}{at}", video=video, text=text, prompt=text, answer=answer,
             scoring="steps" if many else "nearest", subtask=kind, options=options, clip=clip, tokens=128 if many else 32,
         )  # fmt: skip

@@ -16,12 +16,12 @@ from pathlib import Path
 from edgevlm.apps.bundles import bundle_of
 from edgevlm.apps.run.launch import parse_count, to_stderr
 from edgevlm.bench.accuracy.command import goes_on, progress_bar
-from edgevlm.bench.accuracy.entries import FULL, Entry, parse_entries, split
 from edgevlm.bench.suites import suite_of
 from edgevlm.bench.suites.judge import Judge
 from edgevlm.bench.suites.progress import Lines
 from edgevlm.bench.suites.report import describe, lines
-from edgevlm.bench.suites.run import Job, Outcome, Progress, evaluate
+from edgevlm.bench.suites.run import Job, Progress, SuiteResults, evaluate
+from edgevlm.calib.accuracy.variants import FULL, Variant, parse_variants, split
 from edgevlm.errors import UserError
 
 BUDGET = "6k"  # InfiniPot-V's and HERMES's
@@ -69,15 +69,15 @@ def job_of(request: SuiteRequest) -> Job:
         raise UserError(f"--fps {request.fps:g}: give frames a second, from above 0 to 1000")
     if request.resume and request.out is None:
         raise UserError("--resume goes on with the journal of an earlier run: name it with --out FILE")
-    entries, missing = parse_entries(request.policy)
-    if any(entry.is_oracle for entry in entries) and not any("all" in split(text) for text in request.policy):
+    variants, missing = parse_variants(request.policy)
+    if any(variant.is_oracle for variant in variants) and not any("all" in split(text) for text in request.policy):
         raise UserError("--policy oracle: is known of the demo world alone (--suite streamqa); leave it out")
     for label in missing:
         to_stderr(f"left out: {label}, which the installed policies have no setting for")
     return Job(
         suite=request.suite, data=request.data, model=bundle_of(request.model, lambda what: None, to_stderr), fps=request.fps,
-        entries=[entry for entry in entries if not entry.is_oracle], budgets=parse_token_budgets(request.budget or BUDGET),
-        full=any(Entry(name).policy == FULL for text in request.policy for name in split(text)), out=request.out,
+        variants=[one for one in variants if not one.is_oracle], budgets=parse_token_budgets(request.budget or BUDGET),
+        full=any(Variant(name).policy == FULL for text in request.policy for name in split(text)), out=request.out,
         resume=request.resume, workers=request.workers, threads=max(1, (os.cpu_count() or 1) // request.workers),
     )  # fmt: skip
 
@@ -99,13 +99,13 @@ def judge_of(url: str | None, model: str | None) -> Judge | None:
     return Judge(url, model)
 
 
-def _submit(outcome: Outcome) -> None:
+def _submit(outcome: SuiteResults) -> None:
     """Write what the benchmark's server takes beside the journal, where it takes something."""
     submission, out = suite_of(outcome.job.suite).submission, outcome.job.out
     if submission is None or out is None:
         return
-    for cell, records in outcome.records.items():
-        path = out.with_name(f"{out.stem}.{re.sub(r'[^A-Za-z0-9._-]', '-', f'{cell.label}.{cell.budget}')}.csv")
+    for run, records in outcome.records.items():
+        path = out.with_name(f"{out.stem}.{re.sub(r'[^A-Za-z0-9._-]', '-', f'{run.label}.{run.budget}')}.csv")
         with path.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(submission(records))
         to_stderr(f"submission: {path}")

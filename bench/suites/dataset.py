@@ -11,13 +11,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from edgevlm.bench.suites.fields import Fields, Malformed, shown
-from edgevlm.bench.suites.schema import Question
+from edgevlm.bench.suites.schema import SuiteQuestion
 from edgevlm.errors import UserError
 
 FOLDERS = ("", "videos", "video", "data")  # where videos are looked for under the data folder
 SUFFIXES = ("", ".mp4", ".mkv", ".webm", ".avi", ".mov")
 
-Make = Callable[[Fields, str], Iterable[Question]]
+Make = Callable[[Fields, str], Iterable[SuiteQuestion]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Dataset:
             why = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
             raise UserError(f"{path}: is damaged or another kind of file ({why}); download it again") from None
 
-    def each(self, file: str, values: Any, make: Make, within: str = "") -> Iterator[Question]:
+    def each(self, file: str, values: Any, make: Make, within: str = "") -> Iterator[SuiteQuestion]:
         """The questions of each record of a list; a malformed record is noted and left out, whole.
 
         make: from a record and its place to its questions; raises Malformed. within: the place of the list itself.

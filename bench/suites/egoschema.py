@@ -8,7 +8,7 @@ from functools import partial
 from edgevlm.bench.suites.choices import letter_at, listed
 from edgevlm.bench.suites.dataset import Dataset
 from edgevlm.bench.suites.fields import Fields, Malformed
-from edgevlm.bench.suites.schema import LETTERS, Question, Suite
+from edgevlm.bench.suites.schema import LETTERS, Suite, SuiteQuestion
 from edgevlm.bench.suites.scoring import Record, chosen_letter
 from edgevlm.bench.suites.tally import Column, Tally
 from edgevlm.errors import UserError
@@ -20,7 +20,7 @@ PROMPT = """Select the best answer to the following multiple-choice question bas
 The best answer is:"""
 
 
-def read(data: Dataset) -> Iterator[Question]:
+def read(data: Dataset) -> Iterator[SuiteQuestion]:
     file = data.files("questions.json", "EgoSchema/questions.json")[0]
     answers = _answers(data)
     yield from data.each(file, data.read(file), partial(_record, data, file, answers))
@@ -38,11 +38,11 @@ def _answers(data: Dataset) -> Fields:
         raise UserError(f"{data.root / file}: {error}; download it again") from None
 
 
-def _record(data: Dataset, file: str, answers: Fields, fields: Fields, place: str) -> Iterator[Question]:
+def _record(data: Dataset, file: str, answers: Fields, fields: Fields, place: str) -> Iterator[SuiteQuestion]:
     uid, text = fields.text("q_uid"), fields.text("question")
     options = tuple(fields.text(f"option {number}") for number in range(5))
     known = uid in answers
-    yield Question(
+    yield SuiteQuestion(
         id=f"{file}:{place}:{uid}", video=data.video(uid), text=text,
         prompt=PROMPT.format(question=text, options=listed(options)),
         answer=letter_at(answers, uid, options) if known else "", scoring="choice", subtask="subset" if known else "held back",

@@ -8,7 +8,7 @@ from functools import partial
 from edgevlm.bench.suites.choices import letter_at, listed, options_of
 from edgevlm.bench.suites.dataset import Dataset
 from edgevlm.bench.suites.fields import Fields, Malformed
-from edgevlm.bench.suites.schema import Question, Suite
+from edgevlm.bench.suites.schema import Suite, SuiteQuestion
 from edgevlm.bench.suites.tally import Column, Tally
 
 GROUPS = {15: "8-15 s", 60: "15-60 s", 600: "180-600 s", 3600: "900-3600 s"}
@@ -17,14 +17,14 @@ PROMPT = """{question}
 Answer with the option's letter from the given choices directly."""
 
 
-def read(data: Dataset) -> Iterator[Question]:
+def read(data: Dataset) -> Iterator[SuiteQuestion]:
     file = data.files("lvb_val.json", "lvb_val.jsonl", "LongVideoBench/lvb_val.json")[0]
     yield from data.each(file, data.read(file), partial(_record, data, file))
 
 
-def _record(data: Dataset, file: str, fields: Fields, place: str) -> Iterator[Question]:
+def _record(data: Dataset, file: str, fields: Fields, place: str) -> Iterator[SuiteQuestion]:
     text, options = fields.text("question"), options_of(fields, "candidates")
-    yield Question(
+    yield SuiteQuestion(
         id=f"{file}:{place}", video=data.video(fields.text("video_path")), text=text,
         prompt=PROMPT.format(question=text, options=listed(options)), answer=letter_at(fields, "correct_choice", options),
         scoring="choice", subtask=GROUPS[_group(fields)], options=options,

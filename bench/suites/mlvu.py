@@ -8,7 +8,7 @@ from functools import partial
 from edgevlm.bench.suites.choices import letter_for, listed, options_of
 from edgevlm.bench.suites.dataset import Dataset
 from edgevlm.bench.suites.fields import Fields
-from edgevlm.bench.suites.schema import Question, Suite
+from edgevlm.bench.suites.schema import Suite, SuiteQuestion
 from edgevlm.bench.suites.tally import Column, Tally, mean
 
 CHOSEN = {
@@ -26,24 +26,24 @@ Only give the best option.
 Best option: ("""
 
 
-def read(data: Dataset) -> Iterator[Question]:
+def read(data: Dataset) -> Iterator[SuiteQuestion]:
     for file in data.files("json/[1-9]_*.json", "[1-9]_*.json", "MLVU/json/[1-9]_*.json"):
         folder = file.rpartition("/")[2].removesuffix(".json")
 
         yield from data.each(file, data.read(file), partial(_record, data, file, folder))
 
 
-def _record(data: Dataset, file: str, folder: str, fields: Fields, place: str) -> Iterator[Question]:
+def _record(data: Dataset, file: str, folder: str, fields: Fields, place: str) -> Iterator[SuiteQuestion]:
     name, text, task = f"{file}:{place}", fields.text("question"), fields.text("question_type")
     video = data.video(fields.text("video"), f"video/{folder}", f"MLVU/video/{folder}")
     if "candidates" not in fields:
-        yield Question(
+        yield SuiteQuestion(
             id=name, video=video, text=text, prompt=text, answer=fields.text("answer"), scoring="judge", subtask=task,
             category=OPEN_TASKS, tokens=256,
         )  # fmt: skip
         return
     options = options_of(fields, "candidates")
-    yield Question(
+    yield SuiteQuestion(
         id=name, video=video, text=text, prompt=PROMPT.format(question=text, options=listed(options, "({letter}) {text}")),
         answer=letter_for(fields, "answer", options), scoring="choice", subtask=task, category=CHOICE_TASKS, options=options,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from functools import partial
 from edgevlm.bench.suites.choices import letter_at, listed, options_of
 from edgevlm.bench.suites.dataset import Dataset
 from edgevlm.bench.suites.fields import Fields, Malformed, shown
-from edgevlm.bench.suites.schema import Question, Suite
+from edgevlm.bench.suites.schema import Suite, SuiteQuestion
 from edgevlm.bench.suites.tally import Column, Tally, mean
 
 TASKS = {
@@ -34,12 +34,12 @@ Does what has been seen so far, its newest frames above all, give enough informa
 Answer only with "Yes" or "No"."""
 
 
-def read(data: Dataset) -> Iterator[Question]:
+def read(data: Dataset) -> Iterator[SuiteQuestion]:
     file = data.files("ovo_bench_new.json", "data/ovo_bench_new.json", "ovo_bench*.json")[0]
     yield from data.each(file, data.read(file), partial(_record, data, file))
 
 
-def _record(data: Dataset, file: str, fields: Fields, place: str) -> Iterator[Question]:
+def _record(data: Dataset, file: str, fields: Fields, place: str) -> Iterator[SuiteQuestion]:
     task = fields.text("task")
     if task not in CATEGORIES:
         raise Malformed(f"task is {shown(task)}, not one of {', '.join(CATEGORIES)}")
@@ -47,7 +47,7 @@ def _record(data: Dataset, file: str, fields: Fields, place: str) -> Iterator[Qu
     name = f"{file}:{place}"
     if CATEGORIES[task] != "Forward":
         options, text = options_of(fields, "options"), fields.text("question")
-        yield Question(
+        yield SuiteQuestion(
             id=name, video=video, text=text, prompt=CHOICE.format(question=text, options=listed(options)),
             answer=letter_at(fields, "gt", options), scoring="letter-within", subtask=task, category=CATEGORIES[task],
             options=options, time_s=fields.seconds("realtime"),
@@ -55,13 +55,13 @@ def _record(data: Dataset, file: str, fields: Fields, place: str) -> Iterator[Qu
         return
     text = fields.text("question") if task == "CRR" else fields.text("activity" if task == "REC" else "tutorial")
 
-    def make(asked: Fields, at: str) -> Iterator[Question]:
+    def make(asked: Fields, at: str) -> Iterator[SuiteQuestion]:
         yield _forward(f"{file}:{at}", task, video, text, asked)
 
     yield from data.each(file, fields.list("test_info", least=1), make, f"{place}/")
 
 
-def _forward(name: str, task: str, video: str, text: str, asked: Fields) -> Question:
+def _forward(name: str, task: str, video: str, text: str, asked: Fields) -> SuiteQuestion:
     if task == "REC":
         prompt, answer, scoring = COUNT.format(activity=text), str(asked.whole("count")), "digits"
     else:
@@ -71,7 +71,7 @@ def _forward(name: str, task: str, video: str, text: str, asked: Fields) -> Ques
         prompt = STEP.format(step=asked.text("step")) if task == "SSR" else CLUE.format(question=text)
         text = asked.text("step") if task == "SSR" else text
         answer, scoring = ("No", "Yes")[kind], "yes-no"
-    return Question(
+    return SuiteQuestion(
         id=name, video=video, text=text, prompt=prompt, answer=answer, scoring=scoring, subtask=task, category="Forward",
         time_s=asked.seconds("realtime"),
     )  # fmt: skip

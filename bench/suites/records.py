@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from edgevlm.bench.accuracy.cells import Cell
-from edgevlm.bench.suites.schema import LETTERS, Question
+from edgevlm.bench.suites.schema import LETTERS, SuiteQuestion
 from edgevlm.bench.suites.scoring import Record, marks_of
-from edgevlm.calib.journal import Key
+from edgevlm.calib.accuracy.journal import Key
+from edgevlm.calib.accuracy.variants import Run
 
 ANSWER, VERDICT, LABELS = "answer", "verdict", "labels"
 
@@ -20,15 +20,15 @@ def key_of(record: Mapping[str, Any]) -> Key:
     return record["kind"], record["policy"], record["budget"], record["record"], record.get("judge")
 
 
-def answer_key(cell: Cell, question: Question) -> Key:
-    return ANSWER, cell.label, cell.budget, question.id, None
+def answer_key(run: Run, question: SuiteQuestion) -> Key:
+    return ANSWER, run.label, run.budget, question.id, None
 
 
-def record_of(question: Question, cell: Cell, response: str, more: Mapping[str, object]) -> Record:
+def record_of(question: SuiteQuestion, run: Run, response: str, more: Mapping[str, object]) -> Record:
     """An answer. Times in seconds of the video; ``options``: the texts, or the name of a list of labels."""
     poll = question.poll
     record: Record = {
-        "kind": ANSWER, "policy": cell.label, "budget": cell.budget, "record": question.id, "video": question.video,
+        "kind": ANSWER, "policy": run.label, "budget": run.budget, "record": question.id, "video": question.video,
         "category": question.category, "subtask": question.subtask, "question": question.text, "prompt": question.prompt,
         "options": list(question.options), "answer": question.answer, "scoring": question.scoring, "time_s": question.due_s,
         "clip": question.clip, "due_s": poll.due_s if poll else None, "triggered_s": None, "polls": 0, "frames": 0,
@@ -47,7 +47,7 @@ def name_of(labels: tuple[str, ...]) -> str:
     return hashlib.sha256("\n".join(labels).encode()).hexdigest()[:16]
 
 
-def labels_of(questions: Iterable[Question]) -> Iterator[Record]:
+def labels_of(questions: Iterable[SuiteQuestion]) -> Iterator[Record]:
     """The lists of labels that records name."""
     for labels in {question.options: None for question in questions if len(question.options) > len(LETTERS)}:
         yield {"kind": LABELS, "policy": "", "budget": "", "record": name_of(labels), "options": list(labels)}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from edgevlm.bench.accuracy.cells import Cell
 from edgevlm.bench.suites import suite_of
 from edgevlm.bench.suites.fields import shown
-from edgevlm.bench.suites.run import Outcome
+from edgevlm.bench.suites.run import SuiteResults
 from edgevlm.bench.suites.scoring import Record, marks_of
-from edgevlm.bench.suites.tally import Column, Result, Tally
+from edgevlm.bench.suites.tally import Column, ScoredAnswer, Tally
+from edgevlm.calib.accuracy.variants import Run
 
 WIDE = 10  # characters of a head that still goes on top of a table
 NAMED = 5  # of a list that is longer, on the report for people
@@ -18,25 +18,25 @@ NAMED = 5  # of a list that is longer, on the report for people
 Line = dict[str, Any]
 
 
-def columns_of(outcome: Outcome, cell: Cell) -> list[Column]:
+def columns_of(outcome: SuiteResults, run: Run) -> list[Column]:
     """The suite's columns, from records that are scored again."""
-    tally = Tally(_result(record) for record in outcome.records[cell])
+    tally = Tally(_result(record) for record in outcome.records[run])
     return list(suite_of(outcome.job.suite).columns(tally))
 
 
-def _result(record: Record) -> Result:
-    return Result(record["video"], record["category"], record["subtask"], marks_of(record), record.get("rating"))
+def _result(record: Record) -> ScoredAnswer:
+    return ScoredAnswer(record["video"], record["category"], record["subtask"], marks_of(record), record.get("rating"))
 
 
-def lines(outcome: Outcome) -> Iterator[Line]:
+def lines(outcome: SuiteResults) -> Iterator[Line]:
     """JSON lines: a column of a policy at a budget each, what was skipped, and last what was counted."""
     head = {"bench": "accuracy", "suite": outcome.job.suite}
-    for cell in outcome.cells:
-        most = max(record.get("bytes", 0) for record in outcome.records[cell])
-        for column in columns_of(outcome, cell):
+    for run in outcome.runs:
+        most = max(record.get("bytes", 0) for record in outcome.records[run])
+        for column in columns_of(outcome, run):
             of = column.estimate
             yield {
-                **head, "policy": cell.label, "budget": cell.budget, "tokens": cell.tokens or None, "column": column.head,
+                **head, "policy": run.label, "budget": run.budget, "tokens": run.tokens or None, "column": column.head,
                 "name": column.name, "rating" if column.rating else "accuracy": _rounded(column.value),
                 "ci_low": _rounded(of.low if of else None), "ci_high": _rounded(of.high if of else None),
                 "questions": of and of.count, "videos": of and of.clusters, "fps": outcome.job.fps, "bytes": most,
@@ -46,9 +46,9 @@ def lines(outcome: Outcome) -> Iterator[Line]:
     yield {**head, **counts(outcome)}
 
 
-def counts(outcome: Outcome) -> Line:
+def counts(outcome: SuiteResults) -> Line:
     """What there was and what is not in the shares: each with the names of all."""
-    first = outcome.records[outcome.cells[0]] if outcome.cells else []
+    first = outcome.records[outcome.runs[0]] if outcome.runs else []
     errors = [record for records in outcome.records.values() for record in records if record["error"]]
     return {
         "questions": len(outcome.questions),
@@ -62,32 +62,32 @@ def counts(outcome: Outcome) -> Line:
     }
 
 
-def describe(outcome: Outcome) -> str:
+def describe(outcome: SuiteResults) -> str:
     """The report for people: shares in percent, ratings from 0 to 5."""
     suite, count = suite_of(outcome.job.suite), counts(outcome)
     lines = [
         f"{suite.title}: {count['asked']} questions on {count['videos']} videos at {outcome.job.fps:g} frames a second; "
         "percent right, [95 %, by video]"
     ]
-    if outcome.cells:
+    if outcome.runs:
         lines += ["", *_table(outcome)]
     lines += [f"skipped: {skip.label} at {skip.budget}: {skip.reason}" for skip in outcome.skipped]
     return "\n".join([*lines, *_left_out(count)])
 
 
-def _table(outcome: Outcome) -> Iterator[str]:
+def _table(outcome: SuiteResults) -> Iterator[str]:
     """Policies down, columns across; columns with long names below, a line each."""
-    rows = {cell: columns_of(outcome, cell) for cell in outcome.cells}
+    rows = {run: columns_of(outcome, run) for run in outcome.runs}
     heads = list(dict.fromkeys(column.head for columns in rows.values() for column in columns))
     across, below = [h for h in heads if len(h) <= WIDE], [h for h in heads if len(h) > WIDE]
-    names = {cell: f"{cell.label} {cell.budget}" for cell in outcome.cells}
+    names = {run: f"{run.label} {run.budget}" for run in outcome.runs}
     width = max(len("policy, budget"), *map(len, names.values())) + 2
     widths = {head: max(len(head), 5) + 2 for head in across}
     yield f"{'policy, budget':<{width}}{'tokens':>7}" + "".join(f"{shown(head):>{widths[head]}}" for head in across)
-    for cell, columns in rows.items():
+    for run, columns in rows.items():
         by_head = {column.head: column for column in columns}
         shown_cells = "".join(f"{_value(by_head.get(head)):>{widths[head]}}" for head in across)
-        yield f"{names[cell]:<{width}}{cell.tokens or '-':>7}{shown_cells}{_interval(columns, across)}"
+        yield f"{names[run]:<{width}}{run.tokens or '-':>7}{shown_cells}{_interval(columns, across)}"
     if below:
         wide = max(map(len, names.values())) + 2
         longest = max(map(len, below))

@@ -9,19 +9,17 @@ from functools import partial
 from pathlib import Path
 
 from edgevlm import __version__
-from edgevlm.bench.accuracy.cells import Cell, Skipped
-from edgevlm.bench.accuracy.entries import FULL, Entry
-from edgevlm.bench.accuracy.pool import spread
 from edgevlm.bench.suites import suite_of
 from edgevlm.bench.suites.dataset import Dataset
-from edgevlm.bench.suites.desk import Desk, Settings, Task, identity, room_for, seat, workers_that_fit
 from edgevlm.bench.suites.fields import shown
 from edgevlm.bench.suites.judge import Judge
 from edgevlm.bench.suites.records import VERDICT, answer_key, key_of, labels_of, whole
-from edgevlm.bench.suites.schema import Question
+from edgevlm.bench.suites.schema import SuiteQuestion
 from edgevlm.bench.suites.scoring import Record
-from edgevlm.calib.choose import reason_of
-from edgevlm.calib.journal import Journal, Key
+from edgevlm.bench.suites.worker import VideoSettings, VideoTask, VideoWorker, identity, room_for, seat, workers_that_fit
+from edgevlm.calib.accuracy.journal import Journal, Key
+from edgevlm.calib.accuracy.variants import FULL, Run, SkippedRun, Variant, reason_of
+from edgevlm.calib.accuracy.worker import map_workers
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 
@@ -31,13 +29,13 @@ WHOLE = "all"  # the budget of full KV
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to run. budgets: as typed, and in tokens (|M|); entries: policies, without full KV, which ``full`` adds."""
+    """What to run. budgets: as typed, and in tokens (|M|); variants: policies, without full KV, which ``full`` adds."""
 
     suite: str
     data: Path
     model: str
     fps: float
-    entries: list[Entry]
+    variants: list[Variant]
     budgets: dict[str, int]
     full: bool = False
     out: Path | None = None
@@ -47,18 +45,18 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """records: of each cell, question by question, with a judge's verdict where there is one; missing: videos."""
+class SuiteResults:
+    """records: of each run, question by question, with a judge's verdict where there is one; missing: videos."""
 
     job: Job
     data: Dataset
-    questions: list[Question]
-    cells: list[Cell]
-    skipped: list[Skipped]
-    records: dict[Cell, list[Record]]
+    questions: list[SuiteQuestion]
+    runs: list[Run]
+    skipped: list[SkippedRun]
+    records: dict[Run, list[Record]]
 
 
-def read_questions(suite: str, data: Dataset) -> list[Question]:
+def read_questions(suite: str, data: Dataset) -> list[SuiteQuestion]:
     """All questions of a data folder. Raises UserError where there is none, or none whose video is there."""
     questions = list(suite_of(suite).read(data))
     if not questions:
@@ -70,82 +68,82 @@ def read_questions(suite: str, data: Dataset) -> list[Question]:
     return questions
 
 
-def evaluate(job: Job, progress: Progress, notice: Callable[[str], object], judge: Judge | None = None) -> Outcome:
+def evaluate(job: Job, progress: Progress, notice: Callable[[str], object], judge: Judge | None = None) -> SuiteResults:
     """Answer all that is not in the journal yet, then have it judged. Raises UserError."""
     data = Dataset(job.data)
     questions = read_questions(job.suite, data)
     asked = [question for question in questions if question.video not in data.missing]
     model = Model.load(job.model, threads=job.threads)
-    settings = Settings(job.model, job.data, job.fps, room_for(model, questions), job.threads)
-    desk = Desk(settings, model)
+    settings = VideoSettings(job.model, job.data, job.fps, room_for(model, questions), job.threads)
+    worker = VideoWorker(settings, model)
     header = {
         "edgevlm": __version__, "suite": job.suite, "model": identity(model), "fps": job.fps, "questions": _digest(questions),
         "room": asdict(settings.room),
     }  # fmt: skip
     with Journal(job.out, header, job.resume, key_of) as journal:
-        found = _cells(job, desk, progress)
-        cells = [cell for cell in found if isinstance(cell, Cell)]
-        skipped = [skip for skip in found if isinstance(skip, Skipped)]
-        if not cells:
+        found = _cells(job, worker, progress)
+        runs = [run for run in found if isinstance(run, Run)]
+        skipped = [skip for skip in found if isinstance(skip, SkippedRun)]
+        if not runs:
             raise UserError(f"--budget: no policy can run ({skipped[0].label} at {skipped[0].budget}: {skipped[0].reason})")
         for labels in labels_of(asked):
             if key_of(labels) not in journal.records:
                 journal.add(labels)
-        _answer(job, desk, cells, asked, journal, progress, notice)
+        _answer(job, worker, runs, asked, journal, progress, notice)
         if judge is not None:
-            _judge(judge, cells, asked, journal, progress)
-        records = {cell: [_judged(journal, cell, question, judge) for question in asked] for cell in cells}
-    return Outcome(job, data, questions, cells, skipped, records)
+            _judge(judge, runs, asked, journal, progress)
+        records = {run: [_judged(journal, run, question, judge) for question in asked] for run in runs}
+    return SuiteResults(job, data, questions, runs, skipped, records)
 
 
-def _cells(job: Job, desk: Desk, progress: Progress) -> list[Cell | Skipped]:
-    found: list[Cell | Skipped] = []
+def _cells(job: Job, worker: VideoWorker, progress: Progress) -> list[Run | SkippedRun]:
+    found: list[Run | SkippedRun] = []
     for number, (text, tokens) in enumerate(job.budgets.items()):
         progress("budgets of equal bytes", number, len(job.budgets))
-        found += desk.cells(job.entries, text, tokens) if job.entries else []
+        found += worker.runs(job.variants, text, tokens) if job.variants else []
     if job.full:
         try:
-            found.append(Cell(FULL, WHOLE, 0, desk.taken(Entry(FULL), 0)))
+            found.append(Run(FULL, WHOLE, 0, worker.taken(Variant(FULL), 0)))
         except UserError as error:
-            found.append(Skipped(FULL, WHOLE, reason_of(error)))
+            found.append(SkippedRun(FULL, WHOLE, reason_of(error)))
     return found
 
 
 def _answer(
-    job: Job, desk: Desk, cells: Sequence[Cell], asked: Sequence[Question], journal: Journal, progress: Progress,
+    job: Job, worker: VideoWorker, runs: Sequence[Run], asked: Sequence[SuiteQuestion], journal: Journal, progress: Progress,
     notice: Callable[[str], object],
 ) -> None:  # fmt: skip
-    tasks = tasks_of(asked, cells, journal.records)
+    tasks = tasks_of(asked, runs, journal.records)
     videos = len(dict.fromkeys(question.video for question in asked))
     workers = job.workers
     if workers > 1:
-        workers = workers_that_fit(workers, _bytes_of_a_worker(desk, cells))
+        workers = workers_that_fit(workers, _bytes_of_a_worker(worker, runs))
         if workers < job.workers:
             notice(f"{workers} of {job.workers} workers: the free memory has room for no more")
     progress("videos", videos - len(tasks), videos)
-    for number, records in enumerate(spread(desk.perform, partial(seat, desk.settings), tasks, workers)):
+    for number, records in enumerate(map_workers(worker.perform, partial(seat, worker.settings), tasks, workers)):
         for record in records:
             if not answered(journal.records.get(key_of(record))):
                 journal.add(record)
         progress("videos", videos - len(tasks) + number + 1, videos)
 
 
-def _bytes_of_a_worker(desk: Desk, cells: Sequence[Cell]) -> int:
-    """A model like the one that is loaded here, mapped and packed, and a session a cell."""
-    files = sum(path.stat().st_size for path in desk.model.bundle.path.iterdir() if path.is_file())
-    return 2 * files + sum(cell.allowed for cell in cells)
+def _bytes_of_a_worker(worker: VideoWorker, runs: Sequence[Run]) -> int:
+    """A model like the one that is loaded here, mapped and packed, and a session a run."""
+    files = sum(path.stat().st_size for path in worker.model.bundle.path.iterdir() if path.is_file())
+    return 2 * files + sum(run.allowed for run in runs)
 
 
-def tasks_of(asked: Sequence[Question], cells: Sequence[Cell], known: dict[Key, Record]) -> list[Task]:
-    """A task a video that lacks answers, in the order of the files; with the cells that lack any."""
-    videos: dict[str, list[Question]] = {}
+def tasks_of(asked: Sequence[SuiteQuestion], runs: Sequence[Run], known: dict[Key, Record]) -> list[VideoTask]:
+    """A task a video that lacks answers, in the order of the files; with the runs that lack any."""
+    videos: dict[str, list[SuiteQuestion]] = {}
     for question in asked:
         videos.setdefault(question.video, []).append(question)
     tasks = []
     for video, questions in videos.items():
-        lacking = [cell for cell in cells if not all(answered(known.get(answer_key(cell, question))) for question in questions)]
+        lacking = [run for run in runs if not all(answered(known.get(answer_key(run, question))) for question in questions)]
         if lacking:
-            tasks.append(Task(video, tuple(questions), tuple(lacking)))
+            tasks.append(VideoTask(video, tuple(questions), tuple(lacking)))
     return tasks
 
 
@@ -154,13 +152,13 @@ def answered(record: Record | None) -> bool:
     return record is not None and not record["damaged"]
 
 
-def _judge(judge: Judge, cells: Sequence[Cell], asked: Sequence[Question], journal: Journal, progress: Progress) -> None:
+def _judge(judge: Judge, runs: Sequence[Run], asked: Sequence[SuiteQuestion], journal: Journal, progress: Progress) -> None:
     """Have each open answer judged that has no verdict by this judge yet."""
     todo = []
-    for cell in cells:
+    for run in runs:
         for question in asked:
-            record = journal.records[answer_key(cell, question)]
-            key = (VERDICT, cell.label, cell.budget, question.id, judge.model)
+            record = journal.records[answer_key(run, question)]
+            key = (VERDICT, run.label, run.budget, question.id, judge.model)
             if record["scoring"] == "judge" and not record["error"] and key not in journal.records:
                 todo.append(record)
     for number, record in enumerate(todo):
@@ -171,13 +169,13 @@ def _judge(judge: Judge, cells: Sequence[Cell], asked: Sequence[Question], journ
     progress("verdicts", len(todo), len(todo))
 
 
-def _judged(journal: Journal, cell: Cell, question: Question, judge: Judge | None) -> Record:
+def _judged(journal: Journal, run: Run, question: SuiteQuestion, judge: Judge | None) -> Record:
     """An answer, whole, with its verdict: ``verdict`` and ``rating``."""
-    record = whole(journal.records[answer_key(cell, question)], journal.records)
-    said = journal.records.get((VERDICT, cell.label, cell.budget, question.id, judge.model)) if judge else None
+    record = whole(journal.records[answer_key(run, question)], journal.records)
+    said = journal.records.get((VERDICT, run.label, run.budget, question.id, judge.model)) if judge else None
     return record | {"verdict": said["right"], "rating": said["rating"]} if said else record
 
 
-def _digest(questions: Sequence[Question]) -> str:
+def _digest(questions: Sequence[SuiteQuestion]) -> str:
     """Of what is asked; where the videos lie is not part of it."""
     return hashlib.sha256("\n".join(repr(replace(question, video="")) for question in questions).encode()).hexdigest()[:16]

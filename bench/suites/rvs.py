@@ -7,26 +7,26 @@ from functools import partial
 
 from edgevlm.bench.suites.dataset import Dataset
 from edgevlm.bench.suites.fields import Fields
-from edgevlm.bench.suites.schema import Question, Suite
+from edgevlm.bench.suites.schema import Suite, SuiteQuestion
 from edgevlm.bench.suites.tally import Column, Tally
 
 FILES = {"ego4d_oe.json": "RVS-Ego", "movienet_oe.json": "RVS-Movie"}
 HEADS = {"RVS-Ego": "ego", "RVS-Movie": "movie"}
 
 
-def read(data: Dataset) -> Iterator[Question]:
+def read(data: Dataset) -> Iterator[SuiteQuestion]:
     for file in data.files(*(f"{folder}{name}" for name in FILES for folder in ("", "ego/", "movie/", "rvs/*/"))):
         folder, _, name = file.rpartition("/")
 
         yield from data.each(file, data.read(file), partial(_video, data, file, FILES[name], folder))
 
 
-def _video(data: Dataset, file: str, half: str, folder: str, fields: Fields, place: str) -> Iterator[Question]:
+def _video(data: Dataset, file: str, half: str, folder: str, fields: Fields, place: str) -> Iterator[SuiteQuestion]:
     video = data.video(fields.text("video_path"), f"{folder}/videos" if folder else "videos")
 
-    def make(asked: Fields, at: str) -> Iterator[Question]:
+    def make(asked: Fields, at: str) -> Iterator[SuiteQuestion]:
         text = asked.text("question")
-        yield Question(
+        yield SuiteQuestion(
             id=f"{file}:{at}", video=video, text=text, prompt=text, answer=asked.text("answer"), scoring="judge", subtask=half,
             category=half, time_s=asked.seconds("end_time"), tokens=256,
         )  # fmt: skip

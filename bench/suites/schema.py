@@ -27,7 +27,7 @@ class Poll:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SuiteQuestion:
     """One question about one video.
 
     id: file and place, unique in the suite. video: path of a file, or a folder of pictures, inside the data folder. prompt:
@@ -63,10 +63,10 @@ class Question:
 class Suite:
     """A published benchmark. read: the questions of a data folder; columns: its table's, of what was answered.
 
-    submission: of a cell's answers the rows, with their head, that the benchmark's server takes.
+    submission: of a run's answers the rows, with their head, that the benchmark's server takes.
     """
 
     title: str
-    read: Callable[[Dataset], Iterable[Question]]
+    read: Callable[[Dataset], Iterable[SuiteQuestion]]
     columns: Callable[[Tally], Iterator[Column]]
     submission: Callable[[Iterable[Record]], list[tuple[str, str]]] | None = None

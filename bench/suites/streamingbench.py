@@ -9,7 +9,7 @@ from typing import Any
 from edgevlm.bench.suites.choices import letter_of, listed, options_of
 from edgevlm.bench.suites.dataset import Dataset
 from edgevlm.bench.suites.fields import Fields
-from edgevlm.bench.suites.schema import LETTERS, Poll, Question, Suite
+from edgevlm.bench.suites.schema import LETTERS, Poll, Suite, SuiteQuestion
 from edgevlm.bench.suites.tally import Column, Tally
 
 REAL, OMNI, CONTEXTUAL = "Real-time visual", "Omni-source", "Contextual"
@@ -44,7 +44,7 @@ POLLED = '{question} Is it the right time to output "{output}"? You can only ans
 POLLED_ON_S = 4.0  # after the moment itself
 
 
-def read(data: Dataset) -> Iterator[Question]:
+def read(data: Dataset) -> Iterator[SuiteQuestion]:
     patterns = [f"{folder}questions_{part}*.json" for folder in ("", "src/data/", "data/") for part in PARTS]
     for file in _one_of_each(data.files(*patterns)):
         earlier: dict[str, list[str]] = {}
@@ -74,12 +74,12 @@ def _lists(values: Any) -> Iterator[tuple[str, Any]]:
         yield "", values
 
 
-def _record(data: Dataset, file: str, earlier: dict[str, list[str]], fields: Fields, place: str) -> Iterator[Question]:
+def _record(data: Dataset, file: str, earlier: dict[str, list[str]], fields: Fields, place: str) -> Iterator[SuiteQuestion]:
     video = data.video(fields.text("video_path"))
     part = _part(file)
     told = earlier.setdefault(video, [])
 
-    def make(asked: Fields, at: str) -> Iterator[Question]:
+    def make(asked: Fields, at: str) -> Iterator[SuiteQuestion]:
         if part == "proactive":
             yield _proactive(f"{file}:{at}", video, asked)
         else:
@@ -88,25 +88,25 @@ def _record(data: Dataset, file: str, earlier: dict[str, list[str]], fields: Fie
     yield from data.each(file, fields.list("questions"), make, f"{place}/")
 
 
-def _choice(name: str, video: str, asked: Fields, part: str, told: list[str]) -> Question:
+def _choice(name: str, video: str, asked: Fields, part: str, told: list[str]) -> SuiteQuestion:
     options = options_of(asked, "options")
     answer, text, task = letter_of(asked, "answer", options), asked.text("question"), asked.text("task_type")
     before = ""
     if part == "sqa":
         before = "Questions so far, with their answers:\n" + "\n".join(told) + "\n\n" if told else ""
         told.append(f"At {asked.text('time_stamp')}: {text} {options[LETTERS.index(answer)]}")
-    return Question(
+    return SuiteQuestion(
         id=name, video=video, text=text, answer=answer, scoring="first-letter", subtask=task,
         prompt=CHOICE.format(before=before, question=text, options=listed(options)),
         category=CATEGORIES.get(task, PARTS[part]), options=options, time_s=asked.seconds("time_stamp"),
     )  # fmt: skip
 
 
-def _proactive(name: str, video: str, asked: Fields) -> Question:
+def _proactive(name: str, video: str, asked: Fields) -> SuiteQuestion:
     text, output = asked.text("question"), asked.text("ground_truth_output")
     start, due = asked.seconds("time_stamp"), asked.seconds("ground_truth_time_stamp")
     poll = Poll(POLLED.format(question=text, output=output), due + POLLED_ON_S, due)
-    return Question(
+    return SuiteQuestion(
         id=name, video=video, text=text, prompt=text, answer=output, scoring="proactive", subtask="Proactive Output",
         category=CONTEXTUAL, time_s=start + 1, poll=poll, tokens=64,
     )  # fmt: skip

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from edgevlm.bench.suites.scoring import Marks
-from edgevlm.calib.intervals import Estimate, share
+from edgevlm.calib.accuracy.intervals import Estimate, share
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ScoredAnswer:
     """One answer. marks: None where it is not scored; rating: a judge's, 0 to 5."""
 
     video: str
@@ -37,7 +37,7 @@ class Column:
 class Tally:
     """The answers of one policy at one budget."""
 
-    def __init__(self, results: Iterable[Result]) -> None:
+    def __init__(self, results: Iterable[ScoredAnswer]) -> None:
         self.results = list(results)
 
     def share(self, head: str, name: str, *, category: str | None = None, subtask: str | None = None) -> Column:
@@ -60,7 +60,7 @@ class Tally:
         ratings = [result.rating for result in self._among(category, None) if result.rating is not None]
         return Column(head, name, sum(ratings) / len(ratings) if ratings else None, rating=True)
 
-    def _among(self, category: str | None, subtask: str | None) -> Iterator[Result]:
+    def _among(self, category: str | None, subtask: str | None) -> Iterator[ScoredAnswer]:
         for result in self.results:
             if category in (None, result.category) and subtask in (None, result.subtask):
                 yield result

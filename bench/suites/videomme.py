@@ -8,7 +8,7 @@ from functools import partial
 from edgevlm.bench.suites.choices import letter_of, listed, options_of
 from edgevlm.bench.suites.dataset import Dataset
 from edgevlm.bench.suites.fields import Fields, Malformed, shown
-from edgevlm.bench.suites.schema import Question, Suite
+from edgevlm.bench.suites.schema import Suite, SuiteQuestion
 from edgevlm.bench.suites.tally import Column, Tally
 
 DURATIONS = {"short": "short", "medium": "medium", "long": "long"}
@@ -19,17 +19,17 @@ PROMPT = """Select the best answer to the following multiple-choice question bas
 The best answer is:"""
 
 
-def read(data: Dataset) -> Iterator[Question]:
+def read(data: Dataset) -> Iterator[SuiteQuestion]:
     file = data.files("videomme.jsonl", "videomme.json", "videomme/*.jsonl", "videomme/*.parquet", "*.parquet")[0]
     yield from data.each(file, data.read(file), partial(_record, data, file))
 
 
-def _record(data: Dataset, file: str, fields: Fields, place: str) -> Iterator[Question]:
+def _record(data: Dataset, file: str, fields: Fields, place: str) -> Iterator[SuiteQuestion]:
     duration = fields.text("duration")
     if duration not in DURATIONS:
         raise Malformed(f"duration is {shown(duration)}, not short, medium or long")
     options, text = options_of(fields, "options"), fields.text("question")
-    yield Question(
+    yield SuiteQuestion(
         id=f"{file}:{place}", video=data.video(fields.text("videoID")), text=text,
         prompt=PROMPT.format(question=text, options=listed(options)), answer=letter_of(fields, "answer", options),
         scoring="choice", subtask=fields.text("task_type"), category=duration, options=options,

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from edgevlm.apps.sources.folder import FolderSource
 from edgevlm.apps.sources.video import VideoSource
-from edgevlm.bench.accuracy.cells import Cell
 from edgevlm.bench.suites.records import record_of
-from edgevlm.bench.suites.schema import Poll, Question
+from edgevlm.bench.suites.schema import Poll, SuiteQuestion
 from edgevlm.bench.suites.scoring import Record
-from edgevlm.calib.choose import reason_of
+from edgevlm.calib.accuracy.variants import Run, reason_of
 from edgevlm.calib.footprint import Footprint
 from edgevlm.errors import SourceError, UserError
 from edgevlm.runtime.answer import Answer
@@ -26,16 +25,16 @@ from edgevlm.runtime.preprocess import Pixels, Preprocessor
 from edgevlm.runtime.session import Session
 
 Opened = tuple[Session, Policy]
-Recording = VideoSource | FolderSource
+VideoOrFolder = VideoSource | FolderSource
 EVERY_S = 1.0  # between two polls
 
 
-class Seat:
+class SessionViewer:
     """One session: a policy at a budget that watches one clip. Times are the video's, the session's begin with the clip."""
 
-    def __init__(self, cell: Cell, opened: Opened, questions: Sequence[Question], start: float) -> None:
+    def __init__(self, run: Run, opened: Opened, questions: Sequence[SuiteQuestion], start: float) -> None:
         self.records: list[Record] = []
-        self._cell, self._start = cell, start
+        self._cell, self._start = run, start
         self._session, self._policy = opened
         self._agenda = [(_due(question), place, question) for place, question in enumerate(questions)]
         heapq.heapify(self._agenda)
@@ -75,7 +74,7 @@ class Seat:
 
     def fail(self, reason: str, damaged: bool = False) -> None:
         """What is left cannot be answered; damaged: because the video cannot be read."""
-        for _, _, question in sorted(self._agenda, key=lambda entry: entry[:2]):
+        for _, _, question in sorted(self._agenda, key=lambda variant: variant[:2]):
             self._add(question, "", error=reason, damaged=damaged)
         self._agenda = []
 
@@ -94,7 +93,7 @@ class Seat:
                 else:
                     self._add(question, "", polls=self._polls[question.id][0])
 
-    def _triggered(self, question: Question, poll: Poll, due: float) -> bool:
+    def _triggered(self, question: SuiteQuestion, poll: Poll, due: float) -> bool:
         """Whether the model says that the moment has come, and if so its answer; a memory that is as it was says so again."""
         asked, frames = self._polls.get(question.id, (0, 0))
         if frames == self._frames and asked:
@@ -108,7 +107,7 @@ class Seat:
         return answer is None or "yes" in answer.text.lower()
 
     def _ask(
-        self, question: Question, late_s: float | None = None, *, triggered_s: float | None = None, polls: int = 0
+        self, question: SuiteQuestion, late_s: float | None = None, *, triggered_s: float | None = None, polls: int = 0
     ) -> None:
         if not self._frames:
             self._add(question, "", late_s=late_s, error="no frame comes before its time; give a higher --fps")
@@ -118,7 +117,7 @@ class Seat:
             times = {"late_s": late_s, "triggered_s": triggered_s, "ttft_ms": round(answer.ttft_ms, 2)}
             self._add(question, answer.text, polls=polls, **times)
 
-    def _answered(self, question: Question, prompt: str) -> Answer | None:
+    def _answered(self, question: SuiteQuestion, prompt: str) -> Answer | None:
         """The answer; None, and a record that says why, where there is none. A memory that is full answers nothing any more."""
         try:
             self._session.check(prompt)
@@ -134,27 +133,27 @@ class Seat:
             return None
         return answer
 
-    def _add(self, question: Question, response: str, **more: object) -> None:
+    def _add(self, question: SuiteQuestion, response: str, **more: object) -> None:
         self._footprint.measure(self._session.cache, self._policy)
         seen = None if math.isnan(self._seen_s) else round(self._seen_s, 3)
         facts = {"frames": self._frames, "seen_until_s": seen, "tokens": self._cell.tokens, "bytes": self._footprint.peak}
         self.records.append(record_of(question, self._cell, response, facts | more))
 
 
-def _due(question: Question) -> float:
+def _due(question: SuiteQuestion) -> float:
     return math.inf if question.due_s is None else question.due_s
 
 
 @dataclass(slots=True)
 class Segment:
-    """The questions about one clip of a video. opened: makes a cell's session; seats are taken when the clip begins."""
+    """The questions about one clip of a video. opened: makes a run's session; seats are taken when the clip begins."""
 
     clip: tuple[float, float] | None
-    questions: list[Question]
-    cells: Sequence[Cell]
-    opened: Callable[[Cell], Opened]
+    questions: list[SuiteQuestion]
+    runs: Sequence[Run]
+    opened: Callable[[Run], Opened]
     records: list[Record] = field(default_factory=list)
-    _seats: list[Seat] | None = None
+    _seats: list[SessionViewer] | None = None
     over: bool = False
 
     def step(self, pixels: Callable[[], Pixels], time_s: float) -> None:
@@ -197,14 +196,14 @@ class Segment:
 
     def _leave(self, reason: str, **more: object) -> None:
         facts = {"error": reason, **more}
-        self.records += [record_of(question, cell, "", facts) for cell in self.cells for question in self.questions]
+        self.records += [record_of(question, run, "", facts) for run in self.runs for question in self.questions]
         self._seats, self.over = [], True
 
-    def _taken(self, start: float) -> list[Seat]:
+    def _taken(self, start: float) -> list[SessionViewer]:
         if self._seats is None:
             self._seats = []
-            for cell in self.cells:
-                self._seats.append(Seat(cell, self.opened(cell), self.questions, start))
+            for run in self.runs:
+                self._seats.append(SessionViewer(run, self.opened(run), self.questions, start))
         return self._seats
 
 
@@ -212,15 +211,15 @@ def _prepared(preprocess: Preprocessor, image: NDArray[np.uint8]) -> Pixels:
     return Pixels(preprocess(image))
 
 
-def segments_of(questions: Sequence[Question], cells: Sequence[Cell], opened: Callable[[Cell], Opened]) -> list[Segment]:
+def segments_of(questions: Sequence[SuiteQuestion], runs: Sequence[Run], opened: Callable[[Run], Opened]) -> list[Segment]:
     """A segment a clip."""
-    clips: dict[tuple[float, float] | None, list[Question]] = {}
+    clips: dict[tuple[float, float] | None, list[SuiteQuestion]] = {}
     for question in questions:
         clips.setdefault(question.clip, []).append(question)
-    return [Segment(clip, asked, cells, opened) for clip, asked in clips.items()]
+    return [Segment(clip, asked, runs, opened) for clip, asked in clips.items()]
 
 
-def view(source: Recording, segments: Sequence[Segment], preprocess: Preprocessor, after_frame: Callable[[], None]) -> None:
+def view(source: VideoOrFolder, segments: Sequence[Segment], preprocess: Preprocessor, after_frame: Callable[[], None]) -> None:
     """Show the video to all segments, until nothing is left to ask or it ends. Raises UserError for want of memory."""
     try:
         for frame in source:

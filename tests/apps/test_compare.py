@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from edgevlm.apps import calibrate as command
-from edgevlm.apps.candidates import Comparison, Given, _choices, budgets_of
-from edgevlm.calib.choose import Contest, Measured
+from edgevlm.calib.accuracy.select_policy import BudgetComparison, ComparisonInput, MeasuredCandidate, _choices, budgets_of
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
@@ -93,10 +92,10 @@ def test_an_int8_cache_is_compared_under_the_scales_that_are_written(exported, v
         counted.append(model.bundle.kv_scales())
         return model
 
-    monkeypatch.setattr(command, "choose_policies", lambda comparison, given: counts(given.model) and None)
+    monkeypatch.setattr(command, "select_policies", lambda comparison, given: counts(given.model) and None)
     measure = command.calibrate
     monkeypatch.setattr(command, "calibrate", lambda model, *arguments: measure(counts(model), *arguments))
-    comparison = Comparison("uniform", "25%", None, ("what color?",), 2)
+    comparison = command.parse_comparison("uniform", "25%", None, ("what color?",), 2)
     request = command.CalibrateRequest(str(bundle), [video], 12, tmp_path / "out", None, 1, comparison)
     written, _ = command.start(request, lambda what: None, print)
     old, new = Bundle.load(bundle).kv_scales(), Bundle.load(written).kv_scales()
@@ -181,7 +180,9 @@ def test_a_planted_policy_wins(measure, demo_bundle, monkeypatch):
 
     for policy in (Oldest, Planted):
         monkeypatch.setitem(POLICIES, policy.name, policy)
-    comparison = Comparison("oldest,planted", "25%", measure, ("how many objects are there now?", "what left last?"), 16)
+    comparison = command.parse_comparison(
+        "oldest,planted", "25%", measure, ("how many objects are there now?", "what left last?"), 16
+    )
     _, found = start(CalibrateRequest("demo", [], 48, demo_bundle, None, 1, comparison), lambda what: None, lambda what: None)
     (choice,) = found.policies.budgets
     assert choice.chosen == "planted"
@@ -229,8 +230,8 @@ def demo():
 def test_the_usual_budgets_are_those_of_a_run_and_an_eighth_of_a_clip(demo):
     def budgets(whole, typed=None):
         said = []
-        given = Given(demo, [], None, Path(), lambda what: None, said.append)
-        return budgets_of(Comparison(budget=typed), given, whole), said
+        given = ComparisonInput(demo, [], None, Path(), lambda what: None, said.append)
+        return budgets_of(command.parse_comparison("all", typed, None, (), 24), given, whole), said
 
     with Session.open(demo) as session:
         usual = session._stream.budget
@@ -244,8 +245,8 @@ def test_the_usual_budgets_are_those_of_a_run_and_an_eighth_of_a_clip(demo):
 
 
 def test_a_budget_at_which_nobody_can_run_is_left_out_and_named():
-    ran = Contest([Measured(Candidate("uniform", 64, 0.5, 0.4, 0.6, 1.0, 1000), [[0.0], [1.0]])])
-    none, said = Contest(skipped=[("h2o", "too large")]), []
+    ran = BudgetComparison([MeasuredCandidate(Candidate("uniform", 64, 0.5, 0.4, 0.6, 1.0, 1000), [[0.0], [1.0]])])
+    none, said = BudgetComparison(skipped=[("h2o", "too large")]), []
     (choice,) = _choices({128: ran, 16: none}, said.append)
     assert (choice.budget, choice.chosen) == (128, "uniform")
     assert said == ["budget 16: none of the policies can run at it (h2o: too large)"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgevlm.calib.agreement import agreement, best_candidate, ranks, spearman
+from edgevlm.calib.layers import best_clie_layer, layer_rank_correlation, ranks, spearman
 
 
 def by_hand(a, b):
@@ -35,21 +35,21 @@ def test_a_planted_layer_is_found():
     noise = random.exponential(size=(3, 2, 300))
     mass = [noise[0], truth, noise[1]] + [truth * random.uniform(0.9, 1.1, truth.shape) for _ in range(7)]
     norms = [random.uniform(0.8, 1.2, (2, 332)) for _ in mass]
-    table = agreement(mass, norms)
+    table = layer_rank_correlation(mass, norms)
     assert len(table) == 6
-    assert [[cell is None for cell in row] for row in table] == [[layer <= c for layer in range(10)] for c in range(6)]
+    assert [[run is None for run in row] for row in table] == [[layer <= c for layer in range(10)] for c in range(6)]
     assert min(table[1][layer] for layer in range(3, 10)) > 0.9
     assert max(abs(table[0][layer]) for layer in range(1, 10)) < 0.4
-    assert best_candidate([row[:] for row in table[:3]]) == 1
+    assert best_clie_layer([row[:] for row in table[:3]]) == 1
 
 
 def test_value_norms_weigh_both_sides():
     """Constant attention: both rankings are the norms' own, so they agree wholly (eqs. 3 and 4)."""
     norms = [np.random.default_rng(layer).uniform(1, 2, (1, 50)) for layer in range(2)]
     mass = [np.full((1, 50), 0.5), np.full((1, 50), 0.25)]
-    assert agreement(mass, norms) == [[None, pytest.approx(1)]]
+    assert layer_rank_correlation(mass, norms) == [[None, pytest.approx(1)]]
 
 
 def test_one_layer_has_none_to_agree_with():
-    assert agreement([np.ones((1, 5))], [np.ones((1, 5))]) == [[None]]
-    assert best_candidate([[None]]) == 0
+    assert layer_rank_correlation([np.ones((1, 5))], [np.ones((1, 5))]) == [[None]]
+    assert best_clie_layer([[None]]) == 0

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from edgevlm.calib.choose import Measured, choose
-from edgevlm.calib.intervals import mean, mean_difference
+from edgevlm.calib.accuracy.intervals import mean, mean_difference
+from edgevlm.calib.accuracy.select_policy import MeasuredCandidate, select_policy
 from edgevlm.runtime.choices import Candidate
 
 CLUSTERS, EACH = 40, 6
 
 
 def measured(policy, values, compress_ms):
-    return Measured(Candidate(policy, 64, 0.0, 0.0, 0.0, compress_ms, 1), values)
+    return MeasuredCandidate(Candidate(policy, 64, 0.0, 0.0, 0.0, compress_ms, 1), values)
 
 
 def planted(lead, noise, seed):
@@ -23,25 +23,25 @@ def planted(lead, noise, seed):
 
 def test_a_policy_that_is_clearly_best_wins_however_slow():
     field = [measured("fast", planted(0, 0.1, 1), 1), measured("best", planted(0.5, 0.1, 2), 99)]
-    assert choose(field) == "best"
-    assert choose(field[::-1]) == "best"
+    assert select_policy(field) == "best"
+    assert select_policy(field[::-1]) == "best"
 
 
 def test_among_those_that_cannot_be_told_from_the_best_the_fastest_wins():
     slow_best, level = measured("best", planted(0.02, 1.0, 2), 50), measured("level", planted(0, 1.0, 3), 5)
     assert mean(slow_best.values).value > mean(level.values).value
-    assert choose([slow_best, level, measured("worse", planted(-1, 0.1, 4), 1)]) == "level"
+    assert select_policy([slow_best, level, measured("worse", planted(-1, 0.1, 4), 1)]) == "level"
 
 
 def test_pairs_tell_apart_what_intervals_of_each_alone_do_not():
     """What clusters share is wide; the difference is small and the same everywhere."""
     ahead, behind = measured("ahead", planted(0.05, 0.01, 2), 50), measured("behind", planted(0, 0.01, 3), 1)
     assert mean(ahead.values).low < mean(behind.values).value
-    assert choose([ahead, behind]) == "ahead"
+    assert select_policy([ahead, behind]) == "ahead"
 
 
 def test_one_cluster_tells_by_its_mean_alone():
-    assert choose([measured("a", [[1.0, 0.0]], 9), measured("b", [[0.0, 0.0]], 1)]) == "a"
+    assert select_policy([measured("a", [[1.0, 0.0]], 9), measured("b", [[0.0, 0.0]], 1)]) == "a"
 
 
 def test_a_mean_is_that_of_all_values_and_its_interval_the_ratio_estimators():

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from pictures import frames
 
-from edgevlm.calib import Clip, fidelity
-from edgevlm.calib.agree import compare_by_agreement
-from edgevlm.calib.blank import bytes_taken
-from edgevlm.calib.fidelity import CHUNK, Fidelity, divergence, moments
+from edgevlm.calib import Clip
+from edgevlm.calib.accuracy import policy_divergence
+from edgevlm.calib.accuracy.null_decoder import peak_bytes
+from edgevlm.calib.accuracy.policy_divergence import CHUNK, DivergenceMeter, divergence, moments
+from edgevlm.calib.accuracy.select_policy import compare_by_divergence
 from edgevlm.calib.footprint import Footprint
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import POLICIES, create_policy
@@ -37,7 +38,7 @@ def clip(model):
 
 @pytest.fixture(scope="module")
 def watched(model, clip):
-    judge = Fidelity(model, QUESTIONS)
+    judge = DivergenceMeter(model, QUESTIONS)
     return judge, judge.reference(clip, COUNT, 0)
 
 
@@ -78,7 +79,7 @@ def test_kl_and_top1_are_those_of_two_sessions_in_plain_numpy(model, clip, watch
         full.flush()
         ours.flush()
         for question in QUESTIONS:
-            said = full.ask(question, max_tokens=fidelity.ANSWER)
+            said = full.ask(question, max_tokens=policy_divergence.ANSWER)
             said.wait()
             answer = [*said.token_ids, *([0] if said.finish_reason == "stop" else [])]  # the stop token is compared too
             p, q = step_by_step(full, question, answer), step_by_step(ours, question, answer)
@@ -126,7 +127,7 @@ def test_a_divergence_of_far_logits_is_finite():
 @pytest.fixture(scope="module")
 def longer(model):
     """60 frames, of which nobody asks."""
-    judge = Fidelity(model, QUESTIONS)
+    judge = DivergenceMeter(model, QUESTIONS)
     return judge, judge.reference(Clip("longer", Pictures(60, model), ()), 60, 10**9)
 
 
@@ -137,7 +138,7 @@ def test_a_decoder_that_computes_nothing_tells_the_bytes(model, longer, name):
     budget = 40 * judge.per_frame
     tokens = judge.fitted(name, budget, 60)
     real = judge.measure(reference, create_policy(name), tokens, budget)["bytes"]
-    assert real == bytes_taken(model, create_policy(name), tokens, judge._prefix, judge._text_room, 60, CHUNK)
+    assert real == peak_bytes(model, create_policy(name), tokens, judge._prefix, judge._text_room, 60, CHUNK)
     assert real <= judge.allowed(budget)
 
 
@@ -153,7 +154,7 @@ def test_what_is_allowed_is_what_a_plain_window_takes(model, longer):
 def test_full_kv_is_bounded_by_positions_or_by_memory(model, monkeypatch):
     from collections import namedtuple
 
-    judge = Fidelity(model)  # with the questions of its own
+    judge = DivergenceMeter(model)  # with the questions of its own
     frames_held, limit = judge.longest()
     assert limit == "positions"
     with Session.open(model, policy="full", budget=frames_held * judge.per_frame):
@@ -168,7 +169,7 @@ def test_full_kv_is_bounded_by_positions_or_by_memory(model, monkeypatch):
 
 def test_a_question_too_long_is_one_line(model):
     with pytest.raises(UserError, match=r"--ask 'hello .* takes \d+ tokens and there is room for 64; shorten it"):
-        Fidelity(model, ["hello " * 70])
+        DivergenceMeter(model, ["hello " * 70])
 
 
 class Killed(BaseException):
@@ -178,7 +179,7 @@ class Killed(BaseException):
 def test_what_was_measured_before_a_kill_is_not_measured_again(model, tmp_path, monkeypatch):
     clips = [Clip("a", Pictures(COUNT, model, 1), ()), Clip("b", Pictures(COUNT, model, 2), ())]
     names, done = ["sliding-window", "uniform"], []
-    measure = Fidelity.measure
+    measure = DivergenceMeter.measure
 
     def counted(judge, reference, policy, tokens, budget):
         if len(done) == 3:
@@ -187,20 +188,20 @@ def test_what_was_measured_before_a_kill_is_not_measured_again(model, tmp_path, 
         return measure(judge, reference, policy, tokens, budget)
 
     def compare(journal):
-        judge = Fidelity(model, QUESTIONS)
-        contests = compare_by_agreement(judge, clips, COUNT, names, [24, 60], tmp_path / journal, lambda what: None)
+        judge = DivergenceMeter(model, QUESTIONS)
+        comparisons = compare_by_divergence(judge, clips, COUNT, names, [24, 60], tmp_path / journal, lambda what: None)
         return {
-            budget: [(of.candidate.policy, of.candidate.value, of.candidate.top1, of.values) for of in contest.measured]
-            for budget, contest in contests.items()
+            budget: [(of.candidate.policy, of.candidate.value, of.candidate.top1, of.values) for of in comparison.measured]
+            for budget, comparison in comparisons.items()
         }
 
     whole = compare("whole.jsonl")
-    monkeypatch.setattr(Fidelity, "measure", counted)
+    monkeypatch.setattr(DivergenceMeter, "measure", counted)
     with pytest.raises(Killed):
         compare("killed.jsonl")
     with (tmp_path / "killed.jsonl").open("ab") as journal:
         journal.write(b'{"policy": "unif')  # cut short
-    monkeypatch.setattr(Fidelity, "measure", lambda *given: done.append(given[2:]) or measure(*given))
+    monkeypatch.setattr(DivergenceMeter, "measure", lambda *given: done.append(given[2:]) or measure(*given))
     assert compare("killed.jsonl") == whole
     assert len(done) == 8, "two clips, two policies, two budgets: nothing twice"
     assert compare("killed.jsonl") == whole
@@ -212,12 +213,12 @@ def test_what_was_measured_before_a_kill_is_not_measured_again(model, tmp_path, 
 
 def test_what_cannot_run_is_named_with_its_reason(model, tmp_path):
     clip = Clip("a", Pictures(COUNT, model), ())
-    judge = Fidelity(model, QUESTIONS)
-    contests = compare_by_agreement(
+    judge = DivergenceMeter(model, QUESTIONS)
+    comparisons = compare_by_divergence(
         judge, [clip], COUNT, ["purekv:st_spattn=on", "uniform"], [6], tmp_path / "kl.jsonl", lambda what: None
     )
-    ((policy, why),) = contests[6].skipped
+    ((policy, why),) = comparisons[6].skipped
     assert policy == "purekv:st_spattn=on"
     assert "two frames" in why
     assert "--budget" not in why
-    assert [of.candidate.policy for of in contests[6].measured] == ["uniform"]
+    assert [of.candidate.policy for of in comparisons[6].measured] == ["uniform"]

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from policies.filled import PREFIX, Filled
 
-from edgevlm.bench.accuracy.cells import PLAIN, Cell, Skipped
-from edgevlm.bench.accuracy.desk import Desk, Settings, Task
-from edgevlm.bench.accuracy.entries import Budget, Entry
-from edgevlm.bench.accuracy.sitting import sit
+from edgevlm.calib.accuracy.variants import PLAIN, Budget, Run, SkippedRun, Variant
+from edgevlm.calib.accuracy.worker import Settings, Task, Worker, run_case
 from edgevlm.calib.footprint import SCRATCH, fitted, state_bytes
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import POLICIES, Guidance, StreamShape, create_policy
@@ -109,31 +107,31 @@ def test_what_leaves_no_frame_is_refused():
 
 
 @pytest.fixture(scope="module")
-def desk():
-    return Desk(Settings(frames=16))
+def worker():
+    return Worker(Settings(frames=16))
 
 
 @pytest.mark.parametrize("name", [name for name, kind in POLICIES.items() if kind.bounded] + ["hermes:layer_weights=1.3/1/0.7"])
-def test_every_policy_stays_within_the_bytes_of_a_plain_window(desk, name):
-    (cell,) = desk.cells([Entry(name)], Budget("50%", 0.5))
-    plain = sit(desk.model, desk.exam(0), create_policy(PLAIN.policy), 128)
-    sitting = sit(desk.model, desk.exam(0), create_policy(name), cell.tokens)
-    assert plain.bytes == cell.allowed
-    assert sitting.bytes <= plain.bytes
-    assert cell.tokens == 128 or sit(desk.model, desk.exam(0), create_policy(name), 128).bytes > plain.bytes
+def test_every_policy_stays_within_the_bytes_of_a_plain_window(worker, name):
+    (run,) = worker.runs([Variant(name)], Budget("50%", 0.5))
+    plain = run_case(worker.model, worker.case(0), create_policy(PLAIN.policy), 128)
+    result = run_case(worker.model, worker.case(0), create_policy(name), run.tokens)
+    assert plain.bytes == run.allowed
+    assert result.bytes <= plain.bytes
+    assert run.tokens == 128 or run_case(worker.model, worker.case(0), create_policy(name), 128).bytes > plain.bytes
 
 
-def test_a_session_that_passes_what_it_was_allowed_stops_the_run(desk):
-    (cell,) = desk.cells([PLAIN], Budget("25%", 0.25))
-    assert desk.perform(Task(cell, 1))["bytes"] == cell.allowed
+def test_a_session_that_passes_what_it_was_allowed_stops_the_run(worker):
+    (run,) = worker.runs([PLAIN], Budget("25%", 0.25))
+    assert worker.perform(Task(run, 1))["bytes"] == run.allowed
     with pytest.raises(RuntimeError, match="was allowed"):
-        desk.perform(Task(replace(cell, allowed=cell.allowed - 1), 1))
+        worker.perform(Task(replace(run, allowed=run.allowed - 1), 1))
 
 
-def test_what_cannot_be_is_skipped_with_its_reason(desk):
-    small = list(desk.cells([Entry("uniform"), Entry("h2o")], Budget("5%", 0.05)))
+def test_what_cannot_be_is_skipped_with_its_reason(worker):
+    small = list(worker.runs([Variant("uniform"), Variant("h2o")], Budget("5%", 0.05)))
     assert [skip.reason for skip in small] == ["a budget of 12 tokens is less than one frame, which takes 16"] * 2
-    plain, wide = desk.cells([Entry("sliding-window"), Entry("snapkv")], Budget("15%", 0.15))
-    assert plain == Cell("sliding-window", "15%", 38, plain.allowed)
-    assert isinstance(wide, Skipped)
+    plain, wide = worker.runs([Variant("sliding-window"), Variant("snapkv")], Budget("15%", 0.15))
+    assert plain == Run("sliding-window", "15%", 38, plain.allowed)
+    assert isinstance(wide, SkippedRun)
     assert wide.reason.startswith("at equal bytes ")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgevlm.calib.intervals import difference, share
+from edgevlm.calib.accuracy.intervals import difference, share
 
 Z = 1.959964
 

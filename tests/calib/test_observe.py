@@ -6,7 +6,7 @@ import torch
 from pictures import frames
 
 from edgevlm.calib import Clip, calibrate
-from edgevlm.calib.observe import WINDOW, Observer
+from edgevlm.calib.trace import WINDOW, ClipTracer
 from edgevlm.errors import UserError
 
 QUESTIONS = ("what color was the square?", "how many are there now?")
@@ -43,7 +43,7 @@ def test_attention_norms_and_mass_are_those_of_transformers(model, oracle, monke
         return decoder
 
     monkeypatch.setattr(model.engine, "bind", recording)
-    seen = Observer(model, 10, QUESTIONS)(clip(model, 10))
+    seen = ClipTracer(model, 10, QUESTIONS)(clip(model, 10))
     *memory, first, second = appended
     prefix, vision = len(memory[0]), sum(map(len, memory[1:]))
     closing, layers, w = len(model.closing), len(seen.norms), min(WINDOW, vision)
@@ -79,13 +79,13 @@ def test_a_calibration_says_what_it_was_measured_on(model):
 
 
 def test_all_frames_that_fit_are_taken_and_no_more(model):
-    observer = Observer(model, None, QUESTIONS)
+    tracer = ClipTracer(model, None, QUESTIONS)
     per_frame, limit = model.bundle.vision.tokens_per_frame, model.bundle.limit
-    assert observer.frames == observer(clip(model, 999)).frames
-    assert limit - 96 < observer.frames * per_frame < limit
-    Observer(model, observer.frames, QUESTIONS)
-    with pytest.raises(UserError, match=rf"--frames {observer.frames + 1}: .* hold {observer.frames} frames"):
-        Observer(model, observer.frames + 1, QUESTIONS)
+    assert tracer.frames == tracer(clip(model, 999)).frames
+    assert limit - 96 < tracer.frames * per_frame < limit
+    ClipTracer(model, tracer.frames, QUESTIONS)
+    with pytest.raises(UserError, match=rf"--frames {tracer.frames + 1}: .* hold {tracer.frames} frames"):
+        ClipTracer(model, tracer.frames + 1, QUESTIONS)
 
 
 def test_too_little_is_refused(model):

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from edgevlm.calib.profile import ages, boundaries, classify, newest_tenth, periodicity, recency
+from edgevlm.calib.layers import ages, boundaries, classify, newest_tenth, periodicity, recency
 
 FRAMES, PER_FRAME = 40, 9
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgevlm.calib.values import thresholds
+from edgevlm.calib.layers import thresholds
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.policies.infinipot_v import WINDOWS, variation

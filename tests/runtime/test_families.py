@@ -9,7 +9,7 @@ from hf import load
 from more_checkpoints import FRAME, make_more
 from pictures import frames
 
-from edgevlm.calib.observe import Clip, Observer
+from edgevlm.calib.trace import Clip, ClipTracer
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.budget import TextRoom
@@ -159,6 +159,6 @@ def test_a_question_cannot_bring_a_video_of_its_own(model):
 
 def test_calibration_measures_the_tokens_of_frames_alone(model):
     clip = Clip("noise", list(frames(16, model)), (QUESTION,))
-    seen = Observer(model, 12, [QUESTION])(clip)
+    seen = ClipTracer(model, 12, [QUESTION])(clip)
     assert seen.frames == 12
     assert all(norms.shape[1] == 12 * model.bundle.vision.tokens_per_frame for norms in seen.norms)

@@ -1,9 +1,9 @@
-"""The demo model, and planted exams: streams whose objects and questions are made up, so that right results are known."""
+"""The demo model, and planted cases: streams whose objects and questions are made up, so that right results are known."""
 
 import numpy as np
 import pytest
 
-from edgevlm.bench.accuracy.streamqa import Exam, Question
+from edgevlm.calib.accuracy.cases import Case, CaseQuestion
 from edgevlm.runtime.model import Model
 
 
@@ -16,7 +16,7 @@ def demo():
 
 @pytest.fixture
 def planted():
-    """An exam of ``frames`` frames of 4 patches: each object stays a while in one patch, and one question is asked of each."""
+    """A case of ``frames`` frames of 4 patches: each object stays a while in one patch, and one question is asked of each."""
 
     def make(seed=0, frames=20, patches=4, objects=5, kind="past_color"):
         rng = np.random.default_rng(seed)
@@ -27,7 +27,7 @@ def planted():
         asked = []
         for number in np.unique(owners[owners >= 0]):
             evidence = np.flatnonzero(owners == number)
-            asked.append(Question(kind, f"what was {number}?", "red", evidence, int(evidence[-1]) // patches))
-        return Exam(np.zeros((frames, 1, 1, 3), np.uint8), owners, asked)
+            asked.append(CaseQuestion(kind, f"what was {number}?", "red", evidence, int(evidence[-1]) // patches))
+        return Case(np.zeros((frames, 1, 1, 3), np.uint8), owners, asked)
 
     return make

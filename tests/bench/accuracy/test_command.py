@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from edgevlm.apps.cli import app
-from edgevlm.bench.accuracy import run
+from edgevlm.bench.accuracy import command
 from edgevlm.bench.accuracy.command import reference
-from edgevlm.bench.accuracy.entries import Entry
+from edgevlm.calib.accuracy.variants import Variant
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.model import bundle_folder
@@ -39,14 +39,14 @@ def test_json_lines_for_every_policy_and_what_was_skipped(tmp_path):
     assert aggregates["full"]["streams"] == 2
     assert ET.parse(svg).getroot().tag.endswith("svg")
     again = invoke("--policy", "uniform,oracle", "--against", "uniform", "--json", "--resume", "--out", str(out))
-    assert again.stdout == done.stdout, "all of it is read, nothing is sat again"
+    assert again.stdout == done.stdout, "all of it is read, nothing is asked again"
 
 
 def test_what_differences_are_to():
-    entries = [Entry(label) for label in ("oracle", "uniform", "infinipot-v")]
-    assert reference(None, entries) == "infinipot-v"
-    assert reference("uniform", entries) == "uniform"
-    assert reference(None, entries[:2]) == "uniform"
+    variants = [Variant(label) for label in ("oracle", "uniform", "infinipot-v")]
+    assert reference(None, variants) == "infinipot-v"
+    assert reference("uniform", variants) == "uniform"
+    assert reference(None, variants[:2]) == "uniform"
 
 
 def test_auto_is_the_policy_that_was_chosen():
@@ -103,7 +103,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path, more, said):
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "compare", stopped)
+    monkeypatch.setattr(command, "compare", stopped)
     done = CliRunner().invoke(app, [*BASE, *more])
     assert isinstance(done.exception, SystemExit | KeyboardInterrupt)
     assert said in done.stderr

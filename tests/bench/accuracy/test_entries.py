@@ -2,13 +2,13 @@
 
 import pytest
 
-from edgevlm.bench.accuracy.entries import ABLATIONS, Budget, Entry, exists, parse_budgets, parse_entries, split
+from edgevlm.calib.accuracy.variants import ABLATIONS, Budget, Variant, parse_budgets, parse_variants, split
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import POLICIES
 
 
 def labels(*texts):
-    return [entry.label for entry in parse_entries(list(texts))[0]]
+    return [variant.label for variant in parse_variants(list(texts))[0]]
 
 
 def test_commas_part_policies_and_settings():
@@ -22,32 +22,32 @@ def test_all_is_the_oracle_and_every_bounded_policy():
 
 
 def test_ablations_are_rows_once_each_and_what_does_not_exist_is_named():
-    found, missing = parse_entries(["ablations"])
+    found, missing = parse_variants(["ablations"])
     assert len(set(ABLATIONS)) == len(ABLATIONS)
-    assert {entry.label for entry in found} | set(missing) == set(ABLATIONS)
+    assert {variant.label for variant in found} | set(missing) == set(ABLATIONS)
     assert {"infinipot-v:alpha=1", "hermes:smoothing=off", "purekv:values=off", "hermes@eager"} <= set(labels("ablations"))
-    assert all(exists(entry.label) for entry in found)
-    assert not any(exists(label) for label in missing)
+    assert all(variant.exists for variant in found)
+    assert not any(Variant(label).exists for label in missing)
 
 
 def test_eager():
-    entry = Entry("hermes:summary=off@eager")
-    assert (entry.policy, entry.reindexing) == ("hermes:summary=off", "eager")
-    assert Entry("hermes").reindexing == "lazy"
+    variant = Variant("hermes:summary=off@eager")
+    assert (variant.policy, variant.reindexing) == ("hermes:summary=off", "eager")
+    assert Variant("hermes").reindexing == "lazy"
 
 
 def test_what_has_no_budget_is_refused(monkeypatch):
     monkeypatch.setitem(POLICIES, "hoard", POLICIES["full"])
     assert labels("full,uniform") == ["uniform"]
     with pytest.raises(UserError, match="--policy hoard: holds whole streams"):
-        parse_entries(["uniform,hoard"])
+        parse_variants(["uniform,hoard"])
 
 
 def test_what_does_not_exist_is_refused():
     with pytest.raises(UserError, match="there is no policy 'infinipot'"):
-        parse_entries(["uniform,infinipot"])
+        parse_variants(["uniform,infinipot"])
     with pytest.raises(UserError, match="has no setting 'alfa'; did you mean alpha"):
-        parse_entries(["infinipot-v:alfa=1"])
+        parse_variants(["infinipot-v:alfa=1"])
 
 
 def test_budgets():

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from edgevlm.bench.accuracy import run
-from edgevlm.bench.accuracy.desk import Desk, Settings
-from edgevlm.bench.accuracy.entries import Budget, Entry
-from edgevlm.calib.journal import Journal
+from edgevlm.calib.accuracy.compare import compare
+from edgevlm.calib.accuracy.journal import Journal
+from edgevlm.calib.accuracy.variants import Budget, Variant
+from edgevlm.calib.accuracy.worker import Settings, Worker
 from edgevlm.errors import UserError
 
 HEADER = {"suite": "streamqa", "seed": "0", "frames": 64}
-ENTRIES, BUDGETS = [Entry("sliding-window"), Entry("uniform")], [Budget("25%", 0.25)]
+VARIANTS, BUDGETS = [Variant("sliding-window"), Variant("uniform")], [Budget("25%", 0.25)]
 
 
 def record(policy="uniform", budget="25%", stream=0, **more):
@@ -78,11 +78,11 @@ def test_other_files_are_not_touched(tmp_path):
 def untimed(outcome):
     drop = ("ttft_ms", "compress_ms")
     return {
-        (cell.label, cell.budget): [
+        (run.label, run.budget): [
             [{name: value for name, value in result.items() if name not in drop} for result in record["results"]]
             for record in records
         ]
-        for cell, records in outcome.records.items()
+        for run, records in outcome.records.items()
     }
 
 
@@ -92,23 +92,25 @@ class Killed(BaseException):
 
 def test_a_run_killed_at_any_moment_goes_on_to_the_same_results(tmp_path, monkeypatch):
     path, settings, sat = tmp_path / "run.jsonl", Settings(frames=12), []
-    perform = Desk.perform
+    perform = Worker.perform
 
-    def counted(desk, task):
+    def counted(worker, task):
         if len(sat) == 3:
             raise Killed
-        sat.append((task.cell.label, task.stream))
-        return perform(desk, task)
+        sat.append((task.run.label, task.stream))
+        return perform(worker, task)
 
-    whole = run.compare(settings, ENTRIES, BUDGETS, 2)
-    monkeypatch.setattr(Desk, "perform", counted)
+    whole = compare(settings, VARIANTS, BUDGETS, 2)
+    monkeypatch.setattr(Worker, "perform", counted)
     with pytest.raises(Killed):
-        run.compare(settings, ENTRIES, BUDGETS, 2, out=path)
+        compare(settings, VARIANTS, BUDGETS, 2, out=path)
     done = sat.copy()
-    monkeypatch.setattr(Desk, "perform", lambda desk, task: sat.append((task.cell.label, task.stream)) or perform(desk, task))
-    outcome = run.compare(settings, ENTRIES, BUDGETS, 2, out=path, resume=True)
+    monkeypatch.setattr(
+        Worker, "perform", lambda worker, task: sat.append((task.run.label, task.stream)) or perform(worker, task)
+    )
+    outcome = compare(settings, VARIANTS, BUDGETS, 2, out=path, resume=True)
     assert len(done) == 3
-    assert sorted(sat) == sorted((cell.label, stream) for cell in whole.cells for stream in range(2)), "nothing sat twice"
+    assert sorted(sat) == sorted((run.label, stream) for run in whole.runs for stream in range(2)), "nothing was done twice"
     assert untimed(outcome) == untimed(whole)
     with pytest.raises(UserError, match="frames 12 there, 16 now"):
-        run.compare(Settings(frames=16), ENTRIES, BUDGETS, 2, out=path, resume=True)
+        compare(Settings(frames=16), VARIANTS, BUDGETS, 2, out=path, resume=True)

@@ -7,14 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from edgevlm.apps.cli import app
-from edgevlm.bench.accuracy.cells import Cell
-from edgevlm.bench.accuracy.desk import CEILING, Settings
-from edgevlm.bench.accuracy.entries import parse_tokens
-from edgevlm.bench.accuracy.longstream import gap_name, make_long_exam
-from edgevlm.bench.accuracy.report import make_report
-from edgevlm.bench.accuracy.run import Outcome
-from edgevlm.bench.accuracy.streamqa import seed_words
-from edgevlm.bench.accuracy.table import describe
+from edgevlm.bench.accuracy.report import describe, make_report
+from edgevlm.calib.accuracy.cases import gap_name, make_case, seed_words
+from edgevlm.calib.accuracy.compare import Comparison
+from edgevlm.calib.accuracy.variants import Run, parse_tokens
+from edgevlm.calib.accuracy.worker import CEILING, Settings
 from edgevlm.calib.demo.long_world import LongWorld, plan_visits
 from edgevlm.calib.demo.questions import parse
 from edgevlm.errors import UserError
@@ -35,9 +32,9 @@ def shown(stream):
 
 @pytest.mark.parametrize("stream", range(3))
 def test_answers_and_evidence_are_those_of_the_world(stream):
-    exam, seen = make_long_exam(WORDS, stream, FRAMES), shown(stream)
+    case, seen = make_case(WORDS, stream, FRAMES, "longstream"), shown(stream)
     ages = set()
-    for question in exam.questions:
+    for question in case.questions:
         if question.is_about_now or question.kind.startswith("first_"):
             continue
         asked = parse(question.text)
@@ -46,10 +43,10 @@ def test_answers_and_evidence_are_those_of_the_world(stream):
         assert (question.answer == "no") == (not fits)
         if fits:
             assert len({seen[at] for at in fits}) == 1, "one answer"
-            assert exam.gap(question) == FRAMES - 1 - max(fits) // 16
-        ages.add(gap_name(exam.gap(question)))
+            assert case.gap(question) == FRAMES - 1 - max(fits) // 16
+        ages.add(gap_name(case.gap(question)))
     assert ages == {"tens", "hundreds", None}
-    assert {question.kind for question in exam.questions} >= {
+    assert {question.kind for question in case.questions} >= {
         "past_color",
         "past_where",
         "past_seen",
@@ -82,9 +79,9 @@ def test_rows_are_by_how_long_ago_and_what_never_was_is_apart():
         return [{"compress_ms": 4.0, "compressions": 3, "bytes": 1000, "results": results} for _ in range(4)]
 
     perfect = [{**record, "results": [{**each, "right": True} for each in record["results"]]} for record in records(True)]
-    ours, theirs = Cell("ours", "256", 256, 2000), Cell("theirs", "256", 250, 2000)
-    by_cell = {CEILING: perfect, ours: records(True), theirs: records(False)}
-    report = make_report(Outcome(Settings(suite="longstream", frames=3000), list(by_cell), [], by_cell), "theirs")
+    ours, theirs = Run("ours", "256", 256, 2000), Run("theirs", "256", 250, 2000)
+    by_run = {CEILING: perfect, ours: records(True), theirs: records(False)}
+    report = make_report(Comparison(Settings(suite="longstream", frames=3000), list(by_run), [], by_run), "theirs")
     rows = {row.kind: row for row in report.rows if row.policy == "ours"}
     found = {kind: (row.share.value, row.share.count) for kind, row in rows.items()}
     assert {kind: of for kind, of in found.items() if kind.startswith(("backward", "unseen"))} == {

@@ -3,15 +3,16 @@
 import json
 import xml.etree.ElementTree as ET
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from edgevlm.bench.accuracy.cells import Cell, Skipped
-from edgevlm.bench.accuracy.desk import Settings
-from edgevlm.bench.accuracy.plot import check_plot, plot
-from edgevlm.bench.accuracy.report import make_report
-from edgevlm.bench.accuracy.run import Outcome
-from edgevlm.bench.accuracy.table import describe
-from edgevlm.errors import UserError
+from edgevlm.bench.accuracy.plot import FAINT, draw_chart, draw_strips, plot, runs_shown
+from edgevlm.bench.accuracy.report import describe, make_report
+from edgevlm.calib.accuracy.compare import Comparison
+from edgevlm.calib.accuracy.variants import Run, SkippedRun
+from edgevlm.calib.accuracy.worker import Settings
+from edgevlm.calib.demo.world import GRID
 
 STREAMS = 10
 FIELDS = ["bench", "suite", "policy", "budget", "kind", "streams", "accuracy", "ci_low", "ci_high"]
@@ -39,9 +40,9 @@ def records(right):
 
 @pytest.fixture
 def report():
-    full, ours, theirs = Cell("full", "100%", 128), Cell("ours", "25%", 32, 2000), Cell("theirs", "25%", 30, 2000)
-    one, two, alone = Cell("oracle/newest", "25%", 32), Cell("oracle/spread", "25%", 32), Cell("ours", "50%", 64, 3000)
-    by_cell = {
+    full, ours, theirs = Run("full", "100%", 128), Run("ours", "25%", 32, 2000), Run("theirs", "25%", 30, 2000)
+    one, two, alone = Run("oracle/newest", "25%", 32), Run("oracle/spread", "25%", 32), Run("ours", "50%", 64, 3000)
+    by_run = {
         full: records(lambda s: (True, True, s > 0, s > 1)),
         one: records(lambda s: (True, s > 2, True, False)),
         two: records(lambda s: (True, s > 1, True, False)),
@@ -49,8 +50,8 @@ def report():
         theirs: records(lambda s: (True, s > 6, s % 2 == 0, True)),
         alone: records(lambda s: (True, True, True, True)),
     }
-    skipped = [Skipped("tiny", "3%", "less than a frame")]
-    return make_report(Outcome(Settings(frames=8), list(by_cell), skipped, by_cell), "theirs")
+    skipped = [SkippedRun("tiny", "3%", "less than a frame")]
+    return make_report(Comparison(Settings(frames=8), list(by_run), skipped, by_run), "theirs")
 
 
 def lines_of(report, policy, budget="25%"):
@@ -115,33 +116,25 @@ def test_the_table_has_every_policy_and_says_what_was_skipped(report):
     assert max(map(len, text.splitlines())) <= 160
 
 
-def test_the_plot_is_xml_with_a_line_a_policy_and_the_patches_kept(report, tmp_path):
-    plot(report, tmp_path / "p.svg")
-    root = ET.parse(tmp_path / "p.svg").getroot()
-    texts = [element.text for element in root.findall(".//{*}text")]
-    for policy in ("full", "oracle", "ours", "theirs"):
-        assert policy in texts
-    curves = [element for element in root.findall(".//{*}polyline") if element.get("stroke-width") == "2"]
-    assert len(curves) == 4
-    full = [point.split(",")[1] for point in curves[0].get("points").split()]
-    assert full[0] == full[1], "full KV is level"
-    patches = [element for element in root.findall(".//{*}rect") if element.get("fill-opacity") == "0.50"]
-    whole = [e for e in root.findall(".//{*}rect") if (e.get("width"), e.get("fill-opacity")) == ("3", None)]
-    strips = 3  # oracle, ours and theirs at a quarter
-    assert (len(patches), len(whole)) == (strips * 32, strips * 32 + 128)
-
-
-def test_what_cannot_be_plotted(tmp_path):
-    with pytest.raises(UserError, match=r"ends in \.svg"):
-        check_plot(tmp_path / "p.png")
-    with pytest.raises(UserError, match="there is no folder"):
-        check_plot(tmp_path / "no" / "p.svg")
+def test_the_plot_names_every_policy_and_shows_what_was_held(report):
+    figure = Figure()
+    chart, strips = figure.subplots(2)
+    draw_chart(report, chart)
+    assert {text.get_text() for text in chart.get_legend().get_texts()} == {"full", "oracle", "ours", "theirs"}
+    draw_strips(report, runs_shown(report), strips)
+    assert [text.get_text() for text in strips.texts] == ["objects", "oracle/spread", "ours", "theirs"]
+    (image,) = strips.images
+    pixels = np.asarray(image.get_array())
+    assert pixels.shape == (4 * (GRID + 2), 8 * (GRID + 1), 3)
+    one_frame = pixels[GRID + 2 : 2 * GRID + 2, :GRID].reshape(-1, 3)
+    faint = np.isclose(one_frame, FAINT).all(1)
+    assert faint.tolist() == [False, True] * 8, "every other token was held"
 
 
 def test_a_model_that_knows_nothing_leaves_every_kind_out(tmp_path):
-    cells = [Cell("full", "100%", 128), Cell("ours", "25%", 32), Cell("oracle/newest", "25%", 32)]
+    runs = [Run("full", "100%", 128), Run("ours", "25%", 32), Run("oracle/newest", "25%", 32)]
     report = make_report(
-        Outcome(Settings(frames=8), cells, [], {cell: records(lambda s: (False,) * 4) for cell in cells}), "ours"
+        Comparison(Settings(frames=8), runs, [], {run: records(lambda s: (False,) * 4) for run in runs}), "ours"
     )
     assert (report.rows, len(report.left_out)) == ([], 4)
     assert describe(report).count("left out") == 4

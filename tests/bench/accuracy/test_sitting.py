@@ -1,4 +1,4 @@
-"""What a sitting reports: the overlap of planted caches, and the answers that a plain session gives."""
+"""What a result reports: the overlap of planted caches, and the answers that a plain session gives."""
 
 from dataclasses import replace
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from policies.filled import PREFIX, Filled
 
-from edgevlm.bench.accuracy.sitting import SharedFeatures, held_tokens, overlap, sit
-from edgevlm.bench.accuracy.streamqa import make_exam, seed_words
+from edgevlm.calib.accuracy.cases import make_case, seed_words
+from edgevlm.calib.accuracy.worker import FeatureCache, held_tokens, overlap, run_case
 from edgevlm.runtime.policies import create_policy
 from edgevlm.runtime.session import Session
 
@@ -32,27 +32,27 @@ def test_overlap_of_a_planted_cache():
 
 
 def test_a_question_in_the_cache_is_not_held_by_it(demo):
-    exam = make_exam(seed_words("0"), 0, 8)
+    case = make_case(seed_words("0"), 0, 8)
     with Session.open(demo, policy="full", budget=128) as session:
-        for frame in exam.frames:
+        for frame in case.frames:
             session.watch(frame)
         assert held_tokens(session.cache, 128).all()
 
 
 @pytest.mark.parametrize("name", ["infinipot-v", "hermes"])
 def test_answers_are_those_of_a_plain_session(demo, name):
-    exam = make_exam(seed_words("0"), 1, 24)
-    sitting = sit(demo, exam, create_policy(name), 64)
-    assert [result.kind for result in sitting.results] == [question.kind for question in exam.questions]
-    assert sitting.compressions > 3
+    case = make_case(seed_words("0"), 1, 24)
+    result = run_case(demo, case, create_policy(name), 64)
+    assert [found.kind for found in result.results] == [question.kind for question in case.questions]
+    assert result.compressions > 3
     with Session.open(demo, policy=name, budget=64) as session:
-        for frame in exam.frames:
+        for frame in case.frames:
             session.watch(frame)
-        for question, result in zip(exam.questions, sitting.results, strict=True):
-            assert session.ask(question.text).text.strip() == result.answer
-            assert result.right == (result.answer == question.answer)
-    np.testing.assert_allclose(sitting.kept.sum(), 64, atol=17)
-    assert 0 < max(result.held for result in sitting.results if result.held is not None) <= 1
+        for question, found in zip(case.questions, result.results, strict=True):
+            assert session.ask(question.text).text.strip() == found.answer
+            assert found.right == (found.answer == question.answer)
+    np.testing.assert_allclose(result.kept.sum(), 64, atol=17)
+    assert 0 < max(found.held for found in result.results if found.held is not None) <= 1
 
 
 def test_features_are_encoded_once_a_stream(demo):
@@ -66,14 +66,14 @@ def test_features_are_encoded_once_a_stream(demo):
             calls.append(len(pixels))
             return demo.engine.encode(pixels)
 
-    shared = SharedFeatures(Counting())
-    model, exam = replace(demo, engine=shared), make_exam(seed_words("0"), 0, 24)
-    one, other = (sit(model, exam, create_policy(name), 64) for name in ("sliding-window", "uniform"))
+    shared = FeatureCache(Counting())
+    model, case = replace(demo, engine=shared), make_case(seed_words("0"), 0, 24)
+    one, other = (run_case(model, case, create_policy(name), 64) for name in ("sliding-window", "uniform"))
     assert calls == [8, 8, 8]
-    assert [result.answer for result in sit(demo, exam, create_policy("uniform"), 64).results] == [
+    assert [result.answer for result in run_case(demo, case, create_policy("uniform"), 64).results] == [
         result.answer for result in other.results
     ]
-    shared.forget()
-    sit(model, exam, create_policy("sliding-window"), 64)
+    shared.clear()
+    run_case(model, case, create_policy("sliding-window"), 64)
     assert calls == [8] * 6
     assert not np.array_equal(one.kept, other.kept)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgevlm.bench.accuracy.streamqa import DEVELOPMENT, SUITES, TEST_SEEDS, make_exam, seed_words
+from edgevlm.calib.accuracy.cases import DEVELOPMENT, SUITES, TEST_SEEDS, make_case, seed_words
 from edgevlm.calib.demo.world import COLORS, SHAPES, World
 
 FRAMES = 48
@@ -23,9 +23,9 @@ def shown(words, stream):
 @pytest.mark.parametrize("stream", range(6))
 def test_evidence_is_where_the_answer_was_shown(stream):
     words = seed_words("3")
-    exam, seen = make_exam(words, stream, FRAMES), shown(seed_words("3"), stream)
+    case, seen = make_case(words, stream, FRAMES), shown(seed_words("3"), stream)
     kinds = set()
-    for question in exam.questions:
+    for question in case.questions:
         tokens, text = set(question.evidence.tolist()), question.text
         kinds.add(question.kind)
         asked = [word for word in (*COLORS, *SHAPES) if word in text.split("?")[0].split()]
@@ -46,28 +46,28 @@ def test_evidence_is_where_the_answer_was_shown(stream):
 
 
 def test_quarters():
-    exam = make_exam(seed_words("0"), 0, FRAMES)
-    for question in exam.questions:
-        quarter = exam.quarter(question)
+    case = make_case(seed_words("0"), 0, FRAMES)
+    for question in case.questions:
+        quarter = case.quarter(question)
         if question.last is None:
             assert quarter is None
         else:
             assert (quarter - 1) * FRAMES / 4 <= question.last < quarter * FRAMES / 4
-    assert {exam.quarter(question) for question in exam.questions if question.is_about_now} <= {None, 4}
+    assert {case.quarter(question) for question in case.questions if question.is_about_now} <= {None, 4}
 
 
-def test_an_exam_is_always_the_same_and_streams_differ():
-    one, again, other = (make_exam(seed_words("5"), stream, 8) for stream in (1, 1, 2))
+def test_a_case_is_always_the_same_and_streams_differ():
+    one, again, other = (make_case(seed_words("5"), stream, 8) for stream in (1, 1, 2))
     np.testing.assert_array_equal(one.frames, again.frames)
     assert [(q.text, q.answer) for q in one.questions] == [(q.text, q.answer) for q in again.questions]
     assert not np.array_equal(one.frames, other.frames)
 
 
 def test_the_hard_suite_has_the_same_questions_about_other_streams():
-    plain, hard = (make_exam(seed_words("5"), 1, 96, suite) for suite in SUITES)
+    plain, hard = (make_case(seed_words("5"), 1, 96, suite) for suite in SUITES)
     assert {q.kind for q in hard.questions} >= {"now_count", "past_where", "first_shape", "before"}
     assert hard.owners.max() > plain.owners.max(), "more happens"
-    change = [np.abs(np.diff(exam.frames.astype(int), axis=0)).mean() for exam in (plain, hard)]
+    change = [np.abs(np.diff(case.frames.astype(int), axis=0)).mean() for case in (plain, hard)]
     assert change[1] > 1.3 * change[0], "the background moves"
 
 

@@ -5,23 +5,21 @@ from dataclasses import dataclass
 
 import pytest
 
-from edgevlm.bench.accuracy.cells import Cell
-from edgevlm.bench.accuracy.desk import Desk, Settings, Task
-from edgevlm.bench.accuracy.entries import Budget, Entry
-from edgevlm.bench.accuracy.run import Outcome
-from edgevlm.bench.accuracy.streamqa import make_exam, seed_words
-from edgevlm.bench.accuracy.turns import GUIDED, choose, take_turns
-from edgevlm.bench.accuracy.turns_report import describe_turns, turn_rows
+from edgevlm.bench.accuracy.report import describe_turns, turn_rows
+from edgevlm.calib.accuracy.cases import make_case, seed_words
+from edgevlm.calib.accuracy.compare import Comparison
+from edgevlm.calib.accuracy.variants import Budget, Run, Variant
+from edgevlm.calib.accuracy.worker import GUIDED, Settings, Task, Worker, draw_turns, take_turns
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.policies.full import Full
 from edgevlm.runtime.stream import Stream
 
-EXAM = make_exam(seed_words("0"), 2, 16)
+CASE = make_case(seed_words("0"), 2, 16)
 
 
 def turns(demo, name, budget=64, count=5):
-    return take_turns(demo, EXAM, lambda: create_policy(name), budget, "lazy", count, [1])["turns"]
+    return take_turns(demo, CASE, lambda: create_policy(name), budget, "lazy", count, [1])["turns"]
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if name != GUIDED])
@@ -58,34 +56,34 @@ def test_the_guided_policy_holds_the_stream_and_is_left_its_share(monkeypatch):
             super().attach(budget, shape)
 
     monkeypatch.setitem(POLICIES, GUIDED, Guided)
-    desk = Desk(Settings(frames=8, turns=2))
-    (cell,) = desk.cells([Entry(GUIDED)], Budget("25%", 0.25))
-    record = desk.perform(Task(cell, 0))
-    assert (cell.label, cell.tokens) == (GUIDED, 32)
+    worker = Worker(Settings(frames=8, turns=2))
+    (run,) = worker.runs([Variant(GUIDED)], Budget("25%", 0.25))
+    record = worker.perform(Task(run, 0))
+    assert (run.label, run.tokens) == (GUIDED, 32)
     assert made == [(128, 0.25)] * 3, "one session for all turns, and one for each"
     assert [turn["same"] for turn in record["turns"]] == [True, True], "this one keeps everything"
 
 
 def test_questions_about_before_are_chosen_first():
-    chosen = choose(EXAM, 5, [3])
-    before = sum(not question.is_about_now for question in EXAM.questions)
+    chosen = draw_turns(CASE, 5, [3])
+    before = sum(not question.is_about_now for question in CASE.questions)
     assert sum(not question.is_about_now for question in chosen) == min(5, before)
     assert len({id(question) for question in chosen}) == 5
-    assert [q.text for q in choose(EXAM, 5, [3])] == [q.text for q in chosen]
+    assert [q.text for q in draw_turns(CASE, 5, [3])] == [q.text for q in chosen]
 
 
 def test_rows_of_planted_turns():
     def turn(right, fresh, same, kind="first_color"):
         return {"kind": kind, "right": right, "fresh": fresh, "same": same}
 
-    full, cell = Cell("full", "100%", 256), Cell("guided", "25%", 64)
-    by_cell = {
+    full, run = Run("full", "100%", 256), Run("guided", "25%", 64)
+    by_run = {
         full: [{"turns": [turn(True, True, True), turn(True, True, True), turn(False, False, True, "before")]}] * 4,
-        cell: [
+        run: [
             {"turns": [turn(True, True, True), turn(s > 2, True, s > 1), turn(False, False, False, "before")]} for s in range(4)
         ],
     }
-    outcome = Outcome(Settings(turns=3), [full, cell], [], by_cell)
+    outcome = Comparison(Settings(turns=3), [full, run], [], by_run)
     rows = {(row.policy, row.turn): row for row in turn_rows(outcome)}
     assert set(rows) == {("full", 1), ("full", 2), ("guided", 1), ("guided", 2)}, "full KV fails the third's kind"
     second = rows["guided", 2].line(outcome)

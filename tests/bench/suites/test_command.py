@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from edgevlm.apps.cli import app
 from edgevlm.bench.suites import SUITES
-from edgevlm.bench.suites.desk import workers_that_fit
 from edgevlm.bench.suites.progress import Lines, time_left
+from edgevlm.bench.suites.worker import workers_that_fit
 from edgevlm.errors import UserError
 
 
@@ -133,8 +133,8 @@ def test_a_real_clip(tmp_path):
 def test_policies_budgets_and_full_kv_side_by_side(tmp_path):
     MAKERS["videomme"](tmp_path)
     rows = lines_of(invoke("videomme", tmp_path, "--policy", "snapkv,full", "--budget", "64,1", "--json"))
-    cells = {(row["policy"], row["budget"]) for row in rows if "column" in row}
-    assert cells == {("infinipot-v", "64"), ("snapkv", "64"), ("full", "all")}
+    runs = {(row["policy"], row["budget"]) for row in rows if "column" in row}
+    assert runs == {("infinipot-v", "64"), ("snapkv", "64"), ("full", "all")}
     assert {row["policy"] for row in rows if "skipped" in row} == {"infinipot-v", "snapkv"}
     tokens = {row["policy"]: row["tokens"] for row in rows if "column" in row}
     assert tokens["snapkv"] < tokens["infinipot-v"] == 64, "equal bytes: what a policy holds beside its cache counts"

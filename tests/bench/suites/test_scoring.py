@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgevlm.bench.suites.scoring import chosen_letter, contains, edit_distance, marks_of, nearest
-from edgevlm.bench.suites.tally import Result, Tally, mean
+from edgevlm.bench.suites.tally import ScoredAnswer, Tally, mean
 
 LABELS = ["blow dry", "put on the cap", "spread the slurry"]
 
@@ -133,7 +133,7 @@ def tally():
         ("v2", "x", "b", (True, True, False)),
         ("v3", "y", "c", None),
     ]
-    return Tally([Result(*row) for row in rows] + [Result("v2", "y", "c", (True,), 4.0)])
+    return Tally([ScoredAnswer(*row) for row in rows] + [ScoredAnswer("v2", "y", "c", (True,), 4.0)])
 
 
 def test_shares_count_marks_and_means_count_tasks():

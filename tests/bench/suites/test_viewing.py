@@ -4,16 +4,16 @@ import pytest
 from published import make_clip, make_pictures
 
 from edgevlm.apps.sources.video import VideoSource
-from edgevlm.bench.accuracy.cells import Cell
-from edgevlm.bench.suites.desk import Desk, Settings, Task, room_for
 from edgevlm.bench.suites.records import record_of
-from edgevlm.bench.suites.schema import Poll, Question
+from edgevlm.bench.suites.schema import Poll, SuiteQuestion
+from edgevlm.bench.suites.worker import VideoSettings, VideoTask, VideoWorker, room_for
+from edgevlm.calib.accuracy.variants import Run
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextRoom
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 
-CELLS = (Cell("infinipot-v", "128", 128), Cell("uniform", "64", 64))
+RUNS = (Run("infinipot-v", "128", 128), Run("uniform", "64", 64))
 LIMIT = 6.0  # seconds of the clip
 ROOM = TextRoom(0, 80, 16)
 
@@ -36,24 +36,24 @@ def folder(tmp_path_factory):
 
 def asked(name, time_s=None, **more):
     fields = {"text": "what?", "prompt": "how many objects are there now?", "answer": "A", "scoring": "choice", "subtask": "t"}
-    return Question(id=name, **{"video": "a.mp4", "options": ("no", "yes"), "time_s": time_s, **fields, **more})
+    return SuiteQuestion(id=name, **{"video": "a.mp4", "options": ("no", "yes"), "time_s": time_s, **fields, **more})
 
 
-def perform(demo, folder, questions, cells=CELLS, fps=1.0):
-    desk = Desk(Settings("demo", folder, fps, ROOM), demo)
-    return desk.perform(Task(questions[0].video, tuple(questions), tuple(cells)))
+def perform(demo, folder, questions, runs=RUNS, fps=1.0):
+    worker = VideoWorker(VideoSettings("demo", folder, fps, ROOM), demo)
+    return worker.perform(VideoTask(questions[0].video, tuple(questions), tuple(runs)))
 
 
-def by_name(records, cell=CELLS[0]):
-    return {record["record"]: record for record in records if record["policy"] == cell.label}
+def by_name(records, run=RUNS[0]):
+    return {record["record"]: record for record in records if record["policy"] == run.label}
 
 
 def test_a_question_sees_frames_up_to_its_time_and_none_after(demo, folder):
     questions = [asked("end"), asked("at 3", 3.0), asked("at 0", 0.0), asked("before 3", 2.99), asked("after 2", 2.01)]
     records = perform(demo, folder, questions)
     assert len(records) == 10
-    for cell in CELLS:
-        seen = {name: (record["frames"], record["seen_until_s"]) for name, record in by_name(records, cell).items()}
+    for run in RUNS:
+        seen = {name: (record["frames"], record["seen_until_s"]) for name, record in by_name(records, run).items()}
         assert seen == {"end": (6, 5.0), "at 3": (4, 3.0), "at 0": (1, 0.0), "before 3": (3, 2.0), "after 2": (3, 2.0)}
     assert all(record["late_s"] is None and record["error"] is None for record in records)
 
@@ -62,14 +62,14 @@ def test_answers_are_those_of_a_session_alone(demo, folder):
     """The slow reference: one session a question, which watches by itself and is asked once."""
     questions = [asked("end"), asked("at 3", 3.0), asked("other", 4.5, prompt="what color was the square?")]
     records = perform(demo, folder, questions)
-    for cell in CELLS:
+    for run in RUNS:
         for question in questions:
             frames = [frame for frame in VideoSource(folder / "a.mp4", 1.0) if frame.time_s <= (question.time_s or LIMIT)]
-            with Session.open(demo, policy=cell.label, budget=cell.tokens, room=ROOM) as session:
+            with Session.open(demo, policy=run.label, budget=run.tokens, room=ROOM) as session:
                 for frame in frames:
                     session.watch(frame.image, frame.time_s)
                 expected = session.ask(question.prompt).text
-            assert by_name(records, cell)[question.id]["response"] == expected
+            assert by_name(records, run)[question.id]["response"] == expected
 
 
 def test_a_video_is_decoded_once(demo, folder, monkeypatch):
@@ -80,7 +80,7 @@ def test_a_video_is_decoded_once(demo, folder, monkeypatch):
             opened.append(path)
             super().__init__(path, *more)
 
-    monkeypatch.setattr("edgevlm.bench.suites.desk.VideoSource", Counted)
+    monkeypatch.setattr("edgevlm.bench.suites.worker.VideoSource", Counted)
     questions = [asked("a", 1.0), asked("b", 5.0), asked("c"), asked("clip", clip=(1.0, 3.0)), asked("other", clip=(2.0, 4.0))]
     assert len(perform(demo, folder, questions)) == 10
     assert opened == [folder / "a.mp4"]
@@ -90,10 +90,10 @@ def test_frames_are_encoded_once_for_all_policies(demo, folder, monkeypatch):
     encoded = []
     encode = type(demo.engine).encode
     monkeypatch.setattr(type(demo.engine), "encode", lambda self, pixels: encoded.append(len(pixels)) or encode(self, pixels))
-    perform(demo, folder, [asked("end")], CELLS[:1])
+    perform(demo, folder, [asked("end")], RUNS[:1])
     alone = encoded.copy()
     encoded.clear()
-    perform(demo, folder, [asked("end")], CELLS)
+    perform(demo, folder, [asked("end")], RUNS)
     assert encoded == alone
 
 
@@ -151,7 +151,7 @@ def test_the_room_is_for_the_longest_prompt(demo):
 
 def test_full_kv_that_is_used_up_answers_nothing_any_more(demo, folder):
     records = by_name(
-        perform(demo, folder, [asked("early", 1.0), asked("end")], [Cell("full", "80", 80)]), Cell("full", "80", 80)
+        perform(demo, folder, [asked("early", 1.0), asked("end")], [Run("full", "80", 80)]), Run("full", "80", 80)
     )
     assert records["early"]["error"] is None
     assert records["end"]["error"]
@@ -162,7 +162,7 @@ class Scripted:
     """Stands in for a session's answers: yes from a given frame on."""
 
     def __init__(self, monkeypatch, yes_from):
-        from edgevlm.bench.suites.viewing import Seat
+        from edgevlm.bench.suites.viewing import SessionViewer
 
         self.asked = []
 
@@ -178,7 +178,7 @@ class Scripted:
                 return Said("a square")
             return Said("Yes." if seat._seen_s >= yes_from else "No.")
 
-        monkeypatch.setattr(Seat, "_answered", answered)
+        monkeypatch.setattr(SessionViewer, "_answered", answered)
 
 
 def polled(until=5.0, due=3.0):
@@ -191,7 +191,7 @@ def polled(until=5.0, due=3.0):
 )
 def test_polls_each_second_until_yes(demo, folder, monkeypatch, yes_from, triggered, polls, marks):
     script = Scripted(monkeypatch, yes_from)
-    (record,) = by_name(perform(demo, folder, [polled()], CELLS[:1])).values()
+    (record,) = by_name(perform(demo, folder, [polled()], RUNS[:1])).values()
     assert (record["triggered_s"], record["polls"], record["marks"]) == (triggered, polls, marks)
     times = [seen for prompt, seen in script.asked if prompt == "now?"]
     assert times == [float(second) for second in range(1, polls + 1)]
@@ -200,13 +200,13 @@ def test_polls_each_second_until_yes(demo, folder, monkeypatch, yes_from, trigge
 
 def test_a_yes_out_of_the_window_is_wrong(demo, folder, monkeypatch):
     Scripted(monkeypatch, 1.0)
-    (record,) = by_name(perform(demo, folder, [polled(until=9.0, due=3.5)], CELLS[:1])).values()
+    (record,) = by_name(perform(demo, folder, [polled(until=9.0, due=3.5)], RUNS[:1])).values()
     assert (record["triggered_s"], record["marks"]) == (1.0, [False])
 
 
 def test_no_new_frame_no_new_poll_and_a_moment_after_the_end_is_said(demo, folder, monkeypatch):
     script = Scripted(monkeypatch, 99.0)
-    (record,) = by_name(perform(demo, folder, [polled(until=12.0, due=8.0)], CELLS[:1], fps=0.5)).values()
+    (record,) = by_name(perform(demo, folder, [polled(until=12.0, due=8.0)], RUNS[:1], fps=0.5)).values()
     assert [seen for _, seen in script.asked] == [0.0, 2.0, 4.0]
     assert (record["polls"], record["late_s"], record["marks"]) == (3, 2.0, [False])
 
@@ -223,13 +223,13 @@ def test_no_memory_stops_the_run_and_is_not_an_answer(demo, folder, monkeypatch)
     def refused(*args, **more):
         raise UserError("this budget's cache takes 9 GB and 1 GB are free; give a lower --budget")
 
-    monkeypatch.setattr("edgevlm.bench.suites.desk.Session.open", refused)
+    monkeypatch.setattr("edgevlm.bench.suites.worker.Session.open", refused)
     with pytest.raises(UserError, match="give a lower --budget"):
         perform(demo, folder, [asked("a")])
 
 
 def test_long_lists_of_labels_stand_in_the_journal_once():
     labels = tuple(f"step {number}" for number in range(40))
-    record = record_of(asked("a", options=labels, scoring="nearest", answer="step 3"), CELLS[0], "Step 3.", {})
+    record = record_of(asked("a", options=labels, scoring="nearest", answer="step 3"), RUNS[0], "Step 3.", {})
     assert record["marks"] == [True]
     assert isinstance(record["options"], str)

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.bench.accuracy.streamqa import Exam
+from edgevlm.calib.accuracy.cases import Case
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.kernels import top_k
 from edgevlm.runtime.kinds import Kind
@@ -65,18 +65,18 @@ class Oracle(Policy):
         return prefix | top_k(score, seq, mine, target)
 
 
-def make_oracle(name: str, exam: Exam) -> Oracle:
+def make_oracle(name: str, case: Case) -> Oracle:
     """The oracle of this name for one stream and its questions."""
     plan = ORACLES[name]
-    return Oracle(ranking(exam, plan.order), plan.recent)
+    return Oracle(ranking(case, plan.order), plan.recent)
 
 
-def ranking(exam: Exam, order: Order) -> Float32:
+def ranking(case: Case, order: Order) -> Float32:
     """Priority of each token, all different: evidence in rounds, a token of each question's evidence in turn, most asked first;
     then the tokens of other objects likewise; then the background, newest first.
     """
-    asked = Counter(tuple(question.evidence.tolist()) for question in exam.questions if len(question.evidence))
-    flat = exam.owners.ravel()
+    asked = Counter(tuple(question.evidence.tolist()) for question in case.questions if len(question.evidence))
+    flat = case.owners.ravel()
     others = [np.flatnonzero(flat == number) for number in np.unique(flat[flat >= 0])]
     ranked = [
         *in_rounds([np.array(tokens) for tokens, _ in asked.most_common()], order),

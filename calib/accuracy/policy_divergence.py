@@ -11,10 +11,10 @@ from itertools import islice
 import numpy as np
 import psutil
 
-from edgevlm.calib.blank import bytes_taken
+from edgevlm.calib.accuracy.journal import Record
+from edgevlm.calib.accuracy.null_decoder import peak_bytes
 from edgevlm.calib.footprint import Footprint, bytes_per_token, fitted
-from edgevlm.calib.journal import Record
-from edgevlm.calib.observe import Clip, Float32, Float64
+from edgevlm.calib.trace import Clip, Float32, Float64
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextRoom, text_room
 from edgevlm.runtime.chat import Chat
@@ -49,7 +49,7 @@ class Reference:
     asked: dict[int, list[Asked]]
 
 
-class Fidelity:
+class DivergenceMeter:
     """Streams clips through one model, with chunks and text room as a session has them.
 
     Raises UserError for questions that do not fit in their room.
@@ -82,7 +82,7 @@ class Fidelity:
         return fitted(tokens, self.allowed(tokens), self._bytes_per_token, self.per_frame, taken)
 
     def _taken(self, policy: str, frames: int, tokens: int) -> int:
-        return bytes_taken(self.model, create_policy(policy), tokens, self._prefix, self._text_room, frames, CHUNK)
+        return peak_bytes(self.model, create_policy(policy), tokens, self._prefix, self._text_room, frames, CHUNK)
 
     @property
     def _bytes_per_token(self) -> int:

@@ -12,12 +12,11 @@ import psutil
 
 from edgevlm.apps.sources.folder import FolderSource
 from edgevlm.apps.sources.video import VideoSource
-from edgevlm.bench.accuracy.cells import Cell, Skipped, equal_cells
-from edgevlm.bench.accuracy.entries import Entry
-from edgevlm.bench.accuracy.sitting import CHUNK, SharedFeatures
-from edgevlm.bench.suites.schema import Question
+from edgevlm.bench.suites.schema import SuiteQuestion
 from edgevlm.bench.suites.scoring import Record
-from edgevlm.bench.suites.viewing import Opened, Recording, segments_of, view
+from edgevlm.bench.suites.viewing import Opened, VideoOrFolder, segments_of, view
+from edgevlm.calib.accuracy.variants import Run, SkippedRun, Variant, equal_byte_runs
+from edgevlm.calib.accuracy.worker import CHUNK, FeatureCache
 from edgevlm.calib.footprint import Footprint, bytes_per_token
 from edgevlm.errors import SourceError, UserError
 from edgevlm.runtime.auto import AUTO, chosen_policy
@@ -34,7 +33,7 @@ PROMPT_SHARE = 4  # a prompt may take a quarter of a model's positions
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class VideoSettings:
     """What a worker starts from. room: of every session's text; threads: of one call of the model, None for all cores."""
 
     model: str
@@ -45,61 +44,61 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class VideoTask:
     """One video: all that is asked of it, and the policies and budgets that have not answered yet."""
 
     video: str
-    questions: tuple[Question, ...]
-    cells: tuple[Cell, ...]
+    questions: tuple[SuiteQuestion, ...]
+    runs: tuple[Run, ...]
 
 
-class Desk:
+class VideoWorker:
     """Shows videos and collects answers. model: one that is loaded already. Raises UserError as ``Model.load`` does."""
 
-    def __init__(self, settings: Settings, model: Model | None = None) -> None:
+    def __init__(self, settings: VideoSettings, model: Model | None = None) -> None:
         self.settings = settings
         model = model or Model.load(settings.model, threads=settings.threads)
-        self.shared = SharedFeatures(model.engine)
-        self.model = replace(model, engine=cast(Engine, self.shared))
+        self.features = FeatureCache(model.engine)
+        self.model = replace(model, engine=cast(Engine, self.features))
         self._preprocess = Preprocessor(model.bundle.vision)
 
-    def perform(self, task: Task) -> list[Record]:
+    def perform(self, task: VideoTask) -> list[Record]:
         """The answers to a video's questions. Raises UserError when the memory has no room for a session."""
-        segments = segments_of(task.questions, task.cells, self._opened)
+        segments = segments_of(task.questions, task.runs, self._opened)
         try:
             source = self._recording(task)
         except SourceError as error:
             for segment in segments:
                 segment.fail(str(error))
         else:
-            view(source, segments, self._preprocess, self.shared.forget)
-        self.shared.forget()
+            view(source, segments, self._preprocess, self.features.clear)
+        self.features.clear()
         return [record for segment in segments for record in segment.records]
 
-    def _recording(self, task: Task) -> Recording:
+    def _recording(self, task: VideoTask) -> VideoOrFolder:
         path, rate = self.settings.data / task.video, task.questions[0].rate
         return VideoSource(path, self.settings.fps) if rate is None else FolderSource(path, self.settings.fps, rate)
 
-    def _opened(self, cell: Cell) -> Opened:
-        entry = Entry(cell.label)
-        bundle, tokens = self.model.bundle, cell.tokens or None
-        policy = chosen_policy(bundle, cell.tokens)[0] if entry.policy == AUTO else create_policy(entry.policy)
+    def _opened(self, run: Run) -> Opened:
+        variant = Variant(run.label)
+        bundle, tokens = self.model.bundle, run.tokens or None
+        policy = chosen_policy(bundle, run.tokens)[0] if variant.policy == AUTO else create_policy(variant.policy)
         session = Session.open(
-            self.model, policy=policy, budget=tokens, reindexing=entry.reindexing, chunk=CHUNK, room=self.settings.room
+            self.model, policy=policy, budget=tokens, reindexing=variant.reindexing, chunk=CHUNK, room=self.settings.room
         )
         return session, policy
 
-    def cells(self, entries: Sequence[Entry], budget: str, tokens: int) -> Iterator[Cell | Skipped]:
-        """Each entry at ``tokens`` or, where it holds more than its cache, at what takes no more bytes than a plain window."""
+    def runs(self, variants: Sequence[Variant], budget: str, tokens: int) -> Iterator[Run | SkippedRun]:
+        """Each variant at ``tokens`` or at the most that takes no more bytes than a plain window of as many."""
         per_token, least = bytes_per_token(self.model.bundle), frames_ahead(self.model, 1)
-        yield from equal_cells(entries, budget, tokens, per_token, least, self.taken)
+        yield from equal_byte_runs(variants, budget, tokens, per_token, least, self.taken)
 
-    def taken(self, entry: Entry, tokens: int) -> int:
+    def taken(self, variant: Variant, tokens: int) -> int:
         """Bytes that cache and policy take at most, watching noise until the memory has been full for two chunks.
 
         tokens: 0 for all that the model can hold, of which only the cache is measured.
         """
-        session, policy = self._opened(Cell(entry.label, "", tokens))
+        session, policy = self._opened(Run(variant.label, "", tokens))
         footprint = Footprint()
         with session:
             for number in range(tokens // frames_ahead(self.model, 1) + 2 * CHUNK if tokens else 0):
@@ -107,7 +106,7 @@ class Desk:
                 if (number + 1) % CHUNK == 0:
                     footprint.measure(session.cache, policy)
             footprint.measure(session.cache, policy)
-        self.shared.forget()
+        self.features.clear()
         return footprint.peak
 
 
@@ -120,7 +119,7 @@ def identity(model: Model) -> str:
     return hash_file(model.bundle.path / MANIFEST).sha256[:16]
 
 
-def room_for(model: Model, questions: Sequence[Question]) -> TextRoom:
+def room_for(model: Model, questions: Sequence[SuiteQuestion]) -> TextRoom:
     """Room for the longest prompt, up to a share of the model's positions, and the longest answer; no conversation."""
     chat, most = Chat(model.bundle.chat), model.bundle.limit // PROMPT_SHARE
     prompts = {question.prompt for question in questions} | {question.poll.prompt for question in questions if question.poll}
@@ -141,6 +140,6 @@ def workers_that_fit(wanted: int, bytes_each: int) -> int:
     return max(1, min(wanted, psutil.virtual_memory().available // max(bytes_each, 1)))
 
 
-def seat(settings: Settings) -> Callable[[Task], list[Record]]:
-    """A worker's own desk."""
-    return Desk(settings).perform
+def seat(settings: VideoSettings) -> Callable[[VideoTask], list[Record]]:
+    """The work of a worker that is a process of its own."""
+    return VideoWorker(settings).perform

@@ -39,7 +39,7 @@ class Clip:
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class ClipTrace:
     """One clip of ``frames`` frames of p tokens, all of them held; n = frames * p tokens in stream order.
 
     attention: what each vision token gets from the question rows, mean over heads, rows and questions of ``softmax(q K^T /
@@ -53,7 +53,7 @@ class Observation:
 
 
 @dataclass
-class Watched(Full):
+class TracedFull(Full):
     """The full policy, keeping the rotated queries of the newest WINDOW vision rows in all layers."""
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class Watched(Full):
             self.queries[layer] = np.concatenate(rows, 1)[:, -WINDOW:]
 
 
-class Observer:
+class ClipTracer:
     """Watches clips with one model. ``frames``: as many as asked for; None: all that fit, up to MOST_TOKENS.
 
     Raises UserError when they cannot be held in full.
@@ -93,16 +93,16 @@ class Observer:
     def _asked(self, question: str) -> list[int]:
         return self.model.encode(self._chat.suffix([], question))
 
-    def __call__(self, clip: Clip) -> Observation:
+    def __call__(self, clip: Clip) -> ClipTrace:
         """Watch a clip, or its beginning. Raises UserError for one that is too short."""
-        policy = Watched()
+        policy = TracedFull()
         stream = self._watch(clip, policy)
         if stream.frames < FEWEST_FRAMES:
             raise UserError(f"{clip.name}: {stream.frames} frames are too few to calibrate on; it takes {FEWEST_FRAMES}")
         cache, layers = stream.cache, range(stream.cache.layers)
         vision = np.flatnonzero(cache.kind(0)[0] == Kind.VISION)  # nothing is evicted, so all layers and heads are alike
         older = vision[: len(vision) - len(policy.seq)]
-        return Observation(
+        return ClipTrace(
             frames=stream.frames,
             norms=[value_norms(cache.value(layer)[:, vision], cache.value_scale(layer)) for layer in layers],
             mass=[
@@ -114,7 +114,7 @@ class Observer:
             attention=self._attention(stream, clip.questions),
         )
 
-    def _watch(self, clip: Clip, policy: Watched) -> Stream:
+    def _watch(self, clip: Clip, policy: TracedFull) -> Stream:
         bundle, engine = self.model.bundle, self.model.engine
         budget = self.frames * Framing(self.model).rows_per_frame
         try:

@@ -1,9 +1,12 @@
-"""What is compared: policies with their settings, the ablations by name, and budgets as shares of a stream."""
+"""What is compared: variants (policies with their settings), their budgets, and runs at equal bytes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from edgevlm.calib.footprint import fitted
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.policies import POLICIES, create_policy
@@ -71,8 +74,8 @@ policies do not have are left out, and named."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A row of the comparison: ``name``, ``name:setting=value,...``, either with ``@eager`` for eager re-indexing."""
+class Variant:
+    """A policy with its settings: ``name``, ``name:setting=value,...``, either with ``@eager`` for eager re-indexing."""
 
     label: str
 
@@ -88,31 +91,87 @@ class Entry:
     def reindexing(self) -> Reindexing:
         return "eager" if self.label.endswith("@eager") else "lazy"
 
+    @property
+    def exists(self) -> bool:
+        """Whether the installed policies have its settings."""
+        try:
+            create_policy(self.policy)
+        except UserError:
+            return False
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A share of the vision tokens of a whole stream, as typed, like ``12.5%``."""
+    """As typed: a fraction of the vision tokens of a whole stream (``12.5%``), or ``count`` vision tokens per layer."""
 
     text: str
-    fraction: float
+    fraction: float = 0.0
+    count: int | None = None
 
-    def tokens(self, whole: int) -> int:
-        return int(self.fraction * whole + 1e-9)
-
-
-WHOLE = Budget("100%", 1.0)
+    def tokens(self, stream_tokens: int) -> int:
+        """|M| for a stream of so many vision tokens."""
+        return int(self.fraction * stream_tokens + 1e-9) if self.count is None else self.count
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens(Budget):
-    """Vision tokens per layer, whatever the stream, as typed; ``fraction`` is their number."""
+class Run:
+    """A variant at a budget. tokens: |M|; allowed: bytes that cache and policy may take together, 0 for any number."""
 
-    def tokens(self, whole: int) -> int:
-        return int(self.fraction)
+    label: str
+    budget: str
+    tokens: int
+    allowed: int = 0
 
 
-def parse_entries(texts: list[str]) -> tuple[list[Entry], list[str]]:
-    """What ``--policy`` names, once each and without ``full``, which always runs; and the ablations there are no settings for.
+@dataclass(frozen=True, slots=True)
+class SkippedRun:
+    label: str
+    budget: str
+    reason: str
+
+
+PLAIN = Variant("sliding-window")  # holds nothing beside the cache: its bytes are what everybody gets
+
+
+def equal_byte_runs(
+    variants: Sequence[Variant],
+    budget: str,
+    tokens: int,
+    per_token: int,
+    least: int,
+    peak_bytes: Callable[[Variant, int], int],
+    unlimited: Collection[Variant] = (),
+) -> Iterator[Run | SkippedRun]:
+    """Each variant at ``tokens``, or at the most that takes no more bytes than a plain window of as many; or why not.
+
+    per_token, least: see :func:`fitted`. peak_bytes: measures a variant at a budget. unlimited:
+    variants that may take any number of bytes.
+    """
+    try:
+        allowed = peak_bytes(PLAIN, tokens)
+    except UserError as error:
+        names = dict.fromkeys(ORACLE if variant.is_oracle else variant.label for variant in variants)
+        yield from (SkippedRun(name, budget, reason_of(error)) for name in names)
+        return
+    for variant in variants:
+        try:
+            if variant in unlimited:
+                yield Run(variant.label, budget, tokens)
+            else:
+                most = fitted(tokens, allowed, per_token, least, partial(peak_bytes, variant))
+                yield Run(variant.label, budget, most, allowed)
+        except UserError as error:
+            yield SkippedRun(variant.label, budget, reason_of(error))
+
+
+def reason_of(error: UserError) -> str:
+    """Why a policy cannot run at a budget, without the advice to ``--budget``."""
+    return str(error).partition("; give --budget")[0]
+
+
+def parse_variants(texts: list[str]) -> tuple[list[Variant], list[str]]:
+    """What ``--policy`` names, once each and without ``full``, which always runs; and the ablations that do not exist.
 
     A text is ``all``, ``ablations``, ``auto``, ``oracle`` or policies, parted by commas; a comma before ``setting=value``
     belongs to the policy before it. Raises UserError for a policy or setting that does not exist, or one that holds whole
@@ -124,13 +183,13 @@ def parse_entries(texts: list[str]) -> tuple[list[Entry], list[str]]:
         if name == "all":
             labels += [ORACLE, *(policy for policy, kind in POLICIES.items() if kind.bounded)]
         elif name == "ablations":
-            labels += [label for label in ABLATIONS if exists(label)]
-            missing += [label for label in ABLATIONS if not exists(label)]
+            labels += [label for label in ABLATIONS if Variant(label).exists]
+            missing += [label for label in ABLATIONS if not Variant(label).exists]
         else:
-            if name not in (AUTO, ORACLE, FULL) and not create_policy(Entry(name).policy).bounded:
+            if name not in (AUTO, ORACLE, FULL) and not create_policy(Variant(name).policy).bounded:
                 raise UserError(f"--policy {name}: holds whole streams and has no budget to be compared at; leave it out")
             labels.append(name)
-    return [Entry(label) for label in dict.fromkeys(labels) if label != FULL], missing
+    return [Variant(label) for label in dict.fromkeys(labels) if label != FULL], missing
 
 
 def split(text: str) -> list[str]:
@@ -144,20 +203,12 @@ def split(text: str) -> list[str]:
     return names
 
 
-def exists(label: str) -> bool:
-    try:
-        create_policy(Entry(label).policy)
-    except UserError:
-        return False
-    return True
-
-
 def parse_tokens(text: str) -> list[Budget]:
     """``256,512``: vision tokens per layer. Raises UserError."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() and int(part) for part in parts):
         raise UserError(f"--budget {text}: give vision tokens per layer, like 256,512; a long stream has no whole to share")
-    return [Tokens(part, float(part)) for part in dict.fromkeys(parts)]
+    return [Budget(part, count=int(part)) for part in dict.fromkeys(parts)]
 
 
 def parse_budgets(text: str) -> list[Budget]:

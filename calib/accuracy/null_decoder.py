@@ -16,7 +16,7 @@ from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.stream import Stream
 
 
-class BlankDecoder:
+class NullDecoder:
     """Appends rows as the arena has them; logits and queries are zeros."""
 
     def __init__(self, spec: DecoderSpec, probes: Sequence[int]) -> None:
@@ -36,7 +36,7 @@ class BlankDecoder:
         return StepResult(logits, dict.fromkeys(self._probes, queries))
 
 
-class BlankEngine:
+class NullEngine:
     """An engine but for its decoders."""
 
     kv_place: KVPlace = "host"
@@ -44,14 +44,14 @@ class BlankEngine:
     def __init__(self, engine: Engine, spec: DecoderSpec) -> None:
         self._engine, self._spec = engine, spec
 
-    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "whole") -> BlankDecoder:
-        return BlankDecoder(self._spec, probes)
+    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "whole") -> NullDecoder:
+        return NullDecoder(self._spec, probes)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
 
-def bytes_taken(
+def peak_bytes(
     model: Model, policy: Policy, tokens: int, prefix: Sequence[int], text_room: int, frames: int, chunk: int
 ) -> int:
     """The most bytes that cache and policy take together at |M| = ``tokens``, in a stream of ``frames`` frames.
@@ -59,7 +59,7 @@ def bytes_taken(
     Raises UserError for a budget at which the policy cannot run.
     """
     spec, per_frame = model.bundle.decoder, model.bundle.vision.tokens_per_frame
-    blank = replace(model, engine=cast(Engine, BlankEngine(model.engine, spec)))
+    blank = replace(model, engine=cast(Engine, NullEngine(model.engine, spec)))
     stream = Stream(blank, policy, tokens, prefix, text_room, "lazy", chunk)
     footprint = Footprint()
     footprint.measure(stream.cache, policy)

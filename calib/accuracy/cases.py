@@ -1,0 +1,161 @@
+"""The demo world's suites: streams, the questions asked after their last frame, and the tokens that show each answer.
+
+streamqa asks one question of each kind; the background of streamqa-hard moves and is cut, and nearly twice as much happens.
+longstream asks what was last shown tens, hundreds or thousands of frames ago. Full KV cannot hold such a stream, nor has the
+model positions for it: what it can answer is what an oracle makes of the evidence at a generous budget.
+
+A token is named by its place in the stream, ``frame * tokens_per_frame + patch``: the same number whatever a policy keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.calib.demo import questions as demo
+from edgevlm.calib.demo.long_world import LongWorld, Visit, plan_visits
+from edgevlm.calib.demo.world import COLORS, SHAPES, World
+
+DEVELOPMENT = 2_000_000
+"""First word of the worlds' seeds in development, ``[DEVELOPMENT, seed, stream]``; training's begin with small numbers."""
+
+TEST_SEEDS = (3_000_000, 7)
+"""First words of the worlds' seeds of ``--seed test``. For reports only: nothing may be chosen or tuned by what they give."""
+
+Words = tuple[int, int]
+
+Drawn = tuple[demo.Question, str]  # and its right answer
+
+LONGSTREAM = "longstream"
+
+OF_A_VISIT = ("past_color", "past_where", "past_seen")
+OF_THE_FIRST = ("first_color", "first_shape")
+OF_NOW = ("now_count", "now_color", "now_where")
+
+SUITES: dict[str, Callable[[list[int]], World]] = {
+    "streamqa": World,
+    "streamqa-hard": partial(World, hard=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CaseQuestion:
+    """A question with its one right answer.
+
+    evidence: rising tokens that show the answer, int64; empty where nothing shows it (a "no"). For a question about now they
+    lie in the newest frame. last: the last frame that showed it, None without evidence.
+    """
+
+    kind: str
+    text: str
+    answer: str
+    evidence: NDArray[np.int64]
+    last: int | None
+
+    @property
+    def is_about_now(self) -> bool:
+        return demo.is_about_now(self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One stream. frames: uint8 ``[T, H, W, 3]``; owners: int32 ``[T, p]``, the object in each patch, -1 for none."""
+
+    frames: NDArray[np.uint8]
+    owners: NDArray[np.int32]
+    questions: list[CaseQuestion]
+
+    def quarter(self, question: CaseQuestion) -> int | None:
+        """In which quarter of the stream the evidence was last seen, 1 the oldest; None without evidence."""
+        return None if question.last is None else 1 + question.last * 4 // len(self.frames)
+
+    def gap(self, question: CaseQuestion) -> int | None:
+        """How many frames before the newest the evidence was last seen; None without evidence."""
+        return None if question.last is None else len(self.frames) - 1 - question.last
+
+
+def seed_words(text: str) -> Words:
+    """``test`` or a number, as the first words of the worlds' seeds. Raises ValueError."""
+    if text == "test":
+        return TEST_SEEDS
+    seed = int(text)
+    if seed < 0:
+        raise ValueError(text)
+    return DEVELOPMENT, seed
+
+
+def make_case(words: Words, stream: int, frames: int, suite: str = "streamqa") -> Case:
+    """The ``stream``-th stream of a seed: always the same.
+
+    Of longstream three questions about each visit, and about as many others; of the others one of each kind.
+    """
+    rng = np.random.default_rng([*words, stream, 1])
+    seed, is_long = [*words, stream], suite == LONGSTREAM
+    world = LongWorld(seed, plan_visits(rng, frames) if frames > 1 else []) if is_long else SUITES[suite](seed)
+    shown, owners = [], []
+    for _ in range(frames):
+        shown.append(world.step())
+        owners.append(world.owners)
+    held = np.array(owners, np.int32)
+    drawn = _long_questions(world, rng) if isinstance(world, LongWorld) else _drawn(demo.OFFERED, world, rng)
+    return Case(np.array(shown), held, [make_question(asked, answer, world, held) for asked, answer in drawn])
+
+
+def _drawn(kinds: Iterable[str], world: World, rng: np.random.Generator) -> list[Drawn]:
+    return [pair for kind in kinds if (pair := demo.draw(kind, world.history, rng))]
+
+
+def _long_questions(world: LongWorld, rng: np.random.Generator) -> list[Drawn]:
+    about_visits = [_about(visit, kind, world, rng) for visit in world.visits for kind in OF_A_VISIT]
+    never = [_never(world, rng) for _ in world.visits]
+    return [*about_visits, *never, *_drawn((*OF_THE_FIRST, *OF_NOW), world, rng)]
+
+
+def make_question(asked: demo.Question, answer: str, world: World, owners: NDArray[np.int32]) -> CaseQuestion:
+    """With its evidence. owners: int32 ``[T, p]``, of the whole stream."""
+    shows = np.isin(owners, carriers(asked, world))
+    if demo.is_about_now(asked.kind):
+        shows[:-1] = False
+    evidence = np.flatnonzero(shows)
+    last = int(evidence[-1]) // owners.shape[1] if len(evidence) else None
+    return CaseQuestion(asked.kind, asked.text, answer, evidence, last)
+
+
+def carriers(asked: demo.Question, world: World) -> list[int]:
+    """Numbers of the objects that show the answer: the question's subject, or all those that a count is about."""
+    history = world.history
+    thing = demo.subject(asked, history)
+    if thing is not None:
+        return [thing.number]
+    among = history.present if demo.is_about_now(asked.kind) else history.things
+    return [other.number for other in among if asked.color in (None, other.color) and asked.shape in (None, other.shape)]
+
+
+def gap_name(gap: int | None) -> str | None:
+    """``tens``, ``hundreds``, ...: how long ago, in frames; None for what was never shown."""
+    names = ("ones", "tens", "hundreds", "thousands", "ten thousands", "hundred thousands")
+    return None if gap is None else names[min(len(str(gap)), len(names)) - 1]
+
+
+GAP_NAMES = ("tens", "hundreds", "thousands", "ten thousands")
+
+
+def _about(visit: Visit, kind: str, world: LongWorld, rng: np.random.Generator) -> Drawn:
+    """A question of this kind about a visit, and its answer."""
+    phrasing = int(rng.integers(len(demo.KINDS[kind].phrasings)))
+    has_color = demo.KINDS[kind].has(demo.COLOR)
+    question = demo.ask(kind, phrasing, visit.color if has_color else None, visit.shape)
+    answer = demo.truth(question, world.history)
+    assert answer is not None, "nothing else has its shape"
+    return question, answer
+
+
+def _never(world: LongWorld, rng: np.random.Generator) -> Drawn:
+    """Whether there was something that never was: a visit's shape in another colour, or a pair that nobody has shown."""
+    pairs = [(c, s) for c in range(len(COLORS)) for s in range(len(SHAPES)) if (c, s) not in world.history.shown]
+    color, shape = pairs[int(rng.integers(len(pairs)))]
+    return demo.ask("past_seen", int(rng.integers(len(demo.KINDS["past_seen"].phrasings))), color, shape), "no"

@@ -1,0 +1,92 @@
+"""Every variant at every budget on the same streams and questions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edgevlm import __version__
+from edgevlm.calib.accuracy.intervals import Estimate, share
+from edgevlm.calib.accuracy.journal import Journal, Record
+from edgevlm.calib.accuracy.oracle import ORACLES
+from edgevlm.calib.accuracy.variants import ORACLE, Budget, Run, SkippedRun, Variant
+from edgevlm.calib.accuracy.worker import Settings, Task, Worker, run_all
+from edgevlm.calib.demo.questions import OFFERED
+from edgevlm.runtime.model import Model
+
+ENTERS = 0.9  # of full KV's answers to a kind must be right, else the kind is left out
+
+Progress = Callable[[str, int, int], None]  # what is being done, how many are, of how many
+Pick = Callable[[dict[str, Any]], bool]  # of a question's result
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """runs: the ceiling first, ``full`` as a rule, then by budget; records: of each run, stream by stream."""
+
+    settings: Settings
+    runs: list[Run]
+    skipped: list[SkippedRun]
+    records: dict[Run, list[Record]]
+
+    def kinds(self) -> dict[str, Estimate]:
+        """Of each kind of question how often the ceiling is right."""
+        records = self.records[self.runs[0]]
+        names = dict.fromkeys(result["kind"] for record in records for result in record["results"])
+        return {name: share(clusters(records, lambda result, name=name: result["kind"] == name)) for name in names}
+
+
+def compare(
+    settings: Settings,
+    variants: Sequence[Variant],
+    budgets: Sequence[Budget],
+    streams: int,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    workers: int = 1,
+    progress: Progress = lambda what, done, total: None,
+    model: Model | None = None,
+) -> Comparison:
+    """Run every case, or with ``out`` and ``resume`` those that the journal does not have yet. Raises UserError.
+
+    model: one that is loaded already, for one worker.
+    """
+    worker = Worker(settings, model)
+    ceiling = worker.ceiling()
+    header = {"edgevlm": __version__, **asdict(settings), "model": worker.identity, "kinds": list(OFFERED)}
+    with Journal(out, header, resume) as journal:
+        found: list[Run | SkippedRun] = [ceiling]
+        for number, budget in enumerate(budgets):
+            progress("budgets of equal bytes", number, len(budgets))
+            found += worker.runs(expand(variants), budget)
+        runs = [run for run in found if isinstance(run, Run)]
+        skipped = [skip for skip in found if isinstance(skip, SkippedRun)]
+        tasks = [Task(run, stream) for stream in range(streams) for run in runs]
+        todo = [task for task in tasks if (task.run.label, task.run.budget, task.stream) not in journal.records]
+        progress("streams", len(tasks) - len(todo), len(tasks))
+        for number, record in enumerate(run_all(worker, todo, workers), 1):
+            journal.add(record)
+            progress("streams", len(tasks) - len(todo) + number, len(tasks))
+        of = journal.records
+        records = {run: [of[run.label, run.budget, stream] for stream in range(streams)] for run in runs}
+    return Comparison(settings, runs, skipped, records)
+
+
+def expand(variants: Sequence[Variant]) -> list[Variant]:
+    """``oracle`` is a row for each of the oracles, of which the report names the best."""
+    oracles = [Variant(f"{ORACLE}/{name}") for name in ORACLES]
+    return [row for variant in variants for row in (oracles if variant.label == ORACLE else [variant])]
+
+
+def clusters(records: Sequence[Record], pick: Pick) -> list[list[bool]]:
+    """Whether each picked answer is right, a list a stream."""
+    return [[result["right"] for result in record["results"] if pick(result)] for record in records]
+
+
+def correct_answers(comparison: Comparison, run: Run) -> list[list[bool]]:
+    """Whether each answer of a run is right, a list a stream; kinds that full KV answers too seldom are left out."""
+    entered = {kind for kind, of in comparison.kinds().items() if of.value >= ENTERS}
+    return clusters(comparison.records[run], lambda result: result["kind"] in entered)

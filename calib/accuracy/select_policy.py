@@ -1,0 +1,254 @@
+"""Compare the policies on a model at equal bytes, and select the one that ``auto`` runs at each budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from edgevlm import __version__
+from edgevlm.calib.accuracy.compare import compare, correct_answers
+from edgevlm.calib.accuracy.intervals import Estimate, Values, mean, mean_difference, share
+from edgevlm.calib.accuracy.journal import Journal, Record
+from edgevlm.calib.accuracy.policy_divergence import PLAIN, QUESTIONS, DivergenceMeter
+from edgevlm.calib.accuracy.variants import Budget, parse_budgets, parse_variants, reason_of
+from edgevlm.calib.accuracy.worker import Settings
+from edgevlm.calib.trace import Clip
+from edgevlm.errors import UserError
+from edgevlm.runtime.budget import TextRoom, default_budget, text_room
+from edgevlm.runtime.bundle import Progress
+from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.choices import Candidate, Choice, Choices, Measure
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies import create_policy, evicting
+
+SEED = "11"  # of the demo's streams, among those for development
+STREAM = 64  # frames of each
+LOW = "12.5%"  # of a clip: the budget that is compared beside the usual one
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonRequest:
+    """What to compare. budgets: shares of a clip, or tokens; none: the usual one and LOW. measure: None picks by the model."""
+
+    policies: Sequence[str]
+    budgets: Sequence[Budget | int] = ()
+    measure: str | None = None
+    ask: tuple[str, ...] = ()
+    streams: int = 24
+
+    def measured_by(self, model: Model) -> Measure:
+        """``streamqa`` where the model is the demo's and nothing else was asked for, ``kl`` otherwise."""
+        return "streamqa" if (self.measure or ("streamqa" if model.is_demo else "agreement")) == "streamqa" else "kl"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonInput:
+    """The model and the clips. frames: of a clip; folder: keeps what is measured, which is not measured again."""
+
+    model: Model
+    clips: Sequence[Clip]
+    frames: int | None
+    folder: Path
+    progress: Progress
+    note: Note
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCandidate:
+    """A candidate, and its values cluster by cluster; more is better."""
+
+    candidate: Candidate
+    values: Sequence[Values]
+
+
+@dataclass(slots=True)
+class BudgetComparison:
+    """All candidates at one budget; skipped: policies that cannot run at it, and why."""
+
+    measured: list[MeasuredCandidate] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+
+
+def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choices:
+    """Measure every candidate at every budget, and select one at each. Raises UserError."""
+    by = request.measured_by(given.model)
+    frames, comparisons = (_by_questions if by == "streamqa" else _by_divergence)(request, given)
+    worlds = (f"{request.streams} demo worlds, seed {SEED}",)
+    return Choices(
+        edgevlm=__version__,
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        measure=by,
+        watched=worlds if by == "streamqa" else tuple(clip.name for clip in given.clips),
+        frames=frames,
+        known=tuple(evicting()),
+        budgets=tuple(_choices(comparisons, given.note)),
+    )
+
+
+def _choices(comparisons: dict[int, BudgetComparison], note: Note) -> Iterator[Choice]:
+    """A choice at each budget that one of the policies can run at, rising. Raises UserError where there is none."""
+    for budget, comparison in sorted(comparisons.items()):
+        if comparison.measured:
+            candidates = tuple(of.candidate for of in comparison.measured)
+            yield Choice(budget, select_policy(comparison.measured), candidates, tuple(comparison.skipped))
+            continue
+        reasons = "; ".join(f"{policy}: {why}" for policy, why in comparison.skipped)
+        message = f"budget {budget}: none of the policies can run at it ({reasons})"
+        if not any(other.measured for other in comparisons.values()):
+            raise UserError(f"{message}; give a larger --budget")
+        note(message)
+
+
+def select_policy(measured: Sequence[MeasuredCandidate]) -> str:
+    """Of the policies that cannot be told from the best, the one that takes least time to compress.
+
+    The best has the largest mean. A policy can be told from it when the 95 % interval of their paired difference, on the same
+    clusters in the same order, leaves out 0.
+    """
+    best = max(measured, key=lambda of: mean(of.values).value)
+    level = [of.candidate for of in measured if not _worse(of, best)]
+    return min(level, key=lambda of: of.compress_ms).policy
+
+
+def _worse(measured: MeasuredCandidate, best: MeasuredCandidate) -> bool:
+    paired = mean_difference(measured.values, best.values)
+    return not paired.low <= 0 <= paired.high
+
+
+def make_candidate(policy: str, records: Sequence[Record], estimate: Estimate, top1: float | None = None) -> Candidate:
+    """A candidate from its records, one a stream, and the estimate of its value."""
+    value, low, high = (round(number, 6) for number in (estimate.value, estimate.low, estimate.high))
+    return Candidate(
+        policy=policy,
+        tokens=records[0]["tokens"],
+        value=value,
+        ci_low=low,
+        ci_high=high,
+        compress_ms=round(fmean(record["compress_ms"] for record in records), 3),
+        bytes=max(record["bytes"] for record in records),
+        top1=None if top1 is None else round(top1, 6),
+    )
+
+
+def usual_budget(model: Model) -> int:
+    """|M| of a session of which no budget is asked."""
+    room, prefix = TextRoom.fitting(model.bundle.limit), model.encode(Chat(model.bundle.chat).prefix)
+    most = model.bundle.limit - len(prefix) - text_room(model, room)
+    return default_budget(model, create_policy(PLAIN), most)
+
+
+def budgets_of(request: ComparisonRequest, given: ComparisonInput, clip_tokens: int) -> list[int]:
+    """|M| of each budget, rising.
+
+    Under a budget that holds a whole clip all policies are alike: raises UserError where it was asked for, and leaves it out
+    otherwise.
+    """
+    wanted = request.budgets or [usual_budget(given.model), *parse_budgets(LOW)]
+    tokens = sorted({budget if isinstance(budget, int) else budget.tokens(clip_tokens) for budget in wanted})
+    least = 1 if request.budgets else given.model.bundle.vision.tokens_per_frame
+    left = [budget for budget in tokens if least <= budget < clip_tokens]
+    if request.budgets and left != tokens:
+        typed = ",".join(str(budget) if isinstance(budget, int) else budget.text for budget in request.budgets)
+        raise UserError(f"--budget {typed}: must lie within a clip's {clip_tokens} tokens; give less, like {LOW}")
+    if not left:
+        raise UserError(
+            f"{clip_tokens} tokens, the shortest clip, tell no policies apart; give longer clips, or --policies none"
+        )
+    for budget in (budget for budget in tokens if budget >= clip_tokens):
+        given.note(f"the usual budget, {budget} tokens, holds a whole clip, {clip_tokens} tokens, and is not compared")
+    return left
+
+
+def _by_questions(request: ComparisonRequest, given: ComparisonInput) -> tuple[int, dict[int, BudgetComparison]]:
+    """The streamqa suite, on development seeds; by its questions of the kinds that full KV answers."""
+    model, frames = given.model, given.frames or STREAM
+    stream_tokens = frames * model.bundle.vision.tokens_per_frame
+    budgets = budgets_of(request, given, stream_tokens)
+    found = compare(
+        Settings(str(model.bundle.path), frames, SEED),
+        parse_variants([",".join(request.policies)])[0],
+        [Budget(str(budget), budget / stream_tokens) for budget in budgets],
+        request.streams,
+        out=given.folder / "streamqa.jsonl",
+        resume=True,
+        model=model,
+        progress=lambda what, done, total: given.progress(f"comparing policies: {what}, {done} of {total}"),
+    )
+    comparisons = {budget: BudgetComparison() for budget in budgets}
+    for skip in found.skipped:
+        comparisons[int(skip.budget)].skipped.append((skip.label, skip.reason))
+    for run in found.runs[1:]:
+        right = correct_answers(found, run)
+        if not any(right):
+            raise UserError("full KV answers too few of the demo world's questions; give --measure agreement")
+        measured = MeasuredCandidate(make_candidate(run.label, found.records[run], share(right)), right)
+        comparisons[int(run.budget)].measured.append(measured)
+    return frames, comparisons
+
+
+def _by_divergence(request: ComparisonRequest, given: ComparisonInput) -> tuple[int, dict[int, BudgetComparison]]:
+    """Divergence from full KV's next tokens, on so many frames of each clip as the shortest has."""
+    meter = DivergenceMeter(given.model, request.ask or QUESTIONS)
+    longest, limit = meter.longest()
+    tokens = [budget for budget in request.budgets if isinstance(budget, int)] or [usual_budget(given.model)]
+    wanted = given.frames or 2 * max(tokens) // meter.per_frame
+    if wanted > longest:
+        given.note(f"full KV can hold {longest} frames ({limit}): so many of a clip are compared, not {wanted}")
+    given.progress("counting frames")
+    frames = min(sum(1 for _ in islice(clip.frames, min(wanted, longest))) for clip in given.clips)
+    budgets = budgets_of(request, given, frames * meter.per_frame)
+    journal = given.folder / f"kl-{frames}.jsonl"
+    return frames, compare_by_divergence(
+        meter, given.clips, frames, request.policies, budgets, journal,
+        lambda what: given.progress(f"comparing policies: {what}"),
+    )  # fmt: skip
+
+
+def compare_by_divergence(
+    meter: DivergenceMeter,
+    clips: Sequence[Clip],
+    frames: int,
+    policies: Sequence[str],
+    budgets: Sequence[int],
+    journal: Path,
+    progress: Progress,
+) -> dict[int, BudgetComparison]:
+    """Stream the first ``frames`` of every clip under full KV, then under each policy at each budget of |M| tokens.
+
+    What ``journal`` has already is not done again. Clusters are (clip, moment). Raises UserError.
+    """
+    comparisons = {budget: BudgetComparison() for budget in budgets}
+    runs: list[tuple[int, str, int]] = []  # budget, policy, its |M|
+    for budget in budgets:
+        for policy in policies:
+            progress(f"equal bytes: {policy} at {budget} tokens")
+            try:
+                runs.append((budget, policy, meter.fitted(policy, budget, frames)))
+            except UserError as error:
+                comparisons[budget].skipped.append((policy, reason_of(error)))
+    with Journal(journal, {"journal": "edgevlm calibrate"}, resume=True) as saved:
+        for number, clip in enumerate(clips):
+            todo = [run for run in runs if (run[1], str(run[0]), number) not in saved.records]
+            if not todo:
+                continue
+            progress(f"{clip.name}: full KV")
+            reference = meter.reference(clip, frames, min(budget for budget, _, _ in todo))
+            for done, (budget, policy, tokens) in enumerate(todo, 1):
+                progress(f"{clip.name}: {policy} at {budget} tokens ({done} of {len(todo)})")
+                record = meter.measure(reference, create_policy(policy), tokens, budget)
+                saved.add({"policy": policy, "budget": str(budget), "stream": number, **record})
+        for budget, policy, _ in runs:
+            records = [saved.records[policy, str(budget), number] for number in range(len(clips))]
+            nats = [moment for record in records for moment in record["kl"]]
+            top1 = float(np.mean([same for record in records for moment in record["top1"] for same in moment]))
+            values = [[-value for value in moment] for moment in nats]
+            comparisons[budget].measured.append(MeasuredCandidate(make_candidate(policy, records, mean(nats), top1), values))
+    return comparisons

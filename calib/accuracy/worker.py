@@ -1,0 +1,385 @@
+"""A worker has one model watch the cases one by one under each run's policy; several work side by side in processes."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.calib.accuracy.cases import LONGSTREAM, Case, CaseQuestion, make_case, seed_words
+from edgevlm.calib.accuracy.journal import Record
+from edgevlm.calib.accuracy.oracle import make_oracle
+from edgevlm.calib.accuracy.variants import FULL, ORACLE, PLAIN, Budget, Run, SkippedRun, Variant, equal_byte_runs
+from edgevlm.calib.footprint import Footprint, bytes_per_token
+from edgevlm.errors import UserError
+from edgevlm.runtime.auto import AUTO, chosen_policy
+from edgevlm.runtime.budget import TextRoom
+from edgevlm.runtime.bundle import MANIFEST, hash_file
+from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.engine import Engine, Float32
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies import Policy, create_policy
+from edgevlm.runtime.positions import Reindexing
+from edgevlm.runtime.session import Session
+
+CHUNK = 8  # frames encoded and appended at once, as a session does by default
+ROOM = TextRoom(80, 80, 80)  # more than what is asked and answered here takes, and no position that a stream needs
+MEASURED = 256  # frames of a long stream in which a policy's bytes are measured: all of its arrays are there by then
+GUIDED = "snapkv-guided"  # holds whole streams and compresses them under a question: what that does to the questions after it
+CEILING = Run(f"{ORACLE}/spread+frame", "ceiling", 1024)
+"""What stands in for full KV where a stream is too long for it: the evidence is kept, and half of the positions are free."""
+
+Work = TypeVar("Work")
+Done = TypeVar("Done")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What results depend on beside policy, budget and stream. seed: a number, or ``test``; turns: 0 for one question each."""
+
+    model: str = "demo"
+    frames: int = 64
+    seed: str = "0"
+    turns: int = 0
+    suite: str = "streamqa"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    run: Run
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionResult:
+    """One answer. quarter: of the stream, in which its evidence was last seen, 1 the oldest; gap: how many frames ago.
+
+    held: share of the evidence tokens still in the memory; any: whether one of them is, 0 or 1; both averaged over layers and
+    KV heads, None without evidence. moved: bytes that retrieval brought up for it.
+    """
+
+    kind: str
+    text: str
+    answer: str
+    right: bool
+    quarter: int | None
+    held: float | None
+    any: float | None
+    ttft_ms: float
+    gap: int | None = None
+    moved: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """``kept``: per token of the stream the share of layers and KV heads that hold it. bytes: of cache and policy at most."""
+
+    results: list[QuestionResult]
+    kept: NDArray[np.float64]
+    tokens: int
+    bytes: int
+    compressions: int
+    compress_ms: float
+
+    def record(self, with_kept: bool) -> Record:
+        """What the journal keeps; ``kept`` in hundredths, if at all."""
+        fields = {
+            "tokens": self.tokens,
+            "bytes": self.bytes,
+            "compressions": self.compressions,
+            "compress_ms": round(self.compress_ms, 3),
+            "results": [_rounded(asdict(result)) for result in self.results],
+        }
+        return fields | {"kept": np.rint(100 * self.kept).astype(int).tolist()} if with_kept else fields
+
+
+class FeatureCache:
+    """An engine that encodes each chunk of a stream once, for all the sessions that watch it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._known: dict[bytes, Float32] = {}
+
+    def encode(self, pixels: Float32) -> Float32:
+        key = hashlib.blake2b(pixels.tobytes(), digest_size=16).digest()
+        if key not in self._known:
+            self._known[key] = self._engine.encode(pixels)
+        return self._known[key]
+
+    def clear(self) -> None:
+        """Another stream begins."""
+        self._known.clear()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+class Worker:
+    """Makes cases and runs policies on them. model: one that is loaded already.
+
+    Raises UserError for a model that does not see the world's patches.
+    """
+
+    def __init__(self, settings: Settings, model: Model | None = None) -> None:
+        self.settings, self.words = settings, seed_words(settings.seed)
+        model = model or Model.load(settings.model, threads=1)
+        self._features = FeatureCache(model.engine)
+        self.model = replace(model, engine=cast(Engine, self._features))
+        self.per_frame = model.bundle.vision.tokens_per_frame
+        self._long = settings.suite == LONGSTREAM
+        self._stream, self._case = -1, make_case(self.words, 0, 1, settings.suite)
+        patches = self._case.owners.shape[1]
+        if self.per_frame != patches:
+            raise UserError(
+                f"{settings.suite} shows frames of {patches} patches and {settings.model} has {self.per_frame} tokens a frame; "
+                "give --model demo, or a bundle trained on the demo world"
+            )
+
+    @property
+    def identity(self) -> str:
+        """What a journal's header says of this model: the hash of its manifest, which lists the hashes of its files."""
+        return model_identity(self.model)
+
+    def case(self, stream: int) -> Case:
+        if stream != self._stream:
+            self._features.clear()
+            self._stream, self._case = stream, make_case(self.words, stream, self.settings.frames, self.settings.suite)
+        return self._case
+
+    def perform(self, task: Task) -> Record:
+        """One policy at one budget on one stream."""
+        run, case = task.run, self.case(task.stream)
+        policy, tokens = self._policy_factory(run, case)
+        reindexing = Variant(run.label).reindexing
+        key = {"policy": run.label, "budget": run.budget, "stream": task.stream}
+        if self.settings.turns:
+            order = [*self.words, task.stream, 2]
+            return key | take_turns(self.model, case, policy, tokens, reindexing, self.settings.turns, order)
+        result = run_case(self.model, case, policy(), tokens, reindexing)
+        if run.allowed and result.bytes > run.allowed:
+            raise RuntimeError(f"{run.label} at {run.budget} took {result.bytes} bytes and was allowed {run.allowed}")
+        return key | result.record(with_kept=task.stream == 0 and not self._long)
+
+    def _policy_factory(self, run: Run, case: Case) -> tuple[Callable[[], Policy], int]:
+        """What makes the policy, and its |M|: for the guided one the whole stream, of which a question leaves the run's."""
+        variant = Variant(run.label)
+        if run.label == GUIDED:
+            stream_tokens = case.owners.size
+            return partial(create_policy, f"{GUIDED}:target={run.tokens / stream_tokens}"), stream_tokens
+        if variant.is_oracle:
+            return partial(make_oracle, run.label.removeprefix(f"{ORACLE}/"), case), run.tokens
+        return partial(policy_of, variant, self.model, run.tokens), run.tokens
+
+    def runs(self, variants: Sequence[Variant], budget: Budget) -> Iterator[Run | SkippedRun]:
+        """Each variant at the budget at which it takes no more bytes than a plain window does, or why it cannot run."""
+        tokens = budget.tokens(self.settings.frames * self.per_frame)
+        per_token = bytes_per_token(self.model.bundle)
+        unlimited = [variant for variant in variants if variant.is_oracle or variant.label == GUIDED]
+        yield from equal_byte_runs(variants, budget.text, tokens, per_token, self.per_frame, self._peak_bytes, unlimited)
+
+    def ceiling(self) -> Run:
+        """What decides which kinds of question enter: full KV, or on long streams what an oracle keeps.
+
+        Raises UserError when the model has no positions for all of a stream that is not a long one.
+        """
+        if self._long:
+            return CEILING
+        frames, full = self.settings.frames, create_policy("full")
+        Session.open(self.model, policy=full, room=ROOM).close()  # with all it can have
+        most = full.budget // self.per_frame
+        if frames > most:
+            raise UserError(
+                f"--frames {frames}: full KV must hold the whole stream, and this model has positions for {most} frames; "
+                "give that many or fewer"
+            )
+        return Run(FULL, "100%", frames * self.per_frame)
+
+    def _peak_bytes(self, variant: Variant, tokens: int) -> int:
+        """Bytes that cache and policy take at most, watching one stream."""
+        case, policy = self.case(0), policy_of(variant, self.model, tokens)
+        if self._long:
+            case = replace(case, frames=case.frames[:MEASURED])
+        with Session.open(
+            self.model, policy=policy, budget=tokens, reindexing=variant.reindexing, chunk=CHUNK, room=ROOM
+        ) as session:
+            if variant == PLAIN:
+                footprint = Footprint()
+                footprint.measure(session.cache, policy)
+            else:
+                footprint = watch(session, policy, case)
+        return footprint.peak
+
+
+def policy_of(variant: Variant, model: Model, tokens: int) -> Policy:
+    """A fresh policy of this variant; of ``auto`` the one selected for the model at this budget."""
+    return chosen_policy(model.bundle, tokens)[0] if variant.policy == AUTO else create_policy(variant.policy)
+
+
+def model_identity(model: Model) -> str:
+    return hash_file(model.bundle.path / MANIFEST).sha256[:16]
+
+
+def run_case(
+    model: Model, case: Case, policy: Policy, tokens: int, reindexing: Reindexing = "lazy", chunk: int = CHUNK
+) -> CaseResult:
+    """Watch, then ask everything. Raises UserError when ``tokens`` is no budget for this policy."""
+    with Session.open(model, policy=policy, budget=tokens, reindexing=reindexing, chunk=chunk, room=ROOM) as session:
+        footprint = watch(session, policy, case)
+        held = held_tokens(session.cache, case.owners.size)
+        memory = session.stats.memory
+        compress_ms = memory.compress_ms + memory.guidance_ms + memory.reindex_ms
+        results = [ask(session, case, question, held) for question in case.questions]
+    return CaseResult(results, held.mean((0, 1)), tokens, footprint.peak, memory.compressions, compress_ms)
+
+
+def watch(session: Session, policy: Policy, case: Case) -> Footprint:
+    """The whole stream; what cache and policy take is measured after each chunk."""
+    footprint = Footprint()
+    for number, frame in enumerate(case.frames):
+        session.watch(frame)
+        if (number + 1) % session.chunk == 0:
+            footprint.measure(session.cache, policy)
+    session.flush()
+    footprint.measure(session.cache, policy)
+    return footprint
+
+
+def held_tokens(cache: KVCache, tokens: int) -> NDArray[np.bool_]:
+    """Which tokens of the stream each layer and KV head holds: bool ``[layers, kv_heads, tokens]``."""
+    held = np.zeros((cache.layers, cache.kv_heads, tokens), np.bool_)
+    for layer in range(cache.layers):
+        vision, seq = cache.kind(layer) == Kind.VISION, cache.seq(layer)
+        first = int((cache.kind(layer)[0] == Kind.PREFIX).sum())
+        for head in range(cache.kv_heads):
+            held[layer, head, seq[head, vision[head]] - first] = True
+    return held
+
+
+def ask(session: Session, case: Case, question: CaseQuestion, held: NDArray[np.bool_]) -> QuestionResult:
+    """Ask, and compare the answer with the right one and what is held with the evidence."""
+    before = moved_bytes(session)
+    answer = session.ask(question.text)
+    text, (share, some) = answer.text.strip(), overlap(held, question.evidence)
+    return QuestionResult(
+        kind=question.kind,
+        text=question.text,
+        answer=text,
+        right=text == question.answer,
+        quarter=case.quarter(question),
+        held=share,
+        any=some,
+        ttft_ms=answer.ttft_ms,
+        gap=case.gap(question),
+        moved=moved_bytes(session) - before,
+    )
+
+
+def moved_bytes(session: Session) -> int:
+    """Bytes that retrieval has brought up from host memory and disk until now; 0 for policies that do not retrieve."""
+    store = session.store
+    return store.stats.bytes_host + store.stats.bytes_disk if store is not None else 0
+
+
+def overlap(held: NDArray[np.bool_], evidence: NDArray[np.int64]) -> tuple[float | None, float | None]:
+    """Share of ``evidence`` held, and whether any of it is, each the mean over layers and KV heads; None without evidence."""
+    if not len(evidence):
+        return None, None
+    there = held[:, :, evidence]
+    return float(there.mean()), float(there.any(2).mean())
+
+
+def _rounded(fields: dict[str, Any]) -> dict[str, Any]:
+    return {key: round(value, 4) if isinstance(value, float) else value for key, value in fields.items()}
+
+
+def take_turns(
+    model: Model, case: Case, policy: Callable[[], Policy], tokens: int, reindexing: Reindexing, count: int, order: list[int]
+) -> Record:
+    """Ask ``count`` questions one after another, and each again of a session of its own that watched the same stream.
+
+    No answer may depend on the questions before it (InfiniPot-V, App. C). policy: makes a fresh one; order: the seed of which
+    questions and in which order. Per turn: kind, right, fresh (right when asked alone), same (the answers are the same tokens).
+    """
+    asked = draw_turns(case, count, order)
+
+    def session() -> Session:
+        opened = Session.open(model, policy=policy(), budget=tokens, reindexing=reindexing, room=ROOM)
+        for frame in case.frames:
+            opened.watch(frame)
+        return opened
+
+    with session() as one:
+        answers = [_text_and_ids(one, question) for question in asked]
+    results = []
+    for question, (text, ids) in zip(asked, answers, strict=True):
+        with session() as fresh:
+            alone, alone_ids = _text_and_ids(fresh, question)
+        right, fresh_right = text == question.answer, alone == question.answer
+        results.append({"kind": question.kind, "right": right, "fresh": fresh_right, "same": ids == alone_ids})
+    return {"turns": results}
+
+
+def draw_turns(case: Case, count: int, order: list[int]) -> list[CaseQuestion]:
+    """``count`` questions in a random order, those about before first: the others hardly depend on what is kept."""
+    shuffled = [case.questions[place] for place in np.random.default_rng(order).permutation(len(case.questions))]
+    return sorted(shuffled, key=lambda question: question.is_about_now)[:count]
+
+
+def _text_and_ids(session: Session, question: CaseQuestion) -> tuple[str, list[int]]:
+    answer = session.ask(question.text)
+    return answer.text.strip(), answer.token_ids
+
+
+def run_all(worker: Worker, tasks: Iterable[Task], workers: int) -> Iterator[Record]:
+    """Records as they are done, see :func:`map_workers`."""
+    yield from map_workers(worker.perform, partial(_perform_of_new_worker, worker.settings), tasks, workers)
+
+
+def _perform_of_new_worker(settings: Settings) -> Callable[[Task], Record]:
+    return Worker(settings).perform
+
+
+def map_workers(
+    perform: Callable[[Work], Done], make_perform: Callable[[], Callable[[Work], Done]], tasks: Iterable[Work], workers: int
+) -> Iterator[Done]:
+    """Results as they are done: by ``perform`` in this process, or in ``workers`` others, each with its own ``make_perform()``.
+
+    Raises UserError if a worker dies.
+    """
+    if workers == 1:
+        yield from map(perform, tasks)
+        return
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_process, (make_perform,))
+    try:
+        for done in as_completed([pool.submit(_perform_in_process, task) for task in tasks]):
+            yield done.result()
+    except BrokenProcessPool:
+        raise UserError(
+            "a worker was killed, perhaps for want of memory; give fewer --workers, and --resume with --out"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_perform: Callable[[Any], Any]
+
+
+def _start_process(make_perform: Callable[[], Callable[[Any], Any]]) -> None:
+    """In a worker, once: ctrl-C is the parent's business."""
+    global _perform
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _perform = make_perform()
+
+
+def _perform_in_process(task: Any) -> Any:
+    return _perform(task)

@@ -1,0 +1,212 @@
+"""Layer statistics: value norms, attention over age, and how well layers rank each other's tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from itertools import combinations_with_replacement, zip_longest
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm import __version__
+from edgevlm.calib.trace import Clip, ClipTrace, ClipTracer, Float64
+from edgevlm.runtime.bundle import Progress
+from edgevlm.runtime.calibration import Calibration, LayerClass
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies.infinipot_v import WINDOWS, variation
+
+
+def calibrate(model: Model, clips: Sequence[Clip], frames: int | None = None, progress: Progress | None = None) -> Calibration:
+    """Watch each clip under full KV and measure every layer; what is measured a clip is averaged over clips.
+
+    frames: of each clip; None takes as many as the model's positions hold, 6,000 tokens at most. Raises UserError for clips too
+    short, and for frames that cannot be held.
+    """
+    questions = tuple(dict.fromkeys(question for clip in clips for question in clip.questions))
+    tracer = ClipTracer(model, frames, questions)
+    traces = []
+    for number, clip in enumerate(clips, 1):
+        if progress is not None:
+            progress(f"watching {clip.name} ({number} of {len(clips)})")
+        traces.append(tracer(clip))
+    return summarise(traces, tuple(clip.name for clip in clips), questions)
+
+
+def summarise(traces: Sequence[ClipTrace], clips: tuple[str, ...], questions: tuple[str, ...]) -> Calibration:
+    """The calibration that traces of the same model amount to."""
+    layers = range(len(traces[0].norms))
+    cv = [_mean(variation(seen.norms[layer]) for seen in traces) for layer in layers]
+    age_shares = [[ages(seen.attention[layer], seen.frames) for seen in traces] for layer in layers]
+    recent_shares = [_mean(map(recency, of_layer)) for of_layer in age_shares]
+    flat = _mean(newest_tenth(seen.frames) / seen.frames for seen in traces)
+    periods = [_mean(periodicity(seen.attention[layer], seen.frames) for seen in traces) for layer in layers]
+    classes = tuple(classify(recent, flat, periodic) for recent, periodic in zip(recent_shares, periods, strict=True))
+    middle_from, deep_from = boundaries(classes)
+    tables = [layer_rank_correlation(seen.mass, seen.norms) for seen in traces]
+    table = [[_mean_of_known(cells) for cells in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)]
+    return Calibration(
+        edgevlm=__version__,
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        clips=clips,
+        frames=tuple(seen.frames for seen in traces),
+        questions=questions,
+        cv=_rounded(cv),
+        thresholds=thresholds(cv),
+        ages=tuple(_rounded(_over_clips(of_layer)) for of_layer in age_shares),
+        recency=_rounded(recent_shares),
+        flat=round(flat, 6),
+        periodicity=_rounded(periods),
+        classes=classes,
+        middle_from=middle_from,
+        deep_from=deep_from,
+        agreement=tuple(map(tuple, table)),
+        clie=best_clie_layer(table),
+    )
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
+
+
+def _mean_of_known(cells: Sequence[float | None]) -> float | None:
+    return None if cells[0] is None else round(_mean(cell for cell in cells if cell is not None), 6)
+
+
+def _over_clips(shares: Sequence[Float64]) -> list[float]:
+    """The mean share of each age ``[longest clip]``, over the clips that are as long, normalised."""
+    means = [_mean(share for share in of_age if share is not None) for of_age in zip_longest(*shares)]
+    return [mean / sum(means) for mean in means]
+
+
+def _rounded(values: Iterable[float]) -> tuple[float, ...]:
+    return tuple(round(value, 6) for value in values)
+
+
+CLASSES: tuple[LayerClass, ...] = ("shallow", "middle", "deep")
+DOMINATED = 0.5  # of the attention on the newest tenth of the frames: more makes a layer shallow
+FLAT = 2.0  # times what even attention would leave there: no more may be left in a deep layer
+PERIODIC = 0.5  # autocorrelation at the lag of one frame: a deep layer has at least that
+PAPER = (0.1, 0.7)  # HERMES's own depths: shallow below the first, deep from the second
+
+
+def ages(attention: Float64, frames: int) -> Float64:
+    """Share of a layer's attention to vision ``[n]``, in stream order, that goes to each frame: ``[frames]``, newest first."""
+    mass = attention.reshape(frames, -1).sum(1)[::-1]
+    return mass / max(mass.sum(), 1e-300)
+
+
+def newest_tenth(frames: int) -> int:
+    """Frames in the newest tenth, at least one."""
+    return max(1, round(frames / 10))
+
+
+def recency(age: Float64) -> float:
+    """The share of the newest tenth of the frames: tenth / frames where attention is even, 1 where it is all there."""
+    return float(age[: newest_tenth(len(age))].sum())
+
+
+def periodicity(attention: Float64, frames: int) -> float:
+    """Autocorrelation of log attention ``[n]`` at lag p = n / frames, its trend taken out: 1 for one pattern in all frames.
+
+    The trend is a centred moving mean over one frame (for even p over p + 1 tokens with half weight at both ends), so that
+    decay with age, however steep, is no pattern. 0 for attention without any.
+    """
+    period = len(attention) // frames
+    if period < 2:
+        return 0.0
+    level = np.log(np.maximum(attention, 1e-30))
+    window = np.ones(period) if period % 2 else np.r_[0.5, np.ones(period - 1), 0.5]
+    half = len(window) // 2
+    rest = level[half : len(level) - half] - np.convolve(level, window / period, "valid")
+    earlier, later = rest[:-period], rest[period:]
+    if min(earlier.std(), later.std()) < 1e-9:
+        return 0.0
+    return float(np.corrcoef(earlier, later)[0, 1])
+
+
+def classify(recent: float, flat: float, periodic: float) -> LayerClass:
+    """Shallow: more than half of the attention is on the newest tenth of the frames. Deep: at most twice its even share
+    (``flat``) is there, and the pattern of one frame repeats in the next. Middle: what is between.
+    """
+    if recent > DOMINATED:
+        return "shallow"
+    return "deep" if recent <= FLAT * flat and periodic >= PERIODIC else "middle"
+
+
+def boundaries(classes: Sequence[LayerClass]) -> tuple[int, int]:
+    """The depths (middle_from, deep_from) whose shallow, middle and deep layers differ least from ``classes``.
+
+    The difference counts classes (shallow for deep is two), summed over layers; of equal ones the pair next to HERMES's
+    depths, .1 L and .7 L, is taken.
+    """
+    layers = len(classes)
+    ranks = np.array([CLASSES.index(name) for name in classes])
+    depth = np.arange(layers)
+    paper = [math.floor(share * layers + 1e-9) for share in PAPER]
+
+    def cost(pair: tuple[int, int]) -> tuple[int, int]:
+        fitted = (depth >= pair[0]).astype(int) + (depth >= pair[1])
+        return int(np.abs(ranks - fitted).sum()), abs(pair[0] - paper[0]) + abs(pair[1] - paper[1])
+
+    return min(combinations_with_replacement(range(layers + 1), 2), key=cost)
+
+
+def thresholds(cv: Sequence[float]) -> tuple[float, float, float]:
+    """tau1 < tau2 < tau3 that split the layers' CV at its quartiles: the least varying quarter gets window 7, the next 5, 3, 1.
+
+    tau_k lies half way between the two neighbours in sorted order around rank ceil(k L / 4), so that no layer's own CV is on a
+    border; where CV rises with depth the windows are those of the preset. Of fewer than 4 layers, or equal ones, some windows
+    are left out.
+    """
+    ordered = np.sort(np.asarray(cv, np.float64))
+    borders: list[float] = []
+    for quarter in range(1, len(WINDOWS)):
+        rank = min(math.ceil(quarter * len(ordered) / len(WINDOWS)), len(ordered) - 1)
+        middle = float(ordered[max(rank - 1, 0)] + ordered[rank]) / 2
+        borders.append(max(middle, math.nextafter(borders[-1], math.inf)) if borders else middle)
+    return borders[0], borders[1], borders[2]
+
+
+CANDIDATES = 6  # lowest layers that are tried as CLIE layer
+
+
+def ranks(values: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Ranks 1..n of ``[n]`` values, equal ones sharing the mean of theirs."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[place]
+
+
+def spearman(a: NDArray[np.floating], b: NDArray[np.floating]) -> float:
+    """Spearman's rank correlation of two lists ``[n]``: Pearson's of their ranks; 0 where one of them is constant."""
+    x, y = ranks(a), ranks(b)
+    if x.std() == 0 or y.std() == 0:
+        return 0.0
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+def layer_rank_correlation(
+    mass: Sequence[NDArray[np.floating]], norms: Sequence[NDArray[np.floating]]
+) -> list[list[float | None]]:
+    """Per candidate c and layer l > c the correlation of ``S^c ||V^l||`` (eq. 4) with ``S^l ||V^l||`` (eq. 3), over KV heads.
+
+    mass: per layer S of the n tokens before the newest w, ``[kv_heads, n]``; norms: ||V||, of those and what follows. Layers up
+    to the candidate have None.
+    """
+    layers, (heads, n) = len(mass), mass[0].shape
+    norms = [of_layer[:, :n] for of_layer in norms]
+    return [
+        [
+            float(np.mean([spearman(mass[c][h] * norms[layer][h], mass[layer][h] * norms[layer][h]) for h in range(heads)]))
+            if layer > c
+            else None
+            for layer in range(layers)
+        ]
+        for c in range(max(1, min(CANDIDATES, layers - 1)))
+    ]
+
+
+def best_clie_layer(table: Sequence[Sequence[float | None]]) -> int:
+    """The candidate that agrees best with the layers above all candidates; the lower one of equals."""
+    return int(np.argmax([np.mean([row[layer] or 0.0 for layer in range(len(table), len(row))] or [0.0]) for row in table]))
