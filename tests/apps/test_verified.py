@@ -1,4 +1,4 @@
-"""docs/verified.md and docs/jetson.md name commands, tests and modes that there are."""
+"""docs/verified.md and docs/guide/jetson.md name commands, tests and modes that there are."""
 
 import re
 from pathlib import Path
@@ -48,6 +48,8 @@ def test_each_path_exists():
 
 
 def test_power_modes_are_those_of_the_profiles():
-    rows = dict(re.findall(r"^\| `(orin-[\w-]+)` \| (.*) \|$", (ROOT / "docs" / "jetson.md").read_text(), re.MULTILINE))
+    rows = dict(
+        re.findall(r"^\| `(orin-[\w-]+)` \| (.*) \|$", (ROOT / "docs" / "guide" / "jetson.md").read_text(), re.MULTILINE)
+    )
     profiles = {name: load_device(name)["power_modes"] for name in device_names() if name.startswith("orin")}
     assert rows == {name: ", ".join(f"{mode['id']} {mode['name']}" for mode in modes) for name, modes in profiles.items()}

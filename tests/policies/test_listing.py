@@ -48,14 +48,14 @@ def test_meanings_are_read_from_the_docstring():
 
 @pytest.mark.parametrize("name", list(POLICIES))
 def test_the_documentation_has_a_section_with_every_setting(name):
-    page = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "internals" / "policies.md").read_text()
     section = page.split(f"\n## {name}\n")[1].split("\n## ")[0]
     missing = [setting.name for setting in describe(POLICIES[name]).settings if f"`{setting.name}`" not in section]
     assert not missing
 
 
 def test_settings_written_in_the_documentation_can_be_typed():
-    page = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "internals" / "policies.md").read_text()
     written = re.findall(rf"`((?:{'|'.join(POLICIES)}):[^`]*=[^`]*)`", page)
     assert len(written) > 8
     for text in written:

@@ -14,7 +14,7 @@ NAMES = [
     "accuracy", "longstream", "compression", "share", "prefill-pattern", "decode", "stream-against", "precision", "vision",
     "stream",
 ]  # fmt: skip
-README, RESULTS, LONG = ROOT / "README.md", ROOT / "docs/results.jsonl", ROOT / "docs/longstreams.md"
+README, RESULTS, LONG = ROOT / "README.md", ROOT / "docs/results.jsonl", ROOT / "docs/internals/long-streams.md"
 
 
 def test_readme_is_what_the_results_give():

@@ -11,7 +11,7 @@ from edgevlm.bench.vrex.paper import load_paper
 from edgevlm.bench.vrex.ratios import read_ratios
 from edgevlm.errors import UserError
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "vrex.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "internals" / "vrex.md"
 
 
 def run(*arguments):
