@@ -27,7 +27,7 @@ from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.retrieval.stats import PHASES, Phase, RetrievalStats
 from edgevlm.runtime.session import Session
-from edgevlm.runtime.store import StoreSettings, TieredStore
+from edgevlm.runtime.store import StoreSettings
 
 WINDOW = "sliding-window"
 QUESTIONS = [text for text in all_questions() if "<" not in text]
@@ -132,7 +132,7 @@ def watch(session: Session, stream: Stream, progress: Progress) -> Watched:
     before = moved(session)
     for number in range(stream.questions + 1):
         store = session._stream.store
-        if stream.cold and isinstance(store, TieredStore) and store._file is not None:
+        if stream.cold and store is not None and store._file is not None:
             store.sync()
             cold(store._file._handle)
         answer = session.ask(QUESTIONS[number % len(QUESTIONS)], max_tokens=ANSWER_TOKENS)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from edgevlm.bench.rounds import quartiles
 from edgevlm.bench.timing import timed
-from edgevlm.runtime.store import Block, HostStore, StoreSettings, TieredStore
+from edgevlm.runtime.store import Block, Store, StoreSettings, joined
 
 HOST_BYTES = 4_000_000
 
@@ -30,8 +30,8 @@ HOST_BYTES = 4_000_000
 class Tiers:
     """Medians over rounds of one get of ``asked`` blocks, in milliseconds; ratios are of the rounds' ratios, with quartiles.
 
-    put_ms: of one block, and plain_put_ms with the plainest store. rows_ms: a read a row. wait_ms: of a get after as long as
-    a cold one takes, with ``expect`` before that; unexpected_ms: without.
+    put_ms: of one block, and plain_put_ms to copy one. rows_ms: a read a row. wait_ms: of a get after as long as
+    a cold one takes, with ``prefetch`` before that; unexpected_ms: without.
     """
 
     bytes: int
@@ -57,11 +57,11 @@ class Tiers:
 def measure(rows: int, heads: int, head_dim: int, blocks: int, asked: int, rounds: int, folder: Path | None) -> Tiers:
     """fp16 blocks of ``rows`` rows; ``folder``: on the disk that is measured."""
     rng = np.random.default_rng(0)
-    one, plain = block_of(rng, rows, heads, head_dim), HostStore()
-    plain_put_ms = timed(lambda: [plain.put(one) for _ in range(asked)]) / asked
+    one = block_of(rng, rows, heads, head_dim)
+    plain_put_ms = timed(lambda: [joined([one]) for _ in range(asked)]) / asked
     with TemporaryDirectory(dir=folder, prefix="edgevlm-bench-") as place:
         size = 2 * blocks * (one.nbytes + 128) + 1_000_000
-        store = TieredStore(Path(place) / "store.bin", settings=StoreSettings(size, HOST_BYTES))
+        store = Store(Path(place) / "store.bin", settings=StoreSettings(size, HOST_BYTES))
         put_ms = timed(lambda: [store.put(one) for _ in range(blocks)]) / blocks
         store.sync()
         with scattered(Path(place) / "rows.bin", blocks * rows, one.nbytes // rows) as rows_file:
@@ -78,7 +78,7 @@ def measure(rows: int, heads: int, head_dim: int, blocks: int, asked: int, round
 
 
 def turn(
-    store: TieredStore, rows_file: int, rng: np.random.Generator, rows: int, row_bytes: int, blocks: int, asked: int
+    store: Store, rows_file: int, rng: np.random.Generator, rows: int, row_bytes: int, blocks: int, asked: int
 ) -> tuple[float, float, float, float, float]:
     """Cold, from host memory, row by row, after they were expected, and without that; each of other blocks."""
     file = store._file
@@ -91,7 +91,7 @@ def turn(
     cold(rows_file)
     by_row = timed(lambda: [os.pread(rows_file, row_bytes, place * row_bytes) for place in places])
     cold(file._handle)
-    store.expect(chosen[1])
+    store.prefetch(chosen[1])
     time.sleep(disk / 1e3)
     expected = timed(lambda: store.get(chosen[1]))
     cold(file._handle)

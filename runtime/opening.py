@@ -15,7 +15,7 @@ from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.snapshots.folder import snapshots
 from edgevlm.runtime.snapshots.image import model_hash, policy_text
 from edgevlm.runtime.snapshots.keeper import Keeper
-from edgevlm.runtime.store import StoreSettings, TieredStore
+from edgevlm.runtime.store import Store, StoreSettings
 from edgevlm.runtime.store.file import TEMPORARY
 from edgevlm.runtime.stream import Stream
 
@@ -69,11 +69,11 @@ def check_store(policy: Policy, store: StoreSettings | None) -> None:
         raise UserError(f"{policy.name} retrieves nothing that it has evicted: leave out --store-bytes and --host-bytes")
 
 
-def open_store(model: Model, policy: Policy, keeper: Keeper | None, settings: StoreSettings) -> TieredStore:
+def open_store(model: Model, policy: Policy, keeper: Keeper | None, settings: StoreSettings) -> Store:
     """In the keeper's folder, or without a name. A file that no snapshot tells the blocks of is begun anew."""
     if keeper is None:
-        return TieredStore(TEMPORARY, settings=settings)
+        return Store(TEMPORARY, settings=settings)
     path = keeper.folder / STORE
     if not snapshots(keeper.folder):
         path.unlink(missing_ok=True)
-    return TieredStore(path, f"{model_hash(model.bundle)} {policy_text(policy)}", settings)
+    return Store(path, f"{model_hash(model.bundle)} {policy_text(policy)}", settings)

@@ -34,7 +34,7 @@ from edgevlm.runtime.snapshots.copies import Copies
 from edgevlm.runtime.snapshots.image import identity, image_of, put_back
 from edgevlm.runtime.snapshots.keeper import Keeper
 from edgevlm.runtime.stats import Progress, SessionStats
-from edgevlm.runtime.store import Store, StoreSettings, TieredStore
+from edgevlm.runtime.store import Store, StoreSettings
 from edgevlm.runtime.stream import Stream
 
 
@@ -62,7 +62,7 @@ class Session:
         self.notify: Callable[[str], object] = logging.getLogger("edgevlm").warning
         self._pressure = Pressure(stream.chunk, lambda line: self.notify(line), group=model.bundle.vision.group)
         self._keeper: Keeper | None = None
-        if isinstance(stream.store, TieredStore):
+        if stream.store is not None:
             stream.store.notify = lambda line: self.notify(line)
 
     @classmethod

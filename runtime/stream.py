@@ -26,7 +26,7 @@ from edgevlm.runtime.positions import Positions, Reindexing, rope_tables
 from edgevlm.runtime.snapshots.copies import copy_bytes
 from edgevlm.runtime.st_spattn import frame_pattern
 from edgevlm.runtime.stats import MemoryStats
-from edgevlm.runtime.store import HostStore, Store, StoreUse
+from edgevlm.runtime.store import Store, StoreUse
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -80,7 +80,7 @@ class Stream:
         buffers, probes = self.cache.buffers(), tuple(sorted(asked))
         self.store = store
         if isinstance(policy, Retrieval):
-            self.store = store or HostStore()
+            self.store = store or Store()
             policy.open(self.cache, self.store)
             self._by_layer: LayerByLayer | None = LayerByLayer(model.engine.bind_layers(buffers), policy, probes)
             self.decoder: Decoder = self._by_layer

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from edgevlm.apps.commands.typed import Json, Threads
-from edgevlm.runtime.store.settings import LEAST
+from edgevlm.runtime.store.store import MIN_BYTES
 
 CHUNK = 8
 
@@ -23,7 +23,9 @@ def retrieval(
     frames: Annotated[int, typer.Option(help="Of the demo's world, watched before the questions.", min=1)] = 1024,
     questions: Annotated[int, typer.Option(help="Asked after them, and one that does not count.", min=1)] = 6,
     chunk: Annotated[int, typer.Option(help="Frames encoded and appended at once.", min=1)] = CHUNK,
-    host_bytes: Annotated[int | None, typer.Option(help="Of blocks in host memory.", min=LEAST, show_default="as run")] = None,
+    host_bytes: Annotated[
+        int | None, typer.Option(help="Of blocks in host memory.", min=MIN_BYTES, show_default="as run")
+    ] = None,
     cold: Annotated[bool, typer.Option(help="Before a question the kernel forgets what it has of the store's file.")] = False,
     threads: Threads = None,
     as_json: Json = False,

@@ -94,7 +94,7 @@ class Hybrid(Retrieval):
     def _extend(self, cluster: int, tokens: Int64, dropped: list[int]) -> None:
         """Put tokens of this compression, no more than a block holds, behind the others of a cluster; what is over goes."""
         extents, rows = self._alike.extents[cluster], self._alike.rows[cluster]
-        parts = [block.at(tokens) for block in self._leaving]
+        parts = [block[tokens] for block in self._leaving]
         if extents[1] < 0 or rows[1] + len(tokens) > self.rows:
             dropped += range(extents[0], extents[0] + len(parts)) if extents[0] >= 0 else ()
             numbers = [self.store.put(part) for part in parts]

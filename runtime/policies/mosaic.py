@@ -149,10 +149,10 @@ class Mosaic(Retrieval):
         self._refresh()
         return self._numbers(layer, self._clusters(layer, query) if waiting else slots)
 
-    def expect(self, layer: int, query: Float32, phase: Phase) -> None:
+    def look_ahead(self, layer: int, query: Float32, phase: Phase) -> None:
         if self.prefetch and self._fetches(phase):
             self._predicted[layer] = self._numbers(layer, self._clusters(layer, query))
-            self.store.expect(sorted({number for of_head in self._predicted[layer] for number in of_head}))
+            self.store.prefetch(sorted({number for of_head in self._predicted[layer] for number in of_head}))
 
     def _fetches(self, phase: Phase) -> bool:
         return phase != "prefill" or self.prefill == "fetch"

@@ -70,7 +70,7 @@ class ReKV(Retrieval):
         fresh = []
         for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(block)], strict=True):
             frame, mean = int(block.frame[0, start]), means[:, start:end].mean(1).ravel()
-            part = block.between(start, end)
+            part = block[start:end]
             if frame == self._newest[layer, 0]:
                 self._newest[layer, 1] += end - start
                 self._frames.add_to_last(layer, mean, (end - start) / self._newest[layer, 1])

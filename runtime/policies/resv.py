@@ -174,7 +174,7 @@ class ReSV(Retrieval):
             if new is not None and home is not None:
                 starts, of_head = np.flatnonzero(np.diff(home[head], prepend=-1)).tolist(), new.head(head)
                 ends = [*starts[1:], len(of_head)]
-                parts = {int(home[head, at]): of_head.between(at, end) for at, end in zip(starts, ends, strict=True)}
+                parts = {int(home[head, at]): of_head[at:end] for at, end in zip(starts, ends, strict=True)}
             if parts or moved.merged:
                 for slot, rows in self.chains.follow(self.store, layer, head, of_old, parts).items():
                     self.clusters.count[layer, head, slot] -= rows
@@ -208,11 +208,11 @@ class ReSV(Retrieval):
         self.stats.count_chosen(phase, layer, selection.chosen, selection.among)
         return selection.blocks
 
-    def expect(self, layer: int, query: Float32, phase: Phase) -> None:
+    def look_ahead(self, layer: int, query: Float32, phase: Phase) -> None:
         if self.prefetch == "off" or not self._asked(layer, phase):
             return
         selection = self.selection(layer, query)
-        self.store.expect([number for of_head in selection.blocks for number in of_head])
+        self.store.prefetch([number for of_head in selection.blocks for number in of_head])
         if self.prefetch == "final":
             self._predicted[layer] = selection
 

@@ -157,7 +157,7 @@ class Retrieval(Policy):
         query: rotated, ``[heads, S, head_dim]``, of all the call's rows.
         """
 
-    def expect(self, layer: int, query: Float32, phase: Phase) -> None:
+    def look_ahead(self, layer: int, query: Float32, phase: Phase) -> None:
         """The query of the layer before ``layer`` is known, and while that computes, blocks may be got ready."""
 
     def attend(self, layer: int, query: Float32, phase: Phase) -> Int32:
@@ -173,7 +173,7 @@ class Retrieval(Policy):
         self.stats.cut = self.working.cut
         if layer + 1 < self.shape.layers:
             started = time.perf_counter()
-            self.expect(layer + 1, query, phase)
+            self.look_ahead(layer + 1, query, phase)
             self.stats.predict_ms[phase] += 1e3 * (time.perf_counter() - started)
         return counts
 

@@ -206,8 +206,8 @@ def _put(store: Store, blocks: Iterable[Block]) -> tuple[int, int]:
     for block in blocks:
         rest = joined([rest, block]) if rest else block
         full = len(rest) // PAGE * PAGE
-        numbers += [store.put(rest.between(at, at + PAGE)) for at in range(0, full, PAGE)]
-        rows, rest = rows + full, rest.between(full, len(rest))
+        numbers += [store.put(rest[at : at + PAGE]) for at in range(0, full, PAGE)]
+        rows, rest = rows + full, rest[full : len(rest)]
     if rest:
         numbers, rows = [*numbers, store.put(rest)], rows + len(rest)
     return numbers[0] if numbers else -1, rows

@@ -85,7 +85,7 @@ class WorkingSet:
     def _place(self, layer: int, head: int, start: int, blocks: list[Block]) -> int:
         fitting, room = [], self.rows
         for block in blocks:
-            fitting.append(block.first(min(len(block), room)))
+            fitting.append(block[:room])
             room -= len(fitting[-1])
             self.cut += len(block) - len(fitting[-1])
         if room == self.rows:

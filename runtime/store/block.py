@@ -1,18 +1,31 @@
-"""A block: the rows of one cluster of one layer, contiguous, as the store keeps them."""
+"""A block: the rows of one cluster of one layer, contiguous, in memory and as a record of the file (docs/store.md draws it)."""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
+
+ALIGNMENT = 64
+HEADER = struct.Struct("<4sHHqQqIIII16x")
+# magic, dtype, axes, number, stamp, bytes of the record, heads, rows, head_dim, CRC-32 of the rest of header and record
+MAGIC = b"EVBK"
+DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.int8))
+_CHECKSUM = slice(44, 48)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """n rows of one layer, of one KV head or of all: H is 1 or the model's KV heads.
 
-    Keys are rotated to ``position`` and stored as the cache stores them, int8 codes included.
+    Keys are rotated to ``position`` and stored as the cache stores them, int8 codes included. ``block[rows]`` are some of its
+    rows: views for a slice, copies for indices or a mask.
     """
 
     key: NDArray[np.number]  # [H, n, head_dim], of the cache's dtype
@@ -26,6 +39,9 @@ class Block:
     def __len__(self) -> int:
         return int(self.seq.shape[1])
 
+    def __getitem__(self, rows: slice | NDArray[Any]) -> Block:
+        return Block(*[part[:, rows] for part in self.parts])
+
     @property
     def parts(self) -> tuple[NDArray, ...]:
         """Its arrays, in the order above."""
@@ -37,23 +53,95 @@ class Block:
 
     def head(self, head: int) -> Block:
         """The rows of one KV head, as a block of one: views. A block of one head is every head's."""
-        if len(self.seq) == 1:
-            return self
-        return Block(*[part[head : head + 1] for part in self.parts])
-
-    def first(self, rows: int) -> Block:
-        """Its first ``rows`` rows: views."""
-        return self.between(0, rows)
-
-    def at(self, rows: NDArray[np.int64]) -> Block:
-        """Its rows of these places ``[m]``: copies."""
-        return Block(*[part[:, rows] for part in self.parts])
-
-    def between(self, start: int, end: int) -> Block:
-        """Its rows ``[start, end)``: views."""
-        return Block(*[part[:, start:end] for part in self.parts])
+        return self if len(self.seq) == 1 else Block(*[part[head : head + 1] for part in self.parts])
 
 
-def joined(blocks: list[Block]) -> Block:
-    """Blocks of the same heads as one, in their order."""
+def joined(blocks: Sequence[Block]) -> Block:
+    """Blocks of the same heads as one, in their order: a copy."""
     return Block(*[np.concatenate(parts, 1) for parts in zip(*(block.parts for block in blocks), strict=True)])
+
+
+@dataclass(frozen=True, slots=True)
+class RecordHeader:
+    """What a record says of itself. stamp: no two records have the same. nbytes: of the record, header and padding included."""
+
+    dtype: int
+    axes: int
+    number: int
+    stamp: int
+    nbytes: int
+    heads: int
+    rows: int
+    head_dim: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record:
+    """A block in a buffer that can be written as it is once it is sealed; the block's arrays are read-only views of it."""
+
+    buffer: NDArray[np.uint8]
+    block: Block
+
+    @property
+    def nbytes(self) -> int:
+        return self.buffer.nbytes
+
+    @staticmethod
+    def of(block: Block) -> Record:
+        """A copy of a block. Raises ValueError for a dtype that no cache has."""
+        heads, rows, head_dim = block.key.shape
+        buffer = np.empty(record_bytes(block), np.uint8)
+        buffer[HEADER.size + block.nbytes :] = 0
+        dtype, axes = DTYPES.index(block.key.dtype), block.position.shape[2]
+        header = (dtype, axes, 0, 0, buffer.nbytes, heads, rows, head_dim, 0)
+        buffer[: HEADER.size] = np.frombuffer(HEADER.pack(MAGIC, *header), np.uint8)
+        views = _views(buffer, RecordHeader(*header))
+        for view, part in zip(views.parts, block.parts, strict=True):
+            view[:] = part
+            view.flags.writeable = False
+        return Record(buffer, views)
+
+    def seal(self, number: int, stamp: int) -> None:
+        """Write the block's number, a stamp and the checksum into the header."""
+        self.buffer[8:24] = np.frombuffer(struct.pack("<qQ", number, stamp), np.uint8)
+        self.buffer[_CHECKSUM] = 0
+        self.buffer[_CHECKSUM] = np.frombuffer(struct.pack("<I", crc32(self.buffer.data)), np.uint8)
+
+
+def record_bytes(block: Block) -> int:
+    """Bytes of the record of a block, header and padding included."""
+    return -(-(HEADER.size + block.nbytes) // ALIGNMENT) * ALIGNMENT
+
+
+def header_of(data: bytes) -> RecordHeader | None:
+    """The header at the start of ``data``, or None for anything else. The checksum is not verified."""
+    if len(data) < HEADER.size or data[:4] != MAGIC:
+        return None
+    header = RecordHeader(*HEADER.unpack_from(data)[1:])
+    return header if header.dtype < len(DTYPES) else None
+
+
+def read_record(data: bytes, stamp: int) -> Block | None:
+    """The block in a record, read-only views of ``data``; None where it is damaged or another one."""
+    header = header_of(data)
+    if header is None or (header.stamp, header.nbytes) != (stamp, len(data)):
+        return None
+    view = memoryview(data)
+    rest = crc32(view[_CHECKSUM.stop :], crc32(bytes(4), crc32(view[: _CHECKSUM.start])))
+    return _views(np.frombuffer(data, np.uint8), header) if rest == header.checksum else None
+
+
+def _views(buffer: NDArray[np.uint8], header: RecordHeader) -> Block:
+    """The arrays of a record. Widest numbers first, so that each lies where its dtype may."""
+    shape, at = (header.heads, header.rows), HEADER.size
+
+    def array(dtype: type[np.generic] | np.dtype, *more: int) -> NDArray:
+        nonlocal at
+        start, at = at, at + header.heads * header.rows * np.dtype(dtype).itemsize * prod(more)
+        return buffer[start:at].view(dtype).reshape(*shape, *more)
+
+    seq, frame, position = array(np.int64), array(np.int32), array(np.int32, header.axes)
+    row, col = array(np.int16), array(np.int16)
+    key, value = (array(DTYPES[header.dtype], header.head_dim) for _ in range(2))
+    return Block(key, value, seq, frame, row, col, position)

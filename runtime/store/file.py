@@ -1,4 +1,4 @@
-"""The file of a store: a header, then room for records, allocated in steps. One process at a time. docs/store.md draws it."""
+"""The file of a store: a header, then records. It grows in steps, and one process uses it at a time. docs/store.md draws it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Extent:
 class StoreFile:
     """A file that this process alone uses, until :meth:`close`.
 
-    path: made, for the user alone, where it is missing; ``temporary``: one without a name, gone with this process. identity:
-    whose blocks these are. limit: bytes that it never grows beyond. ``token``: the file's own number; a snapshot has it too.
+    path: made, readable by the user alone, where it is missing; ``temporary``: one without a name, gone with this process.
+    identity: whose blocks these are. limit: the most bytes. ``token``: the file's own number, which a snapshot has too.
 
     Raises UserError, one line, where it cannot be made or read, is not a store or one of another stream, or is in use.
     """
@@ -43,7 +43,7 @@ class StoreFile:
     def __init__(self, path: str | Path, identity: str, limit: int) -> None:
         self.path, self.limit = Path(path), limit
         self.name = "the temporary store" if str(path) == TEMPORARY else str(path)
-        self._whose = hashlib.sha256(identity.encode()).digest()
+        self._identity = hashlib.sha256(identity.encode()).digest()
         try:
             self._handle = _nameless() if str(path) == TEMPORARY else _opened(self.path)
         except OSError as error:
@@ -70,16 +70,16 @@ class StoreFile:
         start = os.pread(self._handle, HEADER.size, 0)
         if not start.strip(b"\0"):  # new, or its first write was never seen by the disk
             self.token = int.from_bytes(os.urandom(8), "little")
-            self.write(_header(self.token, self._whose).ljust(START, b"\0"), 0)
+            self.write(_header(self.token, self._identity).ljust(START, b"\0"), 0)
             return
         if len(start) < HEADER.size or not start.startswith(MAGIC):
             raise UserError(f"{self.name}: is not a store of edgevlm; move it away, or choose another folder")
-        _, version, _, self.token, whose = HEADER.unpack(start)
+        _, version, _, self.token, owner = HEADER.unpack(start)
         if version != FORMAT:
             raise UserError(f"{self.name}: is of store format {version} and this edgevlm reads format {FORMAT}; remove it")
-        if start != _header(self.token, whose):
+        if start != _header(self.token, owner):
             raise UserError(f"{self.name}: is damaged at its start; remove it, and what lies in it is lost")
-        if whose != self._whose:
+        if owner != self._identity:
             same = "run with the same settings as before, or choose another folder"
             raise UserError(f"{self.name}: holds the blocks of another stream; {same}")
         if self.nbytes > self.limit:
@@ -123,9 +123,9 @@ class StoreFile:
             self._handle = -1
 
 
-def _header(token: int, whose: bytes) -> bytes:
-    bare = HEADER.pack(MAGIC, FORMAT, 0, token, whose)
-    return HEADER.pack(MAGIC, FORMAT, crc32(bare), token, whose)
+def _header(token: int, owner: bytes) -> bytes:
+    bare = HEADER.pack(MAGIC, FORMAT, 0, token, owner)
+    return HEADER.pack(MAGIC, FORMAT, crc32(bare), token, owner)
 
 
 def _opened(path: Path) -> int:

@@ -1,27 +1,130 @@
-"""Where records go in the file: round and round, over the oldest, and what is left of a file after a crash."""
+"""Which records each block has, and where records go in the file: round and round, over the oldest."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.runtime.store.block import ALIGNMENT, HEADER, header_of
 from edgevlm.runtime.store.file import START, Extent, StoreFile
-from edgevlm.runtime.store.log import CHAIN, Blocks, Records
-from edgevlm.runtime.store.record import ALIGNMENT, HEADER, header_of
 
 CROWDED = 0.75  # of the ring: with more in use the oldest blocks are lost; up to it, a byte written costs up to three more
+MAX_RECORDS = 4  # records that a block has at most
+MIN_ROWS = 64  # of a table
+_RECORD = np.dtype([("number", np.int64), ("offset", np.int64), ("nbytes", np.int64), ("stamp", np.uint64)])
+_REMOVED = -1  # instead of a count of records
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a record is to be written. lost: blocks that it lies over, or that the ring leaves behind at its end."""
+class RecordTable:
+    """Records in the order they were written. Each has an id, from 0 up; the oldest leave first."""
 
-    extent: Extent
-    lost: list[int]
+    def __init__(self) -> None:
+        self._rows = np.zeros(MIN_ROWS, _RECORD)
+        self._begin = self._end = 0  # rows in use
+        self._before = 0  # id of row 0
+
+    def __len__(self) -> int:
+        return self._end - self._begin
+
+    @property
+    def nbytes(self) -> int:
+        return self._rows.nbytes
+
+    def add(self, number: int, extent: Extent) -> int:
+        """Returns the record's id."""
+        if self._end == len(self._rows):
+            rows = np.zeros(max(MIN_ROWS, 2 * len(self)), _RECORD)
+            rows[: len(self)] = self._rows[self._begin : self._end]
+            self._rows, self._before, self._begin, self._end = rows, self._before + self._begin, 0, len(self)
+        self._rows[self._end] = (number, extent.offset, extent.nbytes, extent.stamp)
+        self._end += 1
+        return self._before + self._end - 1
+
+    def oldest(self, age: int = 0) -> tuple[int, int, int] | None:
+        """(id, number, offset) of the oldest, or of the one ``age`` records younger; None where there is none."""
+        at = self._begin + age
+        if at >= self._end:
+            return None
+        row = self._rows[at]
+        return self._before + at, int(row["number"]), int(row["offset"])
+
+    def forget_oldest(self) -> None:
+        self._begin += 1
+
+    def belongs_to(self, record: int, number: int) -> None:
+        self._rows[record - self._before]["number"] = number
+
+    def extent(self, record: int) -> Extent:
+        _, offset, nbytes, stamp = self._rows[record - self._before].item()
+        return Extent(offset, nbytes, stamp)
+
+    def arrays(self, records: NDArray[np.int64]) -> dict[str, NDArray]:
+        """number, offset, nbytes and stamp of these, copies."""
+        rows = self._rows[records - self._before]
+        return {name: rows[name].copy() for name in _RECORD.fields or {}}
+
+
+class BlockTable:
+    """Which records each block has, by number. Numbers come in rising order and leave in any."""
+
+    def __init__(self) -> None:
+        self._number = np.zeros(MIN_ROWS, np.int64)
+        self._records_of = np.zeros((MIN_ROWS, MAX_RECORDS), np.int64)  # ids of records
+        self._count = np.full(MIN_ROWS, _REMOVED, np.int8)
+        self._used = 0  # rows that have had a block
+
+    @property
+    def nbytes(self) -> int:
+        return self._number.nbytes + self._records_of.nbytes + self._count.nbytes
+
+    def __contains__(self, number: int) -> bool:
+        return self._find(number) >= 0
+
+    def add(self, number: int) -> None:
+        if self._used == len(self._number):
+            self._resize(np.flatnonzero(self._count != _REMOVED))
+        self._number[self._used] = number
+        self._count[self._used] = 0
+        self._used += 1
+
+    def remove(self, number: int) -> None:
+        self._count[self._find(number)] = _REMOVED
+
+    def records_of(self, number: int) -> tuple[int, ...]:
+        """Ids of a block's records, in the order of its rows. The block must be there."""
+        at = self._find(number)
+        return tuple(self._records_of[at, : self._count[at]].tolist())
+
+    def extend(self, number: int, record: int) -> None:
+        at = self._find(number)
+        self._records_of[at, self._count[at]] = record
+        self._count[at] += 1
+
+    def clear(self, number: int) -> None:
+        """The block's records are no longer its own."""
+        self._count[self._find(number)] = 0
+
+    def numbers(self) -> NDArray[np.int64]:
+        """Of all blocks, rising."""
+        return self._number[: self._used][self._count[: self._used] != _REMOVED]
+
+    def records(self) -> NDArray[np.int64]:
+        """Ids of the records of all blocks, rising: in the order they were written."""
+        return np.sort(self._records_of[: self._used][np.arange(MAX_RECORDS) < self._count[: self._used, None]])
+
+    def _find(self, number: int) -> int:
+        at = int(self._number[: self._used].searchsorted(number))
+        return at if at < self._used and self._number[at] == number and self._count[at] != _REMOVED else -1
+
+    def _resize(self, keep: NDArray[np.int64]) -> None:
+        """Room for twice the rows ``keep``, which come first."""
+        self._used, rows = len(keep), max(MIN_ROWS, 2 * len(keep)) - len(keep)
+        self._number = np.pad(self._number[keep], (0, rows))
+        self._records_of = np.pad(self._records_of[keep], ((0, rows), (0, 0)))
+        self._count = np.pad(self._count[keep], (0, rows), constant_values=_REMOVED)
 
 
 class Ring:
@@ -33,7 +136,7 @@ class Ring:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit // ALIGNMENT * ALIGNMENT
-        self.blocks, self._records = Blocks(), Records()
+        self.blocks, self._records = BlockTable(), RecordTable()
         self.head = START
         self.live = 0  # bytes of the records that blocks have
         self._stamp = int.from_bytes(os.urandom(8), "little")  # so that no other life of this file has the same stamps
@@ -45,13 +148,12 @@ class Ring:
 
     def extents(self, number: int) -> list[Extent]:
         """A block's records, in the order of its rows."""
-        return [self._records.extent(record) for record in self.blocks.chain(number)]
+        return [self._records.extent(record) for record in self.blocks.records_of(number)]
 
     def has_slack(self, nbytes: int, waiting: int) -> bool:
-        """Whether what a record of ``nbytes`` is put over can be written again at the head. waiting: bytes in no place yet.
+        """Whether blocks that a record of ``nbytes`` would overwrite can be written again first. waiting: bytes unwritten.
 
-        Then a round of the ring writes all blocks once, with less than a record left over at its end, and passes what is of no
-        use: no block is come to twice for one that came.
+        A round of the ring then writes each block once, and skips records that no block has any more.
         """
         return self.live + waiting <= CROWDED * self._limit and nbytes <= (1 - CROWDED) * self._limit
 
@@ -64,17 +166,17 @@ class Ring:
         for begin, end in spans:
             while (old := self._records.oldest(age)) is not None and begin <= old[2] < end:
                 record, number, _ = old
-                if number in self.blocks and record in self.blocks.chain(number):
+                if number in self.blocks and record in self.blocks.records_of(number):
                     found[number] = None
                 age += 1
         return list(found)
 
     def renumber(self, number: int, new: int) -> None:
         """A block that is there has another number, larger than all there were; its records lie where they lay."""
-        chain = self.blocks.chain(number)
+        records = self.blocks.records_of(number)
         self.blocks.remove(number)
         self.blocks.add(new)
-        for record in chain:
+        for record in records:
             self._records.belongs_to(record, new)
             self.blocks.extend(new, record)
 
@@ -88,8 +190,11 @@ class Ring:
         self.live -= sum(extent.nbytes for extent in self.extents(number))
         self.blocks.clear(number)
 
-    def place(self, nbytes: int) -> Place | None:
-        """Make room for a record at the head; None for one that is larger than the ring."""
+    def place(self, nbytes: int) -> tuple[Extent, list[int]] | None:
+        """Make room at the head for a record; None for one that is larger than the ring.
+
+        Returns where to write it, and the blocks that it overwrites, or that the ring leaves behind at its end: they are lost.
+        """
         if nbytes > self._limit - START:
             return None
         lost = []
@@ -98,14 +203,14 @@ class Ring:
             self.head = START
         lost += self._overwrite(self.head + nbytes)
         self._stamp = (self._stamp + 1) % 2**64
-        return Place(Extent(self.head, nbytes, self._stamp), lost)
+        return Extent(self.head, nbytes, self._stamp), lost
 
     def _overwrite(self, end: int) -> Iterator[int]:
         """Forget the records between the head and ``end``; the numbers of those whose blocks are gone with them."""
         while (oldest := self._records.oldest()) is not None and self.head <= oldest[2] < end:
             record, number, _ = oldest
             self._records.forget_oldest()
-            if number in self.blocks and record in self.blocks.chain(number):
+            if number in self.blocks and record in self.blocks.records_of(number):
                 self.remove(number)
                 yield number
 
@@ -124,10 +229,10 @@ class Ring:
         return {"head": np.array(self.head), "numbers": self.blocks.numbers()} | self._records.arrays(self.blocks.records())
 
     def restore(self, state: Mapping[str, NDArray], file: StoreFile | None) -> list[int]:
-        """Go on from :meth:`state`; the numbers of blocks that are no longer whole in the file.
+        """Go on from :meth:`state`; returns the numbers of blocks that the file no longer has all of.
 
-        None of what a process wrote after that state and did not live to say is taken for anything; its room is used again.
-        Raises KeyError or ValueError for what is no state.
+        Records that a process wrote after that state are ignored, and overwritten in time. Raises KeyError or ValueError for
+        what is no state.
         """
         numbers = [int(number) for number in state["numbers"]]
         records = zip(*(state[name].tolist() for name in ("number", "offset", "nbytes", "stamp")), strict=True)
@@ -138,7 +243,7 @@ class Ring:
         count = dict.fromkeys(numbers, 0)
         for number, _ in found:
             count[number] += 1
-        if max(count.values(), default=0) > CHAIN:
+        if max(count.values(), default=0) > MAX_RECORDS:
             raise ValueError("a block has more records than it can have")
         lost = {number for number, records in count.items() if not records}
         lost |= {number for number, extent in found if extent.offset + extent.nbytes > end}
@@ -154,10 +259,10 @@ class Ring:
 
 
 def _overwritten(file: StoreFile, head: int, found: list[tuple[int, Extent]]) -> set[int]:
-    """Numbers of blocks with records that were overwritten since ``head`` was the head; ``found``: numbers and records by age.
+    """Numbers of blocks with a record overwritten since ``head`` was the head. found: numbers and records, oldest first.
 
-    The oldest go first, from the head to the file's end and from its start to the head: on both ways the first record that is
-    still what it was ends them.
+    Records are overwritten oldest first, from the head to the file's end and from its start to the head: in either part the
+    first that still has its stamp ends the search.
     """
     lost = set()
     for behind in (True, False):

@@ -5,31 +5,23 @@ from dataclasses import replace
 import numpy as np
 from policies.filled import GROUP, HEADS, PREFIX, Filled, turned
 from policies.reference_mosaic import EARLY_ROWS, FLOOR, Head, Visual, early_variance
+from stored import PlainStore
 
 from edgevlm.runtime.policies import StreamShape, create_policy
-from edgevlm.runtime.store import HostStore
 
 GRID, LAYERS, BUDGET, WIDTH = (2, 2), 2, 160, 6
 PER_FRAME = GRID[0] * GRID[1]
 
 
-class Offloading(HostStore):
-    """A store that says of all blocks, or none, that they are in host memory, and loses what it is told to."""
+class Offloading(PlainStore):
+    """A store that says of all blocks, or none, that they are in host memory."""
 
     def __init__(self, resident=True):
         super().__init__()
         self.all_resident = resident
-        self.expected = []
 
     def resident(self, number):
         return self.all_resident and super().resident(number)
-
-    def expect(self, numbers):
-        self.expected.append(list(numbers))
-
-    def lose(self, number):
-        self.drop([number])
-        self._lost.append(number)
 
 
 class World:

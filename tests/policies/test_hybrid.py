@@ -5,11 +5,11 @@ import pytest
 from policies.filled import GROUP, HEADS, INV_FREQ, PREFIX, Filled
 from policies.reference_alike import Alike
 from policies.test_rekv import GRID, LAYERS, P, asked, opened
+from stored import PlainStore
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.retrieval.alike import AlikeIndex
-from edgevlm.runtime.store import HostStore
 
 WIDTH = 6
 
@@ -184,17 +184,12 @@ def test_a_restored_policy_chooses_alike():
 
 
 def test_what_the_store_has_lost_is_counted_and_left_out():
-    class Forgets(HostStore):
-        def forget(self, numbers):
-            self.drop(numbers)
-            self._lost = list(numbers)
-
     filled = Filled(LAYERS, 400, GRID, np.random.default_rng(3))
-    policy = opened(filled, 160, "hybrid:tau=0.8", Forgets())
+    policy = opened(filled, 160, "hybrid:tau=0.8", PlainStore())
     watched(filled, policy, [2] * 30)
     gone = asked(filled, policy)[0][0][0][0]
     rows = policy.working.load(0, [[gone]] * HEADS).copy()
-    policy.store.forget([gone])
+    policy.store.lose([gone])
     policy.working.forget()
     assert policy.working.load(0, [[gone]] * HEADS).max() == 0 < rows.min()
     policy.forget_lost()
@@ -205,14 +200,13 @@ def test_what_the_store_has_lost_is_counted_and_left_out():
 
 
 def test_what_is_lost_while_a_snapshot_is_taken_is_in_none_of_its_parts():
-    class LosesWhileItWrites(HostStore):
+    class LosesWhileItWrites(PlainStore):
         victim = None
 
         def state(self):
             if self.victim is not None:
-                self.drop([self.victim])
-                self._lost, self.victim = [self.victim], None
-                self.stats.lost += 1
+                self.lose([self.victim])
+                self.victim = None
             return super().state()
 
     filled = Filled(LAYERS, 400, GRID, np.random.default_rng(3))

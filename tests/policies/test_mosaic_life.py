@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from policies.filled import HEADS, PREFIX, STORAGE, turned
 from policies.mosaic_world import LAYERS, World
+from stored import PlainStore
 
 from edgevlm.calib.footprint import state_bytes
 from edgevlm.errors import UserError
 from edgevlm.runtime.engine import arrays_of
 from edgevlm.runtime.policies import create_policy
 from edgevlm.runtime.session import Session
-from edgevlm.runtime.store import HostStore
 
 
 def attended(world, layer, head):
@@ -71,8 +71,8 @@ def test_what_the_layer_before_asks_is_read_ahead_and_what_it_missed_is_complete
     world.play(80)
     _, rotated = world.query()
     chosen = world.policy.choose(0, rotated[0], "question")
-    world.policy.expect(1, rotated[0], "question")
-    expected = world.store.expected[-1]
+    world.policy.look_ahead(1, rotated[0], "question")
+    expected = world.store.prefetched[-1]
     assert expected
     assert world.policy.prefetched.tolist() == [0, 0]
     world.policy.choose(1, rotated[0], "question")
@@ -80,13 +80,13 @@ def test_what_the_layer_before_asks_is_read_ahead_and_what_it_missed_is_complete
     assert (hits, missed) == (sum(map(len, world.policy.choose(1, rotated[0], "question"))), 0), "the same query foresees all"
     for _ in range(6):
         _, rotated = world.query(rows=1)
-        world.policy.expect(1, rotated[0], "answer")
-        ahead = set(world.store.expected[-1])
+        world.policy.look_ahead(1, rotated[0], "answer")
+        ahead = set(world.store.prefetched[-1])
         chosen = world.policy.choose(1, rotated[1], "answer")
         missed += sum(number not in ahead for of_head in chosen for number in of_head)
     assert missed > 0
     assert world.policy.counts["completed"] >= missed, "of the same head"
-    assert len(world.store.expected) == 7
+    assert len(world.store.prefetched) == 7
 
 
 def test_without_prefetch_nothing_is_read_ahead():
@@ -95,7 +95,7 @@ def test_without_prefetch_nothing_is_read_ahead():
     _, rotated = world.query()
     for layer in range(LAYERS):
         world.policy.attend(layer, rotated[layer], "question")
-    assert world.store.expected == []
+    assert world.store.prefetched == []
     assert world.policy.prefetched.tolist() == [0, 0]
 
 
@@ -154,7 +154,7 @@ def test_a_cluster_whose_block_is_lost_leaves_the_index_and_is_counted():
     at = (1, 0)
     found = world.clusters(*at)
     seqs, slot = max(found.items(), key=lambda one: len(one[0]))
-    world.store.lose(int(world.policy.table.number[(*at, slot)]))
+    world.store.lose([int(world.policy.table.number[(*at, slot)])])
     _, rotated = world.query()
     world.policy.attend(1, rotated[1], "question")
     left = world.clusters(*at)
@@ -181,7 +181,7 @@ def test_a_policy_that_takes_up_the_state_chooses_the_same(clustering):
         assert any(map(len, expected))
 
 
-class KeptStore(HostStore):
+class KeptStore(PlainStore):
     """A store that has all that another had, as one over a file does after a restart."""
 
     def __init__(self, other):

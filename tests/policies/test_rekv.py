@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from policies.filled import GROUP, HEADS, INV_FREQ, PAIR_AXIS, PREFIX, STORAGE, Filled, turned
 from policies.reference_rekv import Frames
+from stored import PlainStore
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.positions import rope_tables
 from edgevlm.runtime.retrieval.frames import FrameIndex
-from edgevlm.runtime.store import HostStore
 
 LAYERS, GRID = 2, (2, 3)
 P = GRID[0] * GRID[1]
@@ -18,7 +18,7 @@ P = GRID[0] * GRID[1]
 def opened(filled, budget, text="rekv", store=None):
     policy = create_policy(text)
     policy.attach(budget, StreamShape(LAYERS, P, PREFIX))
-    policy.open(filled.cache, store or HostStore())
+    policy.open(filled.cache, store or PlainStore())
     return policy
 
 
@@ -133,16 +133,11 @@ def test_a_frame_that_leaves_in_two_parts_is_one_block_and_one_mean():
 
 
 def test_what_the_store_has_lost_leaves_the_index():
-    class Forgets(HostStore):
-        def forget(self, numbers):
-            self.drop(numbers)
-            self._lost = list(numbers)
-
     filled = Filled(LAYERS, 400, GRID, np.random.default_rng(3))
-    policy = opened(filled, 160, "rekv:index=0.06,each=9", Forgets())
+    policy = opened(filled, 160, "rekv:index=0.06,each=9", PlainStore())
     watched(filled, policy, [4] * 8)
     before = policy._frames.added.copy()
-    policy.store.forget([frame * LAYERS for frame in range(int(before[0])) if frame != 7])
+    policy.store.lose([frame * LAYERS for frame in range(int(before[0])) if frame != 7])
     watched(filled, policy, [2])
     assert policy.lost == before[0] - 1
     chosen, _ = asked(filled, policy)

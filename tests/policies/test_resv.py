@@ -6,31 +6,21 @@ import numpy as np
 import pytest
 from policies.filled import GROUP, HEADS, INV_FREQ, PAIR_AXIS, PREFIX, STORAGE, Filled, told
 from policies.reference_resv import ReferenceClusters
+from stored import PlainStore
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.policies.resv import ReSV
 from edgevlm.runtime.reference import rotate
 from edgevlm.runtime.retrieval import chains
-from edgevlm.runtime.store import HostStore, joined
+from edgevlm.runtime.store import joined
 
 GRID, PER_FRAME, LAYERS = (2, 3), 6, 2
 BUDGET = 20 * PER_FRAME
 
 
-class Losing(HostStore):
-    """Blocks can be lost; what it was told to read ahead is noted. A snapshot finds them all again."""
-
-    def __init__(self):
-        super().__init__()
-        self.expected = []
-
-    def lose(self, numbers):
-        self.drop(numbers)
-        self._lost += numbers
-
-    def expect(self, numbers):
-        self.expected.append(list(numbers))
+class Kept(PlainStore):
+    """A snapshot finds all blocks again."""
 
     def restore(self, state):
         assert state["numbers"].tolist() == sorted(self._blocks)
@@ -41,7 +31,7 @@ class Watched:
 
     def __init__(self, settings="", budget=BUDGET, dtype="fp32", axes=1, beside=True):
         text = f"resv:prefetch=off,index=0.4,window=0.3{settings}"
-        self.policy, self.store = create_policy(text), Losing()
+        self.policy, self.store = create_policy(text), Kept()
         self.policy.attach(budget, StreamShape(LAYERS, PER_FRAME, PREFIX))
         rows = self.policy.window_rows + self.policy.working_rows + PER_FRAME
         self.filled = Filled(LAYERS, rows, GRID, np.random.default_rng(0), dtype, axes)
@@ -186,10 +176,10 @@ def test_nothing_is_chosen_before_anything_is_below():
     watched = Watched(beside=False)
     for phase in ("prefill", "question", "answer"):
         assert watched.policy.choose(0, watched.query(), phase) == [[]] * HEADS
-        watched.policy.expect(1, watched.query(), phase)
+        watched.policy.look_ahead(1, watched.query(), phase)
     watched.frames(3)
     assert watched.policy.choose(1, watched.query(), "question") == [[]] * HEADS
-    assert not watched.store.expected
+    assert not watched.store.prefetched
 
 
 def test_a_choice_too_large_is_cut_by_score_and_counted():
@@ -216,9 +206,9 @@ def test_the_prediction_is_what_the_layer_attends_to():
     for prefetch in ("final", "ahead", "off"):
         watched = Watched(f",prefetch={prefetch}", beside=False)
         watched.frames(25)
-        watched.policy.expect(1, first, "answer")
+        watched.policy.look_ahead(1, first, "answer")
         found[prefetch] = watched.policy.choose(1, own, "answer")
-        expected[prefetch] = watched.store.expected
+        expected[prefetch] = watched.store.prefetched
         assert watched.policy.choose(1, own, "answer") == watched.policy.selection(1, own).blocks, "of one call alone"
     predicted = watched.policy.selection(1, first).blocks
     assert found["final"] == predicted != found["ahead"] == found["off"]
@@ -230,8 +220,8 @@ def test_retrieval_for_questions_alone():
     watched = Watched(",prefetch=final,retrieve=question", beside=False)
     watched.frames(25)
     query = watched.query(scale=6)
-    watched.policy.expect(1, query, "prefill")
-    assert not watched.store.expected
+    watched.policy.look_ahead(1, query, "prefill")
+    assert not watched.store.prefetched
     assert watched.policy.choose(1, query, "prefill") == [[]] * HEADS
     assert any(watched.policy.choose(1, query, "question"))
     assert any(watched.policy.choose(1, query, "answer"))

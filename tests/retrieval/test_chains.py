@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from stored import PlainStore
 
 from edgevlm.runtime.retrieval import chains
 from edgevlm.runtime.retrieval.chains import LINKS, PAGE, Chains, Link, shortened
-from edgevlm.runtime.store import Block, HostStore, StoreSettings, TieredStore
-from edgevlm.runtime.store.block import joined
+from edgevlm.runtime.store import Block, Store, StoreSettings, joined
 
 
 def block(seqs):
@@ -16,7 +16,7 @@ def block(seqs):
     return Block(wide, wide, np.array([seqs], np.int64), np.zeros((1, n), np.int32), rows, rows, np.zeros((1, n, 1), np.int32))
 
 
-class Counting(HostStore):
+class Counting(PlainStore):
     """Counts the rows that a store of records would write: of an append those, and all of them for each fourth."""
 
     def __init__(self):
@@ -145,7 +145,7 @@ def test_a_run_with_gaps_is_asked_for_more_and_trimmed_when_there_are_many():
 def test_clusters_in_a_file_that_is_full_keep_account_of_what_is_lost(tmp_path):
     """Pages go one by one as the ring comes to them; what the index holds in the end is what can be read."""
     of, count, told, lost = Chains(1, 1, 5), 0, 0, 0
-    store = TieredStore(tmp_path / "store.bin", settings=StoreSettings(1_000_000, 1_000_000))
+    store = Store(tmp_path / "store.bin", settings=StoreSettings(1_000_000, 1_000_000))
     random = np.random.default_rng(3)
     for turn in range(700):
         if numbers := store.lost():

@@ -52,7 +52,7 @@ class Shadow:
             seq, place = cache.seq(layer)[head], cache.position(layer)[head, :, 0]
             blocks = self.policy.store.get(numbers)
             if blocks:
-                rows = joined(blocks).first(self.policy.working.rows)
+                rows = joined(blocks)[: self.policy.working.rows]
                 fetched, places = rows.seq[0], rows.position[0, :, 0]
                 if self.stream.stats.reindexings:
                     places = self.stream.prefix + np.argsort(np.argsort(fetched))

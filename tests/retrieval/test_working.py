@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from policies.filled import HEADS, PREFIX, STORAGE, Filled, turned
+from stored import PlainStore
 
 from edgevlm.runtime.engine import arrays_of
 from edgevlm.runtime.policies.retrieval import block_of
 from edgevlm.runtime.positions import Positions
 from edgevlm.runtime.retrieval.working import WorkingSet
-from edgevlm.runtime.store import HostStore
 
 GRID, FRAMES, ROWS = (2, 2), 6, 9
 
@@ -20,7 +20,7 @@ class Below:
         self.filled = Filled(1, 4 * FRAMES + rows + 8, GRID, np.random.default_rng(3), dtype, axes)
         for _ in range(FRAMES):
             self.filled.frame()
-        self.cache, self.store = self.filled.cache, HostStore()
+        self.cache, self.store = self.filled.cache, PlainStore()
         self.memory = arrays_of(self.cache.buffers()[0])
         rows_of = [np.flatnonzero(self.cache.frame(0)[0] == frame) for frame in range(FRAMES)]
         self.blocks = [block_of(self.cache, 0, np.stack([of] * HEADS)) for of in rows_of]

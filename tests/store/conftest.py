@@ -1,6 +1,6 @@
 import pytest
 
-from edgevlm.runtime.store import StoreSettings, TieredStore
+from edgevlm.runtime.store import Store, StoreSettings
 
 MB = 1 << 20
 
@@ -16,7 +16,7 @@ def opened(tmp_path, said):
     stores = []
 
     def open_store(path=tmp_path / "store.bin", file_bytes=4 * MB, host_bytes=MB, **more):
-        store = TieredStore(path, "a stream", StoreSettings(file_bytes, host_bytes), said.append, **more)
+        store = Store(path, "a stream", StoreSettings(file_bytes, host_bytes), said.append, **more)
         stores.append(store)
         return store
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from stored import block, same
 
-from edgevlm.runtime.store import StoreSettings, TieredStore
-from edgevlm.runtime.store.block import joined
+from edgevlm.runtime.store import Store, StoreSettings, joined
 
 MB = 1 << 20
 
@@ -26,7 +25,7 @@ class Crashes(RuleBasedStateMachine):
     def open(self, file_bytes):
         self.said = []
         path = Path(self.folder.name) / "store.bin"
-        self.store = TieredStore(path, "", StoreSettings(file_bytes, MB), self.said.append)
+        self.store = Store(path, "", StoreSettings(file_bytes, MB), self.said.append)
 
     def forget_lost(self):
         for number in self.store.lost():
@@ -61,7 +60,7 @@ class Crashes(RuleBasedStateMachine):
     def get(self, expect):
         numbers = sorted(self.wanted)
         if expect:
-            self.store.expect(numbers[::3])
+            self.store.prefetch(numbers[::3])
         found = dict(zip(numbers, self.store.get(numbers), strict=True))
         self.forget_lost()
         assert all(found[number] is None or same(found[number], self.wanted[number]) for number in self.wanted)

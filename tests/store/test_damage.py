@@ -8,7 +8,7 @@ import pytest
 from stored import block, same
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.store import StoreSettings, TieredStore
+from edgevlm.runtime.store import Store, StoreSettings
 from edgevlm.runtime.store.file import START
 
 MB = 1 << 20
@@ -18,7 +18,7 @@ def filled(store, count=40):
     for seed in range(count):
         store.put(block(seed))
     store.sync()
-    return [store._core.ring.extents(number)[0] for number in range(count)]
+    return [store._tables.ring.extents(number)[0] for number in range(count)]
 
 
 def flip(path, at):
@@ -52,7 +52,7 @@ def test_a_chain_with_one_bad_record_is_lost_whole(opened, tmp_path):
     store.sync()
     store.append(0, block(1, 10))
     filled(store)
-    flip(tmp_path / "store.bin", store._core.ring.extents(0)[1].offset + 100)
+    flip(tmp_path / "store.bin", store._tables.ring.extents(0)[1].offset + 100)
     assert store.get([0]) == [None]
     assert store.lost() == [0]
 
@@ -90,34 +90,34 @@ def test_a_file_cut_short_while_it_is_used(opened, tmp_path):
 )
 def test_a_file_that_is_no_store_of_ours_is_refused_and_left(tmp_path, change, why):
     path = tmp_path / "store.bin"
-    TieredStore(path, "").close()
+    Store(path, "").close()
     data = change(path.read_bytes())
     path.write_bytes(data)
     with pytest.raises(UserError, match=why):
-        TieredStore(path, "")
+        Store(path, "")
     assert path.read_bytes() == data
 
 
 def test_the_store_of_another_stream_is_refused(tmp_path):
-    TieredStore(tmp_path / "store.bin", "mine").close()
+    Store(tmp_path / "store.bin", "mine").close()
     with pytest.raises(UserError, match="holds the blocks of another stream"):
-        TieredStore(tmp_path / "store.bin", "yours")
-    TieredStore(tmp_path / "store.bin", "mine").close()
+        Store(tmp_path / "store.bin", "yours")
+    Store(tmp_path / "store.bin", "mine").close()
 
 
 def test_a_folder_that_is_not_there_or_not_a_folder(tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path / "missing" / "store.bin", tmp_path / "file" / "store.bin", tmp_path):
         with pytest.raises(UserError, match="cannot be made"):
-            TieredStore(path, "")
+            Store(path, "")
 
 
 OPEN = """
 import sys
 from edgevlm.errors import UserError
-from edgevlm.runtime.store import TieredStore
+from edgevlm.runtime.store import Store
 try:
-    TieredStore(sys.argv[1], "a stream")
+    Store(sys.argv[1], "a stream")
 except UserError as error:
     print(error)
 """
@@ -135,5 +135,5 @@ def test_two_processes_on_one_store(opened, tmp_path):
 
 
 def test_what_a_camera_has_seen_is_for_its_owner_alone(tmp_path):
-    TieredStore(tmp_path / "store.bin", "", StoreSettings(MB, MB)).close()
+    Store(tmp_path / "store.bin", "", StoreSettings(MB, MB)).close()
     assert (tmp_path / "store.bin").stat().st_mode & 0o777 == 0o600

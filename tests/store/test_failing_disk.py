@@ -9,7 +9,7 @@ import threading
 import pytest
 from stored import block, same, until
 
-from edgevlm.runtime.store import StoreSettings, TieredStore
+from edgevlm.runtime.store import Store, StoreSettings
 from edgevlm.runtime.store import file as file_module
 
 MB = 1 << 20
@@ -118,7 +118,7 @@ def test_a_full_file_system(tmp_path, said):
     if mounted.returncode:
         pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.strip()}")
     try:
-        store = TieredStore(tmp_path / "store.bin", "", StoreSettings(64 * MB, MB), said.append)
+        store = Store(tmp_path / "store.bin", "", StoreSettings(64 * MB, MB), said.append)
         for seed in range(60):
             store.put(block(seed))
         store.sync()
@@ -137,9 +137,9 @@ LIMITED = """
 import resource, sys
 sys.path[:0] = sys.argv[2:]
 from stored import block, same
-from edgevlm.runtime.store import StoreSettings, TieredStore
+from edgevlm.runtime.store import StoreSettings, Store
 resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, 2 << 20))
-store = TieredStore(sys.argv[1], "", StoreSettings(64 << 20, 1 << 20), print)
+store = Store(sys.argv[1], "", StoreSettings(64 << 20, 1 << 20), print)
 for seed in range(60):
     store.put(block(seed))
 store.sync()

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from edgevlm.runtime.store.file import Extent
-from edgevlm.runtime.store.log import CHAIN, Blocks, Records
+from edgevlm.runtime.store.ring import MAX_RECORDS, BlockTable, RecordTable
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_blocks_are_a_dict_of_chains(seed):
-    rng, blocks, wanted = np.random.default_rng(seed), Blocks(), {}
+def test_blocks_are_a_dict_of_lists(seed):
+    rng, blocks, wanted = np.random.default_rng(seed), BlockTable(), {}
     records = 0
     for number in range(600):
         blocks.add(3 * number)
@@ -20,23 +20,23 @@ def test_blocks_are_a_dict_of_chains(seed):
             if rng.random() < 0.1 + 0.6 * (len(wanted) > 100):
                 blocks.remove(other)
                 del wanted[other]
-            elif len(wanted[other]) == CHAIN:
+            elif len(wanted[other]) == MAX_RECORDS:
                 blocks.clear(other)
                 wanted[other] = []
             else:
                 blocks.extend(other, records)
                 wanted[other].append(records)
                 records += 1
-    assert len(blocks) == len(wanted) > 50
+    assert len(wanted) > 50
     assert blocks.numbers().tolist() == sorted(wanted)
-    assert {number: list(blocks.chain(number)) for number in wanted} == wanted
-    assert blocks.records().tolist() == sorted(record for chain in wanted.values() for record in chain)
+    assert {number: list(blocks.records_of(number)) for number in wanted} == wanted
+    assert blocks.records().tolist() == sorted(record for of in wanted.values() for record in of)
     assert [number for number in range(-1, 1802) if number in blocks] == sorted(wanted)
     assert blocks.nbytes < 600 * 20, "room is for what is held, not for what was"
 
 
 def test_records_leave_in_the_order_in_which_they_came():
-    records, wanted, rng = Records(), {}, np.random.default_rng(0)
+    records, wanted, rng = RecordTable(), {}, np.random.default_rng(0)
     for number in range(1000):
         extent = Extent(64 * number, 64, 2**64 - 1 - number)
         wanted[records.add(number, extent)] = (number, extent)

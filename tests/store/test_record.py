@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from stored import ARRAYS, block, same
 
-from edgevlm.runtime.store.record import copied, header_of, read, record_bytes, seal
+from edgevlm.runtime.store.block import Record, header_of, read_record, record_bytes
 
 
 def sealed(of, number=7, stamp=2**64 - 1):
-    part = copied(of)
-    seal(part, number, stamp)
-    return part.buffer.tobytes()
+    record = Record.of(of)
+    record.seal(number, stamp)
+    return record.buffer.tobytes()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8])
@@ -20,18 +20,18 @@ def test_a_block_comes_back_as_it_was(dtype, heads, rows, head_dim, axes):
     data = sealed(wanted)
     assert len(data) == record_bytes(wanted)
     assert len(data) % 64 == 0
-    assert same(read(data, 2**64 - 1), wanted)
+    assert same(read_record(data, 2**64 - 1), wanted)
 
 
 def test_a_view_of_the_cache_is_copied_and_cannot_be_written_through():
     wide = block(1, 20, 2, 8)
-    part = copied(wide.first(9))
-    wanted = copied(wide.first(9)).block
+    record = Record.of(wide[:9])
+    wanted = Record.of(wide[:9]).block
     wide.key[:] = 0
-    assert same(part.block, wanted)
+    assert same(record.block, wanted)
     for name in ARRAYS:
         with pytest.raises(ValueError, match="read-only"):
-            getattr(part.block, name)[:] = 0
+            getattr(record.block, name)[:] = 0
 
 
 def test_every_byte_is_under_the_checksum():
@@ -39,17 +39,17 @@ def test_every_byte_is_under_the_checksum():
     for at in range(len(data)):
         changed = bytearray(data)
         changed[at] ^= 1 << at % 8
-        assert read(bytes(changed), 2**64 - 1) is None, at
+        assert read_record(bytes(changed), 2**64 - 1) is None, at
 
 
 @pytest.mark.parametrize("cut", [0, 1, 63, 64, 200])
 def test_a_torn_record_is_none(cut):
-    assert read(sealed(block(1))[:cut], 2**64 - 1) is None
+    assert read_record(sealed(block(1))[:cut], 2**64 - 1) is None
 
 
 def test_a_record_of_another_time_is_none():
     data = sealed(block(1))
-    assert read(data, 5) is None
+    assert read_record(data, 5) is None
 
 
 def test_a_header_says_what_follows():

@@ -63,7 +63,7 @@ def test_what_was_written_after_the_state_is_forgotten_and_its_room_used_again(o
     assert again.get([20, 25]) == [None, None]
     again.put(block(20))
     again.sync()
-    assert again._core.ring.extents(20)[0].offset == START + 20 * 70_720
+    assert again._tables.ring.extents(20)[0].offset == START + 20 * 70_720
     assert there(again, [20]) == [20]
     assert again.stats.lost == 0
 
@@ -193,8 +193,8 @@ sys.path[:0] = sys.argv[3:]
 import numpy as np
 from pathlib import Path
 from stored import block
-from edgevlm.runtime.store import StoreSettings, TieredStore
-store = TieredStore(sys.argv[1], "a stream", StoreSettings(4 << 20, 1 << 20))
+from edgevlm.runtime.store import StoreSettings, Store
+store = Store(sys.argv[1], "a stream", StoreSettings(4 << 20, 1 << 20))
 for seed in range(10_000):
     store.put(block(seed))
     if seed % 25 == 24:

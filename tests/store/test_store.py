@@ -1,4 +1,4 @@
-"""The tiered store does what the plainest one does, within its bytes."""
+"""A store does what the plainest one does, within its bytes."""
 
 import os
 import threading
@@ -8,12 +8,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from stored import block, same, until
+from stored import PlainStore, block, same, until
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.store import HostStore, StoreSettings, TieredStore
+from edgevlm.runtime.store import Store, StoreSettings
 from edgevlm.runtime.store import file as file_module
-from edgevlm.runtime.store.record import record_bytes
+from edgevlm.runtime.store.block import record_bytes
 
 MB = 1 << 20
 
@@ -26,8 +26,8 @@ class Beside(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.store = TieredStore(self.path, "", StoreSettings(self.file_bytes, MB))
-        self.plain = HostStore()
+        self.store = Store(self.path, "", StoreSettings(self.file_bytes, MB))
+        self.plain = PlainStore()
         self.count = 0
 
     def some(self, chosen):
@@ -51,20 +51,20 @@ class Beside(RuleBasedStateMachine):
     def get(self, chosen, ahead):
         numbers = self.some(chosen)
         if ahead:
-            self.store.expect(numbers[::2])
+            self.store.prefetch(numbers[::2])
         assert all(map(same, self.store.get(numbers), self.plain.get(numbers)))
 
     @rule(chosen=st.lists(st.integers(0, 999), max_size=2))
     def drop(self, chosen):
         numbers = self.some(chosen)
-        self.store.expect(numbers)
+        self.store.prefetch(numbers)
         self.store.drop(numbers)
         self.plain.drop(numbers)
 
     @rule(chosen=st.lists(st.integers(0, 999), max_size=9, unique=True))
     def renumber(self, chosen):
         numbers = list(dict.fromkeys(self.some(chosen)))
-        self.store.expect(numbers[::2])
+        self.store.prefetch(numbers[::2])
         new = self.store.renumber(numbers)
         assert new == self.plain.renumber(numbers)
         assert new.start == self.count
@@ -149,7 +149,7 @@ def test_when_the_file_is_full_the_oldest_are_overwritten_and_named(opened, said
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_written_again_and_again_costs_nobody_a_block(opened, seed):
     """Some blocks are put once and renumbered, others grow and are dropped, for many times the file's bytes: all stay."""
-    rng, store, plain, number = np.random.default_rng(seed), opened(), HostStore(), 0
+    rng, store, plain, number = np.random.default_rng(seed), opened(), PlainStore(), 0
     cold, hot = [], []
     for each in range(20):
         assert store.put(block(each)) == plain.put(block(each))
@@ -192,18 +192,18 @@ def test_a_dropped_block_is_none_and_not_lost(opened):
 
 
 def test_five_appends_leave_one_record(opened):
-    store, plain = opened(), HostStore()
+    store, plain = opened(), PlainStore()
     for each in (store, plain):
         each.put(block(0))
         for seed in range(1, 5):
             each.append(0, block(seed, 10))
             each.sync()
-    lengths = [len(store._core.ring.extents(0))]
+    lengths = [len(store._tables.ring.extents(0))]
     for seed in range(5, 12):
         for each in (store, plain):
             each.append(0, block(seed, 10))
             each.sync()
-        lengths.append(len(store._core.ring.extents(0)))
+        lengths.append(len(store._tables.ring.extents(0)))
         assert same(store.get([0])[0], plain.get([0])[0])
     assert max(lengths) <= 4
     assert 1 in lengths
@@ -230,7 +230,7 @@ def test_without_a_file_what_was_used_least_lately_is_lost(opened, said):
 
 
 def test_no_file_is_made_for_none_of_its_bytes(tmp_path):
-    store = TieredStore(tmp_path / "store.bin", "", StoreSettings(0, MB))
+    store = Store(tmp_path / "store.bin", "", StoreSettings(0, MB))
     store.put(block(0))
     assert same(store.get([0])[0], block(0))
     store.close()
@@ -269,7 +269,7 @@ def test_what_is_expected_is_read_while_nobody_waits(opened, monkeypatch):
         store.put(block(seed))
     store.sync()
     store.get(range(20, 40))
-    slow, gate = store._core.ring.extents(3)[0].offset, threading.Event()
+    slow, gate = store._tables.ring.extents(3)[0].offset, threading.Event()
 
     def pread(handle, nbytes, offset):
         if offset == slow:
@@ -277,8 +277,8 @@ def test_what_is_expected_is_read_while_nobody_waits(opened, monkeypatch):
         return real(handle, nbytes, offset)
 
     monkeypatch.setattr(file_module.os, "pread", pread)
-    store.expect([3, 5, 6])
-    until(lambda: store._core.memory.find(6) is not None)  # while the disk turns for 3
+    store.prefetch([3, 5, 6])
+    until(lambda: store._tables.memory.find(6).rows is not None)  # while the disk turns for 3
     reads = store.stats.reads
     assert all(map(same, store.get([5, 6]), [block(5), block(6)]))
     assert store.stats.reads == reads, "they were there"
@@ -295,9 +295,9 @@ def test_rows_that_come_while_a_block_is_being_read_are_not_forgotten(opened, mo
         store.put(block(seed))
     store.sync()
     store.get(range(20, 40))
-    slow = store._core.ring.extents(3)[0].offset
+    slow = store._tables.ring.extents(3)[0].offset
     monkeypatch.setattr(file_module.os, "pread", lambda handle, n, at: (at != slow or gate.wait(20)) and real(handle, n, at))
-    store.expect([3])
+    store.prefetch([3])
     until(lambda: 3 in store._readers._reading)
     store.append(3, block(99, 10))
     gate.set()
@@ -323,7 +323,7 @@ def test_the_tables_grow_with_the_blocks_there_are_and_not_with_those_there_were
         store.drop([store.put(block(seed, 1)) - 50])
     store.sync()
     assert store.index_bytes < 20 * before, "its records are still in the file"
-    assert store._core.ring.blocks.nbytes < 2 * 100 * 60
+    assert store._tables.ring.blocks.nbytes < 2 * 100 * 60
 
 
 def test_a_file_too_small_for_what_there_is_loses_and_does_not_go_round_for_ever(opened):
