@@ -7,7 +7,7 @@ def main() -> None:
     """Load the command line and hand over; an interrupt meanwhile ends the process as if nothing had been running."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from edgevlm.apps.cli import main as run
+    from edgevlm.cli import main as run
 
     run()
 

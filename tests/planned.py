@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from edgevlm.apps.plan import PlanRequest, make_plan
+from edgevlm.apps.planning.plan import PlanRequest, make_plan
 from edgevlm.apps.planning.published import qwen3
 from edgevlm.apps.planning.speed import Roofline
 from edgevlm.engines.devices import load_device
@@ -20,7 +20,7 @@ def with_figures(device, **values):
 
 
 def make_line(model=SMALL, **asked):
-    from edgevlm.apps import plan as command
+    from edgevlm.apps.planning import plan as command
 
     saved, command.model_of = command.model_of, lambda name, camera: model
     try:

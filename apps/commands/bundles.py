@@ -1,4 +1,4 @@
-"""``edgevlm export`` and ``edgevlm bundles``."""
+"""``edgevlm export``, ``build`` and ``bundles``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgevlm.apps.commands.typed import KV, Json, note, pixels
+from edgevlm.apps.commands.cli_options import KV, Json, note, pixels
 
 if TYPE_CHECKING:
     from edgevlm.runtime.engine import KVType
@@ -85,8 +85,8 @@ def export(
     """
     from rich.console import Console
 
-    from edgevlm.apps.bundles import kept_bundle
-    from edgevlm.apps.target import Target, target_of
+    from edgevlm.apps.bundles.cache import kept_bundle
+    from edgevlm.apps.bundles.export_target import Target, target_of
     from edgevlm.errors import UserError
     from edgevlm.export import export_checkpoint
     from edgevlm.export.checkpoint import checkpoint_folder
@@ -105,7 +105,7 @@ def export(
         "st_spattn_from": st_spattn, "camera": camera, "text_gguf": text_gguf, "precision": target.precision,
         "vision_precision": vision_precision, "kv": target.kv, "profile": target.profile,
     }  # fmt: skip
-    command = export_checkpoint if scaling is Scaling.NONE else needed("edgevlm.apps.scaling", "exporting").export_scaled
+    command = export_checkpoint if scaling is Scaling.NONE else needed("edgevlm.apps.bundles.awq", "exporting").export_scaled
     with Console(stderr=True).status("reading the checkpoint") as status:
         if out is None:
             scaled = scaling is not Scaling.NONE
@@ -115,6 +115,42 @@ def export(
     typer.echo(str(path))
 
 
+def build(
+    bundle: Annotated[str, typer.Argument(help="A bundle that edgevlm export --device wrote.")],
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Refuse to build on anything but this device.", show_default="this machine's GPU"),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="N|6k", help="The largest budget of sessions that will run it.", show_default="as run"),
+    ] = None,
+    workspace: Annotated[int, typer.Option(metavar="MB", help="Memory that a layer may work with.")] = 1024,
+    probes: Annotated[
+        bool,
+        typer.Option(
+            "--probes/--no-probes", help="Without, for policies that do not look at attention, calls take less memory."
+        ),
+    ] = True,
+    force: Annotated[bool, typer.Option("--force", help="Build engines that are there too.")] = False,
+    json: Json = False,
+) -> None:
+    """Build a bundle's TensorRT engines on this device, which takes minutes each; prints where they are.
+
+    Engines that are there and match are left alone. When it is stopped or killed, the same command goes on.
+    """
+    from rich.console import Console
+
+    from edgevlm.apps.bundles import build as command
+    from edgevlm.apps.run.launch import parse_count
+
+    wanted = None if budget is None else parse_count(budget)
+    request = command.BuildRequest(bundle, device, wanted, workspace, probes, force)
+    with Console(stderr=True).status("reading the bundle") as status:
+        for line in command.build(request, note, status.update, json):
+            typer.echo(line)
+
+
 def bundles(
     remove: Annotated[
         str | None, typer.Option(metavar="NAME|all", help="Remove a bundle, or all and what was left unfinished.")
@@ -122,7 +158,7 @@ def bundles(
     json: Json = False,
 ) -> None:
     """List the bundles that are kept of checkpoints, with their sizes. EDGEVLM_CACHE names another folder for them."""
-    from edgevlm.apps.bundles import list_bundles, remove_bundles
+    from edgevlm.apps.bundles.cache import list_bundles, remove_bundles
 
     if remove is not None:
         for path in remove_bundles(remove):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.typed import Json, pixels
+from edgevlm.apps.commands.cli_options import Json, pixels
 
 
 def plan(
@@ -41,7 +41,7 @@ def plan(
     json: Json = False,
 ) -> None:
     """Say what a model takes of a device's memory, whether it fits, and how fast it would be, without building anything."""
-    from edgevlm.apps import plan as command
+    from edgevlm.apps.planning import plan as command
     from edgevlm.apps.run.launch import parse_count
 
     if published:

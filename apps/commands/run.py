@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps import options
-from edgevlm.apps.commands.typed import Json, Threads, lines
+from edgevlm.apps.commands import cli_options as options
+from edgevlm.apps.commands.cli_options import Json, Threads, lines
 from edgevlm.apps.sources.base import SourceOptions
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 
-EXAMPLES = """
+EPILOG = """
 [bold]Examples[/bold]
 
   edgevlm run                                             the demo camera, with questions and the truth

@@ -1,19 +1,131 @@
-"""Cameras, as ``edgevlm cameras`` sees them, within a time limit."""
+"""``edgevlm cameras``: the sources of this machine, each looked at, with the reason where one cannot be used."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from edgevlm.apps.sources.base import SourceOptions
+from edgevlm.apps.sources.devices import CSI_DRIVER, ROOT, Probed, devices, probe
+from edgevlm.apps.sources.gstreamer import CSI_ELEMENT, has_element, opencv_problem, pygobject_problem
+from edgevlm.apps.sources.hardware import jetson_problem, vaapi_problem
+from edgevlm.apps.sources.usb import UsbConnection
 from edgevlm.engines.devices.machine import Finding, Machine
+from edgevlm.errors import UserError
+
+SHOWN = 4  # modes in a line for a person
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """``camera``: what to give to --camera; ``problem``: why it would not do, None where it does."""
+
+    camera: str
+    kind: str
+    name: str
+    problem: str | None
+    modes: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+
+    def line(self) -> dict[str, object]:
+        return {
+            "event": "camera", "camera": self.camera, "kind": self.kind, "name": self.name, "usable": self.problem is None,
+            "reason": self.problem, "modes": list(self.modes), "links": list(self.links),
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        said = self.problem or ", ".join(self.modes[:SHOWN]) + (
+            f" and {len(self.modes) - SHOWN} more" if self.modes[SHOWN:] else ""
+        )
+        lines = [
+            f"{self.camera:<13} {'usable' if self.problem is None else 'no':<8}{self.name}" + (f": {said}" if said else "")
+        ]
+        return "\n".join([*lines, *(f"{'':<22}also {link}" for link in self.links)])
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """Something that a kind of source needs, and why it is not there."""
+
+    name: str
+    problem: str | None
+
+    def line(self) -> dict[str, object]:
+        return {"event": "ability", "name": self.name, "usable": self.problem is None, "reason": self.problem}
+
+    def __str__(self) -> str:
+        return f"{self.name:<33} {'yes' if self.problem is None else 'no: ' + self.problem}"
+
+
+@dataclass(slots=True)
+class Found:
+    """All there is to list."""
+
+    cameras: list[Entry] = field(default_factory=list)
+    abilities: list[Ability] = field(default_factory=list)
+
+
+def look_around(root: Path = ROOT) -> Found:
+    """Ask every device and look through it, and see what GStreamer and the platform offer."""
+    probed = [probe(device, root, see=look_through) for device in devices(root)]
+    sensors = [each for each in probed if each.described is not None and each.described.driver == CSI_DRIVER]
+    cameras = [Entry("demo", "demo", "the world that the embedded model was taught", None)]
+    cameras += [_usb(each) for each in probed if each not in sensors]
+    cameras += [_csi(number, each) for number, each in enumerate(sensors)]
+    abilities = [
+        Ability("GStreamer through OpenCV", opencv_problem()),
+        Ability("GStreamer through PyGObject", pygobject_problem()),
+        Ability("decoding on the graphics card", vaapi_problem(root)),
+        Ability("decoding by a Jetson's decoder", jetson_problem(root)),
+    ]
+    return Found(cameras, abilities)
+
+
+def look_through(path: Path) -> str | None:
+    """Take one picture; why that failed, or None."""
+    try:
+        connection = UsbConnection(str(path), SourceOptions())
+    except UserError as error:
+        return str(error)
+    try:
+        if connection.grab() is None or connection.retrieve() is None:
+            return "opens, but gives no picture; plug it into another port, or ask for another mode (--size, --pixel-format)"
+    finally:
+        connection.close()
+    return None
+
+
+def list_cameras(as_json: bool, root: Path = ROOT) -> Iterator[str]:
+    """The lines of the command."""
+    found = look_around(root)
+    entries: list[Entry | Ability] = [*found.cameras, *found.abilities]
+    if as_json:
+        yield from (json.dumps(entry.line()) for entry in entries)
+        return
+    yield from map(str, found.cameras)
+    if len(found.cameras) == 1:
+        yield "no camera: there is no /dev/videoN; connect one (a container needs --device /dev/video0), or give a URL"
+    yield ""
+    yield from map(str, found.abilities)
+
+
+def _usb(probed: Probed) -> Entry:
+    device = probed.device
+    modes = tuple(map(str, probed.described.modes)) if probed.described else ()
+    return Entry(str(device.path), device.bus, device.name, probed.problem, modes, tuple(map(str, device.links)))
+
+
+def _csi(number: int, probed: Probed) -> Entry:
+    problem = None
+    if opencv_problem() is not None and not has_element(CSI_ELEMENT):
+        problem = pygobject_problem() or f"GStreamer has no {CSI_ELEMENT}: sudo apt install nvidia-l4t-gstreamer"
+    return Entry(f"csi://{number}", "csi", probed.device.name, problem, links=(str(probed.device.path),))
 
 
 def cameras(machine: Machine) -> Iterator[Finding]:
     """Every camera but the demo: whether it gives a picture, and why not."""
-    try:
-        from edgevlm.apps.cameras import look_around
-    except ImportError as error:
-        yield Finding("cameras", "warn", f"cannot be looked for ({error})", "pip install 'edgevlm[cpu]'")
-        return
     found = machine.within(lambda: look_around(machine.root))
     if found is None:
         yield Finding("cameras", "warn", f"one gave no answer in {machine.limit_s:g} s", "unplug it and plug it in again")

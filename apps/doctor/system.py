@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from edgevlm.apps.bundles import cache_folder
+from edgevlm.apps.bundles.cache import cache_folder
 from edgevlm.engines.devices.machine import Finding, Machine
 
 KERNELS = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON"))  # flag in /proc/cpuinfo, best first

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from rich.console import Console
 
-from edgevlm.apps.bundles import bundle_of
+from edgevlm.apps.bundles.cache import bundle_of
 from edgevlm.apps.run.events import JsonOutput, Output, TextOutput
 from edgevlm.apps.run.frame_preparation import FramePreparation, Gate, parse_gate
 from edgevlm.apps.run.loop import Plan, Run

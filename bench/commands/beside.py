@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edgevlm.apps.commands.typed import Json
+from edgevlm.apps.commands.cli_options import Json
 from edgevlm.errors import UserError
 
 Against = Annotated[str, typer.Option(metavar="NAME,...", help="Others with the same weights, in the same rounds.")]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.typed import Json
+from edgevlm.apps.commands.cli_options import Json
 from edgevlm.bench.results.typed import FailOver, Force
 
 

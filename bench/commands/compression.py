@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgevlm.apps.commands.typed import KV, Json
+from edgevlm.apps.commands.cli_options import KV, Json
 from edgevlm.errors import UserError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.typed import Json, Threads
+from edgevlm.apps.commands.cli_options import Json, Threads
 
 
 def cut(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edgevlm.apps.commands.typed import Json, Threads
+from edgevlm.apps.commands.cli_options import Json, Threads
 from edgevlm.runtime.store.store import MIN_BYTES
 
 CHUNK = 8

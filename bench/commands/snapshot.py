@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.typed import Budget, Json, Threads
+from edgevlm.apps.commands.cli_options import Budget, Json, Threads
 
 
 def snapshot(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.typed import Json
+from edgevlm.apps.commands.cli_options import Json
 
 
 def store(

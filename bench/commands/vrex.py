@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgevlm.apps.commands.typed import Json
+from edgevlm.apps.commands.cli_options import Json
 
 if TYPE_CHECKING:
     from edgevlm.bench.vrex.analytic import Analytic

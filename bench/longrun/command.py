@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edgevlm.apps.commands.typed import Json
+from edgevlm.apps.commands.cli_options import Json
 from edgevlm.bench.accuracy.command import progress_bar
 from edgevlm.bench.child import child, lines
 from edgevlm.bench.longrun.sitting import Work

@@ -11,8 +11,8 @@ import psutil
 
 from edgevlm import __version__
 from edgevlm.apps.doctor.jetson import l4t_of
+from edgevlm.apps.doctor.power import clocks_of, mode_of
 from edgevlm.engines.devices.machine import Machine
-from edgevlm.engines.power.show import clocks_of, mode_of
 
 SOURCE = Path(__file__).resolve().parents[2]  # of a checkout
 PACKAGES = (

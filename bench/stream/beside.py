@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgevlm.apps.bundles import kept_bundle
+from edgevlm.apps.bundles.cache import kept_bundle
 from edgevlm.bench.rounds import Took, figures, quartiles, ratio
 from edgevlm.bench.stream.rendition import Rendition, load
 from edgevlm.bench.stream.sitting import QUESTION, Work, frames_of

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edgevlm.apps.commands.typed import Budget, Json, Threads
+from edgevlm.apps.commands.cli_options import Budget, Json, Threads
 from edgevlm.errors import UserError
 
 POLICIES = ["full", "auto", "infinipot-v", "hermes", "purekv"]

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgevlm.apps.bundles import bundle_of
+from edgevlm.apps.bundles.cache import bundle_of
 from edgevlm.apps.run.launch import parse_count, to_stderr
 from edgevlm.bench.accuracy.command import goes_on, progress_bar
 from edgevlm.bench.suites import suite_of

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from edgevlm.apps import bundles
-from edgevlm.apps.cli import main
-from edgevlm.apps.commands.typed import KV
+from edgevlm.apps.bundles import cache as bundles
+from edgevlm.apps.commands.cli_options import KV
+from edgevlm.cli import main
 from edgevlm.engines.onnxruntime_cuda import OnnxRuntimeCuda
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import MANIFEST, Bundle, seal_manifest

@@ -8,7 +8,7 @@ import sys
 import pytest
 from kernel import META, Camera, Machine
 
-from edgevlm.apps import cameras
+from edgevlm.apps.doctor import cameras
 from edgevlm.apps.sources import devices, hardware
 
 

@@ -15,7 +15,7 @@ import pytest
 from clips import clip
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
+from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import demo_bundle
 

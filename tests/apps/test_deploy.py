@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from edgevlm.apps.cli import app
+from edgevlm.cli import app
 
 DEPLOY = Path(__file__).parents[2] / "apps" / "deploy"
 COMMAND = "/opt/edgevlm/bin/edgevlm"

@@ -8,7 +8,7 @@ from checkpoints import PLACES, make_checkpoint
 from clips import clip
 from more_checkpoints import CLASSES, make_more
 
-from edgevlm.apps.cli import main
+from edgevlm.cli import main
 from edgevlm.export import FAMILIES
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from checkpoints import make_checkpoint
 
-from edgevlm.apps.target import target_of
+from edgevlm.apps.bundles.export_target import target_of
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.graph_profiles import EngineShapes

@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
+from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import POLICIES
 

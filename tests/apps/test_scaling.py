@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from edgevlm.apps import scaling
+from edgevlm.apps.bundles import awq as scaling
 from edgevlm.export import decoder, vision
 from edgevlm.export.precisions import blocks
 

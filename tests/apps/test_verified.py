@@ -7,7 +7,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
+from edgevlm.cli import app
 from edgevlm.engines.devices import device_names, load_device
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
 from edgevlm.bench.camera import STAGES
+from edgevlm.cli import app
 
 FIELDS = ["bench", "source", "stage", "ms_p50", "ms_p95", "frames", "model", "threads", "inline", "realtime"]
 

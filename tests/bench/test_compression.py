@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
 from edgevlm.bench import compression, numpy_kernels
+from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime import kernels
 from edgevlm.runtime.policies import POLICIES, StreamShape, create_policy

@@ -6,9 +6,9 @@ import pytest
 from cuda_backend import shim_driver
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
 from edgevlm.bench import compression_cuda
 from edgevlm.bench.compression import Shape
+from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime.cuda import driver as module
 

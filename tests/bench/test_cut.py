@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
 from edgevlm.bench import cut, rounds, seeded
 from edgevlm.bench.cut import SEEDED, run
+from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import DecoderShape
 

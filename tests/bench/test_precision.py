@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
 from edgevlm.bench import precision as bench
 from edgevlm.calib.accuracy.policy_divergence import divergence
 from edgevlm.calib.activations import passages
+from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 

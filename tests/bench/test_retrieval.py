@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
+from edgevlm.cli import app
 
 TYPED = ["bench", "retrieval", "--budget", "256", "--frames", "48", "--questions", "1", "--threads", "1"]
 LAYERS, HEADS = 4, 2

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
 from edgevlm.bench import share
 from edgevlm.bench.seeded import seeded_model
+from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.runtime.policies import POLICIES

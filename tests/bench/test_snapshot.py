@@ -4,7 +4,7 @@ import json
 
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
+from edgevlm.cli import app
 from edgevlm.runtime.snapshots import format
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
 from edgevlm.bench import runtimes, towers
 from edgevlm.bench.decode import read_mb
 from edgevlm.bench.runtimes import text_model
+from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import DecoderShape
 

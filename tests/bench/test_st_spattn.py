@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
 from edgevlm.bench import st_spattn
 from edgevlm.bench.st_spattn import prefill_pattern
+from edgevlm.cli import app
 from edgevlm.errors import UserError
 
 SHAPE = {"tokens_per_frame": 6, "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "intermediate": 48}

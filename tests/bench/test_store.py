@@ -5,8 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
 from edgevlm.bench.store import Tiers
+from edgevlm.cli import app
 from edgevlm.errors import UserError
 
 TYPED = ["bench", "store", "--clusters", "600", "--asked", "40", "--rounds", "2"]

@@ -13,7 +13,7 @@ import fake_tensorrt
 from fake_cuda import FakeDriver
 
 from edgevlm.__main__ import main
-from edgevlm.apps import build
+from edgevlm.apps.bundles import build
 
 
 def run() -> None:

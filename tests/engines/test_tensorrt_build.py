@@ -23,8 +23,8 @@ from fake_cuda import CARD, FakeDriver
 from fake_tensorrt import World
 from trt_world import anew, build, faked
 
-from edgevlm.apps.build import BuildRequest, capacity_for, check_device
-from edgevlm.apps.build import build as command
+from edgevlm.apps.bundles.build import BuildRequest, capacity_for, check_device
+from edgevlm.apps.bundles.build import build as command
 from edgevlm.engines.tensorrt import need
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle, seal_manifest

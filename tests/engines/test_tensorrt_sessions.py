@@ -10,7 +10,7 @@ from fake_cuda import FakeDriver
 from tokenizers import Tokenizer
 from trt_world import build, faked
 
-from edgevlm.apps.build import capacity_for
+from edgevlm.apps.bundles.build import capacity_for
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.model import Model

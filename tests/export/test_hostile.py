@@ -15,7 +15,7 @@ import psutil
 import pytest
 from test_refusals import NORMED, SHAPE, SHARD, config, cut, tensor, text, with_nan, without
 
-from edgevlm.apps.cli import main
+from edgevlm.cli import main
 
 INDEX = "model.safetensors.index.json"
 Change = Callable[[Path], Any]

@@ -16,7 +16,7 @@ import pytest
 import torch
 from runner import Runner
 
-from edgevlm.apps.scaling import export_scaled
+from edgevlm.apps.bundles.awq import export_scaled
 from edgevlm.calib.kv_scales import ANSWER, QUESTIONS, RANDOM, in_fp32, measured_scales
 from edgevlm.errors import BundleError, CacheError, UserError
 from edgevlm.export import export_checkpoint

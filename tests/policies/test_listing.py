@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
-from edgevlm.apps.policies import describe, list_policies
+from edgevlm.apps.commands.policies import describe, list_policies
+from edgevlm.cli import app
 from edgevlm.runtime.policies import POLICIES, create_policy
 
 

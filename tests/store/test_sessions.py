@@ -8,8 +8,8 @@ from pictures import frames
 from retrieval.anything import Anything
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
 from edgevlm.apps.run.launch import parse_bytes, parse_store
+from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session, TextRoom

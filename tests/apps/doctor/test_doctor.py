@@ -8,8 +8,8 @@ import time
 import pytest
 from jetsons import GPU, Jetson
 
-from edgevlm.apps import cameras as listing
 from edgevlm.apps import doctor
+from edgevlm.apps.doctor import cameras as listing
 from edgevlm.apps.doctor import graphics, python, system
 from edgevlm.apps.doctor import jetson as checks
 from edgevlm.engines.devices.machine import Finding, Machine, run

@@ -14,9 +14,9 @@ from more_checkpoints import FRAME
 from packed_checkpoints import make_packed
 from safetensors import safe_open
 
-from edgevlm.apps.plan import PlanRequest, make_plan
 from edgevlm.apps.planning.bundle import plan_bundle, shapes_in
 from edgevlm.apps.planning.checkpoint import plan_checkpoint
+from edgevlm.apps.planning.plan import PlanRequest, make_plan
 from edgevlm.apps.planning.weights import weights_of
 from edgevlm.errors import BundleError, UserError
 from edgevlm.export import export_checkpoint
@@ -160,7 +160,7 @@ WITHOUT = """
 import sys
 for package in ("onnx", "torch", "transformers", "safetensors"):
     sys.modules[package] = None
-from edgevlm.apps.plan import PlanRequest, make_plan
+from edgevlm.apps.planning.plan import PlanRequest, make_plan
 from edgevlm.errors import UserError
 print(make_plan(PlanRequest("demo", "cpu")).memory.weights > 0)
 try:

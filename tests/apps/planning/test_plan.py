@@ -9,16 +9,16 @@ import pytest
 from planned import SMALL, make_line, roofline, with_figures
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
-from edgevlm.apps.plan import FIRST, PlanRequest, default_budget, is_measurable, make_plan
 from edgevlm.apps.planning.memory import (
     arena_bytes,
     memory_of,
     policy_bytes,
 )
+from edgevlm.apps.planning.plan import FIRST, PlanRequest, default_budget, is_measurable, make_plan
 from edgevlm.apps.planning.published import qwen3
 from edgevlm.apps.planning.solve import can_run, fits, largest, largest_budget
 from edgevlm.apps.planning.speed import speed_of
+from edgevlm.cli import app
 from edgevlm.engines.devices import Figure, device_names, load_device
 from edgevlm.errors import UserError
 

@@ -9,11 +9,11 @@ from cameras import MjpegCamera
 from typer.testing import CliRunner
 
 import edgevlm.runtime.session as session_module
-from edgevlm.apps.cli import app
 from edgevlm.apps.run import launch
 from edgevlm.apps.run.events import TextOutput
 from edgevlm.apps.run.loop import Plan, Run
 from edgevlm.apps.sources import SourceOptions, open_source
+from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session

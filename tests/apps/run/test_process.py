@@ -116,7 +116,7 @@ def test_a_shell_completes_options():
 def test_threads_reach_the_engine(monkeypatch):
     from typer.testing import CliRunner
 
-    from edgevlm.apps.cli import app
+    from edgevlm.cli import app
     from edgevlm.runtime.model import Model
 
     loaded, load = [], Model.load

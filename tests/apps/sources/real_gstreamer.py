@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
 from edgevlm.apps.sources import gstreamer
 from edgevlm.apps.sources.base import SourceOptions
+from edgevlm.cli import app
 from edgevlm.errors import SourceError
 
 OPTIONS = SourceOptions(open_timeout_s=5, read_timeout_s=2)

@@ -11,11 +11,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from edgevlm import Session
-from edgevlm.apps.cli import app
 from edgevlm.apps.run.frame_preparation import FramePreparation
 from edgevlm.apps.sources import SourceOptions, kind_of, open_source
 from edgevlm.apps.sources.buffer import ReadAhead
 from edgevlm.apps.sources.stdin import StdinSource
+from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime.preprocess import Pixels
 

@@ -6,10 +6,10 @@ import xml.etree.ElementTree as ET
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
 from edgevlm.bench.accuracy import command
 from edgevlm.bench.accuracy.command import reference
 from edgevlm.calib.accuracy.variants import Variant
+from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.model import bundle_folder

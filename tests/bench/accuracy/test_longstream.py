@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
 from edgevlm.bench.accuracy.report import describe, make_report
 from edgevlm.calib.accuracy.cases import gap_name, make_case, seed_words
 from edgevlm.calib.accuracy.compare import Comparison
@@ -14,6 +13,7 @@ from edgevlm.calib.accuracy.variants import Run, parse_tokens
 from edgevlm.calib.accuracy.worker import CEILING, Settings
 from edgevlm.calib.demo.long_world import LongWorld, plan_visits
 from edgevlm.calib.demo.questions import parse
+from edgevlm.cli import app
 from edgevlm.errors import UserError
 
 FRAMES = 420

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
 from edgevlm.bench.longrun import sitting
 from edgevlm.bench.longrun.sitting import Work, sit
 from edgevlm.bench.longrun.stream import plan, questions
 from edgevlm.calib.demo.questions import parse
+from edgevlm.cli import app
 
 MARKS = (200, 500)
 

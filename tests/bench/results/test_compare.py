@@ -5,9 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
 from edgevlm.bench.results.compare import compare, margin_of, place_of
 from edgevlm.bench.results.journal import read_runs, runs_of
+from edgevlm.cli import app
 from edgevlm.errors import UserError
 
 MACHINE = {"cpu": "one", "cores": 2}

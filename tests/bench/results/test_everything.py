@@ -15,11 +15,11 @@ from jetsons import Jetson
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
 from edgevlm.bench.results import environment, everything, plan
 from edgevlm.bench.results.everything import run_all
 from edgevlm.bench.results.journal import lines_of, read_runs
 from edgevlm.bench.results.plan import Planned
+from edgevlm.cli import app
 from edgevlm.engines.devices.machine import Machine
 from edgevlm.errors import UserError
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
 from edgevlm.bench.report import chart, page
 from edgevlm.bench.report.chart import Bar, Series
 from edgevlm.bench.report.figures import bandwidth, figures
 from edgevlm.bench.report.tables import tables
 from edgevlm.bench.results.journal import lines_of, read_runs, runs_of
+from edgevlm.cli import app
 from edgevlm.errors import UserError
 
 HOSTILE = "</script><script>alert(1)</script><!--\"'&\x00\x1b\ud800\ufffe<b>"

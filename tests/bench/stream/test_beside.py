@@ -10,7 +10,6 @@ from policies.filled import PREFIX, Filled
 from transformers import Qwen2Config, SiglipVisionConfig
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
 from edgevlm.bench import seeded_checkpoint
 from edgevlm.bench.results import tables
 from edgevlm.bench.rounds import Took
@@ -18,6 +17,7 @@ from edgevlm.bench.stream import beside, command
 from edgevlm.bench.stream.beside import OTHER, OURS, POLICY, Side
 from edgevlm.bench.stream.rendition import Rendition, chosen, load
 from edgevlm.bench.stream.sitting import QUESTION
+from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model

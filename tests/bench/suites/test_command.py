@@ -17,10 +17,10 @@ from judge_server import SECRET, YES, endpoint, said
 from published import MAKERS, make_clip, videomme_records, write
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
 from edgevlm.bench.suites import SUITES
 from edgevlm.bench.suites.progress import Lines, time_left
 from edgevlm.bench.suites.worker import workers_that_fit
+from edgevlm.cli import app
 from edgevlm.errors import UserError
 
 

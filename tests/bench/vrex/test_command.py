@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.apps.cli import app
 from edgevlm.bench.vrex.paper import load_paper
 from edgevlm.bench.vrex.ratios import read_ratios
+from edgevlm.cli import app
 from edgevlm.errors import UserError
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "internals" / "vrex.md"

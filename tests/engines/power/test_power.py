@@ -7,8 +7,9 @@ import types
 import pytest
 from jetsons import Jetson
 
+from edgevlm.apps.doctor import power as show
 from edgevlm.engines.devices.machine import Machine
-from edgevlm.engines.power import METERS, Reading, find_meter, show
+from edgevlm.engines.power import METERS, Reading, find_meter
 from edgevlm.engines.power.energy import Energy, idle_watts
 
 

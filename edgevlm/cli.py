@@ -12,30 +12,37 @@ from typing import Annotated, NoReturn
 import typer
 
 from edgevlm import __version__
-from edgevlm.apps.commands import COMMANDS, EPILOGS
-from edgevlm.apps.commands.lists import state
+from edgevlm.apps.commands.lazy import lazy_app
 from edgevlm.apps.credentials import mask_argv, mask_credentials
-from edgevlm.bench.cli import app as bench
 from edgevlm.errors import UserError
 
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or that of the click which typer brings along
 
+COMMANDS = {  # in the order of --help
+    "run": ("edgevlm.apps.commands.run:run", "Watch a stream and answer questions about it."),
+    "plan": ("edgevlm.apps.commands.plan:plan", "Estimate memory and speed before building anything."),
+    "export": ("edgevlm.apps.commands.bundles:export", "Turn a checkpoint into a bundle that edgevlm runs."),
+    "build": ("edgevlm.apps.commands.bundles:build", "Build a bundle's TensorRT engines on this device."),
+    "bundles": ("edgevlm.apps.commands.bundles:bundles", "List or remove cached bundles."),
+    "policies": ("edgevlm.apps.commands.policies:policies", "List the policies and their settings."),
+    "calibrate": ("edgevlm.apps.commands.calibrate:calibrate", "Choose the best policy for a model."),
+    "doctor": ("edgevlm.apps.commands.machine:doctor", "Check this machine and suggest fixes."),
+    "cameras": ("edgevlm.apps.commands.machine:cameras", "List this machine's cameras."),
+    "power": ("edgevlm.apps.commands.machine:power", "Show the power this machine draws."),
+    "state": ("edgevlm.apps.commands.state:app", "Inspect saved state."),
+    "bench": ("edgevlm.bench.cli:app", "Measure speed, memory and accuracy."),
+}
+MODELS = ("plan", "export", "build", "bundles", "policies", "calibrate")
+PANELS = {name: "Models and policies" if name in MODELS else "This machine" for name in COMMANDS if name != "run"}
 
-app = typer.Typer(
+app = lazy_app(
+    COMMANDS,
+    PANELS | {"run": "Watch"},
     name="edgevlm",
     help="Watch a camera within a fixed memory budget and answer questions about what it saw.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EDGEVLM"},
-    epilog="Every option can also be set in the environment, EDGEVLM_RUN_MODEL for run's --model and so on; "
-    "EDGEVLM_RUN_ASK, EDGEVLM_RUN_ASK_AT and EDGEVLM_CALIBRATE_ASK take one question a line.",
+    epilog="Each option of a command can be set in the environment: EDGEVLM_RUN_MODEL is run's --model.",
 )
-
-app.add_typer(bench, name="bench")
-app.add_typer(state, name="state")
-for command in COMMANDS:
-    app.command(epilog=EPILOGS.get(command.__name__))(command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -47,14 +54,17 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", is_eager=True, callback=_print_version, allow_from_autoenv=False
+        ),
     ] = False,
 ) -> None:
     pass
 
 
 def main() -> None:
-    """Entry point: what the user did wrong is one line and exit code 2."""
+    """Entry point: user errors print one line and exit with status 2."""
     mask_argv()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # under nohup SIGHUP is ignored, and stays so

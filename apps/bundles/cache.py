@@ -77,14 +77,14 @@ def kept_bundle(
 ) -> Path:
     """The kept bundle of a checkpoint with these options of ``export_checkpoint``; exported if it is not there, or by force.
 
-    scaled: by :func:`edgevlm.apps.scaling.export_scaled`.
+    scaled: by :func:`edgevlm.apps.bundles.awq.export_scaled`.
 
     Raises UserError as they do.
     """
     target = place(checkpoint, scaled=scaled, **options)
     with _alone(target, notice):
         if force or not _is_whole(target):
-            command = needed("edgevlm.apps.scaling", "exporting").export_scaled if scaled else export_checkpoint
+            command = needed("edgevlm.apps.bundles.awq", "exporting").export_scaled if scaled else export_checkpoint
             command(checkpoint, target, progress=progress, notice=notice, force=True, **DEFAULTS | options)
     return target
 

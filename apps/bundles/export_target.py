@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgevlm.apps.plan import PlanRequest, make_plan
+from edgevlm.apps.planning.plan import PlanRequest, make_plan
 from edgevlm.engines.devices import Device, load_device
 from edgevlm.errors import UserError
 from edgevlm.packages import needs

@@ -10,6 +10,9 @@ import textwrap
 from dataclasses import dataclass, fields
 from typing import Literal, get_args, get_origin, get_type_hints
 
+import typer
+
+from edgevlm.apps.commands.cli_options import Json
 from edgevlm.runtime.auto import AUTO, FALLBACK
 from edgevlm.runtime.policies import POLICIES, Policy
 
@@ -61,6 +64,14 @@ CHOSEN = Description(
     [],
     "",
 )
+
+
+def policies(json: Json = False) -> None:
+    """List the policies: paper, settings, defaults.
+
+    With each: what differs from its paper.
+    """
+    typer.echo(list_policies(json))
 
 
 def list_policies(as_json: bool) -> str:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
-from edgevlm.apps.plan import default_budget
 from edgevlm.apps.planning.bundle import plan_bundle
+from edgevlm.apps.planning.plan import default_budget
 from edgevlm.engines.devices import load_device
 from edgevlm.engines.tensorrt.jobs import WORKSPACE, Settings
 from edgevlm.errors import UserError

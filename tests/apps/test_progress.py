@@ -1,0 +1,97 @@
+"""Progress on a real terminal: lines printed meanwhile stand above it, nothing of it is left, ctrl-C ends any call."""
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import pyte
+import pytest
+
+ROWS, COLUMNS = 24, 50
+
+
+def on_a_terminal(code, interrupt_at=None, term="xterm-256color"):
+    """The screen's lines after ``code`` has run, those when ctrl-C was typed, the exit status, and the seconds after that."""
+    screen = pyte.Screen(COLUMNS, ROWS)
+    stream = pyte.ByteStream(screen)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ["TERM"] = term
+        os.execv(sys.executable, [sys.executable, "-c", code])
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    before, typed = [], None
+    while True:
+        if typed is None and interrupt_at is not None and any(interrupt_at in line for line in screen.display):
+            before, typed = lines(screen), time.monotonic()
+            os.write(terminal, b"\x03")
+        if select.select([terminal], [], [], 0.05)[0]:
+            try:
+                stream.feed(os.read(terminal, 65536))
+            except OSError:
+                break
+    _, status = os.waitpid(pid, 0)
+    assert not screen.cursor.hidden
+    return lines(screen), before, os.waitstatus_to_exitcode(status), time.monotonic() - (typed or 0)
+
+
+def lines(screen):
+    return [line.rstrip() for line in screen.display if line.strip()]
+
+
+WRITES = """
+import sys, time, typer
+from edgevlm.progress import progress
+with progress("loading") as step:
+    for number in range(3):
+        step("measuring", number, 3)
+        time.sleep(0.2)
+        typer.echo(f"data {number} " + "x" * 60)
+        typer.echo("[red]note", err=True)
+        with progress("an inner step"):
+            time.sleep(0.2)
+        step.print("kept [bold]")
+"""
+
+
+def test_what_is_printed_stays_and_the_line_does_not():
+    shown, _, status, _ = on_a_terminal(WRITES)
+    wrapped = "x" * (60 - COLUMNS + len("data 0 "))
+    wanted = [[f"data {number} " + "x" * (COLUMNS - 7), wrapped, "[red]note", "kept [bold]"] for number in range(3)]
+    assert status == 0
+    assert shown == [line for part in wanted for line in part]
+
+
+def test_what_it_shows():
+    endless = "import time\nfrom edgevlm.progress import progress\nwith progress('x') as step:\n step('measuring', 2, 7)\n"
+    shown, before, status, _ = on_a_terminal(f"{endless} time.sleep(60)", interrupt_at="2/7")
+    assert "measuring" in before[0]
+    assert status != 0
+    assert not any("measuring" in line and "2/7" in line for line in shown)
+
+
+def test_a_call_that_never_returns_to_python_ends_within_a_second_or_so():
+    call = "hashlib.pbkdf2_hmac('sha1', b'', b'', 2**31 - 1)"
+    code = f"import hashlib\nfrom edgevlm.progress import progress\nwith progress('in C'):\n {call}"
+    shown, _, status, seconds = on_a_terminal(code, interrupt_at="in C")
+    assert status == 130
+    assert shown == []
+    assert seconds < 5, "0.8 s and the time of a busy machine"
+
+
+@pytest.mark.parametrize("term", ["dumb", ""])
+def test_a_terminal_that_cannot_redraw_shows_only_lines(term):
+    shown, _, status, _ = on_a_terminal(WRITES, term=term)
+    assert status == 0
+    assert not any("measuring" in line for line in shown)
+
+
+def test_a_pipe_gets_lines_alone():
+    done = subprocess.run([sys.executable, "-c", WRITES], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"data {number} " + "x" * 60 for number in range(3)]
+    assert done.stderr.splitlines() == ["[red]note", "kept [bold]"] * 3
