@@ -96,7 +96,7 @@ def test_run_takes_the_one_that_is_kept_and_asks_which_of_several(made, monkeypa
 def test_an_engine_that_there_is_not_is_said_before_anything_is_exported(made, monkeypatch, capsys):
     checkpoint, exports = made
     assert edgevlm(monkeypatch, "run", "--model", str(checkpoint), "--frames", "1", "--engine", "nosuch") == 2
-    assert "no engine is called 'nosuch'" in capsys.readouterr().err
+    assert "no engine 'nosuch'" in capsys.readouterr().err
     assert exports == []
 
 

@@ -132,7 +132,7 @@ MISTAKES = [
     (["--seed", "-1"], r"'--seed'.*; see .* run --help"),
     (["--chunk", "0"], r"'--chunk'.*; see .* run --help"),
     (["--threads", "100000"], r"'--threads'.*256"),
-    (["--engine", "nope"], "no engine is called 'nope'; there is onnxruntime-cpu, onnxruntime-cuda"),
+    (["--engine", "nope"], "no engine 'nope'; there are: onnxruntime-cpu, onnxruntime-cuda"),
     (["--engine", "onnxruntime-cuda"], "has no CUDAExecutionProvider.*pip install onnxruntime-gpu"),
     (["--unknown"], "No such option: --unknown"),
     (["extra"], r"unexpected extra argument.*\(extra\)"),
