@@ -1,81 +1,199 @@
-"""An answer while it is being generated: iterate it for text, from any thread."""
+"""An answer while it is being generated: print it, or iterate it for its text as it comes."""
 
 from __future__ import annotations
 
-import queue
+import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
+
+import numpy as np
+from tokenizers.decoders import DecodeStream
+
+from edgevlm.runtime.chunk import Chunk
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.sampling import Sampler
+from edgevlm.runtime.stream import Stream
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Answer:
-    """Iterate for pieces of text as they come; :attr:`text` waits for the end.
+    """The answer to one question. ``print(answer)`` waits for all of it; ``for`` and ``async for`` give pieces as they come.
 
-    Generation runs in its own thread, so a slow reader never holds the stream. An error while generating is raised where the
+    The model's thread generates it, so a slow reader never holds the stream up. An error while generating is raised where the
     answer is read.
+
+    time_s: the stream's time when it was asked. ttft_ms: from ``ask`` to the first token, waiting for the chunk at work
+    included. tpot_ms: mean time of each further token.
     """
 
     question: str
     time_s: float
     token_ids: list[int] = field(default_factory=list)
-    ttft_ms: float = 0.0  # from ask() to the first token, waiting for the running chunk included
-    tpot_ms: float = 0.0  # mean time of each further token
+    ttft_ms: float = 0.0
+    tpot_ms: float = 0.0
     finish_reason: FinishReason | None = None
-    _pieces: queue.SimpleQueue[str | BaseException | None] = field(default_factory=queue.SimpleQueue, repr=False)
-    _text: str = ""
-    _error: BaseException | None = None
-    _done: threading.Event = field(default_factory=threading.Event, repr=False)
-    _cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
+
+    def __post_init__(self) -> None:
+        self._pieces: list[str] = []
+        self._error: BaseException | None = None
+        self._finished = False
+        self._changed = threading.Condition()
+        self._listeners: list[Callable[[], object]] = []  # called after each change
+        self._cancelled = threading.Event()
+        self._future: Future[FinishReason] = Future()
+
+    def __str__(self) -> str:
+        return self.text
 
     def __iter__(self) -> Iterator[str]:
-        while (piece := self._pieces.get()) is not None:
-            if isinstance(piece, BaseException):
-                self._pieces.put(None)
-                raise piece
-            yield piece
-        self._pieces.put(None)
+        read = 0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda read=read: self._finished or len(self._pieces) > read)
+                new, finished = self._pieces[read:], self._finished
+            yield from new
+            read += len(new)
+            if finished:
+                self._raise()
+                return
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        loop, ready, read = asyncio.get_running_loop(), asyncio.Event(), 0
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(ready.set)
+
+        self._listeners.append(wake)
+        try:
+            while True:
+                ready.clear()
+                with self._changed:
+                    new, finished = self._pieces[read:], self._finished
+                for piece in new:
+                    yield piece
+                read += len(new)
+                if finished:
+                    self._raise()
+                    return
+                await ready.wait()
+        finally:
+            self._listeners.remove(wake)
 
     @property
     def text(self) -> str:
         """The whole answer; waits until it is finished."""
         self.wait()
-        return self._text
+        return self.so_far
 
     @property
     def so_far(self) -> str:
         """What has been generated until now."""
-        return self._text
+        return "".join(self._pieces)
 
-    def settle(self) -> None:
-        """Wait for the end, whatever it is; raises nothing."""
-        self._done.wait()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end; False when ``timeout`` seconds passed first. Raises what generation raised."""
-        finished = self._done.wait(timeout)
-        if self._error is not None:
-            raise self._error
-        return finished
-
-    def cancel(self) -> None:
-        """Stop after the token in progress."""
-        self._cancelled.set()
+    @property
+    def finished(self) -> bool:
+        """Whether the end has come, whatever it is."""
+        return self._finished
 
     @property
     def cancelled(self) -> bool:
+        """Whether :meth:`cancel` was called."""
         return self._cancelled.is_set()
 
-    def push(self, piece: str) -> None:
-        """Called by the session: a further piece of text."""
-        self._text += piece
-        self._pieces.put(piece)
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end; False when ``timeout`` seconds passed first. Raises what generation raised."""
+        finished = self.settle(timeout)
+        self._raise()
+        return finished
 
-    def finish(self, reason: FinishReason | None, error: BaseException | None = None) -> None:
-        """Called by the session, once."""
-        self.finish_reason, self._error = reason, error
-        self._pieces.put(error)
-        self._done.set()
+    def settle(self, timeout: float | None = None) -> bool:
+        """Wait for the end, whatever it is; raises nothing."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._finished, timeout)
+
+    def cancel(self) -> None:
+        """Stop after the token in progress; a question that still waits is taken back at once."""
+        self._cancelled.set()
+        self._future.cancel()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _push(self, piece: str) -> None:
+        """Called by the model's thread: a further piece of text."""
+        with self._changed:
+            self._pieces.append(piece)
+            self._changed.notify_all()
+        self._tell()
+
+    def _follow(self, future: Future[FinishReason]) -> None:
+        """Called by the session, once: the end of ``future`` is this answer's."""
+        self._future = future
+        future.add_done_callback(self._finish)
+
+    def _finish(self, future: Future[FinishReason]) -> None:
+        with self._changed:
+            if future.cancelled():
+                self.finish_reason = "cancelled"
+            elif error := future.exception():
+                self._error = error
+            else:
+                self.finish_reason = future.result()
+            self._finished = True
+            self._changed.notify_all()
+        self._tell()
+
+    def _tell(self) -> None:
+        for listener in list(self._listeners):
+            listener()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A question to the model: when it was asked (``time.perf_counter``), in which conversation, and how tokens are drawn."""
+
+    answer: Answer
+    asked_at: float
+    conversation: str | None
+    max_tokens: int
+    sampler: Sampler
+
+
+def generate(request: Request, ids: Sequence[int], model: Model, stream: Stream, chunk: Chunk) -> FinishReason:
+    """Append the prompt ``ids`` and draw the answer's tokens; the memory is then as it was.
+
+    What a piece of the chunk not yet complete holds is seen too, and taken out again.
+    """
+    answer, engine, stops = request.answer, model.engine, model.bundle.chat.stop_ids
+    detokenise = DecodeStream(skip_special_tokens=True)
+    embeds = np.concatenate([model.closing, engine.embed(np.asarray(ids, np.int64))])
+    pending = chunk.features() if chunk.taken else None
+    seconds = None if pending is None else chunk.seconds()
+    with stream.question(pending, chunk.coming(), seconds):
+        append = stream.append_question
+        while True:
+            if answer.cancelled:
+                return "cancelled"
+            token = request.sampler(append(embeds))
+            now = time.perf_counter()
+            if not answer.token_ids:
+                answer.ttft_ms, first = 1e3 * (now - request.asked_at), now
+            if token in stops:
+                return "stop"
+            answer.token_ids.append(token)
+            if len(answer.token_ids) > 1:
+                answer.tpot_ms = 1e3 * (now - first) / (len(answer.token_ids) - 1)
+            if piece := detokenise.step(model.tokenizer, token):
+                answer._push(piece)
+            if len(answer.token_ids) == request.max_tokens:
+                return "length"
+            embeds, append = engine.embed(np.asarray([token], np.int64)), stream.append_text

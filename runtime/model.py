@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
@@ -14,17 +15,26 @@ from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import DEFAULT_ENGINE, Engine, load_engine
 from edgevlm.runtime.paths import refuse_address
+from edgevlm.runtime.scheduler import Scheduler
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class Model:
-    """``is_demo`` marks the embedded model, wherever its bundle lies: it knows only the demo world."""
+    """``is_demo`` marks the embedded model, wherever its bundle lies: it knows only the demo world.
+
+    Its sessions submit their work to ``scheduler``, whose thread alone calls the engine.
+    """
 
     bundle: Bundle
     engine: Engine
     tokenizer: Tokenizer
     closing: NDArray[np.float32]  # rows that close a video before the text after it, [n, hidden]
     is_demo: bool = False
+    scheduler: Scheduler = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler()
+        weakref.finalize(self, self.scheduler.stop)
 
     @classmethod
     def load(cls, name: str | Path, *, engine: str = DEFAULT_ENGINE, threads: int | None = None) -> Model:
@@ -53,7 +63,11 @@ class Model:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def close(self) -> None:
-        """Let go of the engine; sessions of this model can do nothing any more. Closing it again does nothing."""
+        """End the work in progress and let go of the engine; sessions of this model can do nothing any more.
+
+        Closing it again does nothing.
+        """
+        self.scheduler.close()
         self.engine.close()
 
 

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.answer import Answer, FinishReason
-from edgevlm.runtime.answers import Answers
+from edgevlm.runtime.answer import Answer, FinishReason, Request, generate
 from edgevlm.runtime.auto import AUTO, FALLBACK
 from edgevlm.runtime.budget import TextRoom
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.chat import Chat, Conversations
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.engine import DEFAULT_ENGINE
-from edgevlm.runtime.generation import Asked, generate
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.opening import check_settings, check_store, check_whole, open_stream
 from edgevlm.runtime.policies import Policy, create_policy
@@ -29,7 +29,6 @@ from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.preprocess import Pixels, Preprocessor
 from edgevlm.runtime.pressure import Pressure
 from edgevlm.runtime.sampling import Sampler
-from edgevlm.runtime.scheduler import Turnstile
 from edgevlm.runtime.snapshots.copies import Copies
 from edgevlm.runtime.snapshots.image import identity, image_of, put_back
 from edgevlm.runtime.snapshots.keeper import Keeper
@@ -37,13 +36,16 @@ from edgevlm.runtime.stats import Progress, SessionStats
 from edgevlm.runtime.store import Store, StoreSettings
 from edgevlm.runtime.stream import Stream
 
+T = TypeVar("T")
+
 
 class Session:
     """One stream within a fixed memory budget.
 
-    ``watch`` belongs to one thread; ``ask`` may come from any. A question is answered at the next chunk boundary at the latest:
-    it sees every frame watched before it was asked and none after, because ``watch`` waits while a question is open. The memory
-    goes on as if it had not been asked, in the middle of a chunk too.
+    All methods may be called from any thread; the work is done by the model's own (``model.scheduler``), questions first. A
+    question is answered at the next chunk boundary at the latest: it sees every frame watched before it was asked and none
+    after, because ``watch`` waits while a question is open. The memory goes on as if it had not been asked, in the middle of a
+    chunk too.
     """
 
     def __init__(self, model: Model, stream: Stream, chat: Chat, room: TextRoom, auto: str = "") -> None:
@@ -52,18 +54,19 @@ class Session:
         self._stream, self._chat = stream, chat
         self._preprocess = Preprocessor(model.bundle.vision)
         self._chunk = Chunk(model.engine, model.bundle.vision, stream.chunk)
-        self._turnstile = Turnstile()
         self._conversations = Conversations(chat, model.encode, room.conversation)
-        self._answers = Answers(self._turnstile)
+        self._asking = threading.Lock()  # over the two that follow
+        self._answers: list[Answer] = []  # those not finished are among them
+        self._closed = False
         self._owns_model = False
         self._progress = Progress()
         self._ttft_ms = self._tpot_ms = 0.0
-        self.torn = False  # an interrupt has hit in the middle of a frame
         self.notify: Callable[[str], object] = logging.getLogger("edgevlm").warning
         self._pressure = Pressure(stream.chunk, lambda line: self.notify(line), group=model.bundle.vision.group)
         self._keeper: Keeper | None = None
         if stream.store is not None:
             stream.store.notify = lambda line: self.notify(line)
+        self._stats = self._measure()
 
     @classmethod
     def open(
@@ -101,20 +104,22 @@ class Session:
         if policy != AUTO:
             check_store(chosen, store)
         keeper = Keeper(state) if isinstance(state, str | Path) else state
-        loaded, stream = model, None
+        loaded: Model | str | Path = model
+        opening: Future[Session] | None = None
         try:
             loaded = model if isinstance(model, Model) else Model.load(model, engine=engine)
             room = room or TextRoom.fitting(loaded.bundle.limit)
             chat = Chat(loaded.bundle.chat, system)
-            stream, why = open_stream(
-                loaded, chosen, budget, chunk, reindexing, chat, room, auto=policy == AUTO, keeper=keeper, store=store
-            )
-            session = cls(loaded, stream, chat, room, why)
+            opening = loaded.scheduler.submit(
+                None, cls._opened, loaded, chosen, budget, chunk, reindexing, chat, room, policy == AUTO, keeper, store,
+                urgent=True,
+            )  # fmt: skip
+            session = opening.result()
             if keeper is not None:
-                session._keep(keeper)
+                keeper.start()
         except BaseException:
-            if stream is not None:
-                stream.close()
+            if opening is not None and not opening.cancel():  # an interrupt meanwhile: what it opens is closed again
+                opening.add_done_callback(lambda done: done.exception() or done.result()._stream.close())
             if keeper is not None:
                 keeper.close()
             if isinstance(loaded, Model) and loaded is not model:
@@ -133,47 +138,56 @@ class Session:
     def watch(self, frame: NDArray[np.uint8] | Pixels, timestamp: float | None = None) -> None:
         """Take in one frame, uint8 RGB ``[H, W, 3]``, seen at ``timestamp`` seconds of the stream (its number, if not given).
 
-        A frame may have been through :meth:`prepare`, in another thread.
-        Every ``chunk`` frames are encoded and appended. Waits while a question is being answered. Raises UserError for what is
-        not such a frame, when the capacity of a policy that never compresses is used up, and after :meth:`close`.
+        A frame may have been through :meth:`prepare`, in another thread. Every ``chunk`` frames are encoded and appended. Waits
+        while a question is being answered. Raises UserError for what is not such a frame, when the capacity of a policy that
+        never compresses is used up, and after :meth:`close`.
         """
         pixels = frame.values if isinstance(frame, Pixels) else self._preprocess(frame)
         if pixels.shape != (3, *self.model.bundle.vision.size):
             raise UserError(f"pixels {list(pixels.shape)} were prepared for another model; use this session's prepare()")
-        with self._whole():
-            if not self._chunk.taken:
-                self._chunk.limit = self._pressure.look()
-                self.model.engine.spare(self._pressure.short)
-            self._progress.watched(timestamp)
-            self._chunk.add(pixels, self._progress.time_s)
-            if not self._chunk.missing:
-                self._flush()
+        self._run(self._watch, pixels, timestamp)
 
-    def pass_by(self, timestamp: float) -> None:
+    def skip(self, timestamp: float) -> None:
         """A frame at ``timestamp`` seconds need not be watched: the stream's time goes on, and nothing else.
 
         Waits while a question is being answered. Raises UserError after :meth:`close`.
         """
-        with self._whole():
-            self._progress.time_s = timestamp
+        self._run(self._skip, timestamp)
 
     def flush(self) -> None:
         """Append the frames of a chunk not yet full. Raises UserError as :meth:`watch` does."""
-        with self._whole():
+        self._run(self._flush)
+
+    def _run(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run ``work`` on the model's thread, in turn, and wait for it; publishes what the session has done by then."""
+        self._check_open()
+        return self.model.scheduler.run(self, self._published, work, *arguments)
+
+    def _published(self, work: Callable[..., T], *arguments: Any) -> T:
+        self._check_open()
+        chunks = self._progress.chunks
+        try:
+            return work(*arguments)
+        finally:
+            progress = self._progress
+            changed = progress.chunks != chunks or work not in (self._watch, self._skip)
+            self._stats = self._measure() if changed else replace(self._stats, frames=progress.frames, fps=progress.fps)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UserError("the session is closed; open another one")
+
+    def _watch(self, pixels: NDArray[np.float32], timestamp: float | None) -> None:
+        if not self._chunk.taken:
+            self._chunk.limit = self._pressure.look()
+            self.model.engine.spare(self._pressure.short)
+        self._progress.watched(timestamp)
+        self._chunk.add(pixels, self._progress.time_s)
+        if not self._chunk.missing:
             self._flush()
 
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """The stream, for something that an interrupt must not cut in two: after one there are no more snapshots."""
-        with self._turnstile.watcher():
-            self._answers.check_open()
-            try:
-                yield
-            except Exception:
-                raise
-            except BaseException:
-                self.torn = True
-                raise
+    def _skip(self, timestamp: float) -> None:
+        self._progress.time_s = timestamp
 
     def check(self, question: str) -> None:
         """Raise UserError if ``question`` is longer than its room, holds what stands for the video, or is not Unicode."""
@@ -203,7 +217,7 @@ class Session:
         reaches it, and seed, 0 or more, fixes the draws.
 
         Raises UserError for a question that is longer than its room or holds what stands for the video, for sampling settings
-        out of range, after :meth:`close`, and when the system starts no more threads.
+        out of range, and after :meth:`close`.
         """
         check_whole(max_tokens=max_tokens, seed=seed)
         if max_tokens is not None and not 1 <= max_tokens <= self.room.answer:
@@ -214,23 +228,26 @@ class Session:
             raise UserError(str(error)) from None
         self.check(question)
         answer = Answer(question, self._progress.time_s)
-        asked = Asked(answer, time.perf_counter(), conversation, max_tokens or self.room.answer, sampler)
-        self._answers.start(answer, lambda: self._answer(asked))
+        request = Request(answer, time.perf_counter(), conversation, max_tokens or self.room.answer, sampler)
+        with self._asking:
+            self._check_open()
+            answer._follow(self.model.scheduler.submit(self, self._published, self._answer, request, urgent=True))
+            self._answers = [*(each for each in self._answers if not each.finished), answer]
         return answer
 
-    def _answer(self, asked: Asked) -> FinishReason:
-        """Answer, in its turn; a turn that was not cancelled is remembered."""
-        answer, policy = asked.answer, self._stream.policy
+    def _answer(self, request: Request) -> FinishReason:
+        """A turn that was not cancelled is remembered."""
+        answer, policy = request.answer, self._stream.policy
         try:
             answer.time_s = self._progress.time_s
             self._append(to_the_end=bool(policy.needs.question_layers))
-            ids = self._conversations.prompt(asked.conversation, answer.question)
-            reason = generate(asked, ids, self.model, self._stream, self._chunk)
+            ids = self._conversations.prompt(request.conversation, answer.question)
+            reason = generate(request, ids, self.model, self._stream, self._chunk)
             self._ttft_ms, self._tpot_ms = answer.ttft_ms, answer.tpot_ms
             if reason != "cancelled":
                 policy.answered(answer.question, answer.so_far)
-                if asked.conversation is not None:
-                    self._conversations.add(asked.conversation, (answer.question, answer.so_far))
+                if request.conversation is not None:
+                    self._conversations.add(request.conversation, (answer.question, answer.so_far))
             return reason
         finally:
             self._progress.asked += 1
@@ -255,6 +272,14 @@ class Session:
 
     @property
     def stats(self) -> SessionStats:
+        """What the session had done by the end of its newest work; a value that does not change afterwards."""
+        keeper = self._keeper
+        if keeper is None:
+            return self._stats
+        return replace(self._stats, state_bytes=keeper.copies.nbytes, snapshots=keeper.written, held_ms=keeper.longest_ms)
+
+    def _measure(self) -> SessionStats:
+        """On the model's thread."""
         stream, progress = self._stream, self._progress
         return SessionStats(
             frames=progress.frames,
@@ -267,31 +292,39 @@ class Session:
             ttft_ms=self._ttft_ms,
             tpot_ms=self._tpot_ms,
             memory=stream.stats,
-            state_bytes=self._keeper.copies.nbytes if self._keeper else 0,
-            snapshots=self._keeper.written if self._keeper else 0,
-            held_ms=self._keeper.longest_ms if self._keeper else 0.0,
             store=stream.store_use(),
         )
 
-    def _keep(self, keeper: Keeper) -> None:
-        """Go on from the newest snapshot there is, and keep the session from now on."""
-        snapshot = keeper.attach(self, identity(self._stream, self._chat, self.room), self._stream.copy_bytes)
-        if snapshot is not None:
-            put_back(snapshot, self._stream, self._chunk, self._conversations, self._progress)
-        self._keeper = keeper
-        keeper.start()
+    @classmethod
+    def _opened(
+        cls, model: Model, policy: Policy, budget: int | None, chunk: int, reindexing: Reindexing, chat: Chat, room: TextRoom,
+        auto: bool, keeper: Keeper | None, store: StoreSettings | None,
+    ) -> Session:  # fmt: skip
+        """On the model's thread: a session at its start, or where the newest snapshot was taken."""
+        stream, why = open_stream(model, policy, budget, chunk, reindexing, chat, room, auto=auto, keeper=keeper, store=store)
+        try:
+            session = cls(model, stream, chat, room, why)
+            if keeper is not None:
+                snapshot = keeper.attach(session, identity(stream, chat, room), stream.copy_bytes)
+                if snapshot is not None:
+                    put_back(snapshot, stream, session._chunk, session._conversations, session._progress)
+                session._keeper, session._stats = keeper, session._measure()
+            return session
+        except BaseException:
+            stream.close()
+            raise
 
     def image(self, copies: Copies) -> tuple[dict[str, Any], dict[str, NDArray], float]:
         """Where the session stands, copies of all it holds, and for how many ms they kept it waiting.
 
-        Takes its turn like a question: the next one.
+        Takes its turn like a question: the next one. A closed session can still do it, until its memory is let go of.
         """
-        with self._turnstile.question(self._turnstile.queue()):
-            started = time.perf_counter()
-            about, arrays = image_of(self._stream, self._chunk, self._conversations, self._progress)
-            copied = copies.of(arrays)
-            held_ms = 1e3 * (time.perf_counter() - started)
-        return about, copied, held_ms
+        return self.model.scheduler.run(self, self._image, copies, urgent=True)
+
+    def _image(self, copies: Copies) -> tuple[dict[str, Any], dict[str, NDArray], float]:
+        started = time.perf_counter()
+        about, arrays = image_of(self._stream, self._chunk, self._conversations, self._progress)
+        return about, copies.of(arrays), 1e3 * (time.perf_counter() - started)
 
     def sync(self) -> None:
         """See onto the disk what lies below the device: what a snapshot of before names outlives a power cut then."""
@@ -344,21 +377,31 @@ class Session:
 
     def cancel(self) -> list[Answer]:
         """Cancel what is being answered and all questions that wait; from any thread. Waits for none of them."""
-        return self._answers.cancel()
+        with self._asking:
+            answers = [answer for answer in self._answers if not answer.finished]
+        for answer in answers:
+            answer.cancel()
+        return answers
 
     def close(self) -> None:
         """Cancel what is being answered and wait for it, write the last snapshot, close a model that this session loaded.
 
         A closed session still has its :attr:`stats`; closing it again does nothing.
         """
-        if not self._answers.close():
+        with self._asking:
+            already, self._closed = self._closed, True
+        if already:
             return
+        for answer in self.cancel():
+            answer.settle()
         if self._keeper is not None:
             self._keeper.close()
-        self._stream.close()
+        try:
+            self.model.scheduler.run(self, self._stream.close, urgent=True)
+        except UserError:  # the model was closed before, and its thread has ended
+            self._stream.close()
         if self._owns_model:
-            with self._turnstile.watcher():
-                self.model.close()
+            self.model.close()
 
     def __enter__(self) -> Session:
         return self

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edgevlm.runtime.store import StoreUse
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """Counted since the stream opened; times in milliseconds."""
+    """Counted since the stream opened; times in milliseconds. A value: what was read once does not change."""
 
     compressions: int = 0
     compress_ms: float = 0.0  # the policy's own time and the eviction; guidance forwards are apart
@@ -21,6 +21,10 @@ class MemoryStats:
     reindexings: int = 0
     reindex_ms: float = 0.0
     prefill_ms: float = 0.0
+
+    def plus(self, **more: float) -> MemoryStats:
+        """These numbers with ``more`` added to the ones named."""
+        return replace(self, **{name: getattr(self, name) + number for name, number in more.items()})
 
 
 @dataclass(slots=True)
@@ -61,7 +65,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class SessionStats:
-    """What a session has done so far.
+    """What a session had done when it was last at work. A value: what was read once does not change.
 
     frames watched, and fps since the first of them; tokens of memory held in the fullest layer; cache_bytes allocated once at
     start, policy_bytes that the policy now keeps beside them; ttft_ms (from ask to the first token) and tpot_ms (each further

@@ -195,7 +195,7 @@ class Stream:
         seen = piece.mean(1) if self.policy.needs.features else None
         appended = Appended(first + tokens, rows.position[tokens], queries, rows.frame[tokens], seen)
         self.policy.after_append(self.cache, appended)
-        self.stats.compress_ms += 1e3 * (time.perf_counter() - started)
+        self.stats = self.stats.plus(compress_ms=1e3 * (time.perf_counter() - started))
 
     def _append_vision(self, piece: Float32, seconds: Float64) -> tuple[Labelled, StepResult]:
         started, before = time.perf_counter(), self.positions.mark()
@@ -207,7 +207,7 @@ class Stream:
         except BaseException:
             self.positions.restore(before)
             raise
-        self.stats.prefill_ms += 1e3 * (time.perf_counter() - started)
+        self.stats = self.stats.plus(prefill_ms=1e3 * (time.perf_counter() - started))
         return rows, result
 
     def _make_room(self, rows: int) -> None:
@@ -216,13 +216,13 @@ class Stream:
         guided = self.stats.guidance_ms
         plan = self.policy.before_append(self.cache, rows, self._guide)
         if plan is not None:
-            self.stats.evicted += self.cache.evict(plan.keep)
+            self.stats = self.stats.plus(evicted=self.cache.evict(plan.keep))
             for layer, new in plan.add.items():
                 self.cache.append(layer, new.key, new.value, new.rows)
                 self.positions.next = max(self.positions.next, int(new.rows.position.max()) + 1)
-            self.stats.compressions += 1
+            self.stats = self.stats.plus(compressions=1)
             guided = self.stats.guidance_ms - guided
-            self.stats.compress_ms += 1e3 * (time.perf_counter() - started) - guided
+            self.stats = self.stats.plus(compress_ms=1e3 * (time.perf_counter() - started) - guided)
         self._reindex_when_due(rows, compressed=plan is not None)
 
     def _reindex_when_due(self, rows: int, *, compressed: bool) -> None:
@@ -230,14 +230,14 @@ class Stream:
             started = time.perf_counter()
             self.positions.compact(self.cache, self.prefix, self.policy.working_rows)
             self.policy.compacted()
-            self.stats.reindexings += 1
-            self.stats.reindex_ms += 1e3 * (time.perf_counter() - started)
+            self.stats = self.stats.plus(reindexings=1)
+            self.stats = self.stats.plus(reindex_ms=1e3 * (time.perf_counter() - started))
 
     def _guide(self) -> Guidance:
         """The guidance texts after the memory: one causal forward that is rolled back, or projections that leave nothing."""
         started, needs = time.perf_counter(), self.policy.needs
         guidance = self._project(needs.guidance, self.positions.next) if needs.raw_layers else self._forward_guidance()
-        self.stats.guidance_ms += 1e3 * (time.perf_counter() - started)
+        self.stats = self.stats.plus(guidance_ms=1e3 * (time.perf_counter() - started))
         return guidance
 
     def _forward_guidance(self) -> Guidance:
@@ -294,9 +294,9 @@ class Stream:
             started = time.perf_counter()
             keep = self.policy.under_question(self.cache, {layer: result.probes[layer] for layer in layers})
             if any(mask is not None for mask in keep):
-                self.stats.evicted += self.cache.evict(keep)
-                self.stats.compressions += 1
-            self.stats.compress_ms += 1e3 * (time.perf_counter() - started)
+                self.stats = self.stats.plus(evicted=self.cache.evict(keep))
+                self.stats = self.stats.plus(compressions=1)
+            self.stats = self.stats.plus(compress_ms=1e3 * (time.perf_counter() - started))
         return result.logits[0]
 
     def append_text(self, embeds: Float32) -> Float32:

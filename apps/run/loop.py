@@ -173,7 +173,7 @@ class Run:
     def _take(self, frame: Frame) -> None:
         self._gated = frame.gated
         if frame.still:
-            self.session.pass_by(frame.time_s)
+            self.session.skip(frame.time_s)
             return
         self.session.watch(frame.image if frame.pixels is None else frame.pixels, frame.time_s)
         if self.frame is None and self.source.mode:

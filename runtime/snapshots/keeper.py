@@ -96,25 +96,22 @@ class Keeper:
             return
         try:
             path = self._write()
-        except (OSError, MemoryError) as error:
-            why = reason(error, self._folder.path) if isinstance(error, OSError) else "there is no memory for it"
+        except (OSError, MemoryError, UserError) as error:
+            why = "there is no memory for it" if isinstance(error, MemoryError) else str(error)
+            if isinstance(error, OSError):
+                why = reason(error, self._folder.path)
             return self._failed(f"no snapshot in {self._folder.path} ({why})")
-        if path is None:
-            self._last = version
-            return self._tell("a frame was interrupted half way: what came since the newest snapshot is not kept")
         self._last = version
         self.written += 1
         if self._failing:
             self._tell(f"snapshots are written again ({path.name})")
         self._failing = False
 
-    def _write(self) -> Path | None:
-        """Where the session is now; None where an interrupt left it amid a frame. Raises OSError, MemoryError."""
+    def _write(self) -> Path:
+        """Where the session is now. Raises OSError, MemoryError."""
         self._session.sync()  # so that little is left to be written while the session is held
         about, arrays, held_ms = self._session.image(self.copies)
         self.longest_ms = max(self.longest_ms, held_ms)
-        if self._session.torn:
-            return None
         self._session.sync()
         head = {"edgevlm": __version__, "written": time.time(), "source": self.source, "identity": self._identity}
         return self._folder.write({**head, **about}, arrays)

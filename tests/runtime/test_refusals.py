@@ -1,7 +1,6 @@
 """What the caller of a session did wrong is one line of UserError, and the session goes on."""
 
 import re
-import threading
 
 import pytest
 from pictures import frames
@@ -16,26 +15,6 @@ QUESTION, ROOM = "what color was the square?", TextRoom(16, 64, 8)
 def opened(model, **settings):
     settings = {"budget": 4 * model.bundle.vision.tokens_per_frame, "chunk": 2, "room": ROOM} | settings
     return Session.open(model, **settings)
-
-
-def test_a_thread_that_cannot_start_holds_nothing_up(model, monkeypatch):
-    with opened(model) as session:
-        images = list(frames(5, model))
-        session.watch(images[0])
-        with monkeypatch.context() as patched:
-
-            def refuse(_):
-                raise RuntimeError("can't start new thread")
-
-            patched.setattr(threading.Thread, "start", refuse)
-            with pytest.raises(UserError, match=r"can't start new thread.*ask again"):
-                session.ask(QUESTION)
-        assert session._turnstile.waiting == 0
-        watcher = threading.Thread(target=lambda: [session.watch(image) for image in images[1:]], daemon=True)
-        watcher.start()
-        watcher.join(60)
-        assert not watcher.is_alive(), "the stream goes on"
-        assert session.ask(QUESTION, max_tokens=2).wait(60)
 
 
 def test_a_closed_session_says_so(model):

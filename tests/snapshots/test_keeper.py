@@ -2,11 +2,13 @@
 
 import copy
 import errno
+import signal
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from memory import arena
 from pictures import frames
 
 from edgevlm.errors import UserError
@@ -132,22 +134,28 @@ def test_no_memory_for_a_copy_costs_a_warning(model, tmp_path, monkeypatch):
     assert said[1].startswith("snapshots are written again")
 
 
-def test_an_interrupt_in_the_middle_of_a_frame_leaves_the_last_snapshot(model, tmp_path, monkeypatch):
-    said, images = [], iter(frames(20, model))
-    with opened(model, tmp_path, said) as session:
-        for _ in range(7):
-            session.watch(next(images))
-    with opened(model, tmp_path, said) as session:
-        assert "7 frames" in said[-1]
+def test_an_interrupt_in_the_middle_of_a_frame_leaves_it_whole_in_the_last_snapshot(model, tmp_path, monkeypatch):
+    images = list(frames(8, model))
+    with opened(model, tmp_path / "whole", []) as session:
+        for image in images:
+            session.watch(image)
+        expected = arena(session._stream)
+    with opened(model, tmp_path, []) as session:
+        for image in images[:7]:
+            session.watch(image)
+        append = session._stream.append_frames
 
-        def interrupted(*_):
-            raise KeyboardInterrupt
+        def interrupted(*of):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.2)
+            return append(*of)
 
         monkeypatch.setattr(session._stream, "append_frames", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            session.watch(next(images))
-    assert "interrupted half way" in said[-1]
-    assert [read(path).about["session"]["frames"] for path in snapshots(tmp_path)] == [7]
+            session.watch(images[7])
+    assert [read(path).about["session"]["frames"] for path in snapshots(tmp_path)] == [8]
+    with opened(model, tmp_path, []) as session:
+        assert arena(session._stream) == expected
 
 
 def test_a_path_is_enough_and_a_folder_is_let_go_of(model, tmp_path, caplog):

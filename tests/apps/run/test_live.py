@@ -88,7 +88,7 @@ def test_questions_amid_slow_inference_are_answered_before_the_next_frame(monkey
                 asking.extend(threading.Thread(target=run.ask, args=(COUNT,)) for _ in range(3))
                 for thread in asking[-3:]:
                     thread.start()
-                while session._turnstile.waiting < 3:
+                while session.model.scheduler.waiting < 3:
                     time.sleep(0.01)
                 time.sleep(0.2)
             return encode(pixels)

@@ -1,0 +1,291 @@
+"""One thread runs all work on a model: questions first, sessions in turn, and an interrupt cuts nothing in two."""
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+from memory import arena
+from pictures import frames
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.budget import TextRoom
+from edgevlm.runtime.scheduler import Scheduler
+from edgevlm.runtime.session import Session
+
+QUESTION = "what color was the square?"
+
+
+class Held:
+    """A scheduler whose thread waits in a first task until :meth:`go`; what ran since then is in ``order``."""
+
+    def __init__(self):
+        self.scheduler, self.order, self._go = Scheduler(), [], threading.Event()
+        begun = threading.Event()
+        self.first = self.scheduler.submit("first", lambda: (begun.set(), self._go.wait(20)))
+        assert begun.wait(20)
+
+    def submit(self, session, name, **options):
+        return self.scheduler.submit(session, self.order.append, name, **options)
+
+    def go(self):
+        self._go.set()
+        self.scheduler.run("last", lambda: None)
+        self.scheduler.close()
+        return self.order
+
+
+def test_urgent_tasks_go_first_in_the_order_submitted_and_sessions_take_turns():
+    held = Held()
+    for session in "ab":
+        for number in (1, 2, 3):
+            held.submit(session, f"{session}{number}")
+    held.submit("c", "c1")
+    held.submit("b", "question 1", urgent=True)
+    held.submit("a", "question 2", urgent=True)
+    assert held.scheduler.waiting == 9
+    assert held.go() == ["question 1", "question 2", "a1", "b1", "c1", "a2", "b2", "a3", "b3"]
+
+
+def test_a_cancelled_task_frees_its_place_at_once():
+    held = Held()
+    futures = [held.submit("a", name, urgent=True) for name in ("one", "two")]
+    assert futures[0].cancel()
+    assert held.scheduler.waiting == 1
+    assert held.go() == ["two"]
+
+
+def test_an_error_reaches_the_caller_and_the_next_task_runs():
+    scheduler = Scheduler()
+    with pytest.raises(ZeroDivisionError):
+        scheduler.run("a", lambda: 1 // 0)
+    assert scheduler.run("a", lambda: threading.current_thread().name) == "edgevlm-model"
+    with pytest.raises(RuntimeError, match="the model's own thread cannot wait"):
+        scheduler.run("a", scheduler.run, "a", print)
+    scheduler.close()
+    for submit in (scheduler.submit, scheduler.run):
+        with pytest.raises(UserError, match="the model is closed"):
+            submit("a", print)
+
+
+def test_closing_cancels_what_waits_and_ends_the_one_at_work():
+    held = Held()
+    waiting = held.submit("a", "never")
+    threading.Timer(0.05, held._go.set).start()
+    held.scheduler.close()
+    assert waiting.cancelled()
+    assert held.first.done()
+    assert held.order == []
+
+
+def test_a_thread_that_cannot_start_is_one_line_and_tried_again(monkeypatch):
+    scheduler = Scheduler()
+    with monkeypatch.context() as patched:
+
+        def refuse(_):
+            raise RuntimeError("can't start new thread")
+
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(UserError, match=r"can't start new thread.*try again"):
+            scheduler.submit("a", print)
+    assert scheduler.waiting == 0
+    assert scheduler.run("a", lambda: 3) == 3
+    scheduler.close()
+
+
+def opened(model, **settings):
+    settings = {"budget": 6 * model.bundle.vision.tokens_per_frame, "chunk": 2, "room": TextRoom(16, 64, 8)} | settings
+    return Session.open(model, **settings)
+
+
+def test_a_model_that_is_forgotten_leaves_no_thread(model):
+    from edgevlm.runtime.model import Model
+
+    forgotten = Model(model.bundle, model.engine, model.tokenizer, model.closing)
+    opened(forgotten).close()
+    thread, scheduler, forgotten = forgotten.scheduler._thread, forgotten.scheduler, weakref.ref(forgotten)
+    gc.collect()
+    assert forgotten() is None
+    thread.join(20)
+    assert not thread.is_alive()
+    del scheduler
+
+
+def test_sessions_of_one_model_do_not_disturb_each_other(model):
+    """Three cameras and their questions at once give what each gives alone."""
+
+    def watched(seed, together):
+        with opened(model, policy="h2o") as session:
+            together.wait()
+            answers = []
+            for number, image in enumerate(frames(20, model, seed=seed)):
+                session.watch(image)
+                if number % 6 == 5:
+                    answers.append(session.ask(QUESTION, max_tokens=4))
+            texts = [answer.token_ids for answer in answers if answer.wait(60)]
+            return arena(session._stream), texts
+
+    alone = [watched(seed, threading.Barrier(1)) for seed in range(3)]
+    found, together = {}, threading.Barrier(3)
+
+    def camera(seed):
+        found[seed] = watched(seed, together)
+
+    threads = [threading.Thread(target=camera, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert [found[seed] for seed in range(3)] == alone
+
+
+def test_all_of_a_model_is_touched_by_its_thread_alone(model, monkeypatch, tmp_path):
+    used = set()
+
+    def noted(of, name):
+        call = getattr(of, name)
+        monkeypatch.setattr(of, name, lambda *a, **k: (used.add(threading.current_thread().name), call(*a, **k))[1])
+
+    noted(model.engine, "encode")
+    noted(model.engine, "embed")
+    with opened(model, policy="h2o", state=tmp_path) as session:
+        stream = session._stream
+        for name in ("append_frames", "append_question", "append_text", "state", "store_use", "close"):
+            noted(stream, name)
+        noted(stream.decoder, "step")
+        noted(stream.policy, "before_append")
+        for image in frames(9, model):
+            session.watch(image)
+            _ = session.stats
+        session.ask(QUESTION, max_tokens=3).wait(60)
+        session.flush()
+    assert used == {"edgevlm-model"}
+
+
+def test_stats_are_a_value_and_read_without_waiting(model):
+    with opened(model) as session:
+        images = list(frames(24, model))
+        for image in images[:12]:
+            session.watch(image)
+        saved, shown = session.stats, repr(session.stats)
+        for image in images[12:]:
+            session.watch(image)
+        session.ask(QUESTION, max_tokens=3).wait(60)
+        assert repr(saved) == shown
+        assert session.stats.memory.compressions > saved.memory.compressions
+        assert session.stats.frames == 24
+        with pytest.raises(AttributeError):
+            saved.memory.evicted = 0
+        begun, go = threading.Event(), threading.Event()
+        busy = model.scheduler.submit("other", lambda: (begun.set(), go.wait(20)))
+        assert begun.wait(20)
+        assert session.stats.frames == 24, "while the thread is at work elsewhere"
+        go.set()
+        busy.result(20)
+
+
+def test_an_interrupt_while_a_frame_is_taken_in_cuts_nothing_in_two(model, monkeypatch):
+    """The caller stops waiting; the frame is taken in whole, or not at all."""
+    images = list(frames(4, model))
+    with opened(model) as expected:
+        for image in images:
+            expected.watch(image)
+        memory = arena(expected._stream)
+    with opened(model) as session:
+        session.watch(images[0])
+        append, inside, go = session._stream.append_frames, threading.Event(), threading.Event()
+
+        def slowly(*of):
+            inside.set()
+            assert go.wait(20)
+            return append(*of)
+
+        monkeypatch.setattr(session._stream, "append_frames", slowly)
+        interrupt_when(inside, lambda: session.watch(images[1]))
+        held = model.scheduler.submit("other", lambda: None)
+        inside.clear()
+        interrupt_when(inside, lambda: session.watch(images[2]), at_once=True)
+        go.set()
+        held.result(20)
+        assert session.stats.frames == 2, "the second was taken in after all, and the third taken back"
+        for image in images[2:]:
+            session.watch(image)
+        assert arena(session._stream) == memory
+
+
+def interrupt_when(event, call, at_once=False):
+    """Raise KeyboardInterrupt in this thread while it waits in ``call``."""
+    import signal
+
+    def interrupt():
+        if not at_once:
+            event.wait(20)
+        time.sleep(0.1)
+        signal.pthread_kill(main.ident, signal.SIGINT)
+
+    main = threading.main_thread()
+    assert threading.current_thread() is main
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        call()
+
+
+def test_a_question_taken_back_before_its_turn_costs_nothing(model):
+    with opened(model) as session:
+        for image in frames(3, model):
+            session.watch(image)
+        begun, go = threading.Event(), threading.Event()
+        busy = model.scheduler.submit("other", lambda: (begun.set(), go.wait(20)))
+        assert begun.wait(20)
+        answer, asked = session.ask(QUESTION), session._progress.asked
+        assert model.scheduler.waiting == 1
+        answer.cancel()
+        assert answer.wait(0), "its end has come, though another session is at work"
+        assert (answer.finish_reason, answer.text, model.scheduler.waiting) == ("cancelled", "", 0)
+        assert session.cancel() == []
+        go.set()
+        busy.result(20)
+        session.flush()
+        assert session._progress.asked == asked
+
+
+def test_an_answer_prints_as_its_text_and_is_read_as_often_as_wanted(model):
+    with opened(model) as session:
+        for image in frames(3, model):
+            session.watch(image)
+
+        async def read(answer):
+            return [piece async for piece in answer]
+
+        async def both():
+            answers = session.ask(QUESTION), session.ask(QUESTION)
+            return answers, await asyncio.gather(*map(read, answers))
+
+        answers, pieces = asyncio.run(both())
+        assert "".join(pieces[0]) == "".join(pieces[1]) == str(answers[0]) == "".join(answers[1]) == answers[1].text
+        assert list(answers[0]) == list(answers[0]) == pieces[0]
+        session._stream.decoder = None
+        broken = session.ask(QUESTION)
+        with pytest.raises(AttributeError):
+            asyncio.run(read(broken))
+        with pytest.raises(AttributeError):
+            str(broken)
+
+
+def test_a_session_outlives_a_model_that_is_closed_first(model, tmp_path):
+    from edgevlm.runtime.model import Model
+
+    said = []
+    mine = Model.load(model.bundle.path)
+    session = opened(mine, state=tmp_path)
+    session._keeper.notify = said.append
+    session.watch(np.zeros((8, 8, 3), np.uint8))
+    mine.close()
+    with pytest.raises(UserError, match="the model is closed"):
+        session.watch(np.zeros((8, 8, 3), np.uint8))
+    session.close()
+    assert "the model is closed" in said[-1]
+    assert session.stats.frames == 1
