@@ -97,9 +97,6 @@ def temporal_similarity(
     recent token, so that the negated score is +1; 0 for rows that are recent or not ``valid``. A zero vector has cosine 0
     with everything. O(n D), each key read once.
     """
-    if twin := cuda_twin(key):
-        how = {"rotated": rotated, "pair_axis": pair_axis}
-        return twin.temporal_similarity(key, position, row, col, recent, valid, inv_freq, **how)
     return _native.temporal_similarity(key, position, row, col, recent, valid, inv_freq, pair_axis, rotated, scale)
 
 

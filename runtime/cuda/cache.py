@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from edgevlm.errors import UserError
 from edgevlm.runtime import _native
 from edgevlm.runtime.cache import KVCache, Mark, Rows, check_kind, pair_axes, per_layer
-from edgevlm.runtime.cuda import calls, layers
+from edgevlm.runtime.cuda import calls, kernels
+from edgevlm.runtime.cuda.calls import DeviceRows, aligned, require_rows
 from edgevlm.runtime.cuda.driver import Driver, open_driver
 from edgevlm.runtime.cuda.kernels import Kernels
-from edgevlm.runtime.cuda.views import DeviceRows, require_rows
-from edgevlm.runtime.cuda.workspace import aligned
 from edgevlm.runtime.engine import KVBuffer
 from edgevlm.runtime.kv import DTYPES, KVScales
 
@@ -35,7 +34,7 @@ class CudaCache(KVCache):
         key_l, value_l   [Hkv, C_l, D]   dtype, keys rotated
         norm_l           [Hkv, C_l]      f32, the value's, from when a policy first asks for it
 
-    :meth:`key` and :meth:`value` give :class:`~edgevlm.runtime.cuda.views.DeviceRows`; all else is as on the CPU. Methods
+    :meth:`key` and :meth:`value` give :class:`~edgevlm.runtime.cuda.calls.DeviceRows`; all else is as on the CPU. Methods
     return when the device has done what they ask, so that an engine with a stream of its own may go on at once. driver: of the
     device, the first one unless given. Raises UserError for int8, without a device, and where the arena does not fit.
     """
@@ -173,7 +172,7 @@ class CudaCache(KVCache):
         evicted = self.native.evict(list(keep))
         after = self.lengths
         moved = {layer: mask for layer, mask in enumerate(keep) if mask is not None and after[layer] < before[layer]}
-        layers.evict(self, moved, before)
+        kernels.evict(self, moved, before)
         for layer in moved:
             self.known[layer] = int(after[layer]) if self.known[layer] == before[layer] else 0
         return evicted
@@ -233,7 +232,7 @@ class CudaCache(KVCache):
     def _turn(self, before: Mapping[int, NDArray[np.int32]]) -> None:
         by = {layer: self.position(layer) - was for layer, was in before.items()}
         if moved := {layer: steps for layer, steps in by.items() if steps.any()}:
-            layers.turn(self, moved)
+            kernels.turn(self, moved)
 
 
 def _ledger(capacities: list[int], kv_heads: int, axes: int, pair_axis: NDArray[np.uint8] | None) -> _native.Cache:

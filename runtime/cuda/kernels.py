@@ -1,25 +1,28 @@
-"""The CUDA twins of :mod:`edgevlm.runtime.kernels`, of rows that lie on a device.
+"""The CUDA twins of :mod:`edgevlm.runtime.kernels`, of rows that lie on a device, and what a cache there needs beside them.
 
-Every method takes and returns what the primitive of its name does. What is known of rows comes from the host with each call,
-up to 31 bytes a row beside the 512 and more of a row's key and value.
+What is known of rows comes from the host with each call, up to 31 bytes a row beside the 512 and more of a row's key and value.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import CacheError, UserError
-from edgevlm.runtime.cuda import calls, scores
-from edgevlm.runtime.cuda.calls import THREADS, TILE, blocks, lanes_of, named, turns_of
+from edgevlm.runtime import _native
+from edgevlm.runtime.cuda import calls
+from edgevlm.runtime.cuda.calls import TILE, Call, DeviceRows, LayersCall, Masks, Workspace, blocks, named, one_layer
 from edgevlm.runtime.cuda.driver import Driver
-from edgevlm.runtime.cuda.views import DeviceRows, one_layer
-from edgevlm.runtime.cuda.workspace import Call, Workspace
+from edgevlm.runtime.kinds import Kind
+
+if TYPE_CHECKING:
+    from edgevlm.runtime.cuda.cache import CudaCache
 
 IMAGE = "kernels.fatbin"  # built by setup.py where nvcc is
 Float32 = NDArray[np.float32]
@@ -55,26 +58,21 @@ class Kernels:
         self.driver = driver
         self.space = Workspace(driver)
 
-    infinipot_scores = staticmethod(scores.infinipot_scores)
-    infinipot_select = staticmethod(scores.infinipot_select)
-    newer_similarity = staticmethod(scores.newer_similarity)
-    temporal_similarity = staticmethod(scores.temporal_similarity)
-
     def launch(self, name: str, grid: tuple[int, int, int], call: ctypes.Structure) -> None:
         """One kernel; nothing for a grid without blocks."""
         if min(grid):
-            self.driver.launch(_function(self.driver, name), grid, THREADS, bytes(call))
+            self.driver.launch(_function(self.driver, name), grid, calls.THREADS, bytes(call))
 
     def rows(self, width: int, dtype: np.dtype, table: NDArray, address: int) -> ctypes.Structure:
         """What a call needs to know of its rows; table: :data:`calls.LAYER`, at ``address`` on the device."""
         pairs, each = width // 2, 16 // dtype.itemsize
         starts = np.concatenate([table["key"], table["value"]])
         wide = pairs % each == 0 and not (starts % 16).any()
-        return calls.Rows(layers=address, heads=0, pairs=pairs, lanes=lanes_of(pairs, each if wide else 1), wide=wide)
+        return calls.Rows(layers=address, heads=0, pairs=pairs, lanes=calls.lanes_of(pairs, each if wide else 1), wide=wide)
 
     def put_turns(self, call: Call, inv_freq: NDArray[np.float64], pair_axis: NDArray[np.uint8] | None) -> None:
         """The two inputs that :meth:`turns` reads."""
-        call.put("turns", turns_of(inv_freq))
+        call.put("turns", calls.turns_of(inv_freq))
         call.put("axis", np.zeros(len(inv_freq), np.uint8) if pair_axis is None else np.ascontiguousarray(pair_axis))
 
     @staticmethod
@@ -152,3 +150,203 @@ class Kernels:
         names = ("score", "seq", "candidate", "out")
         self.launch("top_k", (1, heads, 1), calls.TopCall(**{name: call[name] for name in names}, rows=n, k=k))
         return call.fetch("out")
+
+    def infinipot_scores(self, cache: CudaCache, recent: Masks, valid: Masks, rotated: bool) -> list[tuple[Float32, Float32]]:
+        """See :func:`edgevlm.runtime.kernels.infinipot_scores`."""
+        if len(recent) != cache.layers or len(valid) != cache.layers:
+            wanted = f"recent and valid need one mask for each of the {cache.layers} layers"
+            raise CacheError(f"{wanted}, not {len(recent)} and {len(valid)}")
+        work = LayersCall(cache, range(cache.layers))
+        similarity = _similarity(work, recent, valid, rotated)
+        work.call.send()
+        complete_norms(work, cache)
+        similarity()
+        found = work.fetch("similarity")
+        return [(alike, norms(cache, layer)) for layer, alike in enumerate(found)]
+
+    def infinipot_select(
+        self,
+        cache: CudaCache,
+        recent_frames: int,
+        distinctive: int,
+        target: int,
+        windows: Sequence[int],
+        thresholds: Sequence[float],
+        keep_recent: bool,
+        rotated: bool,
+    ) -> list[Bool]:
+        """See :func:`edgevlm.runtime.kernels.infinipot_select`: nothing but the masks comes back from the device."""
+        if min(recent_frames, distinctive, target) < 0:
+            raise CacheError("cannot choose a negative number of rows or frames")
+        if len(thresholds) not in (0, 3):
+            raise CacheError(f"there are 3 thresholds, not {len(thresholds)}")
+        if not thresholds and len(windows) != cache.layers:
+            raise CacheError(f"windows need one number for each of the {cache.layers} layers, not {len(windows)}")
+        if bad := set(windows) - {1, 3, 5, 7}:
+            raise CacheError(f"window must be 1, 3, 5 or 7, not {min(bad)}")
+        work = LayersCall(cache, range(cache.layers))
+        kinds = [cache.kind(layer) for layer in work.layers]
+        vision = [kind == Kind.VISION for kind in kinds]
+        frames = (cache.frame(layer) for layer in work.layers)
+        recent = [_native.newest_frames(frame, among, recent_frames) for frame, among in zip(frames, vision, strict=True)]
+        similarity = _similarity(work, recent, vision, rotated)
+        work.masks("prefix", [kind == Kind.PREFIX for kind in kinds])
+        work.know("seq")
+        work.call.put("window", np.array(list(windows) or [1] * cache.layers, np.int32))
+        work.call.put("thresholds", np.array(list(thresholds) or [0.0] * 3, np.float64))
+        pool = _pool(work, "valid")
+        work.results(np.bool_, "keep", "open", "chosen")
+        work.call.send()
+        complete_norms(work, cache)
+        names = ("similarity", "pooled", "seq", "prefix", "recent", "keep", "open", "chosen", "thresholds", "window")
+        how = {"distinctive": distinctive, "target": target, "keep_recent": keep_recent}
+        at = work.at(calls.ChooseCall, *names, vision=work.call["valid"], **how)
+        if thresholds:
+            work.kernels.launch("choose_window", (1, 1, cache.layers), at)
+        similarity()
+        pool()
+        work.launch("choose_rows", at, over=1)
+        return work.fetch("keep")
+
+    def newer_similarity(self, cache: CudaCache, layer: int, valid: Bool, since: int, rotated: bool) -> Float32:
+        """See :func:`edgevlm.runtime.kernels.newer_similarity`; the order of tokens is worked out on the host."""
+        if not 0 <= layer < cache.layers:
+            raise CacheError(f"there is no layer {layer} in a cache of {cache.layers}")
+        check_turned(cache, rotated)
+        work = LayersCall(cache, [layer])
+        heads, n, seq = cache.kv_heads, work.lengths[0], cache.seq(layer)
+        work.masks("valid", [valid])
+        order, held, news = np.zeros((heads, n), np.int32), np.zeros(heads, np.int32), np.zeros(heads, np.int32)
+        for head in range(heads):
+            rows = np.flatnonzero(valid[head])
+            rows = rows[np.argsort(seq[head, rows], kind="stable")]
+            order[head, : len(rows)], held[head] = rows, len(rows)
+            news[head] = np.searchsorted(seq[head, rows], since)
+        for name, array in {"order": order, "held": held, "news": news}.items():
+            work.call.put(name, array)
+        work.know("position")
+        work.put_turns()
+        work.call.room("out", work.total, np.float32, zero=True)
+        work.call.room("unit", work.total * cache.head_dim, np.float32)
+        work.call.send()
+        names = ("position", "order", "held", "news", "unit", "out")
+        at = work.at(calls.NewerCall, *names, how=work.turns(on=not rotated))
+        work.launch("unit_keys", at, of_rows=True)
+        work.launch("nearest_newer", at, over=max(1, -(-n // TILE)))
+        return work.fetch("out")[0]
+
+
+def evict(cache: CudaCache, keep: dict[int, Bool], lengths: NDArray[np.int32]) -> None:
+    """Fill the holes of layers from their tails; keep: bool ``[kv_heads, n_l]``, as many of each head, of ``lengths`` rows."""
+    work = LayersCall(cache, list(keep), lengths)
+    kept = np.array([mask[0].sum() for mask in keep.values()], np.int32)
+    moves = max((min(int(m), n - int(m)) for m, n in zip(kept, work.lengths, strict=True)), default=0)
+    if not moves:
+        return
+    work.masks("keep", list(keep.values()))
+    work.call.put("kept", kept)
+    work.results(np.int32, "from_", "to")
+    work.call.room("count", work.tasks, np.int32)
+    work.call.send()
+    at = work.at(calls.MovesCall, "keep", "kept", "from_", "to", "count")
+    work.launch("list_moves", at, over=1)
+    work.kernels.launch(
+        named("move_rows", cache.dtype),
+        (blocks(moves, at.rows.lanes), cache.kv_heads, len(keep)),
+        at,
+    )
+    work.kernels.driver.main.synchronize()
+
+
+def turn(cache: CudaCache, by: dict[int, NDArray[np.int32]]) -> None:
+    """Turn the keys of layers by so many steps, int32 ``[kv_heads, n_l, axes]``."""
+    work = LayersCall(cache, list(by))
+    work.call.put("by", *by.values())
+    work.put_turns()
+    work.call.send()
+    work.launch("turn_keys", work.at(calls.TurnCall, "by", how=work.turns(on=True)), of_rows=True)
+    work.kernels.driver.main.synchronize()
+
+
+def complete_norms(work: LayersCall, cache: CudaCache) -> None:
+    """The norms of values that are not known yet, into the arena."""
+    if any(cache.known[layer] < n for layer, n in zip(work.layers, work.lengths, strict=True)):
+        work.launch("value_norms", work.at(calls.NormsCall), of_rows=True)
+        for layer, n in zip(work.layers, work.lengths, strict=True):
+            cache.known[layer] = n
+
+
+def norms(cache: CudaCache, layer: int) -> Float32:
+    """The norms of a layer's values, float32 ``[kv_heads, n_l]``, from the arena."""
+    out = np.empty((cache.kv_heads, int(cache.lengths[layer])), np.float32)
+    driver = cache.kernels.driver
+    driver.copy_rows_out(out, cache.norm_address(layer), int(cache.capacities[layer]) * 4)
+    driver.main.synchronize()
+    return out
+
+
+def check_turned(cache: CudaCache, rotated: bool) -> None:
+    """Raise CacheError where keys are to be un-rotated and it is not known which axis turns what."""
+    if not rotated and cache.axes > 1 and cache.pair_axis is None:
+        raise CacheError(
+            f"cannot un-rotate keys with {cache.axes} position axes: open the cache with the sections that each axis turns"
+        )
+
+
+def _similarity(work: LayersCall, recent: Masks, valid: Masks, rotated: bool) -> Callable[[], None]:
+    """Names what temporal similarity needs; what it returns launches it, once that is sent."""
+    cache = work.cache
+    check_turned(cache, rotated)
+    work.masks("recent", recent)
+    work.masks("valid", valid)
+    work.know("position", "row", "col")
+    work.put_turns()
+    work.results(np.float32, "similarity")
+    rows = max((int(mask.sum(1).max(initial=0)) for mask in recent), default=0)
+    cells = max((_cells(cache, layer, mask) for layer, mask in zip(work.layers, recent, strict=True)), default=0)
+    slots, patches = calls.slots_for(rows), max(1, min(rows, cells))
+    for name, size, dtype in (
+        ("slots", slots, np.int32), ("count", slots, np.int32), ("latest", slots, np.uint64), ("patches", 1, np.int32),
+        ("sum", patches * cache.head_dim, np.int64),
+    ):  # fmt: skip
+        work.call.room(name, work.tasks * size, dtype, zero=True)
+    work.call.room("patch", work.tasks * slots, np.int32)
+    work.call.room("mean", work.tasks * patches * cache.head_dim, np.float32)
+
+    def launch() -> None:
+        known = ("position", "row", "col", "recent", "valid")
+        made = ("slots", "patch", "count", "latest", "patches", "sum", "mean")
+        how = {"how": work.turns(on=not rotated), "slot_count": slots, "most_patches": patches, "out": work.call["similarity"]}
+        at = work.at(calls.SimilarityCall, *known, *made, **how)
+        work.launch("find_patches", at)
+        work.launch("add_recent", at, of_rows=True)
+        work.launch("finish_means", at, over=min(slots, 64))
+        work.launch("temporal_similarity", at, of_rows=True)
+
+    return launch
+
+
+def _cells(cache: CudaCache, layer: int, mask: Bool) -> int:
+    """How many patches the rows of a mask can have at most, by the rectangle that they lie in."""
+    if not mask.any():
+        return 0
+    row, col = cache.row(layer)[mask].astype(int), cache.col(layer)[mask].astype(int)
+    return int((np.ptp(row) + 1) * (np.ptp(col) + 1))
+
+
+def _pool(work: LayersCall, valid: str) -> Callable[[], None]:
+    """The same for the pooled norms of the rows of mask ``valid``, with the windows sent as ``window``."""
+    work.know("frame")
+    work.results(np.float32, "pooled")
+    slots = calls.slots_for(max(work.lengths, default=0))
+    for name in ("places", "there"):
+        work.call.room(name, work.tasks * slots, np.int32, zero=True)
+
+    def launch() -> None:
+        others = {"valid": valid, "out": "pooled", "slots": "places", "count": "there"}
+        addresses = {name: work.call[key] for name, key in others.items()}
+        at = work.at(calls.PoolCall, "frame", "row", "col", "window", slot_count=slots, **addresses)
+        work.launch("place_patches", at)
+        work.launch("pool_norms", at)
+
+    return launch

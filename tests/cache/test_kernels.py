@@ -355,7 +355,7 @@ def test_scores_of_all_layers_are_those_of_each(kit):
         both = kernels.infinipot_scores(cache, recent, valid, rotated=rotated)
         for layer, (similarity, norms) in enumerate(both):
             arguments = (
-                cache.key(layer),
+                np.asarray(cache.key(layer)),
                 cache.position(layer),
                 cache.row(layer),
                 cache.col(layer),
@@ -364,7 +364,8 @@ def test_scores_of_all_layers_are_those_of_each(kit):
             )
             scale = cache.key_scale(layer)
             expected = kernels.temporal_similarity(*arguments, cache.inv_freq, rotated=rotated, scale=scale)
-            np.testing.assert_array_equal(similarity, expected)
+            on_host = isinstance(cache.key(layer), np.ndarray)  # a device's sums are rounded otherwise
+            np.testing.assert_allclose(similarity, expected, atol=0 if on_host else 5e-6, rtol=0)
             np.testing.assert_array_equal(norms, kernels.value_norms(cache.value(layer), cache.value_scale(layer)))
     with pytest.raises(CacheError, match="one mask for each of the 3 layers, not 2 and 3"):
         kernels.infinipot_scores(cache, recent[:2], valid)

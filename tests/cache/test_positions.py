@@ -137,7 +137,7 @@ def test_similarity_sees_through_three_axes(kit):
     place(kit, cache, raw, rng.integers(0, 6000, (n, 3), dtype=np.int32))
     cache.shift(0, rng.integers(0, 300_000, (1, n, 3), dtype=np.int32))
     recent, valid, patch = np.arange(n)[None] >= 50, np.ones((1, n), np.bool_), np.zeros((1, n), np.int16)
-    for key in (cache.key(0), cache.key(0).copy()):
+    for key in (np.asarray(cache.key(0)), cache.key(0).copy()):
         arguments = (key, cache.position(0), patch, patch, recent, valid, cache.inv_freq)
         found = kernels.temporal_similarity(*arguments, pair_axis=cache.pair_axis, scale=cache.key_scale(0))
         np.testing.assert_allclose(found[:, :50], 1, atol={"fp32": 1e-5, "fp16": 2e-5, "int8": 5e-3}[kit.dtype])

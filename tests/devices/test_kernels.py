@@ -60,10 +60,6 @@ def test_norms_and_similarity_of_rows_of_any_width(make, width, dtype):
         [(similarity, norms)] = kernels.infinipot_scores(cache, [recent], [valid], rotated=rotated)
         np.testing.assert_allclose(similarity, cosines(cache, rows, recent, valid, rotated), atol=3e-6)
         np.testing.assert_allclose(norms, reference.value_norms(rows["value"]), rtol=1e-6)
-    alone = kernels.temporal_similarity(
-        cache.key(0), rows["position"], rows["row"], rows["col"], recent, valid, cache.inv_freq, rotated=True
-    )
-    np.testing.assert_array_equal(alone, similarity)
     np.testing.assert_array_equal(kernels.value_norms(cache.value(0)), norms)
 
 
