@@ -2,71 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cache import KVCache
-from edgevlm.runtime.policies import Policy, StreamShape
-from edgevlm.runtime.policies.retrieval import Retrieval
-from edgevlm.runtime.retrieval.stats import RetrievalStats
-from edgevlm.runtime.retrieval.working import WorkingSet
-from edgevlm.runtime.store import Store
-
-SCRATCH = {
-    "InfiniPotV": {"_kept", "_scored"},
-    "Hermes": {"_scores"},
-    "LastSeen": {"_scored", "_kept"},
-    "CrossLayer": {"_mass"},
-    "Oracle": {"priority"},
-}
-"""Attributes that are no state: each compression or call fills them before it reads them, or they are what an oracle knows."""
-
-ELSEWHERE = (StreamShape, KVCache, WorkingSet, RetrievalStats, Store)
-"""What a policy may hold that is not its own: what is known of the model; the arena, counted already; what lies
-below it; what is counted for people."""
-
-OF_CALLS = {"_tables"}
-"""Attributes of any retrieval policy that each call fills."""
+from edgevlm.runtime.policies import Policy
 
 
 class Footprint:
-    """The most bytes that cache and policy took together, of the moments measured."""
+    """The most bytes that cache and policy (its ``state_fields``) took together, of the moments measured."""
 
     def __init__(self) -> None:
         self.peak = 0
 
     def measure(self, cache: KVCache, policy: Policy) -> None:
-        self.peak = max(self.peak, cache.nbytes + state_bytes(policy))
-
-
-def state_bytes(policy: Policy) -> int:
-    """Bytes of the arrays that a policy holds beside the cache between calls, each counted once, scratch left out.
-
-    They are looked for, not declared: a policy that nobody has told of this is charged for everything it holds.
-    """
-    return sum(array.nbytes for array in _arrays(policy, set()))
-
-
-def _arrays(thing: object, seen: set[int]) -> Iterator[np.ndarray]:
-    if id(thing) in seen or isinstance(thing, ELSEWHERE):
-        return
-    seen.add(id(thing))
-    if isinstance(thing, np.ndarray):
-        yield thing
-    elif isinstance(thing, dict):
-        for part in thing.values():
-            yield from _arrays(part, seen)
-    elif isinstance(thing, list | tuple | set):
-        for part in thing:
-            yield from _arrays(part, seen)
-    elif type(thing).__module__.startswith("edgevlm."):
-        scratch = SCRATCH.get(type(thing).__name__, set()) | (OF_CALLS if isinstance(thing, Retrieval) else set())
-        for name in (*getattr(thing, "__dict__", ()), *getattr(thing, "__slots__", ())):
-            if name not in scratch:
-                yield from _arrays(getattr(thing, name, None), seen)
+        self.peak = max(self.peak, cache.nbytes + policy.state_bytes)
 
 
 def bytes_per_token(bundle: Bundle) -> int:

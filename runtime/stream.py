@@ -20,11 +20,11 @@ from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.layerwise import LayerByLayer
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape
-from edgevlm.runtime.policies.base import nested, within
 from edgevlm.runtime.policies.retrieval import Phase, Retrieval
 from edgevlm.runtime.positions import Positions, Reindexing, rope_tables
 from edgevlm.runtime.snapshots.copies import copy_bytes
 from edgevlm.runtime.st_spattn import frame_pattern
+from edgevlm.runtime.stateful import add_prefix, strip_prefix
 from edgevlm.runtime.stats import MemoryStats
 from edgevlm.runtime.store import Store, StoreUse
 
@@ -117,13 +117,13 @@ class Stream:
         numbers = {"positions": self.positions.mark(), "seq": self._seq, "frames": self.frames, "stats": asdict(self.stats)}
         layers = {f"layer{layer}": self.cache.held(layer) for layer in range(self.cache.layers)}
         held = {f"{layer}.{name}": part for layer, parts in layers.items() for name, part in parts.items()}
-        return numbers, held | nested("policy", self.policy.state())
+        return numbers, held | add_prefix("policy", self.policy.state())
 
     def restore(self, numbers: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
         """Go on from what :meth:`state` was of a stream of the same model and settings."""
         for layer in range(self.cache.layers):
-            self.cache.load(layer, within(arrays, f"layer{layer}"))
-        self.policy.restore({name: part.copy() for name, part in within(arrays, "policy").items()}, self.cache)
+            self.cache.load(layer, strip_prefix(f"layer{layer}", arrays))
+        self.policy.restore(strip_prefix("policy", arrays))
         self.positions.restore(numbers["positions"])
         self._seq, self.frames = numbers["seq"], numbers["frames"]
         self.stats = MemoryStats(**numbers["stats"])

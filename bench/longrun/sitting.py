@@ -18,7 +18,6 @@ from edgevlm.bench.longrun.stream import plan, questions
 from edgevlm.bench.stream.sitting import peak_rss
 from edgevlm.calib.accuracy.cases import gap_name
 from edgevlm.calib.accuracy.worker import moved_bytes
-from edgevlm.calib.footprint import state_bytes
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextRoom
 from edgevlm.runtime.model import Model
@@ -96,7 +95,7 @@ def _ask(session: Session, asked: list[tuple[str, str, int | None]]) -> dict[str
 def _bytes(session: Session, policy: Policy) -> dict[str, int]:
     store = session.store
     return {
-        "device_bytes": session.cache.nbytes + state_bytes(policy),
+        "device_bytes": session.cache.nbytes + policy.state_bytes,
         "host_bytes": store.host_bytes if store is not None else 0,
         "file_bytes": store.file_bytes if store is not None else 0,
         "rss_bytes": int(psutil.Process().memory_info().rss),

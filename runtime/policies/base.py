@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.runtime.stateful import Stateful
+
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache, Rows
     from edgevlm.runtime.calibration import Calibration
 
 Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
-State = Mapping[str, NDArray]  # what a policy keeps, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +104,15 @@ Guide = Callable[[], Guidance]
 """Runs the guidance over the memory as it is and leaves no rows behind."""
 
 
-class Policy(ABC):
+class Policy(Stateful, ABC):
     """A policy with a vision budget |M| per layer.
 
     Subclasses are dataclasses whose fields are the settings, and write one method, :meth:`select`. ``compress_to`` is |C|:
     the rows a compression leaves. Those that score by attention take the queries they asked for in :meth:`after_append`.
+
+    What a policy keeps from one call to the next, beside the cache, is declared in ``state_fields``: attributes that
+    :meth:`attach` makes. Snapshots hold them, the budget at equal bytes is charged for their arrays, and ``policy_bytes``
+    of the stats counts those; see :class:`~edgevlm.runtime.stateful.Stateful`.
     """
 
     name: ClassVar[str]
@@ -143,26 +148,6 @@ class Policy(ABC):
         return self.budget
 
     @property
-    def state_bytes(self) -> int:
-        """Bytes of the arrays that the policy now keeps from one call to the next, beside the cache."""
-        return 0
-
-    def state(self) -> State:
-        """What the policy keeps from one call to the next, beside the cache: arrays by name, for a snapshot; not copies.
-
-        Nothing of a compression in progress: it is asked for between frames.
-        """
-        return {}
-
-    def restore(self, state: State, cache: KVCache) -> None:
-        """Go on from what :meth:`state` was in an attached policy of the same settings; ``cache`` holds what it held then.
-
-        ``state`` may be read-only. Raises KeyError or ValueError for what is no such state.
-        """
-        if state:
-            raise ValueError(f"policy {self.name} keeps nothing and was given {', '.join(state)}")
-
-    @property
     def room(self) -> int:
         """The most rows to append at once: what one compression makes free, and never less than a frame."""
         return max(self.budget - self.compress_to, self.shape.tokens_per_frame)
@@ -172,7 +157,7 @@ class Policy(ABC):
         """Rows of a layer, beside |M_l|, that are filled anew in each call; known once attached."""
         return 0
 
-    def compacted(self) -> None:  # noqa: B027
+    def compacted(self) -> None:
         """Called when positions have been made dense: those below the prefix and ``working_rows`` more are left free."""
 
     @property
@@ -202,13 +187,13 @@ class Policy(ABC):
         mask = self.select(cache, layer, max(0, target - int(text[0].sum())))
         return without_lone_text(cache, layer, mask | text) if text.any() else mask
 
-    def prepare(self, cache: KVCache, guide: Guide) -> None:  # noqa: B027
+    def prepare(self, cache: KVCache, guide: Guide) -> None:
         """Called once before the layers of a compression are selected."""
 
-    def after_append(self, cache: KVCache, appended: Appended) -> None:  # noqa: B027
+    def after_append(self, cache: KVCache, appended: Appended) -> None:
         """Called when vision rows have been published, with the queries of ``needs.probe_layers``."""
 
-    def answered(self, question: str, answer: str) -> None:  # noqa: B027
+    def answered(self, question: str, answer: str) -> None:
         """Called when a question has been answered, whichever conversation it belongs to."""
 
     def under_question(self, cache: KVCache, queries: Mapping[int, Float32]) -> list[Bool | None]:
@@ -287,13 +272,3 @@ def parse_settings(text: str) -> tuple[str, dict[str, str]]:
     name, _, rest = text.partition(":")
     pairs: Sequence[str] = [part for part in rest.split(",") if part]
     return name, {key.strip(): value.strip() for key, _, value in (pair.partition("=") for pair in pairs)}
-
-
-def within(state: State, part: str) -> dict[str, NDArray]:
-    """The entries of ``state`` below ``part``, as ``nested`` put them there."""
-    return {name.removeprefix(f"{part}."): array for name, array in state.items() if name.startswith(f"{part}.")}
-
-
-def nested(part: str, state: State) -> dict[str, NDArray]:
-    """``state`` under names that begin with ``part``."""
-    return {f"{part}.{name}": array for name, array in state.items()}

@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime import kernels
-from edgevlm.runtime.policies.base import Appended, Float32, State, nested, within
+from edgevlm.runtime.policies.base import Appended, Float32
 from edgevlm.runtime.policies.queries import QueryWindow
+from edgevlm.runtime.stateful import Stateful
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
 
 Int64 = NDArray[np.int64]
-LAST = ("seq", "mass")  # names of the two parts of a layer's last scores
 
 
-class CrossLayer:
+class CrossLayer(Stateful):
     """Importance of tokens in every layer from the attention of layers ``0..clie``.
 
     It is PureKV's score, and the booster that other policies put in the place of their attention term (Tab. 6): ask for the
@@ -27,32 +27,15 @@ class CrossLayer:
     :meth:`importance` for each layer. A policy with sums of its own gives them to :meth:`take` instead; its ``window`` is 0.
     """
 
+    state_fields = ("_queries", "_last_seq", "_last_mass")
+
     def __init__(self, layers: int, clie: int, window: int = 0, values: bool = True) -> None:
         self.layers, self.clie, self.values = layers, min(clie, layers - 1), values
         self.probe_layers = tuple(range(self.clie + 1))
         self._queries = QueryWindow(window)
         self._mass: dict[int, Float32] = {}  # layer <= clie -> S, [kv_heads, n]
-        self._last: dict[int, tuple[Int64, Float32]] = {}  # layer > clie -> seq, S of the tokens it held: at most |M| a head
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the queries and scores held."""
-        last = sum(seq.nbytes + mass.nbytes for seq, mass in self._last.values())
-        return self._queries.nbytes + sum(mass.nbytes for mass in self._mass.values()) + last
-
-    def state(self) -> dict[str, NDArray]:
-        """What outlives a compression, by name, for a snapshot."""
-        last: dict[str, NDArray] = {}
-        for layer, (seq, mass) in self._last.items():
-            last |= {f"{LAST[0]}{layer}": seq, f"{LAST[1]}{layer}": mass}
-        return nested("window", self._queries.state()) | nested("last", last)
-
-    def restore(self, state: State) -> None:
-        """Hold what :meth:`state` was."""
-        self._queries.restore(within(state, "window"))
-        last = within(state, "last")
-        layers = [int(name.removeprefix(LAST[0])) for name in last if name.startswith(LAST[0])]
-        self._last = {layer: (last[f"{LAST[0]}{layer}"], last[f"{LAST[1]}{layer}"]) for layer in layers}
+        self._last_seq: dict[int, Int64] = {}  # layer > clie -> the tokens it held, at most |M| a head
+        self._last_mass: dict[int, Float32] = {}  # and their S
 
     def add(self, appended: Appended) -> None:
         """Take the queries of rows just published."""
@@ -77,14 +60,14 @@ class CrossLayer:
         self._mass = dict(mass)
         for layer in range(self.clie + 1, self.layers):
             seq, above = cache.seq(layer), np.zeros(cache.seq(layer).shape, np.float32)
-            if layer in self._last:
-                _join(above, seq, *self._last[layer])
+            if layer in self._last_seq:
+                _join(above, seq, self._last_seq[layer], self._last_mass[layer])
             _join(above, seq, cache.seq(self.clie), mass[self.clie])
-            self._last[layer] = seq.copy(), above
+            self._last_seq[layer], self._last_mass[layer] = seq.copy(), above
 
     def importance(self, cache: KVCache, layer: int) -> Float32:
         """Eqs. 3 and 4: ``S ||V||`` of each row of a layer, ``[kv_heads, n]``; S alone without ``values``."""
-        mass = self._mass[layer] if layer <= self.clie else self._last[layer][1]
+        mass = self._mass[layer] if layer <= self.clie else self._last_mass[layer]
         return mass * kernels.value_norms(cache.value(layer), cache.value_scale(layer)) if self.values else mass
 
 

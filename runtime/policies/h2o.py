@@ -8,20 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from edgevlm.runtime import kernels
-from edgevlm.runtime.policies.base import (
-    Appended,
-    Bool,
-    Float32,
-    Guide,
-    Needs,
-    Policy,
-    State,
-    StreamShape,
-    nested,
-    newest,
-    tokens_of,
-    within,
-)
+from edgevlm.runtime.policies.base import Appended, Bool, Float32, Guide, Needs, Policy, StreamShape, newest, tokens_of
 from edgevlm.runtime.policies.cross_layer import booster, layer_number
 from edgevlm.runtime.policies.scores import SeqScores
 
@@ -50,6 +37,7 @@ class H2O(Policy):
 
     name: ClassVar[str] = "h2o"
     paper: ClassVar[str] = "H2O, arXiv 2306.14048"
+    state_fields = ("_scores", "_cross")
 
     def __post_init__(self) -> None:
         if not 0 <= self.recent <= 1:
@@ -58,28 +46,12 @@ class H2O(Policy):
 
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
-        self._scores: dict[int, SeqScores] = {}
         self._cross = booster(self.clie, shape.layers)
+        self._scores = {layer: SeqScores() for layer in self.needs.probe_layers}
 
     @property
     def needs(self) -> Needs:
         return Needs(probe_layers=self._cross.probe_layers if self._cross else tuple(range(self.shape.layers)))
-
-    @property
-    def state_bytes(self) -> int:
-        return sum(scores.nbytes for scores in self._scores.values()) + (self._cross.nbytes if self._cross else 0)
-
-    def state(self) -> State:
-        scores = {f"{layer}.{name}": held for layer, of in self._scores.items() for name, held in of.state().items()}
-        return nested("scores", scores) | nested("cross", self._cross.state() if self._cross else {})
-
-    def restore(self, state: State, cache: KVCache) -> None:
-        scores = within(state, "scores")
-        for layer in sorted({int(name.partition(".")[0]) for name in scores}):
-            self._scores[layer] = SeqScores(cache.kv_heads, int(cache.capacities[layer]))
-            self._scores[layer].replace(scores[f"{layer}.seq"], scores[f"{layer}.score"])
-        if self._cross is not None:
-            self._cross.restore(within(state, "cross"))
 
     @property
     def room(self) -> int:
@@ -93,9 +65,7 @@ class H2O(Policy):
             for start in range(0, len(appended.seq), ROWS):
                 rows = slice(start, start + ROWS)
                 mass += kernels.attention_mass(query[:, rows], appended.seq[rows], key, seq, scale=cache.key_scale(layer))
-            if layer not in self._scores:
-                self._scores[layer] = SeqScores(cache.kv_heads, int(cache.capacities[layer]))
-            self._scores[layer].add(seq, mass)
+            self._scores[layer].add(seq, mass, int(cache.capacities[layer]))
 
     def prepare(self, cache: KVCache, guide: Guide) -> None:
         if self._cross is not None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgevlm.runtime import kernels
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import Bool, Guidance, Guide, Needs, NewRows, Plan, Policy, State, StreamShape, tokens_of
+from edgevlm.runtime.policies.base import Bool, Guidance, Guide, Needs, NewRows, Plan, Policy, StreamShape, tokens_of
 from edgevlm.runtime.policies.hermes_scores import Float64, Int64, guidance_attention, normalised, recency, smoothed, summary_of
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Hermes(Policy):
 
     name: ClassVar[str] = "hermes"
     paper: ClassVar[str] = "HERMES, arXiv 2601.14724"
+    state_fields = ("_merged", "_last_turn")
 
     def __post_init__(self) -> None:
         if self.mode == "official":
@@ -127,13 +128,6 @@ class Hermes(Policy):
 
     def answered(self, question: str, answer: str) -> None:
         self._last_turn = f"Question: {question} Answer: {answer}"
-
-    def state(self) -> State:
-        return {"merged": self._merged, "last_turn": np.frombuffer(self._last_turn.encode(), np.uint8)}
-
-    def restore(self, state: State, cache: KVCache) -> None:
-        self._merged[:] = state["merged"]
-        self._last_turn = state["last_turn"].tobytes().decode()
 
     @property
     def layer_budgets(self) -> NDArray[np.int64]:

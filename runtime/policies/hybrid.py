@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.policies.base import Bool, Float32, Policy, State
+from edgevlm.runtime.policies.base import Bool, Float32, Policy
 from edgevlm.runtime.policies.last_seen import LastSeen
 from edgevlm.runtime.policies.retrieval import Retrieval, block_of
 from edgevlm.runtime.policies.sliding_window import SlidingWindow
@@ -49,6 +49,7 @@ class Hybrid(Retrieval):
 
     name: ClassVar[str] = "hybrid"
     paper: ClassVar[str] = "ours, docs/longstreams.md"
+    state_fields = (*Retrieval.state_fields, "_alike", "lost")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,15 +136,6 @@ class Hybrid(Retrieval):
             first = self._alike.extents[order, ::-1].ravel()
             out.append((first[first >= 0] + layer).tolist())
         return out
-
-    # Snapshots.
-
-    def index_state(self) -> State:
-        return {**self._alike.state(), "lost": np.array(self.lost)}
-
-    def restore_index(self, state: State) -> None:
-        self._alike.restore(state)
-        self.lost = int(state["lost"])
 
     @property
     def merged(self) -> int:

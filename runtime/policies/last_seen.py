@@ -9,7 +9,7 @@ import numpy as np
 
 from edgevlm.runtime import kernels
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import Bool, Float32, Guide, State, SteadyTarget, StreamShape
+from edgevlm.runtime.policies.base import Bool, Float32, Guide, SteadyTarget, StreamShape
 from edgevlm.runtime.policies.scores import SeqScores
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class LastSeen(SteadyTarget):
 
     name: ClassVar[str] = "last-seen"
     paper: ClassVar[str] = "ours, docs/our-policy.md"
+    state_fields = ("_known", "_since")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,21 +49,8 @@ class LastSeen(SteadyTarget):
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
         self._layer = min(int(self.layer or shape.layers), shape.layers - 1)
-        self._known: SeqScores | None = None  # 1 + u, of `against=ever`
+        self._known = SeqScores()  # 1 + u, of `against=ever`
         self._since = 0  # the first token that no other has been compared with
-
-    @property
-    def state_bytes(self) -> int:
-        return self._known.nbytes if self._known else 0
-
-    def state(self) -> State:
-        return {**self._known.state(), "since": np.array(self._since)} if self._known else {}
-
-    def restore(self, state: State, cache: KVCache) -> None:
-        if state:
-            self._known = SeqScores(cache.kv_heads, int(cache.capacities[self._layer]))
-            self._known.replace(state["seq"], state["score"])
-            self._since = int(state["since"])
 
     def prepare(self, cache: KVCache, guide: Guide) -> None:
         self._scored = [self._novelty(cache)]  # of this compression
@@ -91,10 +79,9 @@ class LastSeen(SteadyTarget):
     def _accumulated(self, cache: KVCache, valid: Bool, rotated: bool) -> Float32:
         """u against all that ever came: those held meet what came since the last compression, and u is kept by ``seq``."""
         seq = cache.seq(self._layer)
-        self._known = self._known or SeqScores(cache.kv_heads, int(cache.capacities[self._layer]))
         likeness = 1 + kernels.newer_similarity(cache, self._layer, valid, self._since, rotated=rotated)
         known = np.maximum(self._known.get(seq), likeness)
-        self._known.replace(seq, known)
+        self._known.replace(seq, known, int(cache.capacities[self._layer]))
         self._since = int(seq.max()) + 1
         return (known - 1).astype(np.float32)
 

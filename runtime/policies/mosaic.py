@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.policies.base import Appended, Bool, Float32, Needs, State, nested, within
+from edgevlm.runtime.policies.base import Appended, Bool, Float32, Needs
 from edgevlm.runtime.policies.retrieval import Retrieval, block_of
 from edgevlm.runtime.retrieval.cohesion import Threshold
 from edgevlm.runtime.retrieval.maintainer import Maintainer
@@ -17,6 +17,7 @@ from edgevlm.runtime.retrieval.partitions import Partitions
 from edgevlm.runtime.retrieval.stats import Phase
 from edgevlm.runtime.retrieval.table import Int64, Table
 from edgevlm.runtime.retrieval.two_stage import choose_clusters
+from edgevlm.runtime.stateful import State
 from edgevlm.runtime.store import Block, Store
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Mosaic(Retrieval):
 
     name: ClassVar[str] = "mosaic"
     paper: ClassVar[str] = "Mosaic, secs. V to VII"
+    state_fields = (*Retrieval.state_fields, "table", "maintainer", "visual")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,19 +198,8 @@ class Mosaic(Retrieval):
     def forget_lost(self) -> None:
         self.maintainer.forget_lost()
 
-    def index_state(self) -> State:
-        early = {f"early{layer}": early for layer, early in enumerate(self.maintainer.early)}
-        parts = {name: {"mean": of.mean, "variance": of.variance, "seen": of.seen} for name, of in early.items()}
-        parts["table"] = dict(self.table.state())
-        parts["visual"] = dict(self.visual.state()) if self.visual else {}
-        return {name: array for part, state in parts.items() for name, array in nested(part, state).items()}
-
-    def restore_index(self, state: State) -> None:
-        self.table.restore(within(state, "table"))
-        for layer, early in enumerate(self.maintainer.early):
-            kept = within(state, f"early{layer}")
-            early.mean[:], early.variance[:], early.seen[:] = kept["mean"], kept["variance"], kept["seen"]
-        if visual := within(state, "visual"):
-            self.visual = self._partitions(visual["mean"].shape[1])
-            self.visual.restore(visual)
+    def restore(self, state: State) -> None:
+        if "visual.mean" in state:
+            self.visual = self._partitions(state["visual.mean"].shape[1])
+        super().restore(state)
         self.maintainer.changed = True

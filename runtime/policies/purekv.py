@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from edgevlm.runtime import kernels
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Plan, Policy, State, StreamShape, newest
+from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Plan, Policy, StreamShape, newest
 from edgevlm.runtime.policies.cross_layer import CrossLayer, layer_number
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class PureKV(Policy):
 
     name: ClassVar[str] = "purekv"
     paper: ClassVar[str] = "PureKV, arXiv 2510.25600"
+    state_fields = ("_cross",)
 
     def __post_init__(self) -> None:
         layer_number(self.clie)
@@ -59,16 +60,6 @@ class PureKV(Policy):
         if self.shape.calibration is None:
             return "presets; this model is not calibrated (edgevlm calibrate)"
         return f"calibrated {self.shape.calibration.described}: clie {self._cross.clie}"
-
-    @property
-    def state_bytes(self) -> int:
-        return self._cross.nbytes
-
-    def state(self) -> State:
-        return self._cross.state()
-
-    def restore(self, state: State, cache: KVCache) -> None:
-        self._cross.restore(state)
 
     @property
     def needs(self) -> Needs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Appended, newest
+from edgevlm.runtime.stateful import Stateful
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
@@ -18,7 +18,7 @@ Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 
 
-class QueryWindow:
+class QueryWindow(Stateful):
     """The last ``rows`` vision rows' queries in each probe layer: ``[heads, rows, head_dim]`` each, and no more than that.
 
     They are kept as they came, rotated, with ``seq`` and ``position``. When a re-indexing has moved the keys of those rows
@@ -26,26 +26,13 @@ class QueryWindow:
     with 3 axes each rotary pair by its own axis.
     """
 
+    state_fields = ("_seq", "_position", "_queries")
+
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self._seq = np.zeros(0, np.int64)  # [w], rising
         self._position = np.zeros((0, 1), np.int32)  # [w, axes]
         self._queries: dict[int, Float32] = {}  # layer -> [heads, w, head_dim]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the queries held, their ``seq`` and ``position`` included."""
-        return self._seq.nbytes + self._position.nbytes + sum(queries.nbytes for queries in self._queries.values())
-
-    def state(self) -> dict[str, NDArray]:
-        """What is held, by name, for a snapshot."""
-        queries = {f"query{layer}": held for layer, held in self._queries.items()}
-        return {"seq": self._seq, "position": self._position, **queries}
-
-    def restore(self, state: Mapping[str, NDArray]) -> None:
-        """Hold what :meth:`state` was."""
-        self._seq, self._position = state["seq"], state["position"]
-        self._queries = {int(name[5:]): held for name, held in state.items() if name.startswith("query")}
 
     def add(self, appended: Appended) -> None:
         """Take the newest of the rows just appended; older ones leave."""

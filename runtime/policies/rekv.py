@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.policies.base import Bool, Float32, State
+from edgevlm.runtime.policies.base import Bool, Float32
 from edgevlm.runtime.policies.retrieval import Retrieval, block_of
 from edgevlm.runtime.retrieval.frames import FrameIndex
 from edgevlm.runtime.retrieval.stats import Phase
@@ -40,6 +40,7 @@ class ReKV(Retrieval):
 
     name: ClassVar[str] = "rekv"
     paper: ClassVar[str] = "ReKV, arXiv 2503.00540"
+    state_fields = (*Retrieval.state_fields, "_frames", "_newest", "lost")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,16 +112,6 @@ class ReKV(Retrieval):
             most = min(self.frames, max(1, self.working_rows // self.shape.tokens_per_frame))
             self._chosen[layer] = [self._number(layer, int(t)) for t in self._frames.best(layer, wanted, most, self.each)]
         return [self._chosen[layer]] * heads
-
-    # Snapshots.
-
-    def index_state(self) -> State:
-        return {**self._frames.state(), "newest": self._newest, "lost": np.array(self.lost)}
-
-    def restore_index(self, state: State) -> None:
-        self._frames.restore(state)
-        self._newest[:] = state["newest"]
-        self.lost = int(state["lost"])
 
     @property
     def merged(self) -> int:

@@ -11,13 +11,14 @@ import numpy as np
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import Appended, Bool, Float32, State, nested, within
+from edgevlm.runtime.policies.base import Appended, Bool, Float32
 from edgevlm.runtime.policies.retrieval import Int32, Int64, Retrieval, block_of, row_bytes
 from edgevlm.runtime.retrieval.chains import Chains
 from edgevlm.runtime.retrieval.hash_clusters import BITS, LEAST_SLOTS, HashClusters, Moved
 from edgevlm.runtime.retrieval.members import Members
 from edgevlm.runtime.retrieval.stats import Phase
 from edgevlm.runtime.retrieval.working import turn
+from edgevlm.runtime.stateful import State
 from edgevlm.runtime.store import Block, Store
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class ReSV(Retrieval):
 
     name: ClassVar[str] = "resv"
     paper: ClassVar[str] = "V-Rex, sec. IV"
+    state_fields = (*Retrieval.state_fields, "clusters", "chains", "members")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -234,16 +236,8 @@ class ReSV(Retrieval):
             cut += left
         return Selection(blocks, np.where(best >= 0, count, 0).sum(1, dtype=np.int64), count.sum(1, dtype=np.int64), cut)
 
-    # Snapshots.
-
-    def index_state(self) -> State:
-        parts = {"clusters": self.clusters.state(), "chains": self.chains.state(), "members": self.members.state()}
-        return {name: array for part, state in parts.items() for name, array in nested(part, state).items()}
-
-    def restore_index(self, state: State) -> None:
-        self.clusters.restore(within(state, "clusters"))
-        self.chains.restore(within(state, "chains"))
-        self.members.restore(within(state, "members"))
+    def restore(self, state: State) -> None:
+        super().restore(state)
         self._predicted.clear()
 
 

@@ -16,23 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import (
-    Appended,
-    Bool,
-    Float32,
-    Guide,
-    Needs,
-    Plan,
-    Policy,
-    State,
-    StreamShape,
-    nested,
-    within,
-)
+from edgevlm.runtime.policies.base import Appended, Bool, Float32, Guide, Needs, Plan, Policy, StreamShape
 from edgevlm.runtime.policies.sliding_window import SlidingWindow
 from edgevlm.runtime.retrieval.stats import Phase, RetrievalStats
 from edgevlm.runtime.retrieval.unrotated import unrotated_queries
 from edgevlm.runtime.retrieval.working import WorkingSet
+from edgevlm.runtime.stateful import State, add_prefix, strip_prefix
 from edgevlm.runtime.store import Block, Store
 
 if TYPE_CHECKING:
@@ -46,13 +35,15 @@ Int64 = NDArray[np.int64]
 class Retrieval(Policy):
     """A policy over a store. Subclasses say how rows that leave the window become blocks, and which blocks a query asks for.
 
-    window, index: shares of |M|, the second in bytes; the rest is the working set.
+    window, index: shares of |M|, the second in bytes; the rest is the working set. Subclasses add their index to
+    ``state_fields``; it is made in :meth:`open`.
     """
 
     window: float = 0.5
     index: float = 0.125
 
     retrieves: ClassVar[bool] = True
+    state_fields = ("below", "arena", "working")
 
     def __post_init__(self) -> None:
         if not (self.window > 0 and self.index > 0 and self.window + self.index < 1):
@@ -188,34 +179,20 @@ class Retrieval(Policy):
     def forget_lost(self) -> None:
         """What the store says that it has lost leaves the index."""
 
-    @abstractmethod
-    def index_state(self) -> State:
-        """The index, as arrays by name, and what is needed to go on with it."""
-
-    @abstractmethod
-    def restore_index(self, state: State) -> None:
-        """Go on from :meth:`index_state`. Blocks that the store has lost since are told of as they are found."""
-
-    @property
-    def state_bytes(self) -> int:
-        return self.index_bytes + self.arena.state_bytes
-
     def state(self) -> State:
-        own = {"below": self.below, "contiguous": np.array(self.working.contiguous)}
+        """The fields, and what the store needs to go on."""
         self.forget_lost()
         lost, store = self.store.stats.lost, self.store.state()
         if self.store.stats.lost != lost:  # what was waiting has been written over it; and now nothing waits
             self.forget_lost()
             store = self.store.state()
-        parts = {"arena": self.arena.state(), "store": store, "index": self.index_state()}
-        return own | {name: array for part, state in parts.items() for name, array in nested(part, state).items()}
+        return {**super().state(), **add_prefix("store", store)}
 
-    def restore(self, state: State, cache: KVCache) -> None:
-        self.below[:] = state["below"]
-        self.working.contiguous = bool(state["contiguous"])
-        self.arena.restore(within(state, "arena"), cache)
-        self.store.restore(within(state, "store"))
-        self.restore_index(within(state, "index"))
+    def restore(self, state: State) -> None:
+        """Blocks that the store has lost since are told of as they are found."""
+        store = strip_prefix("store", state)
+        self.store.restore(store)
+        super().restore({name: array for name, array in state.items() if name.removeprefix("store.") not in store})
 
 
 def row_bytes(cache: KVCache) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime import kernels
-from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Policy, State, StreamShape, newest, tokens_of
+from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Policy, StreamShape, newest, tokens_of
 from edgevlm.runtime.policies.cross_layer import booster, layer_number
 from edgevlm.runtime.policies.queries import QueryWindow
 
@@ -43,6 +43,7 @@ class SnapKV(Policy):
 
     name: ClassVar[str] = "snapkv"
     paper: ClassVar[str] = "SnapKV, arXiv 2404.14469"
+    state_fields = ("_queries", "_cross")
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.kernel < 1 or self.kernel % 2 == 0 or not 0 < self.target <= 1:
@@ -57,16 +58,6 @@ class SnapKV(Policy):
     @property
     def needs(self) -> Needs:
         return Needs(probe_layers=self._cross.probe_layers if self._cross else tuple(range(self.shape.layers)))
-
-    @property
-    def state_bytes(self) -> int:
-        return (self._cross or self._queries).nbytes
-
-    def state(self) -> State:
-        return (self._cross or self._queries).state()
-
-    def restore(self, state: State, cache: KVCache) -> None:
-        (self._cross or self._queries).restore(state)
 
     @property
     def compress_to(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from edgevlm.runtime import kernels
-from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Plan, Policy, State, StreamShape, newest, tokens_of
+from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Plan, Policy, StreamShape, newest, tokens_of
 from edgevlm.runtime.policies.cross_layer import booster, layer_number
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class StreamingLLM(Policy):
 
     name: ClassVar[str] = "streaming-llm"
     paper: ClassVar[str] = "StreamingLLM, arXiv 2309.17453"
+    state_fields = ("_cross",)
 
     def __post_init__(self) -> None:
         if self.sinks < 0 or not 0 <= self.important < 1:
@@ -48,17 +49,6 @@ class StreamingLLM(Policy):
     @property
     def needs(self) -> Needs:
         return Needs(probe_layers=self._cross.probe_layers if self._cross else ())
-
-    @property
-    def state_bytes(self) -> int:
-        return self._cross.nbytes if self._cross else 0
-
-    def state(self) -> State:
-        return self._cross.state() if self._cross else {}
-
-    def restore(self, state: State, cache: KVCache) -> None:
-        if self._cross is not None:
-            self._cross.restore(state)
 
     @property
     def room(self) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from numpy.typing import NDArray
+
+from edgevlm.runtime.stateful import Stateful
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -16,7 +16,7 @@ NOBODY = -2.0  # a cosine below all
 CODES = 32  # of a mean that have one scale, so that a channel of large numbers costs its neighbours alone their precision
 
 
-class AlikeIndex:
+class AlikeIndex(Stateful):
     """Up to ``capacity`` clusters, allocated once, ``entry_bytes`` each.
 
     A token joins the cluster whose mean key in the deepest layer has the highest cosine with its own, if that is ``tau`` or
@@ -31,6 +31,8 @@ class AlikeIndex:
     """
 
     PARTS = ("count", "extents", "rows", "near", "whom")
+
+    state_fields = (*PARTS, "codes", "scale", "clusters", "merged", "tau")
 
     def __init__(self, layers: int, width: int, most_bytes: int, tau: float) -> None:
         self.capacity, self._layers = most_bytes // self.entry_bytes(layers, width), layers
@@ -156,22 +158,6 @@ class AlikeIndex:
         scale = self.scale[which].astype(np.float32)
         numbers: Float32 = np.repeat(scale, self.codes.shape[2] // self.scale.shape[2], -1) * self.codes[which]
         return numbers
-
-    def state(self) -> dict[str, NDArray]:
-        """Views of all that is kept, for a snapshot."""
-        held = slice(self.clusters)
-        parts: dict[str, NDArray] = {"codes": self.codes[:, held], "scale": self.scale[:, held]}
-        parts |= {part: getattr(self, part)[held] for part in self.PARTS}
-        return {**parts, "merged": np.array(self.merged), "tau": np.array(self.tau)}
-
-    def restore(self, state: Mapping[str, NDArray]) -> None:
-        """Go on from :meth:`state`. Raises ValueError for one of another shape."""
-        self.clusters = len(state["count"])
-        held = slice(self.clusters)
-        self.codes[:, held], self.scale[:, held] = state["codes"], state["scale"]
-        for part in self.PARTS:
-            getattr(self, part)[held] = state[part]
-        self.merged, self.tau = int(state["merged"]), float(state["tau"])
 
 
 def _scales(width: int) -> int:

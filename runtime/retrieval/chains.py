@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.runtime.stateful import Stateful
 from edgevlm.runtime.store import Block, Store, joined
 
 Int32 = NDArray[np.int32]
@@ -40,13 +41,15 @@ class Link:
         return self.rows - self.missing
 
 
-class Chains:
+class Chains(Stateful):
     """Up to LINKS runs of each slot of each layer and KV head.
 
     Where there would be more, the two that are most alike in size become one, so that sizes stay far apart and a row is
     rewritten a few times in its life: until its page is full, however large its cluster gets. A fetch that has room for a part
     of a run reads no more pages than that takes, evenly spread: rows of a cluster are alike, so a part stands for all its time.
     """
+
+    state_fields = ("first", "rows", "missing")
 
     def __init__(self, layers: int, kv_heads: int, slots: int) -> None:
         self.first = np.full((layers, kv_heads, slots, LINKS), -1, np.int64)
@@ -61,17 +64,6 @@ class Chains:
         """Rows of each cluster that are not lost, ``[layers, kv_heads, slots]``."""
         held: Int32 = (self.rows - self.missing).sum(3, dtype=np.int32)
         return held
-
-    def state(self) -> dict[str, NDArray]:
-        return {"first": self.first, "rows": self.rows, "missing": self.missing}
-
-    def restore(self, state: Mapping[str, NDArray]) -> None:
-        """Raises KeyError or ValueError for the state of other shapes."""
-        for name, own in self.state().items():
-            if state[name].shape != own.shape:
-                raise ValueError(f"{name} of chains is {state[name].shape} and not {own.shape}")
-        for name, own in self.state().items():
-            own[:] = state[name]
 
     def of(self, layer: int, head: int, slots: Int64, room: int) -> tuple[list[int], int]:
         """Blocks of these slots, in this order, smallest run first in each, to cover ``room`` rows; and the rows left out."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.runtime.stateful import Stateful
+
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
@@ -31,19 +33,17 @@ class Threshold:
         return size >= LEAST and variance > self.at(size)
 
 
-class Early:
+class Early(Stateful):
     """The variance of the first ``rows`` rows of each of some streams, by eqs. 3 and 4, each as one cluster.
 
     ``mean`` float64 ``[streams, width]``, ``variance`` ``[streams]``, and ``seen`` rows of each.
     """
 
+    state_fields = ("seen", "mean", "variance")
+
     def __init__(self, streams: int, width: int, rows: int) -> None:
         self.rows, self.seen = rows, np.zeros(1, np.int64)
         self.mean, self.variance = np.zeros((streams, width)), np.zeros(streams)
-
-    @property
-    def nbytes(self) -> int:
-        return self.mean.nbytes + self.variance.nbytes + self.seen.nbytes
 
     def add(self, rows: Float32) -> None:
         """Rows ``[streams, n, width]``; those behind the first are nothing to it."""

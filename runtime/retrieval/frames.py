@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from numpy.typing import NDArray
+
+from edgevlm.runtime.stateful import Stateful
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -13,13 +13,15 @@ Int64 = NDArray[np.int64]
 PARTS = ("mean", "first", "end", "held", "cost")
 
 
-class FrameIndex:
+class FrameIndex(Stateful):
     """Per layer up to ``capacity`` entries in temporal order, allocated once, ``entry_bytes`` each.
 
     An entry is the frames ``[first, end)``, numbered as they were added, of which ``held`` are not lost, and the mean of
     their means, ``[width]``. cost: of merging it with the one after it, a b / (a + b) ||mean_a - mean_b||^2 for a and b frames
     (Ward). When a layer is full its cheapest neighbours merge, of equal ones the oldest; ``merged`` counts them, of all layers.
     """
+
+    state_fields = (*PARTS, "entries", "added", "merged")
 
     def __init__(self, layers: int, width: int, most_bytes: int) -> None:
         self.capacity = most_bytes // (layers * self.entry_bytes(width))
@@ -76,18 +78,6 @@ class FrameIndex:
         order = np.lexsort((-np.arange(count), -score))[:frames]
         taken = [spread(int(self.first[layer, at]), int(self.end[layer, at]), each) for at in order]
         return np.concatenate([*taken, np.zeros(0, np.int64)])[:frames]
-
-    def state(self) -> dict[str, NDArray]:
-        """Views of all that is kept, for a snapshot."""
-        most = int(self.entries.max(initial=0))
-        parts = {part: getattr(self, part)[:, :most] for part in PARTS}
-        return {**parts, "entries": self.entries, "added": self.added, "merged": np.array(self.merged)}
-
-    def restore(self, state: Mapping[str, NDArray]) -> None:
-        """Go on from :meth:`state`. Raises ValueError for one of another shape."""
-        for part in PARTS:
-            getattr(self, part)[:, : state[part].shape[1]] = state[part]
-        self.entries[:], self.added[:], self.merged = state["entries"], state["added"], int(state["merged"])
 
     def _merge(self, layer: int, at: int) -> None:
         """Entry ``at`` takes in the one after it."""

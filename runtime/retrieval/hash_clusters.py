@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime import _native
+from edgevlm.runtime.stateful import Stateful
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
@@ -33,7 +33,7 @@ class Moved:
     merged: int
 
 
-class HashClusters:
+class HashClusters(Stateful):
     """Clusters of the keys of every layer and KV head, in ``slots`` slots each, of which one is free between calls.
 
     A cluster is open as long as tokens may join it, then sealed; open ones take half of the slots at most. key: mean of its
@@ -42,7 +42,7 @@ class HashClusters:
     planes: int8 ``[kv_heads, head_dim, 32]``, normal numbers rounded, the columns past ``planes`` zero.
     """
 
-    PARTS = ("key", "bits", "count", "open", "place", "planes")
+    state_fields = ("key", "bits", "count", "open", "place", "planes")
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, axes: int, slots: int, planes: int) -> None:
         self.slots = slots
@@ -64,17 +64,6 @@ class HashClusters:
     @staticmethod
     def plane_bytes(kv_heads: int, head_dim: int) -> int:
         return kv_heads * head_dim * BITS
-
-    def state(self) -> dict[str, NDArray]:
-        return {name: getattr(self, name) for name in self.PARTS}
-
-    def restore(self, state: Mapping[str, NDArray]) -> None:
-        """Raises KeyError or ValueError for the state of other shapes."""
-        for name in self.PARTS:
-            if state[name].shape != getattr(self, name).shape:
-                raise ValueError(f"{name} is {state[name].shape} and not {getattr(self, name).shape}")
-        for name in self.PARTS:
-            getattr(self, name)[:] = state[name]
 
     def join(self, layer: int, keys: Float32, places: Float32, distance: int) -> tuple[Int32, Moved, int]:
         """Let tokens join the nearest open cluster within ``distance`` bits, one after another, or found one.

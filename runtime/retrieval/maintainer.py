@@ -14,6 +14,7 @@ from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.retrieval.cohesion import LEAST, RATE, Early, Float32, Threshold, halves, spread, units
 from edgevlm.runtime.retrieval.partitions import NEVER, nearest_pairs
 from edgevlm.runtime.retrieval.table import NONE, Int64, Table, bare, picked, values
+from edgevlm.runtime.stateful import Stateful
 from edgevlm.runtime.store import Block, Store, joined
 
 Clustering = Literal["nested", "visual", "semantic", "none"]
@@ -40,12 +41,14 @@ class Counts:
     forgotten: int = 0
 
 
-class Maintainer:
+class Maintainer(Stateful):
     """Keeps the table and the blocks below in step. ``changed``: the clusters are others than when it was last set False.
 
     most: of a cluster's rows the newest so many stay below; when there are twice as many the others are forgotten.
     small, large: how many times a layer's early variance the threshold is, where ``calibrated`` does not say what it is.
     """
+
+    state_fields = ("early",)
 
     def __init__(
         self,

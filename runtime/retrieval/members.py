@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from numpy.typing import NDArray
+
+from edgevlm.runtime.stateful import Stateful
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
 
-class Members:
+class Members(Stateful):
     """Up to ``rows`` rows by ``seq``, the same in every layer and head, and of each its slot in every layer and KV head."""
+
+    state_fields = ("_seq", "_slot", "_held")
 
     def __init__(self, layers: int, kv_heads: int, rows: int) -> None:
         self._seq = np.zeros(rows, np.int64)  # rising
@@ -49,13 +51,3 @@ class Members:
         at = np.minimum(np.searchsorted(self.seq, seq), self._held - 1)
         slot = np.take_along_axis(self._slot[layer], at, 1)
         return np.where(self._seq[at] == seq, slot, np.int32(-1))
-
-    def state(self) -> dict[str, NDArray]:
-        return {"seq": self.seq, "slot": self._slot[..., : self._held]}
-
-    def restore(self, state: Mapping[str, NDArray]) -> None:
-        """Raises KeyError or ValueError for the state of other shapes."""
-        if state["slot"].shape != (*self._slot.shape[:2], *state["seq"].shape) or len(state["seq"]) > len(self._seq):
-            raise ValueError(f"members are {state['slot'].shape}, of {self._slot.shape}")
-        self._held = 0
-        self.add(state["seq"], state["slot"])

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime import _native
 from edgevlm.runtime.retrieval.cohesion import LEAST, RATE, Early, Float32, pooled, units
+from edgevlm.runtime.stateful import Stateful
 
 EARLY = 16  # frames whose variance sets the threshold
 NEVER = 2**62  # a size that no cluster reaches
 
 
-class Partitions:
+class Partitions(Stateful):
     """Up to ``slots`` clusters of pooled frame features ``[width]``, and the partition of each of the last frames.
 
     A partition is not split: that would mean to fetch all rows of its frames, of every layer. The frame that would take it
     over its threshold founds another instead. When there is no room, the two that are most alike become one. ``split`` says
     whether there may be more than one, small and large how many times the early variance the threshold is.
     """
+
+    state_fields = ("mean", "variance", "size", "taken", "_of", "_early")
 
     def __init__(self, slots: int, width: int, frames: int, small: float, large: float, *, split: bool = True) -> None:
         self.slots, self._small, self._large, self._split = slots, small, large, split
@@ -33,25 +34,6 @@ class Partitions:
     @staticmethod
     def slot_bytes(width: int) -> int:
         return 4 * width + 8 + 8 + 4
-
-    def state(self) -> Mapping[str, NDArray]:
-        own: dict[str, NDArray] = {
-            "mean": self.mean,
-            "variance": self.variance,
-            "size": self.size,
-            "taken": self.taken,
-            "of": self._of,
-        }
-        early: dict[str, NDArray] = {
-            "early_mean": self._early.mean,
-            "early_variance": self._early.variance,
-            "early_seen": self._early.seen,
-        }
-        return own | early
-
-    def restore(self, state: Mapping[str, NDArray]) -> None:
-        for name, array in self.state().items():
-            array[...] = state[name]
 
     def of(self, frames: NDArray[np.integer]) -> NDArray[np.int32]:
         """The partition of each of ``frames``, of those last taken in."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,13 +9,14 @@ from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.kv import codes
 from edgevlm.runtime.retrieval.cohesion import Float64, pooled
 from edgevlm.runtime.retrieval.working import turn
+from edgevlm.runtime.stateful import Stateful
 from edgevlm.runtime.store import Block
 
 Int64 = NDArray[np.int64]
 NONE = -1  # the partition of a free slot, the parent of a cluster that waits for no other
 
 
-class Table:
+class Table(Stateful):
     """Slots for clusters, K of each layer and KV head; ``partition`` says which are taken.
 
     key: the mean of the members' keys, un-rotated; value: of their values (eq. 1). variance: eq. 2. size: members, ever;
@@ -26,7 +25,9 @@ class Table:
     stands.
     """
 
-    ARRAYS = ("key", "value", "variance", "size", "rows", "number", "partition", "parent", "seq", "frame", "row", "col")
+    state_fields = (
+        "key", "value", "variance", "size", "rows", "number", "partition", "parent", "seq", "frame", "row", "col", "position",
+    )  # fmt: skip
 
     def __init__(self, cache: KVCache, slots: int) -> None:
         shape = (cache.layers, cache.kv_heads, slots)
@@ -43,13 +44,6 @@ class Table:
     def slot_bytes(cache: KVCache) -> int:
         """Of one slot in one layer and head."""
         return 2 * 4 * cache.head_dim + 3 * 8 + 3 * 4 + 8 + 4 + 2 + 2 + 4 * cache.axes
-
-    def state(self) -> Mapping[str, NDArray]:
-        return {name: getattr(self, name) for name in (*self.ARRAYS, "position")}
-
-    def restore(self, state: Mapping[str, NDArray]) -> None:
-        for name, array in self.state().items():
-            array[...] = state[name]
 
     def live(self, layer: int, head: int) -> Int64:
         """Slots that are taken."""

@@ -22,18 +22,21 @@ from numpy.typing import NDArray
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.engine import arrays_of
 from edgevlm.runtime.kv import codes
+from edgevlm.runtime.stateful import Stateful
 from edgevlm.runtime.store import Block, Store, joined
 
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 
 
-class WorkingSet:
+class WorkingSet(Stateful):
     """Up to ``rows`` rows of each layer and KV head; ``held`` ``[layers, kv_heads]`` says how many there are.
 
     ``always`` ``[layers, kv_heads]``: how many of those came from no block, but from the policy itself. prefix: where
     contiguous positions begin.
     """
+
+    state_fields = ("contiguous",)
 
     def __init__(self, cache: KVCache, store: Store, rows: int, prefix: int) -> None:
         self._cache, self._store, self.rows, self._prefix = cache, store, rows, prefix

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import SnapshotError
 
-FORMAT = 1
+FORMAT = 2
 MAGIC = b"EDGEVLM\x1a"
 PREAMBLE = struct.Struct("<8sIIQ")  # magic, format, CRC-32 of the header, bytes of preamble and header with its padding
 ALIGNMENT = 64

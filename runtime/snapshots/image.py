@@ -15,8 +15,8 @@ from edgevlm import __version__
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.policies import Policy
-from edgevlm.runtime.policies.base import nested, within
 from edgevlm.runtime.snapshots.format import Snapshot
+from edgevlm.runtime.stateful import add_prefix, strip_prefix
 
 if TYPE_CHECKING:
     from edgevlm.runtime.budget import TextRoom
@@ -67,7 +67,7 @@ def image_of(
     counts, waiting = chunk.state()
     turns = {name: list(of) for name, of in conversations.turns.items()}
     session = {**progress.state(), "conversations": turns}
-    return {"stream": numbers, "chunk": counts, "session": session}, held | nested("chunk", waiting)
+    return {"stream": numbers, "chunk": counts, "session": session}, held | add_prefix("chunk", waiting)
 
 
 def put_back(snapshot: Snapshot, stream: Stream, chunk: Chunk, conversations: Conversations, progress: Progress) -> None:
@@ -78,7 +78,7 @@ def put_back(snapshot: Snapshot, stream: Stream, chunk: Chunk, conversations: Co
     about, arrays = snapshot.about, snapshot.arrays
     try:
         stream.restore(about["stream"], arrays)
-        chunk.restore(about["chunk"], within(arrays, "chunk"))
+        chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
         progress.restore(about["session"])
         turns = about["session"]["conversations"]
         conversations.turns = {name: [(asked, said) for asked, said in of] for name, of in turns.items()}

@@ -1,6 +1,7 @@
 """Equal bytes: what is counted, what is scratch, and the budget that is left."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -8,12 +9,14 @@ from policies.filled import PREFIX, Filled
 
 from edgevlm.calib.accuracy.variants import PLAIN, Budget, Run, SkippedRun, Variant
 from edgevlm.calib.accuracy.worker import Settings, Task, Worker, run_case
-from edgevlm.calib.footprint import SCRATCH, fitted, state_bytes
+from edgevlm.calib.footprint import Footprint, fitted
 from edgevlm.errors import UserError
-from edgevlm.runtime.policies import POLICIES, Guidance, StreamShape, create_policy
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.policies import POLICIES, Guidance, Policy, StreamShape, create_policy
+from edgevlm.runtime.policies.base import newest
+from edgevlm.runtime.stateful import Stateful
 
 GRID, BUDGET = (2, 2), 12
-HOLDERS = ("InfiniPotV", "Hermes", "CrossLayer", "LastSeen")
 
 
 def stream(policy, before=lambda: None, frames=12):
@@ -38,58 +41,52 @@ def stream(policy, before=lambda: None, frames=12):
     return [np.sort(filled.cache.seq(layer), 1).tolist() for layer in range(4)]
 
 
-def holder_of(policy):
-    """The object whose attributes SCRATCH names, and its class's name."""
-    for thing in (policy, *vars(policy).values()):
-        if type(thing).__name__ in HOLDERS:
-            return thing, type(thing).__name__
-    raise AssertionError(f"{policy.name} has nothing that SCRATCH names")
-
-
-@pytest.mark.parametrize(
-    ("name", "attribute"),
-    [
-        ("infinipot-v", "_kept"),
-        ("infinipot-v:tar=reverse", "_scored"),
-        ("hermes", "_scores"),
-        ("purekv", "_mass"),
-        ("last-seen", "_scored"),
-        ("last-seen", "_kept"),
-    ],
-)
-def test_scratch_is_never_read_before_it_is_written(name, attribute):
-    policy, expected = create_policy(name), stream(create_policy(name))
-    lost = []
-
-    def lose():
-        holder, kind = holder_of(policy)
-        assert attribute in SCRATCH[kind]
-        if hasattr(holder, attribute):
-            lost.append(getattr(holder, attribute))
-            setattr(holder, attribute, type(lost[-1])())
-
-    assert stream(policy, before=lose) == expected
-    assert any(len(thing) for thing in lost), "the attribute is there, and is filled"
-
-
 def test_queries_and_sums_are_state():
     snapkv, h2o = create_policy("snapkv:window=4"), create_policy("h2o")
     stream(snapkv)
     stream(h2o)
     queries = 4 * 4 * 4 * 8 * 4  # layers x query heads x window x head size x float32
-    assert state_bytes(snapkv) == queries + 4 * (8 + 4), "and seq and position of each row"
-    assert state_bytes(h2o) == 4 * 2 * (BUDGET + 4 + PREFIX) * (8 + 8)
+    assert snapkv.state_bytes == queries + 4 * (8 + 4), "and seq and position of each row"
+    assert h2o.state_bytes == 4 * 2 * (BUDGET + 4 + PREFIX) * (8 + 8)
     for name in ("sliding-window", "streaming-llm", "uniform", "random"):
         policy = create_policy(name)
         stream(policy)
-        assert state_bytes(policy) == 0
+        assert policy.state_bytes == 0
 
 
-def test_an_array_held_twice_counts_once_and_nested_ones_count():
-    policy = create_policy("sliding-window")
-    array = np.zeros(100, np.uint8)
-    policy.deep = {"a": [array, (array, np.zeros(20, np.uint8))]}
-    assert state_bytes(policy) == 120
+@dataclass
+class Mine(Policy):
+    """A policy of a user's: what it keeps is in a module that is not edgevlm's."""
+
+    name: ClassVar[str] = "mine"
+    paper: ClassVar[str] = "none"
+    state_fields = ("history", "parts")
+
+    def attach(self, budget, shape):
+        super().attach(budget, shape)
+        self.history = np.zeros(100, np.uint8)
+        self.parts = {0: [np.zeros(10, np.uint8), Part()], "seen": None}
+        self.scratch = np.zeros(1000, np.uint8)
+
+    def select(self, cache, layer, target):
+        vision = cache.kind(layer) == Kind.VISION
+        return ~vision | newest(cache.seq(layer), vision, target)
+
+
+class Part(Stateful):
+    state_fields = ("_array", "count")
+
+    def __init__(self):
+        self._array, self.count = np.zeros(5, np.uint8), 3
+
+
+def test_a_policy_in_a_users_module_is_charged_for_what_it_declares():
+    policy, footprint = Mine(), Footprint()
+    stream(policy)
+    assert policy.state_bytes == 115
+    cache = Filled(1, 8, GRID, np.random.default_rng(0)).cache
+    footprint.measure(cache, policy)
+    assert footprint.peak == cache.nbytes + 115
 
 
 @pytest.mark.parametrize(("slope", "base"), [(0, 250), (3, 40), (50, 0), (0, 0)])

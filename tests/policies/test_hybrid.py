@@ -176,7 +176,7 @@ def test_a_restored_policy_chooses_alike():
     filled = Filled(LAYERS, 400, GRID, np.random.default_rng(3))
     policy, again = (opened(filled, 160, "hybrid:tau=0.8,rows=3") for _ in range(2))
     watched(filled, policy, [2] * 30)
-    again.restore({name: part.copy() for name, part in policy.state().items()}, filled.cache)
+    again.restore(policy.state())
     chosen = asked(filled, policy)[0]
     assert asked(filled, again)[0] == chosen
     assert chosen[0][0]
@@ -214,7 +214,8 @@ def test_what_is_lost_while_a_snapshot_is_taken_is_in_none_of_its_parts():
     watched(filled, policy, [2] * 30)
     victim = policy.store.victim = asked(filled, policy)[0][1][0][0]  # of layer 1: its run goes in layer 0 too
     state = policy.state()
-    first = state["index.extents"][state["index.extents"] >= 0]
+    extents = state["alike.extents"][: state["alike.clusters"]]
+    first = extents[extents >= 0]
     held = sorted(number for start in first.tolist() for number in range(start, start + LAYERS))
     assert policy.lost == 1
     assert victim not in held

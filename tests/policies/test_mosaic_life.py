@@ -6,7 +6,6 @@ from policies.filled import HEADS, PREFIX, STORAGE, turned
 from policies.mosaic_world import LAYERS, World
 from stored import PlainStore
 
-from edgevlm.calib.footprint import state_bytes
 from edgevlm.errors import UserError
 from edgevlm.runtime.engine import arrays_of
 from edgevlm.runtime.policies import create_policy
@@ -129,12 +128,12 @@ def test_a_cluster_keeps_its_newest_rows():
 def test_the_index_takes_no_more_bytes_than_it_was_given():
     world = World("tight=0.1,loose=0.2")
     world.play(20)
-    early = state_bytes(world.policy)
+    early = world.policy.state_bytes
     world.play(80)
     assert all(len(world.policy.table.live(layer, 0)) > 6 for layer in range(LAYERS))
     small = sum(array.nbytes for array in (world.policy.stats.fetched, world.policy.stats.held))
-    assert state_bytes(world.policy) <= world.policy.index_bytes + 2 * small + 400
-    assert state_bytes(world.policy) <= early + 200
+    assert world.policy.state_bytes <= world.policy.index_bytes + 2 * small + 400
+    assert world.policy.state_bytes <= early + 200
 
 
 def test_an_index_too_small_is_refused_with_what_would_do():
@@ -172,7 +171,7 @@ def test_a_policy_that_takes_up_the_state_chooses_the_same(clustering):
     again = create_policy(f"mosaic:clustering={clustering},partitions=2")
     again.attach(world.policy.budget, world.policy.shape)
     again.open(world.cache, KeptStore(world.store))
-    again.restore(state, world.cache)
+    again.restore(state)
     _, rotated = world.query()
     again.begin(*world.policy._tables)
     for layer in range(LAYERS):

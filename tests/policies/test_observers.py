@@ -117,7 +117,7 @@ def test_query_window_follows_its_rows_through_a_reindexing(dtype, axes):
             there = filled.rotated(bare[group], held_at(filled, layer, head, seq))
             np.testing.assert_allclose(query[group], there, atol=1e-6)
     assert all(queries.shape == (HEADS * GROUP, 8, DIM) for queries in window._queries.values())
-    assert window.nbytes == 8 * (8 + 4 * axes + 2 * HEADS * GROUP * DIM * 4)
+    assert window.state_bytes == 8 * (8 + 4 * axes + 2 * HEADS * GROUP * DIM * 4)
 
 
 def test_query_window_gives_only_the_rows_that_every_head_holds():
@@ -147,21 +147,20 @@ def test_query_window_with_fewer_rows_than_it_has_room_for():
 def test_scores_are_joined_by_seq(seed):
     """Against a dict, over tokens that come, go and stand in any order."""
     random = np.random.default_rng(seed)
-    scores, known, held = SeqScores(2, 40), [{}, {}], [[], []]
-    size = scores.nbytes
+    scores, known, held = SeqScores(), [{}, {}], [[], []]
     for step in range(12):
         kept = int(random.integers(0, min(len(held[0]), 30) + 1))
         new = list(range(10 * step, 10 * step + int(random.integers(0, 11))))
         held = [list(random.permutation([*random.permutation(h)[:kept], *new]).astype(int)) for h in held]
         seq = np.array(held, np.int64).reshape(2, -1)
         added = random.normal(size=seq.shape)
-        scores.add(seq, added)
+        scores.add(seq, added, 40)
         known = [
             {s: k.get(s, 0.0) + a for s, a in zip(h, row, strict=True)} for k, h, row in zip(known, held, added, strict=True)
         ]
         asked = np.tile(random.permutation(10 * step + 20), (2, 1))
         assert scores.get(asked).tolist() == [[k.get(int(s), 0.0) for s in asked[0]] for k in known]
-    assert scores.nbytes == size
+        assert scores.state_bytes == 2 * 40 * (8 + 8)
 
 
 @pytest.mark.parametrize("storage", STORAGE, ids=str)

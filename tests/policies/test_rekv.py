@@ -151,7 +151,7 @@ def test_a_restored_policy_chooses_alike_and_goes_on_alike():
     filled = Filled(LAYERS, 400, GRID, np.random.default_rng(3))
     policy, again = (opened(filled, 160, "rekv:index=0.06") for _ in range(2))
     watched(filled, policy, [4] * 8)
-    again.restore({name: part.copy() for name, part in policy.state().items()}, filled.cache)
+    again.restore(policy.state())
     assert asked(filled, policy)[0] == asked(filled, again)[0]
     assert asked(filled, again)[0][0][0]
     again.store = policy.store  # as if no block had been lost

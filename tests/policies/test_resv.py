@@ -289,7 +289,7 @@ def test_a_snapshot_goes_on_with_the_same_choices():
     again = create_policy("resv:prefetch=off,index=0.4,window=0.3")
     again.attach(BUDGET, StreamShape(LAYERS, PER_FRAME, PREFIX))
     again.open(watched.cache, watched.store)
-    again.restore(state, watched.cache)
+    again.restore(state)
     for layer in range(LAYERS):
         query = watched.query(scale=6, seed=layer)
         chosen = watched.policy.choose(layer, query, "question")
@@ -299,7 +299,7 @@ def test_a_snapshot_goes_on_with_the_same_choices():
     watched.frames(9, reindex_at={5})
     watched.check()
     with pytest.raises(KeyError):
-        again.restore_index({name: part for name, part in again.index_state().items() if name != "chains.missing"})
+        again.restore({name: part for name, part in state.items() if name != "chains.missing"})
 
 
 @pytest.mark.parametrize("budget", [BUDGET, 5 * BUDGET])

@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from edgevlm.runtime.policies.retrieval import Retrieval, block_of
+from edgevlm.runtime.stateful import strip_prefix
 
 
 @dataclass
@@ -37,10 +38,14 @@ class Anything(Retrieval):
     def forget_lost(self):
         """It does not ask what is lost."""
 
-    def index_state(self):
-        return {f"{layer}.{head}": np.array(of) for layer, heads in enumerate(self.blocks) for head, of in enumerate(heads)}
+    def state(self):
+        layers, heads = range(len(self.blocks)), range(len(self.blocks[0]))
+        blocks = {f"blocks.{layer}.{head}": np.array(self.blocks[layer][head]) for layer in layers for head in heads}
+        return {**super().state(), **blocks}
 
-    def restore_index(self, state):
-        for name, of in state.items():
+    def restore(self, state):
+        blocks = strip_prefix("blocks", state)
+        super().restore({name: array for name, array in state.items() if not name.startswith("blocks.")})
+        for name, of in blocks.items():
             layer, head = map(int, name.split("."))
             self.blocks[layer][head] = of.tolist()

@@ -119,7 +119,7 @@ def test_it_goes_on_as_if_it_had_not_stopped(models, tmp_path, policy, family, r
 
 def test_a_policy_that_keeps_nothing_refuses_what_it_is_given(model):
     with opened(model, "uniform") as session, pytest.raises(ValueError, match="keeps nothing and was given seq"):
-        session._stream.policy.restore({"seq": np.zeros(3)}, session.cache)
+        session._stream.policy.restore({"seq": np.zeros(3)})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,123 @@
+"""What a policy keeps from one call to the next: declared once, for snapshots, byte accounting and stats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+State = Mapping[str, NDArray]
+"""Arrays by name, ``part.part.field``."""
+
+
+class Stateful:
+    """Something that keeps arrays between calls, in the attributes that ``state_fields`` names.
+
+    A field holds an array, a number, a text, another Stateful, None (nothing yet), or a dict (keys: int or str) or list of
+    those. Snapshots store exactly these fields, and a policy is charged for exactly their arrays::
+
+        class Counts(Stateful):
+            state_fields = ("seen", "_mass")
+
+            def __init__(self) -> None:
+                self.seen = 0
+                self._mass: dict[int, Float32] = {}
+
+    Names in a snapshot leave out leading underscores: ``seen``, ``_mass[3]`` is ``mass.3``.
+    """
+
+    state_fields: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the arrays now kept between calls."""
+        return sum(bytes_of(getattr(self, name)) for name in self.state_fields)
+
+    def state(self) -> State:
+        """The fields as arrays by name, for a snapshot; views, not copies."""
+        return {name: array for field in self.state_fields for name, array in _arrays(_public(field), getattr(self, field))}
+
+    def restore(self, state: State) -> None:
+        """Go on from what :meth:`state` was in an object made with the same settings; ``state`` is copied.
+
+        Raises KeyError for a field that is not there; ValueError for one that is not declared, or of another type or shape (an
+        array that is empty until then takes any).
+        """
+        known = {_public(field) for field in self.state_fields}
+        if unknown := [name for name in state if name.partition(".")[0] not in known]:
+            keeps = f"only {', '.join(sorted(known))}" if known else "nothing"
+            raise ValueError(f"{getattr(self, 'name', type(self).__name__)} keeps {keeps} and was given {', '.join(unknown)}")
+        for field in self.state_fields:
+            setattr(self, field, _restored(_public(field), getattr(self, field), state))
+
+
+def bytes_of(value: object) -> int:
+    """Bytes of the arrays in a field's value; numbers and texts are not counted."""
+    if isinstance(value, Stateful):
+        return value.state_bytes
+    if isinstance(value, Mapping):
+        return sum(map(bytes_of, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(bytes_of, value))
+    return value.nbytes if isinstance(value, np.ndarray) else 0
+
+
+def add_prefix(part: str, state: State) -> dict[str, NDArray]:
+    """``state`` under names that begin with ``part.``."""
+    return {f"{part}.{name}": array for name, array in state.items()}
+
+
+def strip_prefix(part: str, state: State) -> dict[str, NDArray]:
+    """The entries of ``state`` that :func:`add_prefix` has put under ``part``."""
+    return {name.removeprefix(f"{part}."): array for name, array in state.items() if name.startswith(f"{part}.")}
+
+
+def _public(field: str) -> str:
+    return field.lstrip("_")
+
+
+def _arrays(name: str, value: object) -> Iterator[tuple[str, NDArray]]:
+    if value is None:
+        return
+    if isinstance(value, Stateful):
+        yield from add_prefix(name, value.state()).items()
+    elif isinstance(value, Mapping | list):
+        parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, part in parts:
+            yield from _arrays(f"{name}.{key}", part)
+    elif isinstance(value, str):
+        yield name, np.frombuffer(value.encode(), np.uint8)
+    else:
+        yield name, np.asarray(value)
+
+
+def _restored(name: str, value: object, state: State) -> object:
+    """What takes the place of ``value``, which a field or an entry of one holds before :meth:`Stateful.restore`."""
+    below = strip_prefix(name, state)
+    if isinstance(value, Stateful):
+        value.restore(below)
+        return value
+    if isinstance(value, Mapping | list) and any(isinstance(part, Stateful) for part in _values(value)):
+        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            _restored(str(key), part, below)
+        return value
+    if isinstance(value, Mapping):
+        return {int(key) if key.isdecimal() else key: array.copy() for key, array in below.items()}
+    if isinstance(value, list):
+        return [below[str(index)].copy() for index in range(len(below))]
+    if value is None:
+        return state[name].copy() if name in state else None
+    array = state[name]
+    if isinstance(value, str):
+        return array.tobytes().decode()
+    if not isinstance(value, np.ndarray):
+        return type(value)(array.item())
+    if array.dtype != value.dtype or (value.size and array.shape != value.shape):
+        raise ValueError(f"{name} is {array.dtype} {list(array.shape)} and not {value.dtype} {list(value.shape)}")
+    return array.copy()
+
+
+def _values(value: Mapping[object, object] | list[object]) -> list[object]:
+    return list(value.values()) if isinstance(value, Mapping) else value
