@@ -186,7 +186,7 @@ def test_misuse_is_refused():
     keys, places = tokens(np.random.default_rng(0), 5)
     with pytest.raises(CacheError, match="keys must be"):
         clusters.join(0, keys[:1], places, 7)
-    with pytest.raises(CacheError, match="places must be float32, not float64"):
+    with pytest.raises(CacheError, match="positions must be float32, not float64"):
         clusters.join(0, keys, places.astype(np.float64), 7)
     with pytest.raises(CacheError, match="there is no slot 8 of 8"):
         clusters.seal(0, keys, places, np.full((HEADS, 5), 8, np.int32), np.ones((HEADS, 5), bool))
