@@ -299,7 +299,7 @@ def test_a_snapshot_goes_on_with_the_same_choices():
     watched.frames(9, reindex_at={5})
     watched.check()
     with pytest.raises(KeyError):
-        again.restore({name: part for name, part in state.items() if name != "chains.missing"})
+        again.restore({name: part for name, part in again.state().items() if name != "chains.missing"})
 
 
 @pytest.mark.parametrize("budget", [BUDGET, 5 * BUDGET])
