@@ -24,7 +24,7 @@ from edgevlm.calib.kv_scales import measured_scales
 from edgevlm.calib.plots import check_plot, plot_ages
 from edgevlm.calib.write import checkpoint_folder
 from edgevlm.errors import UserError
-from edgevlm.runtime.auto import AUTO
+from edgevlm.runtime.auto import AUTO, FALLBACK
 from edgevlm.runtime.auto import describe as describe_choice
 from edgevlm.runtime.bundle import MANIFEST, Bundle, Progress, hash_file
 from edgevlm.runtime.calibration import Calibration
@@ -265,7 +265,8 @@ def policy_lines(choices: Choices) -> Iterator[dict[str, Any]]:
             yield {"calibrate": "policy", "budget": choice.budget, "measure": choices.measure, **fields}
         for policy, why in choice.skipped:
             yield {"calibrate": "skipped", "budget": choice.budget, "policy": policy, "reason": why}
-        yield {"calibrate": "choice", "budget": choice.budget, "measure": choices.measure, "policy": choice.chosen}
+        chosen = {"policy": choice.chosen or FALLBACK, "clearly_better": choice.chosen is not None}
+        yield {"calibrate": "choice", "budget": choice.budget, "measure": choices.measure, **chosen}
 
 
 def policy_table(choices: Choices) -> Iterator[str]:
@@ -284,5 +285,8 @@ def policy_table(choices: Choices) -> Iterator[str]:
             yield f"{of.policy:<{width}} {of.tokens:>6}  {value:<24}{same}{of.compress_ms:>13.1f}{of.bytes:>12}"
         yield from (f"skipped: {policy}: {why}" for policy, why in choice.skipped)
         best = min(choice.candidates, key=lambda of: sign * of.value).policy
-        level = "" if best == choice.chosen else f", which cannot be told from {best} and compresses in less time"
-        yield f"auto: {describe_choice(choices, choice, choice.budget)}{level}"
+        if choice.chosen is None:
+            more = "; more or longer clips may tell"
+        else:
+            more = "" if best == choice.chosen else f", which cannot be told from {best} and compresses in less time"
+        yield f"auto: {describe_choice(choices, choice, choice.budget)}{more}"

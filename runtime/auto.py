@@ -8,7 +8,8 @@ from edgevlm.runtime.choices import Choice, Choices
 from edgevlm.runtime.policies import Policy, create_policy, evicting
 
 AUTO = "auto"
-FALLBACK = "infinipot-v"  # of a model on which the policies were not measured
+FALLBACK = "infinipot-v"  # of a model on which no policy was measured to be better
+FAR = 2.0  # budgets whose ratio is more are far apart
 
 
 def check_policy(text: str) -> None:
@@ -22,29 +23,34 @@ def check_policy(text: str) -> None:
 def chosen_policy(bundle: Bundle, budget: int) -> tuple[Policy, str]:
     """What ``auto`` is for this model at a budget of |M| tokens, and why, in one line.
 
-    The choice at the nearest measured budget; FALLBACK where there is none, or where what was chosen is not installed. Raises
-    BundleError for choices that cannot be used.
+    The choice at the nearest measured budget; FALLBACK where there is none, where no policy is clearly better than it, or where
+    what was chosen is not installed. Raises BundleError for choices that cannot be used.
     """
     choices = bundle.choices()
     again = f"edgevlm calibrate {bundle.path}"
     if not choices:
         return create_policy(FALLBACK), f"auto: {FALLBACK}, as the policies were not compared on this model ({again})"
     choice = choices.nearest(budget)
+    if choice.chosen is None:
+        return create_policy(FALLBACK), f"auto: {describe(choices, choice, budget, again)}{_newer(choices, again)}"
     try:
         policy = create_policy(choice.chosen)
     except UserError:
         gone = f"{choice.chosen}, chosen at budget {choice.budget}, is not installed"
         return create_policy(FALLBACK), f"auto: {FALLBACK}, as {gone}; compare again ({again})"
-    return policy, f"auto: chose {describe(choices, choice, budget)}{_newer(choices, again)}"
+    return policy, f"auto: chose {describe(choices, choice, budget, again)}{_newer(choices, again)}"
 
 
-def describe(choices: Choices, choice: Choice, budget: int) -> str:
-    """The policy chosen, by which numbers, and at which budget where that is not ``budget``."""
+def describe(choices: Choices, choice: Choice, budget: int, again: str = "edgevlm calibrate") -> str:
+    """The policy that runs, by which numbers, and at which budget where that is not ``budget``; a warning where it is far."""
     best = choice.best
+    at = f"at budget {choice.budget}" + ("" if choice.budget == budget else f", the measured budget nearest to {budget}")
+    if budget > FAR * choice.budget or choice.budget > FAR * budget:
+        at += f", which is far from it; compare there ({again} --budget {budget})"
+    if best is None:
+        return f"{FALLBACK}, as nothing better could be told apart {at}"
     unit = " nats" if choices.measure == "kl" else ""
-    numbers = f"{choices.measure} {best.value:.3f}{unit} [{best.ci_low:.3f}, {best.ci_high:.3f}]"
-    nearest = "" if choice.budget == budget else f", the measured budget nearest to {budget}"
-    return f"{choice.chosen} ({numbers}) at budget {choice.budget}{nearest}"
+    return f"{best.policy} ({choices.measure} {best.value:.3f}{unit} [{best.ci_low:.3f}, {best.ci_high:.3f}]) {at}"
 
 
 def _newer(choices: Choices, again: str) -> str:

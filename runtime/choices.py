@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
-FORMAT = 1
+FORMAT = 2
 CHOICES = "choices.json"
 
 Measure = Literal["streamqa", "kl"]
@@ -36,17 +36,20 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The policy chosen at a budget of |M| tokens, among candidates; skipped: policies that cannot run at it, and why."""
+    """The policy chosen at a budget of |M| tokens, among candidates; skipped: policies that cannot run at it, and why.
+
+    chosen: None where no candidate is clearly better than the policy that ``auto`` falls back to.
+    """
 
     budget: int
-    chosen: str
+    chosen: str | None
     candidates: tuple[Candidate, ...]
     skipped: tuple[tuple[str, str], ...]
 
     @property
-    def best(self) -> Candidate:
+    def best(self) -> Candidate | None:
         """The candidate that was chosen."""
-        return next(candidate for candidate in self.candidates if candidate.policy == self.chosen)
+        return next((candidate for candidate in self.candidates if candidate.policy == self.chosen), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class Choices:
         if not tokens or tokens[0] < 1 or any(a >= b for a, b in pairwise(tokens)):
             raise ValueError("budgets of policies that do not rise")
         for choice in self.budgets:
-            if choice.chosen not in [candidate.policy for candidate in choice.candidates]:
+            if choice.chosen is not None and choice.chosen not in [candidate.policy for candidate in choice.candidates]:
                 raise ValueError(f"a policy {choice.chosen!r} chosen that was not measured")
             numbers = [x for c in choice.candidates for x in (c.value, c.ci_low, c.ci_high, c.compress_ms, c.bytes)]
             if not all(math.isfinite(x) for x in numbers):
@@ -87,8 +90,8 @@ class Choices:
         """Read it again. Raises ValueError, which says what is wrong with it."""
         try:
             values = json.loads(raw)
-            if values["format"] != FORMAT:
-                raise ValueError(f"is of choices format {values['format']!r} and this edgevlm reads format {FORMAT}")
+            if values["format"] not in (1, FORMAT):
+                raise ValueError(f"is of choices format {values['format']!r} and this edgevlm reads formats 1 to {FORMAT}")
             return cls._from_dict(values)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"does not describe choices ({error!r})") from None
@@ -105,7 +108,7 @@ class Choices:
             budgets=tuple(
                 Choice(
                     int(of["budget"]),
-                    str(of["chosen"]),
+                    None if of["chosen"] is None else str(of["chosen"]),
                     tuple(Candidate(**candidate) for candidate in of["candidates"]),
                     tuple((str(policy), str(why)) for policy, why in of["skipped"]),
                 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 Z = 1.959964  # of 95 %
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # Student's t of 95 %, 1 to 10 degrees
 
 Cluster = Sequence[bool]
 Values = Sequence[float]  # of one cluster
@@ -62,6 +63,16 @@ def mean_difference(ours: Sequence[Values], theirs: Sequence[Values]) -> Estimat
     if [len(cluster) for cluster in ours] != [len(cluster) for cluster in theirs]:
         raise ValueError("the two did not answer the same questions")
     return mean([[float(a) - float(b) for a, b in zip(*pair, strict=True)] for pair in zip(ours, theirs, strict=True)])
+
+
+def is_told_apart(ours: Sequence[Values], theirs: Sequence[Values]) -> bool:
+    """Whether the 95 % interval of their paired difference leaves out 0, by Student's t; one cluster tells nothing."""
+    found = mean_difference(ours, theirs)
+    degrees = found.clusters - 1
+    if degrees < 1:
+        return False
+    quantile = STUDENT[degrees - 1] if degrees <= len(STUDENT) else Z + (Z**3 + Z) / (4 * degrees)
+    return abs(found.value) > (found.high - found.value) * quantile / Z
 
 
 def difference(ours: Sequence[Cluster], theirs: Sequence[Cluster]) -> Estimate:

@@ -13,13 +13,14 @@ import numpy as np
 
 from edgevlm import __version__
 from edgevlm.calib.accuracy.compare import compare, correct_answers
-from edgevlm.calib.accuracy.intervals import Estimate, Values, mean, mean_difference, share
+from edgevlm.calib.accuracy.intervals import Estimate, Values, is_told_apart, mean, share
 from edgevlm.calib.accuracy.journal import Journal, Record
 from edgevlm.calib.accuracy.policy_divergence import PLAIN, QUESTIONS, DivergenceMeter
 from edgevlm.calib.accuracy.variants import Budget, parse_budgets, parse_variants, reason_of
 from edgevlm.calib.accuracy.worker import Settings
 from edgevlm.calib.trace import Clip
 from edgevlm.errors import UserError
+from edgevlm.runtime.auto import FALLBACK
 from edgevlm.runtime.budget import TextRoom, default_budget, text_room
 from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.chat import Chat
@@ -107,20 +108,17 @@ def _choices(comparisons: dict[int, BudgetComparison], note: Note) -> Iterator[C
         note(message)
 
 
-def select_policy(measured: Sequence[MeasuredCandidate]) -> str:
+def select_policy(measured: Sequence[MeasuredCandidate]) -> str | None:
     """Of the policies that cannot be told from the best, the one that takes least time to compress.
 
-    The best has the largest mean. A policy can be told from it when the 95 % interval of their paired difference, on the same
-    clusters in the same order, leaves out 0.
+    None, for FALLBACK, where nothing is clearly better: FALLBACK cannot be told from the best, or none of several can. The best
+    has the largest mean; what is told apart is told by paired differences, on the same clusters in the same order.
     """
     best = max(measured, key=lambda of: mean(of.values).value)
-    level = [of.candidate for of in measured if not _worse(of, best)]
+    level = [of.candidate for of in measured if of is best or not is_told_apart(of.values, best.values)]
+    if any(of.policy == FALLBACK for of in level) or len(level) == len(measured) > 1:
+        return None
     return min(level, key=lambda of: of.compress_ms).policy
-
-
-def _worse(measured: MeasuredCandidate, best: MeasuredCandidate) -> bool:
-    paired = mean_difference(measured.values, best.values)
-    return not paired.low <= 0 <= paired.high
 
 
 def make_candidate(policy: str, records: Sequence[Record], estimate: Estimate, top1: float | None = None) -> Candidate:
@@ -163,7 +161,9 @@ def budgets_of(request: ComparisonRequest, given: ComparisonInput, clip_tokens: 
             f"{clip_tokens} tokens, the shortest clip, tell no policies apart; give longer clips, or --policies none"
         )
     for budget in (budget for budget in tokens if budget >= clip_tokens):
-        given.note(f"the usual budget, {budget} tokens, holds a whole clip, {clip_tokens} tokens, and is not compared")
+        given.note(
+            f"the usual budget, {budget} tokens, holds a whole clip, {clip_tokens} tokens, and is not compared; give longer clips"
+        )
     return left
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from edgevlm.calib import write_calibration
 from edgevlm.errors import BundleError, UserError
-from edgevlm.runtime.auto import check_policy
+from edgevlm.runtime.auto import check_policy, chosen_policy
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.choices import CHOICES as FILE
 from edgevlm.runtime.choices import Candidate, Choice, Choices
@@ -91,6 +91,23 @@ def test_without_a_choice_it_is_infinipot_and_says_how_to_measure(opened, copy, 
     assert session.basis.startswith("auto: infinipot-v, as the policies were not compared")
 
 
+def test_where_nothing_was_told_apart_the_fallback_runs_and_says_so(opened):
+    undecided = replace(CHOICES, budgets=(Choice(64, None, (HERMES, UNIFORM), ()),))
+    assert Choices.from_json(undecided.to_json()) == undecided
+    session = opened(undecided, 64)
+    assert session.policy == "infinipot-v"
+    assert session.basis.startswith("auto: infinipot-v, as nothing better could be told apart at budget 64; ")
+
+
+def test_a_budget_far_from_any_measured_one_is_warned_of(copy, made_up):
+    write_calibration(Bundle.load(copy), made_up(), CHOICES)
+    bundle = Bundle.load(copy)
+    far, near = (chosen_policy(bundle, budget)[1] for budget in (2048, 320))
+    there = f"compare there (edgevlm calibrate {copy} --budget 2048)"
+    assert far.endswith(f"at budget 160, the measured budget nearest to 2048, which is far from it; {there}")
+    assert near.endswith("at budget 160, the measured budget nearest to 320")
+
+
 def test_policies_newer_than_the_choice_are_named(opened):
     older = replace(CHOICES, known=tuple(name for name in KNOWN if name not in ("h2o", "purekv")))
     session = opened(older, 64)
@@ -145,9 +162,9 @@ def test_what_is_no_choices_is_refused():
     for wrong in (3, "hermes", [1], {"format": 1}):
         with pytest.raises(ValueError, match="does not describe choices"):
             Choices.from_json(json.dumps(wrong).encode())
-    later = CHOICES.to_json().replace(b'"format": 1', b'"format": 2')
-    with pytest.raises(ValueError, match="is of choices format 2 and this edgevlm reads format 1"):
-        Choices.from_json(later)
+    assert Choices.from_json(CHOICES.to_json().replace(b'"format": 2', b'"format": 1')) == CHOICES
+    with pytest.raises(ValueError, match="is of choices format 3 and this edgevlm reads formats 1 to 2"):
+        Choices.from_json(CHOICES.to_json().replace(b'"format": 2', b'"format": 3'))
 
 
 def test_auto_is_a_name_without_settings():

@@ -5,6 +5,7 @@ import pytest
 
 from edgevlm.calib.accuracy.intervals import mean, mean_difference
 from edgevlm.calib.accuracy.select_policy import MeasuredCandidate, select_policy
+from edgevlm.runtime.auto import FALLBACK
 from edgevlm.runtime.choices import Candidate
 
 CLUSTERS, EACH = 40, 6
@@ -40,8 +41,26 @@ def test_pairs_tell_apart_what_intervals_of_each_alone_do_not():
     assert select_policy([ahead, behind]) == "ahead"
 
 
-def test_one_cluster_tells_by_its_mean_alone():
-    assert select_policy([measured("a", [[1.0, 0.0]], 9), measured("b", [[0.0, 0.0]], 1)]) == "a"
+@pytest.mark.parametrize(("clusters", "chosen"), [(1, None), (2, None), (5, "random")])
+def test_few_clusters_tell_nothing_apart(clusters, chosen):
+    """However small the normal interval of what they have in common."""
+    slightly = [[0.1 * (1 + number % 2)] * 6 for number in range(clusters)]
+    field = [measured("random", slightly, 1), measured(FALLBACK, [[0.0] * 6] * clusters, 9)]
+    assert select_policy(field) == chosen
+
+
+def test_where_nothing_can_be_told_apart_the_fallback_stays_though_it_was_not_measured():
+    field = [measured("best", planted(0.02, 1.0, 2), 50), measured("level", planted(0, 1.0, 3), 5)]
+    assert select_policy(field) is None
+
+
+def test_the_fallback_stays_where_only_others_are_worse():
+    field = [measured("best", planted(0.02, 1.0, 2), 1), measured(FALLBACK, planted(0, 1.0, 3), 50)]
+    assert select_policy([*field, measured("worse", planted(-1, 0.1, 4), 1)]) is None
+
+
+def test_the_only_policy_measured_is_chosen():
+    assert select_policy([measured("uniform", [[1.0]], 1)]) == "uniform"
 
 
 def test_a_mean_is_that_of_all_values_and_its_interval_the_ratio_estimators():
