@@ -161,9 +161,8 @@ def budgets_of(request: ComparisonRequest, given: ComparisonInput, clip_tokens: 
             f"{clip_tokens} tokens, the shortest clip, tell no policies apart; give longer clips, or --policies none"
         )
     for budget in (budget for budget in tokens if budget >= clip_tokens):
-        given.note(
-            f"the usual budget, {budget} tokens, holds a whole clip, {clip_tokens} tokens, and is not compared; give longer clips"
-        )
+        whole = f"holds a whole clip, {clip_tokens} tokens, and is not compared"
+        given.note(f"the usual budget, {budget} tokens, {whole}; give longer clips")
     return left
 
 

@@ -36,7 +36,7 @@ def test_the_demo_is_measured_on_its_own_world(tmp_path):
     measured = Bundle.load(out).calibration()
     fields = {name: value for name, value in event.items() if name not in ("event", "bundle")}
     assert Calibration.from_json(json.dumps({"format": 1, **fields}).encode()) == measured
-    assert plot.read_text().startswith("<svg")
+    assert "<svg" in plot.read_text()
     done = edgevlm("run", "--model", out, "--frames", 8, "--budget", 64, "--policy", "infinipot-v")
     assert done.stderr.startswith("infinipot-v: calibrated ")
     nonsense = ("--ask", "is it raining?")
