@@ -22,6 +22,7 @@ def on_files(files: Any, config: Any) -> Any:
 def cli() -> str:
     """Every command and option, as ``--help`` has them."""
     import typer
+
     from edgevlm.cli import app
 
     return "# Command line\n\n" + "\n".join(_command("edgevlm", typer.main.get_command(app)))
@@ -44,7 +45,9 @@ def _command(path: str, command: Any) -> Iterator[str]:
             yield f"| `{name}` {_one_line(option.metavar or '')} | {said} | {f'`{variable}`' if variable else ''} |"
         yield ""
     for name in sorted(getattr(command, "commands", {})) or _lazy(command):
-        yield from _command(f"{path} {name}", command.get_command(None, name) if hasattr(command, "get_command") else command.commands[name])
+        yield from _command(
+            f"{path} {name}", command.get_command(None, name) if hasattr(command, "get_command") else command.commands[name]
+        )
 
 
 def _lazy(command: Any) -> list[str]:
@@ -64,7 +67,11 @@ def python() -> str:
             continue
         parts.append(f"## `{name}`\n\n{inspect.getdoc(thing)}\n")
         for member, value in inspect.getmembers(thing):
-            if member.startswith("_") or not (inspect.isroutine(value) or isinstance(value, property)) or not inspect.getdoc(value):
+            if (
+                member.startswith("_")
+                or not (inspect.isroutine(value) or isinstance(value, property))
+                or not inspect.getdoc(value)
+            ):
                 continue
             if member in dir(Exception) and issubclass(thing, Exception):
                 continue
