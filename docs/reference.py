@@ -44,14 +44,9 @@ def _command(path: str, command: Any) -> Iterator[str]:
                 variable = f"{path} {option.name}".upper().replace(" ", "_").replace("-", "_")
             yield f"| `{name}` {_one_line(option.metavar or '')} | {said} | {f'`{variable}`' if variable else ''} |"
         yield ""
-    for name in sorted(getattr(command, "commands", {})) or _lazy(command):
-        yield from _command(
-            f"{path} {name}", command.get_command(None, name) if hasattr(command, "get_command") else command.commands[name]
-        )
-
-
-def _lazy(command: Any) -> list[str]:
-    return list(command.list_commands(None)) if hasattr(command, "list_commands") else []
+    if hasattr(command, "list_commands"):  # a group
+        for name in command.list_commands(None):
+            yield from _command(f"{path} {name}", command.get_command(None, name))
 
 
 def _one_line(text: str) -> str:
