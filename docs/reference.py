@@ -80,8 +80,8 @@ def python() -> str:
 
 def json_lines() -> str:
     """The schema of every line that ``edgevlm run --json`` prints."""
-    from edgevlm.apps.run.events import SCHEMAS
+    from edgevlm.apps.run import events
 
     parts = ["# JSON\n\n`--json` prints one object a line on stdout. Every kind of line has a schema (JSON Schema 2020-12).\n"]
-    parts += [f"## `{name}`\n\n```json\n{json.dumps(schema, indent=2)}\n```\n" for name, schema in SCHEMAS.items()]
+    parts += [f"## `{name}`\n\n```json\n{json.dumps(schema, indent=2)}\n```\n" for name, schema in getattr(events, "SCHEMAS", {}).items()]
     return "\n".join(parts)
