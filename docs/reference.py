@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import edgevlm
+from edgevlm.apps.commands.lazy import load_command
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -44,9 +46,9 @@ def _command(path: str, command: Any) -> Iterator[str]:
                 variable = f"{path} {option.name}".upper().replace(" ", "_").replace("-", "_")
             yield f"| `{name}` {_one_line(option.metavar or '')} | {said} | {f'`{variable}`' if variable else ''} |"
         yield ""
-    if hasattr(command, "list_commands"):  # a group
-        for name in command.list_commands(None):
-            yield from _command(f"{path} {name}", command.get_command(None, name))
+    targets = getattr(command, "targets", {})
+    for name, child in getattr(command, "commands", {}).items():
+        yield from _command(f"{path} {name}", load_command(name, targets[name]) if name in targets else child)
 
 
 def _one_line(text: str) -> str:
@@ -60,7 +62,7 @@ def python() -> str:
         thing = getattr(edgevlm, name)
         if not inspect.isclass(thing):
             continue
-        parts.append(f"## `{name}`\n\n{inspect.getdoc(thing)}\n")
+        parts.append(f"## `{name}`\n\n{_plain(thing)}\n")
         for member, value in inspect.getmembers(thing):
             if (
                 member.startswith("_")
@@ -74,8 +76,13 @@ def python() -> str:
             parts.append(f"### `{name}.{member}`\n")
             if signature:
                 parts.append(f"```python\n{member}{signature}\n```\n")
-            parts.append(f"{inspect.getdoc(value)}\n")
+            parts.append(f"{_plain(value)}\n")
     return "\n".join(parts)
+
+
+def _plain(thing: Any) -> str:
+    """A docstring as Markdown: no roles, single backticks."""
+    return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", inspect.getdoc(thing) or "").replace("``", "`")
 
 
 def json_lines() -> str:
@@ -83,5 +90,6 @@ def json_lines() -> str:
     from edgevlm.apps.run import events
 
     parts = ["# JSON\n\n`--json` prints one object a line on stdout. Every kind of line has a schema (JSON Schema 2020-12).\n"]
-    parts += [f"## `{name}`\n\n```json\n{json.dumps(schema, indent=2)}\n```\n" for name, schema in getattr(events, "SCHEMAS", {}).items()]
+    for name, schema in getattr(events, "SCHEMAS", {}).items():
+        parts.append(f"## `{name}`\n\n```json\n{json.dumps(schema, indent=2)}\n```\n")
     return "\n".join(parts)
