@@ -129,8 +129,13 @@ ON_DEVICES = [(where, dtype) for where in BACKENDS if where != "cpu" for dtype i
 
 
 def pytest_generate_tests(metafunc):
-    """Every test of a cache runs on all backends, but those marked ``cpu``; instruction sets are the CPU's alone."""
-    devices = [] if metafunc.definition.get_closest_marker("cpu") else ON_DEVICES
+    """Every test of a cache runs on all backends and dtypes, but those marked ``cpu`` or, where dtypes are alike, ``once``.
+
+    Instruction sets are the CPU's alone.
+    """
+    marked = metafunc.definition.get_closest_marker
+    once = marked("once") is not None
+    devices = [] if marked("cpu") else ON_DEVICES[:: len(DTYPES) - 1] if once else ON_DEVICES
     if "kit" not in metafunc.fixturenames:
         if "isa" in metafunc.fixturenames:
             metafunc.parametrize("isa", INSTRUCTION_SETS, indirect=True)
@@ -139,7 +144,7 @@ def pytest_generate_tests(metafunc):
         pairs += [(INSTRUCTION_SETS[-1], store) for store in devices]
         metafunc.parametrize(("isa", "kit"), pairs, indirect=True, ids=["-".join((*store, isa)) for isa, store in pairs])
     else:
-        metafunc.parametrize("kit", ON_CPU + devices, indirect=True, ids="-".join)
+        metafunc.parametrize("kit", ON_CPU[: 1 if once else None] + devices, indirect=True, ids="-".join)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,8 @@ import pytest
 from edgevlm.errors import CacheError
 from edgevlm.runtime.cache import Rows
 
+pytestmark = pytest.mark.once
+
 
 def rows(kit, **change):
     good = kit.rows(2, 6)
