@@ -80,6 +80,9 @@ def main() -> None:
     except UserError as error:
         _fail(mask_credentials(str(error)))
     except ClickException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            typer.echo(str(error), err=True)
+            sys.exit(2)
         _fail(mask_credentials(_usage(error)))
     except BrokenPipeError:
         _silence_stdout()
@@ -98,15 +101,12 @@ def main() -> None:
 
 
 def _fail(line: str) -> NoReturn:
-    if line:
-        typer.echo(f"edgevlm: {line}", err=True)
+    typer.echo(f"edgevlm: {line}", err=True)
     sys.exit(2)
 
 
 def _usage(error: Exception) -> str:
-    """A usage error's own words in one line, and where to read on; nothing where they are the help, shown already."""
-    if type(error).__name__ == "NoArgsIsHelpError":
-        return ""
+    """A usage error's own words in one line, and where to read on."""
     context, words = getattr(error, "ctx", None), " ".join(str(getattr(error, "format_message", error.__str__)()).split())
     return f"{words.rstrip('.')}; see {context.command_path if context else 'edgevlm'} --help"
 

@@ -2,162 +2,124 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from edgevlm.apps.commands.cli_options import KV, Json, note, pixels
-
-if TYPE_CHECKING:
-    from edgevlm.runtime.engine import KVType
-
-
-class Scaling(str, Enum):
-    """Of weights before they are rounded."""
-
-    NONE = "none"
-    AWQ = "awq"
+from edgevlm.apps.commands.cli_options import KV, Json, note, parse_size
 
 
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="A Hugging Face checkpoint directory, as save_pretrained writes it.")],
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Read this Hugging Face checkpoint directory.")],
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="The bundle to write.", show_default="a folder of the cache, made once"),
+        Path | None, typer.Option(metavar="DIR", help="Write the bundle there.", show_default="the bundle cache")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there.")] = False,
-    st_spattn: Annotated[
-        int | None,
-        typer.Option(
-            metavar="LAYER",
-            help="The first layer that prefills sparsely when a policy asks for PureKV's ST-SpAttn.",
-            show_default="3",
-            min=0,
-        ),
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Export for this device: orin-nano-8, cpu, cuda, ..")
     ] = None,
-    frame_size: Annotated[
-        str,
-        typer.Option(
-            metavar="WxH", help="The camera's frames, for families that keep their aspect (Qwen): other frames are stretched."
-        ),
-    ] = "640x480",
-    text_gguf: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Take the text half's weights from a GGUF file: llama, qwen2 or qwen3."),
+    jetpack: Annotated[
+        str | None, typer.Option(metavar="VERSION", help="Target this JetPack, with --device.", show_default="the newest")
     ] = None,
     precision: Annotated[
         str | None,
         typer.Option(
-            metavar="fp32|fp16|int8|int4|int4-zp",
-            help="Of the decoder's weights; int4-zp: with zero points.",
-            show_default="fp32; AWQ and GPTQ checkpoints as they are",
+            metavar="NAME",
+            help="Store decoder weights as fp32, fp16, int8, int4 or int4-zp.",
+            show_default="fp32, or as the checkpoint",
         ),
     ] = None,
     scaling: Annotated[
-        Scaling, typer.Option(help="awq: whole numbers are rounded more finely where the model's activations are large.")
-    ] = Scaling.NONE,
+        Literal["none", "awq"], typer.Option(metavar="none|awq", help="Scale weights before rounding them.")
+    ] = "none",
     vision_precision: Annotated[
         str | None,
-        typer.Option(
-            metavar="fp32|fp16|int8",
-            help="Of the vision tower's linears; fp16 is for TensorRT, int8 for ONNX Runtime.",
-            show_default="fp32; for TensorRT fp16",
-        ),
+        typer.Option(metavar="NAME", help="Store vision weights as fp32, fp16 or int8.", show_default="fp32, TensorRT fp16"),
     ] = None,
-    kv: Annotated[
-        KV | None,
-        typer.Option(help="What the cache keeps keys and values as.", show_default="fp32; fp16 for a Jetson and for cuda"),
+    kv: KV = None,
+    frame_size: Annotated[str, typer.Option(metavar="WxH", help="Expect frames of this size (Qwen families).")] = "640x480",
+    text_gguf: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Take the decoder's weights from this GGUF file.")
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Write for this device: orin-nano-8, orin-agx-64, cpu, cuda and others."),
-    ] = None,
-    jetpack: Annotated[
-        str | None, typer.Option(metavar="VERSION", help="The device's JetPack: 6.2, 7.2.", show_default="its newest")
+    st_spattn: Annotated[
+        int | None,
+        typer.Option(metavar="LAYER", help="Prefill sparsely from this layer (PureKV).", show_default="3", min=0),
     ] = None,
 ) -> None:
-    """Turn a checkpoint into a bundle that edgevlm runs: ONNX graphs, weights, tokenizer, manifest; prints where it is.
+    """Turn a checkpoint into a bundle that edgevlm runs.
 
-    When it is stopped or killed, the same command goes on. Without --out the bundle is kept in the cache, where run --model
-    CHECKPOINT finds it too.
+    Prints the bundle's directory: ONNX graphs, weights, tokenizer and manifest. Interrupted, the same command resumes. Without
+    --out the bundle is cached, and `edgevlm run --model CHECKPOINT` finds it.
     """
-    from rich.console import Console
-
     from edgevlm.apps.bundles.cache import kept_bundle
     from edgevlm.apps.bundles.export_target import Target, target_of
     from edgevlm.errors import UserError
     from edgevlm.export import export_checkpoint
     from edgevlm.export.checkpoint import checkpoint_folder
     from edgevlm.packages import needed
+    from edgevlm.progress import progress
     from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
-    camera = pixels(frame_size)
-    keep: KVType | None = None if kv is None else kv.value
+    width, height = parse_size("--frame-size", frame_size)
     if device is None and jetpack is not None:
         raise UserError("--jetpack goes with --device; give both")
+    keep: Any = kv
     target = Target(ONNXRUNTIME, precision, keep or "fp32", "")
     if device is not None:
-        target = target_of(checkpoint_folder(checkpoint), device, jetpack, precision, keep, camera)
+        target = target_of(checkpoint_folder(checkpoint), device, jetpack, precision, keep, (height, width))
         note(target.line)
     options: dict[str, Any] = {
-        "st_spattn_from": st_spattn, "camera": camera, "text_gguf": text_gguf, "precision": target.precision,
+        "st_spattn_from": st_spattn, "camera": (height, width), "text_gguf": text_gguf, "precision": target.precision,
         "vision_precision": vision_precision, "kv": target.kv, "profile": target.profile,
     }  # fmt: skip
-    command = export_checkpoint if scaling is Scaling.NONE else needed("edgevlm.apps.bundles.awq", "exporting").export_scaled
-    with Console(stderr=True).status("reading the checkpoint") as status:
+    scaled = scaling != "none"
+    with progress("reading the checkpoint") as step:
         if out is None:
-            scaled = scaling is not Scaling.NONE
-            path = kept_bundle(checkpoint, status.update, note, force=force, scaled=scaled, **options)
+            path = kept_bundle(checkpoint, step, note, force=force, scaled=scaled, **options)
         else:
-            path = command(checkpoint, out, progress=status.update, notice=note, force=force, **options)
+            command = needed("edgevlm.apps.bundles.awq", "exporting").export_scaled if scaled else export_checkpoint
+            path = command(checkpoint, out, progress=step, notice=note, force=force, **options)
     typer.echo(str(path))
 
 
 def build(
-    bundle: Annotated[str, typer.Argument(help="A bundle that edgevlm export --device wrote.")],
+    bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="Build this bundle, of edgevlm export --device.")],
     device: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Refuse to build on anything but this device.", show_default="this machine's GPU"),
+        str | None, typer.Option(metavar="NAME", help="Refuse to build on any other device.", show_default="any")
     ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(metavar="N|6k", help="The largest budget of sessions that will run it.", show_default="as run"),
-    ] = None,
-    workspace: Annotated[int, typer.Option(metavar="MB", help="Memory that a layer may work with.")] = 1024,
-    probes: Annotated[
-        bool,
-        typer.Option(
-            "--probes/--no-probes", help="Without, for policies that do not look at attention, calls take less memory."
-        ),
-    ] = True,
-    force: Annotated[bool, typer.Option("--force", help="Build engines that are there too.")] = False,
+    budget: Annotated[str | None, typer.Option(metavar="N|6k", help="Allow budgets up to this.", show_default="as run")] = None,
+    workspace: Annotated[int, typer.Option(metavar="MB", help="Allow each layer this much workspace.")] = 1024,
+    probes: Annotated[bool, typer.Option("--probes/--no-probes", help="Support policies that look at attention.")] = True,
+    force: Annotated[bool, typer.Option("--force", help="Rebuild existing engines.")] = False,
     json: Json = False,
 ) -> None:
-    """Build a bundle's TensorRT engines on this device, which takes minutes each; prints where they are.
+    """Build a bundle's TensorRT engines on this device.
 
-    Engines that are there and match are left alone. When it is stopped or killed, the same command goes on.
+    Takes minutes an engine and prints each one's path. Engines that exist and match are kept; interrupted, the same command
+    resumes.
     """
-    from rich.console import Console
-
     from edgevlm.apps.bundles import build as command
     from edgevlm.apps.run.launch import parse_count
+    from edgevlm.progress import progress
 
     wanted = None if budget is None else parse_count(budget)
     request = command.BuildRequest(bundle, device, wanted, workspace, probes, force)
-    with Console(stderr=True).status("reading the bundle") as status:
-        for line in command.build(request, note, status.update, json):
+    with progress("reading the bundle") as step:
+        for line in command.build(request, note, step, json):
             typer.echo(line)
 
 
 def bundles(
     remove: Annotated[
-        str | None, typer.Option(metavar="NAME|all", help="Remove a bundle, or all and what was left unfinished.")
+        str | None, typer.Option(metavar="NAME|all", help="Remove a bundle, or all and unfinished exports.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the bundles that are kept of checkpoints, with their sizes. EDGEVLM_CACHE names another folder for them."""
+    """List or remove cached bundles.
+
+    EDGEVLM_CACHE names another directory for them.
+    """
     from edgevlm.apps.bundles.cache import list_bundles, remove_bundles
 
     if remove is not None:

@@ -9,11 +9,21 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from edgevlm.errors import UserError
 
 FOREIGN = {"EDGEVLM_BUILD_JOBS"}  # begins like an option of `edgevlm build` and is read by setup.py
+
+
+class PlainCommand(TyperCommand):
+    """A command whose help is plain text in 80 columns, its options under the headings of ``rich_help_panel``."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        write_options(self, ctx, formatter)
 
 
 class LazyGroup(TyperGroup):
@@ -29,6 +39,22 @@ class LazyGroup(TyperGroup):
             check_environment(f"{ctx.auto_envvar_prefix}_{str(name).upper()}_", f"{ctx.command_path} {name}", command)
         return name, command, rest
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        for param in params:
+            param.allow_from_autoenv = False  # EDGEVLM_VERSION=1 is not --version
+        return params
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        write_options(self, ctx, formatter)
+        headings: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            summary = command.help or ""
+            headings.setdefault(getattr(command, "rich_help_panel", None) or "Commands", []).append((name, summary))
+        for heading, rows in headings.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
 
 def lazy_app(commands: Mapping[str, tuple[str, str]], panels: Mapping[str, str] | None = None, **settings: Any) -> typer.Typer:
     """A Typer of ``commands``, name -> (``module:attribute``, summary). panels: name -> the heading it is listed under."""
@@ -36,10 +62,32 @@ def lazy_app(commands: Mapping[str, tuple[str, str]], panels: Mapping[str, str] 
     class Group(LazyGroup):
         targets: ClassVar[Mapping[str, str]] = {name: target for name, (target, _) in commands.items()}
 
-    app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False, **settings)
+    app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
     for name, (_, summary) in commands.items():
         app.command(name, help=summary, rich_help_panel=(panels or {}).get(name))(_listed)
     return app
+
+
+def write_options(command: Any, ctx: Any, formatter: Any) -> None:
+    """Arguments and options under their headings. No variable is named: how they are called is said once, at the end."""
+    headings: dict[str, list[tuple[str, str]]] = {}
+    for param in command.get_params(ctx):
+        param.show_envvar = False
+        if (record := param.get_help_record(ctx)) is not None:
+            usual = "Arguments" if param.param_type_name == "argument" else "Options"
+            rows = headings.setdefault(getattr(param, "rich_help_panel", None) or usual, [])
+            rows.append((record[0].partition(" <")[0], with_default(record[1])))
+    for heading, rows in headings.items():
+        with formatter.section(heading):
+            formatter.write_dl(rows)
+
+
+def with_default(text: str) -> str:
+    """click's ``help  [default: (8.0); x>=1]`` as ``help (default: 8)``: what a range forbids, its error says."""
+    words, bracket, extra = text.rpartition("  [")
+    default = next((part for part in extra.rstrip("]").split("; ") if part.startswith("default: ")), "")
+    shown = default.removeprefix("default: ").removesuffix(".0").removeprefix("(").removesuffix(")")
+    return f"{words} (default: {shown})" if default else words if bracket else text
 
 
 def load_command(name: str, target: str) -> Any:
@@ -48,18 +96,18 @@ def load_command(name: str, target: str) -> Any:
     found = getattr(import_module(module), attribute)
     if isinstance(found, typer.Typer):
         return typer.main.get_group(found)
-    alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-    alone.command(name, epilog=getattr(import_module(module), "EPILOG", None))(found)
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    alone.command(name, cls=PlainCommand, epilog=getattr(import_module(module), "EPILOG", None))(found)
     return typer.main.get_command(alone)
 
 
 def check_environment(prefix: str, path: str, command: Any) -> None:
     """Raise UserError for a variable that begins with ``prefix`` and sets no option; name the nearest one that does."""
-    known = [prefix + str(param.name).upper() for param in command.params]
+    known = [str(param.name).upper() for param in command.params]
     for name in sorted(os.environ):
-        if name.startswith(prefix) and name not in known and name not in FOREIGN:
-            nearest = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"see {path} --help"
+        if name.startswith(prefix) and (typed := name.removeprefix(prefix)) not in known and name not in FOREIGN:
+            nearest = difflib.get_close_matches(typed, known, n=1)
+            hint = f"did you mean {prefix}{nearest[0]}?" if nearest else f"see {path} --help"
             raise UserError(f"{name}: {path} has no such option; {hint}")
 
 

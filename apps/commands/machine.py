@@ -35,15 +35,15 @@ def doctor(json: Json = False) -> None:
 
 
 def power(
-    interval: Annotated[float, typer.Option(metavar="S", help="Seconds between two lines.", min=0.05, max=86400)] = 1.0,
+    interval: Annotated[float, typer.Option(metavar="S", help="Print a line this often.", min=0.05, max=86400)] = 1.0,
     seconds: Annotated[
         float | None, typer.Option(metavar="S", help="Stop after this long.", show_default="at ctrl-C", min=0.05, max=1e9)
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show the power this machine draws, rail by rail.
+    """Show the power this machine draws.
 
-    With each line come clocks and the power mode; the last line is the energy of all of it.
+    One line an interval: watts of every rail, clocks and the power mode. The last line is the energy in all.
     """
     from edgevlm.apps.doctor.power import show_power
 

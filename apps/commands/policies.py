@@ -67,9 +67,9 @@ CHOSEN = Description(
 
 
 def policies(json: Json = False) -> None:
-    """List the policies: paper, settings, defaults.
+    """List the policies and their settings.
 
-    With each: what differs from its paper.
+    With each: its paper, its defaults and what differs from the paper.
     """
     typer.echo(list_policies(json))
 

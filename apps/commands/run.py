@@ -2,144 +2,154 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from edgevlm.apps.commands import cli_options as options
-from edgevlm.apps.commands.cli_options import Json, Threads, lines
-from edgevlm.apps.sources.base import SourceOptions
-from edgevlm.runtime.auto import AUTO
-from edgevlm.runtime.engine import DEFAULT_ENGINE
+from edgevlm.apps.commands.cli_options import Json, lines, parse_size
 
+STREAM, CAMERA, MEMORY, MACHINE = "Stream", "Cameras and files", "Memory and state", "Machine"
 EPILOG = """
-[bold]Examples[/bold]
+\b
+Examples:
+  edgevlm run                                     watch the demo and ask
+  edgevlm run --camera 0 --model BUNDLE           watch a webcam
+  edgevlm run --camera rtsp://HOST/PATH --model BUNDLE --state DIR
+  edgevlm run --video shop.mp4 --model BUNDLE --ask "Who came in?" --json
 
-  edgevlm run                                             the demo camera, with questions and the truth
-
-  edgevlm run --frames 64 --ask "how many objects are there now?" --json
-
-  edgevlm run --camera 0 --size 1280x720 --model BUNDLE   ask at the prompt while it watches
-
-  edgevlm run --video shop.mp4 --model BUNDLE --ask-at 60:"Who came in?" --budget 6k
+Each option has a variable: EDGEVLM_RUN_MODEL is --model, and so on. EDGEVLM_RUN_ASK and EDGEVLM_RUN_ASK_AT take one question
+a line. Ctrl-C, SIGTERM and SIGHUP end a run with its summary and a last snapshot.
 """
-
-
-class Reindexing(str, Enum):
-    """When kept positions are made dense."""
-
-    LAZY = "lazy"
-    EAGER = "eager"
 
 
 def run(
     camera: Annotated[
         str | None,
-        typer.Option(
-            metavar="SRC",
-            help="demo, an index like 0, /dev/videoN, csi://0, a URL, a GStreamer pipeline, or - for stdin.",
-            show_default="demo",
-        ),
+        typer.Option(metavar="SRC", help="Watch demo, 0, /dev/video0, csi://0, URL, pipeline or -.", show_default="demo"),
     ] = None,
-    video: Annotated[str | None, typer.Option(metavar="FILE", help="A video file, or a folder of pictures.")] = None,
-    model: Annotated[
-        str,
-        typer.Option(
-            metavar="demo|BUNDLE|CHECKPOINT",
-            help="The embedded demo model, an exported bundle, or a checkpoint, of which a bundle is made once and kept.",
-        ),
-    ] = "demo",
+    video: Annotated[str | None, typer.Option(metavar="FILE", help="Watch a video file, or a folder of pictures.")] = None,
+    model: Annotated[str, typer.Option(metavar="MODEL", help="Use demo, a bundle, or a checkpoint (exported once).")] = "demo",
+    ask: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Ask this at the end of the stream.", allow_from_autoenv=False),
+    ] = None,
+    ask_at: Annotated[
+        list[str] | None, typer.Option(metavar="S:TEXT", help="Ask this at S seconds.", allow_from_autoenv=False)
+    ] = None,
     policy: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME[:K=V,...]|auto",
-            help="How the memory is kept small: auto as `edgevlm calibrate` found best; `edgevlm policies` lists the ways.",
-        ),
-    ] = AUTO,
+        str, typer.Option(metavar="NAME[:K=V,..]", help="Forget by this policy; `edgevlm policies` lists them.")
+    ] = "auto",
     budget: Annotated[
         str | None,
-        typer.Option(
-            metavar="N|6k",
-            help="Vision tokens held per layer.",
-            show_default="half of the model's trained length, 6k at most; all that fits for full",
-        ),
+        typer.Option(metavar="N|6k", help="Keep this many vision tokens per layer.", show_default="half the model's, <= 6k"),
     ] = None,
-    fps: Annotated[float, typer.Option(help="Frames a second taken from the source, by its own timestamps.")] = 2.0,
-    chunk: Annotated[int, typer.Option(help="Frames encoded and added to the memory at once.", min=1)] = 8,
-    reindexing: Annotated[
-        Reindexing, typer.Option(help="Make kept positions dense near the model's limit, or at every compression.")
-    ] = Reindexing.LAZY,
+    fps: Annotated[float, typer.Option(metavar="N", help="Watch this many frames a second.")] = 2.0,
+    state: Annotated[str | None, typer.Option(metavar="DIR", help="Keep snapshots there, and resume from the newest.")] = None,
+    json: Json = False,
+    questions: Annotated[bool, typer.Option("--questions", help="List what the demo model can be asked.")] = False,
+    frames: Annotated[
+        int | None, typer.Option(metavar="N", help="Stop after this many frames.", min=1, rich_help_panel=STREAM)
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(metavar="S", help="Stop at this time of the stream.", min=0, rich_help_panel=STREAM)
+    ] = None,
     realtime: Annotated[
         bool | None,
         typer.Option(
             "--realtime/--no-realtime",
-            help="Play a file or the demo at its own speed.",
-            show_default="the demo on a terminal",
+            help="Play recordings at their own speed.",
+            show_default="demo on a terminal",
+            rich_help_panel=STREAM,
         ),
     ] = None,
-    frames: Annotated[int | None, typer.Option(help="Stop after this many frames.", min=1)] = None,
-    seconds: Annotated[float | None, typer.Option(help="Stop at this time of the stream.", min=0)] = None,
-    ask: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="A question for the end of the stream.", allow_from_autoenv=False),
+    gate: Annotated[
+        str,
+        typer.Option(
+            metavar="MODE[:K=V,..]",
+            help="Ignore still frames: off, skip or thin (every=8, threshold=4).",
+            rich_help_panel=STREAM,
+        ),
+    ] = "off",
+    chunk: Annotated[
+        int, typer.Option(metavar="N", help="Encode this many frames at once.", min=1, rich_help_panel=STREAM)
+    ] = 8,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed the demo world.", min=0, rich_help_panel=STREAM)] = 0,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for a camera that is not there yet.", rich_help_panel=CAMERA)
+    ] = False,
+    rule: Annotated[
+        Literal["block", "drop-oldest"] | None,
+        typer.Option(
+            metavar="block|drop-oldest",
+            help="Queue or drop frames while busy.",
+            show_default="cameras: drop",
+            rich_help_panel=CAMERA,
+        ),
     ] = None,
-    ask_at: Annotated[
-        list[str] | None,
-        typer.Option(metavar="S:TEXT", help="A question asked at S seconds of the stream.", allow_from_autoenv=False),
+    size: Annotated[str | None, typer.Option(metavar="WxH", help="Ask a camera for this size.", rich_help_panel=CAMERA)] = None,
+    pixel_format: Annotated[
+        str | None, typer.Option(metavar="FOURCC", help="Ask a USB camera for MJPG, YUYV, ..", rich_help_panel=CAMERA)
     ] = None,
-    size: options.Size = None,
-    pixel_format: options.PixelFormat = None,
-    camera_fps: options.CameraFps = None,
-    decode: options.DecodeBy = options.Decoder.AUTO,
-    gate: options.GateText = "off",
-    wait: options.Wait = False,
-    rule: options.OnBusy = None,
-    open_timeout: options.OpenTimeout = 10.0,
-    read_timeout: options.ReadTimeout = 10.0,
-    stall_timeout: options.StallTimeout = 3.0,
-    state: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Keep snapshots there, and go on from the newest.", show_default="nothing is kept"),
+    camera_fps: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="Ask a camera for this rate; assume it where unknown.", rich_help_panel=CAMERA),
     ] = None,
-    state_every: Annotated[float, typer.Option(metavar="S", help="Seconds from one snapshot to the next.")] = 30.0,
+    decode: Annotated[
+        Literal["auto", "cpu"],
+        typer.Option(metavar="auto|cpu", help="Decode on the GPU if possible, or not.", rich_help_panel=CAMERA),
+    ] = "auto",
+    open_timeout: Annotated[
+        float, typer.Option(metavar="S", help="Give up connecting after this long.", rich_help_panel=CAMERA)
+    ] = 10.0,
+    read_timeout: Annotated[
+        float, typer.Option(metavar="S", help="Reconnect after this long without a frame.", rich_help_panel=CAMERA)
+    ] = 10.0,
+    stall_timeout: Annotated[
+        float, typer.Option(metavar="S", help="Report a stall after this long.", rich_help_panel=CAMERA)
+    ] = 3.0,
+    reindexing: Annotated[
+        Literal["lazy", "eager"],
+        typer.Option(metavar="lazy|eager", help="Renumber positions near the limit, or always.", rich_help_panel=MEMORY),
+    ] = "lazy",
     store_bytes: Annotated[
         str | None,
-        typer.Option(
-            metavar="8G",
-            help="Most that a policy that retrieves keeps in its file: in --state, else a temporary one; 0 for no file.",
-            show_default="8G",
-        ),
+        typer.Option(metavar="8G", help="Limit a retrieval policy's file; 0: none.", show_default="8G", rich_help_panel=MEMORY),
     ] = None,
     host_bytes: Annotated[
-        str | None,
-        typer.Option(metavar="256M", help="Most that it keeps of that in host memory.", show_default="256M"),
+        str | None, typer.Option(metavar="256M", help="Limit its host memory.", show_default="256M", rich_help_panel=MEMORY)
     ] = None,
-    seed: Annotated[int, typer.Option(help="The demo world's seed.", min=0)] = 0,
-    threads: Threads = None,
-    engine: Annotated[str, typer.Option(metavar="NAME", help="Backend that runs the model.")] = DEFAULT_ENGINE,
-    json: Json = False,
-    questions: Annotated[bool, typer.Option("--questions", help="List what the demo model can be asked, and exit.")] = False,
+    state_every: Annotated[
+        float, typer.Option(metavar="S", help="Take a snapshot this often, with --state.", rich_help_panel=MEMORY)
+    ] = 30.0,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Use this many CPU threads.", show_default="all cores", min=1, max=256, rich_help_panel=MACHINE
+        ),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="Run the model on this backend.", rich_help_panel=MACHINE)
+    ] = "onnxruntime-cpu",
 ) -> None:
-    """Watch a stream and answer questions about it, on a terminal while it plays.
+    """Watch a stream and answer questions about it.
 
-    The demo without a terminal ends after 128 frames. Ctrl-C, SIGTERM and SIGHUP end any run with its summary, and with a last
-    snapshot under --state.
+    On a terminal, ask while it plays. Elsewhere the demo ends after 128 frames.
     """
     from edgevlm.apps.run.launch import RunRequest, launch, list_questions
+    from edgevlm.apps.sources.base import SourceOptions
 
     if questions:
         typer.echo("\n".join(list_questions()))
         return
     source = SourceOptions(
-        size=options.parse_size(size), pixel_format=pixel_format, decode=decode.value, camera_fps=camera_fps, fps=fps,
-        rule=rule.value if rule else None, wait=wait, seed=seed,
+        size=parse_size("--size", size) if size else None, pixel_format=pixel_format, decode=decode, camera_fps=camera_fps,
+        fps=fps, rule=rule, wait=wait, seed=seed,
         open_timeout_s=open_timeout, read_timeout_s=read_timeout, stall_timeout_s=stall_timeout,
     )  # fmt: skip
     launch(
         RunRequest(
             camera=camera, video=video, source=source, model=model, policy=policy, budget=budget, chunk=chunk,
-            gate=gate, realtime=realtime, reindexing=reindexing.value, frames=frames, seconds=seconds,
+            gate=gate, realtime=realtime, reindexing=reindexing, frames=frames, seconds=seconds,
             ask=ask or lines("EDGEVLM_RUN_ASK"), ask_at=ask_at or lines("EDGEVLM_RUN_ASK_AT"), threads=threads, as_json=json,
             state=state, state_every=state_every, store_bytes=store_bytes, host_bytes=host_bytes, engine=engine,
         )

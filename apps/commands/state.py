@@ -8,22 +8,19 @@ from typing import Annotated
 import typer
 
 from edgevlm.apps.commands.cli_options import Json
+from edgevlm.apps.commands.lazy import lazy_app
 
-app = typer.Typer(help="Inspect saved state.", no_args_is_help=True)
-
-
-@app.callback()
-def _state() -> None:
-    pass
+app = lazy_app(
+    {"show": (f"{__name__}:show", "Verify and describe a directory's snapshots.")}, name="state", help="Inspect saved state."
+)
 
 
-@app.command()
 def show(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory given to run --state.")], json: Json = False
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Read what run --state kept there.")], json: Json = False
 ) -> None:
-    """Verify and describe a directory's snapshots, newest first.
+    """Verify and describe a directory's snapshots.
 
-    Exits with status 1 where none can be used.
+    The newest comes first. Exits with status 1 where none can be used.
     """
     from edgevlm.apps.run.snapshots import show_state
 

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
-from rich.console import Console
 
 from edgevlm.apps.bundles.cache import bundle_of
 from edgevlm.apps.run.events import JsonOutput, Output, TextOutput
@@ -19,6 +18,7 @@ from edgevlm.apps.run.loop import Plan, Run
 from edgevlm.apps.run.shutdown import silence_what_is_gone
 from edgevlm.apps.sources import RECORDED, Source, SourceOptions, check_source, kind_of, open_source
 from edgevlm.errors import UserError
+from edgevlm.progress import progress
 from edgevlm.runtime.auto import check_policy
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model
@@ -78,10 +78,10 @@ def launch(request: RunRequest) -> None:
     source: Source | None = None
     try:
         load_class("engines", request.engine)
-        with Console(stderr=True).status("reading the model") as status:  # the first time, a checkpoint is exported
-            bundle = bundle_of(request.model, status.update, to_stderr, request.engine)
+        with progress("reading the model") as step:  # the first time, a checkpoint is exported
+            bundle = bundle_of(request.model, step, to_stderr, request.engine)
         source = open_source(request.camera, request.video, replace(request.source, realtime=realtime))
-        with Console(stderr=True).status("verifying and loading the model"):  # a large bundle takes seconds
+        with progress("verifying and loading the model"):  # a large bundle takes seconds
             model = Model.load(bundle, engine=request.engine, threads=request.threads)
         session = Session.open(
             model, policy=request.policy, budget=budget, chunk=request.chunk, reindexing=request.reindexing, state=keeper,
@@ -214,7 +214,7 @@ def go_on(source: Source, keeper: Keeper, plan: Plan, gate: Gate | None = None) 
     time_s = about["session"]["time_s"]
     plan.at = [(at, question) for at, question in plan.at if at >= time_s]
     seen = None if gate is None else lambda frame: gate(frame.image)
-    with Console(stderr=True).status(f"going to {time_s:.1f} s of {source.name}"):
+    with progress(f"going to {time_s:.1f} s of {source.name}"):
         if not source.skip(time_s, seen):
             plan.since = time_s + max(0.0, time.time() - about["written"])
     if gate is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgevlm.apps.commands.cli_options import KV, Json
+from edgevlm.apps.commands.cli_options import Json, check_kv
 from edgevlm.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def compression(
     kv_heads: Annotated[int, typer.Option(min=1)] = 2,
     head_dim: Annotated[int, typer.Option(min=2)] = 128,
     tokens: Annotated[int, typer.Option(help="Held in each layer.", min=1)] = 6076,
-    dtype: Annotated[list[KV] | None, typer.Option(help="Of keys and values.", show_default="all")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Of keys and values.", show_default="all")] = None,
     threads: Annotated[int, typer.Option(help="That kernels use.", min=1, max=256)] = 1,
     rounds: Annotated[int, typer.Option(help="Medians are taken over as many.", min=1)] = 5,
     device: Annotated[Place, typer.Option(help="cuda: its kernels, beside a copy within its memory.")] = Place.cpu,
@@ -40,12 +40,12 @@ def compression(
     from edgevlm.bench.compression import Shape, run
 
     if device is Place.cuda:
-        _on_cuda(Shape(layers, kv_heads, head_dim, tokens), dtype or [KV.fp32, KV.fp16], rounds, as_json)
+        _on_cuda(Shape(layers, kv_heads, head_dim, tokens), dtype or ["fp32", "fp16"], rounds, as_json)
         return
     head = f"{'policy':<24}{'dtype':>6}{'ms':>10}{'read ms':>10}{'pass/read':>11}{'numpy ms':>11}"
     if not as_json:
         typer.echo(f"{layers} layers x {kv_heads} KV heads x {tokens} tokens x {head_dim}, threads: {threads}\n{head}")
-    dtypes = [kind.value for kind in dtype or KV]
+    dtypes = [str(check_kv(kind)) for kind in dtype or ("fp32", "fp16", "int8")]
     for result in run(policy or [], Shape(layers, kv_heads, head_dim, tokens), dtypes, threads, rounds):
         line = result.line()
         typer.echo(
@@ -54,7 +54,7 @@ def compression(
         )  # fmt: skip
 
 
-def _on_cuda(shape: Shape, dtypes: list[KV], rounds: int, as_json: bool) -> None:
+def _on_cuda(shape: Shape, dtypes: list[str], rounds: int, as_json: bool) -> None:
     """The kernels' bandwidth; one line on stderr, and no more, without a device."""
     from edgevlm.bench.compression_cuda import measure
     from edgevlm.runtime.cuda.driver import open_driver
@@ -68,7 +68,7 @@ def _on_cuda(shape: Shape, dtypes: list[KV], rounds: int, as_json: bool) -> None
         typer.echo(f"{name}, {shape.layers} layers x {shape.kv_heads} KV heads x {shape.tokens} tokens x {shape.head_dim}")
         typer.echo(f"{'part':<14}{'dtype':>6}{'ms':>10}{'GB/s':>9}{'copy GB/s':>11}{'share':>8}")
     for kind in dtypes:
-        for reached in measure(shape, kind.value, rounds):
+        for reached in measure(shape, kind, rounds):
             line = reached.line()
             typer.echo(
                 json.dumps(line) if as_json else f"{line['part']:<14}{line['dtype']:>6}{line['ms']:>10.4f}{line['gb_s']:>9.1f}"

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from edgevlm.apps.bundles import cache as bundles
-from edgevlm.apps.commands.cli_options import KV
+from edgevlm.apps.commands.cli_options import check_kv
 from edgevlm.cli import main
 from edgevlm.engines.onnxruntime_cuda import OnnxRuntimeCuda
 from edgevlm.errors import UserError
@@ -261,4 +261,4 @@ def test_what_is_no_checkpoint_is_left_as_it_is(exported, tmp_path):
 
 
 def test_the_precisions_that_can_be_typed_are_those_that_there_are():
-    assert [kind.value for kind in KV] == list(KV_TYPES) == list(DTYPES)
+    assert [check_kv(kind) for kind in KV_TYPES] == list(KV_TYPES) == list(DTYPES)

@@ -13,6 +13,8 @@ import time
 
 import pytest
 from clips import clip
+from typer import Context
+from typer.main import get_group
 from typer.testing import CliRunner
 
 from edgevlm.cli import app
@@ -225,19 +227,80 @@ def test_a_closed_stdout_is_a_quiet_end():
     assert "Traceback" not in done.stderr
 
 
-def test_version_help_and_the_library_do_not_load_backends():
+HEAVY = ("numpy", "rich", "edgevlm.runtime", "edgevlm.engines", "edgevlm.bench", "edgevlm.apps.run")
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"]])
+def test_version_and_help_load_neither_numpy_nor_any_room(arguments):
+    code = f"import sys\nfrom edgevlm.cli import app\nsys.argv[1:] = {arguments}\ntry:\n app()\nfinally:\n print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    loaded = done.stdout.splitlines()[-1].split()
+    heavy = [name for name in HEAVY if name in loaded]
+    assert heavy == []
+
+
+def test_the_version_is_printed_when_asked_for_alone():
     assert re.fullmatch(r"edgevlm \d+\.\d+\.\d+\n", edgevlm("--version").stdout)
-    text = edgevlm("run", "--help", env={**os.environ, "COLUMNS": "160", "NO_COLOR": "1"}).stdout
-    for part in (
-        "--ask-at",
-        "Examples",
-        "default: 8",
-        "default: auto",
-        "default: 2.0",
-        "half of the",
-        "the demo on a terminal",
-    ):
-        assert part in text
+    done = edgevlm("run", "--frames", 2, env={**os.environ, "EDGEVLM_VERSION": "1"})
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "2 frames" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("EDGEVLM_RUN_BUGDET", "did you mean EDGEVLM_RUN_BUDGET?"),
+        ("EDGEVLM_RUN_ASKAT", "did you mean EDGEVLM_RUN_ASK_AT?"),
+        ("EDGEVLM_RUN_XYZZY", "see edgevlm run --help"),
+    ],
+)
+def test_a_variable_that_sets_nothing_names_the_nearest(name, says):
+    done = edgevlm("run", "--frames", 2, env={**os.environ, name: "1"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"edgevlm: {name}: edgevlm run has no such option; {says}\n"
+    assert edgevlm("run", "--help", env={**os.environ, name: "1"}).returncode == 0
+    assert edgevlm("policies", env={**os.environ, name: "1"}).returncode == 0, "another command's"
+
+
+def commands(group, path=()):
+    """Every command below a group, loaded, by what is typed."""
+    for name in group.commands:
+        _, command, _ = group.resolve_command(Context(group, info_name=name), [name])
+        yield from commands(command, (*path, name)) if hasattr(command, "commands") else [(" ".join((*path, name)), command)]
+
+
+ALL = dict(commands(get_group(app)))
+OURS = {path: command for path, command in ALL.items() if not path.startswith("bench")}
+
+
+def test_run_help_fits_two_screens_of_80_columns():
+    shown = edgevlm("run", "--help", env={**os.environ, "COLUMNS": "80"}).stdout.splitlines()
+    assert len(shown) <= 90
+    assert max(map(len, shown)) <= 80
+    headings = [line for line in shown if re.fullmatch(r"\w.*:", line)]
+    assert headings == ["Options:", "Stream:", "Cameras and files:", "Memory and state:", "Machine:"]
+    common = [re.match(r"  (?:-h, )?--([\w-]+)", line) for line in shown[: shown.index("Stream:")]]
+    assert [found[1] for found in common if found][:7] == ["camera", "video", "model", "ask", "ask-at", "policy", "budget"]
+    assert sum("EDGEVLM_RUN_MODEL" in line for line in shown) == 1, "variables are named once, at the end"
+    assert not any("env var" in line for line in shown)
+
+
+@pytest.mark.parametrize("path", OURS)
+def test_every_help_text_is_a_short_sentence(path):
+    command = OURS[path]
+    for param in command.params:
+        assert param.help, param.name
+        assert re.fullmatch(r"(?:\S+ ){0,9}\S+(\.|\))", param.help), param.help
+        assert param.help[0].isupper()
+    summary = command.help.splitlines()[0]
+    assert re.fullmatch(r"[A-Z](?:\S* ){0,9}\S+\.", summary)
+
+
+def test_what_is_listed_is_what_each_command_says_of_itself():
+    listed = {name: command.help for name, command in get_group(app).commands.items()}
+    for path, command in OURS.items():
+        if path in listed:
+            assert listed[path] == command.help.splitlines()[0]
 
 
 def test_a_terminal_shows_the_camera_and_takes_typed_questions():
@@ -273,4 +336,4 @@ def test_a_terminal_shows_the_camera_and_takes_typed_questions():
 def test_a_frame_size_is_two_numbers(size, tmp_path):
     done = CliRunner().invoke(app, ["export", str(tmp_path), "--out", str(tmp_path / "bundle"), "--frame-size", size])
     assert isinstance(done.exception, UserError)
-    assert str(done.exception) == f"--frame-size {size!r} is not WIDTHxHEIGHT in pixels, such as 640x480"
+    assert str(done.exception) == f"--frame-size {size}: give width and height in pixels, like 640x480"
