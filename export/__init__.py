@@ -1,4 +1,4 @@
-"""Checkpoints to bundles: one file a model family, one line each in the registry."""
+"""Checkpoints to bundles."""
 
 from __future__ import annotations
 
@@ -16,18 +16,7 @@ if TYPE_CHECKING:
     from edgevlm.runtime.bundle import Progress
     from edgevlm.runtime.engine import KVType
 
-# model_type in config.json -> module with ``parts``
-FAMILIES: dict[str, str] = {
-    "llava": "edgevlm.export.llava",
-    "llava_next_video": "edgevlm.export.llava_next_video",
-    "llava_onevision": "edgevlm.export.llava_onevision",
-    "qwen2_5_vl": "edgevlm.export.qwen2_5_vl",
-    "qwen2_vl": "edgevlm.export.qwen2_vl",
-    "qwen3_vl": "edgevlm.export.qwen3_vl",
-    "smolvlm": "edgevlm.export.smolvlm",
-}
-
-__all__ = ["FAMILIES", "export_checkpoint"]
+__all__ = ["export_checkpoint"]
 
 
 def export_checkpoint(
@@ -55,7 +44,7 @@ def export_checkpoint(
     above PureKV's CLIE layer, or a smaller model's last layer by default.
     ``camera``: (height, width) of the frames to be watched; families that keep a frame's aspect are made for a grid of that
     shape, to which other frames are stretched.
-    ``precision``: of the decoder's weights, one of :data:`edgevlm.export.precisions.PRECISIONS`; fp32 unless
+    ``precision``: of the decoder's weights, a name of :mod:`edgevlm.export.precisions`; fp32 unless
     given, int4-zp for AWQ and GPTQ checkpoints, which are stored as they are rounded already. With ``samples``, which
     :func:`edgevlm.calib.activations.sample_activations` takes from the fp32 bundle, they are scaled for them before rounding; a
     function makes them in a folder, which is kept with the rest where an export is stopped.
@@ -72,7 +61,7 @@ def export_checkpoint(
         with needs("exporting"):
             writer: Any = import_module("edgevlm.export.writer")
             options = writer.Options(st_spattn_from, camera, gguf, precision, samples, vision_precision, kv, profile)
-            path: Path = writer.write_bundle(folder, Path(out_dir), FAMILIES, options, told, noted, force=force)
+            path: Path = writer.write_bundle(folder, Path(out_dir), options, told, noted, force=force)
     except MemoryError:
         raise UserError(f"{folder}: does not fit in the free memory while it is exported; end other programs") from None
     return path

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint
-from edgevlm.export.family import FamilyParts
+from edgevlm.export.families import Family
 from edgevlm.runtime.bundle import ChatSpec
 from edgevlm.runtime.chat import Chat
 
@@ -17,7 +17,7 @@ TOKENIZER = "tokenizer.json"
 _MARK = re.compile(r"<[^<>{}\s]+>")
 
 
-def chat(checkpoint: Checkpoint, parts: FamilyParts, vocab: int) -> tuple[dict[str, Any], str]:
+def chat(checkpoint: Checkpoint, family: Family, vocab: int) -> tuple[dict[str, Any], str]:
     """The bundle's ``chat`` section and the text of its tokenizer file.
 
     Raises UserError if the tokenizer or the template is missing, or if they disagree with ``config.json`` about the
@@ -36,34 +36,34 @@ def chat(checkpoint: Checkpoint, parts: FamilyParts, vocab: int) -> tuple[dict[s
             "save the tokenizer that belongs to the model"
         )
     template = _template(checkpoint)
-    if parts.template and parts.placeholder not in template:
-        template = parts.template
-    placeholder_id = next((checkpoint.config[key] for key in parts.token_keys if key in checkpoint.config), None)
+    if family.placeholder and family.placeholder not in template:
+        template = family.template or template
+    placeholder_id = next((checkpoint.config[key] for key in family.token_keys if key in checkpoint.config), None)
     if not isinstance(placeholder_id, int):
-        raise UserError(f"{checkpoint.folder / 'config.json'}: has no {parts.token_keys[0]}")
+        raise UserError(f"{checkpoint.folder / 'config.json'}: has no {family.token_keys[0]}")
     placeholder = tokenizer.id_to_token(placeholder_id)
     if placeholder is None or placeholder_id not in tokenizer.get_added_tokens_decoder():
         raise UserError(
-            f"{checkpoint.folder / TOKENIZER}: token {placeholder_id}, the {parts.content_type} of config.json, "
+            f"{checkpoint.folder / TOKENIZER}: token {placeholder_id}, the {family.content_type} of config.json, "
             "is not one added token; save the tokenizer that belongs to the model"
         )
-    placeholder = parts.placeholder or placeholder
-    if placeholder.join(parts.around) in template:
-        placeholder = placeholder.join(parts.around)
+    placeholder = family.placeholder or placeholder
+    if placeholder.join(family.around) in template:
+        placeholder = placeholder.join(family.around)
     if placeholder not in template:
         raise UserError(
-            f"{checkpoint.folder}: the chat template never writes {placeholder!r}, the {parts.content_type}'s place"
+            f"{checkpoint.folder}: the chat template never writes {placeholder!r}, the {family.content_type}'s place"
         )
-    _check_marks(checkpoint, parts, tokenizer)
+    _check_marks(checkpoint, family, tokenizer)
     special = _special_tokens(checkpoint)
     talk: dict[str, Any] = {
         "tokenizer": TOKENIZER,
         "template": template,
-        "content_type": parts.content_type,
+        "content_type": family.content_type,
         "placeholder": placeholder,
         "placeholder_id": placeholder_id,
-        "opening": parts.opening,
-        "ending": parts.ending,
+        "opening": family.opening,
+        "ending": family.ending,
         "special_tokens": special,
         "stop_ids": _stop_ids(checkpoint, tokenizer, special, vocab),
     }
@@ -74,10 +74,10 @@ def chat(checkpoint: Checkpoint, parts: FamilyParts, vocab: int) -> tuple[dict[s
     return talk, text
 
 
-def _check_marks(checkpoint: Checkpoint, parts: FamilyParts, tokenizer: Tokenizer) -> None:
+def _check_marks(checkpoint: Checkpoint, family: Family, tokenizer: Tokenizer) -> None:
     """Refuse a tokenizer to which a mark that the family writes around its frames is no token of its own."""
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    for mark in _MARK.findall(parts.opening + parts.before + parts.after + parts.ending):
+    for mark in _MARK.findall(family.opening + family.before + family.after + family.ending):
         if mark not in added:
             raise UserError(
                 f"{checkpoint.folder / TOKENIZER}: has no token {mark!r}, which stands around this family's frames; "

@@ -6,18 +6,18 @@ Nothing is unpickled, no code from the folder runs, nothing is fetched from a ne
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.export.tensors import AGAIN, SafeTensor, Unread, check_link, inside, open_shard
 from edgevlm.runtime.paths import look, refuse_address
 
 # Tensor names differ between transformers versions; these are the names that the exporter asks for.
@@ -33,14 +33,57 @@ _CANONICAL = (
 )
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 SLICE = 4 << 20  # numbers that are converted at once
+AGAIN = "download or save the checkpoint again"
+_ROTARY = ("rope_parameters", "rope_scaling", "rope_theta")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth", "model.ckpt.index", "tf_model.h5")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """``the nearest known is 'x'`` or the list of what is known."""
-    names = sorted(known)
-    close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.4)
-    return f"the nearest known is {close[0]!r}" if close else f"known are {', '.join(map(repr, names))}"
+class Unread(Protocol):
+    """A tensor in a file, not read yet. ``name`` and ``kind`` (of number) are the file's own words."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Rows ``[start, stop)`` as float32. Raises UserError for numbers that are no floating point of 16 bits or more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SafeTensor:
+    """A tensor of a safetensors file; ``reader`` is the open file."""
+
+    path: Path
+    name: str
+    reader: Any
+
+    @property
+    def kind(self) -> str:
+        return str(self.reader.get_slice(self.name).get_dtype())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.reader.get_slice(self.name).get_shape())
+
+    def rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        """See :class:`Unread`."""
+        tensor = self.reader.get_tensor(self.name)
+        if not tensor.is_floating_point() or tensor.element_size() < 2:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise UserError(
+                f"{self.path}: tensor {self.name!r} is {kind}; give the checkpoint before quantisation, in float32 or 16 bits"
+            )
+        array: NDArray[np.float32] = tensor[start:stop].float().numpy()
+        return array
 
 
 def checkpoint_folder(path: str | Path) -> Path:
@@ -211,3 +254,61 @@ def _canonical(name: str) -> str:
         if count:
             return renamed
     return name
+
+
+def with_defaults(section: dict[str, Any], kind: str = "") -> dict[str, Any]:
+    """A section of ``config.json`` with transformers' defaults for what its ``model_type`` has and it does not name.
+
+    kind: the type to go by, where early checkpoints call a section by the whole model's name. Of rotary settings, which have
+    had several names, all or none are the default's.
+    """
+    missing = {key: value for key, value in _defaults(kind or str(section.get("model_type"))).items() if key not in section}
+    if any(section.get(key) is not None for key in _ROTARY):
+        missing = {key: value for key, value in missing.items() if key not in _ROTARY}
+    return missing | section
+
+
+@cache
+def _defaults(model_type: str) -> dict[str, Any]:
+    import transformers
+
+    mapping = transformers.CONFIG_MAPPING
+
+    if model_type not in mapping:
+        return {}
+    values: dict[str, Any] = mapping[model_type]().to_dict()
+    return values
+
+
+def open_shard(path: Path) -> Any:
+    """A safetensors file, mapped. Raises UserError for one that is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: is damaged or truncated ({error}); {AGAIN}") from None
+
+
+def inside(folder: Path, name: str, named_in: str) -> Path:
+    """The file ``name`` of a checkpoint folder. Raises UserError if it is missing or lies elsewhere.
+
+    The Hugging Face Hub's cache keeps a snapshot as links into ``blobs`` two folders up, which is followed.
+    """
+    path = folder / name
+    if Path(name).name != name or name in ("", ".", ".."):
+        raise UserError(f"{folder / named_in}: names {name!r}, which lies outside the checkpoint's folder; {AGAIN}")
+    if look(path) != "file":
+        raise UserError(f"{path}: is named in {named_in} but is missing; {AGAIN}")
+    check_link(folder, path)
+    return path
+
+
+def check_link(folder: Path, path: Path) -> None:
+    """Raise UserError if ``path``, in ``folder``, is a link that leads out of it."""
+    if not path.is_symlink():
+        return
+    home, target = folder.resolve(), path.resolve()
+    blobs = home.parents[1] / "blobs" if home.parent.name == "snapshots" else home
+    if home not in target.parents and blobs not in target.parents:
+        raise UserError(f"{path}: is a link out of the checkpoint's folder, to {target}; put the file in its place")

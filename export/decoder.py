@@ -19,7 +19,7 @@ Graphs of one builder (:mod:`edgevlm.export.layers`) and one weights file: ``who
 in which the layers from one on attend by the pattern of :mod:`edgevlm.export.st_spattn` and which has its two inputs more; and
 ``projections``, which takes ``inputs_embeds``, ``cos`` and ``sin`` through ``project`` of every layer and nothing else. A
 bundle of another KV precision has ``whole`` in fp32 besides, as ``fp32-kv``: what scales are measured with, and errors.
-``cut0`` to ``cut{L}`` are ``whole`` cut between the layers' projections and their attention: :mod:`edgevlm.export.cut`.
+``cut0`` to ``cut{L}`` are ``whole`` split between the layers' projections and their attention: :class:`PerLayerGraphs`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ from typing import Any
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import Backbone, DecoderShape, LayerWeights
 from edgevlm.export.checkpoint import Checkpoint
-from edgevlm.export.cut import CutDecoder
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.export.journal import Journal
-from edgevlm.export.layers import DecoderGraph, Projections
+from edgevlm.export.layers import DecoderGraph, PerLayerGraphs, Projections
 from edgevlm.export.precisions import DEFAULT_PRECISION, Float32, Layout, Stored
 from edgevlm.export.precisions.table import head_table, write_table
 from edgevlm.export.profiles import Profile, load_profile
@@ -95,7 +94,7 @@ def write_decoder(
         weights = WeightsFile(stream, WEIGHTS, journal)
         variants = _variants(written_for, weights, shape, precision, sparse_from if sparse else None, kv)
         cut = _cut(written_for, weights, shape, precision, kv)
-        writers: list[DecoderGraph | CutDecoder] = [*variants.values(), *cut]
+        writers: list[DecoderGraph | PerLayerGraphs] = [*variants.values(), *cut]
         for d in writers:
             d.start()
         for layer in range(shape.layers):
@@ -143,11 +142,11 @@ def _variants(
     return made
 
 
-def _cut(profile: Profile, weights: WeightsFile, shape: DecoderShape, precision: str, kv: KVType) -> list[CutDecoder]:
+def _cut(profile: Profile, weights: WeightsFile, shape: DecoderShape, precision: str, kv: KVType) -> list[PerLayerGraphs]:
     """The cut decoder, where the profile has one."""
     if "cut" not in profile.variants:
         return []
-    return [CutDecoder(lambda name: profile.graph(name, weights, precision), shape, profile, kv)]
+    return [PerLayerGraphs(lambda name: profile.graph(name, weights, precision), shape, profile, kv)]
 
 
 def _stored(

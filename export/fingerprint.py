@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -19,8 +18,6 @@ from edgevlm.runtime.bundle import FORMAT
 
 _WRITERS = ("onnx", "onnxscript", "torch", "transformers")
 _MEASURERS = ("onnxruntime", "onnxruntime-gpu")  # what scales and samples are measured with
-_MEASURES = ("activations.py", "kv_scales.py")  # of edgevlm.calib, which measure them
-SAMPLED = f"sampled over the help topics of Python {platform.python_version()}"  # what samples made by an export depend on
 _LARGE = 64 << 20  # bytes; files as large are known by size and time
 
 
@@ -42,7 +39,7 @@ def fingerprint(folder: Path, options: dict[str, Any]) -> str:
 
 def _is_measured(options: Mapping[str, Any]) -> bool:
     """Whether something in the bundle comes from running the model."""
-    return options.get("kv") == "int8" or options.get("samples") == SAMPLED
+    return options.get("kv") == "int8" or isinstance(options.get("samples"), str)
 
 
 def _setting(value: Any) -> Any:
@@ -70,7 +67,7 @@ def _version(package: str) -> str:
 @cache
 def _exporter() -> str:
     """The exporter's own files, so that a bundle of a changed one is not taken for the new one's."""
-    digest, folder = hashlib.sha256(), Path(__file__).parent
-    for path in (*sorted(folder.rglob("*.py")), *(folder.parent / "calib" / name for name in _MEASURES)):
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()

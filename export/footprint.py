@@ -7,14 +7,13 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import psutil
 
 from edgevlm.errors import UserError
 
 if TYPE_CHECKING:  # a plan asks this module too, and needs none of them
     from edgevlm.export.backbones import DecoderShape
-    from edgevlm.export.precisions import Layout, Precision
+    from edgevlm.export.precisions import Layouts
     from edgevlm.export.vision import VisionFeatures
 
 FLOAT = 4  # bytes of a weight of the tower, and of any that is being read
@@ -29,17 +28,12 @@ def layer_bytes(shape: DecoderShape) -> int:
     return FLOAT * (attention + 3 * shape.hidden * shape.intermediate)
 
 
-def bundle_bytes(shape: DecoderShape, vision: VisionFeatures, precision: Precision) -> int:
+def bundle_bytes(shape: DecoderShape, vision: VisionFeatures, layouts: Layouts) -> int:
     """About what a bundle takes on the disk."""
     tables = shape.vocab * shape.hidden * (1 if shape.tied else 2)
     tower = sum(parameter.numel() for parameter in vision.parameters())
     layers = layer_bytes(shape) // FLOAT * shape.layers
-    return int(layers * _stored(precision.matrices) + tables * _stored(precision.table) + FLOAT * tower)
-
-
-def _stored(layout: Layout) -> float:
-    """Bytes of a weight."""
-    return sum(part.nbytes for part in layout.parts(np.zeros((8, 256), np.float32)).values()) / (8 * 256)
+    return int(layers * layouts.matrices.bytes_per_weight() + tables * layouts.table.bytes_per_weight() + FLOAT * tower)
 
 
 def check_disk(target: Path, folder: Path, needed: int) -> None:

@@ -1,7 +1,8 @@
-"""How a checkpoint prepares a frame, read from its processor files and said in the bundle's words."""
+"""How a checkpoint prepares a frame, read from its processor files: its size, and the bundle's words for the rest."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from edgevlm.errors import UserError
@@ -9,6 +10,8 @@ from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.runtime.preprocess import SUPPORT
 
 _RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # PIL's numbers
+MOST_TOKENS = 768  # of a frame of Qwen's, as the authors' own preparation caps it
+_JOINT = "processor_config.json"
 _FILES = {"video_processor": "video_preprocessor_config.json", "image_processor": "preprocessor_config.json"}
 
 
@@ -46,16 +49,16 @@ def frame_preparation(
 
 def processor(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
     """The file that says how frames are prepared, and what it says: the first of ``processors`` that is there."""
-    whole = checkpoint.json("processor_config.json") or {}
+    joint = checkpoint.json(_JOINT) or {}
     for name in processors:
-        if isinstance(whole.get(name), dict):
-            return f"{checkpoint.folder / 'processor_config.json'} ({name})", whole[name]
+        if isinstance(joint.get(name), dict):
+            return f"{checkpoint.folder / _JOINT} ({name})", joint[name]
         own = checkpoint.json(_FILES[name])
         if own is not None:
             return str(checkpoint.folder / _FILES[name]), own
     wanted = " or ".join(_FILES[name] for name in processors)
     raise UserError(
-        f"{checkpoint.folder / 'processor_config.json'}: is missing ({wanted} would do too); "
+        f"{checkpoint.folder / _JOINT}: is missing ({wanted} would do too); "
         "save the processor beside the model: processor.save_pretrained"
     )
 
@@ -82,3 +85,57 @@ def _triple(file: str, config: dict[str, Any], key: str) -> list[float]:
     if not isinstance(value, list) or len(value) != 3:
         raise UserError(f"{file}: {key} must be three numbers, one a colour channel, not {value!r}")
     return [float(number) for number in value]
+
+
+def frame_size(
+    checkpoint: Checkpoint,
+    processors: tuple[str, ...],
+    camera: tuple[int, int],
+    factor: int,
+    budget: tuple[int, int],
+    clip: int,
+    needs_file: bool = True,
+) -> tuple[int, int]:
+    """(height, width) of frames that come as ``camera`` = (height, width), both multiples of ``factor`` pixels: Qwen's way.
+
+    Whole squares of patches, within a pixel budget, near the aspect of the source.
+
+    budget: the fewest and the most pixels, where the processor files name none. clip: frames that share a budget, 1 where each
+    has its own; a stream has no length, so a budget for a clip is that of the shortest, with MOST_TOKENS a frame at most.
+    Raises UserError for sizes that are none, and with ``needs_file`` where no file says how frames are prepared.
+    """
+    is_there = any((checkpoint.folder / name).exists() for name in (_JOINT, *_FILES.values()))
+    if not (is_there or needs_file):
+        return fitted(*camera, factor, budget[0], budget[1] * clip, clip)
+    file, config = processor(checkpoint, processors)
+    size: dict[str, Any] = config.get("size") or {}
+    fewest = int(config.get("min_pixels") or size.get("shortest_edge") or budget[0])
+    most = int(config.get("max_pixels") or size.get("longest_edge") or budget[1])
+    if clip > 1:
+        most = max(min(MOST_TOKENS * factor**2, most // clip), int(fewest * 1.05)) * clip
+    height, width = camera
+    if min(camera) < 1 or max(camera) > 200 * min(camera):
+        raise UserError(f"frames of {width} x {height} pixels cannot be used; give a size whose sides differ 200-fold at most")
+    if not 0 < fewest <= most:
+        raise UserError(f"{file}: a budget of {fewest} to {most} pixels is none")
+    return fitted(height, width, factor, fewest, most, clip)
+
+
+def fitted(height: int, width: int, factor: int, fewest: int, most: int, clip: int = 1) -> tuple[int, int]:
+    """The nearest multiples of ``factor``; scaled down or up together where ``clip`` such frames pass the pixel budget."""
+    if clip > 1 and min(height, width) < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    tall, wide = (round(side / factor) * factor for side in (height, width))
+    if clip * tall * wide > most:
+        shrink = math.sqrt(clip * height * width / most)
+        return _multiples(height / shrink, width / shrink, factor, math.floor)
+    if clip * tall * wide < fewest:
+        grow = math.sqrt(fewest / (clip * height * width))
+        return _multiples(height * grow, width * grow, factor, math.ceil)
+    return tall, wide
+
+
+def _multiples(height: float, width: float, factor: int, rounded: Any) -> tuple[int, int]:
+    tall, wide = (max(factor, int(rounded(side / factor)) * factor) for side in (height, width))
+    return tall, wide

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.export.defaults import with_defaults
-from edgevlm.export.tensors import Unread
+from edgevlm.export.checkpoint import Unread, with_defaults
 from edgevlm.runtime.paths import look
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -36,7 +35,7 @@ _SETTINGS = {  # of the file -> of text_config
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """See :class:`edgevlm.export.tensors.Unread`. ``order``: the file's row of each row, if they are in another order."""
+    """See :class:`edgevlm.export.checkpoint.Unread`. ``order``: the file's row of each row, if they are in another order."""
 
     path: Path
     name: str
@@ -52,7 +51,7 @@ class GgufTensor:
         return tuple(int(size) for size in reversed(self.tensor.shape))
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
-        """See :class:`edgevlm.export.tensors.Unread`."""
+        """See :class:`edgevlm.export.checkpoint.Unread`."""
         from gguf.quants import dequantize
 
         data = self.tensor.data

@@ -167,6 +167,14 @@ class GraphBuilder:
         self.nodes.append(helper.make_node(op, inputs, outputs, name=f"{op}:{name}", domain=domain, **attributes))
         return name
 
+    def fused(self, op: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> str:
+        """The same with an operator of ONNX Runtime's own."""
+        return self.node(op, inputs, outputs, CONTRIB, **attributes)
+
+    def cast(self, tensor: str, name: str, dtype: DTypeLike) -> str:
+        """A tensor in another type."""
+        return self.node("Cast", [tensor], [name], to=tensor_type(np.dtype(dtype)))
+
     def save(self, path: Path) -> None:
         """Write the graph; its weights file is written already."""
         graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, self.initializers)

@@ -7,26 +7,23 @@ a layer: new rows are rounded to codes, and attention is over what the codes say
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from importlib import import_module
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from onnx import TensorProto
-from tokenizers import Tokenizer
 
 from edgevlm.export.backbones import DecoderShape
-from edgevlm.export.graph import CONTRIB, GraphBuilder
-from edgevlm.runtime.bundle import MANIFEST, Bundle, ChatSpec, Progress, hash_file, seal_manifest
-from edgevlm.runtime.chat import Chat
-from edgevlm.runtime.engine import DEFAULT_ENGINE, KVType
-from edgevlm.runtime.framing import most_text
-from edgevlm.runtime.kv import SCALES
-from edgevlm.runtime.plugins import load_class
+from edgevlm.export.graph import GraphBuilder, tensor_type
+from edgevlm.runtime.engine import KVType
+from edgevlm.runtime.kv import DTYPES
 
-STORED = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16, "int8": TensorProto.INT8}
 PARTS = ("key", "value")
+
+
+def stored_as(kv: KVType) -> int:
+    """ONNX's name of what keys and values of a precision are stored as."""
+    return tensor_type(DTYPES[kv])
 
 
 @dataclass(slots=True)
@@ -48,7 +45,7 @@ class Memory:
 
     def bound(self, layer: int | str) -> tuple[list[str], list[str]]:
         """Declare a layer's key and value ``[1, Hkv, C, D]``: inputs, and outputs to be bound to the same addresses."""
-        s, g, kind = self.shape, self.graph, STORED[self.kv]
+        s, g, kind = self.shape, self.graph, stored_as(self.kv)
         memory: list[int | str] = [1, s.kv_heads, f"C{layer}", s.head_dim]
         past = [g.input(f"{part}{layer}", kind, memory) for part in PARTS]
         if self.kv == "int8":
@@ -61,8 +58,8 @@ class Memory:
         g, rows, attended = self.graph, [query, key, value], f"layer{layer}.attention"
         if self.kv != "fp16":
             return self.attention(layer, rows, attended)
-        rows = [g.node("Cast", [row], [f"{row}.fp16"], to=TensorProto.FLOAT16) for row in rows]
-        return g.node("Cast", [self.attention(layer, rows, f"{attended}.fp16")], [attended], to=TensorProto.FLOAT)
+        rows = [g.cast(row, f"{row}.fp16", np.float16) for row in rows]
+        return g.cast(self.attention(layer, rows, f"{attended}.fp16"), attended, np.float32)
 
     def attention(self, layer: int | str, rows: list[str], attended: str) -> str:
         """The same of query, key and value in the type that attention takes."""
@@ -73,7 +70,7 @@ class Memory:
             scales = [*[""] * 5, *(f"{part}_scale{layer}" for part in PARTS)]
             attributes |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
         inputs = [*rows, *past, f"last_row{layer}", f"total_len{layer}", *scales]
-        return self.graph.node("GroupQueryAttention", inputs, [attended, *present], CONTRIB, **attributes)
+        return self.graph.fused("GroupQueryAttention", inputs, [attended, *present], **attributes)
 
     def stored(self, part: str, layer: int, rows: str) -> str:
         """Numbers ``[1, Hkv, n, D]`` as the memory stores them."""
@@ -85,14 +82,14 @@ class Memory:
             whole = g.node("Round", [counted], [f"{rows}.whole"])
             least, most = (g.constant(f"codes.{name}", np.float32(x)) for name, x in (("least", -128), ("most", 127)))
             rows = g.node("Clip", [whole, least, most], [f"{rows}.codes"])
-        return g.node("Cast", [rows], [f"{rows}.{self.kv}"], to=STORED[self.kv])
+        return g.cast(rows, f"{rows}.{self.kv}", DTYPES[self.kv])
 
-    def numbers(self, part: str, layer: int, rows: str) -> str:
-        """What stored rows ``[1, Hkv, n, D]`` say, in float32."""
+    def dequantize(self, part: str, layer: int, rows: str) -> str:
+        """Stored rows ``[1, Hkv, n, D]`` in float32."""
         if self.kv == "fp32":
             return rows
         g = self.graph
-        plain = g.node("Cast", [rows], [f"{rows}.float"], to=TensorProto.FLOAT)
+        plain = g.cast(rows, f"{rows}.float", np.float32)
         return plain if self.kv == "fp16" else g.node("Mul", [plain, f"{part}_scale{layer}"], [f"{rows}.numbers"])
 
 
@@ -117,32 +114,3 @@ class HeadMemory(Memory):
         by_head = zip(heads, zip(*parts, strict=True), strict=True)
         found = [one.attention(f"{layer}_{head}", list(each), f"{attended}_{head}") for head, each in by_head]
         return g.node("Concat", found, [attended], axis=-1)
-
-
-def check_scales(limit: int, frame: int, text: tuple[str, str], closing: int, chat: dict[str, Any], tokenizer: str) -> None:
-    """Raise UserError, before anything is written, where :func:`add_scales` would: no engine, or too few positions.
-
-    limit: positions of a stream. frame: tokens of a grid; text: what stands around it. tokenizer: its JSON.
-    """
-    load_class("engines", DEFAULT_ENGINE)
-    calib: Any = import_module("edgevlm.calib.kv_scales")
-
-    def encode(words: str) -> list[int]:
-        return read.encode(words, add_special_tokens=False).ids
-
-    read = Tokenizer.from_str(tokenizer)
-    calib.frames_that_fit(limit, frame + most_text(*text, encode), Chat(ChatSpec(**chat)), closing, encode)
-
-
-def add_scales(folder: Path, manifest: dict[str, Any], progress: Progress) -> None:
-    """Measure the scales of the int8 bundle that ``manifest`` describes, which is whole but for them, and list their file.
-
-    ``bundle.json`` is left as it was needed for that. Raises UserError where no engine is there to measure with.
-    """
-    spec = manifest["decoder"]
-    exact = {**spec, "kv": "fp32", "graphs": {"whole": spec["graphs"]["fp32-kv"]}}
-    (folder / MANIFEST).write_bytes(seal_manifest({**manifest, "decoder": exact}))
-    progress("measuring how far keys and values reach")
-    calib: Any = import_module("edgevlm.calib.kv_scales")
-    calib.measured_scales(Bundle.load(folder, verify="size")).save(folder / SCALES)
-    manifest["files"][SCALES] = asdict(hash_file(folder / SCALES))

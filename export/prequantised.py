@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.precisions import DEFAULT_PRECISION, Stored
-from edgevlm.export.precisions.blocks import Blocks
+from edgevlm.export.precisions.layouts import Blocks
 
 PREQUANTISED = "int4-zp"  # the precision that they are stored in
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

@@ -10,41 +10,40 @@ plain rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import Float32, LayerWeights
+from edgevlm.export.precisions import Layout
 from edgevlm.export.profiles import load_profile
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75)
 Samples = Mapping[str, NDArray[np.floating]]  # layer{l}.{qkv,gate_up,down} -> rows of its input, [n, in]
-Sampler = Callable[[Path], Samples]  # makes them, from what a work folder has of them, and leaves them there
 
 
-@runtime_checkable
-class Rounding(Protocol):
-    """A layout that stores whole numbers."""
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Makes samples, in a work folder, from what it has of them, and leaves them there. source: what they depend on."""
 
-    def rounded(self, weight: Float32) -> Float32:
-        """The numbers ``[out, in]`` that are stored of a matrix."""
-        ...
+    source: str
+    sample: Callable[[Path], Samples]
 
 
-def in_blocks(precision: str, profile: str = ONNXRUNTIME) -> Rounding:
+def in_blocks(precision: str, profile: str = ONNXRUNTIME) -> Layout:
     """The layout of a precision's matrices; raises UserError for one that rounds nothing."""
     layout = load_profile(profile).precision(precision).matrices
-    if not isinstance(layout, Rounding):
+    if not layout.is_integer:
         raise UserError(f"--scaling awq is for whole numbers, not for {precision}; give --precision int4, int4-zp or int8 too")
     return layout
 
 
-def scaled(w: LayerWeights[Any], layer: int, samples: Samples, layout: Rounding) -> LayerWeights[Any]:
+def scaled(w: LayerWeights[Any], layer: int, samples: Samples, layout: Layout) -> LayerWeights[Any]:
     """The layer, which computes as before, with its matrices, which are numbers yet, scaled for ``layout``."""
 
     def scales(matrix: str, weight: Float32) -> Float32:
@@ -63,7 +62,7 @@ def scaled(w: LayerWeights[Any], layer: int, samples: Samples, layout: Rounding)
     )
 
 
-def best_scales(weight: Float32, x: Float32, layout: Rounding) -> Float32:
+def best_scales(weight: Float32, x: Float32, layout: Layout) -> Float32:
     """The scales ``[in]`` of a matrix ``[out, in]`` that rows ``x [n, in]`` lose least by; geometric middle 1."""
     magnitude = np.abs(x).mean(0)
     magnitude = np.maximum(magnitude, 1e-4 * magnitude.max() + 1e-12)

@@ -149,13 +149,13 @@ class SparseAttention:
         """
         new = self.memory.stored(part, layer, self._by_head(f"layer{layer}.new_{part}", rows))
         self.graph.node("ScatterND", [past, self._slots(layer, part), new], [present])
-        return self.memory.numbers(part, layer, new)
+        return self.memory.dequantize(part, layer, new)
 
     def _slots(self, layer: int, part: str) -> str:
         """Where a layer's new rows go, ``[1, H, S, 3]``; the same for its keys and values."""
         g, name = self.graph, f"layer{layer}"
         if part == "key":
-            total = g.node("Cast", [f"total_len{layer}"], [f"{name}.total"], to=TensorProto.INT64)
+            total = g.cast(f"total_len{layer}", f"{name}.total", np.int64)
             past = g.node("Sub", [total, "S"], [f"{name}.past"])
             offset = g.node("Concat", [self._numbers(0, 0), past], [f"{name}.offset"], axis=0)
             g.node("Add", ["write", offset], [f"{name}.write"])
@@ -178,7 +178,7 @@ class SparseAttention:
         g, name = self.graph, f"layer{layer}.previous_{part}"
         slots = f"layer{layer}.slots" if part == "value" else self._of_layer(layer, "slots")
         first = g.node("GatherND", [past, slots], [f"{name}.first"], batch_dims=2)  # [1, H, p, D]
-        first = self.memory.numbers(part, layer, first)
+        first = self.memory.dequantize(part, layer, first)
         others = g.node("Slice", [new, self._numbers(0), "-p", self._numbers(2)], [f"{name}.others"])
         rows = g.node("Concat", [first, others], [f"{name}.rows"], axis=2)
         return g.node("Reshape", [rows, "shape.previous"], [name])
@@ -187,7 +187,7 @@ class SparseAttention:
         """What each frame's rows see densely, after the row that stands for the previous token: ``[H, F, T, D]``."""
         g, s, name = self.graph, self.shape, f"layer{layer}.{part}s"
         shared = g.node("Slice", [past, self._numbers(0), "shared", self._numbers(2)], [f"{name}.slots"])
-        shared = self.memory.numbers(part, layer, shared)
+        shared = self.memory.dequantize(part, layer, shared)
         shared = g.node("Reshape", [shared, self._numbers(s.kv_heads, 1, -1, s.head_dim)], [f"{name}.shared"])
         own = g.node("Reshape", [new, "shape.own"], [f"{name}.own"])  # [H, F, p, D]
         stand_in = np.zeros((s.kv_heads, 1, 1, s.head_dim + augmented), np.float32)

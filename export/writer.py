@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from edgevlm import __version__
 from edgevlm.errors import UserError
 from edgevlm.export import decoder, vision
-from edgevlm.export import kv as kv_memory
 from edgevlm.export.backbones import Backbone, DecoderShape, text_backbone
 from edgevlm.export.chat import chat
-from edgevlm.export.checkpoint import Checkpoint, nearest
-from edgevlm.export.defaults import with_defaults
-from edgevlm.export.family import FamilyParts
-from edgevlm.export.fingerprint import SAMPLED, fingerprint
+from edgevlm.export.checkpoint import Checkpoint, with_defaults
+from edgevlm.export.families import Family, FamilyParts, load_family
+from edgevlm.export.fingerprint import fingerprint
 from edgevlm.export.footprint import PeakMemory, bundle_bytes, check_disk, check_memory, describe, layer_bytes
 from edgevlm.export.frames import frame_preparation
 from edgevlm.export.gguf import text_tensors
 from edgevlm.export.graph import save_array
 from edgevlm.export.journal import Journal
+from edgevlm.export.kv_scales import add_scales, check_scales
 from edgevlm.export.prequantised import PREQUANTISED, check_no_zero_points, prequantised, stored_in
 from edgevlm.export.profiles import Profile, load_profile
 from edgevlm.export.scaling import Sampler, Samples, in_blocks
@@ -54,17 +52,16 @@ class Options:
     def facts(self) -> dict[str, Any]:
         """All of them, for a fingerprint."""
         facts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return facts | {"samples": SAMPLED if callable(self.samples) else self.samples or {}}
+        return facts | {"samples": self.samples.source if isinstance(self.samples, Sampler) else self.samples or {}}
 
     def sampled(self, folder: Path) -> Samples | None:
         """The samples, made in the work folder ``folder`` where they are not there."""
-        return self.samples(folder) if callable(self.samples) else self.samples
+        return self.samples.sample(folder) if isinstance(self.samples, Sampler) else self.samples
 
 
 def write_bundle(
     source: Path,
     out_dir: Path,
-    families: Mapping[str, str],
     options: Options,
     progress: Progress,
     notice: Progress,
@@ -79,7 +76,7 @@ def write_bundle(
         options, precision=precision, vision_precision=profile.vision_precision(options.vision_precision, precision)
     )
     with PeakMemory() as memory:
-        model = _read(checkpoint, families, options, lambda: check_target(out_dir, force), progress)
+        model = _read(checkpoint, options, lambda: check_target(out_dir, force), progress)
         layer = layer_bytes(model.shape)
         check_memory(source, layer)
         key = fingerprint(source, options.facts())
@@ -97,7 +94,8 @@ class _Model:
 
     checkpoint: Checkpoint
     options: Options
-    family: str
+    name: str
+    family: Family
     backbone: Backbone
     shape: DecoderShape
     parts: FamilyParts
@@ -107,31 +105,29 @@ class _Model:
 
 
 def _read(
-    checkpoint: Checkpoint, families: Mapping[str, str], options: Options, check_out: Callable[[], None], progress: Progress
+    checkpoint: Checkpoint, options: Options, check_out: Callable[[], None], progress: Progress
 ) -> _Model:
     """Everything that can be refused before a byte is written, the cheapest first."""
     model_type = str(checkpoint.config.get("model_type"))
-    if model_type not in families:
-        where = checkpoint.folder / "config.json"
-        raise UserError(f"{where}: model type {model_type!r} cannot be exported; {nearest(model_type, families)}")
+    family = load_family(model_type, checkpoint.folder / "config.json")
     backbone, shape = _decoder_shape(checkpoint)
     decoder.first_sparse_layer(shape, options.st_spattn_from)
     check_out()
     progress("reading the vision tower")
     if options.text_gguf is not None:
         checkpoint.take_text(text_tensors(options.text_gguf, checkpoint.section("text_config")))
-    parts = family_parts(checkpoint, families[model_type], options.camera)
-    shape = _with_parts(shape, parts)
-    talk, tokenizer = chat(checkpoint, parts, shape.vocab)
-    frames = frame_preparation(checkpoint, parts.processors, parts.vision.size, is_sized=parts.is_sized)
+    parts = family_parts(checkpoint, family, options.camera)
+    shape = _with_parts(shape, family, parts)
+    talk, tokenizer = chat(checkpoint, family, shape.vocab)
+    frames = frame_preparation(checkpoint, family.processors, parts.vision.size, is_sized=family.is_sized)
     if parts.longest_edge is not None:
         frames["fit"] = "longest"
     frames["precision"] = options.vision_precision
     if options.kv == "int8":
         limit = min(shape.model_limit, _trained_length(checkpoint, shape))
         closing = 0 if parts.closing is None else len(parts.closing)
-        kv_memory.check_scales(limit, math.prod(parts.grid), (parts.before, parts.after), closing, talk, tokenizer)
-    return _Model(checkpoint, options, model_type, backbone, shape, parts, talk, tokenizer, frames)
+        check_scales(limit, math.prod(parts.grid), (family.before, family.after), closing, talk, tokenizer)
+    return _Model(checkpoint, options, model_type, family, backbone, shape, parts, talk, tokenizer, frames)
 
 
 def _write(model: _Model, folder: Path, journal: Journal, progress: Progress, precision: str, samples: Samples | None) -> None:
@@ -141,7 +137,7 @@ def _write(model: _Model, folder: Path, journal: Journal, progress: Progress, pr
     profile = load_profile(options.profile)
     write_tower = partial(vision.write_vision, parts.vision, folder, model.frames["precision"], checkpoint, profile.is_tensorrt)
     tokens, _ = journal.once(vision.GRAPH, write_tower)
-    sparse = not (parts.before or parts.after)
+    sparse = not (model.family.before or model.family.after)
     made = decoder.write_decoder(
         checkpoint, model.backbone, shape, folder, progress, options.st_spattn_from, sparse, precision, samples,
         journal, options.kv, profile.name,
@@ -154,7 +150,7 @@ def _write(model: _Model, folder: Path, journal: Journal, progress: Progress, pr
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "edgevlm": __version__,
-        "family": model.family,
+        "family": model.name,
         "source": checkpoint.name,
         "profile": profile.name,
         "decoder": _decoder_section(checkpoint, shape, made)
@@ -164,15 +160,15 @@ def _write(model: _Model, folder: Path, journal: Journal, progress: Progress, pr
         "files": {path.name: _record(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST},
     }
     if profile.is_tensorrt:
-        manifest["shapes"] = _engine_shapes(parts, tokens)
+        manifest["shapes"] = _engine_shapes(model, tokens)
     if options.kv == "int8":
-        kv_memory.add_scales(folder, manifest, progress)
+        add_scales(folder, manifest, progress)
     (folder / MANIFEST).write_bytes(seal_manifest(manifest))
     Bundle.load(folder, verify="size")
 
 
 def _vision_section(model: _Model, tokens: int) -> dict[str, Any]:
-    parts = model.parts
+    parts, family = model.parts, model.family
     return {
         "graph": vision.GRAPH,
         **model.frames,
@@ -180,19 +176,19 @@ def _vision_section(model: _Model, tokens: int) -> dict[str, Any]:
         "grid": list(parts.grid),
         "closing": None if parts.closing is None else CLOSING,
         "group": parts.vision.group,
-        "positions": parts.positions,
+        "positions": family.positions,
         "tokens_per_second": parts.tokens_per_second,
         "longest_edge": parts.longest_edge,
-        "before": parts.before,
-        "after": parts.after,
+        "before": family.before,
+        "after": family.after,
     }
 
 
-def _engine_shapes(parts: FamilyParts, tokens: int) -> dict[str, int]:
+def _engine_shapes(model: _Model, tokens: int) -> dict[str, int]:
     """See :class:`edgevlm.runtime.graph_profiles.EngineShapes`: a run's usual chunk, conversation and question."""
-    text = FRAME_TEXT if parts.before or parts.after else 0
-    frames = -(-CHUNK // parts.vision.group) * parts.vision.group
-    return {"frames": frames, "rows": frames // parts.vision.group * (tokens + text), "question": QUESTION}
+    text, group = FRAME_TEXT if model.family.before or model.family.after else 0, model.parts.vision.group
+    frames = -(-CHUNK // group) * group
+    return {"frames": frames, "rows": frames // group * (tokens + text), "question": QUESTION}
 
 
 def _precision(
@@ -214,18 +210,18 @@ def _precision(
     return chosen
 
 
-def family_parts(checkpoint: Checkpoint, module: str, camera: tuple[int, int]) -> FamilyParts:
+def family_parts(checkpoint: Checkpoint, family: Family, camera: tuple[int, int]) -> FamilyParts:
+    """What a family makes of a checkpoint; raises UserError, one line, for a configuration that it does not understand."""
     try:
-        parts: FamilyParts = import_module(module).parts(checkpoint, camera)
+        return family.parts(checkpoint, camera)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{checkpoint.folder / 'config.json'}: cannot be understood ({error!r})") from None
-    return parts
 
 
-def _with_parts(shape: DecoderShape, parts: FamilyParts) -> DecoderShape:
+def _with_parts(shape: DecoderShape, family: Family, parts: FamilyParts) -> DecoderShape:
     """The decoder with what the tower gives it; raises UserError if one has positions of rows and columns and the other not."""
-    if (shape.sections is None) != (parts.positions == "rows"):
-        raise UserError(f"config.json: mrope_section is {shape.sections} and frames take positions by {parts.positions!r}")
+    if (shape.sections is None) != (family.positions == "rows"):
+        raise UserError(f"config.json: mrope_section is {shape.sections} and frames take positions by {family.positions!r}")
     if parts.deepstack > shape.layers:
         raise UserError(f"config.json: {parts.deepstack} deepstack_visual_indexes and only {shape.layers} decoder layers")
     return replace(shape, deepstack=parts.deepstack)

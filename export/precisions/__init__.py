@@ -1,47 +1,31 @@
-"""Weight precisions, one file each and one line in the registry: how a decoder's matrices are stored and multiplied."""
+"""Weight precisions: how a decoder's matrices lie in files and are multiplied. An entry point ``edgevlm.precisions`` each.
+
+Imports neither onnx nor ml_dtypes, so that ``edgevlm plan`` can ask how many bytes a weight takes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.errors import UserError
-from edgevlm.export.checkpoint import nearest
-from edgevlm.export.graph import GraphBuilder
+from edgevlm.errors import UserError, nearest
+from edgevlm.export.precisions.layouts import Blocks, Dense, Float32, Layout, Parts, PerBlock, PerChannel
+from edgevlm.runtime.plugins import load_class, names
 
-Float32 = NDArray[np.float32]
-Parts = Mapping[str, NDArray]
+if TYPE_CHECKING:
+    from edgevlm.export.graph import GraphBuilder
 
-# --precision -> module with ``PRECISION``
-PRECISIONS: dict[str, str] = {
-    "fp32": "edgevlm.export.precisions.fp32",
-    "fp16": "edgevlm.export.precisions.fp16",
-    "int8": "edgevlm.export.precisions.int8",
-    "int4": "edgevlm.export.precisions.int4",
-    "int4-zp": "edgevlm.export.precisions.int4_zp",
-}
+__all__ = ["DEFAULT_PRECISION", "Float32", "Layout", "Layouts", "Parts", "Precision", "Stored", "load_precision"]
+
 DEFAULT_PRECISION = "fp32"
+HALF_ROWS = Dense(np.float16, by_row=True, half=True)
 
 
-class Layout(Protocol):
-    """How a matrix ``[out, in]`` lies in files, and the nodes that multiply by it."""
-
-    def parts(self, weight: Float32) -> Parts:
-        """The arrays to store, by name; what is rounded, is rounded here."""
-        ...
-
-    def multiply(self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int]) -> str:
-        """Nodes for ``rows [..., in] @ weight.T``: ``[..., out]``, float32. tensors: the initializers of ``parts``."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Precision:
+class Layouts(NamedTuple):
     """``matrices``: of the layers. ``table``: of the embedding and the head.
 
     A table's parts are by row, as the engine gathers them: numbers, or codes of 8 bits without zeros, and scales.
@@ -49,6 +33,31 @@ class Precision:
 
     matrices: Layout
     table: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """One weight precision: what an entry point ``edgevlm.precisions`` names.
+
+    onnxruntime, tensorrt: how weights lie in bundles for the two; tensorrt is None where its parser has no such numbers.
+    least_opset: the first ONNX opset that has them.
+    """
+
+    onnxruntime: Layouts
+    tensorrt: Layouts | None
+    least_opset: int = 0
+
+
+FP32 = Precision(Layouts(Dense(), Dense(by_row=True)), Layouts(Dense(), Dense(by_row=True)))
+# float16 in the file and float32 in memory: ONNX Runtime's CPU kernels have no float16 product
+FP16 = Precision(
+    Layouts(Dense(np.float16), Dense(np.float16, by_row=True)), Layouts(Dense(np.float16, half=True), HALF_ROWS)
+)
+# 8 bits in blocks of 32: finer than one scale for an output channel
+INT8 = Precision(Layouts(Blocks(8), Blocks(8)), Layouts(PerChannel(), HALF_ROWS))
+# 4 bits in blocks of 32 without zero points, and with them; embedding and head have 8
+INT4 = Precision(Layouts(Blocks(4), Blocks(8)), Layouts(PerBlock(), HALF_ROWS), least_opset=21)
+INT4_ZP = Precision(Layouts(Blocks(4, with_zeros=True), Blocks(8)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +85,7 @@ class Stored:
 
 def load_precision(name: str) -> Precision:
     """The precision called ``name``; raises UserError naming the nearest known one."""
-    if name not in PRECISIONS:
-        raise UserError(f"--precision {name!r} is not known; {nearest(name, PRECISIONS)}")
-    module: Any = import_module(PRECISIONS[name])
-    precision: Precision = module.PRECISION
+    if name not in (known := names("precisions")):
+        raise UserError(f"--precision {name!r} is not known; {nearest(name, known)}")
+    precision: Precision = load_class("precisions", name)
     return precision

@@ -1,4 +1,4 @@
-"""Profiles, one file each and one line in the registry: how the decoder builder writes graphs for one kind of runtime.
+"""Profiles: how the decoder builder writes graphs for one kind of runtime.
 
 They differ in the operators of norms and rotary positions, in the cache, and in how matrices lie; the rest of the decoder is
 the same. docs/engines.md has the inputs and outputs.
@@ -6,30 +6,20 @@ the same. docs/engines.md has the inputs and outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from edgevlm.errors import UserError
+from edgevlm.errors import UserError, nearest
 from edgevlm.export.backbones import DecoderShape
-from edgevlm.export.checkpoint import nearest
 from edgevlm.export.graph import GraphBuilder
-from edgevlm.export.precisions import Precision, load_precision
+from edgevlm.export.precisions import Layouts, load_precision
 from edgevlm.runtime.engine import KVType
-from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES, TENSORRT_10_3, TENSORRT_10_15
-
-# profile -> module with ``PROFILE``
-MODULES: dict[str, str] = {
-    ONNXRUNTIME: "edgevlm.export.profiles.onnxruntime",
-    TENSORRT_10_3: "edgevlm.export.profiles.tensorrt_10_3",
-    TENSORRT_10_15: "edgevlm.export.profiles.tensorrt_10_15",
-}
-LEAST_OPSET = {"int4": 21}  # the first with numbers of 4 bits, and blocks that share a scale
-
+from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES
+from edgevlm.runtime.plugins import names
 
 class Operators(Protocol):
     """Norms and rotary positions of a decoder; rows are ``[1, S, n]``, float32."""
@@ -59,27 +49,18 @@ class Cache(Protocol):
         ...
 
 
-class MakesOperators(Protocol):
-    def __call__(self, graph: GraphBuilder, shape: DecoderShape) -> Operators: ...
-
-
-class MakesCache(Protocol):
-    def __call__(self, graph: GraphBuilder, shape: DecoderShape, kv: KVType) -> Cache: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """opset, ir_version: of decoder graphs. kv: what keys and values may be. precisions: its own layouts, None for
-    :mod:`edgevlm.export.precisions`. variants: the decoder graphs there are. vision: the precisions of towers.
+    """opset, ir_version: of decoder graphs. kv: what keys and values may be. variants: the decoder graphs there are. vision: the
+    precisions of towers.
     """
 
     name: str
     opset: int
     ir_version: int
-    operators: MakesOperators
-    cache: MakesCache
+    operators: Callable[[GraphBuilder, DecoderShape], Operators]
+    cache: Callable[[GraphBuilder, DecoderShape, KVType], Cache]
     kv: tuple[KVType, ...]
-    precisions: Mapping[str, Precision] | None
     variants: tuple[str, ...]
     vision: tuple[str, ...]
 
@@ -87,14 +68,14 @@ class Profile:
     def is_tensorrt(self) -> bool:
         return self.name != ONNXRUNTIME
 
-    def precision(self, name: str) -> Precision:
+    def precision(self, name: str) -> Layouts:
         """The layouts of a weight precision; raises UserError for one that is unknown, or that the profile has not."""
         chosen = load_precision(name)
-        if self.precisions is None:
-            return chosen
-        if name not in self.precisions:
-            raise UserError(f"--precision {name} cannot be written for {self.name}; give {' or '.join(self.precisions)}")
-        return self.precisions[name]
+        layouts = chosen.tensorrt if self.is_tensorrt else chosen.onnxruntime
+        if layouts is None:
+            known = [other for other in names("precisions") if load_precision(other).tensorrt is not None]
+            raise UserError(f"--precision {name} cannot be written for {self.name}; give {' or '.join(known)}")
+        return layouts
 
     def check_kv(self, kv: KVType) -> None:
         """Raises UserError for keys and values that its graphs cannot keep."""
@@ -119,13 +100,13 @@ class Profile:
 
     def graph(self, name: str, weights: Any, precision: str) -> GraphBuilder:
         """An empty graph for weights of a precision."""
-        return GraphBuilder(name, weights, max(self.opset, LEAST_OPSET.get(precision, 0)), self.ir_version)
+        return GraphBuilder(name, weights, max(self.opset, load_precision(precision).least_opset), self.ir_version)
 
 
 def load_profile(name: str) -> Profile:
     """The profile called ``name``; raises UserError naming the nearest known one."""
-    if name not in MODULES:
+    if name not in PROFILES:
         raise UserError(f"no profile is called {name!r}; {nearest(name, PROFILES)}")
-    module: Any = import_module(MODULES[name])
-    profile: Profile = module.PROFILE
-    return profile
+    from edgevlm.export.profiles import onnxruntime, tensorrt
+
+    return onnxruntime.PROFILE if name == ONNXRUNTIME else tensorrt.PROFILES[name]

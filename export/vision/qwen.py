@@ -1,4 +1,4 @@
-"""The vision tower that Qwen2-VL, Qwen2.5-VL and Qwen3-VL vary: patches of two frames, rotary positions, merged in squares.
+"""Qwen's vision towers: patches of two frames, rotary positions, merged in squares.
 
 What depends on the size of a frame (rotary tables, windows, the order of patches) is worked out once, for the size that the
 bundle is made for, and is a constant of the graph.
@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgevlm.errors import UserError
-from edgevlm.export.attention import attend
 from edgevlm.export.vision import VisionFeatures
+from edgevlm.export.vision.attention import attend
 
 Windows = list[tuple[int, int]]  # (how many, patches in each), one after another
 
@@ -121,8 +120,57 @@ def layer_norm(norm: type[nn.Module], width: int) -> nn.Module:
     return nn.LayerNorm(width, eps=1e-6) if norm is nn.LayerNorm else norm(width)
 
 
+class Mlp(nn.Module):
+    """``last(act(first(x)))``, or with ``gate`` ``last(act(gate(x)) * first(x))``; linears carry the checkpoint's names."""
+
+    def __init__(self, width: int, inner: int, activation: str, first: str, last: str, gate: str = "") -> None:
+        super().__init__()
+        from transformers.activations import ACT2FN
+
+        self.names, self.act = (first, last, gate), ACT2FN[activation]
+        for name in filter(None, (gate, first)):
+            self.add_module(name, nn.Linear(width, inner))
+        self.add_module(last, nn.Linear(inner, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, last, gate = (getattr(self, name) if name else None for name in self.names)
+        inner = self.act(first(x)) if gate is None else self.act(gate(x)) * first(x)
+        out: torch.Tensor = last(inner)
+        return out
+
+
+class Merger(nn.Module):
+    """A square's patches, normed, to one token."""
+
+    def __init__(self, width: int, squares: int, hidden: int, norm: type[nn.Module]) -> None:
+        super().__init__()
+        self.ln_q, self.joined = layer_norm(norm, width), width * squares
+        self.mlp = nn.Sequential(nn.Linear(self.joined, self.joined), nn.GELU(), nn.Linear(self.joined, hidden))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        tokens: torch.Tensor = self.mlp(self.ln_q(rows).unflatten(1, (-1, self.joined // rows.shape[-1])).flatten(2))
+        return tokens
+
+
+class Qwen3Merger(nn.Module):
+    """A square's patches to one token, normed before they are joined, or, ``joined``, after."""
+
+    def __init__(self, width: int, squares: int, hidden: int, *, joined: bool) -> None:
+        super().__init__()
+        inner = width * squares
+        self.squares, self.norms_joined, self.act_fn = squares, joined, nn.GELU()
+        self.norm = nn.LayerNorm(inner if joined else width, eps=1e-6)
+        self.linear_fc1, self.linear_fc2 = nn.Linear(inner, inner), nn.Linear(inner, hidden)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        normed = rows if self.norms_joined else self.norm(rows)
+        joined = normed.unflatten(1, (-1, self.squares)).flatten(2)
+        tokens: torch.Tensor = self.linear_fc2(self.act_fn(self.linear_fc1(self.norm(joined) if self.norms_joined else joined)))
+        return tokens
+
+
 class QwenTower(VisionFeatures):
-    """Blocks between ``patch_embed`` and a family's ``merger``; families fill the parts in and load them.
+    """Blocks between ``patch_embed`` and ``merger``: Qwen2-VL's and Qwen2.5-VL's. Families fill the parts in.
 
     ``window``: squares along the edge of a window; all blocks but those in ``full`` attend inside windows. 0 for no windows.
     """
@@ -162,23 +210,43 @@ class QwenTower(VisionFeatures):
         tokens: torch.Tensor = merger(rows)
         return tokens[:, self.back]
 
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        rows = self.ordered(self.embed(pixel_values))
+        for layer in range(len(self.blocks)):
+            rows = self.run(layer, rows)
+        return self.merged(self.merger, rows)
+
+
+class Qwen3Tower(QwenTower):
+    """Tokens ``[G, squares, (1 + K) hidden]``: the embedding, then what K blocks give to the decoder's first K layers."""
+
+    def __init__(self, grid: PatchGrid, width: int, heads: int, tapped: list[int]) -> None:
+        super().__init__(grid, width, heads, bias=True)
+        self.tapped = tapped
+        self.deepstack_merger_list: nn.ModuleList = nn.ModuleList()
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        rows = self.embed(pixel_values) + self.places
+        further = {}
+        for layer in range(len(self.blocks)):
+            rows = self.run(layer, rows)
+            if layer in self.tapped:
+                at = self.tapped.index(layer)
+                further[at] = self.merged(self.deepstack_merger_list[at], rows)
+        return torch.cat([self.merged(self.merger, rows), *(further[at] for at in sorted(further))], -1)
+
+    def place(self, table: torch.Tensor) -> None:
+        """Resample a square table of position embeddings ``[n * n, width]`` at each patch, bilinear: ``[patches, width]``."""
+        grid, side = self.grid, int(len(table) ** 0.5)
+        square = table.reshape(1, side, side, -1).permute(0, 3, 1, 2)
+        size = (grid.rows * grid.merge, grid.columns * grid.merge)
+        drawn = nn.functional.interpolate(square, size=size, mode="bilinear", align_corners=True)[0]
+        row, col = grid.places().unbind(-1)
+        self.places = drawn[:, row, col].T.contiguous()
+
 
 def _tables(places: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin ``[patches, head_dim]``: a quarter of the pairs' frequencies for rows, the same for columns."""
     inv_freq = 1.0 / (10000.0 ** (torch.arange(0, head_dim // 2, 2, dtype=torch.float) / (head_dim // 2)))
     angles = (places[..., None].float() * inv_freq).flatten(1).repeat(1, 2)
     return angles.cos(), angles.sin()
-
-
-def square_edge(section: dict[str, Any]) -> int:
-    """Pixels along the edge of what becomes one token; raises UserError for patches that are not square."""
-    sizes = [section[key] for key in ("spatial_merge_size", "patch_size", "temporal_patch_size")]
-    if not all(isinstance(number, int) for number in sizes) or section.get("in_channels", 3) != 3:
-        raise UserError("config.json: vision patches must be squares of pixels with three channels")
-    return int(sizes[0] * sizes[1])
-
-
-def patch_grid(section: dict[str, Any], size: tuple[int, int]) -> PatchGrid:
-    """The grid of ``vision_config`` for frames of ``size``, (height, width), multiples of :func:`square_edge`."""
-    edge, merge = square_edge(section), int(section["spatial_merge_size"])
-    return PatchGrid(size[0] // edge, size[1] // edge, merge, edge // merge, int(section["temporal_patch_size"]))

@@ -1,4 +1,4 @@
-"""Towers of patches in a square, SigLIP's and CLIP's, with LLaVA's projector, as one module to trace."""
+"""Towers of patches in a square, SigLIP's and CLIP's: with LLaVA's projector, or SmolVLM's shuffle."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgevlm.errors import UserError
-from edgevlm.export.attention import use_in
-from edgevlm.export.checkpoint import Checkpoint, nearest
-from edgevlm.export.defaults import with_defaults
+from edgevlm.errors import UserError, nearest
+from edgevlm.export.checkpoint import Checkpoint, with_defaults
 from edgevlm.export.vision import VisionFeatures
+from edgevlm.export.vision.attention import use_in
 
 Pool = Callable[[torch.Tensor], torch.Tensor]
 TOWERS = ("clip_vision_model", "siglip_vision_model")
 
 
-class TowerFeatures(VisionFeatures):
+class SquareTower(VisionFeatures):
     """Pixels ``[F, 3, H, W]`` to language-space rows ``[F, tokens, hidden]``: tower, chosen layers, projector.
 
     The chosen hidden states are taken as transformers numbers them (0 is the embedding, -1 the last layer before the final
     norm); layers after them are left out. ``before`` pools the rows ahead of the projector, ``after`` behind it.
     """
 
-    def __init__(self, checkpoint: Checkpoint, *, before: Pool | None = None, after: Pool | None = None) -> None:
+    def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__()
         section = checkpoint.section("vision_config")
         model, config = _tower(section)
@@ -46,7 +45,8 @@ class TowerFeatures(VisionFeatures):
         positions = self.side**2 + (self.pre_layrnorm is not None)
         self.embeddings.position_ids = torch.arange(positions)[None]  # a buffer that no checkpoint stores
         self.projector = _projector(checkpoint, config.hidden_size * len(self.chosen))
-        self.before, self.after = before, after
+        self.before: Pool | None = None
+        self.after: Pool | None = None
         parts = {"embeddings": "vision.embeddings.", "encoder": "vision.encoder.", "projector": "projector."}
         self.take(checkpoint, parts if self.pre_layrnorm is None else parts | {"pre_layrnorm": "vision.pre_layrnorm."})
         self.eval()
@@ -108,3 +108,57 @@ def _projector(checkpoint: Checkpoint, width: int) -> nn.Module:
         projector.add_module("act", ACT2FN[checkpoint.config.get("projector_hidden_act", "gelu")])
         projector.add_module("linear_2", nn.Linear(hidden, hidden, bias=bias))
     return projector
+
+
+class SmolVLMTower(VisionFeatures):
+    """Pixels ``[F, 3, H, W]`` to rows ``[F, (side / scale) ** 2, hidden]``."""
+
+    def __init__(self, checkpoint: Checkpoint, vision_type: str) -> None:
+        super().__init__()
+        from transformers import SmolVLMVisionConfig
+        from transformers.models.smolvlm.modeling_smolvlm import SmolVLMVisionTransformer
+
+        section = with_defaults(checkpoint.section("vision_config"), vision_type)
+        config = SmolVLMVisionConfig(**{key: value for key, value in section.items() if key != "model_type"})
+        hidden = int(checkpoint.section("text_config")["hidden_size"])
+        self.scale = int(with_defaults(checkpoint.config)["scale_factor"])
+        self.side = int(config.image_size) // int(config.patch_size)
+        if self.side % self.scale:
+            raise UserError(f"config.json: {self.side} patches a side cannot be shuffled by scale_factor {self.scale}")
+        self.size = (int(config.image_size), int(config.image_size))
+        with torch.device("meta"):
+            model: Any = SmolVLMVisionTransformer(config)
+            self.proj = nn.Linear(config.hidden_size * self.scale**2, hidden, bias=False)
+        use_in(model)
+        self.patch_embedding, self.position_embedding = model.embeddings.patch_embedding, model.embeddings.position_embedding
+        self.layers, self.post_layernorm = model.encoder.layers, model.post_layernorm
+        names = {
+            "patch_embedding": "vision.embeddings.patch_embedding.",
+            "position_embedding": "vision.embeddings.position_embedding.",
+            "layers": "vision.encoder.layers.",
+            "post_layernorm": "vision.post_layernorm.",
+            "proj": "connector.modality_projection.proj.",
+        }
+        self.take(checkpoint, names)
+        places = _buckets(self.side)
+        self.places = (places[:, None] * self.side + places).flatten()
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        rows = self.patch_embedding(pixel_values).flatten(2).transpose(1, 2) + self.position_embedding(self.places)
+        for layer in self.layers:
+            output = layer(rows, None)
+            rows = output[0] if isinstance(output, tuple) else output
+        return self._shuffled(self.post_layernorm(rows))
+
+    def _shuffled(self, rows: torch.Tensor) -> torch.Tensor:
+        """Squares of ``scale`` x ``scale`` patches side by side, projected."""
+        scale, few = self.scale, self.side // self.scale
+        square = rows.unflatten(1, (few, scale, few, scale)).transpose(2, 3).flatten(3).flatten(1, 2)
+        tokens: torch.Tensor = self.proj(square)
+        return tokens
+
+
+def _buckets(side: int) -> torch.Tensor:
+    """The place in the position table of each of ``side`` patches of a whole image: fractions of its edge, in float32."""
+    fractions = torch.clamp(torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side)), max=1.0 - 1e-6)
+    return torch.bucketize(fractions, torch.arange(1 / side, 1.0, 1 / side), right=True)

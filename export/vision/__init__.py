@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from edgevlm.errors import UserError
-from edgevlm.export import attention
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.graph import OPSET, WeightsFile
+from edgevlm.export.vision.attention import traced_as
 
 GRAPH, WEIGHTS = "vision.onnx", "vision.weights"
 UNROUNDED = "vision-fp32.weights"  # there while the weights are rounded
@@ -69,10 +69,9 @@ def write_vision(
     """
     import onnx_ir
 
-    from edgevlm.export.vision_half import halve_linears
-    from edgevlm.export.vision_int8 import round_linears
+    from edgevlm.export.vision.rounding import halve_linears, round_linears
 
-    with attention.traced_as(("half" if precision == "fp16" else "standard") if standard else "fused"):
+    with traced_as(("half" if precision == "fp16" else "standard") if standard else "fused"):
         model = _trace(module)
     for holder in (model, model.graph, *model.graph.all_nodes(), *model.graph.initializers.values()):
         holder.metadata_props.clear()

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.bundle import MANIFEST, Bundle, ChatSpec, Progress, hash_file, seal_manifest
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.engine import DEFAULT_ENGINE, load_engine
-from edgevlm.runtime.framing import Framing
-from edgevlm.runtime.kv import KVScales
+from edgevlm.runtime.framing import Framing, most_text
+from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.model import Model
+from edgevlm.runtime.plugins import load_class
 from edgevlm.runtime.policies.full import Full
 from edgevlm.runtime.preprocess import Preprocessor
 from edgevlm.runtime.stream import Stream
@@ -60,6 +63,33 @@ def measured_scales(bundle: Bundle, frames: Frames | None = None, count: int = F
         reach = Reach(exact)
         _watch(model, colour_fields(exact.vision.size) if frames is None else frames, count, reach)
     return KVScales.holding(reach.key, reach.value, HEADROOM)
+
+
+def check_scales(limit: int, frame: int, text: tuple[str, str], closing: int, chat: dict[str, Any], tokenizer: str) -> None:
+    """Raise UserError, before anything is written, where :func:`add_scales` would: no engine, or too few positions.
+
+    limit: positions of a stream. frame: tokens of a grid; text: what stands around it. tokenizer: its JSON.
+    """
+    load_class("engines", DEFAULT_ENGINE)
+    read = Tokenizer.from_str(tokenizer)
+
+    def encode(words: str) -> list[int]:
+        return read.encode(words, add_special_tokens=False).ids
+
+    frames_that_fit(limit, frame + most_text(*text, encode), Chat(ChatSpec(**chat)), closing, encode)
+
+
+def add_scales(folder: Path, manifest: dict[str, Any], progress: Progress) -> None:
+    """Measure the scales of the int8 bundle that ``manifest`` describes, which is complete but for them, and list their file.
+
+    ``bundle.json`` is left as it was needed for that. Raises UserError where no engine is there to measure with.
+    """
+    spec = manifest["decoder"]
+    exact = {**spec, "kv": "fp32", "graphs": {"whole": spec["graphs"]["fp32-kv"]}}
+    (folder / MANIFEST).write_bytes(seal_manifest({**manifest, "decoder": exact}))
+    progress("measuring how far keys and values reach")
+    measured_scales(Bundle.load(folder, verify="size")).save(folder / SCALES)
+    manifest["files"][SCALES] = asdict(hash_file(folder / SCALES))
 
 
 class Reach:

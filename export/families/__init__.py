@@ -1,0 +1,139 @@
+"""Model families, one class each: all that export, plan and policies must know of one and of no other.
+
+A family is an entry point ``edgevlm.families`` whose name is ``model_type`` in config.json. Nothing here imports torch or onnx
+before :meth:`Family.parts` is called, so that ``edgevlm plan`` runs without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from edgevlm.errors import UserError, nearest
+from edgevlm.runtime.plugins import load_class, names
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from edgevlm.export.checkpoint import Checkpoint
+    from edgevlm.export.vision import VisionFeatures
+    from edgevlm.runtime.bundle import VisionSpec
+
+Config = Mapping[str, Any]
+FrameSize = Callable[[int, tuple[int, int], int], tuple[int, int]]
+"""(factor, (fewest, most) pixels, frames that share them) to (height, width): multiples of factor within the pixel budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class TowerGeometry:
+    """A vision tower in numbers. A grid is what one frame becomes, or ``group`` frames together: ``tokens`` decoder rows.
+
+    parameters: all that it stores, constants of its graph among them. block_parameters: of the matrices that each of
+    ``patches`` goes through; projector_parameters: of those that each of ``projected`` rows goes through. attended: keys that a
+    patch sees, the mean over ``blocks``. size: (height, width) of a frame, pixels. text: rows of text around each grid.
+    precision: of its linears.
+    """
+
+    parameters: int
+    block_parameters: int
+    projector_parameters: int
+    projected: int
+    tokens: int
+    patches: int
+    attended: float
+    blocks: int
+    width: int
+    inner: int
+    heads: int
+    size: tuple[int, int]
+    group: int = 1
+    text: int = 0
+    precision: str = "fp32"
+
+    @property
+    def rows(self) -> int:
+        """Rows of the decoder for each grid."""
+        return self.tokens + self.text
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyParts:
+    """What a family makes of one checkpoint."""
+
+    vision: VisionFeatures  # pixels [G, group * 3, H, W] -> rows [G, tokens, width]
+    grid: tuple[int, int]  # rows and columns of a frame's tokens
+    closing: NDArray[np.float32] | None = None  # rows that close a video, [n, hidden]
+    tokens_per_second: float | None = None  # see VisionSpec
+    deepstack: int = 0  # decoder layers that the tower gives features for, beside the embeddings
+    longest_edge: int | None = None  # frames are first resized to, before they are stretched
+
+
+class Family:
+    """A model family: set the attributes that differ, and write :meth:`parts` and :meth:`geometry`."""
+
+    vision_type: ClassVar[str] = ""  # model_type of vision_config, where early checkpoints give the whole model's
+    content_type: ClassVar[str] = "video"  # the chat template's word for what is watched
+    token_keys: ClassVar[tuple[str, ...]] = ("video_token_id", "video_token_index")  # of the placeholder, newest first
+    processors: ClassVar[tuple[str, ...]] = ("video_processor", "image_processor")  # sections or files, best first
+    is_sized: ClassVar[bool] = False  # whether frames are sized by the processor's pixel budget
+    positions: ClassVar[str] = "rows"  # how frames take positions: see VisionSpec
+    before: ClassVar[str] = ""  # text around each frame
+    after: ClassVar[str] = ""
+    opening: ClassVar[str] = ""  # text that the processor, not the template, puts before the first frame,
+    ending: ClassVar[str] = ""  # and after the last
+    placeholder: ClassVar[str] = ""  # what the chat template writes for a video, where that is not the placeholder's token
+    around: ClassVar[tuple[str, str]] = ("", "")  # what it writes beside that and the frames bring themselves
+    text_tokens: ClassVar[int] = 0  # of ``before`` and ``after``, a time of four digits among them
+    closing_rows: ClassVar[int] = 0
+    merge: ClassVar[int] = 1  # patches along the edge of what becomes a token
+    fading: ClassVar[tuple[str, str]] = ("20/19.5", "1.0/0.9")  # HERMES's k and omega: first middle layer / fall
+
+    @property
+    def template(self) -> str:
+        """The chat template where the checkpoint's own writes no place for a video."""
+        return ""
+
+    def parts(self, checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
+        """The tower, for frames of ``camera`` (height, width); raises UserError for a checkpoint it cannot express."""
+        raise NotImplementedError
+
+    def geometry(self, config: Config, sized: FrameSize) -> TowerGeometry:
+        """The tower of a whole ``config.json``, its sections filled up with transformers' defaults."""
+        raise NotImplementedError
+
+    def patches(self, vision: VisionSpec) -> int:
+        """Patches of a bundle's grid."""
+        return vision.tokens_per_frame * self.merge**2
+
+
+def load_family(model_type: str, where: object) -> Family:
+    """The family of a ``model_type``; raises UserError, naming the file ``where`` and the nearest known family."""
+    if model_type not in (known := names("families")):
+        raise UserError(f"{where}: model type {model_type!r} is not known; {nearest(model_type, known)}")
+    family: Family = load_class("families", model_type)()
+    return family
+
+
+def block_parameters(width: int, inner: int, gated: bool = False) -> int:
+    """Parameters of the matrices and biases of a tower's block: q, k, v, o and an MLP of two matrices, or three."""
+    mlp = (3 if gated else 2) * width * inner + (2 * inner if gated else inner) + width
+    return 4 * (width * width + width) + mlp
+
+
+def square_geometry(vision: Config, parameters: int, blocks: int, patches: int, **more: Any) -> TowerGeometry:
+    """A SigLIP or CLIP tower: square frames, every patch seen by all."""
+    width, inner = int(vision["hidden_size"]), int(vision["intermediate_size"])
+    return TowerGeometry(
+        parameters=parameters,
+        block_parameters=blocks * block_parameters(width, inner),
+        patches=patches,
+        attended=patches,
+        blocks=blocks,
+        width=width,
+        inner=inner,
+        heads=int(vision["num_attention_heads"]),
+        size=(int(vision["image_size"]),) * 2,
+        **more,
+    )

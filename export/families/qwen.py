@@ -1,0 +1,185 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: two frames make one grid, sized by a pixel budget; positions have three axes (M-RoPE)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from edgevlm.errors import UserError
+from edgevlm.export.checkpoint import Checkpoint, with_defaults
+from edgevlm.export.families import Config, Family, FamilyParts, FrameSize, TowerGeometry, block_parameters
+from edgevlm.export.frames import frame_size
+
+if TYPE_CHECKING:
+    from edgevlm.export.vision.qwen import PatchGrid, QwenTower
+
+START, END = "<|vision_start|>", "<|vision_end|>"
+
+
+class Qwen2VL(Family):
+    """Every patch sees its whole frame pair; the frame's position takes one step a pair (arXiv 2409.12191)."""
+
+    vision_type: ClassVar[str] = "qwen2_vl_vision"
+    token_keys: ClassVar[tuple[str, ...]] = ("video_token_id",)
+    positions: ClassVar[str] = "video"
+    is_sized: ClassVar[bool] = True
+    merge: ClassVar[int] = 2
+    fading: ClassVar[tuple[str, str]] = ("20/12", "0.75/0.6")
+    token_edge: ClassVar[int] = 28  # pixels, in which the budget of 128 to 768 tokens a frame is counted
+    mlp: ClassVar[dict[str, str]] = {"first": "fc1", "last": "fc2"}  # names of its linears
+    norm_vectors: ClassVar[int] = 2  # of a norm: weight and bias, or the weight alone
+    is_placed: ClassVar[bool] = False  # whether patches have position embeddings, and a bias
+
+    def parts(self, checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
+        import torch
+        from torch import nn
+
+        from edgevlm.export.vision.qwen import Block, Mlp, PatchGrid, RMSNorm
+
+        vision = with_defaults(checkpoint.section("vision_config"), self.vision_type)
+        merge, patch, group = sizes = [vision[key] for key in ("spatial_merge_size", "patch_size", "temporal_patch_size")]
+        if not all(isinstance(number, int) for number in sizes) or vision.get("in_channels", 3) != 3:
+            raise UserError("config.json: vision patches must be squares of pixels with three channels")
+        edge = merge * patch
+        size = frame_size(checkpoint, self.processors, camera, edge, self.budget, self.sharing(vision))
+        grid, heads = PatchGrid(size[0] // edge, size[1] // edge, merge, patch, group), int(vision["num_heads"])
+        width, inner, hidden = self.widths(vision)
+        tower, norm = self.tower(vision, grid, width, heads), RMSNorm if self.norm_vectors == 1 else nn.LayerNorm
+        with torch.device("meta"):
+            for _ in range(int(vision["depth"])):
+                tower.blocks.append(Block(width, heads, norm, Mlp(width, inner, vision["hidden_act"], **self.mlp)))
+            self.add_mergers(tower, norm, width, hidden)
+        tower.take(checkpoint, {"": "vision."})
+        return self.described(checkpoint, vision, FamilyParts(tower.eval(), (grid.rows, grid.columns)))
+
+    def tower(self, vision: Config, grid: PatchGrid, width: int, heads: int) -> QwenTower:
+        """The tower without blocks and mergers."""
+        from edgevlm.export.vision.qwen import QwenTower
+
+        return QwenTower(grid, width, heads)
+
+    def add_mergers(self, tower: Any, norm: Any, width: int, hidden: int) -> None:
+        """What makes a token of a square of patches."""
+        from edgevlm.export.vision.qwen import Merger
+
+        tower.merger = Merger(width, tower.grid.merge**2, hidden, norm)
+
+    def described(self, checkpoint: Checkpoint, vision: Config, parts: FamilyParts) -> FamilyParts:
+        """The parts, with what a later family adds to them."""
+        return parts
+
+    @property
+    def budget(self) -> tuple[int, int]:
+        """The fewest and the most pixels of a frame, where the processor files name none."""
+        return 128 * self.token_edge**2, 768 * self.token_edge**2
+
+    def sharing(self, vision: Config) -> int:
+        """Frames that share a budget."""
+        return 1
+
+    def widths(self, vision: Config) -> tuple[int, int, int]:
+        """Of a block, of its MLP and of what the tower gives."""
+        width = int(vision["embed_dim"])
+        return width, int(width * vision["mlp_ratio"]), int(vision["hidden_size"])
+
+    def geometry(self, config: Config, sized: FrameSize) -> TowerGeometry:
+        vision = config["vision_config"]
+        (width, inner, hidden), taps = self.widths(vision), len(vision.get("deepstack_visual_indexes", ()))
+        patch, merge, group = (int(vision[key]) for key in ("patch_size", "spatial_merge_size", "temporal_patch_size"))
+        size = sized(patch * merge, self.budget, self.sharing(vision))
+        rows, columns = size[0] // (patch * merge), size[1] // (patch * merge)
+        tokens, blocks, heads = rows * columns, int(vision["depth"]), int(vision["num_heads"])
+        patches, joined, placed = tokens * merge**2, width * merge**2, width * self.is_placed
+        constants = 2 * patches * (width // heads) + placed * patches  # rotary tables, and places resampled for this size
+        embedding = 3 * group * patch * patch * width + placed
+        per_block = block_parameters(width, inner, "gate" in self.mlp)
+        mergers = (1 + taps) * (joined * joined + joined + joined * hidden + hidden)
+        norms = 2 * blocks * self.norm_vectors * width + self.norm_vectors * width + taps * 2 * joined
+        return TowerGeometry(
+            parameters=embedding + blocks * per_block + mergers + norms + constants,
+            block_parameters=blocks * per_block,
+            projector_parameters=mergers,
+            projected=tokens,
+            tokens=tokens,
+            patches=patches,
+            attended=_attended(vision, rows, columns, merge, patch, blocks),
+            blocks=blocks,
+            width=width,
+            inner=inner,
+            heads=heads,
+            size=size,
+            group=group,
+            text=self.text_tokens,
+        )
+
+
+class Qwen25VL(Qwen2VL):
+    """Most blocks attend inside windows, and the frame's position follows the clock (arXiv 2502.13923, sec. 2.1)."""
+
+    vision_type: ClassVar[str] = "qwen2_5_vl_vision"
+    mlp: ClassVar[dict[str, str]] = {"gate": "gate_proj", "first": "up_proj", "last": "down_proj"}
+    norm_vectors: ClassVar[int] = 1
+
+    def widths(self, vision: Config) -> tuple[int, int, int]:
+        return int(vision["hidden_size"]), int(vision["intermediate_size"]), int(vision["out_hidden_size"])
+
+    def tower(self, vision: Config, grid: PatchGrid, width: int, heads: int) -> QwenTower:
+        from edgevlm.export.vision.qwen import QwenTower
+
+        tower = QwenTower(grid, width, heads, window=int(vision["window_size"]) // (grid.merge * grid.patch))
+        tower.full = set(vision["fullatt_block_indexes"])
+        return tower
+
+    def described(self, checkpoint: Checkpoint, vision: Config, parts: FamilyParts) -> FamilyParts:
+        return replace(parts, tokens_per_second=float(vision["tokens_per_second"]))
+
+
+class Qwen3VL(Qwen25VL):
+    """Each pair of frames is announced by its time; the tower's middle layers feed the decoder's first (DeepStack)."""
+
+    vision_type: ClassVar[str] = "qwen3_vl_vision"
+    positions: ClassVar[str] = "frame"
+    before: ClassVar[str] = f"<{{seconds:.1f}} seconds>{START}"
+    after: ClassVar[str] = END
+    around: ClassVar[tuple[str, str]] = (START, END)
+    text_tokens: ClassVar[int] = 11
+    token_edge: ClassVar[int] = 32
+    mlp: ClassVar[dict[str, str]] = {"first": "linear_fc1", "last": "linear_fc2"}
+    norm_vectors: ClassVar[int] = 2
+    is_placed: ClassVar[bool] = True
+
+    def sharing(self, vision: Config) -> int:
+        return int(vision["temporal_patch_size"])
+
+    def tower(self, vision: Config, grid: PatchGrid, width: int, heads: int) -> QwenTower:
+        from edgevlm.export.vision.qwen import Qwen3Tower
+
+        return Qwen3Tower(grid, width, heads, list(vision["deepstack_visual_indexes"]))
+
+    def add_mergers(self, tower: Any, norm: Any, width: int, hidden: int) -> None:
+        from edgevlm.export.vision.qwen import Qwen3Merger
+
+        squares = tower.grid.merge**2
+        tower.merger = Qwen3Merger(width, squares, hidden, joined=False)
+        for _ in tower.tapped:
+            tower.deepstack_merger_list.append(Qwen3Merger(width, squares, hidden, joined=True))
+
+    def described(self, checkpoint: Checkpoint, vision: Config, parts: FamilyParts) -> FamilyParts:
+        import torch
+
+        tower: Any = parts.vision
+        count, width = int(vision["num_position_embeddings"]), tower.width
+        tower.place(torch.from_numpy(checkpoint.tensor("vision.pos_embed.weight", (count, width))))
+        return replace(parts, deepstack=len(tower.tapped))
+
+
+def _attended(vision: Config, rows: int, columns: int, merge: int, patch: int, blocks: int) -> float:
+    """Keys that a patch sees, the mean over blocks: all patches, but inside windows in all blocks that are not full."""
+    patches = rows * columns * merge**2
+    if "window_size" not in vision or "fullatt_block_indexes" not in vision:
+        return float(patches)
+    side = max(1, int(vision["window_size"]) // (patch * merge))
+    tall, wide = ([min(side, edge - start) for start in range(0, edge, side)] for edge in (rows, columns))
+    windowed = merge**2 * sum(height**2 for height in tall) * sum(width**2 for width in wide) / (rows * columns)
+    full = len([index for index in vision["fullatt_block_indexes"] if index < blocks])
+    return (full * patches + (blocks - full) * windowed) / blocks

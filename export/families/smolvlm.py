@@ -1,0 +1,63 @@
+"""SmolVLM2: SigLIP patches shuffled into fewer, wider tokens, Llama, and each frame announced by its time."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from edgevlm.errors import UserError
+from edgevlm.export.checkpoint import Checkpoint
+from edgevlm.export.families import Config, Family, FamilyParts, FrameSize, TowerGeometry, block_parameters, square_geometry
+from edgevlm.export.frames import processor
+
+FENCE = "<fake_token_around_image>"
+MOST_PIXELS = 4096  # of an edge
+
+
+class SmolVLM(Family):
+    """A stream knows neither the number of its frames nor its length, which the processor's introduction would tell."""
+
+    vision_type: ClassVar[str] = "smolvlm_vision"
+    token_keys: ClassVar[tuple[str, ...]] = ("image_token_id",)
+    is_sized: ClassVar[bool] = True
+    placeholder: ClassVar[str] = "<video>"
+    before: ClassVar[str] = f"\nFrame from {{minutes:02d}}:{{second:02d}}:{FENCE}<global-img>"
+    after: ClassVar[str] = FENCE
+    opening: ClassVar[str] = "You are provided the following series of frames from a video.\n"
+    ending: ClassVar[str] = "\n\n"
+    text_tokens: ClassVar[int] = 15
+    merge: ClassVar[int] = 4
+
+    @property
+    def template(self) -> str:
+        from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
+
+        return str(DEFAULT_CHAT_TEMPLATE)
+
+    def parts(self, checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
+        from edgevlm.export.vision.square import SmolVLMTower
+
+        tower = SmolVLMTower(checkpoint, self.vision_type).eval()
+        few = tower.side // tower.scale
+        return FamilyParts(tower, (few, few), longest_edge=self._longest_edge(checkpoint, tower.size[0]))
+
+    def _longest_edge(self, checkpoint: Checkpoint, side: int) -> int:
+        """What a frame's longer edge is first resized to; raises UserError if it does not end as the tower's square."""
+        file, config = processor(checkpoint, self.processors)
+        sampled = (config.get("video_sampling") or {}).get("video_size") or config.get("size") or {}
+        final = (config.get("max_image_size") or {}).get("longest_edge")
+        edge = sampled.get("longest_edge")
+        if final != side or not isinstance(edge, int):
+            raise UserError(f"{file}: frames become {edge}, then {final} pixels wide, but the vision tower takes {side}")
+        return min(edge, MOST_PIXELS)
+
+    def geometry(self, config: Config, sized: FrameSize) -> TowerGeometry:
+        vision, hidden, scale = config["vision_config"], int(config["text_config"]["hidden_size"]), int(config["scale_factor"])
+        width, inner, patch = (int(vision[key]) for key in ("hidden_size", "intermediate_size", "patch_size"))
+        side, blocks = int(vision["image_size"]) // patch, int(vision["num_hidden_layers"])
+        patches, tokens, projector = side * side, (side // scale) ** 2, width * scale**2 * hidden
+        blocks_only = blocks * (block_parameters(width, inner) + 4 * width)
+        parameters = 3 * patch * patch * width + width + patches * width + blocks_only + 2 * width + projector
+        return square_geometry(
+            vision, parameters, blocks, patches,
+            projector_parameters=projector, projected=tokens, tokens=tokens, text=self.text_tokens,
+        )  # fmt: skip

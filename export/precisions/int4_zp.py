@@ -1,6 +1,0 @@
-"""4 bits in blocks of 32 with zero points; embedding and head have 8."""
-
-from edgevlm.export.precisions import Precision
-from edgevlm.export.precisions.blocks import Blocks
-
-PRECISION = Precision(matrices=Blocks(4, with_zeros=True), table=Blocks(8))

@@ -1,0 +1,249 @@
+"""How a matrix ``[out, in]`` lies in files, and the graph nodes that multiply by it.
+
+For ONNX Runtime: :class:`Dense` and :class:`Blocks`. For TensorRT's strongly typed networks, products are in float16: ``Dense``
+with ``half``, and whole numbers (:class:`PerChannel`, :class:`PerBlock`) that are symmetric, ``code * scale`` with a scale
+above 0 and no zero point, as its parser demands; they go through DequantizeLinear, which its engines may merge with the product.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from edgevlm.errors import UserError
+from edgevlm.export.checkpoint import SLICE
+
+if TYPE_CHECKING:
+    from edgevlm.export.graph import GraphBuilder
+
+Float32 = NDArray[np.float32]
+UInt8 = NDArray[np.uint8]
+Parts = Mapping[str, NDArray]
+
+LARGEST_BLOCK = 128
+LEAST_SCALE = np.float16(2.0**-24)  # the smallest float16 above 0
+
+
+class Layout(ABC):
+    """One way to store matrices. ``is_integer``: whether weights are rounded to whole numbers."""
+
+    is_integer: ClassVar[bool] = False
+
+    @abstractmethod
+    def parts(self, weight: Float32) -> Parts:
+        """The arrays to store, by name; what is rounded, is rounded here."""
+
+    @abstractmethod
+    def multiply(self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int]) -> str:
+        """Nodes for ``rows [..., in] @ weight.T``: ``[..., out]``, float32. tensors: the initializers of ``parts``."""
+
+    @abstractmethod
+    def bytes_per_weight(self, group: int | None = None) -> float:
+        """Bytes that a weight takes; ``group``: weights of a row that share a scale, the layout's own unless given."""
+
+    def rounded(self, weight: Float32) -> Float32:
+        """The numbers ``[out, in]`` that are stored of a matrix; of layouts with ``is_integer``."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Dense(Layout):
+    """Floating point numbers: ``weight`` ``[in, out]``, the order that MatMul packs from, or ``[out, in]``, ``by_row``.
+
+    Computed with in float32, or, with ``half``, in float16.
+    """
+
+    dtype: DTypeLike = np.float32
+    by_row: bool = False
+    half: bool = False
+
+    def parts(self, weight: Float32) -> Parts:
+        return {"weight": _as(self.dtype, weight if self.by_row else weight.T)}
+
+    def multiply(self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int]) -> str:
+        op, attributes = ("Gemm", {"transB": 1}) if self.by_row else ("MatMul", {})
+        if self.half:
+            return _half_product(graph, op, name, rows, tensors[0], **attributes)
+        weight = tensors[0]
+        if np.dtype(self.dtype) != np.float32:
+            weight = graph.cast(weight, f"{weight}.float32", np.float32)
+        return graph.node(op, [rows, weight], [name], **attributes)
+
+    def bytes_per_weight(self, group: int | None = None) -> float:
+        return np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks(Layout):
+    """Whole numbers of 4 or 8 bits in blocks of ``size`` along a row, multiplied by ``com.microsoft.MatMulNBits``.
+
+    A weight is ``(code - zero) * scale``; code and zero are unsigned. B is ``ceil(in / size)``, the last block filled up with
+    zeros. Parts: ``codes`` uint8 ``[out, B, size * bits / 8]`` (of two 4-bit codes in a byte the first is the low one),
+    ``scales`` float32 ``[out, B]`` and, unless zero is always half of the range, ``zeros`` uint8 ``[out, ceil(B * bits / 8)]``.
+    level: ONNX Runtime's ``accuracy_level``: 4 rounds activations to 8 bits, block by block, and adds up whole numbers; 0
+    computes in float32. (Whatever it says, a session that does not prepack computes in float32, and slowly.)
+    """
+
+    bits: int
+    size: int = 32
+    with_zeros: bool = False
+    level: int = 4
+
+    is_integer: ClassVar[bool] = True
+
+    def parts(self, weight: Float32) -> Parts:
+        step = max(1, SLICE // weight.shape[1])  # what rounding takes in between is several times what it rounds
+        slices = (weight[row : row + step] for row in range(0, len(weight), step))
+        done = [self.packed(*round_to_blocks(rows, self.bits, self.size, self.with_zeros)) for rows in slices]
+        return {part: np.concatenate([parts[part] for parts in done]) for part in done[0]}
+
+    def rounded(self, weight: Float32) -> Float32:
+        codes, scales, zeros = round_to_blocks(weight, self.bits, self.size, self.with_zeros)
+        zero = np.float32(1 << (self.bits - 1)) if zeros is None else zeros[..., None].astype(np.float32)
+        blocks = (codes - zero) * scales[..., None]
+        return blocks.reshape(len(weight), -1)[:, : weight.shape[1]]
+
+    def packed(self, codes: UInt8, scales: Float32, zeros: UInt8 | None) -> Parts:
+        """The parts of codes ``[out, B, size]``, scales ``[out, B]`` and zeros ``[out, B]`` or None, one number a byte."""
+        parts: dict[str, NDArray] = {"codes": self._bytes(codes), "scales": scales}
+        return parts if zeros is None else parts | {"zeros": self._bytes(zeros)}
+
+    def multiply(self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int]) -> str:
+        sizes = {"N": shape[0], "K": shape[1], "bits": self.bits, "block_size": self.size}
+        return graph.fused("MatMulNBits", [rows, *tensors], [name], **sizes, accuracy_level=self.level)
+
+    def bytes_per_weight(self, group: int | None = None) -> float:
+        return self.bits / 8 + (4 + self.with_zeros * self.bits / 8) / (group or self.size)
+
+    def _bytes(self, codes: UInt8) -> UInt8:
+        """Codes side by side on the last axis, two to a byte when they have 4 bits."""
+        if self.bits == 8:
+            return codes
+        if codes.shape[-1] % 2:
+            codes = np.concatenate([codes, np.zeros_like(codes[..., :1])], -1)
+        return np.bitwise_or(codes[..., 0::2], np.left_shift(codes[..., 1::2], 4), dtype=np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class PerChannel(Layout):
+    """``codes`` int8 ``[in, out]`` from -127 to 127, ``scales`` float16 ``[out]``: max|w| / 127 of each output channel."""
+
+    is_integer: ClassVar[bool] = True
+
+    def parts(self, weight: Float32) -> Parts:
+        scales = _half_scales(np.abs(weight).max(1) / np.float32(127))
+        codes = np.clip(np.rint(weight / scales.astype(np.float32)[:, None]), -127, 127)
+        return {"codes": codes.T.astype(np.int8), "scales": scales}
+
+    def rounded(self, weight: Float32) -> Float32:
+        parts = self.parts(weight)
+        numbers: Float32 = (parts["codes"].astype(np.float32) * parts["scales"].astype(np.float32)).T
+        return numbers
+
+    def multiply(self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int]) -> str:
+        numbers = graph.node("DequantizeLinear", tensors, [f"{name}.numbers"], axis=1)
+        return _half_product(graph, "MatMul", name, rows, numbers)
+
+    def bytes_per_weight(self, group: int | None = None) -> float:
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class PerBlock(Layout):
+    """``codes`` int4 ``[in, out]`` from -7 to 7, ``scales`` float16 ``[in / block, out]``: max|w| / 7 of a block of a column.
+
+    A block is 128 numbers, or the largest power of two below that divides ``in``. Raises UserError for a matrix of which an odd
+    number is made: two codes share a byte.
+    """
+
+    is_integer: ClassVar[bool] = True
+
+    def parts(self, weight: Float32) -> Parts:
+        import ml_dtypes
+
+        out, width = weight.shape
+        if out % 2:
+            raise UserError(f"a matrix with {out} outputs cannot be stored in 4 bits; give --precision int8 or fp16")
+        blocks = weight.reshape(out, -1, block_of(width))
+        scales = _half_scales(np.abs(blocks).max(2) / np.float32(7))
+        codes = np.clip(np.rint(blocks / scales.astype(np.float32)[..., None]), -7, 7).reshape(out, width)
+        return {"codes": codes.T.astype(np.int8).astype(ml_dtypes.int4), "scales": scales.T}
+
+    def rounded(self, weight: Float32) -> Float32:
+        parts = self.parts(weight)
+        scales = np.repeat(parts["scales"].astype(np.float32), block_of(weight.shape[1]), 0)
+        numbers: Float32 = (parts["codes"].astype(np.int8) * scales).T
+        return numbers
+
+    def multiply(self, graph: GraphBuilder, name: str, rows: str, tensors: list[str], shape: tuple[int, int]) -> str:
+        size = block_of(shape[1])
+        numbers = graph.node("DequantizeLinear", tensors, [f"{name}.numbers"], axis=0, block_size=size)
+        return _half_product(graph, "MatMul", name, rows, numbers)
+
+    def bytes_per_weight(self, group: int | None = None) -> float:
+        return 0.5 + 2 / LARGEST_BLOCK
+
+
+def block_of(width: int) -> int:
+    """Numbers that share a scale, of columns of ``width``."""
+    return int(np.gcd(width, LARGEST_BLOCK))
+
+
+def round_to_blocks(weight: Float32, bits: int, size: int, with_zeros: bool) -> tuple[UInt8, Float32, UInt8 | None]:
+    """Codes ``[out, B, size]``, scales ``[out, B]`` and zeros ``[out, B]`` of a matrix ``[out, in]``, rounded to nearest.
+
+    Without zeros the number of largest magnitude in a block, whatever its sign, becomes code 0: there is one step more
+    on its side. With zeros the codes span a block's numbers and 0.
+    """
+    out, width = weight.shape
+    padded = np.zeros((out, -(-width // size) * size), np.float32)
+    padded[:, :width] = weight
+    blocks = padded.reshape(out, -1, size)
+    top, half = (1 << bits) - 1, 1 << (bits - 1)
+    if with_zeros:
+        low, high = np.minimum(blocks.min(-1), 0), np.maximum(blocks.max(-1), 0)
+        scales = _never_zero((high - low) / np.float32(top))
+        zeros = np.rint(-low / scales).astype(np.uint8)
+        shift: UInt8 | int = zeros[..., None]
+    else:
+        largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)[..., 0]
+        scales, zeros, shift = _never_zero(largest / np.float32(-half)), None, half
+    codes = np.clip(np.rint(blocks / scales[..., None]) + shift, 0, top).astype(np.uint8)
+    return codes, scales, zeros
+
+
+def _never_zero(scales: Float32) -> Float32:
+    """A block of zeros has scale 1."""
+    return np.where(scales == 0, np.float32(1), scales).astype(np.float32)
+
+
+def _half_scales(wanted: Float32) -> NDArray[np.float16]:
+    """In float16, above 0. Raises UserError for those that it cannot hold."""
+    with np.errstate(over="ignore"):
+        scales = wanted.astype(np.float16)
+    if not np.isfinite(scales).all():
+        raise UserError(f"a weight's scale of {wanted.max():.0f} does not fit in fp16; give --precision fp32")
+    return np.maximum(scales, LEAST_SCALE)
+
+
+def _half_product(graph: GraphBuilder, op: str, name: str, rows: str, weight: str, **attributes: int) -> str:
+    """The product in float16 of float32 rows, in float32."""
+    half = graph.cast(rows, f"{name}.rows", np.float16)
+    product = graph.node(op, [half, weight], [f"{name}.half"], **attributes)
+    return graph.cast(product, name, np.float32)
+
+
+def _as(dtype: DTypeLike, weight: Float32) -> NDArray:
+    """Raises UserError for numbers that ``dtype`` cannot hold."""
+    if np.dtype(dtype) == np.float32:
+        return weight
+    with np.errstate(over="ignore"):
+        array = weight.astype(dtype)
+    if not np.isfinite(array).all():
+        raise UserError(f"a weight of {np.abs(weight).max():.0f} does not fit in fp16; export with --precision fp32 or int8")
+    return array

@@ -1,0 +1,223 @@
+"""TensorRT: norms and rotary positions in operators that every version from 10.3 on has, and the cache in two ways.
+
+A layer is read as far as the input ``columns{l}`` is long, and the mask is made in the graph (docs/engines.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import TensorProto
+
+from edgevlm.export.backbones import DecoderShape
+from edgevlm.export.graph import GraphBuilder
+from edgevlm.export.kv import PARTS, stored_as
+from edgevlm.export.profiles import Profile
+from edgevlm.runtime.engine import KVType
+from edgevlm.runtime.graph_profiles import TENSORRT_10_3, TENSORRT_10_15
+from edgevlm.runtime.kv import DTYPES
+
+KV_TYPES: tuple[KVType, ...] = ("fp32", "fp16")
+UNSEEN = {"fp32": np.float32(-1e30), "fp16": np.float16(-6e4)}  # a logit whose weight is exactly 0
+NO_ROW = np.int32(2**31 - 1)
+
+
+@dataclass(slots=True)
+class Primitive:
+    """See :class:`edgevlm.export.profiles.Operators`. All in float32, whatever the products are in."""
+
+    graph: GraphBuilder
+    shape: DecoderShape
+
+    def tables(self) -> None:
+        """With a dimension for the heads: ``[1, S, 1, D/2]``."""
+        g, half = self.graph, self.shape.head_dim // 2
+        by_head = g.constant("table.shape", np.array([1, -1, 1, half], np.int64))
+        for name in ("cos", "sin"):
+            g.node("Reshape", [g.input(name, TensorProto.FLOAT, [1, "S", half]), by_head], [f"{name}.table"])
+
+    def norm(self, name: str, gamma: np.ndarray, residual: str, delta: str | None) -> tuple[str, str]:
+        """``x / sqrt(mean(x^2) + eps) * gamma``."""
+        g = self.graph
+        x = residual if delta is None else g.node("Add", [residual, delta], [f"{name}.sum"])
+        mean = g.node("ReduceMean", [g.node("Mul", [x, x], [f"{name}.squares"]), self._last()], [f"{name}.mean"], keepdims=1)
+        raised = g.node("Add", [mean, g.constant("norm.epsilon", np.float32(self.shape.norm_eps))], [f"{name}.raised"])
+        normed = g.node("Div", [x, g.node("Sqrt", [raised], [f"{name}.root"])], [f"{name}.normed"])
+        return g.node("Mul", [normed, g.weight(f"{name}.weight", gamma)], [name]), x
+
+    def rotate(self, name: str, rows: str, heads: int) -> str:
+        """``(a, b)`` to ``(a cos - b sin, b cos + a sin)``, a and b the halves of a head."""
+        g, dim = self.graph, self.shape.head_dim
+        by_head = g.constant(f"by_{heads}_heads", np.array([1, -1, heads, dim], np.int64))
+        halves = g.constant("halves", np.array([dim // 2, dim // 2], np.int64))
+        first, second = f"{name}.first", f"{name}.second"
+        g.node("Split", [g.node("Reshape", [rows, by_head], [f"{name}.split"]), halves], [first, second], axis=-1)
+        parts = []
+        for part, kept, other, combine in (("a", first, second, "Sub"), ("b", second, first, "Add")):
+            cosine = g.node("Mul", [kept, "cos.table"], [f"{name}.{part}.cos"])
+            sine = g.node("Mul", [other, "sin.table"], [f"{name}.{part}.sin"])
+            parts.append(g.node(combine, [cosine, sine], [f"{name}.{part}"]))
+        turned = g.node("Concat", parts, [f"{name}.turned"], axis=-1)
+        return g.node("Reshape", [turned, g.constant("joined.shape", np.array([1, 0, -1], np.int64))], [name])
+
+    def _last(self) -> str:
+        return self.graph.constant("norm.axis", np.array([-1], np.int64))
+
+
+@dataclass(slots=True)
+class Columns:
+    """Keys and values of one precision in one graph. Profiles write ``attend``."""
+
+    graph: GraphBuilder
+    shape: DecoderShape
+    kv: KVType
+
+    def start(self) -> None:
+        """``past{l}`` int32 ``[1]``, the rows before the call, and ``new`` int32 ``[S]``: 0, 1, .. of the call's rows."""
+        g, layers = self.graph, self.shape.layers
+        total = g.input("total_len", TensorProto.INT32, [layers])
+        rows = g.node("Shape", ["inputs_embeds"], ["S"], start=1, end=2)
+        past = g.node("Sub", [total, g.cast(rows, "S.int32", np.int32)], ["past"])
+        ones = g.constant("one_per_layer", np.ones(layers, np.int64))
+        g.node("Split", [past, ones], [f"past{layer}" for layer in range(layers)], axis=0)
+        ends = [g.constant("int64.zero", np.array(0, np.int64)), g.node("Squeeze", [rows], ["S.scalar"])]
+        indices = g.node("Range", [*ends, g.constant("int64.one", np.array(1, np.int64))], ["new.int64"])
+        g.cast(indices, "new", np.int32)
+
+    def attend(self, layer: int, query: str, key: str, value: str) -> str:
+        """Causal attention over the valid rows and those of the call, ``[1, S, heads D]``: ``[1, S, Hq D]``."""
+        raise NotImplementedError
+
+    def declared(self, layer: int) -> list[str]:
+        """The inputs ``key{l}``, ``value{l}`` and ``columns{l}``; returns the first two."""
+        s, g = self.shape, self.graph
+        memory: list[int | str] = [1, s.kv_heads, f"C{layer}", s.head_dim]
+        g.input(f"columns{layer}", TensorProto.INT32, [f"n{layer}"])
+        return [g.input(f"{part}{layer}", stored_as(self.kv), memory) for part in PARTS]
+
+    def read(self, layer: int, part: str, memory: str) -> str:
+        """The first ``n{l}`` rows of ``[1, Hkv, C, D]``."""
+        g = self.graph
+        if part == "key":
+            g.node("Shape", [f"columns{layer}"], [f"layer{layer}.n"])
+        bounds = [self.numbers(0), f"layer{layer}.n", self.numbers(2)]
+        return g.node("Slice", [memory, *bounds], [f"layer{layer}.{part}s"])
+
+    def stored(self, rows: str) -> str:
+        """Rows in the memory's type."""
+        return rows if self.kv == "fp32" else self.graph.cast(rows, f"{rows}.{self.kv}", DTYPES[self.kv])
+
+    def by_head(self, name: str, rows: str, heads: int) -> str:
+        """``[1, S, heads D]`` to ``[1, heads, S, D]`` of the memory's type."""
+        g = self.graph
+        split = g.node("Reshape", [self.stored(rows), self.numbers(1, -1, heads, self.shape.head_dim)], [f"{name}.split"])
+        return g.node("Transpose", [split], [name], perm=[0, 2, 1, 3])
+
+    def float32(self, rows: str) -> str:
+        """Rows of the memory's type in float32."""
+        return rows if self.kv == "fp32" else self.graph.cast(rows, f"{rows}.float", np.float32)
+
+    def numbers(self, *values: int) -> str:
+        return self.graph.constant("int64." + ".".join(map(str, values)), np.array(values, np.int64))
+
+
+@dataclass(slots=True)
+class Beside(Columns):
+    """10.3 to 10.14: operators of opset 20, attention from products and a softmax.
+
+    New rows are the outputs ``new_key{l}``, ``new_value{l}`` ``[1, Hkv, S, D]``: an engine of these versions cannot write into
+    what it reads, so that keys and values of the call are attended to beside those of the memory, and the caller writes them
+    there. The query heads that share keys are folded into rows, g S of them: then keys need not be repeated, and product, sum,
+    softmax, product is the chain that TensorRT knows for attention.
+    """
+
+    def start(self) -> None:
+        """``new.folded`` ``[1, 1, g S, 1]`` besides: the row of the call that a row of the folded scores is."""
+        Columns.start(self)
+        g, group = self.graph, self.shape.heads // self.shape.kv_heads
+        folded = g.node("Tile", ["new", self.numbers(group)], ["new.tiled"])
+        g.node("Reshape", [folded, self.numbers(1, 1, -1, 1)], ["new.folded"])
+
+    def attend(self, layer: int, query: str, key: str, value: str) -> str:
+        g, s, name = self.graph, self.shape, f"layer{layer}"
+        joined = []
+        for part, past, rows in zip(PARTS, self.declared(layer), (key, value), strict=True):
+            new = self.by_head(f"new_{part}{layer}", rows, s.kv_heads)
+            g.output(new, stored_as(self.kv), [1, s.kv_heads, "S", s.head_dim])
+            seen = self.read(layer, part, past)
+            joined.append(g.node("Concat", [seen, new], [f"{name}.all_{part}s"], axis=2))  # [1, Hkv, n + S, D]
+        across = g.node("Transpose", [joined[0]], [f"{name}.across"], perm=[0, 1, 3, 2])
+        scores = g.node("MatMul", [self._folded(layer, query), across], [f"{name}.scores"])  # [1, Hkv, g S, n + S]
+        masked = g.node("Add", [scores, self._bias(layer)], [f"{name}.masked"])
+        weights = g.node("Softmax", [masked], [f"{name}.weights"], axis=-1)
+        attended = g.node("MatMul", [weights, joined[1]], [f"{name}.attended"])
+        return self._unfolded(layer, attended)
+
+    def _folded(self, layer: int, query: str) -> str:
+        """``[1, S, Hq D]`` to ``[1, Hkv, g S, D]``, scaled."""
+        g, s, name = self.graph, self.shape, f"layer{layer}.queries"
+        scale = g.constant("scale", np.float32(1 / np.sqrt(s.head_dim)))
+        scaled = self.stored(g.node("Mul", [query, scale], [f"{name}.scaled"]))
+        split = g.node("Reshape", [scaled, self.numbers(-1, s.kv_heads, s.heads // s.kv_heads, s.head_dim)], [f"{name}.split"])
+        by_head = g.node("Transpose", [split], [f"{name}.by_head"], perm=[1, 2, 0, 3])
+        return g.node("Reshape", [by_head, self.numbers(1, s.kv_heads, -1, s.head_dim)], [name])
+
+    def _unfolded(self, layer: int, attended: str) -> str:
+        """``[1, Hkv, g S, D]`` to ``[1, S, Hq D]`` in float32."""
+        g, s, name = self.graph, self.shape, f"layer{layer}"
+        split = g.node("Reshape", [attended, self.numbers(s.heads, -1, s.head_dim)], [f"{name}.by_head"])
+        by_row = g.node("Transpose", [split], [f"{name}.by_row"], perm=[1, 0, 2])
+        joined = g.node("Reshape", [by_row, self.numbers(1, -1, s.heads * s.head_dim)], [f"{name}.joined"])
+        return self.float32(joined)
+
+    def _bias(self, layer: int) -> str:
+        """``[1, 1, g S, n + S]``: 0 where a row may look, UNSEEN elsewhere.
+
+        A column is seen from one row of the call on: a valid row of the memory from the first, a row of the call from itself.
+        """
+        g, name = self.graph, f"layer{layer}"
+        valid = g.node("Less", [f"columns{layer}", f"past{layer}"], [f"{name}.valid"])
+        ends = [g.constant(f"int32.{what}", np.int32(at)) for what, at in (("first", 0), ("no_row", NO_ROW))]
+        first = g.node("Concat", [g.node("Where", [valid, *ends], [f"{name}.seen_from"]), "new"], [f"{name}.first"], axis=0)
+        seen = g.node("LessOrEqual", [first, "new.folded"], [f"{name}.seen"])
+        unseen = UNSEEN[self.kv]
+        logits = [g.constant("logit.seen", np.zeros((), unseen.dtype)), g.constant("logit.unseen", unseen)]
+        return g.node("Where", [seen, *logits], [f"{name}.bias"])
+
+
+@dataclass(slots=True)
+class InPlace(Columns):
+    """10.15 and newer: TensorScatter appends in place, and the standard Attention reads a slice of the memory.
+
+    ``key{l}_out``, ``value{l}_out`` are to be bound to the addresses of ``key{l}``, ``value{l}``.
+    """
+
+    def attend(self, layer: int, query: str, key: str, value: str) -> str:
+        g, s, name = self.graph, self.shape, f"layer{layer}"
+        start = g.cast(f"past{layer}", f"{name}.start", np.int64)
+        read = []
+        for part, past, rows in zip(PARTS, self.declared(layer), (key, value), strict=True):
+            new = self.by_head(f"{name}.new_{part}", rows, s.kv_heads)
+            present = g.node("TensorScatter", [past, new, start], [f"{part}{layer}_out"], axis=-2, mode="linear")
+            g.output(present, stored_as(self.kv), [1, s.kv_heads, f"C{layer}", s.head_dim])
+            read.append(self.read(layer, part, present))
+        queries = self.by_head(f"{name}.queries", query, s.heads)
+        attended = g.node("Attention", [queries, *read, self._mask(layer)], [f"{name}.attended"])
+        by_row = g.node("Transpose", [attended], [f"{name}.by_row"], perm=[0, 2, 1, 3])
+        joined = g.node("Reshape", [by_row, self.numbers(1, -1, s.heads * s.head_dim)], [f"{name}.joined"])
+        return self.float32(joined)
+
+    def _mask(self, layer: int) -> str:
+        """``[1, 1, S, n]``: a row sees what is not behind itself."""
+        g = self.graph
+        own = g.node("Add", [f"past{layer}", "new"], [f"layer{layer}.own"])
+        by_row = g.node("Reshape", [own, self.numbers(1, 1, -1, 1)], [f"layer{layer}.own.rows"])
+        return g.node("LessOrEqual", [f"columns{layer}", by_row], [f"layer{layer}.mask"])
+
+
+VARIANTS, VISION = ("whole", "projections"), ("fp32", "fp16")
+PROFILES = {
+    TENSORRT_10_3: Profile(TENSORRT_10_3, 20, 10, Primitive, Beside, KV_TYPES, VARIANTS, VISION),
+    TENSORRT_10_15: Profile(TENSORRT_10_15, 24, 12, Primitive, InPlace, KV_TYPES, VARIANTS, VISION),
+}
