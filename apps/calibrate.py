@@ -19,8 +19,6 @@ from edgevlm.apps.sources.video import check_readable
 from edgevlm.calib import Clip, as_calibrated, calibrate, check_writable, write_calibration
 from edgevlm.calib.accuracy.select_policy import ComparisonInput, ComparisonRequest, Note, select_policies
 from edgevlm.calib.accuracy.variants import Budget, parse_budgets, parse_variants
-from edgevlm.calib.kv_scales import FRAMES as SCALE_FRAMES
-from edgevlm.calib.kv_scales import measured_scales
 from edgevlm.calib.plots import check_plot, plot_ages
 from edgevlm.calib.write import checkpoint_folder
 from edgevlm.errors import UserError

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from edgevlm.apps.planning.shape import BLOCK
-from edgevlm.apps.planning.weights import BUNDLES
 from edgevlm.bench.rounds import figures, ratio
 from edgevlm.bench.runtimes import OURS, RUNTIMES, check_runtimes
 from edgevlm.bench.runtimes.measure import Result, Work, compared, measure
@@ -62,8 +60,9 @@ def read_mb(shape: DecoderShape, precision: str, kv: str, held: int) -> float:
     """MB that one token reads: the matrices of all layers, the head, and the keys and values of ``held`` tokens."""
     attention = shape.hidden * shape.head_dim * 2 * (shape.heads + shape.kv_heads)
     matrices = shape.layers * (attention + 3 * shape.hidden * shape.intermediate)
-    storage = BUNDLES[precision]
-    weights = matrices * storage.matrix(BLOCK) + shape.vocab * shape.hidden * storage.table
+    layouts = load_precision(precision).onnxruntime
+    table = shape.vocab * shape.hidden * layouts.table.bytes_per_weight()
+    weights = matrices * layouts.matrices.bytes_per_weight() + table
     return round((weights + shape.layers * 2 * shape.kv_size * DTYPES[kv].itemsize * held) / 1e6, 1)
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.calib.accuracy.policy_divergence import divergence
-from edgevlm.calib.kv_scales import in_fp32
 from edgevlm.errors import UserError
+from edgevlm.export.kv_scales import in_fp32
 from edgevlm.runtime.budget import allocate
 from edgevlm.runtime.bundle import Bundle, Progress
 from edgevlm.runtime.cache import KVCache, Rows

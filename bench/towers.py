@@ -15,9 +15,9 @@ import transformers
 from numpy.typing import NDArray
 
 from edgevlm.bench.seeded import SeededTensors, decoder_bundle
-from edgevlm.export import FAMILIES
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.checkpoint import Checkpoint
+from edgevlm.export.families import load_family
 from edgevlm.export.vision import GRAPH, VisionFeatures, write_vision
 from edgevlm.export.writer import family_parts
 from edgevlm.runtime.engine import Engine, load_engine
@@ -89,7 +89,7 @@ def traceable(tower: Tower, folder: Path) -> VisionFeatures:
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 1, "max_pixels": tower.side**2}))
     checkpoint = SeededCheckpoint(folder)
-    module = family_parts(checkpoint, FAMILIES[tower.family], (tower.side, tower.side)).vision
+    module = family_parts(checkpoint, load_family(tower.family, folder), (tower.side, tower.side)).vision
     filled = module.state_dict()
     for name, source in module.sources.items():
         filled[name] = torch.from_numpy(checkpoint.tensor(source, tuple(filled[name].shape)))

@@ -15,8 +15,7 @@ import torch
 
 from edgevlm.bench.rounds import Job, figures, in_turn, ratio
 from edgevlm.bench.towers import TOWERS, Float32, Tower, engine_of, reference, traceable
-from edgevlm.errors import UserError
-from edgevlm.export.checkpoint import nearest
+from edgevlm.errors import UserError, nearest
 from edgevlm.export.vision import check_precision
 from edgevlm.runtime.bundle import Progress
 

@@ -104,9 +104,7 @@ class _Model:
     frames: dict[str, Any]
 
 
-def _read(
-    checkpoint: Checkpoint, options: Options, check_out: Callable[[], None], progress: Progress
-) -> _Model:
+def _read(checkpoint: Checkpoint, options: Options, check_out: Callable[[], None], progress: Progress) -> _Model:
     """Everything that can be refused before a byte is written, the cheapest first."""
     model_type = str(checkpoint.config.get("model_type"))
     family = load_family(model_type, checkpoint.folder / "config.json")

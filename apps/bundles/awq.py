@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import platform
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from edgevlm.calib.activations import sample_activations
+from edgevlm.calib import activations
 from edgevlm.export import export_checkpoint
-from edgevlm.export.scaling import Samples, in_blocks
+from edgevlm.export.scaling import Sampler, Samples, in_blocks
 from edgevlm.runtime.atomic import check_target, flush
 from edgevlm.runtime.bundle import Bundle, Progress
 from edgevlm.runtime.engine import DEFAULT_ENGINE
@@ -34,7 +36,15 @@ def export_scaled(
     def samples(folder: Path) -> Samples:
         return kept_samples(checkpoint, folder, progress, exact)
 
-    return export_checkpoint(checkpoint, out, progress=progress, force=force, precision=precision, samples=samples, **options)
+    return export_checkpoint(
+        checkpoint, out, progress=progress, force=force, precision=precision, samples=Sampler(source(), samples), **options
+    )
+
+
+def source() -> str:
+    """What samples depend on: the text that is read, and the program that reads it."""
+    program = hashlib.sha256(Path(activations.__file__).read_bytes()).hexdigest()
+    return f"sampled over the help topics of Python {platform.python_version()} by {program}"
 
 
 def kept_samples(checkpoint: Path, folder: Path, progress: Progress, exact: Mapping[str, Any]) -> Samples:
@@ -47,7 +57,7 @@ def kept_samples(checkpoint: Path, folder: Path, progress: Progress, exact: Mapp
         if not plain.exists():
             export_checkpoint(checkpoint, plain, progress=progress, **exact)
         progress("running the model over text")
-        _save(file, sample_activations(Bundle.load(plain, verify="size")))
+        _save(file, activations.sample_activations(Bundle.load(plain, verify="size")))
     shutil.rmtree(plain, ignore_errors=True)
     with np.load(file, allow_pickle=False) as stored:
         return dict(stored)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
-from edgevlm.apps.planning.bundle import plan_bundle
+from edgevlm.apps.planning.model import plan_bundle
 from edgevlm.apps.planning.plan import default_budget
 from edgevlm.engines.devices import load_device
 from edgevlm.engines.tensorrt.jobs import WORKSPACE, Settings

@@ -15,7 +15,7 @@ from typing import Any
 from edgevlm.errors import BundleError, UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.export.checkpoint import ConfigOnly, checkpoint_folder
-from edgevlm.export.fingerprint import SAMPLED, fingerprint
+from edgevlm.export.fingerprint import fingerprint
 from edgevlm.packages import needed
 from edgevlm.runtime.bundle import MANIFEST, Bundle
 from edgevlm.runtime.engine import DEFAULT_ENGINE
@@ -100,7 +100,9 @@ def place(checkpoint: Path, *, scaled: bool, **options: Any) -> Path:
     options["precision"] = stored_in(ConfigOnly(folder).config, options["text_gguf"], options["precision"])
     options["vision_precision"] = profile.vision_precision(options["vision_precision"], options["precision"])
     of_checkpoint = fingerprint(folder, {})[:OPTIONS]
-    of_options = fingerprint(folder, options | {"samples": SAMPLED if scaled else {}})[:OPTIONS]
+    of_options = fingerprint(
+        folder, options | {"samples": needed("edgevlm.apps.bundles.awq", "exporting").source() if scaled else {}}
+    )[:OPTIONS]
     name = re.sub(r"[^A-Za-z0-9._-]", "-", folder.resolve().name).lstrip(".-")[:64] or "checkpoint"
     return cache_folder() / f"{name}-{of_checkpoint}-{of_options}"
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from edgevlm.apps.planning.shape import PlannedModel
+from edgevlm.apps.planning.model import PlannedModel
 from edgevlm.errors import UserError
 
 STATUS = Path("/proc/self/status")

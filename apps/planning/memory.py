@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgevlm.apps.planning.shape import PlannedModel, layer_matrices
-from edgevlm.apps.planning.weights import Weights, weights_of
+from edgevlm.apps.planning.model import PlannedModel, layer_matrices
 from edgevlm.engines.devices import Device
 from edgevlm.engines.tensorrt.need import RUNTIME, build_need
+from edgevlm.errors import UserError
 from edgevlm.export.footprint import needed_memory
+from edgevlm.export.precisions import load_precision
 from edgevlm.runtime.cache import KVCache
 
 FLOAT = 4
@@ -43,8 +44,48 @@ class Memory:
         return self.weights + self.kv + self.policy + self.activations + self.vision + self.runtime
 
 
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Bytes of the decoder's layers, the table of embeddings, a head of its own (0 where it is that table) and the tower."""
+
+    layers: int
+    embedding: int
+    head: int
+    tower: int
+
+    @property
+    def total(self) -> int:
+        return self.layers + self.embedding + self.head + self.tower
+
+
+def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
+    """The weights of ``model`` at a precision, in a bundle, or with ``kind`` jetson in TensorRT's engines.
+
+    A bundle has the sizes of its own files at its own precision. Raises UserError for another one of what is rounded already:
+    what it was rounded from is not in it.
+    """
+    stored = load_precision(precision)
+    engine = kind == "jetson" and stored.tensorrt is not None  # what TensorRT does not take, ONNX Runtime runs there
+    layouts = stored.tensorrt if engine and stored.tensorrt else stored.onnxruntime
+    if model.files and precision == model.precision and not engine:
+        files = model.files
+        head = 0 if model.tied else round(model.table * layouts.table.bytes_per_weight())
+        return Weights(files["decoder"] - head, files["embedding"], head, files["vision"])
+    if precision != model.precision != "fp32":
+        what, way_out = ("a bundle", "its checkpoint") if model.files else ("a checkpoint", "the one before it was rounded")
+        raise UserError(f"{model.name}: is {what} of {model.precision} weights; leave --precision out, or plan {way_out}")
+    other = 2 if engine and precision != "fp32" else FLOAT  # bytes of a number in the tower, in norms and in biases
+    table = round(model.table * layouts.table.bytes_per_weight())
+    return Weights(
+        layers=round(model.matrices * layouts.matrices.bytes_per_weight(model.group) + model.vectors * other),
+        embedding=table,
+        head=0 if model.tied else table,
+        tower=round(model.tower.parameters * other),
+    )
+
+
 def arena_bytes(model: PlannedModel, budget: int, kv: str) -> int:
-    """The cache of a stream: keys, values, metadata and scratch of prefix + ``budget`` + text room rows in every layer.
+    """The cache of a stream: keys, values, metadata and scratch of prefix + ``budget`` + text rows in every layer.
 
     ``KVCache.bytes_for``, which the cache itself is allocated by.
     """
@@ -112,7 +153,8 @@ def resident_weights(model: PlannedModel, weights: Weights, precision: str, kind
     """
     if kind != "cpu":
         return weights.total
-    widened = 2 if precision == "fp16" else 1
+    matrices = load_precision(precision).onnxruntime.matrices
+    widened = 1 if matrices.is_integer else round(FLOAT / matrices.bytes_per_weight())
     head = weights.head or weights.embedding
     return widened * (weights.layers + head) + weights.tower
 

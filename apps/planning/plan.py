@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from edgevlm.apps.planning.memory import Memory, memory_of
-from edgevlm.apps.planning.shape import PlannedModel
-from edgevlm.apps.planning.solve import bound_by, fits, largest_budget
-from edgevlm.apps.planning.speed import Roofline, Speed, speed_of
+from edgevlm.apps.planning.model import PlannedModel, model_of
+from edgevlm.apps.planning.speed import Roofline, Speed, bound_by, fits, largest_budget, speed_of
 from edgevlm.engines.devices import load_device
 from edgevlm.errors import UserError
-from edgevlm.packages import needs
 from edgevlm.runtime.budget import DEFAULT_BUDGET
 from edgevlm.runtime.kv import KV_TYPES
 
@@ -113,18 +110,6 @@ def default_budget(model: PlannedModel) -> int:
     rows = model.tower.rows
     wanted = min(DEFAULT_BUDGET, model.limit // 2, model.most_budget) // rows * rows
     return max(wanted, model.least_budget)
-
-
-def model_of(name: str, camera: tuple[int, int]) -> PlannedModel:
-    """The model that a word means: ``demo``, a bundle's folder or a checkpoint's. Imports of each only what it needs."""
-    from edgevlm.apps.planning.bundle import is_bundle, plan_bundle
-
-    if is_bundle(Path(name)):
-        return plan_bundle(name)
-    with needs("reading a checkpoint"):
-        from edgevlm.apps.planning.checkpoint import plan_checkpoint
-
-        return plan_checkpoint(Path(name), camera)
 
 
 def describe(plan: Planned) -> Iterator[str]:

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgevlm.apps.planning.checkpoint import planned
 from edgevlm.apps.planning.memory import memory_of
-from edgevlm.apps.planning.shape import PlannedModel
+from edgevlm.apps.planning.model import PlannedModel, planned
 from edgevlm.apps.planning.speed import Roofline
 from edgevlm.engines.devices import load_device
 

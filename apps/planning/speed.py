@@ -1,12 +1,14 @@
-"""How fast a device would be: a roofline of arithmetic and of memory traffic, with efficiencies that are stated, not fitted."""
+"""How fast a device would be: a roofline of arithmetic and memory traffic, its efficiencies stated, not fitted; what fits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgevlm.apps.planning.shape import PlannedModel
-from edgevlm.apps.planning.weights import weights_of
+from edgevlm.apps.planning.memory import Memory, memory_of, weights_of
+from edgevlm.apps.planning.model import PlannedModel
 from edgevlm.engines.devices import Device
+from edgevlm.export.precisions import load_precision
 from edgevlm.runtime.kv import DTYPES
 
 BANDWIDTH_EFFICIENCY = 0.75
@@ -52,7 +54,9 @@ class Roofline:
         multiplied as 8 bits (accuracy level 4), and float16 weights as float32.
         """
         if self.device.kind == "cpu":
-            found = self.device["int8_tops" if self.precision.startswith("int") else "fp32_tflops"]
+            found = self.device[
+                "int8_tops" if load_precision(self.precision).onnxruntime.matrices.is_integer else "fp32_tflops"
+            ]
         else:
             found = self.device["fp32_tflops" if self.precision == "fp32" else "fp16_tflops"]
         return 1e12 * float(found) * COMPUTE_EFFICIENCY
@@ -147,3 +151,38 @@ def speed_of(roofline: Roofline, budget: int, chunk: int) -> Speed:
         prefill_ms=1e3 * prefill.seconds / tower.group,
         compression_ms=1e3 * compression / tower.group,
     )
+
+
+def fits(roofline: Roofline, memory: Memory) -> bool:
+    """Whether a stream fits beside what the system takes."""
+    return memory.total <= roofline.device.usable_bytes
+
+
+def can_run(roofline: Roofline, budget: int, chunk: int, fps: float) -> bool:
+    """Whether a budget fits, memory and the model's positions, and ``fps`` frames a second are kept up with."""
+    if not roofline.model.least_budget <= budget <= roofline.model.most_budget:
+        return False
+    memory = memory_of(roofline.model, roofline.device, roofline.precision, roofline.kv, budget, chunk)
+    return fits(roofline, memory) and speed_of(roofline, budget, chunk).prefill_fps >= fps
+
+
+def largest(least: int, most: int, holds: Callable[[int], bool]) -> int:
+    """The largest whole number of ``least`` to ``most`` for which ``holds``, true up to some number and never after; or 0."""
+    if most < least or not holds(least):
+        return 0
+    low, high = least, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def largest_budget(roofline: Roofline, chunk: int, fps: float) -> int:
+    """The largest budget, vision tokens a layer, that can run at ``fps``; 0 if none can."""
+    model = roofline.model
+    return largest(model.least_budget, model.most_budget, lambda budget: can_run(roofline, budget, chunk, fps))
+
+
+def bound_by(roofline: Roofline, memory: Memory, speed: Speed) -> str:
+    """The term that binds: ``memory size`` of what does not fit, else what takes most of a frame's time."""
+    return speed.bound_by if fits(roofline, memory) else "memory size"

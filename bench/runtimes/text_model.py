@@ -8,8 +8,7 @@ from typing import Any
 
 from edgevlm.bench.seeded import SeededTensors, Tensors, llava_onevision_05b
 from edgevlm.export.backbones import TEXT_BACKBONES, DecoderShape, text_backbone
-from edgevlm.export.checkpoint import Checkpoint
-from edgevlm.export.defaults import with_defaults
+from edgevlm.export.checkpoint import Checkpoint, with_defaults
 
 
 @dataclass(frozen=True, slots=True)

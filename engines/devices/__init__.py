@@ -7,7 +7,6 @@ source or in a text that quotes it. A figure that is not checked is remembered o
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from edgevlm.errors import UserError
+from edgevlm.errors import UserError, nearest
 
 KINDS = ("jetson", "cuda", "cpu")
 FIGURES = {
@@ -91,9 +90,7 @@ def load_device(name: str) -> Device:
     """The device of a name; raises UserError, one line that names the nearest, for one that there is not."""
     known = device_names()
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-        nearest = f"the nearest known is {close[0]!r}; " if close else ""
-        raise UserError(f"no device is called {name!r}; {nearest}there are {', '.join(known)}")
+        raise UserError(f"no device is called {name!r}; {nearest(name, known)}")
     data = json.loads(files(__name__).joinpath(f"{name}.json").read_text(encoding="utf-8"))
     return Device(
         name=name,

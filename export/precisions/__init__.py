@@ -5,12 +5,10 @@ Imports neither onnx nor ml_dtypes, so that ``edgevlm plan`` can ask how many by
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgevlm.errors import UserError, nearest
 from edgevlm.export.precisions.layouts import Blocks, Dense, Float32, Layout, Parts, PerBlock, PerChannel
@@ -50,9 +48,7 @@ class Precision:
 
 FP32 = Precision(Layouts(Dense(), Dense(by_row=True)), Layouts(Dense(), Dense(by_row=True)))
 # float16 in the file and float32 in memory: ONNX Runtime's CPU kernels have no float16 product
-FP16 = Precision(
-    Layouts(Dense(np.float16), Dense(np.float16, by_row=True)), Layouts(Dense(np.float16, half=True), HALF_ROWS)
-)
+FP16 = Precision(Layouts(Dense(np.float16), Dense(np.float16, by_row=True)), Layouts(Dense(np.float16, half=True), HALF_ROWS))
 # 8 bits in blocks of 32: finer than one scale for an output channel
 INT8 = Precision(Layouts(Blocks(8), Blocks(8)), Layouts(PerChannel(), HALF_ROWS))
 # 4 bits in blocks of 32 without zero points, and with them; embedding and head have 8

@@ -2,7 +2,7 @@
 
 For ONNX Runtime: :class:`Dense` and :class:`Blocks`. For TensorRT's strongly typed networks, products are in float16: ``Dense``
 with ``half``, and whole numbers (:class:`PerChannel`, :class:`PerBlock`) that are symmetric, ``code * scale`` with a scale
-above 0 and no zero point, as its parser demands; they go through DequantizeLinear, which its engines may merge with the product.
+above 0 and no zero point, as its parser demands; DequantizeLinear reads them, which its engines may merge with the product.
 """
 
 from __future__ import annotations

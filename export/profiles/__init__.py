@@ -21,6 +21,7 @@ from edgevlm.runtime.engine import KVType
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES
 from edgevlm.runtime.plugins import names
 
+
 class Operators(Protocol):
     """Norms and rotary positions of a decoder; rows are ``[1, S, n]``, float32."""
 
@@ -51,8 +52,9 @@ class Cache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """opset, ir_version: of decoder graphs. kv: what keys and values may be. variants: the decoder graphs there are. vision: the
-    precisions of towers.
+    """opset, ir_version: of decoder graphs. kv: what keys and values may be. variants: the decoder graphs there are.
+
+    vision: the precisions of towers.
     """
 
     name: str

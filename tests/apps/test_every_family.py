@@ -9,7 +9,7 @@ from clips import clip
 from more_checkpoints import CLASSES, make_more
 
 from edgevlm.cli import main
-from edgevlm.export import FAMILIES
+from edgevlm.runtime.plugins import names
 
 
 def edgevlm(monkeypatch, *arguments):
@@ -21,10 +21,10 @@ def edgevlm(monkeypatch, *arguments):
 
 
 def test_every_family_is_here():
-    assert {*PLACES, *CLASSES} == {*FAMILIES}
+    assert {*PLACES, *CLASSES} == {*names("families")}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", names("families"))
 def test_exported_and_run(family, tmp_path, monkeypatch, capsys):
     folder, bundle = tmp_path / "checkpoint", tmp_path / "bundle"
     (make_more if family in CLASSES else make_checkpoint)(folder, family)

@@ -66,7 +66,7 @@ def test_weights_are_rounded_until_they_fit(checkpoint: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("device", "jetpack", "precision", "says"),
     [
-        ("orin-nano", None, None, "no device is called 'orin-nano'; the nearest known is"),
+        ("orin-nano", None, None, "no device is called 'orin-nano'; did you mean"),
         ("orin-nano-8", "5.1", None, "orin-nano-8 has no JetPack 5.1; give --jetpack 6.2 or 7.2"),
         ("cpu", "6.2", None, "cpu has no JetPack; leave --jetpack out"),
         ("orin-nx-8", None, "fp8", "orin-nx-8 cannot run fp8 weights; give --precision fp32 or fp16"),

@@ -6,7 +6,7 @@ import pytest
 
 from edgevlm.apps.bundles import awq as scaling
 from edgevlm.export import decoder, vision
-from edgevlm.export.precisions import blocks
+from edgevlm.export.precisions import layouts
 
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
 PROBE = 8  # rows, at the most, of what shows how a layout lies in files
@@ -54,9 +54,9 @@ def test_it_goes_on_where_it_was_stopped(exported, undisturbed, tmp_path, monkey
     assert said == ["stopped; the same command goes on from here"]
     assert len(list(tmp_path.iterdir())) == 1
     towers = watched(monkeypatch, vision, "write_vision")
-    samples = watched(monkeypatch, scaling, "sample_activations")
+    samples = watched(monkeypatch, scaling.activations, "sample_activations")
     layers = watched(monkeypatch, decoder, "scaled", lambda w, layer, *_: layer)
-    rounded = watched(monkeypatch, blocks, "round_to_blocks", lambda weight, *_: weight)
+    rounded = watched(monkeypatch, layouts, "round_to_blocks", lambda weight, *_: weight)
     export(checkpoint, tmp_path / "out", notice=said.append)
     assert said[1] == "going on with what an export that was stopped has finished"
     assert (len(towers), len(samples), layers) == again

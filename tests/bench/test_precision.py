@@ -83,7 +83,7 @@ def test_texts_for_measuring_are_not_those_for_calibrating():
 @pytest.mark.parametrize(
     ("names", "says"),
     [
-        ("int3", r"'int3' is not known; the nearest known is 'int"),
+        ("int3", r"'int3' is not known; did you mean 'int"),
         ("int4+gptq", r"the only scaling is awq; write int4\+awq"),
         ("fp16+awq", r"not for fp16; give --precision int4"),
     ],

@@ -16,15 +16,15 @@ from runner import Layered, Runner
 from edgevlm.engines.checks import cut_files
 from edgevlm.engines.onnxruntime_layers import share_arena
 from edgevlm.errors import CacheError, CacheFull, UserError
-from edgevlm.export import FAMILIES
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import KVBuffer, load_engine
 from edgevlm.runtime.model import demo_bundle
+from edgevlm.runtime.plugins import names
 
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
 ONE_HEAD = {"num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 96, "head_dim": 32}
 CASES: list[tuple[str, dict[str, Any]]] = [
-    *((family, {}) for family in FAMILIES),
+    *((family, {}) for family in names("families")),
     ("llava", {**SHAPE, "kv": "fp16"}),
     ("llava", {**SHAPE, "kv": "int8"}),
     ("llava", {**SHAPE, "precision": "int8"}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,15 @@ from more_checkpoints import make_more
 from safetensors.torch import load_file, save_file
 
 from edgevlm.errors import UserError
-from edgevlm.export import FAMILIES, export_checkpoint
+from edgevlm.export import export_checkpoint
 from edgevlm.export.checkpoint import Checkpoint
-from edgevlm.export.family import FamilyParts
+from edgevlm.export.families import FamilyParts, load_family
 from edgevlm.export.writer import _decoder_shape
 
 
 def parts(folder: Path, camera: tuple[int, int] = (56, 84)) -> FamilyParts:
     checkpoint = Checkpoint(folder)
-    found: FamilyParts = import_module(FAMILIES[checkpoint.config["model_type"]]).parts(checkpoint, camera)
+    found: FamilyParts = load_family(checkpoint.config["model_type"], folder).parts(checkpoint, camera)
     sources, shapes = found.vision.sources, found.vision.state_dict()
     state = {name: torch.from_numpy(checkpoint.tensor(sources[name], tuple(shapes[name].shape))) for name in sources}
     found.vision.load_state_dict(state, assign=True)

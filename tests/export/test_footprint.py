@@ -17,7 +17,7 @@ import torch
 from checkpoints import TEMPLATE, make_tokenizer
 
 from edgevlm.export import export_checkpoint
-from edgevlm.export.backbones.qwen2 import shape
+from edgevlm.export.backbones import text_backbone
 from edgevlm.export.footprint import PeakMemory, layer_bytes
 
 MB = 1 << 20
@@ -44,7 +44,7 @@ def test_a_layer_is_counted_as_it_is_written(exported: Any, tmp_path: Path) -> N
     export_checkpoint(made.checkpoint, tmp_path / "out", notice=said.append)
     config = json.loads((made.checkpoint / "config.json").read_text())["text_config"]
     matrices = (96 * 96 * 2 + 2 * 96 * 32 + 3 * 96 * 128) * 4
-    assert layer_bytes(shape(config, False)) == matrices
+    assert layer_bytes(text_backbone("qwen2").shape(config, False)) == matrices
     assert re.fullmatch(r"peak memory \d+ MB beyond the page cache, largest layer 0 MB", said[-1])
 
 

@@ -66,7 +66,7 @@ def without_special_tokens(folder: Path) -> None:
 TURNS = "{% for m in messages %}{{ '<image>' }}{% endfor %}"
 GROWING = "{% set n = namespace(t='aa') %}{% for i in range(60) %}{% set n.t = n.t OP n.t %}{% endfor %}{{ n.t }}"
 CASES: list[tuple[Change, str]] = [
-    (config(model_type="llava_onevison"), "'llava_onevison' cannot be exported; the nearest known is 'llava_onevision'"),
+    (config(model_type="llava_onevison"), "'llava_onevison' is not known; did you mean 'llava_onevision'"),
     (without(SHARD), f"{SHARD}: is named in {INDEX} but is missing"),
     (cut(SHARD), f"{SHARD}: is damaged or truncated"),
     (mapped("../../etc/passwd"), "names '../../etc/passwd', which lies outside the checkpoint's folder"),

@@ -17,9 +17,9 @@ import torch
 from runner import Runner
 
 from edgevlm.apps.bundles.awq import export_scaled
-from edgevlm.calib.kv_scales import ANSWER, QUESTIONS, RANDOM, in_fp32, measured_scales
 from edgevlm.errors import BundleError, CacheError, UserError
 from edgevlm.export import export_checkpoint
+from edgevlm.export.kv_scales import ANSWER, QUESTIONS, RANDOM, in_fp32, measured_scales
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.engine import FramePattern, KVBuffer

@@ -16,7 +16,7 @@ from runner import Runner
 
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint, precisions, vision
-from edgevlm.export.precisions.blocks import Blocks
+from edgevlm.export.precisions.layouts import Blocks
 from edgevlm.runtime.engine import FramePattern
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -137,6 +137,6 @@ def test_a_tied_embedding_is_stored_once_and_every_bundle_is_smaller(tmp_path: P
 
 
 def test_an_unknown_precision_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--precision 'int3' is not known; the nearest known is 'int[48]'"):
+    with pytest.raises(UserError, match=r"--precision 'int3' is not known; did you mean 'int[48]'"):
         export_checkpoint(checkpoint_of("tied", tmp_path / "checkpoint"), tmp_path / "out", precision="int3")
     assert not (tmp_path / "out").exists()

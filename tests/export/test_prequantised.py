@@ -15,10 +15,10 @@ from reference_blocks import matrices
 from runner import Runner
 
 from edgevlm.errors import UserError
-from edgevlm.export import export_checkpoint, prequantised
+from edgevlm.export import export_checkpoint, precisions, prequantised
 from edgevlm.export.checkpoint import Checkpoint
-from edgevlm.export.precisions import Precision, int4_zp
-from edgevlm.export.precisions.blocks import Blocks
+from edgevlm.export.precisions import Layouts, Precision
+from edgevlm.export.precisions.layouts import Blocks
 
 SHAPES: dict[str, dict[str, Any]] = {
     "biased": {"layers": 2, "heads": 4, "kv_heads": 1, "head_dim": 16, "hidden": 128, "intermediate": 128, "tied": True},
@@ -55,7 +55,7 @@ def test_logits_are_those_of_transformers(
     packed, floats = made(tmp_path, method, group, options, which)
     layout = Blocks(4, with_zeros=True, level=0)
     monkeypatch.setattr(prequantised, "LAYOUT", layout)
-    monkeypatch.setattr(int4_zp, "PRECISION", Precision(layout, Blocks(8, level=0)))
+    monkeypatch.setattr(precisions, "INT4_ZP", Precision(Layouts(layout, Blocks(8, level=0)), None))
     runner = Runner(export_checkpoint(packed, tmp_path / "bundle"))
     assert runner.bundle.decoder.precision == "int4-zp"
     stored = matrices(runner.bundle.path, "decoder.onnx")

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from edgevlm.export.qwen_sizes import fitted
-from edgevlm.export.qwen_tower import PatchGrid
+from edgevlm.export.frames import fitted
+from edgevlm.export.vision.qwen import PatchGrid
 from edgevlm.runtime.bundle import VisionSpec
 from edgevlm.runtime.preprocess import Preprocessor, longest, resize_matrix
 

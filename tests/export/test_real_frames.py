@@ -19,8 +19,8 @@ from clips import clip
 from numpy.typing import NDArray
 
 from edgevlm.apps.sources import SourceOptions, open_source
-from edgevlm.export.qwen_sizes import fitted
-from edgevlm.export.qwen_tower import PatchGrid
+from edgevlm.export.frames import fitted
+from edgevlm.export.vision.qwen import PatchGrid
 from edgevlm.runtime.bundle import VisionSpec
 from edgevlm.runtime.preprocess import Preprocessor
 

@@ -12,9 +12,9 @@ from checkpoints import make_checkpoint
 from edgevlm.calib.activations import ROWS, SITES, sample_activations
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
-from edgevlm.export.backbones import qwen2
+from edgevlm.export.backbones import text_backbone
 from edgevlm.export.checkpoint import Checkpoint
-from edgevlm.export.precisions.blocks import Blocks
+from edgevlm.export.precisions.layouts import Blocks
 from edgevlm.export.scaling import ALPHAS, best_scales, in_blocks, scaled
 from edgevlm.export.writer import _decoder_shape
 from edgevlm.runtime.bundle import Bundle
@@ -38,7 +38,7 @@ def layer(tmp_path_factory: Any) -> Any:
     folder = make_checkpoint(tmp_path_factory.mktemp("scaling"), "llava", layers=1, heads=6, kv_heads=2, scale=1.0)
     checkpoint = Checkpoint(folder)
     backbone, shape = _decoder_shape(checkpoint)
-    assert backbone is qwen2
+    assert backbone is text_backbone("qwen2")
     return backbone.layer(checkpoint, shape, 0)
 
 

@@ -15,24 +15,25 @@ from checkpoints import make_checkpoint
 from more_checkpoints import CLASSES, FRAME, make_more
 from onnx import TensorProto
 
-from edgevlm.export import FAMILIES
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.decoder import write_decoder
+from edgevlm.export.families import load_family
 from edgevlm.export.graph import CONTRIB, GraphBuilder, WeightsFile
 from edgevlm.export.profiles import load_profile
 from edgevlm.export.profiles.allowed import Allowed
 from edgevlm.export.vision import GRAPH, write_vision
 from edgevlm.export.writer import _decoder_shape, _with_parts, family_parts
 from edgevlm.runtime.graph_profiles import TENSORRT_10_3, TENSORRT_10_15
+from edgevlm.runtime.plugins import names
 
 PROFILES = (TENSORRT_10_3, TENSORRT_10_15)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", names("families"))
 def test_every_family_and_precision(tmp_path: Path, family: str) -> None:
     make = make_more if family in CLASSES else make_checkpoint
     checkpoint = Checkpoint(make(tmp_path / "checkpoint", family))
-    parts = family_parts(checkpoint, FAMILIES[family], FRAME)
+    parts = family_parts(checkpoint, load_family(family, ""), FRAME)
     backbone, plain = _decoder_shape(checkpoint)
     shape, seen = _with_parts(plain, parts), set()
     for profile in map(load_profile, PROFILES):

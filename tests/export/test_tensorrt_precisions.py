@@ -20,14 +20,17 @@ from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.export.precisions import Layout, Stored
-from edgevlm.export.precisions.dequantised import Half, HalfRows, PerBlock, PerChannel, block_of
+from edgevlm.export.precisions.layouts import Dense, PerBlock, PerChannel, block_of
 from edgevlm.export.profiles import load_profile
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.graph_profiles import TENSORRT_10_3, TENSORRT_10_15
 
 LAYOUTS: dict[str, tuple[Any, float]] = {  # with half of the largest code's step, of the largest number
-    "fp16": (Half(), 2**-11), "rows": (HalfRows(), 2**-11), "int8": (PerChannel(), 0.5 / 127), "int4": (PerBlock(), 0.5 / 7),
-}  # fmt: skip
+    "fp16": (Dense(np.float16, half=True), 2**-11),
+    "rows": (Dense(np.float16, by_row=True, half=True), 2**-11),
+    "int8": (PerChannel(), 0.5 / 127),
+    "int4": (PerBlock(), 0.5 / 7),
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "llava_onevision": {"layers": 2, "heads": 6, "kv_heads": 2, "tied": True, "side": 3},
     "qwen3_vl": {"num_hidden_layers": 2, "head_dim": 32},
@@ -63,7 +66,7 @@ def test_a_product_is_that_of_the_stored_numbers(tmp_path: Path, name: str, widt
     stored = matrices(tmp_path, "g.onnx")["y"]
     assert np.abs(stored - weight).max() <= 1.01 * half_a_step * np.abs(weight).max()
     assert not stored[3].any()
-    if hasattr(layout, "rounded"):
+    if layout.is_integer:
         np.testing.assert_array_equal(layout.rounded(weight), stored.astype(np.float32))
     bound = 2**-11 * np.abs(x) @ np.abs(stored).T * 4 + 1e-3
     assert np.all(np.abs(found - x.astype(np.float64) @ stored.T) < bound)
@@ -135,9 +138,9 @@ def test_what_a_bundle_says(exported: Any) -> None:
         ({"kv": "int8"}, "--kv int8 cannot be written for tensorrt-10.3; give fp32 or fp16"),
         (
             {"precision": "int4-zp"},
-            "--precision int4-zp cannot be written for tensorrt-10.3; give fp32 or fp16 or int8 or int4",
+            "--precision int4-zp cannot be written for tensorrt-10.3; give fp16 or fp32 or int4 or int8",
         ),
-        ({"precision": "int5"}, "--precision 'int5' is not known; the nearest known is 'int"),
+        ({"precision": "int5"}, "--precision 'int5' is not known; did you mean 'int"),
         ({"vision_precision": "int8"}, "--vision-precision 'int8' is not known for tensorrt-10.3; there is fp32 and fp16"),
     ],
 )
@@ -154,5 +157,5 @@ def test_rounded_checkpoints_and_unknown_profiles_are_refused(tmp_path: Path) ->
     packed, _ = make_packed(make_checkpoint(tmp_path / "plain", "llava", layers=1, side=2), tmp_path, "awq", 32)
     with pytest.raises(UserError, match=r"awq has rounded the checkpoint with zero points, which TensorRT does not take"):
         export_checkpoint(packed, tmp_path / "out", profile=TENSORRT_10_15)
-    with pytest.raises(UserError, match=r"no profile is called 'tensorrt-10'; the nearest known is 'tensorrt-10"):
+    with pytest.raises(UserError, match=r"no profile is called 'tensorrt-10'; did you mean 'tensorrt-10"):
         load_profile("tensorrt-10")

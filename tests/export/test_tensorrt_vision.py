@@ -13,9 +13,8 @@ from onnx import TensorProto
 from torch import nn
 
 from edgevlm.errors import UserError
-from edgevlm.export import attention
-from edgevlm.export.attention import attend
-from edgevlm.export.vision import GRAPH, WEIGHTS, VisionFeatures, write_vision
+from edgevlm.export.vision import GRAPH, WEIGHTS, VisionFeatures, attention, write_vision
+from edgevlm.export.vision.attention import attend
 
 PATCHES, QUERIES = 12, 5
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from edgevlm.bench.seeded import SeededTensors, decoder_bundle
-from edgevlm.export.attention import attend
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.vision import GRAPH, VisionFeatures, write_vision
-from edgevlm.export.vision_int8 import round_columns
+from edgevlm.export.vision.attention import attend
+from edgevlm.export.vision.rounding import round_columns
 from edgevlm.runtime.engine import load_engine
 
 SHAPE = DecoderShape(1, 1, 1, 8, 8, 8, 8, norm_eps=1e-6, rope_theta=1e4, model_limit=64, tied=True)

@@ -12,16 +12,17 @@ from edgevlm.apps.planning.memory import (
     export_peak,
     rows_at_once,
     vision_bytes,
+    weights_of,
 )
 from edgevlm.apps.planning.published import EDGE_LLM, qwen2_5_3b, rows
 from edgevlm.apps.planning.speed import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, QUESTION, speed_of
-from edgevlm.apps.planning.weights import BUNDLES, ENGINES, weights_of
 from edgevlm.engines.devices import load_device
 from edgevlm.errors import UserError
 from edgevlm.export.footprint import needed_memory
-from edgevlm.export.precisions import PRECISIONS, load_precision
+from edgevlm.export.precisions import INT4, INT4_ZP, load_precision
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.kv import KV_TYPES, KVScales
+from edgevlm.runtime.plugins import names
 
 # Memory.
 
@@ -42,20 +43,20 @@ def ones(model, kv):
     return KVScales(*np.ones((2, 2, model.kv_heads, model.head_dim), np.float32)) if kv == "int8" else None
 
 
-def test_bytes_of_a_weight_are_those_that_an_export_stores():
-    """The plan's own table beside the layouts: a precision that it leaves out, or one of other bytes, is noticed here."""
-    assert list(BUNDLES) == list(ENGINES) == list(PRECISIONS)
-    for name, storage in BUNDLES.items():
-        layouts = load_precision(name)
-        matrix, table = (layout.parts(np.ones((8, 512), np.float32)) for layout in (layouts.matrices, layouts.table))
-        assert sum(part.nbytes for part in matrix.values()) == 8 * 512 * storage.matrix(32), name
-        assert sum(part.nbytes for part in table.values()) == 8 * 512 * storage.table, name
+@pytest.mark.parametrize("name", names("precisions"))
+def test_bytes_of_a_weight_are_those_that_an_export_stores(name):
+    """A layout's count beside what it writes: one that is wrong is noticed here. Of 4 bits numpy keeps one number a byte."""
+    precision = load_precision(name)
+    for layout in (*precision.onnxruntime, *(precision.tensorrt or ())):
+        parts = layout.parts(np.ones((8, 512), np.float32))
+        stored = sum(part.nbytes // (1 + (part.dtype.name == "int4")) for part in parts.values())
+        assert stored == pytest.approx(8 * 512 * layout.bytes_per_weight(), rel=0.005), layout
 
 
 def test_bytes_of_a_rounded_weight_go_by_the_size_of_its_group():
     codes, zero = 128 * 4 // 8, 4 / 8
-    assert BUNDLES["int4-zp"].matrix(128) == (codes + 4 + zero) / 128
-    assert ENGINES["int4"].matrix(32) == (32 * 4 // 8 + 2) / 32 == 4.5 / 8
+    assert INT4_ZP.onnxruntime.matrices.bytes_per_weight(128) == (codes + 4 + zero) / 128
+    assert INT4.tensorrt.matrices.bytes_per_weight(32) == (128 * 4 // 8 + 2) / 128
     grouped = weights_of(replace(SMALL, group=128, precision="int4-zp"), "int4-zp", "cpu")
     plain = weights_of(replace(SMALL, precision="int4-zp"), "int4-zp", "cpu")
     assert plain.layers - grouped.layers == pytest.approx(SMALL.matrices * 4.5 * (1 / 32 - 1 / 128), abs=1)
@@ -63,7 +64,7 @@ def test_bytes_of_a_rounded_weight_go_by_the_size_of_its_group():
 
 @pytest.mark.parametrize("kind", ["cpu", "jetson"])
 def test_fewer_bits_take_less_and_a_head_of_its_own_takes_more(kind):
-    totals = [weights_of(MODEL, precision, kind).total for precision in ("int4", "int4-zp", "int8", "fp16", "fp32")]
+    totals = [weights_of(MODEL, precision, kind).total for precision in ("int4", "int8", "fp16", "fp32")]
     assert totals == sorted(set(totals))
     untied = weights_of(replace(MODEL, tied=False), "int4", kind)
     assert untied.total - weights_of(MODEL, "int4", kind).total == untied.head == untied.embedding

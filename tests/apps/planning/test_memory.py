@@ -6,9 +6,9 @@ from statistics import median
 
 import pytest
 
-from edgevlm.apps.planning.checkpoint import plan_checkpoint
 from edgevlm.apps.planning.measure import measured_bytes
 from edgevlm.apps.planning.memory import memory_of
+from edgevlm.apps.planning.model import plan_checkpoint
 from edgevlm.apps.planning.plan import PlanRequest, make_plan
 from edgevlm.bench.seeded import llava_onevision_05b, seeded_bundle, word_tokenizer
 from edgevlm.engines.devices import load_device

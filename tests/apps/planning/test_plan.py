@@ -16,8 +16,7 @@ from edgevlm.apps.planning.memory import (
 )
 from edgevlm.apps.planning.plan import FIRST, PlanRequest, default_budget, is_measurable, make_plan
 from edgevlm.apps.planning.published import qwen3
-from edgevlm.apps.planning.solve import can_run, fits, largest, largest_budget
-from edgevlm.apps.planning.speed import speed_of
+from edgevlm.apps.planning.speed import can_run, fits, largest, largest_budget, speed_of
 from edgevlm.cli import app
 from edgevlm.engines.devices import Figure, device_names, load_device
 from edgevlm.errors import UserError
@@ -169,7 +168,7 @@ def test_defaults_are_a_runs():
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"device": "orin-nano"}, "nearest known is"),
+        ({"device": "orin-nano"}, "did you mean"),
         ({"device": "cpu", "precision": "fp8"}, "cpu cannot run fp8 weights"),
         ({"device": "cpu", "kv": "fp8"}, "--kv 'fp8' is not known"),
         ({"device": "cpu", "fps": 0.0}, "--fps must be above 0"),

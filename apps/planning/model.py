@@ -1,0 +1,240 @@
+"""What a plan needs to know of a model, in numbers: of a bundle from its files, of a checkpoint from its JSON files alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from edgevlm.engines.onnx_file import initializer_shapes
+from edgevlm.errors import BundleError, UserError
+from edgevlm.export.backbones import DecoderShape, text_backbone
+from edgevlm.export.checkpoint import ConfigOnly, with_defaults
+from edgevlm.export.families import Family, FrameSize, TowerGeometry, load_family
+from edgevlm.export.frames import frame_size
+from edgevlm.export.prequantised import PREQUANTISED, prequantised
+from edgevlm.packages import needs
+from edgevlm.runtime.bundle import MANIFEST, Bundle, VisionSpec
+from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.model import bundle_folder
+
+BLOCK = 32  # weights of a row that share a scale, unless a checkpoint that was rounded already says otherwise
+DECODER, VISION = "decoder.weights", "vision.weights"
+MLP = "layer0.mlp"  # the matrix of the first layer's gate and up
+VECTOR = re.compile(r"final_norm\.weight|layer\d+\..*(norm\.weight|\.bias)")
+BLOCKS, WIDENING, HEAD = 24, 4, 64  # a tower's usual depth, MLP's width over its own, and width of a head
+PREFIX = 32  # rows allowed for the system prompt, which needs the tokenizer to be counted
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model. matrices: parameters of all layers' matrices; vectors: of norms and biases; tied: the head is the embedding.
+
+    inner: width of the MLP. prefix: rows never evicted; closing: rows that close a video. limit: positions of a stream.
+    files: bytes of its weights where it is a bundle, by ``decoder``, ``embedding`` and ``vision``. precision: of those, or of a
+    checkpoint that has been rounded already; group: weights of a matrix that share a scale, where they are rounded. kv: what
+    its graphs keep keys and values as.
+    """
+
+    name: str
+    family: str
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    inner: int
+    vocab: int
+    matrices: int
+    vectors: int
+    tied: bool
+    axes: int
+    limit: int
+    tower: TowerGeometry
+    prefix: int
+    closing: int = 0
+    deepstack: int = 0
+    precision: str = "fp32"
+    group: int = BLOCK
+    kv: str = "fp32"
+    files: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def table(self) -> int:
+        """Parameters of the embedding, and of the head."""
+        return self.vocab * self.hidden
+
+    @property
+    def text_rows(self) -> int:
+        """Rows set aside for a question's turn, as :class:`edgevlm.runtime.budget.TextRoom` divides them."""
+        return 3 * min(256, self.limit // 16) + self.closing
+
+    @property
+    def least_budget(self) -> int:
+        """The smallest budget that any policy takes: two frames."""
+        return 2 * self.tower.rows
+
+    @property
+    def most_budget(self) -> int:
+        """The largest budget that the model's positions leave room for."""
+        return self.limit - self.prefix - self.text_rows
+
+    def capacity(self, budget: int) -> int:
+        """Rows of each layer's cache at a budget: prefix + |M| + text room."""
+        return self.prefix + budget + self.text_rows
+
+
+def layer_matrices(hidden: int, heads: int, kv_heads: int, head_dim: int, inner: int) -> int:
+    """Parameters of one layer's matrices: q, k, v, o of attention and the gate, up and down of its MLP."""
+    return hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * inner
+
+
+def model_of(name: str, camera: tuple[int, int]) -> PlannedModel:
+    """The model of ``demo``, a bundle's folder or a checkpoint's, which is for frames of ``camera``, (height, width)."""
+    is_bundle = name == "demo" or (Path(name) / MANIFEST).exists()
+    return plan_bundle(name) if is_bundle else plan_checkpoint(Path(name), camera)
+
+
+def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
+    """The model in a checkpoint's folder, for frames of ``camera``, (height, width), pixels.
+
+    Raises UserError, one line, for what :mod:`edgevlm.export` would refuse in ``config.json``.
+    """
+    checkpoint = ConfigOnly(folder)
+    packing = prequantised(checkpoint.config)
+    where = checkpoint.folder / "config.json"
+    family = load_family(str(checkpoint.config.get("model_type")), where)
+    with needs("reading a checkpoint"):
+        config = with_defaults(checkpoint.config) | {
+            "text_config": with_defaults(checkpoint.section("text_config")),
+            "vision_config": with_defaults(checkpoint.section("vision_config"), family.vision_type),
+        }
+
+    def sized(factor: int, budget: tuple[int, int], sharing: int) -> tuple[int, int]:
+        return frame_size(checkpoint, family.processors, camera, factor, budget, sharing, needs_file=False)
+
+    try:
+        model = planned(checkpoint.name, config, sized)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{where}: cannot be understood ({error!r})") from None
+    return model if packing is None else replace(model, precision=PREQUANTISED, group=packing.group)
+
+
+def planned(name: str, config: Mapping[str, Any], sized: FrameSize) -> PlannedModel:
+    """The model of a whole ``config.json``, nothing left out. Raises KeyError, TypeError or ValueError for what is none."""
+    text, vision, name_of = config["text_config"], config["vision_config"], str(config["model_type"])
+    family = load_family(name_of, name)
+    tied = bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
+    shape = text_backbone(str(text["model_type"])).shape(text, tied)
+    limit = int(config.get("edgevlm_trained_length", text.get("edgevlm_trained_length", shape.model_limit)))
+    sizes = (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate)
+    norms = 2 * shape.hidden + 2 * shape.head_dim * shape.head_norms
+    return PlannedModel(
+        name=name, family=name_of, layers=shape.layers, heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
+        hidden=shape.hidden, inner=shape.intermediate, vocab=shape.vocab, matrices=shape.layers * layer_matrices(*sizes),
+        vectors=shape.layers * (norms + _biases(shape)) + shape.hidden, tied=tied,
+        axes=1 if shape.sections is None else 3, limit=min(limit, shape.model_limit), tower=family.geometry(config, sized),
+        prefix=PREFIX, closing=family.closing_rows, deepstack=len(vision.get("deepstack_visual_indexes", ())),
+    )  # fmt: skip
+
+
+def _biases(shape: DecoderShape) -> int:
+    """Numbers of a layer's biases."""
+    widths = {
+        "q": shape.heads * shape.head_dim, "k": shape.kv_size, "v": shape.kv_size, "o": shape.hidden,
+        "gate": shape.intermediate, "up": shape.intermediate, "down": shape.hidden,
+    }  # fmt: skip
+    return sum(widths[part] for part in shape.biases)
+
+
+def plan_bundle(name: str) -> PlannedModel:
+    """The model in ``demo`` or a bundle's folder; hashes nothing.
+
+    Neither manifest nor graph says how its tower is made: its family knows the patches of a frame. Raises BundleError for what
+    is no complete bundle, UserError for one of an unknown family.
+    """
+    bundle = Bundle.load(bundle_folder(name), verify="size")
+    family = load_family(bundle.family, bundle.path)
+    spec, vision = bundle.decoder, bundle.vision
+    sizes = {name: record.bytes for name, record in bundle.files.items()}
+    files = {
+        "decoder": sizes.get(DECODER, 0),
+        "embedding": sum(size for name, size in sizes.items() if name.startswith("embedding") and name.endswith(".npy")),
+        "vision": sizes.get(VISION, 0),
+    }
+    graph = bundle.file(spec.graphs["whole"])
+    tensors = shapes_in(graph)
+    inner = inner_of(tensors)
+    tokenizer = Tokenizer.from_file(str(bundle.file(bundle.chat.tokenizer)))
+    return PlannedModel(
+        name=name, family=bundle.family, layers=spec.layers, heads=spec.heads, kv_heads=spec.kv_heads, head_dim=spec.head_dim,
+        hidden=spec.hidden, inner=inner, vocab=spec.vocab,
+        matrices=spec.layers * layer_matrices(spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, inner),
+        vectors=sum(prod(shape) for name, shape in tensors.items() if VECTOR.fullmatch(name)),
+        tied=spec.embedding.encode() in graph.read_bytes(),  # the head is that file, which it names
+        axes=spec.axes, limit=bundle.limit,
+        tower=_tower(family, vision, parameters_in(bundle.file(vision.graph)), tokenizer),
+        prefix=len(tokenizer.encode(Chat(bundle.chat, None).prefix, add_special_tokens=False)),
+        closing=len(bundle.closing_rows()), deepstack=spec.deepstack, precision=spec.precision,
+        group=group_of(tensors, spec.hidden), kv=spec.kv, files=files,
+    )  # fmt: skip
+
+
+def shapes_in(graph: Path) -> dict[str, tuple[int, ...]]:
+    """Name to shape of the initializers of the graph in a file. Raises BundleError for what is no ONNX file."""
+    try:
+        return initializer_shapes(graph.read_bytes())
+    except ValueError as error:
+        raise BundleError(f"{graph}: {error}; export the checkpoint again") from None
+
+
+def inner_of(tensors: Mapping[str, tuple[int, ...]]) -> int:
+    """The MLP's width in a whole decoder graph: half of what its first layer's gate and up make together.
+
+    Raises BundleError for another graph.
+    """
+    shape = tensors.get(f"{MLP}.weight") or tensors.get(f"{MLP}.codes")
+    if shape is None:
+        raise BundleError(f"the decoder's graph has no matrix {MLP}; export the checkpoint again")
+    return shape[0 if len(shape) == 3 else 1] // 2  # [out, blocks, bytes], or [in, out]
+
+
+def group_of(tensors: Mapping[str, tuple[int, ...]], width: int) -> int:
+    """Weights of a row of ``width`` that share a scale: codes are ``[out, blocks, bytes]``."""
+    shape = tensors.get(f"{MLP}.codes", ())
+    return -(-width // shape[1]) if len(shape) == 3 else BLOCK
+
+
+def parameters_in(graph: Path) -> int:
+    """Parameters of a vision graph; of a linear in 8 bits its codes, and not what these count."""
+    return sum(prod(shape) for name, shape in shapes_in(graph).items() if not name.endswith((".scales", ".zero")))
+
+
+def _tower(family: Family, vision: VisionSpec, parameters: int, tokenizer: Tokenizer) -> TowerGeometry:
+    """What can be said of a tower of so many parameters that makes ``vision.tokens_per_frame`` tokens of a grid."""
+    tokens, patches = vision.tokens_per_frame, family.patches(vision)
+    columns = max(1, round((parameters / (BLOCKS * (4 + 2 * WIDENING))) ** 0.5))
+    text = vision.before + vision.after
+    around = text.format(seconds=0.0, minutes=0, second=0)
+    return TowerGeometry(
+        parameters=parameters,
+        block_parameters=parameters,
+        projector_parameters=0,
+        projected=tokens,
+        tokens=tokens,
+        patches=patches,
+        attended=patches,
+        blocks=BLOCKS,
+        width=columns,
+        inner=WIDENING * columns,
+        heads=max(1, columns // HEAD),
+        size=vision.size,
+        group=vision.group,
+        text=len(tokenizer.encode(around, add_special_tokens=False)) if around else 0,
+        precision=vision.precision,
+    )
