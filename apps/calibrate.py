@@ -22,6 +22,8 @@ from edgevlm.calib.accuracy.variants import Budget, parse_budgets, parse_variant
 from edgevlm.calib.plots import check_plot, plot_ages
 from edgevlm.calib.write import checkpoint_folder
 from edgevlm.errors import UserError
+from edgevlm.export.kv_scales import FRAMES as SCALE_FRAMES
+from edgevlm.export.kv_scales import measured_scales
 from edgevlm.runtime.auto import AUTO, FALLBACK
 from edgevlm.runtime.auto import describe as describe_choice
 from edgevlm.runtime.bundle import MANIFEST, Bundle, Progress, hash_file
