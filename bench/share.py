@@ -25,7 +25,7 @@ from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.packages import needed
 from edgevlm.runtime.auto import AUTO, FALLBACK, chosen_policy
-from edgevlm.runtime.budget import TextRoom, default_budget, text_room
+from edgevlm.runtime.budget import TextBudget, default_budget
 from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
@@ -183,9 +183,9 @@ def measure(subject: Subject, policy: str, budget: int | None, frames: int, prog
 
 def open_stream(model: Model, policy: str, budget: int | None) -> Stream:
     """The stream of a session with these."""
-    named, room = create_policy(FALLBACK if policy == AUTO else policy), TextRoom.fitting(model.bundle.limit)
+    named, room = create_policy(FALLBACK if policy == AUTO else policy), TextBudget.fitting(model.bundle.limit)
     prefix = model.encode(Chat(model.bundle.chat).prefix)
-    text = text_room(model, room)
+    text = room.rows(model)
     tokens = budget or default_budget(model, named, model.bundle.limit - len(prefix) - text)
     chosen = chosen_policy(model.bundle, tokens)[0] if policy == AUTO else named
     return Stream(model, chosen, tokens, prefix, text, "lazy")

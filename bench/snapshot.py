@@ -24,8 +24,8 @@ from edgevlm.calib.demo.world import World
 from edgevlm.engines.threads import default_threads
 from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.session import Session
-from edgevlm.runtime.snapshots.copies import Copies
-from edgevlm.runtime.snapshots.folder import StateFolder
+from edgevlm.runtime.snapshots.capture import CaptureBuffer
+from edgevlm.runtime.snapshots.directory import SnapshotDirectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +68,16 @@ def run(
 
 def measure(subject: Subject, policy: str, budget: int | None, rounds: int, folder: Path) -> Hold:
     """Fill a session's memory, then take turns: a chunk, a snapshot."""
-    world, state = World(0), StateFolder(folder)
+    world, state = World(0), SnapshotDirectory(folder)
     with Session.open(subject.model, policy=policy, budget=budget, chunk=CHUNK) as session:
         with subject.noise.filling() if subject.noise else nullcontext():
             while not session.stats.memory.compressions:
                 session.watch(world.step())
-        copies, turns = Copies(session.cache.nbytes), []
+        copies, turns = CaptureBuffer(session.cache.nbytes), []
         for _ in range(rounds + 1):  # the first touches new memory, and does not count
             frames = [world.step() for _ in range(CHUNK)]
             frame_ms = timed(partial(watch, session, frames)) / CHUNK
-            about, arrays, held_ms = session.image(copies)
+            about, arrays, held_ms = session._capture(copies)
             turns.append((frame_ms, held_ms, timed(partial(state.write, {"identity": {}, **about}, arrays))))
         spreads = [quartiles(column) for column in zip(*turns[1:], strict=True)]
         size = max(path.stat().st_size for path in folder.glob("*.snapshot"))

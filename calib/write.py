@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.atomic import check_target, published
+from edgevlm.runtime.atomic import atomic_directory, check_target
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.calibration import CALIBRATION, Calibration
 from edgevlm.runtime.choices import CHOICES, Choices
@@ -98,7 +98,7 @@ def write_calibration(
     """
     source = bundle.path.resolve()
     target = source if out is None else out
-    with published(target, force=out is None) as folder:
+    with atomic_directory(target, force=out is None) as folder:
         shutil.copytree(source, folder, dirs_exist_ok=True, symlinks=True, copy_function=_link if out is None else shutil.copy2)
         manifest = json.loads((folder / MANIFEST).read_bytes())
         if manifest["files"] != {name: asdict(record) for name, record in bundle.files.items()}:

@@ -5,15 +5,22 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edgevlm.apps.sources import open_source
     from edgevlm.errors import UserError
     from edgevlm.runtime.answer import Answer
     from edgevlm.runtime.model import Model
     from edgevlm.runtime.session import Session
 
 __version__ = version("edgevlm")
-__all__ = ["Answer", "Model", "Session", "UserError", "__version__"]
+__all__ = ["Answer", "Model", "Session", "UserError", "__version__", "open_source"]
 
-_PUBLIC = {"Answer": "runtime.answer", "Model": "runtime.model", "Session": "runtime.session", "UserError": "errors"}
+_PUBLIC = {
+    "Answer": "runtime.answer",
+    "Model": "runtime.model",
+    "Session": "runtime.session",
+    "UserError": "errors",
+    "open_source": "apps.sources",
+}
 
 
 def __getattr__(name: str) -> Any:

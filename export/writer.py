@@ -26,7 +26,7 @@ from edgevlm.export.kv_scales import add_scales, check_scales
 from edgevlm.export.prequantised import PREQUANTISED, check_no_zero_points, prequantised, stored_in
 from edgevlm.export.profiles import Profile, load_profile
 from edgevlm.export.scaling import Sampler, Samples, in_blocks
-from edgevlm.runtime.atomic import check_target, journal_of, published
+from edgevlm.runtime.atomic import atomic_directory, check_target, journal_of
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, Progress, hash_file, seal_manifest
 from edgevlm.runtime.engine import KVType
 
@@ -80,7 +80,7 @@ def write_bundle(
         layer = layer_bytes(model.shape)
         check_memory(source, layer)
         key = fingerprint(source, options.facts())
-        with published(out_dir, force=force, key=key, notice=notice) as folder:
+        with atomic_directory(out_dir, force=force, key=key, notice=notice) as folder:
             check_disk(out_dir, folder, bundle_bytes(model.shape, model.parts.vision, profile.precision(precision)))
             samples = options.sampled(folder.parent)
             _write(model, folder, Journal(journal_of(folder)), progress, precision, samples)

@@ -34,7 +34,7 @@ _BUNDLE, _KEY, _JOURNAL = "bundle", "key", "journal"
 
 
 @contextmanager
-def published(
+def atomic_directory(
     out_dir: str | Path, *, force: bool = False, key: str | None = None, notice: Callable[[str], object] | None = None
 ) -> Iterator[Path]:
     """Yield a folder of its own; when the block ends well it becomes ``out_dir``.
@@ -76,7 +76,7 @@ def published(
 
 
 def journal_of(folder: Path) -> Path:
-    """Where what is finished of a folder that :func:`published` yielded is noted.
+    """Where what is finished of a folder that :func:`atomic_directory` yielded is noted.
 
     Beside it is room for what the folder's files are made from: it goes when they are published.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,24 +21,31 @@ from edgevlm.runtime.policies import Policy
 DEFAULT_BUDGET = 6000  # vision tokens per layer
 
 
+def parse_budget(text: str) -> int:
+    """``512`` or ``6k`` (6,000) as a number of tokens. Raises UserError for anything else."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([kK]?)", text.strip())
+    if not match:
+        raise UserError(f"budget {text!r}: give a number of tokens, like 512 or 6k")
+    return int(float(match[1]) * (1000 if match[2] else 1))
+
+
 @dataclass(frozen=True, slots=True)
-class TextRoom:
-    """Tokens set aside at start for each part of a question's turn; the sum with the closing rows is the text room."""
+class TextBudget:
+    """Tokens set aside at start for each part of a question's turn: the rows a question may take beside the memory."""
 
     conversation: int
     question: int
     answer: int
 
     @classmethod
-    def fitting(cls, position_limit: int) -> TextRoom:
+    def fitting(cls, position_limit: int) -> TextBudget:
         """256 tokens each, or a sixteenth of a small model's positions."""
         part = min(256, position_limit // 16)
         return cls(part, part, part)
 
-
-def text_room(model: Model, room: TextRoom) -> int:
-    """Rows beside the memory that a question may take: conversation, question, closing rows and answer."""
-    return room.conversation + room.question + room.answer + len(model.closing)
+    def rows(self, model: Model) -> int:
+        """Rows set aside in each layer: conversation, question, the model's closing rows, and answer."""
+        return self.conversation + self.question + self.answer + len(model.closing)
 
 
 def frames_ahead(model: Model, chunk: int) -> int:
@@ -54,7 +62,7 @@ def default_budget(model: Model, policy: Policy, most: int) -> int:
 
 
 def check_budget(
-    policy: Policy, budget: int, bundle: Bundle, text_room: int, prefix: int, ahead: int = 0, frame: int | None = None
+    policy: Policy, budget: int, bundle: Bundle, text_rows: int, prefix: int, ahead: int = 0, frame: int | None = None
 ) -> None:
     """Refuse a budget that cannot work, before anything is allocated.
 
@@ -67,12 +75,12 @@ def check_budget(
         of_layer = "" if smallest == budget else f", {smallest} in its smallest layer,"
         enough = _enough(policy, least)
         raise UserError(f"a budget of {budget} tokens{of_layer} is less than {what} {least}; give --budget {enough} or more")
-    if prefix + largest + ahead + text_room > limit:
-        most = (limit - prefix - ahead - text_room) * budget // largest
+    if prefix + largest + ahead + text_rows > limit:
+        most = (limit - prefix - ahead - text_rows) * budget // largest
         chunk = f", a chunk of {ahead}" if ahead else ""
         raise UserError(
             f"a budget of {budget} tokens passes the model's limit of {limit} positions "
-            f"(prefix {prefix}, text room {text_room}{chunk}); policy {policy.name} can have {max(most, 0)} at most"
+            f"(prefix {prefix}, text budget {text_rows}{chunk}); policy {policy.name} can have {max(most, 0)} at most"
         )
 
 
@@ -91,9 +99,9 @@ def _enough(policy: Policy, least: int) -> int:
 
 
 def allocate(
-    bundle: Bundle, capacities: list[int], chunk: int, copy_bytes: int = 0, place: KVPlace = "host", store_bytes: int = 0
+    bundle: Bundle, capacities: list[int], chunk: int, capture_bytes: int = 0, place: KVPlace = "host", store_bytes: int = 0
 ) -> KVCache:
-    """The arena of one stream, of the bundle's KV precision; copy_bytes: of the buffer that snapshots are taken in, if any.
+    """The arena of one stream, of the bundle's KV precision; capture_bytes: of the buffer that snapshots are taken in, if any.
 
     place: whose memory keys and values lie in. store_bytes: what a store may take of host memory. Raises UserError, before it
     is touched, when all of that and a chunk do not fit in the free memory, and where a CUDA device is needed and cannot be
@@ -110,8 +118,8 @@ def allocate(
     }
     wanted, pixels = KVCache.bytes_for(*shape, **rotary) if place == "host" else 0, chunk_bytes(chunk, bundle.vision)
     free = psutil.virtual_memory().available
-    if wanted + pixels + copy_bytes + store_bytes > free:
-        lower, frames = "--budget", f", snapshots {copy_bytes / 1e9:.1f} GB" if copy_bytes else ""
+    if wanted + pixels + capture_bytes + store_bytes > free:
+        lower, frames = "--budget", f", snapshots {capture_bytes / 1e9:.1f} GB" if capture_bytes else ""
         if store_bytes:
             lower, frames = "--host-bytes", f"{frames}, what leaves it {store_bytes / 1e9:.1f} GB"
         if pixels > wanted:

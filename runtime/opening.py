@@ -2,65 +2,101 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.auto import chosen_policy
-from edgevlm.runtime.budget import TextRoom, default_budget, frames_ahead, text_room
+from edgevlm.runtime.auto import AUTO, FALLBACK, chosen_policy
+from edgevlm.runtime.budget import TextBudget, default_budget, frames_ahead, parse_budget
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.policies import Policy
+from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.positions import Reindexing
-from edgevlm.runtime.snapshots.folder import snapshots
-from edgevlm.runtime.snapshots.image import model_hash, policy_text
-from edgevlm.runtime.snapshots.keeper import Keeper
+from edgevlm.runtime.snapshots.capture import model_hash, policy_text
+from edgevlm.runtime.snapshots.directory import snapshots
+from edgevlm.runtime.snapshots.writer import SnapshotWriter
 from edgevlm.runtime.store import Store, StoreSettings
 from edgevlm.runtime.store.file import TEMPORARY
 from edgevlm.runtime.stream import Stream
 
-STORE = "store.bin"  # in the folder of snapshots
+STORE = "store.bin"  # in the directory of snapshots
 RULES: tuple[Reindexing, ...] = ("lazy", "eager")  # of a session
 
 
-def check_whole(**numbers: object) -> None:
+def check_int(**numbers: object) -> None:
     """Refuse settings that are neither None nor whole numbers."""
     for name, number in numbers.items():
         if number is not None and (isinstance(number, bool) or not isinstance(number, int | np.integer)):
             raise UserError(f"{name} is a whole number, not {number!r}")
 
 
-def check_settings(budget: int | None, chunk: int, reindexing: str) -> None:
-    """Refuse what is wrong whatever the model, before it is loaded."""
-    check_whole(budget=budget, chunk=chunk)
-    if chunk < 1:
-        raise UserError(f"a chunk of {chunk} frames is too small; give 1 or more")
-    if reindexing not in RULES:
-        raise UserError(f"reindexing is {' or '.join(RULES)}, not {reindexing!r}")
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """The settings of a stream, checked as far as that needs no model. auto: ``policy`` makes way for the model's best."""
+
+    policy: Policy
+    auto: bool
+    budget: int | None
+    chunk: int
+    reindexing: Reindexing
+    store: StoreSettings | None
+
+    @classmethod
+    def checked(
+        cls,
+        policy: str | Policy | type[Policy],
+        budget: int | str | None,
+        chunk: int,
+        reindexing: Reindexing,
+        store: StoreSettings | None,
+    ) -> StreamSettings:
+        """What ``Session.open`` was given. Raises UserError for what is wrong whatever the model."""
+        budget = parse_budget(budget) if isinstance(budget, str) else budget
+        check_int(budget=budget, chunk=chunk)
+        if chunk < 1:
+            raise UserError(f"a chunk of {chunk} frames is too small; give 1 or more")
+        if reindexing not in RULES:
+            raise UserError(f"reindexing is {' or '.join(RULES)}, not {reindexing!r}")
+        budget = None if budget is None else int(budget)
+        settings = cls(as_policy(policy), isinstance(policy, str) and policy == AUTO, budget, int(chunk), reindexing, store)
+        if not settings.auto:
+            check_store(settings.policy, store)
+        return settings
+
+    def open(self, model: Model, chat: Chat, text: TextBudget, writer: SnapshotWriter | None) -> tuple[Stream, str]:
+        """Allocate the memory and append the prefix; says why, where ``auto`` chose the policy.
+
+        writer: of snapshots, in whose directory a store lies too. Raises UserError as ``Session.open`` does.
+        """
+        prefix, rows, budget = model.encode(chat.prefix), text.rows(model), self.budget
+        if budget is None:
+            ahead = frames_ahead(model, self.chunk) if self.policy.appends_first else 0
+            budget = default_budget(model, self.policy, model.bundle.limit - len(prefix) - rows - ahead)
+        policy, why = chosen_policy(model.bundle, budget) if self.auto else (self.policy, "")
+        check_store(policy, self.store)
+        store = open_store(model, policy, writer, self.store or StoreSettings()) if isinstance(policy, Retrieval) else None
+        try:
+            return Stream(model, policy, budget, prefix, rows, self.reindexing, self.chunk, writer is not None, store), why
+        except BaseException:
+            if store is not None:
+                store.close()
+            raise
 
 
-def open_stream(
-    model: Model, policy: Policy, budget: int | None, chunk: int, reindexing: Reindexing, chat: Chat, room: TextRoom,
-    *, auto: bool, keeper: Keeper | None, store: StoreSettings | None,
-) -> tuple[Stream, str]:  # fmt: skip
-    """Allocate the memory and append the prefix; the default budget unless given. Raises UserError as ``Session.open`` says.
-
-    auto: ``policy`` makes way for the one that was found best on this model, and why is the second thing returned. keeper: of
-    snapshots, in whose folder a store lies too.
-    """
-    prefix, text = model.encode(chat.prefix), text_room(model, room)
-    if budget is None:
-        ahead = frames_ahead(model, chunk) if policy.appends_first else 0
-        budget = default_budget(model, policy, model.bundle.limit - len(prefix) - text - ahead)
-    chosen, why = chosen_policy(model.bundle, int(budget)) if auto else (policy, "")
-    check_store(chosen, store)
-    below = open_store(model, chosen, keeper, store or StoreSettings()) if isinstance(chosen, Retrieval) else None
-    try:
-        return Stream(model, chosen, int(budget), prefix, text, reindexing, int(chunk), keeper is not None, below), why
-    except BaseException:
-        if below is not None:
-            below.close()
-        raise
+def as_policy(policy: str | Policy | type[Policy]) -> Policy:
+    """A policy of its name, its class, or itself. Raises UserError for anything else."""
+    if isinstance(policy, str):
+        return create_policy(FALLBACK if policy == AUTO else policy)
+    if isinstance(policy, type) and issubclass(policy, Policy):
+        try:
+            policy = policy()
+        except (TypeError, ValueError) as error:  # abstract, or with settings that have no default
+            raise UserError(f"policy {policy.__name__}: {error}; give one that is made already") from None
+    if not isinstance(policy, Policy):
+        raise UserError(f"a policy is a name, a subclass of Policy or an instance of one, not {policy!r}")
+    return policy
 
 
 def check_store(policy: Policy, store: StoreSettings | None) -> None:
@@ -69,11 +105,11 @@ def check_store(policy: Policy, store: StoreSettings | None) -> None:
         raise UserError(f"{policy.name} retrieves nothing that it has evicted: leave out --store-bytes and --host-bytes")
 
 
-def open_store(model: Model, policy: Policy, keeper: Keeper | None, settings: StoreSettings) -> Store:
-    """In the keeper's folder, or without a name. A file that no snapshot tells the blocks of is begun anew."""
-    if keeper is None:
+def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, settings: StoreSettings) -> Store:
+    """In the writer's directory, or a temporary file. A file that no snapshot tells the blocks of is begun anew."""
+    if writer is None:
         return Store(TEMPORARY, settings=settings)
-    path = keeper.folder / STORE
-    if not snapshots(keeper.folder):
+    path = writer.directory / STORE
+    if not snapshots(writer.directory):
         path.unlink(missing_ok=True)
     return Store(path, f"{model_hash(model.bundle)} {policy_text(policy)}", settings)

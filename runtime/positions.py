@@ -43,12 +43,12 @@ class Positions:
     """Rotary positions of one stream: a row of text takes the next index on every axis, a frame what its layout says.
 
     limit: the smaller of the model's limit and the trained length written in the bundle. margin: min(1024, limit / 4), and
-    never less than the text room, so that a question always fits below the limit. (InfiniPot-V App. B.4, HERMES App. F.)
+    never less than the text budget, so that a question always fits below the limit. (InfiniPot-V App. B.4, HERMES App. F.)
     next: 1 + the largest position taken, over all axes.
     """
 
     limit: int
-    text_room: int
+    text_rows: int
     reindexing: Reindexing = "lazy"
     layout: Layout = field(default_factory=Layout)
     next: int = 0
@@ -58,7 +58,7 @@ class Positions:
 
     @property
     def margin(self) -> int:
-        return max(min(1024, self.limit // 4), self.text_room)
+        return max(min(1024, self.limit // 4), self.text_rows)
 
     def due(self, rows: int, compressed: bool) -> bool:
         """Whether to make positions dense before ``rows`` more are appended."""

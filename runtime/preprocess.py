@@ -42,12 +42,12 @@ Pass = tuple[list[Band], list[Band]]  # one resize: of rows, and of columns
 
 
 class Preprocessor:
-    """Turns uint8 RGB ``[H, W, 3]`` into float32 ``[3, height, width]`` of the vision tower's size."""
+    """Turns uint8 RGB (or BGR) ``[H, W, 3]`` into float32 ``[3, height, width]`` of the vision tower's size."""
 
-    def __init__(self, spec: VisionSpec) -> None:
+    def __init__(self, spec: VisionSpec, *, bgr: bool = False) -> None:
         if spec.resample not in SUPPORT:
             raise UserError(f"resampling {spec.resample!r} is not known; there are: {', '.join(SUPPORT)}")
-        self.spec = spec
+        self.spec, self._step = spec, -1 if bgr else 1
         self._mean = np.asarray(spec.mean, np.float32)[:, None, None]
         self._std = np.asarray(spec.std, np.float32)[:, None, None]
         self._passes: dict[tuple[int, int], list[Pass]] = {}
@@ -58,7 +58,7 @@ class Preprocessor:
             raise UserError(f"a frame is a numpy array, uint8 RGB [H, W, 3], not {type(frame).__name__}")
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or 0 in frame.shape:
             raise UserError(f"a frame is uint8 RGB [H, W, 3], not {frame.dtype} {list(frame.shape)}")
-        planes = np.ascontiguousarray(frame.transpose(2, 0, 1)).astype(np.float32)
+        planes = np.ascontiguousarray(frame[..., :: self._step].transpose(2, 0, 1)).astype(np.float32)
         for rows, columns in self._resize(frame.shape[0], frame.shape[1]):
             planes = _down(_across(planes, columns), rows)
         planes *= np.float32(self.spec.rescale)

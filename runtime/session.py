@@ -16,120 +16,128 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.answer import Answer, FinishReason, Request, generate
-from edgevlm.runtime.auto import AUTO, FALLBACK
-from edgevlm.runtime.budget import TextRoom
-from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.auto import AUTO
+from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Chat, Conversations
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.opening import check_settings, check_store, check_whole, open_stream
-from edgevlm.runtime.policies import Policy, create_policy
+from edgevlm.runtime.opening import StreamSettings, check_int
+from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.preprocess import Pixels, Preprocessor
 from edgevlm.runtime.pressure import Pressure
 from edgevlm.runtime.sampling import Sampler
-from edgevlm.runtime.snapshots.copies import Copies
-from edgevlm.runtime.snapshots.image import identity, image_of, put_back
-from edgevlm.runtime.snapshots.keeper import Keeper
+from edgevlm.runtime.snapshots.capture import CaptureBuffer, capture, identity, restore
+from edgevlm.runtime.snapshots.writer import SnapshotWriter
 from edgevlm.runtime.stats import Progress, SessionStats
-from edgevlm.runtime.store import Store, StoreSettings
-from edgevlm.runtime.stream import Stream
+from edgevlm.runtime.store import StoreSettings
 
 T = TypeVar("T")
 
 
 class Session:
-    """One stream within a fixed memory budget.
+    """One stream within a fixed memory budget; make one with :meth:`open`.
 
-    All methods may be called from any thread; the work is done by the model's own (``model.scheduler``), questions first. A
-    question is answered at the next chunk boundary at the latest: it sees every frame watched before it was asked and none
-    after, because ``watch`` waits while a question is open. The memory goes on as if it had not been asked, in the middle of a
-    chunk too.
+    Any thread may call any method; the model's own thread does the work (``model.scheduler``), questions first. A question is
+    answered at the next chunk boundary at the latest: it sees every frame watched before it was asked and none after, because
+    ``watch`` waits while a question is open. The memory goes on as if it had not been asked, in the middle of a chunk too.
+
+    Attributes: ``model``; ``text_budget``; ``notify``, told of each notice in one line, the logger ``edgevlm`` unless set;
+    ``cache`` and ``store``, to look at while the session does nothing else.
     """
 
-    def __init__(self, model: Model, stream: Stream, chat: Chat, room: TextRoom, auto: str = "") -> None:
-        self.model, self.room = model, room
-        self._auto = auto  # why ``auto`` is this policy
-        self._stream, self._chat = stream, chat
-        self._preprocess = Preprocessor(model.bundle.vision)
-        self._chunk = Chunk(model.engine, model.bundle.vision, stream.chunk)
-        self._conversations = Conversations(chat, model.encode, room.conversation)
-        self._asking = threading.Lock()  # over the two that follow
-        self._answers: list[Answer] = []  # those not finished are among them
-        self._closed = False
-        self._owns_model = False
-        self._progress = Progress()
-        self._ttft_ms = self._tpot_ms = 0.0
-        self.notify: Callable[[str], object] = logging.getLogger("edgevlm").warning
-        self._pressure = Pressure(stream.chunk, lambda line: self.notify(line), group=model.bundle.vision.group)
-        self._keeper: Keeper | None = None
-        if stream.store is not None:
-            stream.store.notify = lambda line: self.notify(line)
-        self._stats = self._measure()
+    def __init__(
+        self, model: Model, settings: StreamSettings, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
+    ) -> None:
+        stream, self._why = settings.open(model, chat, text, writer)
+        try:
+            self.model, self.text_budget = model, text
+            self.cache, self.store = stream.cache, stream.store
+            self.notify: Callable[[str], object] = logging.getLogger("edgevlm").warning
+            self._stream, self._chat, self._writer = stream, chat, writer
+            self._chunk = Chunk(model.engine, model.bundle.vision, stream.chunk)
+            self._conversations = Conversations(chat, model.encode, text.conversation)
+            self._pressure = Pressure(stream.chunk, lambda line: self.notify(line), group=model.bundle.vision.group)
+            self._asking = threading.Lock()  # over the two that follow
+            self._answers: list[Answer] = []  # those not finished are among them
+            self._closed = False
+            self._progress = Progress()
+            self._ttft_ms = self._tpot_ms = 0.0
+            self._preprocess = Preprocessor(model.bundle.vision)
+            self._owned: Model | None = None  # closed with the session
+            if stream.store is not None:
+                stream.store.notify = lambda line: self.notify(line)
+            if writer is not None:
+                snapshot = writer.attach(self, identity(stream, chat, text), stream.capture_bytes)
+                if snapshot is not None:
+                    restore(snapshot, stream, self._chunk, self._conversations, self._progress)
+            self._stats = self._measure()
+        except BaseException:
+            stream.close()
+            raise
 
     @classmethod
     def open(
         cls,
         model: Model | str | Path = "demo",
         *,
-        policy: str | Policy = AUTO,
-        budget: int | None = None,
+        policy: str | Policy | type[Policy] = AUTO,
+        budget: int | str | None = None,
         chunk: int = 8,
         reindexing: Reindexing = "lazy",
         system: str | None = None,
-        room: TextRoom | None = None,
-        state: Keeper | str | Path | None = None,
+        text_budget: TextBudget | None = None,
+        bgr: bool = False,
+        state: SnapshotWriter | str | Path | None = None,
         store: StoreSettings | None = None,
         engine: str = DEFAULT_ENGINE,
     ) -> Session:
         """Allocate the memory of one stream and append the prefix.
 
-        model: ``demo``, a bundle's directory, or a loaded model, which is not closed with the session. policy: ``name`` or
-        ``name:setting=value,...`` of the registry, ``auto`` for the one that was found best on this model, or a policy of your
-        own, for this session alone. budget: vision tokens per
-        layer (|M|), see :func:`default_budget`; for ``full`` the declared capacity. chunk: frames encoded and appended at once.
-        reindexing: when kept positions are made dense, ``lazy`` or ``eager``. system: the system prompt, else the chat
-        template's own. room: tokens for conversation, question and answer. state: a folder to keep snapshots of the session in
-        and to go on from, or the Keeper of one, which is closed with the session (docs/state.md). store: how much a policy that
-        retrieves may keep below the device, in host memory and in one file, which lies in that folder or is a temporary one
-        (docs/store.md). engine: the backend that loads a model given by name, see ``edgevlm.runtime.plugins``.
+        model: ``demo``, a bundle's directory, or a loaded model, which is not closed with the session.
+        policy: ``name`` or ``name:setting=value,...``, ``./mine.py:Mine``, a class or an instance of your own, for this session
+        alone, or ``auto`` for the one that was found best on this model.
+        budget: vision tokens per layer (|M|), a number or text like ``"6k"``; for ``full`` the declared capacity.
+        chunk: frames encoded and appended at once.
+        reindexing: when kept positions are made dense, ``lazy`` or ``eager``.
+        system: the system prompt, else the chat template's own.
+        text_budget: tokens for conversation, question and answer.
+        bgr: frames are BGR, as OpenCV reads them, and not RGB.
+        state: a directory to keep snapshots in and to go on from, or its SnapshotWriter, which is closed with the session.
+        store: how much a policy that retrieves may keep in host memory and in one file, which lies in that directory or is a
+        temporary one.
+        engine: the backend that loads a model given by name.
 
         Raises BundleError for a model that cannot be loaded; UserError for a policy, setting or prompt that is not one, for
         a budget or chunk that is less than a frame, passes the model's positions or does not fit in the free memory, for a
         state that is of another session, in use, or cannot be written, and for a store with a policy that retrieves nothing.
         """
-        check_settings(budget, chunk, reindexing)
-        chosen = policy if isinstance(policy, Policy) else create_policy(FALLBACK if policy == AUTO else policy)
-        if policy != AUTO:
-            check_store(chosen, store)
-        keeper = Keeper(state) if isinstance(state, str | Path) else state
+        settings = StreamSettings.checked(policy, budget, chunk, reindexing, store)
+        writer = SnapshotWriter(state) if isinstance(state, str | Path) else state
         loaded: Model | str | Path = model
         opening: Future[Session] | None = None
         try:
             loaded = model if isinstance(model, Model) else Model.load(model, engine=engine)
-            room = room or TextRoom.fitting(loaded.bundle.limit)
-            chat = Chat(loaded.bundle.chat, system)
-            opening = loaded.scheduler.submit(
-                None, cls._opened, loaded, chosen, budget, chunk, reindexing, chat, room, policy == AUTO, keeper, store,
-                urgent=True,
-            )  # fmt: skip
+            text, chat = text_budget or TextBudget.fitting(loaded.bundle.limit), Chat(loaded.bundle.chat, system)
+            opening = loaded.scheduler.submit(None, cls, loaded, settings, chat, text, writer, urgent=True)
             session = opening.result()
-            if keeper is not None:
-                keeper.start()
+            session._preprocess = Preprocessor(loaded.bundle.vision, bgr=bgr)
+            if writer is not None:
+                writer.start()
         except BaseException:
-            if opening is not None and not opening.cancel():  # an interrupt meanwhile: what it opens is closed again
+            if opening is not None and not opening.cancel():  # after an interrupt: what is being opened is closed again
                 opening.add_done_callback(lambda done: done.exception() or done.result()._stream.close())
-            if keeper is not None:
-                keeper.close()
+            if writer is not None:
+                writer.close()
             if isinstance(loaded, Model) and loaded is not model:
                 loaded.close()
             raise
-        session._owns_model = loaded is not model
+        session._owned = loaded if loaded is not model else None
         return session
 
     def prepare(self, frame: NDArray[np.uint8]) -> Pixels:
-        """What :meth:`watch` does first with a frame, uint8 RGB ``[H, W, 3]``: resize and normalise it. From any thread.
+        """Resize and normalise a frame, uint8 ``[H, W, 3]``, ahead of :meth:`watch`, in the calling thread.
 
         Raises UserError for what is not such a frame.
         """
@@ -138,9 +146,9 @@ class Session:
     def watch(self, frame: NDArray[np.uint8] | Pixels, timestamp: float | None = None) -> None:
         """Take in one frame, uint8 RGB ``[H, W, 3]``, seen at ``timestamp`` seconds of the stream (its number, if not given).
 
-        A frame may have been through :meth:`prepare`, in another thread. Every ``chunk`` frames are encoded and appended. Waits
-        while a question is being answered. Raises UserError for what is not such a frame, when the capacity of a policy that
-        never compresses is used up, and after :meth:`close`.
+        It may have been through :meth:`prepare`. Every ``chunk`` frames are encoded and appended. Waits while a question is
+        being answered. An interrupt takes the frame back, or leaves it taken in whole. Raises UserError for what is not such a
+        frame, when the capacity of a policy that never compresses is used up, and after :meth:`close`.
         """
         pixels = frame.values if isinstance(frame, Pixels) else self._preprocess(frame)
         if pixels.shape != (3, *self.model.bundle.vision.size):
@@ -148,7 +156,7 @@ class Session:
         self._run(self._watch, pixels, timestamp)
 
     def skip(self, timestamp: float) -> None:
-        """A frame at ``timestamp`` seconds need not be watched: the stream's time goes on, and nothing else.
+        """Let the stream's time go on to ``timestamp`` seconds without a frame.
 
         Waits while a question is being answered. Raises UserError after :meth:`close`.
         """
@@ -190,13 +198,13 @@ class Session:
         self._progress.time_s = timestamp
 
     def check(self, question: str) -> None:
-        """Raise UserError if ``question`` is longer than its room, holds what stands for the video, or is not Unicode."""
+        """Raise UserError if ``question`` is longer than its budget, holds what stands for the video, or is not Unicode."""
         asked = self.model.encode(self._chat.suffix([], question))
         if self.model.bundle.chat.placeholder_id in asked:
             raise UserError("a question cannot hold the token that stands for the video; leave it out")
-        if len(asked) > self.room.question:
+        if len(asked) > self.text_budget.question:
             raise UserError(
-                f"this question takes {len(asked)} tokens and {self.room.question} are set aside for one; shorten it"
+                f"this question takes {len(asked)} tokens and {self.text_budget.question} are set aside for one; shorten it"
             )
 
     def ask(
@@ -209,26 +217,26 @@ class Session:
         top_p: float = 1.0,
         seed: int | None = None,
     ) -> Answer:
-        """Ask about everything watched so far; returns at once, iterate the answer for its text.
+        """Ask about everything watched so far. Returns at once: print the answer, or iterate it for its text as it comes.
 
         The memory afterwards is what it was before, but under a policy that compresses under questions (``snapkv-guided``).
-        ``conversation`` names the turns to go on from and to add this one to. max_tokens: of the answer, at most (and unless
-        given) its room. Greedy unless ``temperature`` > 0; then top_p keeps the smallest set of tokens whose probability
-        reaches it, and seed, 0 or more, fixes the draws.
+        conversation: the turns to go on from and to add this one to. max_tokens: of the answer, its whole budget unless given.
+        Greedy unless ``temperature`` > 0; then top_p keeps the smallest set of tokens whose probability reaches it, and seed, 0
+        or more, fixes the draws.
 
-        Raises UserError for a question that is longer than its room or holds what stands for the video, for sampling settings
+        Raises UserError for a question that is longer than its budget or holds what stands for the video, for sampling settings
         out of range, and after :meth:`close`.
         """
-        check_whole(max_tokens=max_tokens, seed=seed)
-        if max_tokens is not None and not 1 <= max_tokens <= self.room.answer:
-            raise UserError(f"an answer can have 1 to {self.room.answer} tokens here, not {max_tokens}")
+        check_int(max_tokens=max_tokens, seed=seed)
+        if max_tokens is not None and not 1 <= max_tokens <= self.text_budget.answer:
+            raise UserError(f"an answer can have 1 to {self.text_budget.answer} tokens here, not {max_tokens}")
         try:
             sampler = Sampler(temperature, top_p, seed)
         except ValueError as error:
             raise UserError(str(error)) from None
         self.check(question)
         answer = Answer(question, self._progress.time_s)
-        request = Request(answer, time.perf_counter(), conversation, max_tokens or self.room.answer, sampler)
+        request = Request(answer, time.perf_counter(), conversation, max_tokens or self.text_budget.answer, sampler)
         with self._asking:
             self._check_open()
             answer._follow(self.model.scheduler.submit(self, self._published, self._answer, request, urgent=True))
@@ -273,10 +281,10 @@ class Session:
     @property
     def stats(self) -> SessionStats:
         """What the session had done by the end of its newest work; a value that does not change afterwards."""
-        keeper = self._keeper
-        if keeper is None:
+        writer = self._writer
+        if writer is None:
             return self._stats
-        return replace(self._stats, state_bytes=keeper.copies.nbytes, snapshots=keeper.written, held_ms=keeper.longest_ms)
+        return replace(self._stats, state_bytes=writer.buffer.nbytes, snapshots=writer.written, held_ms=writer.longest_ms)
 
     def _measure(self) -> SessionStats:
         """On the model's thread."""
@@ -295,55 +303,29 @@ class Session:
             store=stream.store_use(),
         )
 
-    @classmethod
-    def _opened(
-        cls, model: Model, policy: Policy, budget: int | None, chunk: int, reindexing: Reindexing, chat: Chat, room: TextRoom,
-        auto: bool, keeper: Keeper | None, store: StoreSettings | None,
-    ) -> Session:  # fmt: skip
-        """On the model's thread: a session at its start, or where the newest snapshot was taken."""
-        stream, why = open_stream(model, policy, budget, chunk, reindexing, chat, room, auto=auto, keeper=keeper, store=store)
-        try:
-            session = cls(model, stream, chat, room, why)
-            if keeper is not None:
-                snapshot = keeper.attach(session, identity(stream, chat, room), stream.copy_bytes)
-                if snapshot is not None:
-                    put_back(snapshot, stream, session._chunk, session._conversations, session._progress)
-                session._keeper, session._stats = keeper, session._measure()
-            return session
-        except BaseException:
-            stream.close()
-            raise
-
-    def image(self, copies: Copies) -> tuple[dict[str, Any], dict[str, NDArray], float]:
+    def _capture(self, buffer: CaptureBuffer) -> tuple[dict[str, Any], dict[str, NDArray], float]:
         """Where the session stands, copies of all it holds, and for how many ms they kept it waiting.
 
         Takes its turn like a question: the next one. A closed session can still do it, until its memory is let go of.
         """
-        return self.model.scheduler.run(self, self._image, copies, urgent=True)
 
-    def _image(self, copies: Copies) -> tuple[dict[str, Any], dict[str, NDArray], float]:
-        started = time.perf_counter()
-        about, arrays = image_of(self._stream, self._chunk, self._conversations, self._progress)
-        return about, copies.of(arrays), 1e3 * (time.perf_counter() - started)
+        def captured() -> tuple[dict[str, Any], dict[str, NDArray], float]:
+            started = time.perf_counter()
+            about, arrays = capture(self._stream, self._chunk, self._conversations, self._progress)
+            return about, buffer.copy(arrays), 1e3 * (time.perf_counter() - started)
 
-    def sync(self) -> None:
-        """See onto the disk what lies below the device: what a snapshot of before names outlives a power cut then."""
-        if self._stream.store is not None:
-            self._stream.store.sync()
+        return self.model.scheduler.run(self, captured, urgent=True)
 
     @property
-    def version(self) -> tuple[int, int, float]:
-        """Something else whenever a frame, one that was passed by too, or a question has changed the session."""
+    def _version(self) -> tuple[int, int, float]:
+        """Something else whenever a frame, one that was skipped too, or a question has changed the session."""
         return self._progress.frames, self._progress.asked, self._progress.time_s
 
     @property
     def basis(self) -> str:
-        """What the policy runs on, one line: why it is this one, under ``auto``, and whether it is calibrated or on presets.
-
-        Empty: neither.
-        """
+        """One line: why the policy is this one, under ``auto``, and whether it is calibrated or on presets; or nothing."""
         basis = self._stream.policy.basis
-        return "; ".join(filter(None, [self._auto, basis and f"{self.policy}: {basis}"]))
+        return "; ".join(filter(None, [self._why, basis and f"{self.policy}: {basis}"]))
 
     @property
     def policy(self) -> str:
@@ -359,16 +341,6 @@ class Session:
     def budget(self) -> int:
         """Vision tokens that each layer keeps at most."""
         return self._stream.budget
-
-    @property
-    def cache(self) -> KVCache:
-        """What the session holds, to look at between calls of ``watch``; a question in progress stands in it too."""
-        return self._stream.cache
-
-    @property
-    def store(self) -> Store | None:
-        """Where a retrieval policy keeps what has left the device; None for other policies."""
-        return self._stream.store
 
     @property
     def time_s(self) -> float:
@@ -394,14 +366,14 @@ class Session:
             return
         for answer in self.cancel():
             answer.settle()
-        if self._keeper is not None:
-            self._keeper.close()
+        if self._writer is not None:
+            self._writer.close()
         try:
             self.model.scheduler.run(self, self._stream.close, urgent=True)
         except UserError:  # the model was closed before, and its thread has ended
             self._stream.close()
-        if self._owns_model:
-            self.model.close()
+        if self._owned is not None:
+            self._owned.close()
 
     def __enter__(self) -> Session:
         return self

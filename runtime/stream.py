@@ -22,7 +22,7 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape
 from edgevlm.runtime.policies.retrieval import Phase, Retrieval
 from edgevlm.runtime.positions import Positions, Reindexing, rope_tables
-from edgevlm.runtime.snapshots.copies import copy_bytes
+from edgevlm.runtime.snapshots.capture import capture_bytes
 from edgevlm.runtime.st_spattn import frame_pattern
 from edgevlm.runtime.stateful import add_prefix, strip_prefix
 from edgevlm.runtime.stats import MemoryStats
@@ -35,9 +35,9 @@ Float64 = NDArray[np.float64]
 class Stream:
     """Appends prefix, frames and questions to a cache of fixed size.
 
-    capacity of every layer = prefix + |M| + text room; at no moment does a layer hold more than prefix + |M| rows of memory.
-    A policy that ``appends_first`` has a chunk of frames more in both. copy_bytes: of a second buffer for ``snapshots``, which
-    must fit beside the cache; it is not made here.
+    capacity of every layer = prefix + |M| + text budget; at no moment does a layer hold more than prefix + |M| rows of memory.
+    A policy that ``appends_first`` has a chunk of frames more in both. capture_bytes: of a second buffer for ``snapshots``,
+    which must fit beside the cache; it is not made here.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Stream:
         policy: Policy,
         budget: int,
         prefix: Sequence[int],
-        text_room: int,
+        text_rows: int,
         reindexing: Reindexing,
         chunk: int = 1,
         snapshots: bool = False,
@@ -62,20 +62,20 @@ class Stream:
         if needs.variant == "st-spattn" and self.framing.most_text:
             raise UserError(f"{policy.name} cannot prefill sparsely here: {model.bundle.family} has text between its frames")
         self._guidance = [] if needs.raw_layers else [self._embed(text) for text in needs.guidance]
-        text_room = max(text_room, sum(map(len, self._guidance)))
+        text_rows = max(text_rows, sum(map(len, self._guidance)))
         self.chunk = -(-chunk // vision.group) * vision.group
         ahead = frames_ahead(model, chunk) if policy.appends_first else 0
-        check_budget(policy, budget, model.bundle, text_room, len(prefix), ahead, self.framing.rows_per_frame)
+        check_budget(policy, budget, model.bundle, text_rows, len(prefix), ahead, self.framing.rows_per_frame)
         self.inv_freq = model.bundle.inv_freq
         if needs.raw_layers:
             self._project(needs.guidance, 0)  # a bundle that cannot is refused now
-        fixed = len(prefix) + policy.working_rows + ahead + text_room
+        fixed = len(prefix) + policy.working_rows + ahead + text_rows
         wanted = [fixed + int(rows) for rows in policy.layer_budgets]
         capacities = [model.engine.capacity(rows) for rows in wanted]
-        held = sum(wanted) - len(wanted) * (text_room + policy.working_rows)
-        self.copy_bytes = copy_bytes(decoder, vision, held, self.chunk, DTYPES[decoder.kv].itemsize) if snapshots else 0
+        held = sum(wanted) - len(wanted) * (text_rows + policy.working_rows)
+        self.capture_bytes = capture_bytes(decoder, vision, held, self.chunk, DTYPES[decoder.kv].itemsize) if snapshots else 0
         below = store.host_limit if store is not None else 0
-        self.cache = allocate(model.bundle, capacities, self.chunk, self.copy_bytes, model.engine.kv_place, below)
+        self.cache = allocate(model.bundle, capacities, self.chunk, self.capture_bytes, model.engine.kv_place, below)
         asked = {*needs.probe_layers, *needs.guidance_layers, *needs.question_layers}
         buffers, probes = self.cache.buffers(), tuple(sorted(asked))
         self.store = store
@@ -90,7 +90,7 @@ class Stream:
         rule: Reindexing = "eager" if policy.appends_first else reindexing
         unbounded: Reindexing = "lazy" if needs.question_layers else "never"
         chosen = rule if policy.bounded else unbounded
-        self.positions = Positions(model.bundle.limit, text_room, chosen, self.framing.layout)
+        self.positions = Positions(model.bundle.limit, text_rows, chosen, self.framing.layout)
         self.stats = MemoryStats()
         self.frames = 0
         self._seq = 0

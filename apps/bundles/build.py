@@ -56,7 +56,7 @@ def build(
 
 
 def capacity_for(bundle: str, budget: int | None) -> int:
-    """Rows of each layer's memory for sessions of ``budget`` tokens, a run's default unless given: prefix + |M| + text room.
+    """Rows of each layer's memory for sessions of ``budget`` tokens, a run's default unless given: prefix + |M| + text budget.
 
     Raises UserError for a budget that no session of this model can have.
     """

@@ -71,7 +71,7 @@ class PlannedModel:
 
     @property
     def text_rows(self) -> int:
-        """Rows set aside for a question's turn, as :class:`edgevlm.runtime.budget.TextRoom` divides them."""
+        """Rows set aside for a question's turn, as :class:`edgevlm.runtime.budget.TextBudget` divides them."""
         return 3 * min(256, self.limit // 16) + self.closing
 
     @property
@@ -85,7 +85,7 @@ class PlannedModel:
         return self.limit - self.prefix - self.text_rows
 
     def capacity(self, budget: int) -> int:
-        """Rows of each layer's cache at a budget: prefix + |M| + text room."""
+        """Rows of each layer's cache at a budget: prefix + |M| + text budget."""
         return self.prefix + budget + self.text_rows
 
 

@@ -25,7 +25,7 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.plugins import load_class
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.session import Session
-from edgevlm.runtime.snapshots import Keeper
+from edgevlm.runtime.snapshots import SnapshotWriter
 from edgevlm.runtime.store import StoreSettings
 
 DEMO_FRAMES = 128  # of the demo without a terminal: more than its memory holds
@@ -74,7 +74,7 @@ def launch(request: RunRequest) -> None:
     store = parse_store(request.store_bytes, request.host_bytes)
     gate = Gate(rule) if (rule := parse_gate(request.gate)) else None
     check_source(request.camera, request.video)
-    keeper = Keeper(request.state, request.state_every, to_stderr) if request.state is not None else None
+    writer = SnapshotWriter(request.state, request.state_every, to_stderr) if request.state is not None else None
     source: Source | None = None
     try:
         load_class("engines", request.engine)
@@ -84,20 +84,20 @@ def launch(request: RunRequest) -> None:
         with progress("verifying and loading the model"):  # a large bundle takes seconds
             model = Model.load(bundle, engine=request.engine, threads=request.threads)
         session = Session.open(
-            model, policy=request.policy, budget=budget, chunk=request.chunk, reindexing=request.reindexing, state=keeper,
+            model, policy=request.policy, budget=budget, chunk=request.chunk, reindexing=request.reindexing, state=writer,
             store=store,
         )  # fmt: skip
-        if keeper is not None:
-            keeper.source = source.name
-            go_on(source, keeper, plan, gate)
+        if writer is not None:
+            writer.source = source.name
+            go_on(source, writer, plan, gate)
         own_questions = model.is_demo and is_demo_source and not plan.questions
         if own_questions:
             plan.sample = np.random.default_rng(request.source.seed)
         output = make_output(request.as_json, interactive, with_truth=own_questions)
         source.prepare = FramePreparation(session.prepare, gate)
         session.notify = output.notice
-        if keeper is not None:
-            keeper.notify = output.notice
+        if writer is not None:
+            writer.notify = output.notice
         run = Run(session, source, output, plan)
         run.check()
         if session.basis:
@@ -107,8 +107,8 @@ def launch(request: RunRequest) -> None:
     except BaseException:
         if source is not None:
             source.close()
-        if keeper is not None:
-            keeper.close()
+        if writer is not None:
+            writer.close()
         raise
     try:
         with screen_of(output, run, is_demo_source):
@@ -200,7 +200,7 @@ def list_questions() -> list[str]:
     return all_questions()
 
 
-def go_on(source: Source, keeper: Keeper, plan: Plan, gate: Gate | None = None) -> None:
+def go_on(source: Source, writer: SnapshotWriter, plan: Plan, gate: Gate | None = None) -> None:
     """Take ``source``, ``plan`` and ``gate`` to where the resumed snapshot was taken, if there is one.
 
     What is recorded, the demo and files, goes on behind the frame that was the newest: those up to it are read and passed over.
@@ -208,9 +208,9 @@ def go_on(source: Source, keeper: Keeper, plan: Plan, gate: Gate | None = None) 
     The gate sees what is passed over, so that it holds back what it would have.
     Questions planned for times before the snapshot's have been asked.
     """
-    if keeper.resumed is None:
+    if writer.resumed is None:
         return
-    about = keeper.resumed.about
+    about = writer.resumed.about
     time_s = about["session"]["time_s"]
     plan.at = [(at, question) for at, question in plan.at if at >= time_s]
     seen = None if gate is None else lambda frame: gate(frame.image)

@@ -9,9 +9,9 @@ from typing import Any
 
 from edgevlm.errors import SnapshotError, UserError
 from edgevlm.runtime.paths import look
-from edgevlm.runtime.snapshots.folder import verified
+from edgevlm.runtime.snapshots.capture import described
+from edgevlm.runtime.snapshots.directory import verified
 from edgevlm.runtime.snapshots.format import Snapshot
-from edgevlm.runtime.snapshots.image import described
 
 
 def show_state(folder: Path, as_json: bool) -> tuple[str, bool]:

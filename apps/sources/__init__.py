@@ -15,7 +15,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def open_source(camera: str | None, video: str | None, options: SourceOptions | None = None) -> Source:
+def open_source(camera: str | None = None, video: str | None = None, options: SourceOptions | None = None) -> Source:
     """Open ``--camera`` or ``--video``; the demo when neither is given. Raises SourceError, one line.
 
     A recorded source waits for its reader unless ``options.realtime``; a live one never does.

@@ -19,14 +19,14 @@ from edgevlm.bench.stream.sitting import peak_rss
 from edgevlm.calib.accuracy.cases import gap_name
 from edgevlm.calib.accuracy.worker import moved_bytes
 from edgevlm.errors import UserError
-from edgevlm.runtime.budget import TextRoom
+from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.store import StoreSettings
 
-ROOM = TextRoom(80, 80, 80)
+ROOM = TextBudget(80, 80, 80)
 TOLD = 500  # frames between two words of progress
 
 
@@ -51,7 +51,7 @@ def sit(work: Work) -> Iterator[dict[str, Any]]:
     store = StoreSettings(work.file_bytes, work.host_bytes) if isinstance(policy, Retrieval) else None
     with (
         closing(Model.load(work.model, threads=work.threads)) as model,
-        Session.open(model, policy=policy, budget=work.budget, room=ROOM, store=store) as session,
+        Session.open(model, policy=policy, budget=work.budget, text_budget=ROOM, store=store) as session,
     ):
         done = 0
         for mark in work.marks:

@@ -22,7 +22,7 @@ from edgevlm.engines.power.energy import Energy
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO
-from edgevlm.runtime.budget import TextRoom, text_room
+from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.model import Model
@@ -159,7 +159,7 @@ def place(work: Work, mark: int) -> dict[str, Any]:
 def _fitting(model: Model, work: Work) -> tuple[tuple[int, ...], int | None, str]:
     """The marks up to which a memory without a bound fits, its capacity in tokens, and why the next one does not."""
     per_frame, refused = Framing(model).rows_per_frame, ""
-    limit = model.bundle.limit - text_room(model, TextRoom.fitting(model.bundle.limit)) - len(model.closing)
+    limit = model.bundle.limit - TextBudget.fitting(model.bundle.limit).rows(model) - len(model.closing)
     spec = model.bundle.decoder
     each = 2 * spec.layers * spec.kv_heads * spec.head_dim * DTYPES[spec.kv].itemsize
     for count in range(len(work.marks), 0, -1):
@@ -196,7 +196,7 @@ def _later(frame: Frame, seconds: float) -> Frame:
 def _ask(session: Session, work: Work, meter: Meter | None) -> Asked:
     """The same question some times; the first is cold."""
     asked, energy = Asked(), Energy(meter) if meter else None
-    most = min(work.answer_tokens, session.room.answer)
+    most = min(work.answer_tokens, session.text_budget.answer)
     first = session.ask(QUESTION, max_tokens=most)
     first.settle()
     asked.cold_ms = first.ttft_ms

@@ -125,7 +125,7 @@ class SessionViewer:
             self._add(question, "", error=reason_of(error))
             return None
         try:
-            answer = self._session.ask(prompt, max_tokens=min(question.tokens, self._session.room.answer))
+            answer = self._session.ask(prompt, max_tokens=min(question.tokens, self._session.text_budget.answer))
             answer.wait()
         except UserError as error:
             self._add(question, "", error=reason_of(error))

@@ -20,7 +20,7 @@ from edgevlm.calib.accuracy.worker import CHUNK, FeatureCache
 from edgevlm.calib.footprint import Footprint, bytes_per_token
 from edgevlm.errors import SourceError, UserError
 from edgevlm.runtime.auto import AUTO, chosen_policy
-from edgevlm.runtime.budget import TextRoom, frames_ahead
+from edgevlm.runtime.budget import TextBudget, frames_ahead
 from edgevlm.runtime.bundle import MANIFEST, hash_file
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.engine import Engine
@@ -39,7 +39,7 @@ class VideoSettings:
     model: str
     data: Path
     fps: float
-    room: TextRoom
+    room: TextBudget
     threads: int | None = 1
 
 
@@ -84,7 +84,7 @@ class VideoWorker:
         bundle, tokens = self.model.bundle, run.tokens or None
         policy = chosen_policy(bundle, run.tokens)[0] if variant.policy == AUTO else create_policy(variant.policy)
         session = Session.open(
-            self.model, policy=policy, budget=tokens, reindexing=variant.reindexing, chunk=CHUNK, room=self.settings.room
+            self.model, policy=policy, budget=tokens, reindexing=variant.reindexing, chunk=CHUNK, text_budget=self.settings.room
         )
         return session, policy
 
@@ -119,13 +119,13 @@ def identity(model: Model) -> str:
     return hash_file(model.bundle.path / MANIFEST).sha256[:16]
 
 
-def room_for(model: Model, questions: Sequence[SuiteQuestion]) -> TextRoom:
+def room_for(model: Model, questions: Sequence[SuiteQuestion]) -> TextBudget:
     """Room for the longest prompt, up to a share of the model's positions, and the longest answer; no conversation."""
     chat, most = Chat(model.bundle.chat), model.bundle.limit // PROMPT_SHARE
     prompts = {question.prompt for question in questions} | {question.poll.prompt for question in questions if question.poll}
     longest = max(_length(model, chat, prompt) for prompt in prompts)
     answer = max(question.tokens for question in questions)
-    return TextRoom(0, min(longest, most), min(answer, most))
+    return TextBudget(0, min(longest, most), min(answer, most))
 
 
 def _length(model: Model, chat: Chat, prompt: str) -> int:

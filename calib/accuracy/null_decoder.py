@@ -52,7 +52,7 @@ class NullEngine:
 
 
 def peak_bytes(
-    model: Model, policy: Policy, tokens: int, prefix: Sequence[int], text_room: int, frames: int, chunk: int
+    model: Model, policy: Policy, tokens: int, prefix: Sequence[int], text_rows: int, frames: int, chunk: int
 ) -> int:
     """The most bytes that cache and policy take together at |M| = ``tokens``, in a stream of ``frames`` frames.
 
@@ -60,7 +60,7 @@ def peak_bytes(
     """
     spec, per_frame = model.bundle.decoder, model.bundle.vision.tokens_per_frame
     blank = replace(model, engine=cast(Engine, NullEngine(model.engine, spec)))
-    stream = Stream(blank, policy, tokens, prefix, text_room, "lazy", chunk)
+    stream = Stream(blank, policy, tokens, prefix, text_rows, "lazy", chunk)
     footprint = Footprint()
     footprint.measure(stream.cache, policy)
     for first in range(0, frames, chunk):

@@ -16,7 +16,7 @@ from edgevlm.calib.accuracy.null_decoder import peak_bytes
 from edgevlm.calib.footprint import Footprint, bytes_per_token, fitted
 from edgevlm.calib.trace import Clip, Float32, Float64
 from edgevlm.errors import UserError
-from edgevlm.runtime.budget import TextRoom, text_room
+from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.model import Model
@@ -50,15 +50,15 @@ class Reference:
 
 
 class DivergenceMeter:
-    """Streams clips through one model, with chunks and text room as a session has them.
+    """Streams clips through one model, with chunks and text budget as a session has them.
 
     Raises UserError for questions that do not fit in their room.
     """
 
     def __init__(self, model: Model, questions: Sequence[str] = QUESTIONS) -> None:
         self.model = model
-        chat, room = Chat(model.bundle.chat), TextRoom.fitting(model.bundle.limit)
-        self._prefix, self._text_room = model.encode(chat.prefix), text_room(model, room)
+        chat, room = Chat(model.bundle.chat), TextBudget.fitting(model.bundle.limit)
+        self._prefix, self._text_room = model.encode(chat.prefix), room.rows(model)
         self._answer = min(ANSWER, room.answer)
         self._questions = [model.encode(chat.suffix([], question)) for question in questions]
         for question, ids in zip(questions, self._questions, strict=True):

@@ -21,7 +21,7 @@ from edgevlm.calib.accuracy.worker import Settings
 from edgevlm.calib.trace import Clip
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import FALLBACK
-from edgevlm.runtime.budget import TextRoom, default_budget, text_room
+from edgevlm.runtime.budget import TextBudget, default_budget
 from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.choices import Candidate, Choice, Choices, Measure
@@ -138,8 +138,8 @@ def make_candidate(policy: str, records: Sequence[Record], estimate: Estimate, t
 
 def usual_budget(model: Model) -> int:
     """|M| of a session of which no budget is asked."""
-    room, prefix = TextRoom.fitting(model.bundle.limit), model.encode(Chat(model.bundle.chat).prefix)
-    most = model.bundle.limit - len(prefix) - text_room(model, room)
+    room, prefix = TextBudget.fitting(model.bundle.limit), model.encode(Chat(model.bundle.chat).prefix)
+    most = model.bundle.limit - len(prefix) - room.rows(model)
     return default_budget(model, create_policy(PLAIN), most)
 
 

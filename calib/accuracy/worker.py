@@ -22,7 +22,7 @@ from edgevlm.calib.accuracy.variants import FULL, ORACLE, PLAIN, Budget, Run, Sk
 from edgevlm.calib.footprint import Footprint, bytes_per_token
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO, chosen_policy
-from edgevlm.runtime.budget import TextRoom
+from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.bundle import MANIFEST, hash_file
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.engine import Engine, Float32
@@ -33,7 +33,7 @@ from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.session import Session
 
 CHUNK = 8  # frames encoded and appended at once, as a session does by default
-ROOM = TextRoom(80, 80, 80)  # more than what is asked and answered here takes, and no position that a stream needs
+ROOM = TextBudget(80, 80, 80)  # more than what is asked and answered here takes, and no position that a stream needs
 MEASURED = 256  # frames of a long stream in which a policy's bytes are measured: all of its arrays are there by then
 GUIDED = "snapkv-guided"  # holds whole streams and compresses them under a question: what that does to the questions after it
 CEILING = Run(f"{ORACLE}/spread+frame", "ceiling", 1024)
@@ -195,7 +195,7 @@ class Worker:
         if self._long:
             return CEILING
         frames, full = self.settings.frames, create_policy("full")
-        Session.open(self.model, policy=full, room=ROOM).close()  # with all it can have
+        Session.open(self.model, policy=full, text_budget=ROOM).close()  # with all it can have
         most = full.budget // self.per_frame
         if frames > most:
             raise UserError(
@@ -210,7 +210,7 @@ class Worker:
         if self._long:
             case = replace(case, frames=case.frames[:MEASURED])
         with Session.open(
-            self.model, policy=policy, budget=tokens, reindexing=variant.reindexing, chunk=CHUNK, room=ROOM
+            self.model, policy=policy, budget=tokens, reindexing=variant.reindexing, chunk=CHUNK, text_budget=ROOM
         ) as session:
             if variant == PLAIN:
                 footprint = Footprint()
@@ -233,7 +233,7 @@ def run_case(
     model: Model, case: Case, policy: Policy, tokens: int, reindexing: Reindexing = "lazy", chunk: int = CHUNK
 ) -> CaseResult:
     """Watch, then ask everything. Raises UserError when ``tokens`` is no budget for this policy."""
-    with Session.open(model, policy=policy, budget=tokens, reindexing=reindexing, chunk=chunk, room=ROOM) as session:
+    with Session.open(model, policy=policy, budget=tokens, reindexing=reindexing, chunk=chunk, text_budget=ROOM) as session:
         footprint = watch(session, policy, case)
         held = held_tokens(session.cache, case.owners.size)
         memory = session.stats.memory
@@ -313,7 +313,7 @@ def take_turns(
     asked = draw_turns(case, count, order)
 
     def session() -> Session:
-        opened = Session.open(model, policy=policy(), budget=tokens, reindexing=reindexing, room=ROOM)
+        opened = Session.open(model, policy=policy(), budget=tokens, reindexing=reindexing, text_budget=ROOM)
         for frame in case.frames:
             opened.watch(frame)
         return opened

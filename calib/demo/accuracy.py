@@ -13,11 +13,11 @@ import numpy as np
 
 from edgevlm.calib.demo.questions import OFFERED, sample
 from edgevlm.calib.demo.world import World
-from edgevlm.runtime.budget import TextRoom
+from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 
-ROOM = TextRoom(80, 80, 80)  # enough for what is asked, and no position that a stream needs
+ROOM = TextBudget(80, 80, 80)  # enough for what is asked, and no position that a stream needs
 HELD_OUT = (1_000_000, 7)  # begins the seeds of the worlds reported on; those of training begin with small numbers
 
 
@@ -35,7 +35,7 @@ def measure(
     right: dict[str, list[bool]] = defaultdict(list)
     for stream in range(streams):
         world, random = World([*HELD_OUT, stream], hard=hard), np.random.default_rng([*HELD_OUT, stream, 1])
-        with Session.open(model, policy=policy, budget=budget, room=ROOM) as session:
+        with Session.open(model, policy=policy, budget=budget, text_budget=ROOM) as session:
             for _ in range(frames):
                 session.watch(world.step())
             for kind, question, answer in sample(world.history, random):

@@ -202,7 +202,7 @@ def row_bytes(cache: KVCache) -> int:
 
 
 def block_of(cache: KVCache, layer: int, rows: Int64) -> Block:
-    """Rows of a layer as a block of all its heads: ``rows`` ``[kv_heads, m]`` says which of each head. Copies."""
+    """Rows of a layer as a block of all its heads: ``rows`` ``[kv_heads, m]`` says which of each head. CaptureBuffer."""
     wide = rows[..., None]
     return Block(
         np.take_along_axis(cache.key(layer), wide, 1),

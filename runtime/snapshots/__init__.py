@@ -1,5 +1,5 @@
 """Snapshots of a session on disk, and going on from them after a power cut. docs/state.md has the format."""
 
-from edgevlm.runtime.snapshots.keeper import Keeper
+from edgevlm.runtime.snapshots.writer import SnapshotWriter
 
-__all__ = ["Keeper"]
+__all__ = ["SnapshotWriter"]

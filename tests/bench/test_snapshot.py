@@ -10,7 +10,7 @@ from edgevlm.runtime.snapshots import format
 
 def test_it_measures_the_demo_and_leaves_nothing(tmp_path, monkeypatch):
     sizes, write = [], format.write
-    monkeypatch.setattr("edgevlm.runtime.snapshots.folder.write", lambda *a: sizes.append(write(*a)) or sizes[-1])
+    monkeypatch.setattr("edgevlm.runtime.snapshots.directory.write", lambda *a: sizes.append(write(*a)) or sizes[-1])
     typed = ["bench", "snapshot", "--model", "demo", "--policy", "h2o", "--budget", "256", "--rounds", "2", "--threads", "1"]
     done = CliRunner().invoke(app, [*typed, "--out", str(tmp_path), "--json"], catch_exceptions=False)
     assert done.exit_code == 0

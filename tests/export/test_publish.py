@@ -18,18 +18,18 @@ import pytest
 
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint, writer
-from edgevlm.runtime.atomic import published
+from edgevlm.runtime.atomic import atomic_directory
 from edgevlm.runtime.bundle import Bundle
 
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
 REPLACING = """
 import itertools, shutil, sys
 from pathlib import Path
-from edgevlm.runtime.atomic import published
+from edgevlm.runtime.atomic import atomic_directory
 target, *sources = map(Path, sys.argv[1:])
 print("ready", flush=True)
 for source in itertools.cycle(sources):
-    with published(target, force=True) as folder:
+    with atomic_directory(target, force=True) as folder:
         for path in source.iterdir():
             shutil.copyfile(path, folder / path.name)
     print("published", flush=True)
@@ -85,7 +85,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_bundle(exported: Any, tmp_path: Pat
         seen.add(Bundle.load(target).files["decoder.weights"].sha256)
     assert len(seen) == 2
     assert len(leftovers(tmp_path)) <= 1
-    with published(target, force=True) as folder:
+    with atomic_directory(target, force=True) as folder:
         shutil.copytree(first, folder, dirs_exist_ok=True)
     assert leftovers(tmp_path) == []
 
@@ -132,7 +132,7 @@ def test_a_disk_that_is_really_full_is_named(exported: Any, tmp_path: Path, monk
         monkeypatch.setattr(writer, "check_disk", lambda *_: None)
         with pytest.raises(UserError, match=r"could not be written \(the disk is full\); nothing was changed"):
             export_checkpoint(made.checkpoint, disk / "bundle")
-        with pytest.raises(UserError, match="the disk is full"), published(disk / "bundle") as folder:
+        with pytest.raises(UserError, match="the disk is full"), atomic_directory(disk / "bundle") as folder:
             np.zeros(1 << 20, np.float32).tofile(folder / "weights")
         assert list(disk.iterdir()) == []
     finally:
@@ -142,12 +142,12 @@ def test_a_disk_that_is_really_full_is_named(exported: Any, tmp_path: Path, monk
 @pytest.mark.parametrize(("free", "says"), [(1000, "the disk is full"), (1 << 40, "problem writing element 7")])
 def test_a_writer_that_passes_no_reason_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, says: str) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
-    with pytest.raises(UserError, match=says), published(tmp_path / "bundle"):
+    with pytest.raises(UserError, match=says), atomic_directory(tmp_path / "bundle"):
         raise OSError("problem writing element 7 to file")
 
 
 def test_a_name_too_long_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="File name too long"), published(tmp_path / (300 * "x")):
+    with pytest.raises(UserError, match="File name too long"), atomic_directory(tmp_path / (300 * "x")):
         pass
 
 
@@ -171,7 +171,7 @@ def test_an_empty_folder_and_missing_parents_are_taken(exported: Any, tmp_path: 
     for target in (tmp_path / "empty", tmp_path / "a" / "b" / "c"):
         if target.name == "empty":
             target.mkdir()
-        with published(target) as folder:
+        with atomic_directory(target) as folder:
             shutil.copytree(made.bundle, folder, dirs_exist_ok=True)
         Bundle.load(target)
         assert target.stat().st_mode & 0o777 == 0o777 & ~_umask()
@@ -186,9 +186,9 @@ def _umask() -> int:
 def test_another_export_in_progress_is_left_alone(exported: Any, tmp_path: Path) -> None:
     made = exported("llava", **SHAPE)
     target = tmp_path / "bundle"
-    with published(target) as folder:
+    with atomic_directory(target) as folder:
         shutil.copytree(made.bundle, folder, dirs_exist_ok=True)
-        with published(target) as other:
+        with atomic_directory(target) as other:
             shutil.copytree(made.bundle, other, dirs_exist_ok=True)
             assert folder.exists()
         Bundle.load(target)
@@ -199,7 +199,7 @@ def test_another_export_in_progress_is_left_alone(exported: Any, tmp_path: Path)
 
 def test_a_failure_inside_removes_the_temporary_folder(tmp_path: Path) -> None:
     def fail(error: type[BaseException]) -> None:
-        with published(tmp_path / "bundle") as folder:
+        with atomic_directory(tmp_path / "bundle") as folder:
             (folder / "file").write_text("x")
             raise error
 
@@ -208,5 +208,5 @@ def test_a_failure_inside_removes_the_temporary_folder(tmp_path: Path) -> None:
             fail(error)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="cannot be written"), published(tmp_path / "file" / "bundle"):
+    with pytest.raises(UserError, match="cannot be written"), atomic_directory(tmp_path / "file" / "bundle"):
         pass

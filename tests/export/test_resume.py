@@ -20,7 +20,7 @@ from edgevlm.export import fingerprint as fingerprints
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.fingerprint import fingerprint
 from edgevlm.export.journal import Journal
-from edgevlm.runtime.atomic import published
+from edgevlm.runtime.atomic import atomic_directory
 from edgevlm.runtime.bundle import Bundle
 
 SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
@@ -169,20 +169,20 @@ def test_keys_do_not_mix(tmp_path: Path) -> None:
     """One of another key, or of none, does not get what was left; another that runs keeps its own."""
 
     def left(key: str) -> None:
-        with published(tmp_path / "bundle", key=key) as folder:
+        with atomic_directory(tmp_path / "bundle", key=key) as folder:
             (folder / "file").write_text(key)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         left("a")
-    with published(tmp_path / "bundle", key="a") as first, published(tmp_path / "bundle", key="a") as second:
+    with atomic_directory(tmp_path / "bundle", key="a") as first, atomic_directory(tmp_path / "bundle", key="a") as second:
         assert [path.name for path in first.iterdir()] == ["file"]
         assert list(second.iterdir()) == []
         shutil.rmtree(first)
         first.mkdir()
     with pytest.raises(KeyboardInterrupt):
         left("a")
-    with published(tmp_path / "other", key="a") as folder:
+    with atomic_directory(tmp_path / "other", key="a") as folder:
         assert list(folder.iterdir()) == []
 
 

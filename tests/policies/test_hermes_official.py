@@ -14,9 +14,9 @@ from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Guidance, StreamShape, create_policy
 from edgevlm.runtime.policies.hermes_scores import normalised
-from edgevlm.runtime.session import Session, TextRoom
+from edgevlm.runtime.session import Session, TextBudget
 
-ROOM, BUDGET = TextRoom(16, 64, 8), 38
+ROOM, BUDGET = TextBudget(16, 64, 8), 38
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def check_memory(stream, program):
 def test_the_memory_is_the_programs(made, chunk, settings):
     """Row by row over many compressions, with a question on the way that enters the prompts of those after it."""
     model, checkpoint = made
-    with Session.open(model, policy=f"hermes:mode=official{settings}", budget=BUDGET, chunk=chunk, room=ROOM) as session:
+    with Session.open(model, policy=f"hermes:mode=official{settings}", budget=BUDGET, chunk=chunk, text_budget=ROOM) as session:
         prefix = model.encode(session._chat.prefix)
         program = Program(ReferenceDecoder(checkpoint), model.encode, prefix, BUDGET, summary=not settings)
         stream = watched(made, session, program)
@@ -83,7 +83,7 @@ def test_the_last_turn_matters(made):
     model, kept = made[0], {}
     for policy in ("hermes:mode=official", "hermes"):
         for asks in (False, True):
-            with Session.open(model, policy=policy, budget=BUDGET, chunk=2, room=ROOM) as session:
+            with Session.open(model, policy=policy, budget=BUDGET, chunk=2, text_budget=ROOM) as session:
                 for index, image in enumerate(frames(20, model)):
                     session.watch(image)
                     if asks and index == 7:
@@ -98,11 +98,11 @@ def test_the_arena_holds_a_chunk_more_and_not_a_byte_is_allocated_later(made):
     model = made[0]
     per_frame = model.bundle.vision.tokens_per_frame
     for chunk in (1, 3, 5):
-        with Session.open(model, policy="hermes:mode=official", budget=BUDGET, chunk=chunk, room=ROOM) as session:
+        with Session.open(model, policy="hermes:mode=official", budget=BUDGET, chunk=chunk, text_budget=ROOM) as session:
             stream = session._stream
             cache, step, held, after = stream.cache, stream.decoder.step, [], []
             nbytes, ahead = cache.nbytes, chunk * per_frame
-            assert (cache.capacities == stream.prefix + BUDGET + ahead + stream.positions.text_room).all()
+            assert (cache.capacities == stream.prefix + BUDGET + ahead + stream.positions.text_rows).all()
 
             def watch_step(embeds, cos, sin, past_len, logit_rows=(-1,), step=step, held=held):
                 held.append(int(past_len.max()) + len(embeds))
@@ -121,7 +121,7 @@ def test_the_arena_holds_a_chunk_more_and_not_a_byte_is_allocated_later(made):
 
 def test_a_deep_layer_gathers_summaries_that_can_go_again(made):
     model = made[0]
-    with Session.open(model, policy="hermes:mode=official", budget=BUDGET, chunk=2, room=ROOM) as session:
+    with Session.open(model, policy="hermes:mode=official", budget=BUDGET, chunk=2, text_budget=ROOM) as session:
         for image in frames(40, model):
             session.watch(image)
         cache, compressions = session._stream.cache, session.stats.memory.compressions
@@ -132,7 +132,7 @@ def test_a_deep_layer_gathers_summaries_that_can_go_again(made):
 
 def test_questions_leave_no_rows_behind(made):
     model = made[0]
-    with Session.open(model, policy="hermes:mode=official", budget=BUDGET, chunk=2, room=ROOM) as session:
+    with Session.open(model, policy="hermes:mode=official", budget=BUDGET, chunk=2, text_budget=ROOM) as session:
         for image in frames(20, model):
             session.watch(image)
         stream = session._stream
@@ -146,7 +146,10 @@ def test_questions_leave_no_rows_behind(made):
 
 def test_one_prompt_serves_all_layers(made):
     with Session.open(
-        made[0], policy="hermes:mode=official,local_prompt=,global_prompt=What happens in the video?", budget=BUDGET, room=ROOM
+        made[0],
+        policy="hermes:mode=official,local_prompt=,global_prompt=What happens in the video?",
+        budget=BUDGET,
+        text_budget=ROOM,
     ) as session:
         assert session._stream.policy.needs.guidance == ("What happens in the video?",)
         for image in frames(24, made[0]):
@@ -156,12 +159,12 @@ def test_one_prompt_serves_all_layers(made):
 
 def test_what_it_runs_on_and_what_it_cannot(made, tmp_path):
     model = made[0]
-    with Session.open(model, policy="hermes:mode=official", budget=BUDGET, room=ROOM) as session:
+    with Session.open(model, policy="hermes:mode=official", budget=BUDGET, text_budget=ROOM) as session:
         assert session.basis == "hermes: presets of mode=official, middle from layer 1, deep from 7"
         assert session._stream.policy.needs.raw_layers == tuple(range(1, 10))
         assert not session._stream.probe_text(model.engine.embed(np.array([1]))), "frames and answers pay for no queries"
-    with pytest.raises(UserError, match=r"limit of 2048 positions \(prefix \d+, text room \d+, a chunk of 800\)"):
-        Session.open(model, policy="hermes:mode=official", budget=1200, chunk=200, room=ROOM)
+    with pytest.raises(UserError, match=r"limit of 2048 positions \(prefix \d+, text budget \d+, a chunk of 800\)"):
+        Session.open(model, policy="hermes:mode=official", budget=1200, chunk=200, text_budget=ROOM)
     policy = create_policy("hermes:mode=official,summary=on")
     assert (policy.join, policy.summary) == ("rank", "last")
 
@@ -170,9 +173,9 @@ def test_a_bundle_of_an_older_export_is_refused_at_once(made):
     older = Model.load(made[0].bundle.path, threads=1)
     del older.bundle.decoder.graphs["projections"]
     with pytest.raises(UserError, match=r"has no projections decoder graph .*; export the checkpoint again") as caught:
-        Session.open(older, policy="hermes:mode=official", budget=BUDGET, room=ROOM)
+        Session.open(older, policy="hermes:mode=official", budget=BUDGET, text_budget=ROOM)
     assert "\n" not in str(caught.value)
-    Session.open(older, policy="hermes", budget=BUDGET, room=ROOM).close()
+    Session.open(older, policy="hermes", budget=BUDGET, text_budget=ROOM).close()
     older.close()
 
 

@@ -8,7 +8,7 @@ from policies.reference_infinipot_v import cosine
 
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies import StreamShape, create_policy
-from edgevlm.runtime.session import Session, TextRoom
+from edgevlm.runtime.session import Session, TextBudget
 
 
 def pooled(norms, i, quarter, per_frame, cols):
@@ -91,11 +91,13 @@ def test_a_budget_of_one_frame_keeps_the_newest():
 
 
 def test_a_session_in_an_arena_with_a_chunk_more():
-    with Session.open("demo", policy="infinipot-v:mode=official", budget=130, chunk=4, room=TextRoom(16, 64, 8)) as session:
+    with Session.open(
+        "demo", policy="infinipot-v:mode=official", budget=130, chunk=4, text_budget=TextBudget(16, 64, 8)
+    ) as session:
         stream = session._stream
         cache, per_frame = stream.cache, stream.model.bundle.vision.tokens_per_frame
         nbytes = cache.nbytes
-        assert (cache.capacities == stream.prefix + 130 + 4 * per_frame + stream.positions.text_room).all()
+        assert (cache.capacities == stream.prefix + 130 + 4 * per_frame + stream.positions.text_rows).all()
         for image in frames(33, session.model):
             session.watch(image)
             assert session.stats.tokens <= 130

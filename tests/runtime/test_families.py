@@ -12,13 +12,13 @@ from pictures import frames
 from edgevlm.calib.trace import Clip, ClipTracer
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
-from edgevlm.runtime.budget import TextRoom
+from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.session import Session
 
-ROOM = TextRoom(16, 64, 16)
+ROOM = TextBudget(16, 64, 16)
 QUESTION = "what color was the square?"
 MROPE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
@@ -41,7 +41,7 @@ def model(checkpoint):
 
 
 def opened(model, policy, chunk=4, **settings):
-    return Session.open(model, policy=policy, budget=4 * 50, chunk=chunk, room=ROOM, **settings)
+    return Session.open(model, policy=policy, budget=4 * 50, chunk=chunk, text_budget=ROOM, **settings)
 
 
 def held(session):
@@ -105,7 +105,7 @@ def test_keys_are_those_of_transformers_at_the_new_positions(model, checkpoint, 
     layer, embeds = text.layers[0], {}
     with opened(model, policy, reindexing=reindexing) as session:
         stream = session._stream
-        stream.positions.limit = stream.prefix + stream.positions.text_room + (80 if family.startswith("qwen2") else 300)
+        stream.positions.limit = stream.prefix + stream.positions.text_rows + (80 if family.startswith("qwen2") else 300)
         append = stream._append
 
         def recorded(rows, *arguments):

@@ -7,10 +7,10 @@ from pictures import frames
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.session import Session, TextRoom
+from edgevlm.runtime.session import Session, TextBudget
 
 FIRST, SECOND = "what color was the square?", "how many circle are there now"
-ROOM = TextRoom(16, 64, 8)
+ROOM = TextBudget(16, 64, 8)
 POLICY = "snapkv-guided:target=0.3,window=6"
 
 
@@ -24,7 +24,9 @@ def held(stream):
 
 
 def watched(model, count, capacity, policy=POLICY, chunk=3):
-    session = Session.open(model, policy=policy, budget=capacity * model.bundle.vision.tokens_per_frame, chunk=chunk, room=ROOM)
+    session = Session.open(
+        model, policy=policy, budget=capacity * model.bundle.vision.tokens_per_frame, chunk=chunk, text_budget=ROOM
+    )
     watch(session, frames(count, model))
     session.flush()
     return session
@@ -78,7 +80,7 @@ def test_a_stream_longer_than_its_capacity_goes_on_as_long_as_questions_come(mod
     per_frame = model.bundle.vision.tokens_per_frame
     with watched(model, 0, 12) as session:
         stream, highest = session._stream, 0
-        stream.positions.limit = stream.prefix + 12 * per_frame + stream.positions.text_room
+        stream.positions.limit = stream.prefix + 12 * per_frame + stream.positions.text_rows
         for index, image in enumerate(frames(90, model)):
             session.watch(image)
             highest = max(highest, stream.positions.next)
@@ -87,6 +89,6 @@ def test_a_stream_longer_than_its_capacity_goes_on_as_long_as_questions_come(mod
         assert stream.frames == 90
         assert session.stats.memory.compressions == 15
         assert session.stats.memory.reindexings > 2
-        assert highest + stream.positions.text_room <= stream.positions.limit
+        assert highest + stream.positions.text_rows <= stream.positions.limit
         with pytest.raises(UserError, match=r"the snapkv-guided cache is full: \d+ tokens hold 12 frames"):
             watch(session, frames(15, model))

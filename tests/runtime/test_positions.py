@@ -38,7 +38,7 @@ def test_no_frame_goes_back_or_so_far_that_no_text_would_fit(seconds, place):
     positions = Positions(2048, 64, layout=CLOCK, next=10)
     positions.frame(0.0)
     assert positions.frame(seconds)[0, 0] == place
-    assert positions.next + positions.text_room <= positions.limit
+    assert positions.next + positions.text_rows <= positions.limit
 
 
 def test_each_frame_has_a_block_of_its_own():

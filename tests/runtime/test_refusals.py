@@ -7,13 +7,13 @@ from pictures import frames
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.session import Session, TextRoom
+from edgevlm.runtime.session import Session, TextBudget
 
-QUESTION, ROOM = "what color was the square?", TextRoom(16, 64, 8)
+QUESTION, ROOM = "what color was the square?", TextBudget(16, 64, 8)
 
 
 def opened(model, **settings):
-    settings = {"budget": 4 * model.bundle.vision.tokens_per_frame, "chunk": 2, "room": ROOM} | settings
+    settings = {"budget": 4 * model.bundle.vision.tokens_per_frame, "chunk": 2, "text_budget": ROOM} | settings
     return Session.open(model, **settings)
 
 

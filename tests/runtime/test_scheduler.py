@@ -12,7 +12,7 @@ from memory import arena
 from pictures import frames
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.budget import TextRoom
+from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.scheduler import Scheduler
 from edgevlm.runtime.session import Session
 
@@ -97,7 +97,7 @@ def test_a_thread_that_cannot_start_is_one_line_and_tried_again(monkeypatch):
 
 
 def opened(model, **settings):
-    settings = {"budget": 6 * model.bundle.vision.tokens_per_frame, "chunk": 2, "room": TextRoom(16, 64, 8)} | settings
+    settings = {"budget": 6 * model.bundle.vision.tokens_per_frame, "chunk": 2, "text_budget": TextBudget(16, 64, 8)} | settings
     return Session.open(model, **settings)
 
 
@@ -281,7 +281,7 @@ def test_a_session_outlives_a_model_that_is_closed_first(model, tmp_path):
     said = []
     mine = Model.load(model.bundle.path)
     session = opened(mine, state=tmp_path)
-    session._keeper.notify = said.append
+    session._writer.notify = said.append
     session.watch(np.zeros((8, 8, 3), np.uint8))
     mine.close()
     with pytest.raises(UserError, match="the model is closed"):

@@ -10,10 +10,8 @@ from memory import arena
 from pictures import frames
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.kernels import top_k
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.sliding_window import SlidingWindow
-from edgevlm.runtime.session import Session, TextRoom
+from edgevlm.runtime.session import Session, TextBudget
 
 QUESTION = "what color was the square?"
 
@@ -43,7 +41,7 @@ def hf_greedy(checkpoint, family, images, prompt_ids, per_frame, count):
 def test_full_answers_as_transformers_does(model, checkpoint, family, chunk):
     images = list(frames(17, model))
     per_frame = model.bundle.vision.tokens_per_frame
-    with Session.open(model, policy="full", budget=20 * per_frame, chunk=chunk, room=TextRoom(32, 64, 32)) as session:
+    with Session.open(model, policy="full", budget=20 * per_frame, chunk=chunk, text_budget=TextBudget(32, 64, 32)) as session:
         for image in images:
             session.watch(image)
         answer = session.ask(QUESTION, max_tokens=16)
@@ -67,7 +65,7 @@ def test_the_cap_holds_inside_every_chunk_size(model, policy):
     per_frame = model.bundle.vision.tokens_per_frame
     budget = 5 * per_frame + 3
     for chunk in range(1, 9):
-        with Session.open(model, policy=policy, budget=budget, chunk=chunk, room=TextRoom(16, 64, 8)) as session:
+        with Session.open(model, policy=policy, budget=budget, chunk=chunk, text_budget=TextBudget(16, 64, 8)) as session:
             stream = session._stream
             step, seen = stream.decoder.step, []
 
@@ -129,7 +127,7 @@ def test_questions_leave_no_trace(model, policy):
 
 def test_reindexing_keeps_positions_below_the_limit_and_is_needed(model):
     per_frame = model.bundle.vision.tokens_per_frame
-    with Session.open(model, budget=8 * per_frame, chunk=4, room=TextRoom(16, 64, 8)) as session:
+    with Session.open(model, budget=8 * per_frame, chunk=4, text_budget=TextBudget(16, 64, 8)) as session:
         stream = session._stream
         stream.positions.limit, highest = 500, 0
         for image in frames(300, model):
@@ -171,7 +169,7 @@ def test_the_same_frames_give_the_same_answer_however_threads_fall(model):
 
 def test_conversation_is_remembered_within_its_budget_and_by_id(model):
     per_frame = model.bundle.vision.tokens_per_frame
-    with Session.open(model, budget=4 * per_frame, room=TextRoom(60, 64, 8)) as session:
+    with Session.open(model, budget=4 * per_frame, text_budget=TextBudget(60, 64, 8)) as session:
         for image in frames(3, model):
             session.watch(image)
         alone = session._conversations.prompt(None, QUESTION)
@@ -301,22 +299,6 @@ def test_an_error_while_decoding_reaches_the_reader_and_leaves_no_trace(model):
 class Broken:
     def step(self, *_):
         raise ZeroDivisionError
-
-
-def test_a_policy_of_ones_own(model):
-    class Oldest(SlidingWindow):
-        """Keeps the oldest rows, and is in no registry."""
-
-        def select(self, cache, layer, target):
-            prefix = cache.kind(layer) == Kind.PREFIX
-            return prefix | top_k(-cache.seq(layer).astype(np.float32), cache.seq(layer), ~prefix, target)
-
-    per_frame = model.bundle.vision.tokens_per_frame
-    with Session.open(model, policy=Oldest(), budget=3 * per_frame, chunk=1) as session:
-        for image in frames(9, model):
-            session.watch(image)
-        held = session.cache.frame(0)[session.cache.kind(0) == Kind.VISION]
-    assert sorted(set(held.tolist())) == [0, 1, 8]
 
 
 def test_the_cache_allocates_nothing_after_start(model):

@@ -16,7 +16,7 @@ from edgevlm.runtime.kernels import top_k
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import POLICIES, Needs, Policy
-from edgevlm.runtime.session import Session, TextRoom
+from edgevlm.runtime.session import Session, TextBudget
 from edgevlm.runtime.st_spattn import frame_pattern
 
 QUESTION = "what color was the square?"
@@ -129,9 +129,9 @@ def test_answers_equal_the_numpy_decoder(made, chunk, policy, at_once):
     """With evictions other in every head and layer, two re-indexings, and a question in the middle."""
     model, checkpoint = made
     p = model.bundle.vision.tokens_per_frame
-    with Session.open(model, policy=policy, budget=8 * p, chunk=chunk, room=TextRoom(16, 64, 16)) as session:
+    with Session.open(model, policy=policy, budget=8 * p, chunk=chunk, text_budget=TextBudget(16, 64, 16)) as session:
         stream = session._stream
-        stream.positions.limit = stream.prefix + 8 * p + stream.positions.text_room + 40
+        stream.positions.limit = stream.prefix + 8 * p + stream.positions.text_rows + 40
         shadow = Shadow(checkpoint, stream, model.encode(session._chat.prefix))
         for index, image in enumerate(frames(61, model)):
             session.watch(image)

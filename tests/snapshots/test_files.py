@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgevlm.errors import SnapshotError, UserError
-from edgevlm.runtime.snapshots import folder as folder_module
-from edgevlm.runtime.snapshots.copies import Copies
-from edgevlm.runtime.snapshots.folder import StateFolder, snapshots, verified
+from edgevlm.runtime.snapshots import directory as directory_module
+from edgevlm.runtime.snapshots.capture import CaptureBuffer
+from edgevlm.runtime.snapshots.directory import SnapshotDirectory, snapshots, verified
 from edgevlm.runtime.snapshots.format import FORMAT, MAGIC, PREAMBLE, Snapshot, read, read_about, write
 
 ARRAYS = {
@@ -49,7 +49,7 @@ def test_the_layout_is_the_documented_one(tmp_path):
     """Read by hand, as docs/state.md says, without the module."""
     raw = written(tmp_path / "a").read_bytes()
     magic, version, checksum, start = struct.unpack_from("<8sIIQ", raw)
-    assert (magic, version, start % 64) == (b"EDGEVLM\x1a", 1, 0)
+    assert (magic, version, start % 64) == (b"EDGEVLM\x1a", FORMAT, 0)
     assert crc32(raw[:12] + bytes(4) + raw[16:start]) == checksum
     header = json.loads(raw[24:start])
     assert start + header["bytes"] == len(raw)
@@ -109,7 +109,7 @@ def test_one_of_a_newer_edgevlm_is_not_written_over(tmp_path):
     raw = written(tmp_path / "00000001.snapshot").read_bytes()
     newer = tmp_path / "00000002.snapshot"
     newer.write_bytes(PREAMBLE.pack(MAGIC, FORMAT + 1, *PREAMBLE.unpack_from(raw)[2:]) + raw[PREAMBLE.size :])
-    state = StateFolder(tmp_path)
+    state = SnapshotDirectory(tmp_path)
     found, refused = state.resume(WANTED)
     assert found.path.name == "00000001.snapshot"
     assert "upgrade edgevlm" in refused[0]
@@ -126,13 +126,13 @@ def test_a_missing_file_and_a_folder(tmp_path):
 
 
 def test_two_generations_are_kept(tmp_path):
-    state = StateFolder(tmp_path)
+    state = SnapshotDirectory(tmp_path)
     assert state.resume(WANTED) == (None, [])
     for frames in range(5):
         state.write({**ABOUT, "session": {"frames": frames}}, ARRAYS)
     assert [path.name for path in snapshots(tmp_path)] == ["00000005.snapshot", "00000004.snapshot"]
     state.close()
-    again = StateFolder(tmp_path)
+    again = SnapshotDirectory(tmp_path)
     found, refused = again.resume(WANTED)
     assert (found.about["session"]["frames"], refused) == (4, [])
     assert again.write(ABOUT, ARRAYS).name == "00000006.snapshot"
@@ -141,7 +141,7 @@ def test_two_generations_are_kept(tmp_path):
 
 
 def test_one_of_another_model_is_refused_and_the_one_before_used(tmp_path):
-    state = StateFolder(tmp_path)
+    state = SnapshotDirectory(tmp_path)
     state.write(ABOUT, ARRAYS)
     state.write({**ABOUT, "identity": {**WANTED, "model": "xyz", "name": "garden"}}, ARRAYS)
     found, refused = state.resume(WANTED)
@@ -154,14 +154,14 @@ def test_one_of_another_model_is_refused_and_the_one_before_used(tmp_path):
 
 @pytest.mark.parametrize("call", ["open", "fsync", "rename"])
 def test_a_write_that_fails_changes_nothing_and_the_next_one_works(tmp_path, monkeypatch, call):
-    state = StateFolder(tmp_path)
+    state = SnapshotDirectory(tmp_path)
     state.write(ABOUT, ARRAYS)
 
     def fails(*arguments, **settings):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(folder_module.os, call, fails)
+        patched.setattr(directory_module.os, call, fails)
         with pytest.raises(OSError, match="No space"):
             state.write(ABOUT, ARRAYS)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["00000001.snapshot", "lock"]
@@ -174,7 +174,7 @@ def test_what_a_killed_process_left_is_removed_and_strangers_stay(tmp_path):
     (tmp_path / "00000009.unfinished").write_bytes(b"half")
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "my.snapshot").write_text("mine too")
-    state = StateFolder(tmp_path)
+    state = SnapshotDirectory(tmp_path)
     for _ in range(3):
         state.write(ABOUT, ARRAYS)
     state.close()
@@ -183,14 +183,14 @@ def test_what_a_killed_process_left_is_removed_and_strangers_stay(tmp_path):
 
 
 def test_the_second_buffer_is_kept_and_grows():
-    copies = Copies(4096)
-    one = copies.of(ARRAYS)
+    copies = CaptureBuffer(4096)
+    one = copies.copy(ARRAYS)
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(one[name], array)
         assert not np.shares_memory(one[name], array) or not array.size
-    two = copies.of(ARRAYS)
+    two = copies.copy(ARRAYS)
     assert np.shares_memory(one["flags"], two["flags"])
     assert copies.nbytes == 4096
     strided = np.arange(6000.0).reshape(2, 3000)[:, ::2]
-    np.testing.assert_array_equal(copies.of({"x": strided})["x"], strided)
+    np.testing.assert_array_equal(copies.copy({"x": strided})["x"], strided)
     assert copies.nbytes == 24000

@@ -8,8 +8,8 @@ import pytest
 from pictures import frames
 
 from edgevlm.runtime.session import Session
-from edgevlm.runtime.snapshots import Keeper
-from edgevlm.runtime.snapshots.folder import snapshots, verified
+from edgevlm.runtime.snapshots import SnapshotWriter
+from edgevlm.runtime.snapshots.directory import snapshots, verified
 from edgevlm.runtime.snapshots.format import Snapshot
 
 
@@ -35,8 +35,8 @@ def fill(disk):
 
 def test_it_costs_one_warning_and_no_frame_and_ends_when_there_is_room(model, disk):
     said, images = [], iter(frames(60, model))
-    keeper = Keeper(disk / "state", every=0.02, notify=said.append)
-    with Session.open(model, budget=9 * model.bundle.vision.tokens_per_frame, chunk=4, state=keeper) as session:
+    writer = SnapshotWriter(disk / "state", every=0.02, notify=said.append)
+    with Session.open(model, budget=9 * model.bundle.vision.tokens_per_frame, chunk=4, state=writer) as session:
 
         def until(done):
             deadline = time.monotonic() + 20

@@ -10,11 +10,11 @@ from pictures import frames
 from edgevlm.errors import UserError
 from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.policies import POLICIES
-from edgevlm.runtime.session import Session, TextRoom
-from edgevlm.runtime.snapshots import Keeper
-from edgevlm.runtime.snapshots.image import model_hash
+from edgevlm.runtime.session import Session, TextBudget
+from edgevlm.runtime.snapshots import SnapshotWriter
+from edgevlm.runtime.snapshots.capture import model_hash
 
-ROOM = TextRoom(24, 64, 8)
+ROOM = TextBudget(24, 64, 8)
 ASKED = "what color was the square?"
 BEFORE, AFTER = 21, 14  # frames
 
@@ -46,8 +46,8 @@ CASES = [
 def opened(model, policy, folder=None, **settings):
     per_frame = Framing(model).rows_per_frame
     budget = (60 if policy.startswith(("full", "snapkv-guided")) else 9) * per_frame
-    state = None if folder is None else Keeper(folder, every=3600, notify=lambda line: None)
-    session = Session.open(model, policy=policy, budget=budget, room=ROOM, state=state, **{"chunk": 4, **settings})
+    state = None if folder is None else SnapshotWriter(folder, every=3600, notify=lambda line: None)
+    session = Session.open(model, policy=policy, budget=budget, text_budget=ROOM, state=state, **{"chunk": 4, **settings})
     session._stream.positions.limit = 600 if session._stream.framing.most_text else 480
     return session
 

@@ -12,12 +12,12 @@ from edgevlm.apps.run.launch import parse_bytes, parse_store
 from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.session import Session, TextRoom
-from edgevlm.runtime.snapshots import Keeper
+from edgevlm.runtime.session import Session, TextBudget
+from edgevlm.runtime.snapshots import SnapshotWriter
 from edgevlm.runtime.store import StoreSettings
 from edgevlm.runtime.store import file as file_module
 
-ROOM = TextRoom(16, 64, 16)
+ROOM = TextBudget(16, 64, 16)
 QUESTION = "how many objects are there now?"
 SMALL = StoreSettings(64_000_000, 1_000_000)
 
@@ -30,9 +30,11 @@ def model():
 
 
 def opened(model, state=None, store=SMALL, policy=None, said=None):
-    keeper = None if state is None else Keeper(state, every=3600, notify=(said if said is not None else []).append)
+    writer = None if state is None else SnapshotWriter(state, every=3600, notify=(said if said is not None else []).append)
     budget = 12 * model.bundle.vision.tokens_per_frame
-    return Session.open(model, policy=policy or Anything(share=1), budget=budget, chunk=2, room=ROOM, state=keeper, store=store)
+    return Session.open(
+        model, policy=policy or Anything(share=1), budget=budget, chunk=2, text_budget=ROOM, state=writer, store=store
+    )
 
 
 def watch(session, images):

@@ -17,7 +17,7 @@ from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
-from edgevlm.runtime.snapshots.folder import StateFolder
+from edgevlm.runtime.snapshots.directory import SnapshotDirectory
 
 COUNT = "how many objects are there now?"
 LOADING = 1.5  # seconds
@@ -168,4 +168,4 @@ def test_a_source_is_closed_when_the_session_cannot_be_opened(monkeypatch):
 def test_a_state_folder_is_let_go_of_when_the_source_cannot_be_opened(tmp_path):
     done = CliRunner().invoke(app, ["run", "--camera", "http://127.0.0.1:9/live", "--state", str(tmp_path)])
     assert isinstance(done.exception, UserError)
-    StateFolder(tmp_path).close()
+    SnapshotDirectory(tmp_path).close()

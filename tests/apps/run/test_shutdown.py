@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import pytest
 
-from edgevlm.runtime.snapshots.folder import verified
+from edgevlm.runtime.snapshots.directory import verified
 from edgevlm.runtime.snapshots.format import Snapshot
 
 COUNT = "how many objects are there now?"

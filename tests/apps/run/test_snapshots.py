@@ -17,7 +17,7 @@ from clips import clip
 from edgevlm.calib.demo.world import World
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
-from edgevlm.runtime.snapshots.folder import snapshots, verified
+from edgevlm.runtime.snapshots.directory import snapshots, verified
 from edgevlm.runtime.snapshots.format import Snapshot
 
 COUNT = "how many objects are there now?"

@@ -22,7 +22,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies.infinipot_v_official import official_choice
-from edgevlm.runtime.session import Session, TextRoom
+from edgevlm.runtime.session import Session, TextBudget
 
 SIDE = 15  # patches along a frame, 8 after pooling: windows of 7 and 5 patches see different ones
 
@@ -57,7 +57,7 @@ def both(exported):
 def test_a_stream_holds_and_says_what_ours_does(both, attention):
     model, theirs = both
     budget, random = 8 * 64, np.random.default_rng(3)
-    with Session.open(model, policy=POLICY, budget=budget, chunk=4, room=TextRoom(0, 64, 8)) as session:
+    with Session.open(model, policy=POLICY, budget=budget, chunk=4, text_budget=TextBudget(0, 64, 8)) as session:
         rendition = Rendition(theirs[attention], model.encode(session._chat.prefix), budget, 64, 8, model.bundle.chat.stop_ids)
         ids = session._conversations.prompt(None, QUESTION)
         for _ in range(5):

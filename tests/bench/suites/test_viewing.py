@@ -9,13 +9,13 @@ from edgevlm.bench.suites.schema import Poll, SuiteQuestion
 from edgevlm.bench.suites.worker import VideoSettings, VideoTask, VideoWorker, room_for
 from edgevlm.calib.accuracy.variants import Run
 from edgevlm.errors import UserError
-from edgevlm.runtime.budget import TextRoom
+from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 
 RUNS = (Run("infinipot-v", "128", 128), Run("uniform", "64", 64))
 LIMIT = 6.0  # seconds of the clip
-ROOM = TextRoom(0, 80, 16)
+ROOM = TextBudget(0, 80, 16)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_answers_are_those_of_a_session_alone(demo, folder):
     for run in RUNS:
         for question in questions:
             frames = [frame for frame in VideoSource(folder / "a.mp4", 1.0) if frame.time_s <= (question.time_s or LIMIT)]
-            with Session.open(demo, policy=run.label, budget=run.tokens, room=ROOM) as session:
+            with Session.open(demo, policy=run.label, budget=run.tokens, text_budget=ROOM) as session:
                 for frame in frames:
                     session.watch(frame.image, frame.time_s)
                 expected = session.ask(question.prompt).text

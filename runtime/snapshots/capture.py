@@ -1,4 +1,4 @@
-"""What a session is, for a snapshot: which session it is of, where it stands, and all that it holds."""
+"""Capture a session as a header and arrays, copied while it is held, and restore it from them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm import __version__
 from edgevlm.errors import UserError
-from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.bundle import Bundle, DecoderSpec, VisionSpec
+from edgevlm.runtime.chunk import chunk_bytes
 from edgevlm.runtime.policies import Policy
-from edgevlm.runtime.snapshots.format import Snapshot
+from edgevlm.runtime.snapshots.format import ALIGNMENT, Arrays, Snapshot, padding
 from edgevlm.runtime.stateful import add_prefix, strip_prefix
 
 if TYPE_CHECKING:
-    from edgevlm.runtime.budget import TextRoom
+    from edgevlm.runtime.budget import TextBudget
     from edgevlm.runtime.chat import Chat, Conversations
     from edgevlm.runtime.chunk import Chunk
     from edgevlm.runtime.stats import Progress
     from edgevlm.runtime.stream import Stream
 
 
-def identity(stream: Stream, chat: Chat, room: TextRoom) -> dict[str, Any]:
+def identity(stream: Stream, chat: Chat, text: TextBudget) -> dict[str, Any]:
     """What must be the same in the session that goes on, as JSON has it; ``name`` is for people."""
     bundle = stream.model.bundle
     return {
@@ -37,7 +39,7 @@ def identity(stream: Stream, chat: Chat, room: TextRoom) -> dict[str, Any]:
         "dtype": stream.cache.dtype.name,
         "chunk": stream.chunk,
         "reindexing": stream.positions.reindexing,
-        "text room": [room.conversation, room.question, room.answer],
+        "text budget": [text.conversation, text.question, text.answer],
         "system prompt": hashlib.sha256(chat.prefix.encode()).hexdigest()[:16],
     }
 
@@ -59,7 +61,7 @@ def policy_text(policy: Policy) -> str:
     return f"{policy.name}:{settings}" if settings else policy.name
 
 
-def image_of(
+def capture(
     stream: Stream, chunk: Chunk, conversations: Conversations, progress: Progress
 ) -> tuple[dict[str, Any], dict[str, NDArray]]:
     """A header, and the arrays of all that is held: views, to be copied before anything changes."""
@@ -70,7 +72,7 @@ def image_of(
     return {"stream": numbers, "chunk": counts, "session": session}, held | add_prefix("chunk", waiting)
 
 
-def put_back(snapshot: Snapshot, stream: Stream, chunk: Chunk, conversations: Conversations, progress: Progress) -> None:
+def restore(snapshot: Snapshot, stream: Stream, chunk: Chunk, conversations: Conversations, progress: Progress) -> None:
     """Go on from a snapshot of a session with the same :func:`identity`.
 
     Raises UserError for one that another edgevlm wrote and this one cannot take up; nothing may be done with them after that.
@@ -87,6 +89,45 @@ def put_back(snapshot: Snapshot, stream: Stream, chunk: Chunk, conversations: Co
             f"{snapshot.path}: edgevlm {about['edgevlm']} wrote it, and {__version__} cannot go on from it "
             f"({type(error).__name__}: {error}); use that edgevlm, or choose another folder"
         ) from error
+
+
+METADATA = 1 + 8 + 4 + 2 + 2  # bytes of a row's kind, seq, frame, row and col; a position has four on each axis
+
+
+def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: int, item: int) -> int:
+    """Bytes of a captured stream: ``rows`` of all layers together, elements of ``item`` bytes, and a chunk not yet appended.
+
+    What a policy keeps is known only when it keeps it; the buffer grows by it.
+    """
+    held = rows * decoder.kv_heads * (2 * decoder.head_dim * item + METADATA + 4 * decoder.axes)
+    features = chunk // vision.group * vision.tokens_per_frame * decoder.row_width * np.dtype(np.float32).itemsize
+    return held + features + chunk_bytes(chunk, vision) + 8 * ALIGNMENT * (decoder.layers + 1)
+
+
+class CaptureBuffer:
+    """A second buffer: arrays are copied here while the stream is held, and written from here while it goes on.
+
+    Its pages are touched at once; it grows where arrays need more.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._block = np.ones(nbytes, np.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        return self._block.nbytes
+
+    def copy(self, arrays: Arrays) -> dict[str, NDArray]:
+        """Dense copies of ``arrays``, which stay until the next call."""
+        needed = sum(array.nbytes + padding(array.nbytes) for array in arrays.values())
+        if needed > self.nbytes:
+            self._block = np.ones(needed, np.uint8)
+        copies, start = {}, 0
+        for name, array in arrays.items():
+            copies[name] = self._block[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+            np.copyto(copies[name], array)
+            start += array.nbytes + padding(array.nbytes)
+        return copies
 
 
 def described(about: Mapping[str, Any], now: float | None = None) -> str:

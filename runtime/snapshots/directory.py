@@ -1,4 +1,4 @@
-"""The folder of ``--state``: one process at a time, two generations of snapshots, each there whole or not at all."""
+"""The directory of ``--state``: one process at a time, two generations of snapshots, each complete or absent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def verified(folder: Path) -> Iterator[tuple[Path, Snapshot | SnapshotError]]:
             yield path, error
 
 
-class StateFolder:
+class SnapshotDirectory:
     """A folder that this process alone writes to, until :meth:`close`.
 
     Raises UserError, one line, when it cannot be made or written, or when another process has it.

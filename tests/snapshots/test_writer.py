@@ -13,19 +13,21 @@ from pictures import frames
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.pressure import Available, Pressure
-from edgevlm.runtime.session import Session, TextRoom
-from edgevlm.runtime.snapshots import Keeper
-from edgevlm.runtime.snapshots.copies import Copies
-from edgevlm.runtime.snapshots.folder import StateFolder, snapshots, verified
+from edgevlm.runtime.session import Session, TextBudget
+from edgevlm.runtime.snapshots import SnapshotWriter
+from edgevlm.runtime.snapshots.capture import CaptureBuffer
+from edgevlm.runtime.snapshots.directory import SnapshotDirectory, snapshots, verified
 from edgevlm.runtime.snapshots.format import read, write
 
-ROOM = TextRoom(24, 64, 8)
+ROOM = TextBudget(24, 64, 8)
 ASKED = "what color was the square?"
 
 
 def opened(model, folder, said, every=3600.0):
     budget = 9 * model.bundle.vision.tokens_per_frame
-    return Session.open(model, policy="h2o", budget=budget, chunk=4, room=ROOM, state=Keeper(folder, every, said.append))
+    return Session.open(
+        model, policy="h2o", budget=budget, chunk=4, text_budget=ROOM, state=SnapshotWriter(folder, every, said.append)
+    )
 
 
 def until(done):
@@ -74,7 +76,7 @@ def test_snapshots_questions_and_frames_take_turns(model, tmp_path):
 
 
 def test_a_disk_that_is_full_is_said_once_and_so_is_its_end(model, tmp_path, monkeypatch):
-    said, full, write = [], threading.Event(), StateFolder.write
+    said, full, write = [], threading.Event(), SnapshotDirectory.write
     tries = []
 
     def fails(self, about, arrays):
@@ -83,7 +85,7 @@ def test_a_disk_that_is_full_is_said_once_and_so_is_its_end(model, tmp_path, mon
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(self, about, arrays)
 
-    monkeypatch.setattr(StateFolder, "write", fails)
+    monkeypatch.setattr(SnapshotDirectory, "write", fails)
     images = iter(frames(20, model))
     with opened(model, tmp_path, said, every=0.01) as session:
         full.set()
@@ -104,7 +106,7 @@ def test_a_disk_that_is_still_full_at_the_end_says_what_is_lost(model, tmp_path,
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     said = []
-    monkeypatch.setattr(StateFolder, "write", fails)
+    monkeypatch.setattr(SnapshotDirectory, "write", fails)
     with opened(model, tmp_path, said) as session:
         session.watch(next(frames(1, model)))
     assert len(said) == 1
@@ -113,14 +115,14 @@ def test_a_disk_that_is_still_full_at_the_end_says_what_is_lost(model, tmp_path,
 
 
 def test_no_memory_for_a_copy_costs_a_warning(model, tmp_path, monkeypatch):
-    said, full, of = [], threading.Event(), Copies.of
+    said, full, of = [], threading.Event(), CaptureBuffer.copy
 
     def fails(self, arrays):
         if full.is_set():
             raise MemoryError
         return of(self, arrays)
 
-    monkeypatch.setattr(Copies, "of", fails)
+    monkeypatch.setattr(CaptureBuffer, "copy", fails)
     full.set()
     with opened(model, tmp_path, said, every=0.01) as session:
         session.watch(next(frames(1, model)))
@@ -159,7 +161,7 @@ def test_an_interrupt_in_the_middle_of_a_frame_leaves_it_whole_in_the_last_snaps
 
 
 def test_a_path_is_enough_and_a_folder_is_let_go_of(model, tmp_path, caplog):
-    settings = {"policy": "uniform", "budget": 8 * model.bundle.vision.tokens_per_frame, "room": ROOM}
+    settings = {"policy": "uniform", "budget": 8 * model.bundle.vision.tokens_per_frame, "text_budget": ROOM}
     with Session.open(model, state=tmp_path, **settings) as session:
         session.watch(next(frames(1, model)))
         with pytest.raises(UserError, match="another process uses it"):
@@ -209,7 +211,7 @@ def test_one_that_another_edgevlm_wrote_otherwise_is_one_line_and_stays(model, t
         opened(model, tmp_path, [])
     assert "\n" not in str(caught.value)
     assert path.read_bytes() == before
-    StateFolder(tmp_path).close()
+    SnapshotDirectory(tmp_path).close()
 
 
 class Machine:
@@ -218,7 +220,7 @@ class Machine:
     def __init__(self, model, monkeypatch, chunk=8):
         self.free, self.now, self.said = 16, 0.0, []
         budget = 40 * model.bundle.vision.tokens_per_frame
-        self.session = Session.open(model, policy="sliding-window", budget=budget, chunk=chunk, room=ROOM)
+        self.session = Session.open(model, policy="sliding-window", budget=budget, chunk=chunk, text_budget=ROOM)
         read = lambda: Available(self.free * MEMORY // 16, MEMORY)  # noqa: E731
         self.session._pressure = Pressure(chunk, self.said.append, read, lambda: self.now)
         self.spared = []
@@ -273,7 +275,9 @@ def test_chunks_are_whole_groups_of_frames_however_short_memory_is():
 
 def test_a_session_takes_whole_groups_of_frames_when_memory_is_short(models):
     model = models["qwen2_vl"]
-    with Session.open(model, policy="uniform", budget=8 * model.bundle.vision.tokens_per_frame, chunk=3, room=ROOM) as session:
+    with Session.open(
+        model, policy="uniform", budget=8 * model.bundle.vision.tokens_per_frame, chunk=3, text_budget=ROOM
+    ) as session:
         assert session.chunk == 4, "a chunk of three is rounded up"
         session._pressure._read = lambda: Available(1, 99)
         limits = []

@@ -1,4 +1,4 @@
-"""Keeps a session on disk: a thread that snapshots it every so often, and once more at its end."""
+"""Writes snapshots of a session: a thread that takes one every so often, and one more at the session's end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 from edgevlm import __version__
 from edgevlm.errors import UserError
 from edgevlm.runtime.atomic import reason
-from edgevlm.runtime.snapshots.copies import Copies
-from edgevlm.runtime.snapshots.folder import StateFolder
+from edgevlm.runtime.snapshots.capture import CaptureBuffer, described
+from edgevlm.runtime.snapshots.directory import SnapshotDirectory
 from edgevlm.runtime.snapshots.format import Snapshot
-from edgevlm.runtime.snapshots.image import described
 
 if TYPE_CHECKING:
     from edgevlm.runtime.session import Session
@@ -25,17 +24,17 @@ if TYPE_CHECKING:
 Notify = Callable[[str], object]
 
 
-class Keeper:
-    """Snapshots of one session, in a folder that this process alone writes to.
+class SnapshotWriter:
+    """Snapshots of one session, in a directory that this process alone writes to.
 
     every: seconds from one to the next; where nothing has changed since the last, none is taken. notify: is told, from any
     thread, in one line, what was resumed or refused, that a snapshot could not be written, and that it can again; the logger
     ``edgevlm`` unless given. source: what is watched, for people; give no secrets.
 
-    Raises UserError for a folder that cannot be used, before anything is loaded.
+    Raises UserError for a directory that cannot be used, before anything is loaded.
     """
 
-    def __init__(self, folder: str | Path, every: float = 30.0, notify: Notify | None = None, source: str = "") -> None:
+    def __init__(self, directory: str | Path, every: float = 30.0, notify: Notify | None = None, source: str = "") -> None:
         if not 0 < every < threading.TIMEOUT_MAX:
             raise UserError(f"--state-every {every:g}: give a number of seconds above 0")
         self.every, self.source = every, source
@@ -43,55 +42,55 @@ class Keeper:
         self.resumed: Snapshot | None = None
         self.written = 0  # snapshots, by this process
         self.longest_ms = 0.0  # that the session was held for one
-        self._folder = StateFolder(folder)
+        self._directory = SnapshotDirectory(directory)
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._last: object = None  # the session's version as of the newest snapshot
         self._failing = False
 
     @property
-    def folder(self) -> Path:
-        return self._folder.path
+    def directory(self) -> Path:
+        return self._directory.path
 
     def attach(self, session: Session, identity: dict[str, Any], nbytes: int) -> Snapshot | None:
         """The snapshot for ``session`` to go on from, if there is one; called once, by the session.
 
-        nbytes: of the second buffer. Raises UserError for a folder that holds another session.
+        nbytes: of the second buffer. Raises UserError for a directory that holds another session.
         """
         self._session, self._identity = session, identity
-        self.resumed, refused = self._folder.resume(identity)
+        self.resumed, refused = self._directory.resume(identity)
         for line in refused:
             self._tell(f"refused: {line}")
         if self.resumed is not None:
             self._tell(f"resumed from {self.resumed.path.name}: {described(self.resumed.about)}")
         elif refused:
-            self._tell(f"nothing in {self._folder.path} can be used: a new stream begins")
-        self.copies = Copies(nbytes)
+            self._tell(f"nothing in {self._directory.path} can be used: a new stream begins")
+        self.buffer = CaptureBuffer(nbytes)
         return self.resumed
 
     def start(self) -> None:
         """Begin to take snapshots; of the one to go on from, all has been taken, and its file is let go of."""
         if self.resumed is not None:
             self.resumed = replace(self.resumed, arrays={})
-        self._last = self._session.version
+        self._last = self._session._version
         self._thread = threading.Thread(target=self._run, name="edgevlm-state", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Take the last snapshot, if anything has changed, and let go of the folder. Closing it again does nothing."""
+        """Take the last snapshot, if anything has changed, and let go of the directory. Closing it again does nothing."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
             self._snapshot()
-        self._folder.close()
+        self._directory.close()
 
     def _run(self) -> None:
         while not self._closing.wait(self.every):
             self._snapshot()
 
     def _snapshot(self) -> None:
-        version = self._session.version
+        version = self._session._version
         if version == self._last:
             return
         try:
@@ -99,8 +98,8 @@ class Keeper:
         except (OSError, MemoryError, UserError) as error:
             why = "there is no memory for it" if isinstance(error, MemoryError) else str(error)
             if isinstance(error, OSError):
-                why = reason(error, self._folder.path)
-            return self._failed(f"no snapshot in {self._folder.path} ({why})")
+                why = reason(error, self._directory.path)
+            return self._failed(f"no snapshot in {self._directory.path} ({why})")
         self._last = version
         self.written += 1
         if self._failing:
@@ -109,12 +108,17 @@ class Keeper:
 
     def _write(self) -> Path:
         """Where the session is now. Raises OSError, MemoryError."""
-        self._session.sync()  # so that little is left to be written while the session is held
-        about, arrays, held_ms = self._session.image(self.copies)
+        self._sync()  # so that little is left to be written while the session is held
+        about, arrays, held_ms = self._session._capture(self.buffer)
         self.longest_ms = max(self.longest_ms, held_ms)
-        self._session.sync()
+        self._sync()
         head = {"edgevlm": __version__, "written": time.time(), "source": self.source, "identity": self._identity}
-        return self._folder.write({**head, **about}, arrays)
+        return self._directory.write({**head, **about}, arrays)
+
+    def _sync(self) -> None:
+        """See onto the disk what a store has written: it must outlive a power cut as the snapshot that names it does."""
+        if self._session.store is not None:
+            self._session.store.sync()
 
     def _failed(self, what: str) -> None:
         if self._closing.is_set():

@@ -1,0 +1,84 @@
+"""What a Python user meets first: the names, the README's snippet, policies and budgets as they come to mind."""
+
+import pydoc
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgevlm
+from edgevlm.errors import UserError
+from edgevlm.runtime.kernels import top_k
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.policies.sliding_window import SlidingWindow
+from edgevlm.runtime.session import Session
+
+ROOT = Path(__file__).parents[2]
+
+
+class Oldest(SlidingWindow):
+    """Keeps the oldest rows, and is in no registry."""
+
+    def select(self, cache, layer, target):
+        prefix = cache.kind(layer) == Kind.PREFIX
+        return prefix | top_k(-cache.seq(layer).astype(np.float32), cache.seq(layer), ~prefix, target)
+
+
+@pytest.mark.parametrize("policy", [Oldest, Oldest()], ids=["class", "instance"])
+def test_a_policy_of_ones_own(policy):
+    with Session.open("demo", policy=policy, budget=3 * 16, chunk=1) as session:
+        for _ in range(9):
+            session.watch(np.zeros((56, 56, 3), np.uint8))
+        held = session.cache.frame(0)[session.cache.kind(0) == Kind.VISION]
+    assert sorted(set(held.tolist())) == [0, 1, 8]
+
+
+def test_what_is_no_policy_is_one_line():
+    class Unfinished(edgevlm.runtime.policies.Policy):
+        pass
+
+    for policy, says in [(3, "a policy is a name"), (int, "a policy is a name"), (Unfinished, "policy Unfinished: .*abstract")]:
+        with pytest.raises(UserError, match=says) as refused:
+            Session.open("demo", policy=policy)
+        assert "\n" not in str(refused.value)
+
+
+def test_a_budget_as_on_the_command_line():
+    with Session.open("demo", budget="0.5k") as session:
+        assert session.budget == 500
+    with pytest.raises(UserError, match="budget 'half': give a number of tokens, like 512 or 6k"):
+        Session.open("demo", budget="half")
+
+
+def test_bgr_frames_by_a_switch():
+    image = np.random.default_rng(0).integers(0, 256, (60, 80, 3), np.uint8)
+    with Session.open("demo", budget=64) as rgb, Session.open(rgb.model, budget=64, bgr=True) as bgr:
+        np.testing.assert_array_equal(rgb.prepare(image).values, bgr.prepare(image[..., ::-1]).values)
+
+
+def test_help_lists_what_a_user_calls_and_nothing_else():
+    listed = {name for name in vars(Session) if not name.startswith("_")}
+    assert listed == {
+        "ask", "basis", "budget", "cancel", "check", "chunk", "close", "flush", "open", "policy", "prepare", "skip", "stats",
+        "time_s", "watch",
+    }  # fmt: skip
+    text = pydoc.plain(pydoc.render_doc(Session))
+    assert not re.search(r"\b_[a-z]\w+\(", text)
+
+
+def test_the_readme_snippet_and_the_example_run_as_they_stand(tmp_path):
+    snippet = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    (tmp_path / "snippet.py").write_text(snippet)
+    said = subprocess.run([sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (said.returncode, said.stderr) == (0, "")
+    assert said.stdout.strip()
+    assert len(snippet.splitlines()) <= 10
+
+
+def test_the_example_runs(capsys):
+    runpy.run_path(str(ROOT / "examples" / "watch_and_ask.py"))
+    assert re.search(r"\n64 frames, \d+ tokens kept\n$", capsys.readouterr().out)
