@@ -10,17 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
-
 from edgevlm.bench.accuracy.report import describe, describe_turns, make_report, turn_rows
 from edgevlm.calib.accuracy.cases import LONGSTREAM, seed_words
-from edgevlm.calib.accuracy.compare import Progress, compare
+from edgevlm.calib.accuracy.compare import compare
 from edgevlm.calib.accuracy.variants import Budget, Variant, parse_budgets, parse_tokens, parse_variants
 from edgevlm.calib.accuracy.worker import GUIDED, Settings
 from edgevlm.calib.plots import check_plot
 from edgevlm.errors import UserError
+from edgevlm.progress import progress
 
 USUAL = "infinipot-v"  # what paired differences are to, if it is there
 
@@ -49,10 +46,10 @@ def start(request: AccuracyRequest) -> str:
     """Run to the end; the report as text or JSON lines. Raises UserError before anything is measured where that is possible."""
     variants, budgets = parse_request(request)
     settings = Settings(request.model, request.frames, request.seed, request.turns, request.suite)
-    with progress_bar() as progress, goes_on(request.out):
+    with progress("loading the model") as step, resume_hint(request.out):
         comparison = compare(
             settings, variants, budgets, request.streams, out=request.out, resume=request.resume, workers=request.workers,
-            progress=progress,
+            progress=step,
         )  # fmt: skip
     if request.turns:
         rows = list(turn_rows(comparison))
@@ -103,17 +100,7 @@ def _json_lines(lines: list[dict[str, Any]]) -> str:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """A bar on stderr where that is a terminal."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    console = Console(stderr=True)
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("loading the model", total=None)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
-
-
-@contextmanager
-def goes_on(out: Path | None) -> Iterator[None]:
+def resume_hint(out: Path | None) -> Iterator[None]:
     """Say how to go on after ctrl-C."""
     try:
         yield

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from edgevlm.apps.commands.cli_options import Json
-from edgevlm.bench.accuracy.command import progress_bar
 from edgevlm.bench.child import child, lines
 from edgevlm.bench.longrun.sitting import Work
 from edgevlm.calib.accuracy.variants import split
+from edgevlm.progress import progress
 from edgevlm.runtime.policies import create_policy
 
 COMMAND = [sys.executable, "-m", "edgevlm.bench.longrun.sitting"]
@@ -48,12 +48,12 @@ def longrun(
         create_policy(name)
     if not as_json:
         typer.echo("".join(f"{head:>11}" for head in HEADS))
-    with progress_bar() as progress:
+    with progress("loading the model") as step:
         for name in entries:
             first: float | None = None
             if not as_json:
                 typer.echo(name)
-            for line in run(Work(name, budget, marks, seed, host_bytes, file_bytes), progress):
+            for line in run(Work(name, budget, marks, seed, host_bytes, file_bytes), step):
                 first = first or line["ttft_ms_p50"]
                 line["ttft_ratio"] = round(line["ttft_ms_p50"] / first, 3)
                 typer.echo(json.dumps(line) if as_json else row(line))

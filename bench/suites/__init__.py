@@ -1,4 +1,4 @@
-"""The registry of published benchmarks: one file and one line each. docs/benchmarks.md says where their data is had."""
+"""Published benchmarks, by name. docs/benchmarks.md says where their data is had."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from importlib import import_module
 from edgevlm.bench.suites.schema import Suite
 
 SUITES = {
-    "streamingbench": "edgevlm.bench.suites.streamingbench",
-    "ovobench": "edgevlm.bench.suites.ovobench",
-    "videomme": "edgevlm.bench.suites.videomme",
-    "mlvu": "edgevlm.bench.suites.mlvu",
-    "egoschema": "edgevlm.bench.suites.egoschema",
-    "mvbench": "edgevlm.bench.suites.mvbench",
-    "longvideobench": "edgevlm.bench.suites.longvideobench",
-    "rvs": "edgevlm.bench.suites.rvs",
-    "coin": "edgevlm.bench.suites.coin",
+    "streamingbench": "streamingbench:SUITE",
+    "ovobench": "ovobench:SUITE",
+    "videomme": "offline:VIDEOMME",
+    "mlvu": "offline:MLVU",
+    "egoschema": "offline:EGOSCHEMA",
+    "mvbench": "offline:MVBENCH",
+    "longvideobench": "offline:LONGVIDEOBENCH",
+    "rvs": "rvs:SUITE",
+    "coin": "coin:SUITE",
 }
 
 
 def suite_of(name: str) -> Suite:
     """The suite of a name in :data:`SUITES`."""
-    found: Suite = import_module(SUITES[name]).SUITE
+    module, _, attribute = SUITES[name].partition(":")
+    found: Suite = getattr(import_module(f"{__name__}.{module}"), attribute)
     return found

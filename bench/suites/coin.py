@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from edgevlm.bench.suites.dataset import Dataset
 from edgevlm.bench.suites.fields import Fields, Malformed, clip_of, seconds_of
 from edgevlm.bench.suites.schema import Suite, SuiteQuestion
-from edgevlm.bench.suites.tally import Column, Tally
-from edgevlm.errors import UserError
+from edgevlm.bench.suites.scoring import Column, Tally
 
 AHEAD = 5  # steps asked for at most
 BRIEFLY = "Format your answer concisely. No extra text output."
@@ -21,10 +20,7 @@ Step = tuple[tuple[float, float], str]
 
 def read(data: Dataset) -> Iterator[SuiteQuestion]:
     file = data.files("COIN.json", "coin.json")[0]
-    try:
-        database = Fields(Fields(data.read(file)).value("database"))
-    except Malformed as error:
-        raise UserError(f"{data.root / file}: {error}; download it again") from None
+    database = data.object(file, "database")
     steps, tasks = _labels(database)
     named = [{"uid": uid, "record": record} for uid, record in database.values.items()]
 
@@ -71,7 +67,7 @@ def _video(
     steps, task = _steps(record), _task(record)
     if record.text("subset") == "training":
         return
-    folder = f"videos/{record.whole('recipe_type')}" if "recipe_type" in record else "videos"
+    folder = f"videos/{record.integer('recipe_type')}" if "recipe_type" in record else "videos"
     video = data.video(uid, folder)
 
     def ask(kind: str, at: str, clip: tuple[float, float], text: str, answer: str, options: tuple[str, ...]) -> SuiteQuestion:

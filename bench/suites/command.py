@@ -7,24 +7,29 @@ import json
 import math
 import os
 import re
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edgevlm.apps.bundles.cache import bundle_of
 from edgevlm.apps.run.launch import parse_count, to_stderr
-from edgevlm.bench.accuracy.command import goes_on, progress_bar
+from edgevlm.bench.accuracy.command import resume_hint
 from edgevlm.bench.suites import suite_of
+from edgevlm.bench.suites.fields import shown
 from edgevlm.bench.suites.judge import Judge
-from edgevlm.bench.suites.progress import Lines
-from edgevlm.bench.suites.report import describe, lines
-from edgevlm.bench.suites.run import Job, Progress, SuiteResults, evaluate
-from edgevlm.calib.accuracy.variants import FULL, Variant, parse_variants, split
+from edgevlm.bench.suites.run import SuiteJob, SuiteResults, evaluate
+from edgevlm.bench.suites.scoring import Column, Record, ScoredAnswer, Tally, marks_of
+from edgevlm.calib.accuracy.variants import FULL, Run, Variant, parse_variants, split
 from edgevlm.errors import UserError
+from edgevlm.progress import progress
 
 BUDGET = "6k"  # InfiniPot-V's and HERMES's
+WIDE = 10  # characters of a head that still goes on top of a table
+NAMED = 5  # of a list that is longer, on the report for people
+
+
+Line = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +56,15 @@ def start_suite(request: SuiteRequest) -> str:
     job = job_of(request)
     if judge is not None and request.out is None:
         to_stderr("note: without --out the judge's verdicts are kept nowhere")
-    with _progress() as progress, goes_on(request.out):
-        outcome = evaluate(job, progress, to_stderr, judge)
-    _submit(outcome)
+    with progress("loading the model") as step, resume_hint(request.out):
+        results = evaluate(job, step, step.print, judge)
+    _submit(results)
     if request.as_json:
-        return "\n".join(json.dumps(line, ensure_ascii=False) for line in lines(outcome))
-    return describe(outcome)
+        return "\n".join(json.dumps(line, ensure_ascii=False) for line in lines(results))
+    return describe(results)
 
 
-def job_of(request: SuiteRequest) -> Job:
+def job_of(request: SuiteRequest) -> SuiteJob:
     """What to run. Raises UserError for what cannot be."""
     if request.data is None:
         raise UserError(f"--suite {request.suite}: name the folder of its data with --data DIR (docs/benchmarks.md)")
@@ -74,7 +79,7 @@ def job_of(request: SuiteRequest) -> Job:
         raise UserError("--policy oracle: is known of the demo world alone (--suite streamqa); leave it out")
     for label in missing:
         to_stderr(f"left out: {label}, which the installed policies have no setting for")
-    return Job(
+    return SuiteJob(
         suite=request.suite, data=request.data, model=bundle_of(request.model, lambda what: None, to_stderr), fps=request.fps,
         variants=[one for one in variants if not one.is_oracle], budgets=parse_token_budgets(request.budget or BUDGET),
         full=any(Variant(name).policy == FULL for text in request.policy for name in split(text)), out=request.out,
@@ -99,22 +104,130 @@ def judge_of(url: str | None, model: str | None) -> Judge | None:
     return Judge(url, model)
 
 
-def _submit(outcome: SuiteResults) -> None:
+def _submit(results: SuiteResults) -> None:
     """Write what the benchmark's server takes beside the journal, where it takes something."""
-    submission, out = suite_of(outcome.job.suite).submission, outcome.job.out
+    submission, out = suite_of(results.job.suite).submission, results.job.out
     if submission is None or out is None:
         return
-    for run, records in outcome.records.items():
+    for run, records in results.records.items():
         path = out.with_name(f"{out.stem}.{re.sub(r'[^A-Za-z0-9._-]', '-', f'{run.label}.{run.budget}')}.csv")
         with path.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(submission(records))
         to_stderr(f"submission: {path}")
 
 
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    if not sys.stderr.isatty():
-        yield Lines()
-        return
-    with progress_bar() as bar:
-        yield bar
+def columns_of(results: SuiteResults, run: Run) -> list[Column]:
+    """The suite's columns, from records that are scored again."""
+    tally = Tally(_scored(record) for record in results.records[run])
+    return list(suite_of(results.job.suite).columns(tally))
+
+
+def _scored(record: Record) -> ScoredAnswer:
+    return ScoredAnswer(record["video"], record["category"], record["subtask"], marks_of(record), record.get("rating"))
+
+
+def lines(results: SuiteResults) -> Iterator[Line]:
+    """JSON lines: a column of a policy at a budget each, what was skipped, and last what was counted."""
+    head = {"bench": "accuracy", "suite": results.job.suite}
+    for run in results.runs:
+        most = max(record.get("bytes", 0) for record in results.records[run])
+        for column in columns_of(results, run):
+            of = column.estimate
+            yield {
+                **head, "policy": run.label, "budget": run.budget, "tokens": run.tokens or None, "column": column.head,
+                "name": column.name, "rating" if column.rating else "accuracy": _rounded(column.value),
+                "ci_low": _rounded(of.low if of else None), "ci_high": _rounded(of.high if of else None),
+                "questions": of and of.count, "videos": of and of.clusters, "fps": results.job.fps, "bytes": most,
+            }  # fmt: skip
+    for skip in results.skipped:
+        yield {**head, "policy": skip.label, "budget": skip.budget, "skipped": skip.reason}
+    yield {**head, **counts(results)}
+
+
+def counts(results: SuiteResults) -> Line:
+    """What there was and what is not in the shares: each with the names of all."""
+    first = results.records[results.runs[0]] if results.runs else []
+    errors = [record for records in results.records.values() for record in records if record["error"]]
+    return {
+        "questions": len(results.questions),
+        "asked": len(first),
+        "videos": len({record["video"] for record in first}),
+        "unscored": sum(marks_of(record) is None and not record["error"] for record in first),
+        "malformed": [{"file": one.file, "record": one.place, "reason": one.reason} for one in results.data.findings],
+        "missing_videos": list(results.data.missing),
+        "beyond_end": [{"record": r["record"], "video": r["video"], "late_s": r["late_s"]} for r in first if r["late_s"]],
+        "unanswered": [{name: r[name] for name in ("record", "policy", "budget", "video", "error")} for r in errors],
+    }
+
+
+def describe(results: SuiteResults) -> str:
+    """The report for people: shares in percent, ratings from 0 to 5."""
+    suite, count = suite_of(results.job.suite), counts(results)
+    lines = [
+        f"{suite.title}: {count['asked']} questions on {count['videos']} videos at {results.job.fps:g} frames a second; "
+        "percent right, [95 %, by video]"
+    ]
+    if results.runs:
+        lines += ["", *_table(results)]
+    lines += [f"skipped: {skip.label} at {skip.budget}: {skip.reason}" for skip in results.skipped]
+    return "\n".join([*lines, *_left_out(count)])
+
+
+def _table(results: SuiteResults) -> Iterator[str]:
+    """Policies down, columns across; columns with long names below, a line each."""
+    rows = {run: columns_of(results, run) for run in results.runs}
+    heads = list(dict.fromkeys(column.head for columns in rows.values() for column in columns))
+    across, below = [h for h in heads if len(h) <= WIDE], [h for h in heads if len(h) > WIDE]
+    names = {run: f"{run.label} {run.budget}" for run in results.runs}
+    width = max(len("policy, budget"), *map(len, names.values())) + 2
+    widths = {head: max(len(head), 5) + 2 for head in across}
+    yield f"{'policy, budget':<{width}}{'tokens':>7}" + "".join(f"{shown(head):>{widths[head]}}" for head in across)
+    for run, columns in rows.items():
+        by_head = {column.head: column for column in columns}
+        shown_cells = "".join(f"{_value(by_head.get(head)):>{widths[head]}}" for head in across)
+        yield f"{names[run]:<{width}}{run.tokens or '-':>7}{shown_cells}{_interval(columns, across)}"
+    if below:
+        wide = max(map(len, names.values())) + 2
+        longest = max(map(len, below))
+        yield ""
+        yield " " * longest + "".join(f"{name:>{wide}}" for name in names.values())
+        for head in below:
+            found = [next((column for column in columns if column.head == head), None) for columns in rows.values()]
+            yield f"{shown(head):<{longest}}" + "".join(f"{_value(column):>{wide}}" for column in found)
+
+
+def _interval(columns: list[Column], heads: list[str]) -> str:
+    """Of the last column of the table, where it is a share and no mean."""
+    of = next((column.estimate for column in columns if heads and column.head == heads[-1]), None)
+    return f"  [{100 * of.low:.1f}, {100 * of.high:.1f}]" if of else ""
+
+
+def _left_out(count: Line) -> Iterator[str]:
+    if count["unscored"]:
+        yield f"not scored: {count['unscored']} answers a policy, which nothing here says the truth of"
+    if missing := count["missing_videos"]:
+        yield f"missing: {len(missing)} videos: {_few([shown(video) for video in missing])}"
+    if malformed := count["malformed"]:
+        named = [f"{one['file']} record {one['record']}: {one['reason']}" for one in malformed]
+        yield f"malformed: {len(malformed)} records left out: {_few(named)}"
+    if late := count["beyond_end"]:
+        named = [f"{one['record']} by {one['late_s']:g} s" for one in late]
+        yield f"beyond the end: {len(late)} questions are timed after the end of their video, and saw all of it: {_few(named)}"
+    if unanswered := count["unanswered"]:
+        named = [f"{one['record']} ({one['policy']} {one['budget']}): {one['error']}" for one in unanswered]
+        yield f"not answered: {len(unanswered)}: {_few(named)}"
+
+
+def _few(names: list[str]) -> str:
+    more = f"; {len(names) - NAMED} more, with --json" if len(names) > NAMED else ""
+    return "; ".join(name if name.isprintable() else ascii(name) for name in names[:NAMED]) + more
+
+
+def _value(column: Column | None) -> str:
+    if column is None or column.value is None:
+        return "-"
+    return f"{column.value:.2f}" if column.rating else f"{100 * column.value:.1f}"
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -64,6 +64,14 @@ class Dataset:
             why = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
             raise UserError(f"{path}: is damaged or another kind of file ({why}); download it again") from None
 
+    def object(self, file: str, within: str | None = None) -> Fields:
+        """The JSON object that a file holds, or that its object holds under ``within``. Raises UserError for anything else."""
+        try:
+            whole = Fields(self.read(file))
+            return whole if within is None else Fields(whole.value(within))
+        except Malformed as error:
+            raise UserError(f"{self.root / file}: {error}; download it again") from None
+
     def each(self, file: str, values: Any, make: Make, within: str = "") -> Iterator[SuiteQuestion]:
         """The questions of each record of a list; a malformed record is noted and left out, whole.
 

@@ -6,8 +6,11 @@ import math
 import re
 from typing import Any
 
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 LONGEST = 20_000  # characters of a text; a prompt longer than a model's positions is refused later, by its tokens
 LATEST = 1e7  # seconds: a third of a year
+
+JSON_NAMES = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
 
 
 class Malformed(ValueError):
@@ -19,7 +22,7 @@ class Fields:
 
     def __init__(self, value: Any) -> None:
         if not isinstance(value, dict):
-            raise Malformed(f"is {kind_of(value)}, not an object")
+            raise Malformed(f"is {json_name(value)}, not an object")
         self.values = value
 
     def __contains__(self, name: str) -> bool:
@@ -32,25 +35,22 @@ class Fields:
 
     def text(self, name: str) -> str:
         """A text of characters, not empty."""
-        return text_of(self.value(name), name)
+        return _text(self.value(name), name)
 
     def texts(self, name: str, least: int = 1) -> tuple[str, ...]:
         """A list of ``least`` texts or more; numbers among them are taken as they are written."""
-        return tuple(
-            text_of(f"{part:g}" if _is_number(part) else part, f"{name}[{index}]")
-            for index, part in enumerate(self.list(name, least))
-        )
+        return tuple(_text_or_number(part, f"{name}[{index}]") for index, part in enumerate(self.list(name, least)))
 
     def list(self, name: str, least: int = 0) -> list[Any]:
         value = self.value(name)
         if not isinstance(value, list):
-            raise Malformed(f"{name} is {kind_of(value)}, not a list")
+            raise Malformed(f"{name} is {json_name(value)}, not a list")
         if len(value) < least:
             raise Malformed(f"{name} has {len(value)} entries, not {least} or more")
         return value
 
-    def whole(self, name: str) -> int:
-        """A whole number from 0 up, also as text."""
+    def integer(self, name: str) -> int:
+        """An integer from 0 up, also as text."""
         value = self.value(name)
         if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value.strip()):
             return int(value)
@@ -66,6 +66,35 @@ class Fields:
         """From when to when, seconds; not empty."""
         return clip_of(self.seconds(start), self.seconds(end))
 
+    def options(self, name: str) -> tuple[str, ...]:
+        """Two options or more of a multiple choice, without ``A.`` or ``(A)`` before them."""
+        options = self.texts(name, least=2)
+        if len(options) > len(LETTERS):
+            raise Malformed(f"{name} has {len(options)} entries, more than there are letters")
+        lettered = zip(LETTERS, options, strict=False)
+        return tuple(re.sub(rf"^\(?{letter}[.):]\s*", "", option) or option for letter, option in lettered)
+
+    def letter(self, name: str, options: tuple[str, ...]) -> str:
+        """The right letter, given as a letter, ``B.`` and ``(B)`` too."""
+        given = self.text(name).strip("().: ").upper()
+        if len(given) != 1 or given not in LETTERS[: len(options)]:
+            raise Malformed(f"{name} is {given[:20]!a}, not a letter of its {len(options)} options")
+        return given
+
+    def letter_at(self, name: str, options: tuple[str, ...]) -> str:
+        """The right letter, given as an index from 0."""
+        index = self.integer(name)
+        if index >= len(options):
+            raise Malformed(f"{name} is {index}, not an index of its {len(options)} options")
+        return LETTERS[index]
+
+    def letter_for(self, name: str, options: tuple[str, ...]) -> str:
+        """The right letter, given as the option's text."""
+        answer = _text_or_number(self.value(name), name)
+        if answer not in options:
+            raise Malformed(f"{name} is {answer[:40]!a}, not one of its options")
+        return LETTERS[options.index(answer)]
+
 
 def clip_of(start: float, end: float) -> tuple[float, float]:
     if not start < end:
@@ -78,39 +107,36 @@ def seconds_of(value: Any, name: str) -> float:
     seconds = math.nan
     if _is_number(value):
         seconds = float(value)
-    elif isinstance(value, str) and re.fullmatch(r"\d{1,7}(\.\d+)?(:\d{1,2}){0,2}(\.\d+)?", value.strip()):
-        parts = value.strip().split(":")
-        try:
-            seconds = sum(float(part) * 60**place for place, part in enumerate(reversed(parts)))
-        except ValueError:
-            seconds = math.nan
+    elif isinstance(value, str) and re.fullmatch(r"\d{1,7}(:\d{1,2}){0,2}(\.\d+)?", value.strip()):
+        seconds = sum(float(part) * 60**place for place, part in enumerate(reversed(value.strip().split(":"))))
     if not 0 <= seconds <= LATEST:
         raise Malformed(f"{name} is {shown(value)}, not a time in seconds")
     return seconds
 
 
-def text_of(value: Any, name: str) -> str:
+def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise Malformed(f"{name} is {kind_of(value)}, not text")
+        raise Malformed(f"{name} is {json_name(value)}, not text")
     if not value.strip():
         raise Malformed(f"{name} is empty")
     if len(value) > LONGEST:
         raise Malformed(f"{name} has {len(value)} characters")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise Malformed(f"{name} holds what is no character") from None
+    if any("\ud800" <= char <= "\udfff" for char in value):
+        raise Malformed(f"{name} holds what is no character")
     return value.strip()
+
+
+def _text_or_number(value: Any, name: str) -> str:
+    return _text(f"{value:g}" if _is_number(value) else value, name)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def kind_of(value: Any) -> str:
+def json_name(value: Any) -> str:
     """What JSON calls it."""
-    kinds = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
-    return "null" if value is None else kinds.get(type(value), type(value).__name__)
+    return "null" if value is None else JSON_NAMES.get(type(value), type(value).__name__)
 
 
 def shown(value: Any) -> str:
@@ -118,3 +144,8 @@ def shown(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
     short = text if len(text) <= 80 else f"{text[:77]}..."
     return short if short.isprintable() else ascii(short)[1:-1]
+
+
+def listed(options: tuple[str, ...], form: str = "{letter}. {text}") -> str:
+    """The options, a line each."""
+    return "\n".join(form.format(letter=letter, text=text) for letter, text in zip(LETTERS, options, strict=False))

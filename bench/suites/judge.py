@@ -43,20 +43,19 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class Judge:
-    """Asks, with patience: waits between ``tries``, longer each time, or as long as the endpoint says (Retry-After).
+    """Retries up to ``tries`` times, waiting longer each time, or as long as the endpoint says (Retry-After).
 
-    url: up to and with ``/v1``; timeout_s: of one request. The key comes from the environment alone and is shown nowhere.
+    url: up to and with ``/v1``; timeout_s: of one request. The key comes from the environment alone and is never shown.
     Raises UserError for an address that is none.
     """
 
     def __init__(
-        self, url: str, model: str, *, timeout_s: float = 60.0, tries: int = 5, pause_s: float = 1.0,
-        sleep: Callable[[float], object] = time.sleep,
-    ) -> None:  # fmt: skip
+        self, url: str, model: str, *, timeout_s: float = 60.0, tries: int = 5, sleep: Callable[[float], object] = time.sleep
+    ) -> None:
         self.model, self._shown = model, mask_credentials(url)
         self._key = os.environ.get(KEY, "").strip()
         self._url = f"{_checked(url, self._shown)}/chat/completions"
-        self._timeout_s, self._tries, self._pause_s, self._sleep = timeout_s, tries, pause_s, sleep
+        self._timeout_s, self._tries, self._sleep = timeout_s, tries, sleep
         if not self._key.isascii() or not self._key.isprintable():
             raise UserError(f"{KEY}: holds characters that no key has; set it to the key alone")
         self._opener = urllib.request.build_opener(_NoRedirect)
@@ -68,7 +67,7 @@ class Judge:
         body = json.dumps({"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 64}).encode()
         said, failed = "", ""
         for attempt in range(self._tries):
-            wait_s = min(self._pause_s * 2**attempt, 30.0)
+            wait_s = min(2.0**attempt, 30.0)
             try:
                 said, failed = self._without_key(_content(self._post(body))), ""
                 if (verdict := parse(said)) is not None:
@@ -129,9 +128,9 @@ def _content(data: bytes) -> str:
     try:
         content = json.loads(data)["choices"][0]["message"]["content"]
     except (KeyError, IndexError, TypeError, RecursionError):
-        raise ValueError("a reply that is no chat completion") from None
+        content = None
     if not isinstance(content, str):
-        raise ValueError("a chat completion without text")
+        raise ValueError("a reply that is no chat completion with text")
     return content.encode(errors="replace").decode()
 
 
@@ -141,19 +140,17 @@ def parse(said: str) -> Verdict | None:
         for read in (json.loads, ast.literal_eval):
             try:
                 value = read(found)
-            except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+                word = str(value.get("pred", "")).strip().lower()
+            except (ValueError, SyntaxError, TypeError, AttributeError, MemoryError, RecursionError):
                 continue
-            if isinstance(value, dict) and (verdict := _verdict(value, said)):
-                return verdict
+            if word in ("yes", "no"):
+                return Verdict(word == "yes", _rating(value.get("score")), said[:500])
     return None
 
 
-def _verdict(value: dict[Any, Any], said: str) -> Verdict | None:
-    word, score = str(value.get("pred", "")).strip().lower(), value.get("score")
-    if word not in ("yes", "no"):
-        return None
+def _rating(score: object) -> float | None:
     try:
         rating = float(score) if isinstance(score, int | float | str) and not isinstance(score, bool) else math.nan
     except ValueError:
-        rating = math.nan
-    return Verdict(word == "yes", rating if 0 <= rating <= 5 else None, said[:500])
+        return None
+    return rating if 0 <= rating <= 5 else None

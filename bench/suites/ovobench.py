@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from edgevlm.bench.suites.choices import letter_at, listed, options_of
 from edgevlm.bench.suites.dataset import Dataset
-from edgevlm.bench.suites.fields import Fields, Malformed, shown
+from edgevlm.bench.suites.fields import Fields, Malformed, listed, shown
 from edgevlm.bench.suites.schema import Suite, SuiteQuestion
-from edgevlm.bench.suites.tally import Column, Tally, mean
+from edgevlm.bench.suites.scoring import Column, Tally, mean
 
 TASKS = {
     "Real-time": ("OCR", "ACR", "ATR", "STU", "FPD", "OJR"),
@@ -46,10 +45,10 @@ def _record(data: Dataset, file: str, fields: Fields, place: str) -> Iterator[Su
     video = data.video(fields.text("video"), "src_videos", "data/src_videos")
     name = f"{file}:{place}"
     if CATEGORIES[task] != "Forward":
-        options, text = options_of(fields, "options"), fields.text("question")
+        options, text = fields.options("options"), fields.text("question")
         yield SuiteQuestion(
             id=name, video=video, text=text, prompt=CHOICE.format(question=text, options=listed(options)),
-            answer=letter_at(fields, "gt", options), scoring="letter-within", subtask=task, category=CATEGORIES[task],
+            answer=fields.letter_at("gt", options), scoring="letter-within", subtask=task, category=CATEGORIES[task],
             options=options, time_s=fields.seconds("realtime"),
         )  # fmt: skip
         return
@@ -63,9 +62,9 @@ def _record(data: Dataset, file: str, fields: Fields, place: str) -> Iterator[Su
 
 def _forward(name: str, task: str, video: str, text: str, asked: Fields) -> SuiteQuestion:
     if task == "REC":
-        prompt, answer, scoring = COUNT.format(activity=text), str(asked.whole("count")), "digits"
+        prompt, answer, scoring = COUNT.format(activity=text), str(asked.integer("count")), "digits"
     else:
-        kind = asked.whole("type")
+        kind = asked.integer("type")
         if kind not in (0, 1):
             raise Malformed(f"type is {kind}, not 0 or 1")
         prompt = STEP.format(step=asked.text("step")) if task == "SSR" else CLUE.format(question=text)

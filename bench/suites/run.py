@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from edgevlm import __version__
 from edgevlm.bench.suites import suite_of
 from edgevlm.bench.suites.dataset import Dataset
 from edgevlm.bench.suites.fields import shown
 from edgevlm.bench.suites.judge import Judge
-from edgevlm.bench.suites.records import VERDICT, answer_key, key_of, labels_of, whole
 from edgevlm.bench.suites.schema import SuiteQuestion
 from edgevlm.bench.suites.scoring import Record
-from edgevlm.bench.suites.worker import VideoSettings, VideoTask, VideoWorker, identity, room_for, seat, workers_that_fit
+from edgevlm.bench.suites.viewing import ANSWER, VideoSettings, VideoTask, VideoWorker, has_labels, name_of
+from edgevlm.calib.accuracy.compare import Progress
 from edgevlm.calib.accuracy.journal import Journal, Key
 from edgevlm.calib.accuracy.variants import FULL, Run, SkippedRun, Variant, reason_of
-from edgevlm.calib.accuracy.worker import map_workers
+from edgevlm.calib.accuracy.worker import map_workers, model_identity
 from edgevlm.errors import UserError
+from edgevlm.runtime.budget import TextBudget
+from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
 
-Progress = Callable[[str, int, int], None]  # what is being done, how many are, of how many
+VERDICT, LABELS = "verdict", "labels"  # kinds of record beside an answer
 WHOLE = "all"  # the budget of full KV
+PROMPT_SHARE = 4  # a prompt may take a quarter of a model's positions
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SuiteJob:
     """What to run. budgets: as typed, and in tokens (|M|); variants: policies, without full KV, which ``full`` adds."""
 
     suite: str
@@ -46,14 +52,23 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class SuiteResults:
-    """records: of each run, question by question, with a judge's verdict where there is one; missing: videos."""
+    """records: of each run, question by question, with a judge's verdict where there is one."""
 
-    job: Job
+    job: SuiteJob
     data: Dataset
     questions: list[SuiteQuestion]
     runs: list[Run]
     skipped: list[SkippedRun]
     records: dict[Run, list[Record]]
+
+
+def key_of(record: Mapping[str, Any]) -> Key:
+    """What a line of the journal is known by: an answer, a judge's verdict on one, or a list of labels."""
+    return record["kind"], record["policy"], record["budget"], record["record"], record.get("judge")
+
+
+def answer_key(run: Run, question: SuiteQuestion) -> Key:
+    return ANSWER, run.label, run.budget, question.id, None
 
 
 def read_questions(suite: str, data: Dataset) -> list[SuiteQuestion]:
@@ -68,70 +83,91 @@ def read_questions(suite: str, data: Dataset) -> list[SuiteQuestion]:
     return questions
 
 
-def evaluate(job: Job, progress: Progress, notice: Callable[[str], object], judge: Judge | None = None) -> SuiteResults:
+def evaluate(job: SuiteJob, progress: Progress, note: Callable[[str], object], judge: Judge | None = None) -> SuiteResults:
     """Answer all that is not in the journal yet, then have it judged. Raises UserError."""
     data = Dataset(job.data)
     questions = read_questions(job.suite, data)
     asked = [question for question in questions if question.video not in data.missing]
     model = Model.load(job.model, threads=job.threads)
-    settings = VideoSettings(job.model, job.data, job.fps, room_for(model, questions), job.threads)
+    settings = VideoSettings(job.model, job.data, job.fps, text_budget_for(model, questions), job.threads)
     worker = VideoWorker(settings, model)
     header = {
-        "edgevlm": __version__, "suite": job.suite, "model": identity(model), "fps": job.fps, "questions": _digest(questions),
-        "room": asdict(settings.room),
+        "edgevlm": __version__, "suite": job.suite, "model": model_identity(model), "fps": job.fps,
+        "questions": _digest(questions), "text_budget": asdict(settings.text_budget),
     }  # fmt: skip
     with Journal(job.out, header, job.resume, key_of) as journal:
-        found = _cells(job, worker, progress)
+        found = list(_runs(job, worker, progress))
         runs = [run for run in found if isinstance(run, Run)]
         skipped = [skip for skip in found if isinstance(skip, SkippedRun)]
         if not runs:
             raise UserError(f"--budget: no policy can run ({skipped[0].label} at {skipped[0].budget}: {skipped[0].reason})")
-        for labels in labels_of(asked):
-            if key_of(labels) not in journal.records:
-                journal.add(labels)
-        _answer(job, worker, runs, asked, journal, progress, notice)
+        for labels in dict.fromkeys(question.options for question in asked if has_labels(question)):
+            record = {"kind": LABELS, "policy": "", "budget": "", "record": name_of(labels), "options": list(labels)}
+            if key_of(record) not in journal.records:
+                journal.add(record)
+        _answer(job, worker, runs, asked, journal, progress, note)
         if judge is not None:
             _judge(judge, runs, asked, journal, progress)
         records = {run: [_judged(journal, run, question, judge) for question in asked] for run in runs}
     return SuiteResults(job, data, questions, runs, skipped, records)
 
 
-def _cells(job: Job, worker: VideoWorker, progress: Progress) -> list[Run | SkippedRun]:
-    found: list[Run | SkippedRun] = []
+def text_budget_for(model: Model, questions: Sequence[SuiteQuestion]) -> TextBudget:
+    """Text budget for the longest prompt, up to a share of the model's positions, and the longest answer; no conversation."""
+    chat, most = Chat(model.bundle.chat), model.bundle.limit // PROMPT_SHARE
+    prompts = {question.prompt for question in questions} | {question.poll.prompt for question in questions if question.poll}
+    longest = max(_length(model, chat, prompt) for prompt in prompts)
+    answer = max(question.tokens for question in questions)
+    return TextBudget(0, min(longest, most), min(answer, most))
+
+
+def _length(model: Model, chat: Chat, prompt: str) -> int:
+    try:
+        return len(model.encode(chat.suffix([], prompt)))
+    except UserError:  # it holds what stands for the video: said where it is asked
+        return 0
+
+
+def _runs(job: SuiteJob, worker: VideoWorker, progress: Progress) -> Iterator[Run | SkippedRun]:
     for number, (text, tokens) in enumerate(job.budgets.items()):
         progress("budgets of equal bytes", number, len(job.budgets))
-        found += worker.runs(job.variants, text, tokens) if job.variants else []
+        yield from worker.runs(job.variants, text, tokens) if job.variants else []
     if job.full:
         try:
-            found.append(Run(FULL, WHOLE, 0, worker.taken(Variant(FULL), 0)))
+            yield Run(FULL, WHOLE, 0, worker.peak_bytes(Variant(FULL), 0))
         except UserError as error:
-            found.append(SkippedRun(FULL, WHOLE, reason_of(error)))
-    return found
+            yield SkippedRun(FULL, WHOLE, reason_of(error))
 
 
 def _answer(
-    job: Job, worker: VideoWorker, runs: Sequence[Run], asked: Sequence[SuiteQuestion], journal: Journal, progress: Progress,
-    notice: Callable[[str], object],
+    job: SuiteJob, worker: VideoWorker, runs: Sequence[Run], asked: Sequence[SuiteQuestion], journal: Journal,
+    progress: Progress, note: Callable[[str], object],
 ) -> None:  # fmt: skip
     tasks = tasks_of(asked, runs, journal.records)
     videos = len(dict.fromkeys(question.video for question in asked))
     workers = job.workers
     if workers > 1:
-        workers = workers_that_fit(workers, _bytes_of_a_worker(worker, runs))
+        files = sum(path.stat().st_size for path in worker.model.bundle.path.iterdir() if path.is_file())
+        of_a_worker = 2 * files + sum(run.allowed for run in runs)  # a model, mapped and packed, and sessions
+        workers = workers_that_fit(workers, of_a_worker)
         if workers < job.workers:
-            notice(f"{workers} of {job.workers} workers: the free memory has room for no more")
+            note(f"{workers} of {job.workers} workers: the free memory has room for no more")
     progress("videos", videos - len(tasks), videos)
-    for number, records in enumerate(map_workers(worker.perform, partial(seat, worker.settings), tasks, workers)):
+    found = map_workers(worker.perform, partial(_perform_of_new_worker, worker.settings), tasks, workers)
+    for number, records in enumerate(found, 1):
         for record in records:
-            if not answered(journal.records.get(key_of(record))):
+            if not is_answered(journal.records.get(key_of(record))):
                 journal.add(record)
-        progress("videos", videos - len(tasks) + number + 1, videos)
+        progress("videos", videos - len(tasks) + number, videos)
 
 
-def _bytes_of_a_worker(worker: VideoWorker, runs: Sequence[Run]) -> int:
-    """A model like the one that is loaded here, mapped and packed, and a session a run."""
-    files = sum(path.stat().st_size for path in worker.model.bundle.path.iterdir() if path.is_file())
-    return 2 * files + sum(run.allowed for run in runs)
+def _perform_of_new_worker(settings: VideoSettings) -> Callable[[VideoTask], list[Record]]:
+    return VideoWorker(settings).perform
+
+
+def workers_that_fit(wanted: int, bytes_each: int) -> int:
+    """As many workers as the free memory has room for, one at least."""
+    return max(1, min(wanted, psutil.virtual_memory().available // max(bytes_each, 1)))
 
 
 def tasks_of(asked: Sequence[SuiteQuestion], runs: Sequence[Run], known: dict[Key, Record]) -> list[VideoTask]:
@@ -141,26 +177,24 @@ def tasks_of(asked: Sequence[SuiteQuestion], runs: Sequence[Run], known: dict[Ke
         videos.setdefault(question.video, []).append(question)
     tasks = []
     for video, questions in videos.items():
-        lacking = [run for run in runs if not all(answered(known.get(answer_key(run, question))) for question in questions)]
+        lacking = [run for run in runs if not all(is_answered(known.get(answer_key(run, one))) for one in questions)]
         if lacking:
             tasks.append(VideoTask(video, tuple(questions), tuple(lacking)))
     return tasks
 
 
-def answered(record: Record | None) -> bool:
+def is_answered(record: Record | None) -> bool:
     """Whether an answer need not be had again; one that a damaged video prevented is tried again."""
     return record is not None and not record["damaged"]
 
 
 def _judge(judge: Judge, runs: Sequence[Run], asked: Sequence[SuiteQuestion], journal: Journal, progress: Progress) -> None:
     """Have each open answer judged that has no verdict by this judge yet."""
-    todo = []
-    for run in runs:
-        for question in asked:
-            record = journal.records[answer_key(run, question)]
-            key = (VERDICT, run.label, run.budget, question.id, judge.model)
-            if record["scoring"] == "judge" and not record["error"] and key not in journal.records:
-                todo.append(record)
+    answers = [journal.records[answer_key(run, question)] for run in runs for question in asked]
+    todo = [
+        record for record in answers
+        if record["scoring"] == "judge" and not record["error"] and _verdict_key(record, judge) not in journal.records
+    ]  # fmt: skip
     for number, record in enumerate(todo):
         progress("verdicts", number, len(todo))
         verdict = judge.verdict(record["question"], record["answer"], record["response"])
@@ -169,11 +203,17 @@ def _judge(judge: Judge, runs: Sequence[Run], asked: Sequence[SuiteQuestion], jo
     progress("verdicts", len(todo), len(todo))
 
 
+def _verdict_key(record: Record, judge: Judge) -> Key:
+    return key_of({**record, "kind": VERDICT, "judge": judge.model})
+
+
 def _judged(journal: Journal, run: Run, question: SuiteQuestion, judge: Judge | None) -> Record:
-    """An answer, whole, with its verdict: ``verdict`` and ``rating``."""
-    record = whole(journal.records[answer_key(run, question)], journal.records)
-    said = journal.records.get((VERDICT, run.label, run.budget, question.id, judge.model)) if judge else None
-    return record | {"verdict": said["right"], "rating": said["rating"]} if said else record
+    """An answer with the texts of its options and, where there is one, its verdict: ``verdict`` and ``rating``."""
+    record = journal.records[answer_key(run, question)]
+    if isinstance(record["options"], str):
+        record = {**record, "options": journal.records[LABELS, "", "", record["options"], None]["options"]}
+    verdict = journal.records.get(_verdict_key(record, judge)) if judge else None
+    return record | {"verdict": verdict["right"], "rating": verdict["rating"]} if verdict else record
 
 
 def _digest(questions: Sequence[SuiteQuestion]) -> str:

@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edgevlm.bench.suites.dataset import Dataset
-    from edgevlm.bench.suites.scoring import Record
-    from edgevlm.bench.suites.tally import Column, Tally
-
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    from edgevlm.bench.suites.scoring import Column, Record, Tally
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,14 @@
-"""Scores: from an answer as it was saved to marks, one a thing asked for, right or wrong; none where nothing says which."""
+"""From an answer as it was saved to marks, one a thing asked for; from marks to the columns of a suite's table."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from edgevlm.bench.suites.schema import LETTERS
+from edgevlm.bench.suites.fields import LETTERS
+from edgevlm.calib.accuracy.intervals import Estimate, share
 
 Record = dict[str, Any]
 Marks = tuple[bool, ...]
@@ -21,44 +23,14 @@ def marks_of(record: Record) -> Marks | None:
     """
     if record.get("error") or not record["answer"]:
         return None
-    return SCORINGS[record["scoring"]](record)
+    marks = SCORINGS[record["scoring"]](record)
+    return (marks,) if isinstance(marks, bool) else marks
 
 
-def _first_letter(record: Record) -> Marks:
-    """The first character of the response is the right letter (StreamingBench)."""
-    return (record["response"].strip()[:1] == record["answer"],)
-
-
-def _letter_within(record: Record) -> Marks:
-    """The right letter occurs in the response, wherever (OVO-Bench)."""
-    return (record["answer"] in record["response"],)
-
-
-def _choice(record: Record) -> Marks:
-    """The option that the response chooses, see :func:`chosen_letter`, is the right one."""
-    return (chosen_letter(record["response"], record["options"]) == record["answer"],)
-
-
-def _digits(record: Record) -> Marks:
-    """All digits of the response, put together, are the right number (OVO-Bench, REC)."""
-    return ("".join(re.findall(r"[0-9]+", record["response"])) == record["answer"],)
-
-
-def _yes_no(record: Record) -> Marks:
-    """``Yes`` or ``No`` occurs in the response as it should, or the response is its first letter alone (OVO-Bench)."""
-    return (record["response"] == record["answer"][0] or record["answer"] in record["response"],)
-
-
-def _proactive(record: Record) -> Marks:
+def _proactive(record: Record) -> bool:
     """Asked for by the model within two seconds of the moment, and the response contains the output."""
     at = record["triggered_s"]
-    in_time = at is not None and abs(at - record["due_s"]) <= WINDOW_S
-    return (in_time and contains(record["response"], record["answer"]),)
-
-
-def _nearest(record: Record) -> Marks:
-    """The label nearest to the response by edit distance is the right one (COIN)."""
-    return (nearest(_plain(record["response"]), record["options"]) == record["answer"],)
+    return at is not None and abs(at - record["due_s"]) <= WINDOW_S and contains(record["response"], record["answer"])
 
 
 def _steps(record: Record) -> Marks:
@@ -69,22 +41,20 @@ def _steps(record: Record) -> Marks:
     return tuple(index < len(said) and said[index] == step for index, step in enumerate(wanted))
 
 
-def _judged(record: Record) -> Marks | None:
-    """The judge's verdict, where there is one: nothing else says whether an open answer is right."""
-    right = record.get("verdict")
-    return None if right is None else (bool(right),)
-
-
-SCORINGS: dict[str, Callable[[Record], Marks | None]] = {
-    "first-letter": _first_letter,
-    "letter-within": _letter_within,
-    "choice": _choice,
-    "digits": _digits,
-    "yes-no": _yes_no,
+SCORINGS: dict[str, Callable[[Record], Marks | bool | None]] = {
+    # StreamingBench: the first character is the right letter
+    "first-letter": lambda record: record["response"].strip()[:1] == record["answer"],
+    # OVO-Bench: the right letter occurs; all digits are the right number; yes or no occurs, or its first letter is all
+    "letter-within": lambda record: record["answer"] in record["response"],
+    "digits": lambda record: "".join(re.findall(r"[0-9]+", record["response"])) == record["answer"],
+    "yes-no": lambda record: record["response"] == record["answer"][0] or record["answer"] in record["response"],
+    "choice": lambda record: chosen_letter(record["response"], record["options"]) == record["answer"],
     "proactive": _proactive,
-    "nearest": _nearest,
+    # COIN: the label nearest by edit distance
+    "nearest": lambda record: nearest(_plain(record["response"]), record["options"]) == record["answer"],
     "steps": _steps,
-    "judge": _judged,
+    # the judge's verdict, where there is one: nothing else says whether an open answer is right
+    "judge": lambda record: record.get("verdict"),
 }
 
 
@@ -137,3 +107,66 @@ def edit_distance(a: str, b: str) -> int:
         for place, other in enumerate(b, 1):
             before, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, before + (char != other))
     return row[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredAnswer:
+    """One answer. marks: None where it is not scored; rating: a judge's, 0 to 5."""
+
+    video: str
+    category: str
+    subtask: str
+    marks: Marks | None
+    rating: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """estimate: of a share of marks, its unit the video; value: the same, or a mean of columns or ratings; None: no answers.
+
+    head: the short name at the top of a table; rating: the value is a judge's, 0 to 5, not a share.
+    """
+
+    head: str
+    name: str
+    value: float | None
+    estimate: Estimate | None = None
+    rating: bool = False
+
+
+class Tally:
+    """The answers of one policy at one budget."""
+
+    def __init__(self, results: Iterable[ScoredAnswer]) -> None:
+        self.results = list(results)
+
+    def share(self, head: str, name: str, *, category: str | None = None, subtask: str | None = None) -> Column:
+        """The share right of all marks of a category, a subtask, or all, each question with its weight in marks."""
+        clusters: dict[str, list[bool]] = {}
+        for result in self._among(category, subtask):
+            clusters.setdefault(result.video, []).extend(result.marks or ())
+        asked = [cluster for cluster in clusters.values() if cluster]
+        estimate = share(asked) if asked else None
+        return Column(head, name, estimate.value if estimate else None, estimate)
+
+    def shares(self, heads: dict[str, str], category: str | None = None) -> Iterator[Column]:
+        """A column a subtask, in the order of ``heads``, those that were asked; then subtasks that ``heads`` does not have."""
+        asked = dict.fromkeys(result.subtask for result in self._among(category, None))
+        for subtask in [*(name for name in heads if name in asked), *(name for name in asked if name not in heads)]:
+            yield self.share(heads.get(subtask, subtask), subtask, category=category, subtask=subtask)
+
+    def rating(self, head: str, name: str, category: str | None = None) -> Column:
+        """The mean of the judge's ratings."""
+        ratings = [result.rating for result in self._among(category, None) if result.rating is not None]
+        return Column(head, name, sum(ratings) / len(ratings) if ratings else None, rating=True)
+
+    def _among(self, category: str | None, subtask: str | None) -> Iterator[ScoredAnswer]:
+        for result in self.results:
+            if category in (None, result.category) and subtask in (None, result.subtask):
+                yield result
+
+
+def mean(head: str, name: str, columns: Sequence[Column]) -> Column:
+    """The mean of the columns that have a value, each counting the same."""
+    values = [column.value for column in columns if column.value is not None]
+    return Column(head, name, sum(values) / len(values) if values else None)

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from edgevlm.bench.suites.choices import letter_of, listed, options_of
 from edgevlm.bench.suites.dataset import Dataset
-from edgevlm.bench.suites.fields import Fields
-from edgevlm.bench.suites.schema import LETTERS, Poll, Suite, SuiteQuestion
-from edgevlm.bench.suites.tally import Column, Tally
+from edgevlm.bench.suites.fields import LETTERS, Fields, listed
+from edgevlm.bench.suites.schema import Poll, Suite, SuiteQuestion
+from edgevlm.bench.suites.scoring import Column, Tally
 
 REAL, OMNI, CONTEXTUAL = "Real-time visual", "Omni-source", "Contextual"
 HEADS = {
@@ -89,8 +88,8 @@ def _record(data: Dataset, file: str, earlier: dict[str, list[str]], fields: Fie
 
 
 def _choice(name: str, video: str, asked: Fields, part: str, told: list[str]) -> SuiteQuestion:
-    options = options_of(asked, "options")
-    answer, text, task = letter_of(asked, "answer", options), asked.text("question"), asked.text("task_type")
+    options = asked.options("options")
+    answer, text, task = asked.letter("answer", options), asked.text("question"), asked.text("task_type")
     before = ""
     if part == "sqa":
         before = "Questions so far, with their answers:\n" + "\n".join(told) + "\n\n" if told else ""

@@ -2,52 +2,89 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgevlm.apps.sources.folder import FolderSource
 from edgevlm.apps.sources.video import VideoSource
-from edgevlm.bench.suites.records import record_of
+from edgevlm.bench.suites.fields import LETTERS
 from edgevlm.bench.suites.schema import Poll, SuiteQuestion
-from edgevlm.bench.suites.scoring import Record
-from edgevlm.calib.accuracy.variants import Run, reason_of
-from edgevlm.calib.footprint import Footprint
+from edgevlm.bench.suites.scoring import Record, marks_of
+from edgevlm.calib.accuracy.variants import Run, SkippedRun, Variant, equal_byte_runs, reason_of
+from edgevlm.calib.accuracy.worker import CHUNK, FeatureCache, policy_of
+from edgevlm.calib.footprint import Footprint, bytes_per_token
 from edgevlm.errors import SourceError, UserError
 from edgevlm.runtime.answer import Answer
+from edgevlm.runtime.budget import TextBudget, frames_ahead
+from edgevlm.runtime.engine import Engine
+from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.preprocess import Pixels, Preprocessor
 from edgevlm.runtime.session import Session
 
+ANSWER = "answer"  # the kind of record that an answer is
 Opened = tuple[Session, Policy]
-VideoOrFolder = VideoSource | FolderSource
 EVERY_S = 1.0  # between two polls
 
 
-class SessionViewer:
+def record_of(question: SuiteQuestion, run: Run, response: str, **more: object) -> Record:
+    """What the journal keeps of an answer, all that it takes to score it again.
+
+    Times in seconds of the video; ``options``: the texts, or where they are labels the name of their list.
+    """
+    poll = question.poll
+    record: Record = {
+        "kind": ANSWER, "policy": run.label, "budget": run.budget, "record": question.id, "video": question.video,
+        "category": question.category, "subtask": question.subtask, "question": question.text, "prompt": question.prompt,
+        "options": list(question.options), "answer": question.answer, "scoring": question.scoring, "time_s": question.due_s,
+        "clip": question.clip, "due_s": poll.due_s if poll else None, "triggered_s": None, "polls": 0, "frames": 0,
+        "seen_until_s": None, "late_s": None, "error": None, "damaged": False, "response": response, **more,
+    }  # fmt: skip
+    marks = marks_of(record)
+    record["marks"] = None if marks is None else list(marks)
+    if has_labels(question):
+        record["options"] = name_of(question.options)
+    return record
+
+
+def has_labels(question: SuiteQuestion) -> bool:
+    """Whether its options are a list of labels, which stands in the journal once, rather than a multiple choice."""
+    return len(question.options) > len(LETTERS)
+
+
+@lru_cache(maxsize=64)
+def name_of(labels: tuple[str, ...]) -> str:
+    """The name of a list of labels in the journal."""
+    return hashlib.sha256("\n".join(labels).encode()).hexdigest()[:16]
+
+
+class Viewer:
     """One session: a policy at a budget that watches one clip. Times are the video's, the session's begin with the clip."""
 
     def __init__(self, run: Run, opened: Opened, questions: Sequence[SuiteQuestion], start: float) -> None:
         self.records: list[Record] = []
-        self._cell, self._start = run, start
+        self._run, self._start = run, start
         self._session, self._policy = opened
-        self._agenda = [(_due(question), place, question) for place, question in enumerate(questions)]
-        heapq.heapify(self._agenda)
+        self._due = [(_due(question), place, question) for place, question in enumerate(questions)]
+        heapq.heapify(self._due)
         self._footprint = Footprint()
         self._frames, self._seen_s = 0, math.nan
         self._polls: dict[str, tuple[int, int]] = {}  # of a question: how often it was asked, and frames at the last time
 
     @property
     def done(self) -> bool:
-        return not self._agenda
+        return not self._due
 
     def watch(self, pixels: Pixels, time_s: float) -> None:
-        """A frame: first what is due before it is asked. Raises nothing: a session that cannot go on says so in its records."""
+        """A frame: first what is due before it is asked. A session that cannot go on says so in its records."""
         self._ask_until(time_s)
         if self.done:
             return
@@ -63,33 +100,33 @@ class SessionViewer:
     def finish(self, end_s: float) -> None:
         """The video ends: what was due later is asked now, and its record says how much later."""
         self._ask_until(math.nextafter(end_s, math.inf))
-        while self._agenda:
-            due, _, question = heapq.heappop(self._agenda)
+        while self._due:
+            due, _, question = heapq.heappop(self._due)
             late = max(question.poll.due_s if question.poll else due, end_s) - end_s
             late_s = round(late, 3) if 0 < late < math.inf else None
             if question.poll is not None:
                 self._add(question, "", late_s=late_s, polls=self._polls.get(question.id, (0, 0))[0])
             else:
-                self._ask(question, late_s)
+                self._ask(question, late_s=late_s)
 
     def fail(self, reason: str, damaged: bool = False) -> None:
         """What is left cannot be answered; damaged: because the video cannot be read."""
-        for _, _, question in sorted(self._agenda, key=lambda variant: variant[:2]):
+        for _, _, question in sorted(self._due, key=lambda due: due[:2]):
             self._add(question, "", error=reason, damaged=damaged)
-        self._agenda = []
+        self._due = []
 
     def close(self) -> None:
         self._session.close()
 
     def _ask_until(self, time_s: float) -> None:
         """Ask what is due before ``time_s``: it has seen every frame up to its own time and none after."""
-        while self._agenda and self._agenda[0][0] < time_s:
-            due, place, question = heapq.heappop(self._agenda)
+        while self._due and self._due[0][0] < time_s:
+            due, place, question = heapq.heappop(self._due)
             if question.poll is None:
                 self._ask(question)
             elif not self._triggered(question, question.poll, due):
                 if due + EVERY_S <= question.poll.until_s:
-                    heapq.heappush(self._agenda, (due + EVERY_S, place, question))
+                    heapq.heappush(self._due, (due + EVERY_S, place, question))
                 else:
                     self._add(question, "", polls=self._polls[question.id][0])
 
@@ -102,20 +139,18 @@ class SessionViewer:
         if not self._frames:
             return False
         answer = self._answered(question, poll.prompt)
-        if answer is not None and "yes" in answer.text.lower():
+        if answer is None:
+            return True
+        says_yes = "yes" in answer.text.lower()
+        if says_yes:
             self._ask(question, triggered_s=due, polls=asked + 1)
-        return answer is None or "yes" in answer.text.lower()
+        return says_yes
 
-    def _ask(
-        self, question: SuiteQuestion, late_s: float | None = None, *, triggered_s: float | None = None, polls: int = 0
-    ) -> None:
+    def _ask(self, question: SuiteQuestion, **facts: object) -> None:
         if not self._frames:
-            self._add(question, "", late_s=late_s, error="no frame comes before its time; give a higher --fps")
-            return
-        answer = self._answered(question, question.prompt)
-        if answer is not None:
-            times = {"late_s": late_s, "triggered_s": triggered_s, "ttft_ms": round(answer.ttft_ms, 2)}
-            self._add(question, answer.text, polls=polls, **times)
+            self._add(question, "", **facts, error="no frame comes before its time; give a higher --fps")
+        elif (answer := self._answered(question, question.prompt)) is not None:
+            self._add(question, answer.text, **facts, ttft_ms=round(answer.ttft_ms, 2))
 
     def _answered(self, question: SuiteQuestion, prompt: str) -> Answer | None:
         """The answer; None, and a record that says why, where there is none. A memory that is full answers nothing any more."""
@@ -133,11 +168,11 @@ class SessionViewer:
             return None
         return answer
 
-    def _add(self, question: SuiteQuestion, response: str, **more: object) -> None:
+    def _add(self, question: SuiteQuestion, response: str, **facts: object) -> None:
         self._footprint.measure(self._session.cache, self._policy)
         seen = None if math.isnan(self._seen_s) else round(self._seen_s, 3)
-        facts = {"frames": self._frames, "seen_until_s": seen, "tokens": self._cell.tokens, "bytes": self._footprint.peak}
-        self.records.append(record_of(question, self._cell, response, facts | more))
+        watched = {"frames": self._frames, "seen_until_s": seen, "tokens": self._run.tokens, "bytes": self._footprint.peak}
+        self.records.append(record_of(question, self._run, response, **(watched | facts)))
 
 
 def _due(question: SuiteQuestion) -> float:
@@ -146,95 +181,157 @@ def _due(question: SuiteQuestion) -> float:
 
 @dataclass(slots=True)
 class Segment:
-    """The questions about one clip of a video. opened: makes a run's session; seats are taken when the clip begins."""
+    """The questions about one clip of a video. open_session: makes a run's session when the clip begins."""
 
     clip: tuple[float, float] | None
     questions: list[SuiteQuestion]
     runs: Sequence[Run]
-    opened: Callable[[Run], Opened]
+    open_session: Callable[[Run], Opened]
     records: list[Record] = field(default_factory=list)
-    _seats: list[SessionViewer] | None = None
+    viewers: list[Viewer] | None = None
     over: bool = False
 
     def step(self, pixels: Callable[[], Pixels], time_s: float) -> None:
-        """A frame of the video, if it is of this clip; after the clip the seats are given up."""
+        """A frame of the video, if it is of this clip; after the clip the sessions are closed."""
         start, end = self.clip or (0.0, math.inf)
         if self.over or time_s < start:
             return
-        for seat in self._taken(start):
+        for viewer in self._started(start):
             if time_s > end:
-                seat.finish(end)
+                viewer.finish(end)
             else:
-                seat.watch(pixels(), time_s)
-        if all(seat.done for seat in self._seats or ()):
+                viewer.watch(pixels(), time_s)
+        if all(viewer.done for viewer in self.viewers or ()):
             self.close()
 
     def finish(self, end_s: float) -> None:
         """The video is over."""
         start = self.clip[0] if self.clip else 0.0
-        if self._seats is None and start >= end_s:
+        if self.viewers is None and start >= end_s:
             reason = f"its clip begins at {start:g} s and the video ends at {end_s:g} s"
             self._leave(reason, late_s=round(start - end_s, 3))
-        for seat in [] if self.over else self._taken(start):
-            seat.finish(end_s)
+        for viewer in [] if self.over else self._started(start):
+            viewer.finish(end_s)
         self.close()
 
     def fail(self, reason: str) -> None:
         """The video cannot be read on."""
-        if self._seats is None:
+        if self.viewers is None:
             self._leave(reason, damaged=True)
-        for seat in self._seats or ():
-            seat.fail(reason, damaged=True)
+        for viewer in self.viewers or ():
+            viewer.fail(reason, damaged=True)
         self.close()
 
     def close(self) -> None:
-        """Give up the seats; their records stay."""
-        for seat in self._seats or ():
-            self.records += seat.records
-            seat.close()
-        self._seats, self.over = [], True
+        """Close the sessions; their records stay."""
+        for viewer in self.viewers or ():
+            self.records += viewer.records
+            viewer.close()
+        self.viewers, self.over = [], True
 
-    def _leave(self, reason: str, **more: object) -> None:
-        facts = {"error": reason, **more}
-        self.records += [record_of(question, run, "", facts) for run in self.runs for question in self.questions]
-        self._seats, self.over = [], True
+    def _leave(self, reason: str, **facts: object) -> None:
+        self.records += [record_of(q, run, "", error=reason, **facts) for run in self.runs for q in self.questions]
+        self.viewers, self.over = [], True
 
-    def _taken(self, start: float) -> list[SessionViewer]:
-        if self._seats is None:
-            self._seats = []
-            for run in self.runs:
-                self._seats.append(SessionViewer(run, self.opened(run), self.questions, start))
-        return self._seats
-
-
-def _prepared(preprocess: Preprocessor, image: NDArray[np.uint8]) -> Pixels:
-    return Pixels(preprocess(image))
+    def _started(self, start: float) -> list[Viewer]:
+        if self.viewers is None:
+            self.viewers = []
+            for run in self.runs:  # one by one: those that are open are closed if the next cannot be
+                self.viewers.append(Viewer(run, self.open_session(run), self.questions, start))
+        return self.viewers
 
 
-def segments_of(questions: Sequence[SuiteQuestion], runs: Sequence[Run], opened: Callable[[Run], Opened]) -> list[Segment]:
-    """A segment a clip."""
-    clips: dict[tuple[float, float] | None, list[SuiteQuestion]] = {}
-    for question in questions:
-        clips.setdefault(question.clip, []).append(question)
-    return [Segment(clip, asked, runs, opened) for clip, asked in clips.items()]
+@dataclass(frozen=True, slots=True)
+class VideoSettings:
+    """What a worker starts from. text_budget: of every session's text; threads: of one call of the model, None for all cores."""
+
+    model: str
+    data: Path
+    fps: float
+    text_budget: TextBudget
+    threads: int | None = 1
 
 
-def view(source: VideoOrFolder, segments: Sequence[Segment], preprocess: Preprocessor, after_frame: Callable[[], None]) -> None:
-    """Show the video to all segments, until nothing is left to ask or it ends. Raises UserError for want of memory."""
-    try:
-        for frame in source:
-            pixels = cache(partial(_prepared, preprocess, frame.image))
+@dataclass(frozen=True, slots=True)
+class VideoTask:
+    """One video: all that is asked of it, and the policies and budgets that have not answered yet."""
+
+    video: str
+    questions: tuple[SuiteQuestion, ...]
+    runs: tuple[Run, ...]
+
+
+class VideoWorker:
+    """Shows videos and collects answers. model: one that is loaded already. Raises UserError as ``Model.load`` does."""
+
+    def __init__(self, settings: VideoSettings, model: Model | None = None) -> None:
+        self.settings = settings
+        model = model or Model.load(settings.model, threads=settings.threads)
+        self.features = FeatureCache(model.engine)
+        self.model = replace(model, engine=cast(Engine, self.features))
+        self._preprocess = Preprocessor(model.bundle.vision)
+
+    def perform(self, task: VideoTask) -> list[Record]:
+        """The answers to a video's questions. Raises UserError when the memory has no room for a session."""
+        clips: dict[tuple[float, float] | None, list[SuiteQuestion]] = {}
+        for question in task.questions:
+            clips.setdefault(question.clip, []).append(question)
+        segments = [Segment(clip, asked, task.runs, self._open_session) for clip, asked in clips.items()]
+        try:
+            self._show(task, segments)
+        except SourceError as error:
             for segment in segments:
-                segment.step(pixels, frame.time_s)
-            after_frame()
-            if all(segment.over for segment in segments):
-                return
-        for segment in segments:
-            segment.finish(source.end_s)
-    except SourceError as error:
-        for segment in segments:
-            segment.fail(str(error))
-    finally:
-        source.close()
-        for segment in segments:
-            segment.close()
+                segment.fail(str(error))
+        finally:
+            for segment in segments:
+                segment.close()
+            self.features.clear()
+        return [record for segment in segments for record in segment.records]
+
+    def _show(self, task: VideoTask, segments: Sequence[Segment]) -> None:
+        """Show the video to all segments, until nothing is left to ask or it ends. Raises SourceError, and UserError."""
+        path, rate = self.settings.data / task.video, task.questions[0].rate
+        source = VideoSource(path, self.settings.fps) if rate is None else FolderSource(path, self.settings.fps, rate)
+        try:
+            for frame in source:
+                pixels = cache(lambda image=frame.image: Pixels(self._preprocess(image)))
+                for segment in segments:
+                    segment.step(pixels, frame.time_s)
+                self.features.clear()
+                if all(segment.over for segment in segments):
+                    return
+            for segment in segments:
+                segment.finish(source.end_s)
+        finally:
+            source.close()
+
+    def _open_session(self, run: Run) -> Opened:
+        variant = Variant(run.label)
+        policy = policy_of(variant, self.model, run.tokens)
+        session = Session.open(
+            self.model, policy=policy, budget=run.tokens or None, reindexing=variant.reindexing, chunk=CHUNK,
+            text_budget=self.settings.text_budget,
+        )  # fmt: skip
+        return session, policy
+
+    def runs(self, variants: Sequence[Variant], budget: str, tokens: int) -> Iterator[Run | SkippedRun]:
+        """Each variant at ``tokens`` or at the most that takes no more bytes than a plain window of as many."""
+        per_token, least = bytes_per_token(self.model.bundle), frames_ahead(self.model, 1)
+        yield from equal_byte_runs(variants, budget, tokens, per_token, least, self.peak_bytes)
+
+    def peak_bytes(self, variant: Variant, tokens: int) -> int:
+        """Bytes that cache and policy take at most, watching noise until the memory has been full for two chunks.
+
+        tokens: 0 for all that the model can hold, of which only the cache is measured.
+        """
+        session, policy = self._open_session(Run(variant.label, "", tokens))
+        footprint = Footprint()
+        with session:
+            for number in range(tokens // frames_ahead(self.model, 1) + 2 * CHUNK if tokens else 0):
+                noise = np.random.default_rng(number % CHUNK).integers(0, 256, (64, 64, 3), np.uint8)
+                session.watch(noise)
+                if (number + 1) % CHUNK == 0:
+                    footprint.measure(session.cache, policy)
+            footprint.measure(session.cache, policy)
+        self.features.clear()
+        return footprint.peak

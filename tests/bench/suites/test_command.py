@@ -18,8 +18,7 @@ from published import MAKERS, make_clip, videomme_records, write
 from typer.testing import CliRunner
 
 from edgevlm.bench.suites import SUITES
-from edgevlm.bench.suites.progress import Lines, time_left
-from edgevlm.bench.suites.worker import workers_that_fit
+from edgevlm.bench.suites.run import workers_that_fit
 from edgevlm.cli import app
 from edgevlm.errors import UserError
 
@@ -244,13 +243,3 @@ def test_no_video_at_all_is_one_line(tmp_path):
     write(tmp_path / "videomme.json", videomme_records())
     with pytest.raises(UserError, match="none of 3 videos is there, v0 for one; see docs"):
         invoke("videomme", tmp_path)
-
-
-def test_progress_has_the_time_left():
-    times, written = iter([0.0, 1.0, 20.0, 25.0, 100.0]), []
-    progress = Lines(written.append, lambda: next(times))
-    for done in (0, 1, 2, 3, 4):
-        progress("videos", done, 4)
-    assert written == ["videos: 0 of 4", "videos: 2 of 4, 20 s left", "videos: 4 of 4"]
-    assert time_left(1, 3, 100.0) == ", 5 min 0 s left"
-    assert time_left(10, 1000, 360.0) == ", 10 h 0 min left"

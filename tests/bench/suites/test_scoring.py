@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgevlm.bench.suites.scoring import chosen_letter, contains, edit_distance, marks_of, nearest
-from edgevlm.bench.suites.tally import ScoredAnswer, Tally, mean
+from edgevlm.bench.suites.scoring import ScoredAnswer, Tally, chosen_letter, contains, edit_distance, marks_of, mean, nearest
 
 LABELS = ["blow dry", "put on the cap", "spread the slurry"]
 

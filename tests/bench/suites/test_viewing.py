@@ -4,9 +4,9 @@ import pytest
 from published import make_clip, make_pictures
 
 from edgevlm.apps.sources.video import VideoSource
-from edgevlm.bench.suites.records import record_of
+from edgevlm.bench.suites.run import is_answered, text_budget_for
 from edgevlm.bench.suites.schema import Poll, SuiteQuestion
-from edgevlm.bench.suites.worker import VideoSettings, VideoTask, VideoWorker, room_for
+from edgevlm.bench.suites.viewing import VideoSettings, VideoTask, VideoWorker, Viewer, record_of
 from edgevlm.calib.accuracy.variants import Run
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextBudget
@@ -80,7 +80,7 @@ def test_a_video_is_decoded_once(demo, folder, monkeypatch):
             opened.append(path)
             super().__init__(path, *more)
 
-    monkeypatch.setattr("edgevlm.bench.suites.worker.VideoSource", Counted)
+    monkeypatch.setattr("edgevlm.bench.suites.viewing.VideoSource", Counted)
     questions = [asked("a", 1.0), asked("b", 5.0), asked("c"), asked("clip", clip=(1.0, 3.0)), asked("other", clip=(2.0, 4.0))]
     assert len(perform(demo, folder, questions)) == 10
     assert opened == [folder / "a.mp4"]
@@ -125,13 +125,11 @@ def test_pictures_of_a_folder_have_its_rate(demo, folder):
 
 
 def test_a_video_that_cannot_be_read_is_tried_again_next_time(demo, folder):
-    from edgevlm.bench.suites.run import answered
-
     (record,) = by_name(perform(demo, folder, [asked("x", video="broken.mp4")])).values()
     assert "not a video that can be read" in record["error"]
     assert record["damaged"]
-    assert not answered(record)
-    assert answered({**record, "damaged": False})
+    assert not is_answered(record)
+    assert is_answered({**record, "damaged": False})
 
 
 def test_a_prompt_without_room_is_not_answered_and_the_others_are(demo, folder):
@@ -143,10 +141,10 @@ def test_a_prompt_without_room_is_not_answered_and_the_others_are(demo, folder):
 
 def test_the_room_is_for_the_longest_prompt(demo):
     questions = [asked("a"), asked("b", prompt="how many objects are there now? " * 5), asked("c", prompt="what <image>?")]
-    room = room_for(demo, questions)
-    assert 30 < room.question < 60
-    assert (room.conversation, room.answer) == (0, 16)
-    assert room_for(demo, [asked("b", prompt="how many objects " * 2000)]).question == demo.bundle.limit // 4
+    budget = text_budget_for(demo, questions)
+    assert 30 < budget.question < 60
+    assert (budget.conversation, budget.answer) == (0, 16)
+    assert text_budget_for(demo, [asked("b", prompt="how many objects " * 2000)]).question == demo.bundle.limit // 4
 
 
 def test_full_kv_that_is_used_up_answers_nothing_any_more(demo, folder):
@@ -162,8 +160,6 @@ class Scripted:
     """Stands in for a session's answers: yes from a given frame on."""
 
     def __init__(self, monkeypatch, yes_from):
-        from edgevlm.bench.suites.viewing import SessionViewer
-
         self.asked = []
 
         class Said:
@@ -178,7 +174,7 @@ class Scripted:
                 return Said("a square")
             return Said("Yes." if seat._seen_s >= yes_from else "No.")
 
-        monkeypatch.setattr(SessionViewer, "_answered", answered)
+        monkeypatch.setattr(Viewer, "_answered", answered)
 
 
 def polled(until=5.0, due=3.0):
@@ -223,13 +219,13 @@ def test_no_memory_stops_the_run_and_is_not_an_answer(demo, folder, monkeypatch)
     def refused(*args, **more):
         raise UserError("this budget's cache takes 9 GB and 1 GB are free; give a lower --budget")
 
-    monkeypatch.setattr("edgevlm.bench.suites.worker.Session.open", refused)
+    monkeypatch.setattr("edgevlm.bench.suites.viewing.Session.open", refused)
     with pytest.raises(UserError, match="give a lower --budget"):
         perform(demo, folder, [asked("a")])
 
 
 def test_long_lists_of_labels_stand_in_the_journal_once():
     labels = tuple(f"step {number}" for number in range(40))
-    record = record_of(asked("a", options=labels, scoring="nearest", answer="step 3"), RUNS[0], "Step 3.", {})
+    record = record_of(asked("a", options=labels, scoring="nearest", answer="step 3"), RUNS[0], "Step 3.")
     assert record["marks"] == [True]
     assert isinstance(record["options"], str)
