@@ -1,4 +1,4 @@
-"""``edgevlm bench accuracy``: from what was typed to the report."""
+"""``edgevlm bench accuracy`` of the demo world: from what was typed to the report."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgevlm.bench.accuracy.report import describe, describe_turns, make_report, turn_rows
 from edgevlm.calib.accuracy.cases import LONGSTREAM, seed_words
 from edgevlm.calib.accuracy.compare import compare
-from edgevlm.calib.accuracy.variants import Budget, Variant, parse_budgets, parse_tokens, parse_variants
+from edgevlm.calib.accuracy.variants import Variant, parse_budgets, parse_tokens, parse_variants
 from edgevlm.calib.accuracy.worker import GUIDED, Settings
 from edgevlm.calib.plots import check_plot
 from edgevlm.errors import UserError
@@ -22,74 +21,67 @@ from edgevlm.progress import progress
 USUAL = "infinipot-v"  # what paired differences are to, if it is there
 
 
-@dataclass(frozen=True, slots=True)
-class AccuracyRequest:
-    """The options, as typed."""
-
-    suite: str
-    model: str
-    policy: list[str]
-    budget: str
-    frames: int
-    streams: int
-    seed: str
-    against: str | None
-    turns: int
-    out: Path | None
-    resume: bool
-    workers: int
-    plot: Path | None
-    as_json: bool
-
-
-def start(request: AccuracyRequest) -> str:
+def run_demo_suite(
+    settings: Settings,
+    policies: list[str],
+    budget: str,
+    streams: int,
+    against: str | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    workers: int = 1,
+    plot: Path | None = None,
+    as_json: bool = False,
+) -> str:
     """Run to the end; the report as text or JSON lines. Raises UserError before anything is measured where that is possible."""
-    variants, budgets = parse_request(request)
-    settings = Settings(request.model, request.frames, request.seed, request.turns, request.suite)
-    with progress("loading the model") as step, resume_hint(request.out):
+    check(settings, plot)
+    budgets = parse_tokens(budget) if settings.suite == LONGSTREAM else parse_budgets(budget)
+    variants = variants_of(policies, bool(settings.turns))
+    against = reference(against, variants)
+    with progress("loading the model") as step, resume_hint(out):
         comparison = compare(
-            settings, variants, budgets, request.streams, out=request.out, resume=request.resume, workers=request.workers,
-            progress=step,
+            settings, variants, budgets, streams, out=out, resume=resume, workers=workers, progress=step
         )  # fmt: skip
-    if request.turns:
+    if settings.turns:
         rows = list(turn_rows(comparison))
-        return _json_lines([row.line(comparison) for row in rows]) if request.as_json else describe_turns(comparison, rows)
-    report = make_report(comparison, reference(request.against, variants))
-    if request.plot:
-        from edgevlm.bench.accuracy.plot import plot
+        return _json_lines([row.line(comparison) for row in rows]) if as_json else describe_turns(comparison, rows)
+    report = make_report(comparison, against)
+    if plot is not None:
+        from edgevlm.bench.accuracy.plot import plot as draw
 
-        plot(report, request.plot)
-    return _json_lines(list(report.lines())) if request.as_json else describe(report)
+        draw(report, plot)
+    return _json_lines(list(report.lines())) if as_json else describe(report)
 
 
-def parse_request(request: AccuracyRequest) -> tuple[list[Variant], list[Budget]]:
-    """What to compare; what the installed policies do not have is named on stderr."""
+def check(settings: Settings, plot: Path | None) -> None:
+    """Raise UserError for settings that do not go together."""
     try:
-        seed_words(request.seed)
+        seed_words(settings.seed)
     except ValueError:
-        raise UserError(f"--seed {request.seed}: give a number from 0 up, or test for the seeds kept for reports") from None
-    if request.resume and request.out is None:
-        raise UserError("--resume goes on with the journal of an earlier run: name it with --out FILE")
-    if request.suite == LONGSTREAM and (request.plot or request.turns):
+        raise UserError(f"--seed {settings.seed}: give a number from 0 up, or test for the seeds kept for reports") from None
+    if settings.suite == LONGSTREAM and (plot or settings.turns):
         raise UserError(f"--suite {LONGSTREAM} asks one way and has no plot; leave out --plot and --turns")
-    if request.plot and request.turns:
+    if plot is not None and settings.turns:
         raise UserError("--plot draws one question each; leave out --turns")
-    if request.plot:
-        check_plot(request.plot)
-    variants, missing = parse_variants(request.policy)
-    reference(request.against, variants)
-    if request.turns and Variant(GUIDED).exists:
+    if plot is not None:
+        check_plot(plot)
+
+
+def variants_of(policies: list[str], turns: bool) -> list[Variant]:
+    """What to compare; what the installed policies do not have is named on stderr. Raises UserError."""
+    variants, missing = parse_variants(policies)
+    if turns and Variant(GUIDED).exists:
         variants = list(dict.fromkeys([*variants, Variant(GUIDED)]))
-    elif request.turns:
+    elif turns:
         missing.append(GUIDED)
     for label in missing:
         print(f"left out: {label}, which the installed policies have no setting for", file=sys.stderr)
-    return variants, parse_tokens(request.budget) if request.suite == LONGSTREAM else parse_budgets(request.budget)
+    return variants
 
 
 def reference(against: str | None, variants: list[Variant]) -> str:
     """The policy that differences are to. Raises UserError for one that is not compared."""
-    labels = [variant.label for variant in variants if not variant.is_oracle]
+    labels = [variant.label for variant in variants if not variant.is_oracle and variant.label != GUIDED]
     if against is not None and against not in labels:
         raise UserError(f"--against {against}: is not among the policies compared; add it to --policy")
     return against or next((label for label in labels if label == USUAL), labels[0] if labels else USUAL)
@@ -101,14 +93,10 @@ def _json_lines(lines: list[dict[str, Any]]) -> str:
 
 @contextmanager
 def resume_hint(out: Path | None) -> Iterator[None]:
-    """Say how to go on after ctrl-C."""
+    """Say how to resume after ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:
-        hint = (
-            f"stopped; the same command with --resume goes on ({out})"
-            if out
-            else "stopped; --out FILE would have kept what was done"
-        )
-        print(hint, file=sys.stderr)
+        resumed = f"stopped; the same command with --resume goes on ({out})"
+        print(resumed if out else "stopped; --out FILE would have kept what was done", file=sys.stderr)
         raise

@@ -13,96 +13,92 @@ from edgevlm.bench.suites import SUITES
 from edgevlm.errors import UserError
 
 DEMO = ("streamqa", "streamqa-hard", "longstream")
-LONG = "256,512"
-SHARES = "50%,25%,12.5%,6.25%,3%"
-DEMO_ALONE = ("frames", "streams", "seed", "against", "turns", "plot")
-PUBLISHED_ALONE = ("data", "fps", "judge_url", "judge_model")
+BUDGETS = {"longstream": "256,512", "demo": "50%,25%,12.5%,6.25%,3%", "published": "6k"}
+DEMO_ONLY = ("frames", "streams", "seed", "against", "turns", "plot")
+PUBLISHED_ONLY = ("data", "fps", "judge_url", "judge_model")
+WORLD, PUBLISHED = "Demo world", "Published benchmarks"
+EPILOG = f"""
+\b
+Suites of the demo world, and their usual budgets:
+  streamqa       one question of each kind after the last frame ({BUDGETS["demo"]})
+  streamqa-hard  the background moves and is cut, more happens (the same)
+  longstream     what was last shown up to thousands of frames ago ({BUDGETS["longstream"]})
+
+Published benchmarks ({BUDGETS["published"]}), read from --data: {", ".join(SUITES)}. Each video is decoded once, and a question
+sees what came before its time. The key of --judge-url is read from EDGEVLM_JUDGE_KEY.
+"""
 
 Suite = Enum("Suite", {name: name for name in (*DEMO, *SUITES)}, type=str)  # type: ignore[misc]
 
 
 def accuracy(
     context: typer.Context,
-    suite: Annotated[
-        Suite,
-        typer.Option(
-            help="streamqa: the demo world's questions, with what shows the answers; hard: its background moves and is cut, "
-            "more happens. longstream: what was last shown up to thousands of frames ago. The others: published benchmarks, of "
-            "--data."
-        ),
-    ],
+    suite: Annotated[Suite, typer.Option(metavar="NAME", help="Ask the questions of this suite; listed below.")],
     policy: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="all|ablations|NAME[:K=V,...],...",
-            help="all: every policy and the oracle; ablations: the papers'. NAME@eager re-indexes at each compression.",
-            show_default="all",
-        ),
+        typer.Option(metavar="all|ablations|NAME,..", help="Compare these; NAME@eager re-indexes eagerly.", show_default="all"),
     ] = None,
     budget: Annotated[
         str | None,
         typer.Option(
-            metavar="P%,...|3k,6k",
-            help="streamqa: shares of the vision tokens of a whole stream; longstream, published: vision tokens per layer.",
-            show_default=f"{SHARES}; longstream: {LONG}; published: 6k",
+            metavar="P%,..|6k,..",
+            help="Compare at these budgets: shares of a stream, or tokens.",
+            show_default="the suite's, below",
         ),
     ] = None,
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Where a published benchmark was downloaded to.")] = None,
-    fps: Annotated[float, typer.Option(help="Frames a second of a published benchmark's videos.")] = 1.0,
-    judge_url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Judges open answers: an OpenAI-compatible endpoint, up to /v1. Key: EDGEVLM_JUDGE_KEY.",
-            show_default="off",
-        ),
-    ] = None,
-    judge_model: Annotated[str | None, typer.Option(metavar="NAME", help="The judge's model.")] = None,
-    frames: Annotated[int, typer.Option(help="Of a stream.", min=4)] = 64,
-    streams: Annotated[int, typer.Option(help="How many.", min=1)] = 200,
-    seed: Annotated[str, typer.Option(metavar="N|test", help="Of the streams; test: seeds kept for reports alone.")] = "0",
+    model: Annotated[str, typer.Option(metavar="demo|BUNDLE", help="Ask this model.")] = "demo",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep finished work here, one JSON line each.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the work in --out.")] = False,
+    workers: Annotated[int, typer.Option(metavar="N", help="Work in this many processes.", min=1, max=256)] = 1,
+    as_json: Json = False,
+    frames: Annotated[int, typer.Option(metavar="N", help="Show streams of this length.", min=4, rich_help_panel=WORLD)] = 64,
+    streams: Annotated[int, typer.Option(metavar="N", help="Show this many streams.", min=1, rich_help_panel=WORLD)] = 200,
+    seed: Annotated[
+        str, typer.Option(metavar="N|test", help="Draw streams from this seed; test is for reports.", rich_help_panel=WORLD)
+    ] = "0",
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="The policy that paired differences are to.", show_default="infinipot-v, or the first there is"
+            metavar="NAME", help="Report paired differences to this policy.", show_default="infinipot-v", rich_help_panel=WORLD
         ),
     ] = None,
-    model: Annotated[
-        str, typer.Option(metavar="demo|BUNDLE", help="streamqa: a model that knows the demo world; published: any.")
-    ] = "demo",
-    turns: Annotated[int, typer.Option(help="Questions to one memory, each compared with asking it alone; 0: off.", min=0)] = 0,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the work done, a JSON line a piece.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the work in --out.")] = False,
-    workers: Annotated[int, typer.Option(help="Processes; streamqa's have one thread each.", min=1, max=256)] = 1,
+    turns: Annotated[
+        int, typer.Option(metavar="N", help="Ask one memory this many questions; 0: one.", min=0, rich_help_panel=WORLD)
+    ] = 0,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Draw accuracy against budget, and what was kept of one stream.")
+        Path | None, typer.Option(metavar="FILE", help="Draw accuracy against budget (.svg, .png).", rich_help_panel=WORLD)
     ] = None,
-    as_json: Json = False,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Read the benchmark's files here.", rich_help_panel=PUBLISHED)
+    ] = None,
+    fps: Annotated[float, typer.Option(metavar="F", help="Watch at this frame rate.", rich_help_panel=PUBLISHED)] = 1.0,
+    judge_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Judge open answers at this OpenAI-compatible endpoint.", rich_help_panel=PUBLISHED),
+    ] = None,
+    judge_model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Judge with this model.", rich_help_panel=PUBLISHED)
+    ] = None,
 ) -> None:
-    """Ask every policy at every budget the same questions about the same streams, and say who still knows what happened.
-
-    All get equal bytes. streamqa splits questions about before by the quarter of the stream that last showed the answer. A
-    published benchmark has its own table; each video is decoded once, and a question sees what came before its time.
-    """
-    published = suite.value in SUITES
-    _refuse(context, suite.value, DEMO_ALONE if published else PUBLISHED_ALONE)
+    """Ask every policy the same questions at equal bytes."""
+    published, name = suite.value in SUITES, suite.value
+    _refuse(context, name, DEMO_ONLY if published else PUBLISHED_ONLY)
+    usual = BUDGETS["published"] if published else BUDGETS.get(name, BUDGETS["demo"])
+    policies, budget = policy or ["all"], budget or usual
+    if resume and out is None:
+        raise UserError("--resume goes on with the journal of an earlier run: name it with --out FILE")
     if published:
-        from edgevlm.bench.suites.command import SuiteRequest, start_suite
+        from edgevlm.bench.suites.command import job_of, judge_of, run_published
 
-        asked = SuiteRequest(
-            suite=suite.value, data=data, model=model, policy=policy or ["all"], budget=budget, fps=fps, out=out, resume=resume,
-            workers=workers, judge_url=judge_url, judge_model=judge_model, as_json=as_json,
-        )  # fmt: skip
-        typer.echo(start_suite(asked))
+        judge = judge_of(judge_url, judge_model)
+        job = job_of(name, data, model, policies, budget, fps, out, resume, workers)
+        typer.echo(run_published(job, judge, as_json))
         return
-    from edgevlm.bench.accuracy.command import AccuracyRequest, start
+    from edgevlm.bench.accuracy.command import run_demo_suite
+    from edgevlm.calib.accuracy.worker import Settings
 
-    usual = LONG if suite.value == "longstream" else SHARES
-    request = AccuracyRequest(
-        suite=suite.value, model=model, policy=policy or ["all"], budget=budget or usual, frames=frames, streams=streams,
-        seed=seed, against=against, turns=turns, out=out, resume=resume, workers=workers, plot=plot, as_json=as_json,
-    )  # fmt: skip
-    typer.echo(start(request))
+    settings = Settings(model, frames, seed, turns, name)
+    typer.echo(run_demo_suite(settings, policies, budget, streams, against, out, resume, workers, plot, as_json))
 
 
 def _refuse(context: typer.Context, suite: str, names: tuple[str, ...]) -> None:

@@ -8,7 +8,6 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,10 @@ from edgevlm.bench.suites.fields import shown
 from edgevlm.bench.suites.judge import Judge
 from edgevlm.bench.suites.run import SuiteJob, SuiteResults, evaluate
 from edgevlm.bench.suites.scoring import Column, Record, ScoredAnswer, Tally, marks_of
-from edgevlm.calib.accuracy.variants import FULL, Run, Variant, parse_variants, split
+from edgevlm.calib.accuracy.variants import FULL, Run, parse_variants, split
 from edgevlm.errors import UserError
 from edgevlm.progress import progress
 
-BUDGET = "6k"  # InfiniPot-V's and HERMES's
 WIDE = 10  # characters of a head that still goes on top of a table
 NAMED = 5  # of a list that is longer, on the report for people
 
@@ -32,58 +30,39 @@ NAMED = 5  # of a list that is longer, on the report for people
 Line = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class SuiteRequest:
-    """The options, as typed."""
-
-    suite: str
-    data: Path | None
-    model: str
-    policy: list[str]
-    budget: str | None
-    fps: float
-    out: Path | None
-    resume: bool
-    workers: int
-    judge_url: str | None
-    judge_model: str | None
-    as_json: bool
-
-
-def start_suite(request: SuiteRequest) -> str:
-    """Run to the end; the report as text or JSON lines. Raises UserError before the model is loaded where that is possible."""
-    judge = judge_of(request.judge_url, request.judge_model)
-    job = job_of(request)
-    if judge is not None and request.out is None:
+def run_published(job: SuiteJob, judge: Judge | None, as_json: bool) -> str:
+    """Run to the end; the report as text or JSON lines. Raises UserError."""
+    if judge is not None and job.out is None:
         to_stderr("note: without --out the judge's verdicts are kept nowhere")
-    with progress("loading the model") as step, resume_hint(request.out):
+    with progress("loading the model") as step, resume_hint(job.out):
         results = evaluate(job, step, step.print, judge)
     _submit(results)
-    if request.as_json:
+    if as_json:
         return "\n".join(json.dumps(line, ensure_ascii=False) for line in lines(results))
     return describe(results)
 
 
-def job_of(request: SuiteRequest) -> SuiteJob:
-    """What to run. Raises UserError for what cannot be."""
-    if request.data is None:
-        raise UserError(f"--suite {request.suite}: name the folder of its data with --data DIR (docs/benchmarks.md)")
-    if not request.data.is_dir():
-        raise UserError(f"--data {request.data}: is not a folder; give the one that the benchmark was downloaded to")
-    if not 0 < request.fps <= 1000:
-        raise UserError(f"--fps {request.fps:g}: give frames a second, from above 0 to 1000")
-    if request.resume and request.out is None:
-        raise UserError("--resume goes on with the journal of an earlier run: name it with --out FILE")
-    variants, missing = parse_variants(request.policy)
-    if any(variant.is_oracle for variant in variants) and not any("all" in split(text) for text in request.policy):
+def job_of(
+    suite: str, data: Path | None, model: str, policies: list[str], budget: str, fps: float, out: Path | None, resume: bool,
+    workers: int,
+) -> SuiteJob:  # fmt: skip
+    """What to run, from what was typed. Raises UserError for what cannot be."""
+    if data is None:
+        raise UserError(f"--suite {suite}: name the folder of its data with --data DIR (docs/benchmarks.md)")
+    if not data.is_dir():
+        raise UserError(f"--data {data}: is not a folder; give the one that the benchmark was downloaded to")
+    if not 0 < fps <= 1000:
+        raise UserError(f"--fps {fps:g}: give frames a second, from above 0 to 1000")
+    variants, missing = parse_variants(policies)
+    named = [name for text in policies for name in split(text)]
+    if any(variant.is_oracle for variant in variants) and "all" not in named:
         raise UserError("--policy oracle: is known of the demo world alone (--suite streamqa); leave it out")
     for label in missing:
         to_stderr(f"left out: {label}, which the installed policies have no setting for")
     return SuiteJob(
-        suite=request.suite, data=request.data, model=bundle_of(request.model, lambda what: None, to_stderr), fps=request.fps,
-        variants=[one for one in variants if not one.is_oracle], budgets=parse_token_budgets(request.budget or BUDGET),
-        full=any(Variant(name).policy == FULL for text in request.policy for name in split(text)), out=request.out,
-        resume=request.resume, workers=request.workers, threads=max(1, (os.cpu_count() or 1) // request.workers),
+        suite=suite, data=data, model=bundle_of(model, lambda what: None, to_stderr), fps=fps,
+        variants=[variant for variant in variants if not variant.is_oracle], budgets=parse_token_budgets(budget),
+        full=FULL in named, out=out, resume=resume, workers=workers, threads=max(1, (os.cpu_count() or 1) // workers),
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from edgevlm.runtime.model import Model
 
 ENTERS = 0.9  # of full KV's answers to a kind must be right, else the kind is left out
 
-Progress = Callable[[str, int, int], None]  # what is being done, how many are, of how many
+Progress = Callable[[str, int, int], object]  # what is being done, how many are, of how many
 Pick = Callable[[dict[str, Any]], bool]  # of a question's result
 
 
@@ -35,7 +35,7 @@ class Comparison:
         """Of each kind of question how often the ceiling is right."""
         records = self.records[self.runs[0]]
         names = dict.fromkeys(result["kind"] for record in records for result in record["results"])
-        return {name: share(clusters(records, lambda result, name=name: result["kind"] == name)) for name in names}
+        return {name: share(clusters(records, of_kinds({name}))) for name in names}
 
 
 def compare(
@@ -86,7 +86,12 @@ def clusters(records: Sequence[Record], pick: Pick) -> list[list[bool]]:
     return [[result["right"] for result in record["results"] if pick(result)] for record in records]
 
 
+def of_kinds(kinds: Collection[str]) -> Pick:
+    """Picks questions of these kinds."""
+    return lambda result: result["kind"] in kinds
+
+
 def correct_answers(comparison: Comparison, run: Run) -> list[list[bool]]:
     """Whether each answer of a run is right, a list a stream; kinds that full KV answers too seldom are left out."""
     entered = {kind for kind, of in comparison.kinds().items() if of.value >= ENTERS}
-    return clusters(comparison.records[run], lambda result: result["kind"] in entered)
+    return clusters(comparison.records[run], of_kinds(entered))
