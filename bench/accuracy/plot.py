@@ -52,7 +52,8 @@ def draw_chart(report: Report, axes: Any) -> None:
     axes.set_ylim(0, 1)
     axes.grid(axis="y", alpha=0.3)
     axes.set_xlabel("budget, share of the stream's vision tokens")
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
+    if rows:
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
 
 
 def draw_strips(report: Report, shown: list[Run], axes: Any) -> None:

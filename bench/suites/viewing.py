@@ -243,7 +243,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class VideoSettings:
-    """What a worker starts from. text_budget: of every session's text; threads: of one call of the model, None for all cores."""
+    """What a worker starts from. text_budget: of every session; threads: of one call of the model, None for all cores."""
 
     model: str
     data: Path
