@@ -34,10 +34,14 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         if name in self.targets:
-            command = load_command(name, self.targets[name])
+            command = self.load(name)
         if command is not None and not hasattr(command, "commands") and not {"--help", "-h"} & set(rest):
             check_environment(f"{ctx.auto_envvar_prefix}_{str(name).upper()}_", f"{ctx.command_path} {name}", command)
         return name, command, rest
+
+    def load(self, name: str) -> Any:
+        """The command of a name, imported."""
+        return load_command(name, self.targets[name])
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)

@@ -25,9 +25,9 @@ def needs(program):
 @pytest.fixture
 def unit(tmp_path):
     """The unit, with a program in ExecStart that is there."""
-    text = (DEPLOY / "edgevlm.service").read_text()
+    text = (DEPLOY / "edgevlm@.service").read_text()
     assert text.count(COMMAND) == 1
-    path = tmp_path / "edgevlm.service"
+    path = tmp_path / "edgevlm@door.service"
     path.write_text(text.replace(COMMAND, sys.executable))
     return path
 
@@ -54,7 +54,7 @@ def test_the_unit_is_hardened(unit):
 
 def options_of_run():
     """(names, variables) of the options of ``edgevlm run``."""
-    params = get_command(app).commands["run"].params
+    params = get_command(app).load("run").params
     return {name for param in params for name in param.opts}, {f"EDGEVLM_RUN_{param.name.upper()}" for param in params}
 
 
@@ -72,17 +72,37 @@ def test_no_credential_is_on_a_command_line(unit):
 
 
 @needs("hadolint")
-def test_the_dockerfile_is_clean():
-    done = subprocess.run(["hadolint", DEPLOY / "Dockerfile.l4t"], capture_output=True, text=True, timeout=60, check=False)
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.l4t"])
+def test_the_dockerfile_is_clean(name):
+    done = subprocess.run(["hadolint", DEPLOY / name], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
-def test_the_image_takes_nothing_but_the_sources():
+def test_the_images_take_nothing_but_the_sources():
     """What the wheel is made of and nothing else: with the tests in it each build would be a new one."""
-    kept = {line[1:] for line in (DEPLOY / "Dockerfile.l4t.dockerignore").read_text().splitlines() if line.startswith("!")}
     root = DEPLOY.parents[1]
+    kept = {line[1:] for line in (root / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     folders = re.search(r"^FOLDERS = (.*)$", (root / "setup.py").read_text(), re.MULTILINE)[1]
     needed = {"edgevlm", *ast.literal_eval(folders), "setup.py", "pyproject.toml", "README.md", "LICENSE"}
     assert needed <= kept
     assert not kept & {"tests", "docs"}
     assert all((root / name).exists() for name in kept)
+
+
+@pytest.mark.parametrize(
+    "file", [*sorted((DEPLOY.parents[1] / ".github").rglob("*.yml")), DEPLOY / "compose.yaml"], ids=lambda p: p.name
+)
+def test_the_services_definitions_are_yaml(file):
+    yaml = pytest.importorskip("yaml")
+    found = yaml.safe_load(file.read_text())
+    assert found
+    for job in found.get("jobs", {}).values():
+        assert {"runs-on", "steps"} <= set(job)
+
+
+def test_two_cameras_share_an_image_and_no_memory():
+    yaml = pytest.importorskip("yaml")
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"].values()
+    assert len({service["volumes"][0] for service in services}) == len(services) == 2
+    names, _ = options_of_run()
+    assert all(set(re.findall(r"--[\w-]+", " ".join(service["command"]))) <= names for service in services)

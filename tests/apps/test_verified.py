@@ -33,7 +33,7 @@ def test_there_is_something_to_check():
 def test_each_command_has_a_help_and_the_options_named(line):
     command, words = get_command(app), line.split()
     while words and words[0] in getattr(command, "commands", ()):
-        command = command.commands[words.pop(0)]
+        command = command.load(words.pop(0)) if hasattr(command, "load") else command.commands[words.pop(0)]
     done = CliRunner().invoke(app, [*line.split()[: len(line.split()) - len(words)], "--help"])
     assert done.exit_code == 0, done.output
     assert command.name != "edgevlm", line  # else it is no command, and its words are not looked at
@@ -42,7 +42,7 @@ def test_each_command_has_a_help_and_the_options_named(line):
 
 def test_each_path_exists():
     folders = "tests|docs|apps" if (ROOT / "apps").exists() else "tests|docs"  # beside an installed wheel there are no sources
-    named = {path for text in quoted(VERIFIED) for path in re.findall(rf"\b(?:{folders})/[\w./-]+", text)}
+    named = {path for text in quoted(VERIFIED) for path in re.findall(rf"\b(?:{folders})/[\w./@-]+", text)}
     assert len(named) >= 10
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
 

@@ -205,7 +205,7 @@ def test_refusals(tmp_path, arguments, says):
 
 
 def test_every_planned_command_is_one_that_there_is():
-    benches = get_command(app).commands["bench"].commands
+    benches = get_command(app).load("bench").commands
     assert len({entry.name for entry in PLANNED}) == len(PLANNED)
     for entry in PLANNED:
         benches[entry.bench].make_context(entry.bench, [*entry.arguments[1:], "--json"])
@@ -217,7 +217,7 @@ def test_the_method_names_every_bench():
             r"^\| `([\w-]+)` \|", (Path(__file__).parents[3] / "docs/internals/benchmarking.md").read_text(), re.MULTILINE
         )
     )
-    assert said | {"all", "report", "compare"} == set(get_command(app).commands["bench"].commands)
+    assert said | {"all", "report", "compare"} == set(get_command(app).load("bench").commands)
 
 
 def test_what_a_jetson_says_of_itself(tmp_path):
