@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
 GRAPH, INITIALIZER = 7, 5  # ModelProto.graph, GraphProto.initializer
-DIMS, NAME, EXTERNAL = 1, 8, 13  # TensorProto.dims, name, external_data
+NODE, OP_TYPE = 1, 4  # GraphProto.node, NodeProto.op_type
+DIMS, DATA_TYPE, NAME, EXTERNAL = 1, 2, 8, 13  # TensorProto.dims, data_type, name, external_data
+FLOAT16 = 10  # TensorProto.DataType
 VALUES = (11, 12, 13)  # GraphProto.input, output, value_info
 TYPE, TENSOR_TYPE, SHAPE, DIM = 2, 1, 2, 1  # of a ValueInfoProto, inwards
 DIM_VALUE, DIM_PARAM = 1, 2
@@ -50,6 +52,20 @@ def external_bytes(model: bytes) -> dict[str, int]:
             if "location" in about:
                 found[about["location"]] += int(about.get("length", 0))
     return dict(found)
+
+
+def external_types(model: bytes) -> set[int]:
+    """ONNX's numbers of the types of weights that lie in files, :data:`FLOAT16` among them."""
+    tensors = (tensor for graph in _inside(model, GRAPH) for tensor in _inside(graph, INITIALIZER))
+    kept = [list(_fields(tensor)) for tensor in tensors]
+    external = (fields for fields in kept if any(field.number == EXTERNAL for field in fields))
+    return {int(field.value) for fields in external for field in fields if field.number == DATA_TYPE}
+
+
+def operators(model: bytes) -> set[str]:
+    """Names of the operators of a graph's nodes; raises ValueError for what is no ONNX file."""
+    nodes = (node for graph in _inside(model, GRAPH) for node in _inside(graph, NODE))
+    return {_text(name) for node in nodes for name in _inside(node, OP_TYPE)}
 
 
 def with_dimensions(model: bytes, sizes: Mapping[str, int]) -> bytes:

@@ -8,6 +8,7 @@ other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import onnxruntime as ort
 from edgevlm.engines.checks import check_buffers, check_probes, check_step, cut_files, graph_of, grouped_pixels
 from edgevlm.engines.embedding import Embedding
 from edgevlm.engines.huge_pages import use_huge_pages
+from edgevlm.engines.onnx_file import FLOAT16, external_types, operators
 from edgevlm.engines.onnxruntime_layers import SHARED, OnnxRuntimeLayers, bind_array, share_arena
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import CacheError, UserError
@@ -68,7 +70,7 @@ class OnnxRuntimeCpu:
     def _open(self, name: str, *, copies: bool = True) -> Any:
         """A session of one graph, its weights in huge pages where it has them to itself."""
         session = self._session_of(name, {}, copies=copies)
-        if copies or self._is_integer:
+        if copies or self._stored[0]:
             use_huge_pages()
         return session
 
@@ -86,10 +88,10 @@ class OnnxRuntimeCpu:
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
         options.log_severity_level = 4  # what goes wrong is raised
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        options.add_session_config_entry("session.disable_prepacking", "0" if copies or self._is_integer else "1")
+        options.add_session_config_entry("session.disable_prepacking", "0" if copies or self._stored[0] else "1")
         for key, value in entries.items():
             options.add_session_config_entry(key, value)
-        if not copies and self.bundle.decoder.precision == "fp16":  # else float16 matrices become float32 in memory
+        if not copies and self._stored[1]:  # else float16 matrices become float32 in memory
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         path = self.bundle.file(name)
         try:
@@ -98,9 +100,16 @@ class OnnxRuntimeCpu:
             reason = str(error).splitlines()[0]
             raise UserError(f"{path}: ONNX Runtime {ort.__version__} cannot load it ({reason}); upgrade onnxruntime") from error
 
-    @property
-    def _is_integer(self) -> bool:
-        return self.bundle.decoder.precision.startswith("int")
+    @cached_property
+    def _stored(self) -> tuple[bool, bool]:
+        """Whether matrices are whole numbers, and whether they are float16: the decoder's graph says so."""
+        graph = self.bundle.file(self.bundle.decoder.graphs["whole"]).read_bytes()
+        return "MatMulNBits" in operators(graph), FLOAT16 in external_types(graph)
+
+    @classmethod
+    def takes(cls, bundle: Bundle) -> bool:
+        """Whether a bundle's graphs are of this engine's profile."""
+        return bundle.profile == ONNXRUNTIME
 
     def encode(self, pixels: Float32) -> Float32:
         """Frames ``[F, 3, H, W]``, normalised, to features ``[G, tokens_per_frame, row_width]``; see the protocol.

@@ -30,6 +30,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
     kv_device = "cuda"
     kv_types: Sequence[str] = ("fp16",)
     shrunk = "cpu:0;gpu:0"
+    export_hint = "edgevlm export {} --device cuda"
     provider = PROVIDER
     providers: Sequence[Any] = ((PROVIDER, OPTIONS), "CPUExecutionProvider")
 
@@ -47,6 +48,10 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
         with redirect_stdout(sys.stderr):  # where it says what it does not find
             ort.preload_dlls()  # cuDNN and CUDA of wheels lie where no loader looks
         super().__init__(bundle, threads=threads)
+
+    @classmethod
+    def takes(cls, bundle: Bundle) -> bool:
+        return super().takes(bundle) and bundle.decoder.kv in cls.kv_types
 
     def bind_layers(self, buffers: Sequence[KVBuffer]) -> OnnxRuntimeLayers:
         """No cut decoder is run on CUDA: raises UserError."""

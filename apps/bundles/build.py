@@ -47,7 +47,7 @@ def build(
     )
     driver = open_driver()
     if request.device is not None:
-        check_device(request.device, driver.device, bundle.decoder.precision)
+        check_device(request.device, driver.device)
     for made in builder.build_engines(bundle, settings, driver, tell, progress):
         if as_json:
             yield json.dumps(asdict(made) | {"capacity": settings.capacity})
@@ -68,8 +68,8 @@ def capacity_for(bundle: str, budget: int | None) -> int:
     return -(-model.capacity(tokens) // ROUND) * ROUND
 
 
-def check_device(name: str, found: Device, precision: str) -> None:
-    """Raise UserError where this machine's GPU is not the named device's, or that one does not run these weights."""
+def check_device(name: str, found: Device) -> None:
+    """Raise UserError where this machine's GPU is not the named device's."""
     device = load_device(name)
     wanted = device["compute_capability"]
     here = ".".join(map(str, found.compute_capability))
@@ -78,4 +78,3 @@ def check_device(name: str, found: Device, precision: str) -> None:
             f"this machine's {found.name} has compute capability {here} and {name} {wanted or 'no GPU'}: engines are built on "
             "the device that runs them; leave --device out to build for this one"
         )
-    device.check_precision(precision)

@@ -21,13 +21,10 @@ from edgevlm.runtime.bundle import MANIFEST, Bundle
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 from edgevlm.runtime.paths import look, refuse_address
+from edgevlm.runtime.plugins import load_class
 
 Tell = Callable[[str], object]
 OPTIONS = 10  # digits of a kept bundle's name that stand for its options; as many before them for the checkpoint
-EXPORTS = {  # of engines that do not run what is exported by default, how to make what they do
-    "onnxruntime-cuda": "edgevlm export {} --device cuda",
-    "tensorrt": "edgevlm export {} --device NAME, a Jetson's, and on that device edgevlm build BUNDLE",
-}
 DEFAULTS: dict[str, Any] = {
     "st_spattn_from": None,
     "camera": (480, 640),
@@ -59,16 +56,17 @@ def bundle_of(model: str, progress: Tell, notice: Tell, engine: str = DEFAULT_EN
         return model
     wanted = place(folder, scaled=False)
     of_it = [path for path in _kept() if path.name.startswith(wanted.name[:-OPTIONS])]
-    by_default = engine not in EXPORTS
-    others = [] if by_default and _is_whole(wanted) else [path for path in of_it if _is_whole(path) and _runs(path, engine)]
+    backend = load_class("engines", engine)
+    hint = getattr(backend, "export_hint", "")  # of engines that do not run what is exported by default
+    others = [] if not hint and _is_whole(wanted) else [path for path in of_it if _is_whole(path) and _runs(path, backend)]
     if len(others) > 1:
         named = "; ".join(f"{path} ({described(path)})" for path in others)
         raise UserError(f"{model}: several bundles are kept of it; give one of them as --model: {named}")
     if others:
         notice(f"{others[0].name}: the bundle kept of this checkpoint, {described(others[0])}")
         return str(others[0])
-    if not by_default:
-        raise UserError(f"{model}: no bundle that {engine} runs is kept of it; make one: {EXPORTS[engine].format(model)}")
+    if hint:
+        raise UserError(f"{model}: no bundle that {engine} runs is kept of it; make one: {hint.format(model)}")
     return str(kept_bundle(folder, progress, notice))
 
 
@@ -145,12 +143,10 @@ def remove_bundles(name: str) -> list[Path]:
     return folders
 
 
-def _runs(folder: Path, engine: str) -> bool:
-    """Whether an engine takes a kept bundle: by its profile, and on CUDA by what it keeps keys and values as."""
+def _runs(folder: Path, backend: Any) -> bool:
+    """Whether an engine's class takes a kept bundle."""
     bundle = Bundle.load(folder, verify="size")
-    if engine == "tensorrt":
-        return bundle.profile != ONNXRUNTIME
-    return bundle.profile == ONNXRUNTIME and (engine != "onnxruntime-cuda" or bundle.decoder.kv == "fp16")
+    return bool(backend.takes(bundle)) if hasattr(backend, "takes") else bundle.profile == ONNXRUNTIME
 
 
 def _kept() -> list[Path]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from edgevlm.apps.planning.plan import PlanRequest, make_plan
 from edgevlm.engines.devices import Device, load_device
 from edgevlm.errors import UserError
+from edgevlm.export.precisions import load_precision
 from edgevlm.packages import needs
 from edgevlm.runtime.engine import KVType
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, profile_for
@@ -37,7 +38,7 @@ def target_of(
     """
     device = load_device(name)
     if precision is not None:
-        device.check_precision(precision)
+        load_precision(precision)
     release = _release(device, jetpack)
     if device.kind != "jetson":
         return Target(ONNXRUNTIME, precision, kv or DEFAULT_KV[device.kind], f"{name}: profile {ONNXRUNTIME}")

@@ -12,6 +12,7 @@ from edgevlm.apps.planning.model import PlannedModel, model_of
 from edgevlm.apps.planning.speed import Roofline, Speed, bound_by, fits, largest_budget, speed_of
 from edgevlm.engines.devices import load_device
 from edgevlm.errors import UserError
+from edgevlm.export.precisions import load_precision
 from edgevlm.runtime.budget import DEFAULT_BUDGET
 from edgevlm.runtime.kv import KV_TYPES
 
@@ -88,7 +89,7 @@ def make_plan(request: PlanRequest) -> Planned:
     device, model = load_device(request.device), model_of(request.model, request.camera)
     is_made = bool(model.files) or model.precision != "fp32"
     precision = request.precision or (model.precision if is_made else "int4" if device.kind == "jetson" else "fp32")
-    device.check_precision(precision)
+    load_precision(precision)
     kv = request.kv or (model.kv if device.kind == "cpu" else "fp16")
     if kv not in KV_TYPES:
         raise UserError(f"--kv {kv!r} is not known; give {', '.join(KV_TYPES)}")

@@ -32,7 +32,6 @@ FIGURES = {
     "max_watts": "the largest power budget, W",
     "power_modes": "id, name and watts of each mode; null watts: as many as it takes",
     "compute_capability": "of the GPU",
-    "precisions": "weight precisions that can be run",
     "releases": "versions that belong together: JetPack, its Jetson Linux and Ubuntu, Python, CUDA, TensorRT, ONNX Runtime",
 }
 
@@ -72,12 +71,6 @@ class Device:
     def usable_bytes(self) -> int:
         """What a program may take beside the system."""
         return int(self["usable_mib"] - self["system_mib"]) << 20
-
-    def check_precision(self, precision: str) -> None:
-        """Raises UserError, naming those that can be run, for a precision that cannot."""
-        if precision not in self["precisions"]:
-            known = ", ".join(self["precisions"])
-            raise UserError(f"{self.name} cannot run {precision} weights; give --precision {known.replace(', ', ' or ')}")
 
 
 def device_names() -> list[str]:

@@ -24,12 +24,14 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import Driver, open_driver
 from edgevlm.runtime.engine import Float32, Int64, KVBuffer, KVPlace, LayerDecoder
+from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 
 class TensorRT:
     """One bundle loaded on a GPU; see :class:`edgevlm.runtime.engine.Engine`. KV buffers lie in the device's memory."""
 
     kv_place: KVPlace = "cuda"
+    export_hint = "edgevlm export {} --device NAME, a Jetson's, and on that device edgevlm build BUNDLE"
 
     def __init__(self, bundle: Bundle, *, threads: int | None = None, driver: Driver | None = None) -> None:
         """``threads`` are a CPU's and change nothing here. Raises UserError for a bundle without engines for this GPU."""
@@ -43,6 +45,11 @@ class TensorRT:
         self._decoder = self._load(bundle.decoder.graphs["whole"])
         self._vision = self._calls(bundle.vision.graph)
         self._projections: Calls | None = None
+
+    @classmethod
+    def takes(cls, bundle: Bundle) -> bool:
+        """Whether a bundle is of a profile that engines are built of."""
+        return bundle.profile != ONNXRUNTIME
 
     def capacity(self, rows: int) -> int:
         """Rows that each layer's buffers have: those that the engines were built for. Raises UserError if that is too few."""

@@ -169,7 +169,7 @@ def test_defaults_are_a_runs():
     ("asked", "says"),
     [
         ({"device": "orin-nano"}, "did you mean"),
-        ({"device": "cpu", "precision": "fp8"}, "cpu cannot run fp8 weights"),
+        ({"device": "cpu", "precision": "fp8"}, "--precision 'fp8' is not known"),
         ({"device": "cpu", "kv": "fp8"}, "--kv 'fp8' is not known"),
         ({"device": "cpu", "fps": 0.0}, "--fps must be above 0"),
         ({"device": "cpu", "budget": 10}, "a budget of 10 tokens does not suit"),
