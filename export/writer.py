@@ -151,7 +151,7 @@ def _write(model: _Model, folder: Path, journal: Journal, progress: Progress, pr
         "family": model.name,
         "source": checkpoint.name,
         "profile": profile.name,
-        "decoder": _decoder_section(checkpoint, shape, made)
+        "decoder": _decoder_section(checkpoint, model.family, shape, made)
         | {"precision": precision, "scaling": None if samples is None else "awq", "kv": options.kv},
         "vision": _vision_section(model, tokens),
         "chat": model.chat,
@@ -235,7 +235,7 @@ def _decoder_shape(checkpoint: Checkpoint) -> tuple[Backbone, DecoderShape]:
         raise UserError(f"{checkpoint.folder / 'config.json'}: text_config is incomplete ({error!r})") from None
 
 
-def _decoder_section(checkpoint: Checkpoint, shape: DecoderShape, made: decoder.DecoderFiles) -> dict[str, Any]:
+def _decoder_section(checkpoint: Checkpoint, family: Family, shape: DecoderShape, made: decoder.DecoderFiles) -> dict[str, Any]:
     text = checkpoint.section("text_config")
     return {
         "backbone": text["model_type"],
@@ -252,6 +252,7 @@ def _decoder_section(checkpoint: Checkpoint, shape: DecoderShape, made: decoder.
         "graphs": made.graphs,
         "embedding": made.embedding[0],
         "embedding_scales": made.embedding[1] if made.embedding[1:] else None,
+        "fading": list(family.fading),
         "rope_sections": None if shape.sections is None else list(shape.sections),
         "rope_interleaved": shape.interleaved,
         "deepstack": shape.deepstack,

@@ -27,6 +27,8 @@ from edgevlm.runtime.paths import look
 
 FORMAT = 3  # written; 2 adds position axes, frame groups and frame text, 3 the profile: older readers would leave them out
 READS = (1, 2, 3)
+FADING = ("20/19.5", "1.0/0.9")  # of LLaVA, in HERMES's App. D
+_QWEN_FADING = ["20/12", "0.75/0.6"]  # of bundles written before their manifest said so
 MANIFEST = "bundle.json"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _CHECKSUM = re.compile(rb'"checksum": "([0-9a-f]{64})"')
@@ -69,6 +71,7 @@ class DecoderSpec:
     deepstack: int = 0  # first layers after which a vision row's further features are added to it
     precision: str = "fp32"  # of the weights; see docs/models.md
     scaling: str | None = None  # "awq" where matrices were scaled for the activations they meet before they were rounded
+    fading: tuple[str, str] = FADING  # HERMES's k and omega: value at the first middle layer / fall until the first deep one
     embedding_scales: str | None = None  # .npy file, float32 [vocab, B]: an embedding is (code - 128) * its block's scale
 
     @property
@@ -172,7 +175,7 @@ class Bundle:
                 edgevlm=str(manifest["edgevlm"]),
                 family=str(manifest["family"]),
                 source=str(manifest["source"]),
-                decoder=_spec(DecoderSpec, manifest["decoder"]),
+                decoder=_spec(DecoderSpec, _qwen_fading(manifest) | manifest["decoder"]),
                 vision=_spec(VisionSpec, manifest["vision"]),
                 chat=_spec(ChatSpec, manifest["chat"]),
                 files=files,
@@ -327,6 +330,10 @@ def _check_files(folder: Path, files: Mapping[str, FileRecord], verify: Verify, 
                 raise _bad(path, f"cannot be read ({error.strerror})") from None
             if not matches:
                 raise _bad(path, "is damaged (its SHA-256 does not match)")
+
+
+def _qwen_fading(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    return {"fading": _QWEN_FADING} if str(manifest["family"]).startswith("qwen") else {}
 
 
 def _spec(kind: type[T], values: Mapping[str, Any]) -> T:

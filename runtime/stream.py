@@ -55,7 +55,7 @@ class Stream:
         decoder, vision = model.bundle.decoder, model.bundle.vision
         self.model, self.policy, self.budget, self.prefix = model, policy, budget, len(prefix)
         calibration = model.bundle.calibration()
-        shape = StreamShape(decoder.layers, vision.tokens_per_frame, len(prefix), model.bundle.family, calibration)
+        shape = StreamShape(decoder.layers, vision.tokens_per_frame, len(prefix), decoder.fading, calibration)
         policy.attach(budget, shape)
         needs = policy.needs
         self.framing = Framing(model)

@@ -23,7 +23,6 @@ from edgevlm.runtime.bundle import MANIFEST, Bundle, VisionSpec
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import bundle_folder
 
-BLOCK = 32  # weights of a row that share a scale, unless a checkpoint that was rounded already says otherwise
 DECODER, VISION = "decoder.weights", "vision.weights"
 MLP = "layer0.mlp"  # the matrix of the first layer's gate and up
 VECTOR = re.compile(r"final_norm\.weight|layer\d+\..*(norm\.weight|\.bias)")
@@ -37,7 +36,8 @@ class PlannedModel:
 
     inner: width of the MLP. prefix: rows never evicted; closing: rows that close a video. limit: positions of a stream.
     files: bytes of its weights where it is a bundle, by ``decoder``, ``embedding`` and ``vision``. precision: of those, or of a
-    checkpoint that has been rounded already; group: weights of a matrix that share a scale, where they are rounded. kv: what
+    checkpoint that has been rounded already; group: weights of a matrix that share a scale, None
+    as the precision has it. kv: what
     its graphs keep keys and values as.
     """
 
@@ -60,7 +60,7 @@ class PlannedModel:
     closing: int = 0
     deepstack: int = 0
     precision: str = "fp32"
-    group: int = BLOCK
+    group: int | None = None
     kv: str = "fp32"
     files: Mapping[str, int] = field(default_factory=dict)
 
@@ -204,10 +204,10 @@ def inner_of(tensors: Mapping[str, tuple[int, ...]]) -> int:
     return shape[0 if len(shape) == 3 else 1] // 2  # [out, blocks, bytes], or [in, out]
 
 
-def group_of(tensors: Mapping[str, tuple[int, ...]], width: int) -> int:
+def group_of(tensors: Mapping[str, tuple[int, ...]], width: int) -> int | None:
     """Weights of a row of ``width`` that share a scale: codes are ``[out, blocks, bytes]``."""
     shape = tensors.get(f"{MLP}.codes", ())
-    return -(-width // shape[1]) if len(shape) == 3 else BLOCK
+    return -(-width // shape[1]) if len(shape) == 3 else None
 
 
 def parameters_in(graph: Path) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from edgevlm.errors import UserError, nearest
+from edgevlm.runtime.bundle import FADING
 from edgevlm.runtime.plugins import load_class, names
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Family:
     text_tokens: ClassVar[int] = 0  # of ``before`` and ``after``, a time of four digits among them
     closing_rows: ClassVar[int] = 0
     merge: ClassVar[int] = 1  # patches along the edge of what becomes a token
-    fading: ClassVar[tuple[str, str]] = ("20/19.5", "1.0/0.9")  # HERMES's k and omega: first middle layer / fall
+    fading: ClassVar[tuple[str, str]] = FADING  # HERMES's k and omega: see DecoderSpec
 
     @property
     def template(self) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.runtime.bundle import FADING
 from edgevlm.runtime.stateful import Stateful
 
 if TYPE_CHECKING:
@@ -46,13 +47,13 @@ class Needs:
 class StreamShape:
     """What a policy may know of the model: ``layers``, ``tokens_per_frame`` p, and ``prefix``, the rows never evicted.
 
-    calibration: what was measured of the model, if it was.
+    fading: the model family's own k and omega of HERMES. calibration: what was measured of the model, if it was.
     """
 
     layers: int
     tokens_per_frame: int
     prefix: int
-    family: str = ""
+    fading: tuple[str, str] = FADING
     calibration: Calibration | None = None
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 GLOBAL = "Summarize the video narrative, identifying main characters, key events, timeline changes, and the overall theme."
 LOCAL = "Describe the current scene in detail, focusing on specific objects, fine-grained actions, and spatial relationships."
 SHALLOW, DEEP = "0.1", "0.7"  # of the paper
-FADING = {"llava": ("20/19.5", "1.0/0.9"), "qwen": ("20/12", "0.75/0.6")}  # k and omega by family
 
 
 @dataclass
@@ -84,7 +83,7 @@ class Hermes(Policy):
             self._middle_from, self._deep_from = self._calibrated.middle_from, self._calibrated.deep_from
         else:
             self._middle_from, self._deep_from = (tokens_of(share, shape.layers) for share in self._depths)
-        k, omega = FADING["qwen" if shape.family.startswith("qwen") else "llava"]
+        k, omega = shape.fading
         self._k, self._omega = _numbers(self.k or k, 2, "k"), _numbers(self.omega or omega, 2, "omega")
         self._budgets = _shares(budget, [self._weights[self._class(layer)] for layer in range(shape.layers)])
         self._merged = np.zeros(shape.layers, np.int64)  # tokens that each layer's summary stands for

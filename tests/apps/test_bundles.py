@@ -1,11 +1,11 @@
 """Bundles kept of checkpoints: made once for a checkpoint and its options, used afterwards, listed and removed."""
 
 import json
-from types import SimpleNamespace
 import multiprocessing
 import os
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -103,7 +103,10 @@ def test_an_engine_that_there_is_not_is_said_before_anything_is_exported(made, m
 
 def test_an_engine_that_runs_no_default_bundle_is_refused_before_one_is_exported(made, monkeypatch, capsys):
     checkpoint, exports = made
-    engine, says = "onnxruntime-cuda", "no bundle that onnxruntime-cuda runs is kept of it; make one: edgevlm export {} --device cuda"
+    engine, says = (
+        "onnxruntime-cuda",
+        "no bundle that onnxruntime-cuda runs is kept of it; make one: edgevlm export {} --device cuda",
+    )
     for _ in range(2):
         assert edgevlm(monkeypatch, "run", "--model", checkpoint, "--frames", "1", "--engine", engine) == 2
         said = capsys.readouterr().err

@@ -8,6 +8,7 @@ from policies import reference_hermes as reference
 from policies.filled import DIM, HEADS, INV_FREQ, PREFIX, Filled
 
 from edgevlm.errors import UserError
+from edgevlm.export.families import load_family
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies import Guidance, StreamShape, create_policy
 
@@ -46,7 +47,10 @@ class Hermes:
     def __init__(self, filled, text, budget, family="", weights=(100, 100, 100), **expected):
         cache, self.filled, self.expected, self.family = filled.cache, filled, expected, family
         self.policy = create_policy(text)
-        self.policy.attach(budget, StreamShape(cache.layers, filled.grid[0] * filled.grid[1], PREFIX, family))
+        self.policy.attach(
+            budget,
+            StreamShape(cache.layers, filled.grid[0] * filled.grid[1], PREFIX, load_family(family or "llava", "").fading),
+        )
         middle, deep = reference.bounds(cache.layers)
         self.classes = [int(layer >= middle) + int(layer >= deep) for layer in range(cache.layers)]
         self.budgets = reference.budgets(budget, [weights[c] for c in self.classes])
