@@ -15,9 +15,11 @@ def cameras(json: Json = False) -> None:
     Each is asked for its modes and for one picture; where that fails, the line says why.
     """
     from edgevlm.apps.doctor.cameras import list_cameras
+    from edgevlm.progress import progress
 
-    for line in list_cameras(json):
-        typer.echo(line)
+    with progress("looking through the cameras"):
+        lines = list(list_cameras(json))
+    typer.echo("\n".join(lines))
 
 
 def doctor(json: Json = False) -> None:
@@ -26,10 +28,11 @@ def doctor(json: Json = False) -> None:
     Exits with status 1 where a first run would fail.
     """
     from edgevlm.apps.doctor import report
+    from edgevlm.progress import progress
 
-    lines, healthy = report(json)
-    for line in lines:
-        typer.echo(line)
+    with progress("checking this machine"):
+        lines, healthy = report(json)
+    typer.echo("\n".join(lines))
     if not healthy:
         raise typer.Exit(1)
 

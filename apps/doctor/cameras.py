@@ -134,9 +134,9 @@ def cameras(machine: Machine) -> Iterator[Finding]:
     if not entries:
         yield Finding("cameras", "ok", "no /dev/videoN found: the demo, files and URLs can be watched")
     for entry in entries:
-        status, _, mend = (entry.problem or "").partition("; ")
+        status, _, fix = (entry.problem or "").partition("; ")
         said = f"{entry.camera} ({entry.name})"
         if entry.problem is None:
             yield Finding("cameras", "ok", f"{said} gives pictures")
         else:
-            yield Finding("cameras", "warn", f"{said}: {status}", mend or "edgevlm cameras says more")
+            yield Finding("cameras", "warn", f"{said}: {status}", fix or "edgevlm cameras says more")

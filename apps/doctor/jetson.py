@@ -107,11 +107,11 @@ def tensorrt(machine: Machine) -> Iterator[Finding]:
     yield _belongs("tensorrt", found[1] if found else None, release["tensorrt"], "sudo apt install nvidia-jetpack")
 
 
-def _belongs(name: str, found: str | None, wanted: str, mend: str) -> Finding:
+def _belongs(name: str, found: str | None, wanted: str, fix: str) -> Finding:
     if found is None:
-        return Finding(name, "warn", f"not found; {wanted} belongs to this release", mend)
+        return Finding(name, "warn", f"not found; {wanted} belongs to this release", fix)
     if found.split(".")[:2] != wanted.split("."):
-        return Finding(name, "warn", f"{found}, and {wanted} belongs to this release", mend)
+        return Finding(name, "warn", f"{found}, and {wanted} belongs to this release", fix)
     return Finding(name, "ok", found)
 
 
@@ -140,8 +140,8 @@ def swap(machine: Machine) -> Iterator[Finding]:
         return
     total, swapped = map(int, sizes)
     if total < SMALL_KB and not swapped:
-        mend = "sudo fallocate -l 8G /swap && sudo chmod 600 /swap && sudo mkswap /swap && sudo swapon /swap (on NVMe)"
-        yield Finding("swap", "warn", f"none beside {total / 1e6:.1f} GB of memory", mend)
+        fix = "sudo fallocate -l 8G /swap && sudo chmod 600 /swap && sudo mkswap /swap && sudo swapon /swap (on NVMe)"
+        yield Finding("swap", "warn", f"none beside {total / 1e6:.1f} GB of memory", fix)
     else:
         yield Finding("swap", "ok", f"{swapped / 1e6:.1f} GB")
 

@@ -27,8 +27,7 @@ def mode_of(machine: Machine) -> str | None:
 
 def clocks_of(machine: Machine) -> dict[str, float]:
     """MHz of what devfreq governs (GPU, memory, ..) and of the first processor core."""
-    place = machine.path(DEVFREQ)
-    found = {path.name: machine.number(f"{DEVFREQ}/{path.name}/cur_freq") for path in place.iterdir()} if place.is_dir() else {}
+    found = {name: machine.number(f"{DEVFREQ}/{name}/cur_freq") for name in machine.names(DEVFREQ)}
     named = {"gpu" if f"{DEVFREQ}/{name}" in GPU_CLOCKS else name: hertz / 1e6 for name, hertz in found.items() if hertz}
     core = machine.number("sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
     return named | ({"cpu0": core / 1e3} if core else {})
@@ -48,22 +47,11 @@ def show_power(
         yield False, f"power: {NOT_MEASURED} ({'; '.join(missing)})"
     else:
         yield False, f"power: {meter.name}; the total is {' + '.join(meter.summed)}: {meter.why}"
-    with Energy(meter or _Nothing()) as energy, suppress(KeyboardInterrupt):
+    with Energy(meter or Meter("none", (), (), "", dict)) as energy, suppress(KeyboardInterrupt):
         for line in _lines(machine, energy.meter, interval_s, seconds, as_json):
             yield True, line
     if meter is not None:
         yield True, json.dumps({"event": "energy", **energy.figures()}) if as_json else _summary(energy)
-
-
-class _Nothing:
-    """A meter without rails."""
-
-    name, why = "none", ""
-    rails: tuple[str, ...] = ()
-    summed: tuple[str, ...] = ()
-
-    def read(self) -> dict[str, Reading]:
-        return {}
 
 
 def _lines(machine: Machine, meter: Meter, interval_s: float, seconds: float | None, as_json: bool) -> Iterator[str]:

@@ -17,19 +17,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """status: ``ok``, ``warn`` (a run is worse than it could be), ``fail`` (a run would stop). mend: how, if there is a way."""
+    """status: ``ok``, ``warn`` (works, but worse than it could), ``fail`` (a run would fail). fix: how, if there is a way."""
 
     check: str
     status: Literal["ok", "warn", "fail"]
     found: str
-    mend: str = ""
+    fix: str = ""
 
     def line(self) -> dict[str, str]:
-        return {"event": "finding", "check": self.check, "status": self.status, "found": self.found, "mend": self.mend}
+        return {"event": "finding", "check": self.check, "status": self.status, "found": self.found, "fix": self.fix}
 
     def __str__(self) -> str:
         said = f"{self.status:<5}{self.check:<13}{self.found}"
-        return f"{said}\n{'':<18}-> {self.mend}" if self.mend else said
+        return f"{said}\n{'':<18}-> {self.fix}" if self.fix else said
 
 
 def installed() -> dict[str, str]:
@@ -65,6 +65,11 @@ class Machine:
             return self.path(name).read_text(errors="replace").rstrip("\0 \n")
         except OSError:
             return None
+
+    def names(self, folder: str) -> list[str]:
+        """The sorted names in a folder; none if it is not there."""
+        place = self.path(folder)
+        return sorted(path.name for path in place.iterdir()) if place.is_dir() else []
 
     def number(self, name: str) -> int | None:
         """A file that holds one whole number."""

@@ -10,7 +10,7 @@ from jetsons import GPU, Jetson
 
 from edgevlm.apps import doctor
 from edgevlm.apps.doctor import cameras as listing
-from edgevlm.apps.doctor import graphics, python, system
+from edgevlm.apps.doctor import gpu, software
 from edgevlm.apps.doctor import jetson as checks
 from edgevlm.engines.devices.machine import Finding, Machine, run
 
@@ -37,7 +37,7 @@ def findings(of):
 
 def only(check, of):
     (finding,) = doctor.CHECKS[check](of)
-    assert "\n" not in finding.found + finding.mend
+    assert "\n" not in finding.found + finding.fix
     return finding
 
 
@@ -96,7 +96,7 @@ def test_two_builds_of_onnx_runtime_stop_a_run(tmp_path):
     finding = only("onnxruntime", machine(tmp_path, both))
     assert finding.status == "fail"
     assert "onnxruntime 1.22.0 and onnxruntime-gpu 1.23.2 are installed over each other" in finding.found
-    assert finding.mend == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
+    assert finding.fix == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
     assert only("onnxruntime", machine(tmp_path, {"onnxruntime": "1.22.0"})).status == "ok"
 
 
@@ -111,7 +111,7 @@ def test_two_builds_of_onnx_runtime_are_seen_in_site_packages(tmp_path, monkeypa
 
 def test_two_builds_of_opencv_are_warned_of(tmp_path):
     both = {"opencv-python": "4.11", "opencv-python-headless": "4.11"}
-    assert "pip uninstall -y opencv-python opencv-python-headless" in only("opencv", machine(tmp_path, both)).mend
+    assert "pip uninstall -y opencv-python opencv-python-headless" in only("opencv", machine(tmp_path, both)).fix
     assert only("opencv", machine(tmp_path, {})).status == "warn"
 
 
@@ -133,13 +133,13 @@ def test_a_slower_power_mode_is_named_with_the_fastest(tmp_path):
     finding = only("power mode", machine(tmp_path / "nano"))
     assert finding == Finding("power mode", "warn", "25W (mode 1); MAXN_SUPER is faster", "sudo nvpmodel -m 2")
     Jetson(tmp_path / "old", "nano", mode=1)
-    assert only("power mode", machine(tmp_path / "old")).mend == "sudo nvpmodel -m 0"
+    assert only("power mode", machine(tmp_path / "old")).fix == "sudo nvpmodel -m 0"
 
 
 def test_clocks_that_wander_are_warned_of(tmp_path):
     Jetson(tmp_path).clocks(306_000_000, 918_000_000)
     finding = only("clocks", machine(tmp_path))
-    assert (finding.status, finding.mend) == ("warn", "sudo jetson_clocks")
+    assert (finding.status, finding.fix) == ("warn", "sudo jetson_clocks")
     assert "306 to 918 MHz" in finding.found
 
 
@@ -170,7 +170,7 @@ def test_little_memory_is_told(tmp_path, available, status):
 
 def test_cma_and_swap_are_told(tmp_path):
     Jetson(tmp_path, "nano").memory(7_802_000, swap=0, cma_free=1000)
-    assert "cma=256M" in only("cma", machine(tmp_path)).mend
+    assert "cma=256M" in only("cma", machine(tmp_path)).fix
     assert only("swap", machine(tmp_path)).status == "warn"
     Jetson(tmp_path, "agx").memory(64_350_000, swap=0)
     assert only("swap", machine(tmp_path)).status == "ok"
@@ -182,7 +182,8 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch, free, status):
     nvme = tmp_path / "mnt/nvme"
     nvme.mkdir(parents=True)
     monkeypatch.setenv("EDGEVLM_CACHE", "/mnt/nvme/edgevlm/bundles")
-    monkeypatch.setattr(system.shutil, "disk_usage", lambda place: type("Usage", (), {"free": free if place == nvme else 1e12}))
+    usage, elsewhere = type("Usage", (), {"free": free}), type("Usage", (), {"free": 1e12})
+    monkeypatch.setattr(software.shutil, "disk_usage", lambda place: usage if place == nvme else elsewhere)
     finding = only("disk", machine(tmp_path))
     assert finding.status == status
     assert "GB free for bundles in /mnt/nvme/edgevlm/bundles" in finding.found
@@ -194,11 +195,11 @@ def test_a_folder_of_bundles_that_may_not_be_written_is_told(tmp_path, monkeypat
     monkeypatch.setenv("EDGEVLM_CACHE", "/mnt/nvme/bundles")
     assert "bundles cannot be written there" in only("disk", machine(tmp_path)).found
     (tmp_path / "mnt/nvme").unlink()
-    access = system.os.access
-    monkeypatch.setattr(system.os, "access", lambda path, mode: path != tmp_path / "mnt" and access(path, mode))
+    access = software.os.access
+    monkeypatch.setattr(software.os, "access", lambda path, mode: path != tmp_path / "mnt" and access(path, mode))
     finding = only("disk", machine(tmp_path))
     assert (finding.status, finding.found) == ("warn", "/mnt/nvme/bundles: bundles cannot be written there")
-    assert "EDGEVLM_CACHE" in finding.mend
+    assert "EDGEVLM_CACHE" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -214,21 +215,21 @@ def test_what_the_kernels_can_use_is_told(tmp_path, flags, said):
 
 def test_a_python_that_the_wheels_are_not_for_is_warned_of(tmp_path, monkeypatch):
     release = {"jetpack": "6.2", "python": "3.10"}
-    monkeypatch.setattr(python, "release_of", lambda machine: release)
+    monkeypatch.setattr(software, "release_of", lambda machine: release)
     finding = only("python", machine(tmp_path))
     assert finding.status == ("ok" if HERE == "3.10" else "warn")
-    monkeypatch.setattr(python, "release_of", lambda machine: release | {"python": HERE})
+    monkeypatch.setattr(software, "release_of", lambda machine: release | {"python": HERE})
     assert only("python", machine(tmp_path)) == Finding("python", "ok", f"Python {HERE}")
 
 
 @pytest.mark.parametrize(("engine", "status"), [("onnxruntime-cpu", "warn"), ("onnxruntime-cuda", "fail")])
 def test_nodes_that_may_not_be_opened_stop_a_run_where_the_engine_needs_them(tmp_path, monkeypatch, engine, status):
     Jetson(tmp_path)
-    monkeypatch.setattr(graphics, "DEFAULT_ENGINE", engine)
-    monkeypatch.setattr(graphics.os, "access", lambda path, mode: not str(path).endswith("nvmap"))
+    monkeypatch.setattr(gpu, "DEFAULT_ENGINE", engine)
+    monkeypatch.setattr(gpu.os, "access", lambda path, mode: not str(path).endswith("nvmap"))
     finding = only("permissions", machine(tmp_path))
     assert (finding.status, finding.found) == (status, "/dev/nvmap may not be opened")
-    assert "usermod -aG video,render" in finding.mend
+    assert "usermod -aG video,render" in finding.fix
 
 
 def test_a_gpu_without_a_driver_is_seen_on_the_bus(tmp_path):
@@ -262,7 +263,7 @@ def test_each_camera_is_told_with_its_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(listing, "look_around", lambda root: listing.Found(entries))
     good, bad = doctor.CHECKS["cameras"](machine(tmp_path))
     assert (good.status, good.found) == ("ok", "/dev/video0 (A webcam) gives pictures")
-    assert (bad.status, bad.mend) == ("warn", "end that one")
+    assert (bad.status, bad.fix) == ("warn", "end that one")
 
 
 def test_a_camera_that_hangs_does_not_hang_the_doctor(tmp_path, monkeypatch):
@@ -296,10 +297,10 @@ def test_the_report_counts_and_says_whether_a_run_would_stop(tmp_path):
     Jetson(tmp_path)
     lines, healthy = doctor.report(False, machine(tmp_path))
     assert healthy
-    assert lines[-1].startswith("nothing would stop a run: ")
+    assert lines[-1].startswith("ready: ")
     lines, healthy = doctor.report(True, machine(tmp_path, packages={}))
     assert not healthy
-    assert all(set(json.loads(line)) == {"event", "check", "status", "found", "mend"} for line in lines)
+    assert all(set(json.loads(line)) == {"event", "check", "status", "found", "fix"} for line in lines)
 
 
 def test_this_machine():

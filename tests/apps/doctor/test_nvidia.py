@@ -25,16 +25,16 @@ def put(root, name, text=""):
 
 def only(check, root, packages=CUDA):
     (finding,) = doctor.CHECKS[check](Machine(root, lambda: packages, lambda command: None))
-    assert "\n" not in finding.found + finding.mend
+    assert "\n" not in finding.found + finding.fix
     return finding
 
 
 def test_cudnn_that_is_not_there(card, tmp_path):
     finding = only("cudnn", card)
     assert (finding.status, finding.found) == ("warn", "not found: ONNX Runtime falls back to the CPU without it")
-    assert "cudnn9-cuda-12" in finding.mend
+    assert "cudnn9-cuda-12" in finding.fix
     Jetson(tmp_path / "jetson")
-    assert only("cudnn", tmp_path / "jetson").mend == "sudo apt install nvidia-jetpack"
+    assert only("cudnn", tmp_path / "jetson").fix == "sudo apt install nvidia-jetpack"
 
 
 def test_cudnn_of_the_systems_packages(card):
@@ -90,4 +90,4 @@ def test_wheels_for_a_jetson(tmp_path):
     assert only("cuda wheels", tmp_path, {"onnxruntime-gpu": "1.23"}).status == "ok", "its power has no NVML"
     finding = only("cuda wheels", tmp_path, {"onnxruntime": "1.23"})
     assert finding.found == "not found: onnxruntime-gpu"
-    assert "JetPack" in finding.mend
+    assert "JetPack" in finding.fix

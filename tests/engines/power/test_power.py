@@ -9,8 +9,9 @@ from jetsons import Jetson
 
 from edgevlm.apps.doctor import power as show
 from edgevlm.engines.devices.machine import Machine
-from edgevlm.engines.power import METERS, Reading, find_meter
+from edgevlm.engines.power import Reading, find_meter
 from edgevlm.engines.power.energy import Energy, idle_watts
+from edgevlm.engines.power.meters import METERS
 
 
 @pytest.fixture(autouse=True)
