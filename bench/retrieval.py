@@ -102,17 +102,17 @@ def measure(subject: Subject, policy: str, stream: Stream, plain: Watched, progr
             "bench": "retrieval", "model": subject.name, "policy": policy, "budget": session.budget,
             "threads": subject.threads, **{name: value for name, value in asdict(stream).items() if name != "budget"},
             "window_rows": retrieval.window_rows, "working_rows": retrieval.working_rows,
-            "index_bytes": retrieval.index_bytes, "below_rows": int(retrieval.below.max()),
+            "index_bytes": retrieval.index_bytes, "below_rows": int(retrieval.offloaded.max()),
             **{f"{phase}_ratio": mean(stats.ratio(phase)) for phase in PHASES},
             **{f"{phase}_{way}": mean(of(stats, phase)) for way, of in WAYS.items() if way != "fetched" for phase in PHASES},
             "heads": {way: {phase: rounded(of(stats, phase)) for phase in PHASES} for way, of in WAYS.items()},
-            "shares": {phase: {name: round(part, 4) for name, part in stats.shares(phase).items()} for phase in PHASES},
+            "shares": {phase: {name: round(part, 4) for name, part in stats.breakdown(phase).items()} for phase in PHASES},
             "call_ms": {phase: per_call(stats, phase) for phase in PHASES},
-            "archive_ms_per_frame": round(stats.archive_ms / stream.frames, 4),
+            "archive_ms_per_frame": round(stats.offload_ms / stream.frames, 4),
             "bytes_per_question": took.moved, "disk_bytes_per_question": took.read,
             "frame_ms": round(took.frame_ms, 3), "frame_over_window": round(took.frame_ms / plain.frame_ms, 3),
             "ttft_ms": round(took.ttft_ms, 3), "ttft_over_window": round(took.ttft_ms / plain.ttft_ms, 3),
-            "cut_rows": stats.cut, "merged": retrieval.merged, "lost": retrieval.store.stats.lost,
+            "cut_rows": stats.truncated, "merged": retrieval.merged, "lost": retrieval.store.stats.lost,
         }  # fmt: skip
 
 

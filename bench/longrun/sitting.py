@@ -108,7 +108,7 @@ def _counts(session: Session, policy: Policy) -> dict[str, int]:
     counts = {"reindexings": session.stats.memory.reindexings}
     if isinstance(policy, Retrieval):
         lost = policy.store.stats.lost
-        counts |= {"merged": policy.merged, "lost": lost, "cut": policy.working.cut}
+        counts |= {"merged": policy.merged, "lost": lost, "cut": policy.working.truncated}
     return counts
 
 

@@ -10,13 +10,11 @@ import numpy as np
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies.base import Appended, Bool, Float32, Needs
-from edgevlm.runtime.policies.retrieval import Retrieval, block_of
-from edgevlm.runtime.retrieval.cohesion import Threshold
-from edgevlm.runtime.retrieval.maintainer import Maintainer
+from edgevlm.runtime.policies.retrieval import Retrieval, leaving_block
+from edgevlm.runtime.retrieval.cluster_table import ClusterTable, Int64, choose_clusters
+from edgevlm.runtime.retrieval.cluster_updater import ClusterUpdater
 from edgevlm.runtime.retrieval.partitions import Partitions
 from edgevlm.runtime.retrieval.stats import Phase
-from edgevlm.runtime.retrieval.table import Int64, Table
-from edgevlm.runtime.retrieval.two_stage import choose_clusters
 from edgevlm.runtime.stateful import State
 from edgevlm.runtime.store import Block, Store
 
@@ -34,7 +32,7 @@ class Mosaic(Retrieval):
     A representative of every cluster and the newest tokens are always attended to. |M| is split into a window of the newest
     tokens, the index, and a working set for representatives and clusters.
 
-    window: share of |M| of the newest tokens. index: share of |M|, in bytes, for what is known of the clusters below.
+    window: fraction of |M| of the newest tokens. index: fraction of |M|, in bytes, for what is known of the offloaded clusters.
     clustering: ``nested``, keys inside partitions of frames; ``visual``, a partition's keys as one cluster; ``semantic``, keys
     without partitions; ``none``, frames as they came. splits: a cluster that is too diverse and not in host memory is split
     when it is next fetched (``deferred``, Alg. 1), or at once (``eager``). prefetch: fetch what layer l's query asks of layer
@@ -58,7 +56,7 @@ class Mosaic(Retrieval):
 
     name: ClassVar[str] = "mosaic"
     paper: ClassVar[str] = "Mosaic, secs. V to VII"
-    state_fields = (*Retrieval.state_fields, "table", "maintainer", "visual")
+    state_fields = (*Retrieval.state_fields, "table", "updater", "visual")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,16 +69,12 @@ class Mosaic(Retrieval):
     def needs(self) -> Needs:
         return replace(super().needs, features=self.clustering in ("nested", "visual"))
 
-    def calibrated(self) -> Sequence[Threshold] | None:
-        """Each layer's threshold as the model's calibration has it, which none has yet; None: from early variance."""
-        return None
-
     def open(self, cache: KVCache, store: Store) -> None:
         """Raises UserError for an index too small for two clusters in each layer and head."""
         super().open(cache, store)
         visual = self.index_bytes // VISUAL if self.needs.features else 0
         left, of = self.index_bytes - visual, cache.layers * cache.kv_heads
-        slots = min(left // (of * Table.slot_bytes(cache)), self._working_rows // 2)
+        slots = min(left // (of * ClusterTable.slot_bytes(cache)), self._working_rows // 2)
         if slots < 2:
             raise UserError(
                 f"a budget of {self.budget} tokens leaves mosaic no room for two clusters; "
@@ -88,16 +82,14 @@ class Mosaic(Retrieval):
             )
         self._visual_bytes = visual
         self._frames = self.window_rows // self.shape.tokens_per_frame + 2
-        self.table = Table(cache, slots)
-        self.maintainer = Maintainer(
+        self.table = ClusterTable(cache, slots)
+        self.updater = ClusterUpdater(
             cache, store, self.table, self._working_rows // 2, clustering=self.clustering, eager=self.splits == "eager",
-            small=self.tight, large=self.loose, calibrated=self.calibrated(),
+            small=self.tight, large=self.loose,
         )  # fmt: skip
         self.visual: Partitions | None = None  # made when the first features say how wide they are
         self._predicted: dict[int, list[list[int]]] = {}
         self.prefetched = np.zeros(2, np.int64)  # clusters chosen that were, and were not, got ahead
-
-    # Rows come and leave.
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:
         super().after_append(cache, appended)
@@ -105,30 +97,25 @@ class Mosaic(Retrieval):
             assert appended.features is not None, "a session gives what a policy needs"
             visual = self.visual = self.visual or self._partitions(appended.features.shape[1])
             for into, gone in visual.take(np.unique(appended.frame), appended.features):
-                self.maintainer.relabel(into, gone)
+                self.updater.relabel(into, gone)
             self._refresh()
 
     def _partitions(self, width: int) -> Partitions:
         slots = max(1, min(self._visual_bytes // Partitions.slot_bytes(width), self.table.slots // 2))
         return Partitions(slots, width, self._frames, SCENE * self.tight, SCENE * self.loose)
 
-    def archive(self, cache: KVCache, layer: int, leaving: Bool) -> None:
-        count = int(leaving[0].sum())
-        rows = np.nonzero(leaving)[1].reshape(len(leaving), count)
-        rows = np.take_along_axis(rows, np.argsort(np.take_along_axis(cache.seq(layer), rows, 1), 1, kind="stable"), 1)
-        block = block_of(cache, layer, rows)
+    def offload(self, cache: KVCache, layer: int, leaving: Bool) -> None:
+        block = leaving_block(cache, layer, leaving)
         self.forget_lost()
-        of = self.visual.of(block.frame[0]) if self.visual else np.zeros(count, np.int32)
-        self.maintainer.take(layer, block, of)
+        of = self.visual.of(block.frame[0]) if self.visual else np.zeros(len(block), np.int32)
+        self.updater.take(layer, block, of)
         self._refresh()
 
     def _refresh(self) -> None:
         """The working set is filled anew when the clusters are others."""
-        if self.maintainer.changed:
+        if self.updater.changed:
             self.working.forget()
-            self.maintainer.changed = False
-
-    # Rows are asked for.
+            self.updater.changed = False
 
     def begin(self, cos: Float32, sin: Float32) -> None:
         super().begin(cos, sin)
@@ -145,9 +132,9 @@ class Mosaic(Retrieval):
             return [[]] * self.cache.kv_heads
         slots = self._clusters(layer, query)
         self._completed(layer, slots)
-        waiting = [(head, int(slot)) for head, of in enumerate(slots) for slot in of if len(self._waiting(layer, head, slot))]
+        waiting = [(h, int(slot)) for h, of in enumerate(slots) for slot in of if len(self.updater.waiting(layer, h, slot))]
         for head, slot in waiting:
-            self.maintainer.split(layer, head, slot)
+            self.updater.split(layer, head, slot)
         self._refresh()
         return self._numbers(layer, self._clusters(layer, query) if waiting else slots)
 
@@ -158,9 +145,6 @@ class Mosaic(Retrieval):
 
     def _fetches(self, phase: Phase) -> bool:
         return phase != "prefill" or self.prefill == "fetch"
-
-    def _waiting(self, layer: int, head: int, slot: int) -> Int64:
-        return self.maintainer.waiting(layer, head, slot)
 
     def _clusters(self, layer: int, query: Float32) -> list[Int64]:
         """For each KV head the slots that a rotated query ``[heads, S, head_dim]`` of the call at hand asks for."""
@@ -178,28 +162,26 @@ class Mosaic(Retrieval):
             found = len({*chosen} & {*ahead})
             self.prefetched += found, len(chosen) - found
 
-    # What is reported, and kept.
-
     @property
     def merged(self) -> int:
         """Clusters, and partitions of frames, that became one with another because there was no room."""
-        return self.maintainer.counts.merges + (self.visual.merged if self.visual else 0)
+        return self.updater.counts.merges + (self.visual.merged if self.visual else 0)
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """What the index has been through since the session opened, by name: see Counts, and of partitions.
+        """What the index has been through since the session opened, by name: see UpdateCounts, and of partitions.
 
         prefetched, completed: clusters chosen that had been read ahead, and that had not.
         """
         visual = (self.visual.founded, self.visual.merged) if self.visual else (0, 0)
         ahead = dict(zip(("prefetched", "completed"), self.prefetched.tolist(), strict=True))
-        return {**asdict(self.maintainer.counts), "partitions": visual[0], "partitions_merged": visual[1], **ahead}
+        return {**asdict(self.updater.counts), "partitions": visual[0], "partitions_merged": visual[1], **ahead}
 
     def forget_lost(self) -> None:
-        self.maintainer.forget_lost()
+        self.updater.forget_lost()
 
     def restore(self, state: State) -> None:
         if "visual.mean" in state:
             self.visual = self._partitions(state["visual.mean"].shape[1])
         super().restore(state)
-        self.maintainer.changed = True
+        self.updater.changed = True

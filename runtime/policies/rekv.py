@@ -1,4 +1,4 @@
-"""ReKV: the whole history below, and of it the frames whose mean key the question asks for."""
+"""ReKV: the complete history in a store, and of it the frames whose mean key the question asks for."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from edgevlm.errors import UserError
-from edgevlm.runtime.policies.base import Bool, Float32
-from edgevlm.runtime.policies.retrieval import Retrieval, block_of
-from edgevlm.runtime.retrieval.frames import FrameIndex
-from edgevlm.runtime.retrieval.stats import Phase
-from edgevlm.runtime.retrieval.unrotated import per_kv_head, unrotated_keys
+from edgevlm.runtime.policies.base import Float32
+from edgevlm.runtime.policies.retrieval import QuestionRetrieval
+from edgevlm.runtime.retrieval.frame_index import FrameIndex
+from edgevlm.runtime.retrieval.working_set import per_kv_head, unrotated_keys
 from edgevlm.runtime.store import Block, Store
 
 if TYPE_CHECKING:
@@ -21,17 +19,17 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class ReKV(Retrieval):
+class ReKV(QuestionRetrieval):
     """Fetch whole frames, those whose mean key has the largest dot product with the question's mean query, layer by layer.
 
     s_t = sum over heads h of mean over rows i of q_{h,i} . mean over the frame's tokens j of k_{h,j}, both un-rotated; all
     heads of a layer fetch the same frames. Frames are prefilled with the window alone.
 
-    window: the share of |M| that the newest tokens are held in. index: the share of |M|, in bytes, that the mean keys take; the
-    rest is the working set. frames: fetched by a question in each layer at the most, as far as the working set has room. each:
-    frames at the most of an entry that many frames were merged into.
+    window: the fraction of |M| that the newest tokens are held in. index: the fraction of |M|, in bytes, that the mean keys
+    take; the rest is the working set. frames: fetched by a question in each layer at the most, as far as the working set has
+    room. each: frames at the most of an entry that many frames were merged into.
 
-    Ours: shares of one budget; an index of fixed size, whose neighbouring entries merge when it is full; the query of the
+    Ours: fractions of one budget; an index of fixed size, whose neighbouring entries merge when it is full; the query of the
     whole prompt, not of the question's words alone.
     """
 
@@ -40,7 +38,7 @@ class ReKV(Retrieval):
 
     name: ClassVar[str] = "rekv"
     paper: ClassVar[str] = "ReKV, arXiv 2503.00540"
-    state_fields = (*Retrieval.state_fields, "_frames", "_newest", "lost")
+    state_fields = (*QuestionRetrieval.state_fields, "_frames", "_newest")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,28 +48,21 @@ class ReKV(Retrieval):
     def open(self, cache: KVCache, store: Store) -> None:
         super().open(cache, store)
         self._frames = FrameIndex(cache.layers, cache.kv_heads * cache.head_dim, self.index_bytes)
-        if self._frames.capacity < 2:
-            raise UserError(
-                f"policy {self.name}: a budget of {self.budget} tokens leaves {self.index_bytes} bytes for the index, less "
-                "than two frames; give a larger --budget, or index="
-            )
+        self.check_index(self._frames.capacity, "frames")
         self._newest = np.full((cache.layers, 2), -1, np.int64)  # the frame that left last, and its rows that have
-        self._leaving: list[list[Block]] = []  # frames of one compression, layer by layer
-        self._chosen: list[list[int]] = [[] for _ in range(cache.layers)]  # by the question that is being answered
-        self.lost = 0  # blocks that left the index, ever
 
-    # Rows leave.
+    def take_in(self, blocks: Sequence[Block]) -> None:
+        fresh = [self._add(layer, block) for layer, block in enumerate(blocks)]
+        for of_frame in zip(*fresh, strict=True):  # frame by frame, layer by layer: that is what a block's number says
+            for part in of_frame:
+                self.store.put(part)
 
-    def archive(self, cache: KVCache, layer: int, leaving: Bool) -> None:
-        rows = np.nonzero(leaving)[1].reshape(cache.kv_heads, -1)
-        rows = np.take_along_axis(rows, np.argsort(np.take_along_axis(cache.seq(layer), rows, 1), 1), 1)
-        block = block_of(cache, layer, rows)
-        means = unrotated_keys(cache, layer, block)
-        starts = np.flatnonzero(np.diff(block.frame[0], prepend=-2))
-        fresh = []
-        for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(block)], strict=True):
-            frame, mean = int(block.frame[0, start]), means[:, start:end].mean(1).ravel()
-            part = block[start:end]
+    def _add(self, layer: int, block: Block) -> list[Block]:
+        """Bring rows of a layer into the index; returns those of frames that the store does not have yet, frame by frame."""
+        means, fresh = unrotated_keys(self.cache, layer, block), []
+        starts = np.flatnonzero(np.diff(block.frame[0], prepend=-2)).tolist()
+        for start, end in zip(starts, [*starts[1:], len(block)], strict=True):
+            frame, mean, part = int(block.frame[0, start]), means[:, start:end].mean(1).ravel(), block[start:end]
             if frame == self._newest[layer, 0]:
                 self._newest[layer, 1] += end - start
                 self._frames.add_to_last(layer, mean, (end - start) / self._newest[layer, 1])
@@ -80,17 +71,7 @@ class ReKV(Retrieval):
                 self._newest[layer] = frame, end - start
                 self._frames.add(layer, mean)
                 fresh.append(part)
-        self._leaving.append(fresh)
-        if layer == cache.layers - 1:
-            self._put()
-
-    def _put(self) -> None:
-        """Frame by frame, layer by layer: that is what a block's number says."""
-        for of_frame in zip(*self._leaving, strict=True):
-            for block in of_frame:
-                self.store.put(block)
-        self._leaving = []
-        self.forget_lost()
+        return fresh
 
     def forget_lost(self) -> None:
         for number in self.store.lost():
@@ -101,17 +82,12 @@ class ReKV(Retrieval):
         """Of the block that has a layer's rows of a frame."""
         return frame * self.shape.layers + layer
 
-    # Rows are asked for.
-
-    def choose(self, layer: int, query: Float32, phase: Phase) -> Sequence[Sequence[int]]:
+    def rank(self, layer: int, query: Float32) -> Sequence[Sequence[int]]:
+        """The same blocks for every KV head."""
         heads = self.cache.kv_heads
-        if phase == "prefill" or not self._frames.entries[layer]:
-            return [()] * heads
-        if phase == "question":
-            wanted = per_kv_head(self.unrotated(query), heads).ravel()
-            most = min(self.frames, max(1, self.working_rows // self.shape.tokens_per_frame))
-            self._chosen[layer] = [self._number(layer, int(t)) for t in self._frames.best(layer, wanted, most, self.each)]
-        return [self._chosen[layer]] * heads
+        most = min(self.frames, max(1, self.working_rows // self.shape.tokens_per_frame))
+        best = self._frames.best(layer, per_kv_head(query, heads).ravel(), most, self.each)
+        return [[self._number(layer, int(frame)) for frame in best]] * heads
 
     @property
     def merged(self) -> int:

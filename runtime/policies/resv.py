@@ -13,11 +13,10 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Appended, Bool, Float32
 from edgevlm.runtime.policies.retrieval import Int32, Int64, Retrieval, block_of, row_bytes
-from edgevlm.runtime.retrieval.chains import Chains
-from edgevlm.runtime.retrieval.hash_clusters import BITS, LEAST_SLOTS, HashClusters, Moved
-from edgevlm.runtime.retrieval.members import Members
+from edgevlm.runtime.retrieval.cluster_pages import ClusterPages
+from edgevlm.runtime.retrieval.hash_clusters import BITS, MIN_SLOTS, HashClusters, RowClusters, SealedMoves
 from edgevlm.runtime.retrieval.stats import Phase
-from edgevlm.runtime.retrieval.working import turn
+from edgevlm.runtime.retrieval.working_set import rotate
 from edgevlm.runtime.stateful import State
 from edgevlm.runtime.store import Block, Store
 
@@ -27,26 +26,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Of one layer. blocks: for each KV head, best first; chosen, among, cut: rows, see RetrievalStats."""
+    """Of one layer. blocks: for each KV head, best first; chosen, among, truncated: rows, see RetrievalStats."""
 
     blocks: list[list[int]]
     chosen: Int64  # [kv_heads]
     among: Int64  # [kv_heads]
-    cut: int
+    truncated: int
 
 
 @dataclass
 class ReSV(Retrieval):
-    """Cluster keys by hash bits; fetch the fewest clusters that hold more than a share of a row's attention.
+    """Cluster keys by hash bits; fetch the fewest clusters that hold more than a fraction of a row's attention.
 
     bit p = (key . plane p > 0); a token joins the nearest open cluster within a Hamming distance, else founds one. WiCSum: per
-    query row clusters in descending order of softmax(q K_cluster^T / sqrt D) until score times tokens passes a share of the
-    row's sum.
+    query row clusters in descending order of softmax(q K_cluster^T / sqrt D) until score times tokens passes a fraction of
+    the row's sum.
 
-    window: share of |M| for the newest tokens. index: share of |M|, as bytes, for what is known of the clusters; the rest is
-    the working set. planes: hyperplanes of a KV head, N_hp, 1 to 32. distance: the most bits, Th_hp, in which a token may
-    differ from the cluster it joins. threshold: the share, Th_r-wics, in [0, 1). prefetch: what the query of the layer before
-    would choose is read ahead, and each layer then chooses by its own (``ahead``); or it is what the layer attends to
+    window: fraction of |M| for the newest tokens. index: fraction of |M|, as bytes, for what is known of the clusters; the rest
+    is the working set. planes: hyperplanes of a KV head, N_hp, 1 to 32. distance: the most bits, Th_hp, in which a token may
+    differ from the cluster it joins. threshold: the fraction, Th_r-wics, in [0, 1). prefetch: what the query of the layer
+    before would choose is read ahead, and each layer then chooses by its own (``ahead``); or it is what the layer attends to
     (``final``, the paper's); or nothing is read ahead (``off``). retrieve: in every call (``always``), or for questions and
     answers alone (``question``): frames then see the window and no more.
 
@@ -63,7 +62,7 @@ class ReSV(Retrieval):
 
     name: ClassVar[str] = "resv"
     paper: ClassVar[str] = "V-Rex, sec. IV"
-    state_fields = (*Retrieval.state_fields, "clusters", "chains", "members")
+    state_fields = (*Retrieval.state_fields, "clusters", "pages", "row_clusters")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,43 +77,41 @@ class ReSV(Retrieval):
         """Raises UserError for an index that has no room for a few clusters."""
         super().open(cache, store)
         layers, heads, width, axes = cache.layers, cache.kv_heads, cache.head_dim, cache.axes
-        fixed = HashClusters.plane_bytes(heads, width) + self.window_rows * Members.row_bytes(layers, heads)
-        of_all = layers * heads * (HashClusters.slot_bytes(width, axes) + Chains.slot_bytes())
+        fixed = HashClusters.plane_bytes(heads, width) + self.window_rows * RowClusters.row_bytes(layers, heads)
+        of_all = layers * heads * (HashClusters.slot_bytes(width, axes) + ClusterPages.slot_bytes())
         slots = (self.index_bytes - fixed) // of_all
-        if slots < LEAST_SLOTS:
-            least = (fixed + LEAST_SLOTS * of_all) / (row_bytes(cache) * layers * self.budget)
+        if slots < MIN_SLOTS:
+            least = (fixed + MIN_SLOTS * of_all) / (row_bytes(cache) * layers * self.budget)
             raise UserError(
-                f"policy {self.name}: an index of {self.index_bytes} bytes holds no {LEAST_SLOTS} clusters a KV head; "
+                f"policy {self.name}: an index of {self.index_bytes} bytes holds no {MIN_SLOTS} clusters a KV head; "
                 f"give a larger --budget, or index={least:.2g} or more"
             )
         self.clusters = HashClusters(layers, heads, width, axes, int(slots), self.planes)
-        self.chains = Chains(layers, heads, int(slots))
-        self.members = Members(layers, heads, self.window_rows)
+        self.pages = ClusterPages(layers, heads, int(slots))
+        self.row_clusters = RowClusters(layers, heads, self.window_rows)
         self._predicted: dict[int, Selection] = {}
         middle = self.working_rows // 2 if axes == 1 else self.working_rows // (2 * self.shape.tokens_per_frame)
         self._middle = np.array([self.shape.prefix + middle] + [self.shape.prefix] * (axes - 1), np.float32)
-
-    # Rows come and leave.
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:
         super().after_append(cache, appended)
         started = time.perf_counter()
         self.forget_lost()
-        self._left(self.chains.trim(self.store))
+        self._remove_lost(self.pages.compact(self.store))
         held = np.sort(cache.seq(0)[0])
-        self.members.keep(held[np.isin(held, self.members.seq, assume_unique=True)])
+        self.row_clusters.keep(held[np.isin(held, self.row_clusters.seq, assume_unique=True)])
         self._join(cache)
         self.stats.predict_ms["prefill"] += 1e3 * (time.perf_counter() - started)
 
-    def archive(self, cache: KVCache, layer: int, leaving: Bool) -> None:
+    def offload(self, cache: KVCache, layer: int, leaving: Bool) -> None:
         if layer == 0:
             self.forget_lost()
-        keys, places, seq = cache.numbers("key", layer), places_of(cache, layer), cache.seq(layer)
+        keys, places, seq = cache.numbers("key", layer), positions_of(cache, layer), cache.seq(layer)
         if self.working.contiguous:
             for head, goes in enumerate(leaving):
                 keys[head, goes] = self._in_the_middle(keys[head, goes], places[head, goes])
             places[leaving] = self._middle
-        slot = self.members.of(layer, seq)
+        slot = self.row_clusters.of(layer, seq)
         moved = self.clusters.seal(layer, keys, places, slot, leaving)
         rows = np.nonzero(leaving)[1].reshape(len(leaving), -1)
         home = np.take_along_axis(moved.home, self.clusters.slots + np.take_along_axis(slot, rows, 1), 1)
@@ -131,24 +128,24 @@ class ReSV(Retrieval):
         super().compacted()
         if first:
             sealed = self.clusters.sealed
-            self.clusters.key[sealed] = self._in_the_middle(self.clusters.key[sealed], self.clusters.place[sealed])
-            self.clusters.place[sealed] = self._middle
+            self.clusters.key[sealed] = self._in_the_middle(self.clusters.key[sealed], self.clusters.position[sealed])
+            self.clusters.position[sealed] = self._middle
             self.clusters.rehash()
-        self.members.keep(self.members.seq[:0])
+        self.row_clusters.keep(self.row_clusters.seq[:0])
         for layer in range(self.cache.layers):
-            self.clusters.open_anew(layer)
+            self.clusters.drop_open(layer)
         self._join(self.cache)
 
     def _join(self, cache: KVCache) -> None:
         """Rows of the memory that have no cluster join one, or found it, oldest first."""
-        newest = self.members.seq[-1] if len(self.members.seq) else -1
+        newest = self.row_clusters.seq[-1] if len(self.row_clusters.seq) else -1
         slots = []
         for layer in range(cache.layers):
             kind, seq = cache.kind(layer), cache.seq(layer)
             new = (kind != Kind.PREFIX) & (seq > newest)
             rows = np.nonzero(new)[1].reshape(len(new), -1)
             rows = np.take_along_axis(rows, np.argsort(np.take_along_axis(seq, rows, 1), 1), 1)
-            held = cache.numbers("key", layer), places_of(cache, layer)
+            held = cache.numbers("key", layer), positions_of(cache, layer)
             keys, places = (np.take_along_axis(of, rows[..., None], 1) for of in held)
             slot, moved, forced = self.clusters.join(layer, keys, places, self.distance)
             self.stats.merged += forced
@@ -157,15 +154,13 @@ class ReSV(Retrieval):
                 self.working.forget()
             slots.append(slot)
             came = seq[0, rows[0]]
-        self.members.add(came, np.stack(slots))
+        self.row_clusters.add(came, np.stack(slots))
 
     def _in_the_middle(self, keys: Float32, places: Float32) -> Float32:
         """Keys ``[n, head_dim]`` at ``places`` ``[n, axes]``, turned to the middle of the working set's positions."""
-        return turn(keys, self._middle - places, self.cache.inv_freq, self.cache.pair_axis)
+        return rotate(keys, self._middle - places, self.cache.inv_freq, self.cache.pair_axis)
 
-    # The store.
-
-    def _settle(self, layer: int, moved: Moved, new: Block | None = None, home: Int32 | None = None) -> None:
+    def _settle(self, layer: int, moved: SealedMoves, new: Block | None = None, home: Int32 | None = None) -> None:
         """Bring the store to what a call has done to the clusters of a layer.
 
         new: rows that were sealed, those of one cluster side by side, and where each of them is now, ``[kv_heads, m]``.
@@ -178,22 +173,20 @@ class ReSV(Retrieval):
                 ends = [*starts[1:], len(of_head)]
                 parts = {int(home[head, at]): of_head[at:end] for at, end in zip(starts, ends, strict=True)}
             if parts or moved.merged:
-                for slot, rows in self.chains.follow(self.store, layer, head, of_old, parts).items():
+                for slot, rows in self.pages.update(self.store, layer, head, of_old, parts).items():
                     self.clusters.count[layer, head, slot] -= rows
-                    self.below[layer, head] -= rows
+                    self.offloaded[layer, head] -= rows
                     self.stats.lost += rows
 
     def forget_lost(self) -> None:
         if numbers := self.store.lost():
-            self._left(self.chains.forget(numbers))
+            self._remove_lost(self.pages.mark_lost(numbers))
 
-    def _left(self, rows: Int32) -> None:
+    def _remove_lost(self, rows: Int32) -> None:
         """Rows of each cluster that are lost, ``[layers, kv_heads, slots]``."""
         self.clusters.count -= rows
-        self.below -= rows.sum(2)
+        self.offloaded -= rows.sum(2)
         self.stats.lost += int(rows.sum())
-
-    # Rows are asked for.
 
     def begin(self, cos: Float32, sin: Float32) -> None:
         super().begin(cos, sin)
@@ -206,7 +199,7 @@ class ReSV(Retrieval):
         if not self._asked(layer, phase):
             return [[]] * self.cache.kv_heads
         selection = predicted or self.selection(layer, query)
-        self.working.cut += selection.cut
+        self.working.truncated += selection.truncated
         self.stats.count_chosen(phase, layer, selection.chosen, selection.among)
         return selection.blocks
 
@@ -219,7 +212,7 @@ class ReSV(Retrieval):
             self._predicted[layer] = selection
 
     def _asked(self, layer: int, phase: Phase) -> bool:
-        return bool(self.below[layer].any()) and not (self.retrieve == "question" and phase == "prefill")
+        return bool(self.offloaded[layer].any()) and not (self.retrieve == "question" and phase == "prefill")
 
     def selection(self, layer: int, query: Float32) -> Selection:
         """What rows ``[heads, S, head_dim]`` choose of a layer: WiCSum, and no more than reaches the working set's end."""
@@ -228,20 +221,22 @@ class ReSV(Retrieval):
             self.clusters.count[layer],
             self.clusters.open[layer],
         )
-        blocks, cut = [], 0
+        blocks, truncated = [], 0
         for head, of_head in enumerate(best):
             slots = np.flatnonzero((of_head >= 0) & ~opened[head])
-            numbers, left = self.chains.of(layer, head, slots[np.argsort(-of_head[slots], kind="stable")], self.working_rows)
+            numbers, left = self.pages.blocks_of(
+                layer, head, slots[np.argsort(-of_head[slots], kind="stable")], self.working_rows
+            )
             blocks.append(numbers)
-            cut += left
-        return Selection(blocks, np.where(best >= 0, count, 0).sum(1, dtype=np.int64), count.sum(1, dtype=np.int64), cut)
+            truncated += left
+        return Selection(blocks, np.where(best >= 0, count, 0).sum(1, dtype=np.int64), count.sum(1, dtype=np.int64), truncated)
 
     def restore(self, state: State) -> None:
         super().restore(state)
         self._predicted.clear()
 
 
-def places_of(cache: KVCache, layer: int) -> Float32:
+def positions_of(cache: KVCache, layer: int) -> Float32:
     """Where rows stand, float32 ``[kv_heads, n, axes]``: on three axes less the patch's own row and column."""
     place = cache.position(layer).astype(np.float32)
     if cache.axes > 1:

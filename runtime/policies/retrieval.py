@@ -1,4 +1,4 @@
-"""What a retrieval policy is: a window on the device, everything older in blocks below, and a choice of blocks per layer.
+"""What a retrieval policy is: a window on the device, everything older in blocks of a store, and a choice of blocks per layer.
 
 The budget |M| is split three ways, so that its bytes on the device are those of an eviction policy with the same budget: a
 window of the newest tokens, which is always attended to; a working set that blocks are fetched into; and the index, in bytes.
@@ -10,17 +10,17 @@ import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.errors import UserError
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Appended, Bool, Float32, Guide, Needs, Plan, Policy, StreamShape
 from edgevlm.runtime.policies.sliding_window import SlidingWindow
 from edgevlm.runtime.retrieval.stats import Phase, RetrievalStats
-from edgevlm.runtime.retrieval.unrotated import unrotated_queries
-from edgevlm.runtime.retrieval.working import WorkingSet
+from edgevlm.runtime.retrieval.working_set import WorkingSet, unrotated_queries
 from edgevlm.runtime.stateful import State, add_prefix, strip_prefix
 from edgevlm.runtime.store import Block, Store
 
@@ -35,21 +35,18 @@ Int64 = NDArray[np.int64]
 class Retrieval(Policy):
     """A policy over a store. Subclasses say how rows that leave the window become blocks, and which blocks a query asks for.
 
-    window, index: shares of |M|, the second in bytes; the rest is the working set. Subclasses add their index to
-    ``state_fields``; it is made in :meth:`open`.
+    window, index: fractions of |M|, the second in bytes; the rest is the working set. Subclasses add their index to
+    ``state_fields``; it is made in :meth:`open`. A session finds these policies by their type.
     """
 
     window: float = 0.5
     index: float = 0.125
 
-    retrieves: ClassVar[bool] = True
-    state_fields = ("below", "arena", "working")
+    state_fields = ("offloaded", "arena", "working")
 
     def __post_init__(self) -> None:
         if not (self.window > 0 and self.index > 0 and self.window + self.index < 1):
             raise ValueError("window and index are above 0 and leave something of 1 for the working set")
-
-    # Before the first row.
 
     def arena_policy(self) -> Policy:
         """What decides which rows leave the window; a new one."""
@@ -69,7 +66,7 @@ class Retrieval(Policy):
         self.cache, self.store = cache, store
         self.working = WorkingSet(cache, store, self._working_rows, self.shape.prefix)
         self.stats = RetrievalStats(cache.layers, cache.kv_heads)
-        self.below = np.zeros((cache.layers, cache.kv_heads), np.int64)  # rows that have left the device
+        self.offloaded = np.zeros((cache.layers, cache.kv_heads), np.int64)  # rows that have left the device
         self._tables: tuple[Float32, Float32] | None = None  # of the call at hand
         self.index_bytes = self._index_rows * cache.layers * row_bytes(cache)  # the most that the index may take
 
@@ -94,19 +91,17 @@ class Retrieval(Policy):
     def basis(self) -> str:
         return self.arena.basis
 
-    # Rows come and leave.
-
     def before_append(self, cache: KVCache, rows: int, guide: Guide) -> Plan | None:
-        """What leaves the window is put below first."""
+        """What leaves the window goes to the store first."""
         plan, started = self.arena.before_append(cache, rows, guide), time.perf_counter()
         for layer, keep in enumerate(plan.keep if plan else []):
             kind = cache.kind(layer)
             if keep is not None and (leaving := ~keep & ((kind == Kind.VISION) | (kind == Kind.TEXT))).any():
-                self.archive(cache, layer, leaving)
-                self.below[layer] += leaving.sum(1)
+                self.offload(cache, layer, leaving)
+                self.offloaded[layer] += leaving.sum(1)
         if plan is not None:
             self.working.forget()
-            self.stats.archive_ms += 1e3 * (time.perf_counter() - started)
+            self.stats.offload_ms += 1e3 * (time.perf_counter() - started)
         return plan
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:
@@ -120,10 +115,8 @@ class Retrieval(Policy):
         return self.arena.select(cache, layer, target)
 
     @abstractmethod
-    def archive(self, cache: KVCache, layer: int, leaving: Bool) -> None:
-        """Put rows of a layer below: ``leaving`` ``[kv_heads, n_l]``, of the window's oldest, as many of each head."""
-
-    # Rows are asked for.
+    def offload(self, cache: KVCache, layer: int, leaving: Bool) -> None:
+        """Put rows of a layer into the store: ``leaving`` ``[kv_heads, n_l]``, as many of each head."""
 
     def begin(self, cos: Float32, sin: Float32) -> None:
         """A call begins: rotary tables ``[S, head_dim / 2]`` of its rows, which queries are rotated by."""
@@ -160,15 +153,13 @@ class Retrieval(Policy):
         self.stats.predict_ms[phase] += 1e3 * (between - started)
         self.stats.fetch_ms[phase] += 1e3 * (time.perf_counter() - between)
         window = min(int(self.cache.lengths[layer]) - self.shape.prefix, self.window_rows)
-        self.stats.count(phase, layer, counts - self.working.always[layer], self.below[layer], window)
-        self.stats.cut = self.working.cut
+        self.stats.count(phase, layer, counts - self.working.always[layer], self.offloaded[layer], window)
+        self.stats.truncated = self.working.truncated
         if layer + 1 < self.shape.layers:
             started = time.perf_counter()
             self.look_ahead(layer + 1, query, phase)
             self.stats.predict_ms[phase] += 1e3 * (time.perf_counter() - started)
         return counts
-
-    # What is reported, and kept.
 
     @property
     def merged(self) -> int:
@@ -202,14 +193,57 @@ def row_bytes(cache: KVCache) -> int:
 
 
 def block_of(cache: KVCache, layer: int, rows: Int64) -> Block:
-    """Rows of a layer as a block of all its heads: ``rows`` ``[kv_heads, m]`` says which of each head. CaptureBuffer."""
-    wide = rows[..., None]
-    return Block(
-        np.take_along_axis(cache.key(layer), wide, 1),
-        np.take_along_axis(cache.value(layer), wide, 1),
-        np.take_along_axis(cache.seq(layer), rows, 1),
-        np.take_along_axis(cache.frame(layer), rows, 1),
-        np.take_along_axis(cache.row(layer), rows, 1),
-        np.take_along_axis(cache.col(layer), rows, 1),
-        np.take_along_axis(cache.position(layer), wide, 1),
-    )
+    """Rows of a layer as a block of all its heads: ``rows`` ``[kv_heads, m]`` says which of each head. Copies."""
+    parts = [np.asarray(getattr(cache, name)(layer)) for name in Block.__slots__]
+    return Block(*[np.take_along_axis(part, rows if part.ndim == 2 else rows[..., None], 1) for part in parts])
+
+
+def leaving_block(cache: KVCache, layer: int, leaving: Bool) -> Block:
+    """The rows of a mask ``[kv_heads, n_l]``, as many of each head, as a block in the order of the stream."""
+    rows = np.nonzero(leaving)[1].reshape(cache.kv_heads, -1)
+    return block_of(cache, layer, np.take_along_axis(rows, np.argsort(np.take_along_axis(cache.seq(layer), rows, 1), 1), 1))
+
+
+@dataclass
+class QuestionRetrieval(Retrieval):
+    """Retrieves for questions alone, and for the rows of an answer what its question chose; frames see the window.
+
+    Subclasses take in the rows of all layers once they have left the last one, and rank blocks for a question.
+    """
+
+    state_fields = (*Retrieval.state_fields, "lost")
+
+    def open(self, cache: KVCache, store: Store) -> None:
+        super().open(cache, store)
+        self._leaving: list[Block] = []  # of one compression, layer by layer
+        self._chosen: dict[int, Sequence[Sequence[int]]] = {}  # by layer, for the question that is being answered
+        self.lost = 0  # blocks that left the index, ever
+
+    def check_index(self, capacity: int, entries: str) -> None:
+        """Raises UserError where the index has no room for two entries."""
+        if capacity < 2:
+            raise UserError(
+                f"policy {self.name}: a budget of {self.budget} tokens leaves {self.index_bytes} bytes for the index, less "
+                f"than two {entries}; give a larger --budget, or index="
+            )
+
+    def offload(self, cache: KVCache, layer: int, leaving: Bool) -> None:
+        self._leaving.append(leaving_block(cache, layer, leaving))
+        if layer == cache.layers - 1:
+            leaving_blocks, self._leaving = self._leaving, []
+            self.take_in(leaving_blocks)
+            self.forget_lost()
+
+    @abstractmethod
+    def take_in(self, blocks: Sequence[Block]) -> None:
+        """Put rows that have left every layer into index and store: one block a layer, rows in the order of the stream."""
+
+    def choose(self, layer: int, query: Float32, phase: Phase) -> Sequence[Sequence[int]]:
+        nothing: Sequence[Sequence[int]] = [()] * self.cache.kv_heads
+        if phase == "question":
+            self._chosen[layer] = self.rank(layer, self.unrotated(query)) if self.offloaded[layer].any() else nothing
+        return nothing if phase == "prefill" else self._chosen.get(layer, nothing)
+
+    @abstractmethod
+    def rank(self, layer: int, query: Float32) -> Sequence[Sequence[int]]:
+        """The blocks that a question's un-rotated rows ``[heads, S, head_dim]`` ask for, for each KV head, best first."""

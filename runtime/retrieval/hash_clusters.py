@@ -12,16 +12,17 @@ from edgevlm.runtime.stateful import Stateful
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
 BITS = 32  # of a word; of fewer planes the last bits are 0
-LEAST_SLOTS = 4
+MIN_SLOTS = 4
 SEED = 20251212  # of the hyperplanes, the same in every stream
 SPREAD = 32  # their standard deviation: coarse numbers point as random a way as fine ones, and take a quarter of the index
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class SealedMoves:
     """Where sealed clusters of one layer have gone in a call.
 
     home: int32 ``[kv_heads, 2 * slots]``: ``home[h, s]`` is the slot where the cluster is now that was sealed in slot s
@@ -38,11 +39,11 @@ class HashClusters(Stateful):
 
     A cluster is open as long as tokens may join it, then sealed; open ones take half of the slots at most. key: mean of its
     tokens, ``[layers, kv_heads, slots, head_dim]``. bits: uint32, bit p is set where the mean's dot with hyperplane p is above
-    0. count: tokens; 0 is a free slot. open: bool. place: the mean of its tokens' positions, ``[..., axes]``.
+    0. count: tokens; 0 is a free slot. open: bool. position: the mean of its tokens', ``[..., axes]``.
     planes: int8 ``[kv_heads, head_dim, 32]``, normal numbers rounded, the columns past ``planes`` zero.
     """
 
-    state_fields = ("key", "bits", "count", "open", "place", "planes")
+    state_fields = ("key", "bits", "count", "open", "position", "planes")
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, axes: int, slots: int, planes: int) -> None:
         self.slots = slots
@@ -51,7 +52,7 @@ class HashClusters(Stateful):
         self.bits = np.zeros(shape, np.uint32)
         self.count = np.zeros(shape, np.int32)
         self.open = np.zeros(shape, np.bool_)
-        self.place = np.zeros((*shape, axes), np.float32)
+        self.position = np.zeros((*shape, axes), np.float32)
         self.planes = np.zeros((kv_heads, head_dim, BITS), np.int8)
         drawn = np.random.default_rng(SEED).standard_normal((kv_heads, head_dim, planes))
         self.planes[..., :planes] = np.clip(np.rint(SPREAD * drawn), -127, 127)
@@ -65,22 +66,22 @@ class HashClusters(Stateful):
     def plane_bytes(kv_heads: int, head_dim: int) -> int:
         return kv_heads * head_dim * BITS
 
-    def join(self, layer: int, keys: Float32, places: Float32, distance: int) -> tuple[Int32, Moved, int]:
+    def join(self, layer: int, keys: Float32, positions: Float32, distance: int) -> tuple[Int32, SealedMoves, int]:
         """Let tokens join the nearest open cluster within ``distance`` bits, one after another, or found one.
 
-        keys: rotated, ``[kv_heads, n, head_dim]``; places: ``[kv_heads, n, axes]``. Of equally near clusters the one of the
+        keys: rotated, ``[kv_heads, n, head_dim]``; positions: ``[kv_heads, n, axes]``. Of equally near clusters the one of the
         lowest slot, and a new one takes the lowest that is free. Returns each token's slot, ``[kv_heads, n]``, where sealed
         clusters went that had to merge, and how many tokens joined one beyond the distance, half of the slots being open.
         """
-        slot, home, merged, forced = _native.hash_join(keys, places, distance, *self._of(layer))
-        return slot, Moved(home, merged), forced
+        slot, home, merged, forced = _native.hash_join(keys, positions, distance, *self._of(layer))
+        return slot, SealedMoves(home, merged), forced
 
-    def seal(self, layer: int, keys: Float32, places: Float32, slot: Int32, leaving: Bool) -> Moved:
+    def seal(self, layer: int, keys: Float32, positions: Float32, slot: Int32, leaving: Bool) -> SealedMoves:
         """Seal what leaves of each open cluster as a cluster of its own; what stays has a new mean.
 
         All arrays ``[kv_heads, n, ...]`` of the rows held; slot: each one's cluster, -1 of rows that have none.
         """
-        return Moved(*_native.hash_seal(keys, places, slot, leaving, *self._of(layer)))
+        return SealedMoves(*_native.hash_seal(keys, positions, slot, leaving, *self._of(layer)))
 
     def choose(self, layer: int, query: Float32, share: float) -> Float32:
         """WiCSum (eqs. 1 to 3): the clusters that a call's rows choose, for each KV head.
@@ -92,7 +93,7 @@ class HashClusters(Stateful):
         """
         return _native.wicsum(query, self.key[layer], self.count[layer], share)
 
-    def open_anew(self, layer: int) -> None:
+    def drop_open(self, layer: int) -> None:
         """Forget the open clusters of a layer."""
         self.count[layer][self.open[layer]] = 0
 
@@ -111,5 +112,50 @@ class HashClusters(Stateful):
         return self.planes.astype(np.float32)
 
     def _of(self, layer: int) -> tuple[NDArray, ...]:
-        parts = (self.key, self.bits, self.count, self.open, self.place)
+        parts = (self.key, self.bits, self.count, self.open, self.position)
         return (*(part[layer] for part in parts), self._normals)
+
+
+class RowClusters(Stateful):
+    """Which cluster each row of the window belongs to.
+
+    Up to ``rows`` rows by ``seq``, the same in every layer and head, and of each its slot in every layer and KV head.
+    """
+
+    state_fields = ("_seq", "_slot", "_held")
+
+    def __init__(self, layers: int, kv_heads: int, rows: int) -> None:
+        self._seq = np.zeros(rows, np.int64)  # rising
+        self._slot = np.zeros((layers, kv_heads, rows), np.int32)
+        self._held = 0
+
+    @staticmethod
+    def row_bytes(layers: int, kv_heads: int) -> int:
+        return 8 + 4 * layers * kv_heads
+
+    @property
+    def seq(self) -> Int64:
+        """Rising, ``[n]``: a view."""
+        return self._seq[: self._held]
+
+    def keep(self, seq: Int64) -> None:
+        """Forget all but these; rising, ``[n]``, each of them known."""
+        at = np.searchsorted(self.seq, seq)
+        self._seq[: len(at)] = self._seq[at]
+        self._slot[..., : len(at)] = self._slot[..., at]
+        self._held = len(at)
+
+    def add(self, seq: Int64, slot: Int32) -> None:
+        """Rows newer than all others: rising, ``[n]``, and ``[layers, kv_heads, n]``."""
+        end = self._held + len(seq)
+        self._seq[self._held : end] = seq
+        self._slot[..., self._held : end] = slot
+        self._held = end
+
+    def of(self, layer: int, seq: Int64) -> Int32:
+        """The slots of rows ``[kv_heads, n]`` in any order, -1 of those that are not known."""
+        if not self._held:
+            return np.full(seq.shape, -1, np.int32)
+        at = np.minimum(np.searchsorted(self.seq, seq), self._held - 1)
+        slot = np.take_along_axis(self._slot[layer], at, 1)
+        return np.where(self._seq[at] == seq, slot, np.int32(-1))

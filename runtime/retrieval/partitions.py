@@ -1,23 +1,117 @@
-"""Mosaic's visual level: clusters of frames by what the tower saw, the partitions that keys are clustered in."""
+"""Mosaic's clusters by cosine: how diverse one may be (eqs. 1 to 5), how it splits, and the partitions of frames."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime import _native
-from edgevlm.runtime.retrieval.cohesion import LEAST, RATE, Early, Float32, pooled, units
 from edgevlm.runtime.stateful import Stateful
 
-EARLY = 16  # frames whose variance sets the threshold
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+RATE = 32.0  # beta of eq. 5
+MIN_SIZE = 8  # a cluster of fewer is never over its threshold
+MIN_VARIANCE = 1e-3  # the lowest threshold: members that are all one leave nothing to go by but rounding
+KMEANS_ROUNDS = 8  # of k-means
+EARLY_FRAMES = 16  # frames whose variance sets the threshold
 NEVER = 2**62  # a size that no cluster reaches
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """Eq. 5: the most variance that a cluster of n members may have, from ``small`` on, towards ``large`` as it grows."""
+
+    small: float
+    large: float
+
+
+class EarlyVariance(Stateful):
+    """The variance of the first ``rows`` rows of each of some streams, by eqs. 3 and 4, each as one cluster.
+
+    ``mean`` float64 ``[streams, width]``, ``variance`` ``[streams]``, and ``seen`` rows of each.
+    """
+
+    state_fields = ("seen", "mean", "variance")
+
+    def __init__(self, streams: int, width: int, rows: int) -> None:
+        self.rows, self.seen = rows, np.zeros(1, np.int64)
+        self.mean, self.variance = np.zeros((streams, width)), np.zeros(streams)
+
+    def add(self, rows: Float32) -> None:
+        """Rows ``[streams, n, width]``; those behind the first are nothing to it."""
+        for row in rows.transpose(1, 0, 2)[: max(0, self.rows - int(self.seen[0]))].astype(np.float64):
+            self.seen += 1
+            self.mean += (row - self.mean) / self.seen
+            self.variance += (1 - cosine(row, self.mean) - self.variance) / self.seen
+
+    def threshold(self, small: float, large: float) -> Threshold | None:
+        """So many times the variance, the mean over the streams; None until all the rows were there."""
+        if self.seen < self.rows:
+            return None
+        variance = float(self.variance.mean())
+        return Threshold(max(MIN_VARIANCE, small * variance), max(MIN_VARIANCE, large * variance))
+
+
+def cosine(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Of vectors ``[..., width]``, 0 with a zero vector."""
+    lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    dots = (a * b).sum(-1)
+    return np.asarray(np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths > 0))
+
+
+def units(rows: NDArray[np.floating]) -> Float64:
+    """Rows ``[n, width]`` of length 1 in float64, zero ones as they are."""
+    wide = rows.astype(np.float64)
+    length = np.linalg.norm(wide, axis=-1, keepdims=True)
+    return np.divide(wide, length, out=np.zeros_like(wide), where=length > 0)
+
+
+def mean_and_variance(rows: NDArray[np.floating]) -> tuple[Float64, float]:
+    """Eqs. 1 and 2 of rows ``[n, width]``: their mean, and their mean distance 1 - cos from it."""
+    mean = rows.astype(np.float64).mean(0)
+    return mean, float(np.mean(1 - units(rows) @ units(mean[None])[0]))
+
+
+def pooled(mean: Float64, variance: Float64, size: NDArray[np.integer]) -> tuple[Float64, float]:
+    """Mean and variance of clusters taken as one, from ``[m, width]``, ``[m]`` and ``[m]`` alone.
+
+    The mean is exact; the variance takes each cluster's members to be as far from the new mean as from their own, and further
+    by as much as that has moved.
+    """
+    weight = size / size.sum()
+    joint = weight @ mean
+    return joint, float(weight @ (variance + 1 - cosine(mean, joint)))
+
+
+def split_in_two(rows: NDArray[np.floating]) -> NDArray[np.bool_]:
+    """K-means for two by cosine, of rows ``[n, width]``: which of them the second cluster gets, ``[n]``.
+
+    It begins with the row least like the mean and the row least like that one; of equal ones the first. None are in the second
+    if all rows point one way.
+    """
+    unit = units(rows)
+    first = unit[np.argmin(unit @ units(unit.mean(0)[None])[0])]
+    centre = np.stack([first, unit[np.argmin(unit @ first)]])
+    second = np.zeros(len(rows), np.bool_)
+    for _ in range(KMEANS_ROUNDS):
+        similar = unit @ centre.T
+        now = similar[:, 1] > similar[:, 0]
+        if now.all() or not now.any() or np.array_equal(now, second):
+            break
+        second = now
+        centre = units(np.stack([rows[~now].astype(np.float64).mean(0), rows[now].astype(np.float64).mean(0)]))
+    return second
 
 
 class Partitions(Stateful):
     """Up to ``slots`` clusters of pooled frame features ``[width]``, and the partition of each of the last frames.
 
     A partition is not split: that would mean to fetch all rows of its frames, of every layer. The frame that would take it
-    over its threshold founds another instead. When there is no room, the two that are most alike become one. ``split`` says
+    over its threshold founds another instead. When there is no room, the two most similar become one. ``split`` says
     whether there may be more than one, small and large how many times the early variance the threshold is.
     """
 
@@ -28,7 +122,7 @@ class Partitions(Stateful):
         self.mean, self.variance = np.zeros((slots, width), np.float32), np.zeros(slots)
         self.size, self.taken = np.zeros(slots, np.int64), np.full(slots, -1, np.int32)  # taken: 0, or -1
         self._of = np.zeros(frames, np.int32)
-        self._early = Early(1, width, EARLY)
+        self._early = EarlyVariance(1, width, EARLY_FRAMES)
         self.founded = self.merged = 0
 
     @staticmethod
@@ -52,7 +146,7 @@ class Partitions(Stateful):
     def _assign(self, row: Float32, joined: list[tuple[int, int]]) -> int:
         slot, where = np.zeros(1, np.int32), np.zeros(1, np.int32)
         limit = self._early.threshold(self._small, self._large) if self._split and self.slots > 1 else None
-        small, large, least = (limit.small, limit.large, LEAST) if limit else (0.0, 0.0, NEVER)
+        small, large, least = (limit.small, limit.large, MIN_SIZE) if limit else (0.0, 0.0, NEVER)
         table = (self.mean, self.variance, self.size, self.taken)
         stopped, _, _ = _native.mosaic_assign(row, where, 0, *table, small, large, RATE, least, slot)
         if stopped:
@@ -65,7 +159,7 @@ class Partitions(Stateful):
         return at
 
     def _merge(self, joined: list[tuple[int, int]]) -> int:
-        """Make one of the two most alike; returns the slot that this leaves free."""
+        """Merge the two most similar; returns the slot that this leaves free."""
         into, gone = nearest_pairs(units(self.mean), np.zeros(self.slots, np.int32), 1)[0]
         pair = [into, gone]
         mean, variance = pooled(self.mean[pair].astype(np.float64), self.variance[pair], self.size[pair])
@@ -78,14 +172,14 @@ class Partitions(Stateful):
 
 
 def nearest_pairs(unit: NDArray[np.float64], label: NDArray[np.integer], count: int) -> list[tuple[int, int]]:
-    """Up to ``count`` pairs of rows ``[n, width]`` of one label, the most alike first, none in two: (lower, higher) indices."""
-    alike = np.where(np.triu(label[:, None] == label, 1), unit @ unit.T, -np.inf)
-    order = np.argsort(-alike, axis=None, kind="stable")
+    """Up to ``count`` pairs of rows ``[n, width]`` of one label, most similar first, none twice: (lower, higher) indices."""
+    similar = np.where(np.triu(label[:, None] == label, 1), unit @ unit.T, -np.inf)
+    order = np.argsort(-similar, axis=None, kind="stable")
     pairs: list[tuple[int, int]] = []
     used = np.zeros(len(unit), np.bool_)
     for flat in order:
         first, second = divmod(int(flat), len(unit))
-        if len(pairs) == count or alike[first, second] == -np.inf:
+        if len(pairs) == count or similar[first, second] == -np.inf:
             break
         if not used[first] and not used[second]:
             pairs.append((first, second))

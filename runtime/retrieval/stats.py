@@ -20,8 +20,9 @@ class RetrievalStats:
     window: rows that were attended to beside those, in the same shape. chosen, among: the same of the policy's rule by itself,
     before anything is cut, over all that it chooses from, the window too if it does so; 0 where a policy does not say.
     predict_ms: choosing, of the next layer's too, and what is worked out of new rows for that. fetch_ms: from the store into
-    the arena. compute_ms: the graphs. archive_ms: rows put below, in all. calls: of layer 0. cut: rows chosen that the working
-    set had no room for. merged: what joined others because the index was full. lost: rows below that are gone.
+    the arena. compute_ms: the graphs. offload_ms: rows put into the store, in all. calls: of layer 0. truncated: rows chosen
+    that the working set had no room for. merged: what joined others because the index was full. lost: offloaded rows that are
+    gone.
     """
 
     def __init__(self, layers: int, kv_heads: int) -> None:
@@ -29,8 +30,8 @@ class RetrievalStats:
         self.held, self.window, self.chosen, self.among = (np.zeros_like(self.fetched) for _ in range(4))
         self.predict_ms, self.fetch_ms, self.compute_ms = (dict.fromkeys(PHASES, 0.0) for _ in range(3))
         self.calls = dict.fromkeys(PHASES, 0)
-        self.archive_ms = 0.0
-        self.cut = self.merged = self.lost = 0
+        self.offload_ms = 0.0
+        self.truncated = self.merged = self.lost = 0
 
     def count(self, phase: Phase, layer: int, fetched: NDArray[np.int32], held: NDArray[np.int64], window: int = 0) -> None:
         """One call of one layer: rows fetched of those held, ``[kv_heads]`` each, beside ``window`` rows."""
@@ -46,27 +47,27 @@ class RetrievalStats:
         self.among[PHASES.index(phase), layer] += among
 
     def ratio(self, phase: Phase) -> NDArray[np.float64]:
-        """The share of what is held below that was fetched, ``[layers, kv_heads]``; NaN where nothing was held."""
+        """The fraction of the offloaded rows that was fetched, ``[layers, kv_heads]``; NaN where nothing was held."""
         at = PHASES.index(phase)
-        return _share(self.fetched[at], self.held[at])
+        return _fraction(self.fetched[at], self.held[at])
 
     def attended(self, phase: Phase) -> NDArray[np.float64]:
-        """The share of the whole memory, window and below, that was attended to, ``[layers, kv_heads]``."""
+        """The fraction of all rows, window and offloaded, that was attended to, ``[layers, kv_heads]``."""
         at = PHASES.index(phase)
-        return _share(self.fetched[at] + self.window[at], self.held[at] + self.window[at])
+        return _fraction(self.fetched[at] + self.window[at], self.held[at] + self.window[at])
 
     def by_rule(self, phase: Phase) -> NDArray[np.float64]:
         """``chosen`` of ``among``, ``[layers, kv_heads]``; NaN where a policy does not say."""
         at = PHASES.index(phase)
-        return _share(self.chosen[at], self.among[at])
+        return _fraction(self.chosen[at], self.among[at])
 
-    def shares(self, phase: Phase) -> Mapping[str, float]:
-        """What prediction, fetching and computing took, as shares of their sum (V-Rex, Fig. 16); empty before a call."""
+    def breakdown(self, phase: Phase) -> Mapping[str, float]:
+        """What prediction, fetching and computing took, as fractions of their sum (V-Rex, Fig. 16); empty before a call."""
         parts = {"predict": self.predict_ms[phase], "fetch": self.fetch_ms[phase], "compute": self.compute_ms[phase]}
         total = sum(parts.values())
         return {name: part / total for name, part in parts.items()} if total else {}
 
 
-def _share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.float64]:
+def _fraction(part: NDArray[np.int64], total: NDArray[np.int64]) -> NDArray[np.float64]:
     with np.errstate(invalid="ignore", divide="ignore"):
-        return part / whole
+        return part / total

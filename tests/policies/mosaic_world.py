@@ -47,7 +47,7 @@ class World:
         self.early, self.visual = [[[] for _ in range(HEADS)] for _ in range(LAYERS)], None
         self.known_limits = {}
         resident = eager or self.store.all_resident
-        most = policy.maintainer.most
+        most = policy.updater.max_rows
         return [
             [
                 Head(policy.table.slots, most, lambda layer=layer: self.limits(layer), policy.clustering, resident)

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 from policies.filled import GROUP, HEADS, INV_FREQ, PREFIX, Filled
-from policies.reference_alike import Alike
+from policies.reference_cluster_index import Alike
 from policies.test_rekv import GRID, LAYERS, P, asked, opened
 from stored import PlainStore
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import StreamShape, create_policy
-from edgevlm.runtime.retrieval.alike import AlikeIndex
+from edgevlm.runtime.retrieval.cluster_index import ClusterIndex
 
 WIDTH = 6
 
@@ -50,7 +50,7 @@ def similarity(index, cluster, keys, tokens):
 @pytest.mark.parametrize(("kinds", "capacity"), [(5, 12), (12, 6)])
 def test_clusters_are_those_of_the_reference(kinds, capacity):
     keys, _ = things(np.random.default_rng(5), kinds, 120)
-    index = AlikeIndex(2, WIDTH, capacity * AlikeIndex.entry_bytes(2, WIDTH), 0.95)
+    index = ClusterIndex(2, WIDTH, capacity * ClusterIndex.entry_bytes(2, WIDTH), 0.95)
     reference = Alike(capacity, 0.95)
     members = followed(index, keys, [7] * 17 + [1])
     for token in range(120):
@@ -70,7 +70,7 @@ def test_clusters_are_those_of_the_reference(kinds, capacity):
 @pytest.mark.parametrize(("width", "capacity"), [(6, 9), (64, 25)])
 def test_every_cluster_knows_its_nearest_whatever_merged_and_moved(width, capacity):
     random = np.random.default_rng(2)
-    index = AlikeIndex(3, width, capacity * AlikeIndex.entry_bytes(3, width), 0.9)
+    index = ClusterIndex(3, width, capacity * ClusterIndex.entry_bytes(3, width), 0.9)
     base, wanted = random.normal(size=(3, 60, width)), 0
     for piece in range(40):
         of = random.integers(max(1, 3 * piece // 2), size=8)
@@ -82,7 +82,7 @@ def test_every_cluster_knows_its_nearest_whatever_merged_and_moved(width, capaci
         unit = mean / np.linalg.norm(mean, axis=1, keepdims=True)
         cosine = unit @ unit.T - 3 * np.eye(index.clusters)
         np.testing.assert_allclose(index.near[: index.clusters], cosine.max(1), atol=1e-5)
-        found = cosine[np.arange(index.clusters), index.whom[: index.clusters]]
+        found = cosine[np.arange(index.clusters), index.nearest[: index.clusters]]
         np.testing.assert_allclose(found, cosine.max(1), atol=1e-5)
         assert index.count[: index.clusters].sum() == wanted
     assert index.merged > 5
@@ -92,7 +92,7 @@ def test_every_cluster_knows_its_nearest_whatever_merged_and_moved(width, capaci
 def test_channels_of_large_numbers_leave_the_others_their_precision():
     keys = np.random.default_rng(0).normal(size=(2, 1, 64)).astype(np.float32)
     keys[:, :, :32] *= 1000
-    index = AlikeIndex(2, 64, 4 * AlikeIndex.entry_bytes(2, 64), 0.9)
+    index = ClusterIndex(2, 64, 4 * ClusterIndex.entry_bytes(2, 64), 0.9)
     index.join(keys)
     for half in (np.s_[:32], np.s_[32:]):
         np.testing.assert_allclose(index.means(0)[0, half], keys[0, 0, half], atol=np.abs(keys[0, 0, half]).max() / 250)
@@ -116,14 +116,14 @@ def test_below_lie_the_newest_rows_of_each_cluster_with_their_own_numbers(arena)
     filled = Filled(LAYERS, 400, GRID, np.random.default_rng(3))
     policy = opened(filled, 160, f"hybrid:rows=3,tau=0.8,evict={arena}")
     left = np.concatenate(watched(filled, policy, [2] * 30))
-    index = policy._alike
+    index = policy._clusters
     assert 1 < index.clusters <= index.capacity
     assert index.count[: index.clusters].sum() == len(left), "every token that left is in a cluster"
     held = 0
     for cluster in range(index.clusters):
         seqs = []
         for layer in range(LAYERS):
-            first = index.extents[cluster]
+            first = index.runs[cluster]
             blocks = policy.store.get(first[first >= 0] + layer)
             seqs.append([block.seq.tolist() for block in blocks])
             for block, rows in zip(blocks, index.rows[cluster][first >= 0], strict=True):
@@ -132,7 +132,7 @@ def test_below_lie_the_newest_rows_of_each_cluster_with_their_own_numbers(arena)
                 np.testing.assert_array_equal(block.seq[0], block.seq[1])
         assert all(of == seqs[0] for of in seqs), "the same tokens in every layer"
         held += sum(len(of[0]) for of in seqs[0])
-    assert len(policy.store._blocks) == LAYERS * (index.extents[: index.clusters] >= 0).sum(), "what no cluster has is dropped"
+    assert len(policy.store._blocks) == LAYERS * (index.runs[: index.clusters] >= 0).sum(), "what no cluster has is dropped"
     assert held <= 6 * index.clusters
 
 
@@ -145,7 +145,7 @@ def test_a_question_fetches_the_clusters_that_it_attends_to_most_and_no_more_tha
     chosen, bare = asked(filled, policy)
     assert policy.choose(0, query, "prefill") == [()] * HEADS
     assert policy.choose(1, query, "answer") == chosen[1]
-    index = policy._alike
+    index = policy._clusters
     for layer in range(LAYERS):
         for head in range(HEADS):
             mean = index.means(layer).reshape(index.clusters, HEADS, -1)[:, head].astype(np.float64)
@@ -155,7 +155,7 @@ def test_a_question_fetches_the_clusters_that_it_attends_to_most_and_no_more_tha
                 mass += weights / weights.sum()
             expected, rows = [], 0
             for cluster in np.argsort(-mass, kind="stable"):
-                expected += [first + layer for first in index.extents[cluster, ::-1] if first >= 0]
+                expected += [first + layer for first in index.runs[cluster, ::-1] if first >= 0]
                 rows += index.rows[cluster].sum()
                 if rows >= policy.working_rows:
                     break
@@ -180,7 +180,7 @@ def test_a_restored_policy_chooses_alike():
     chosen = asked(filled, policy)[0]
     assert asked(filled, again)[0] == chosen
     assert chosen[0][0]
-    assert again._alike.tau == policy._alike.tau
+    assert again._clusters.tau == policy._clusters.tau
 
 
 def test_what_the_store_has_lost_is_counted_and_left_out():
@@ -214,7 +214,7 @@ def test_what_is_lost_while_a_snapshot_is_taken_is_in_none_of_its_parts():
     watched(filled, policy, [2] * 30)
     victim = policy.store.victim = asked(filled, policy)[0][1][0][0]  # of layer 1: its run goes in layer 0 too
     state = policy.state()
-    extents = state["alike.extents"][: state["alike.clusters"]]
+    extents = state["clusters.runs"][: state["clusters.clusters"]]
     first = extents[extents >= 0]
     held = sorted(number for start in first.tolist() for number in range(start, start + LAYERS))
     assert policy.lost == 1
@@ -232,6 +232,6 @@ def test_settings_and_budgets_that_cannot_be_are_refused():
 
 def test_the_index_takes_no_more_than_its_bytes():
     policy = opened(Filled(LAYERS, 400, GRID, np.random.default_rng(3)), 160, "hybrid")
-    index = policy._alike
+    index = policy._clusters
     held = index.codes.nbytes + index.scale.nbytes + sum(getattr(index, name).nbytes for name in index.PARTS)
-    assert policy.index_bytes - AlikeIndex.entry_bytes(LAYERS, HEADS * 8) < held <= policy.index_bytes
+    assert policy.index_bytes - ClusterIndex.entry_bytes(LAYERS, HEADS * 8) < held <= policy.index_bytes

@@ -6,7 +6,7 @@ from policies.filled import HEADS, STORAGE
 from policies.mosaic_world import LAYERS, World
 from policies.reference_mosaic import two_of
 
-from edgevlm.runtime.retrieval.cohesion import Threshold, halves
+from edgevlm.runtime.retrieval.partitions import split_in_two
 
 
 def same_clusters(world):
@@ -87,18 +87,9 @@ def test_eager_splits_do_not_wait_for_a_fetch():
     assert eager.policy.counts["deferred"] == 0 < eager.policy.counts["splits"]
 
 
-def test_the_threshold_loosens_as_the_cluster_grows():
-    limit = Threshold(0.1, 0.2)
-    assert limit.at(0) == pytest.approx(0.1)
-    assert limit.at(32) == pytest.approx(0.2 - 0.1 / np.e)
-    assert not limit.over(9.0, 7), "no split under 8"
-    assert limit.over(0.1222, 8)
-    assert not limit.over(0.1221, 8)
-
-
 def test_k_means_for_two():
     random = np.random.default_rng(4)
     for count in (2, 3, 20, 60):
         rows = random.normal(size=(count, 6)) + 2 * random.integers(0, 2, (count, 1))
-        assert np.flatnonzero(halves(rows)).tolist() == two_of(list(rows))[1]
-    assert not halves(np.tile([3.0, 4.0], (5, 1))).any()
+        assert np.flatnonzero(split_in_two(rows)).tolist() == two_of(list(rows))[1]
+    assert not split_in_two(np.tile([3.0, 4.0], (5, 1))).any()

@@ -61,7 +61,7 @@ def test_fetched_rows_follow_the_representatives_and_are_cut_to_the_working_set(
         chosen = reference.select(world.of_group(bare, 0, head), 99, world.policy.working_rows)
         rows = len(reference.clusters) + sum(len(one.members) for one in chosen)
         assert held[head] == min(rows, world.policy.working_rows)
-    assert world.policy.stats.cut == world.policy.working.cut > 0
+    assert world.policy.stats.truncated == world.policy.working.truncated > 0
     assert (world.policy.stats.fetched[1, 0] == held - [len(head.clusters) for head in world.reference[0]]).all()
 
 
@@ -116,13 +116,15 @@ def test_nothing_below_is_nothing_chosen():
 def test_a_cluster_keeps_its_newest_rows():
     world = World("clustering=semantic,tight=3,loose=3")
     world.play(90)
-    counts, most = world.policy.counts, world.policy.maintainer.most
+    counts, most = world.policy.counts, world.policy.updater.max_rows
     for layer, head in np.ndindex(LAYERS, HEADS):
         (seqs,) = world.clusters(layer, head)
         assert most <= len(seqs) <= 2 * most
         assert seqs == tuple(range(seqs[-1] + 1 - len(seqs), seqs[-1] + 1))
-        assert seqs[-1] + 1 - PREFIX == world.policy.below[layer, head]
-    assert counts["forgotten"] == sum(world.policy.below[at] - len(*world.clusters(*at)) for at in np.ndindex(LAYERS, HEADS))
+        assert seqs[-1] + 1 - PREFIX == world.policy.offloaded[layer, head]
+    assert counts["forgotten"] == sum(
+        world.policy.offloaded[at] - len(*world.clusters(*at)) for at in np.ndindex(LAYERS, HEADS)
+    )
 
 
 def test_the_index_takes_no_more_bytes_than_it_was_given():
@@ -200,11 +202,11 @@ def test_a_session_on_the_demo_answers_and_a_question_changes_no_row(clustering)
         session.flush()
         stream = session._stream
         before = [{name: part.copy() for name, part in stream.cache.held(layer).items()} for layer in range(4)]
-        below = stream.policy.below.copy()
+        below = stream.policy.offloaded.copy()
         assert "".join(session.ask("how many objects are there now?"))
         for layer, held in enumerate(before):
             for name, part in stream.cache.held(layer).items():
                 np.testing.assert_array_equal(part, held[name])
-        np.testing.assert_array_equal(stream.policy.below, below)
+        np.testing.assert_array_equal(stream.policy.offloaded, below)
         assert (below > 0).all()
         assert (stream.policy.stats.fetched[1] > 0).all()

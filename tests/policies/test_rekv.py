@@ -9,7 +9,7 @@ from stored import PlainStore
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.positions import rope_tables
-from edgevlm.runtime.retrieval.frames import FrameIndex
+from edgevlm.runtime.retrieval.frame_index import FrameIndex
 
 LAYERS, GRID = 2, (2, 3)
 P = GRID[0] * GRID[1]
@@ -125,7 +125,7 @@ def test_a_frame_that_leaves_in_two_parts_is_one_block_and_one_mean():
         for before, after in zip([0, *cuts], cuts, strict=False):
             for layer in range(LAYERS):
                 seq = filled.cache.seq(layer) - PREFIX
-                policy.archive(filled.cache, layer, (seq >= before) & (seq < after))
+                policy.offload(filled.cache, layer, (seq >= before) & (seq < after))
     np.testing.assert_allclose(parts._frames.mean, whole._frames.mean, atol=1e-6)
     for one, other in zip(parts.store.get([0, 1, 2, 3]), whole.store.get([0, 1, 2, 3]), strict=True):
         np.testing.assert_array_equal(one.seq, other.seq)

@@ -12,7 +12,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.policies.resv import ReSV
 from edgevlm.runtime.reference import rotate
-from edgevlm.runtime.retrieval import chains
+from edgevlm.runtime.retrieval import cluster_pages
 from edgevlm.runtime.store import joined
 
 GRID, PER_FRAME, LAYERS = (2, 3), 6, 2
@@ -117,12 +117,12 @@ class Watched:
                 assert sorted(rows.seq[0].tolist()) == reference.at[slot].seq
                 for seq, key in zip(rows.seq[0].tolist(), rows.key[0], strict=True):
                     np.testing.assert_array_equal(key, self.rows[layer, head, seq])
-            assert self.policy.below[layer, head] == sum(len(reference.at[slot].tokens) for slot in reference.sealed())
+            assert self.policy.offloaded[layer, head] == sum(len(reference.at[slot].tokens) for slot in reference.sealed())
 
     def of_slot(self, layer, head, slot):
-        numbers, left = self.policy.chains.of(layer, head, np.array([slot]), 10_000)
+        numbers, left = self.policy.pages.blocks_of(layer, head, np.array([slot]), 10_000)
         rows = joined(self.store.get(numbers))
-        assert len(rows) == self.policy.chains.held[layer, head, slot]
+        assert len(rows) == self.policy.pages.held[layer, head, slot]
         assert left == 0
         return rows
 
@@ -151,7 +151,7 @@ class Watched:
 
 @pytest.mark.parametrize(("dtype", "axes"), STORAGE)
 def test_clusters_and_choices_are_those_of_the_reference(dtype, axes, monkeypatch):
-    monkeypatch.setattr(chains, "PAGE", 3)
+    monkeypatch.setattr(cluster_pages, "PAGE_ROWS", 3)
     watched = Watched(dtype=dtype, axes=axes)
     watched.policy._working_rows = 10_000  # nothing is cut
     fetched = 0
@@ -188,7 +188,7 @@ def test_a_choice_too_large_is_cut_by_score_and_counted():
     watched.frames(40)
     policy, query = watched.policy, watched.query(scale=0.2)
     policy._working_rows = 10_000
-    whole, cut_before = policy.choose(0, query, "question"), policy.working.cut
+    whole, cut_before = policy.choose(0, query, "question"), policy.working.truncated
     policy._working_rows = rows = 20
     cut, left_out = policy.choose(0, query, "question"), 0
     for all_of_it, some in zip(whole, cut, strict=True):
@@ -196,7 +196,7 @@ def test_a_choice_too_large_is_cut_by_score_and_counted():
         reached = np.cumsum(sizes) - sizes < rows
         assert some == all_of_it[: reached.sum()]
         left_out += sum(sizes[reached.sum() :])
-    assert policy.working.cut - cut_before == left_out > 0
+    assert policy.working.truncated - cut_before == left_out > 0
 
 
 def test_the_prediction_is_what_the_layer_attends_to():
@@ -238,9 +238,9 @@ def test_ratios_count_the_rule_and_what_was_fetched():
     assert (selection.chosen >= counts).all()
     stats = policy.stats
     assert stats.by_rule("question")[0].tolist() == (selection.chosen / selection.among).tolist()
-    assert stats.ratio("question")[0].tolist() == (counts / policy.below[0]).tolist()
+    assert stats.ratio("question")[0].tolist() == (counts / policy.offloaded[0]).tolist()
     whole = 25 * PER_FRAME
-    assert stats.attended("question")[0].tolist() == ((counts + whole - policy.below[0]) / whole).tolist()
+    assert stats.attended("question")[0].tolist() == ((counts + whole - policy.offloaded[0]) / whole).tolist()
     assert np.isnan(stats.by_rule("answer")).all()
 
 
@@ -248,23 +248,23 @@ def test_blocks_that_are_lost_leave_the_index():
     watched = Watched(beside=False)
     watched.frames(25)
     policy, query = watched.policy, watched.query(scale=6)
-    chosen, below = policy.choose(0, query, "question"), policy.below.copy()
+    chosen, below = policy.choose(0, query, "question"), policy.offloaded.copy()
     gone = [of_head[0] for of_head in chosen if of_head]
     rows = sum(map(len, watched.store.get(gone)))
     watched.store.lose(gone)
     after = policy.choose(0, query, "question")
     assert gone
     assert not set(gone) & set(chain.from_iterable(after))
-    assert below.sum() - policy.below.sum() == policy.stats.lost == rows
-    assert (np.where(policy.clusters.sealed, policy.clusters.count, 0).sum(2) == policy.below).all()
+    assert below.sum() - policy.offloaded.sum() == policy.stats.lost == rows
+    assert (np.where(policy.clusters.sealed, policy.clusters.count, 0).sum(2) == policy.offloaded).all()
     watched.frames(20)
     assert (policy.clusters.count >= 0).all()
-    assert (policy.chains.held == np.where(policy.clusters.sealed, policy.clusters.count, 0)).all()
+    assert (policy.pages.held == np.where(policy.clusters.sealed, policy.clusters.count, 0)).all()
 
 
 def test_losses_found_while_clusters_merge_are_counted(monkeypatch):
     """Every second block is gone, unannounced, when clusters have to merge."""
-    monkeypatch.setattr(chains, "PAGE", 3)
+    monkeypatch.setattr(cluster_pages, "PAGE_ROWS", 3)
     watched = Watched(",index=0.25", budget=2 * BUDGET, beside=False)
     watched.frames(60)
     policy = watched.policy
@@ -276,10 +276,10 @@ def test_losses_found_while_clusters_merge_are_counted(monkeypatch):
     watched.store.lose(kept[::2])
     policy.choose(0, watched.query(), "question")
     for layer, head in np.ndindex(LAYERS, HEADS):
-        for slot, held in enumerate(policy.chains.held[layer, head].tolist()):
-            numbers, _ = policy.chains.of(layer, head, np.array([slot]), 10_000)
+        for slot, held in enumerate(policy.pages.held[layer, head].tolist()):
+            numbers, _ = policy.pages.blocks_of(layer, head, np.array([slot]), 10_000)
             assert sum(map(len, filter(None, watched.store.get(numbers)))) == held
-    assert (np.where(policy.clusters.sealed, policy.clusters.count, 0).sum(2) == policy.below).all()
+    assert (np.where(policy.clusters.sealed, policy.clusters.count, 0).sum(2) == policy.offloaded).all()
 
 
 def test_a_snapshot_goes_on_with_the_same_choices():
@@ -299,7 +299,7 @@ def test_a_snapshot_goes_on_with_the_same_choices():
     watched.frames(9, reindex_at={5})
     watched.check()
     with pytest.raises(KeyError):
-        again.restore({name: part for name, part in again.state().items() if name != "chains.missing"})
+        again.restore({name: part for name, part in again.state().items() if name != "pages.missing"})
 
 
 @pytest.mark.parametrize("budget", [BUDGET, 5 * BUDGET])
@@ -308,8 +308,8 @@ def test_the_index_stays_within_its_bytes(budget):
     sizes = set()
     for _ in range(4):
         watched.frames(12)
-        clusters, chains, members = watched.policy.clusters, watched.policy.chains, watched.policy.members
-        parts = [*clusters.state().values(), *chains.state().values(), members._seq, members._slot]
+        clusters, pages, of_rows = watched.policy.clusters, watched.policy.pages, watched.policy.row_clusters
+        parts = [*clusters.state().values(), *pages.state().values(), of_rows._seq, of_rows._slot]
         sizes.add(sum(part.nbytes for part in parts))
     assert len(sizes) == 1
     assert 0.9 * watched.policy.index_bytes < sizes.pop() <= watched.policy.index_bytes
@@ -336,7 +336,7 @@ def test_settings_out_of_range(settings, message):
         create_policy(f"resv:{settings}")
 
 
-def test_chains_stay_short_however_large_a_cluster_gets():
+def test_runs_stay_few_however_large_a_cluster_gets():
     """A still picture for long: few clusters, each of at most 4 runs, whose rows are rewritten seldom."""
     watched = Watched(",distance=20", beside=False)
     watched.filled.noise, appended = 0.01, 0
@@ -349,9 +349,9 @@ def test_chains_stay_short_however_large_a_cluster_gets():
 
     watched.store.append = counted
     watched.frames(120)
-    rows = watched.policy.chains.rows
+    rows = watched.policy.pages.rows
     assert rows.max() > 30
-    assert appended < 4 * watched.policy.below.sum()
+    assert appended < 4 * watched.policy.offloaded.sum()
 
 
 def test_a_default_policy_is_the_papers():

@@ -68,7 +68,7 @@ class Both:
                 assert parts.count[0, head, slot] == len(cluster.tokens)
                 assert parts.open[0, head, slot] == cluster.open
                 np.testing.assert_allclose(parts.key[0, head, slot], cluster.key, atol=1e-5)
-                np.testing.assert_allclose(parts.place[0, head, slot], cluster.place, rtol=1e-5)
+                np.testing.assert_allclose(parts.position[0, head, slot], cluster.place, rtol=1e-5)
                 assert cluster.bits == parts.bits[0, head, slot]
 
 

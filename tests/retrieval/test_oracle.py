@@ -92,7 +92,7 @@ def test_logits_equal_the_numpy_decoder(model, checkpoint, reindexed):
             answer.wait()
             shadow.forget(session._stream._seq)
         assert (session.stats.memory.reindexings > 0) == reindexed
-        assert session._stream.policy.working.cut > 0, "some choice was larger than the working set"
+        assert session._stream.policy.working.truncated > 0, "some choice was larger than the working set"
     assert len(shadow.errors) > 8
     assert shadow.ragged > 10, "heads looked at different numbers of rows"
     assert max(shadow.errors) < 1e-3
@@ -112,6 +112,6 @@ def test_all_of_it_is_full_kv(model):
             with stream.question():
                 found.append([stream.append_question(embeds), stream.append_text(embeds[:1]), stream.append_text(embeds[1:2])])
             if policy != "full":
-                assert stream.policy.below.min() > 10 * per_frame
-                assert stream.policy.working.cut == 0
+                assert stream.policy.offloaded.min() > 10 * per_frame
+                assert stream.policy.working.truncated == 0
     np.testing.assert_allclose(found[0], found[1], atol=1e-4)

@@ -8,7 +8,7 @@ from stored import PlainStore
 from edgevlm.runtime.engine import arrays_of
 from edgevlm.runtime.policies.retrieval import block_of
 from edgevlm.runtime.positions import Positions
-from edgevlm.runtime.retrieval.working import WorkingSet
+from edgevlm.runtime.retrieval.working_set import WorkingSet
 
 GRID, FRAMES, ROWS = (2, 2), 6, 9
 
@@ -57,7 +57,7 @@ def test_what_finds_no_room_is_cut_from_the_end_and_counted():
     below = Below(rows=5)
     assert below.set.load(0, [[below.numbers[0], below.numbers[3]], []]).tolist() == [5, 0]
     np.testing.assert_array_equal(below.attended(0)[0][4], below.blocks[3].key[0, 0])
-    assert below.set.cut == 3
+    assert below.set.truncated == 3
 
 
 @pytest.mark.parametrize("appended", [1, 4, 7])

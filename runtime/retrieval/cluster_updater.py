@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,9 +10,20 @@ from numpy.typing import NDArray
 
 from edgevlm.runtime import _native
 from edgevlm.runtime.cache import KVCache
-from edgevlm.runtime.retrieval.cohesion import LEAST, RATE, Early, Float32, Threshold, halves, spread, units
-from edgevlm.runtime.retrieval.partitions import NEVER, nearest_pairs
-from edgevlm.runtime.retrieval.table import NONE, Int64, Table, bare, picked, values
+from edgevlm.runtime.retrieval.cluster_table import NONE, ClusterTable, Int64
+from edgevlm.runtime.retrieval.partitions import (
+    MIN_SIZE,
+    NEVER,
+    RATE,
+    EarlyVariance,
+    Float32,
+    Threshold,
+    mean_and_variance,
+    nearest_pairs,
+    split_in_two,
+    units,
+)  # fmt: skip
+from edgevlm.runtime.retrieval.working_set import dequantize, head_of, unrotated_keys
 from edgevlm.runtime.stateful import Stateful
 from edgevlm.runtime.store import Block, Store, joined
 
@@ -21,13 +31,13 @@ Clustering = Literal["nested", "visual", "semantic", "none"]
 Int32 = NDArray[np.int32]
 At = tuple[int, int, int]  # layer, head, slot
 
-EARLY = 64  # rows of a layer whose variance sets its threshold
-SPARE = 16  # of so many slots one is freed when all are taken
+EARLY_ROWS = 64  # rows of a layer whose variance sets its threshold
+MERGE_FRACTION = 16  # of so many slots one is freed when all are taken
 FULL, OVER = 1, 2  # why the kernel stopped
 
 
 @dataclass(slots=True)
-class Counts:
+class UpdateCounts:
     """Since the session opened. splits: done, the deferred among them; deferred: rows that waited for one, alone.
 
     merges: of two clusters of keys, for want of a slot. lost: clusters whose block the store has lost. forgotten: rows that a
@@ -41,11 +51,11 @@ class Counts:
     forgotten: int = 0
 
 
-class Maintainer(Stateful):
-    """Keeps the table and the blocks below in step. ``changed``: the clusters are others than when it was last set False.
+class ClusterUpdater(Stateful):
+    """Keeps table and store in step. ``changed``: the clusters are others than when it was last set False.
 
-    most: of a cluster's rows the newest so many stay below; when there are twice as many the others are forgotten.
-    small, large: how many times a layer's early variance the threshold is, where ``calibrated`` does not say what it is.
+    max_rows: of a cluster's rows the newest so many stay; when there are twice as many the others are forgotten.
+    small, large: how many times a layer's early variance the threshold is.
     """
 
     state_fields = ("early",)
@@ -54,39 +64,35 @@ class Maintainer(Stateful):
         self,
         cache: KVCache,
         store: Store,
-        table: Table,
-        most: int,
+        table: ClusterTable,
+        max_rows: int,
         *,
         clustering: Clustering = "nested",
         eager: bool = False,
         small: float = 0.5,
         large: float = 1.0,
-        calibrated: Sequence[Threshold] | None = None,
     ) -> None:
-        self.cache, self.store, self.table, self.most = cache, store, table, max(1, most)
-        self.counts, self.changed = Counts(), False
+        self.cache, self.store, self.table, self.max_rows = cache, store, table, max(1, max_rows)
+        self.counts, self.changed = UpdateCounts(), False
         self._clustering, self._eager, self._times = clustering, eager, (small, large)
-        self._calibrated = calibrated
-        self.early = [Early(cache.kv_heads, cache.head_dim, EARLY) for _ in range(cache.layers)]
+        self.early = [EarlyVariance(cache.kv_heads, cache.head_dim, EARLY_ROWS) for _ in range(cache.layers)]
 
     def threshold(self, layer: int) -> Threshold | None:
         """Of a layer; None until its early variance is known, and where clusters do not split."""
         if self._clustering not in ("nested", "semantic"):
             return None
-        return self._calibrated[layer] if self._calibrated else self.early[layer].threshold(*self._times)
+        return self.early[layer].threshold(*self._times)
 
     # Rows come.
 
     def take(self, layer: int, block: Block, partition: Int32) -> None:
         """Rows of all heads, in the order of the stream; partition: of each, ``[n]``, as the frames' own."""
         heads = [block.head(head) for head in range(self.cache.kv_heads)]
-        keys = np.stack([bare(self.cache, layer, head, of) for head, of in enumerate(heads)])
+        keys = unrotated_keys(self.cache, layer, block)
         self.early[layer].add(keys)
+        take = self._take_frames if self._clustering == "none" else self._take
         for head, of in enumerate(heads):
-            if self._clustering == "none":
-                self._take_frames(layer, head, of, keys[head], partition)
-            else:
-                self._take(layer, head, of, keys[head], partition)
+            take(layer, head, of, keys[head], partition)
             self._trim(layer, head)
         self.changed = True
 
@@ -99,14 +105,14 @@ class Maintainer(Stateful):
             if event == FULL:
                 self._merge(layer, head)
             elif event == OVER:
-                self._over((layer, head, slot), picked(block, slice(done, done + 1)), key[done])
+                self._over((layer, head, slot), block[done : done + 1], key[done])
                 done += 1
 
     def _assign(self, layer: int, head: int, key: Float32, partition: Int32, start: int, slots: Int32) -> tuple[int, int, int]:
         """With no slot to split a cluster into, none does: it takes the newcomer."""
         table, limit = self.table, self.threshold(layer)
         may = limit is not None and table.free(layer, head) != NONE
-        small, large, least = (limit.small, limit.large, LEAST) if limit and may else (0.0, 0.0, NEVER)
+        small, large, least = (limit.small, limit.large, MIN_SIZE) if limit and may else (0.0, 0.0, NEVER)
         own, variance = table.key[layer, head], table.variance[layer, head]
         size, of = table.size[layer, head], table.partition[layer, head]
         stopped, event, slot = _native.mosaic_assign(
@@ -121,16 +127,20 @@ class Maintainer(Stateful):
         if start == stop:
             return
         table, order = self.table, start + np.argsort(slots[start:stop], kind="stable")
-        rows, found = picked(block, order), slots[order]
+        rows, found = block[order], slots[order]
         firsts = np.flatnonzero(np.diff(found, prepend=NONE))
         ends, of = [*firsts[1:].tolist(), len(found)], found[firsts]
         count, last = np.diff([*firsts, len(found)]), np.array(ends) - 1
-        sums = np.add.reduceat(values(self.cache, layer, head, rows).astype(np.float64), firsts)
+        sums = np.add.reduceat(self._values(layer, head, rows).astype(np.float64), firsts)
         mean = table.value[layer, head, of]
         table.value[layer, head, of] = mean + (sums - count[:, None] * mean) / table.size[layer, head, of][:, None]
         table.place((layer, head, of), rows, last)
         for slot, first, end in zip(of.tolist(), firsts.tolist(), ends, strict=True):
-            self._append((layer, head, slot), picked(rows, slice(first, end)))
+            self._append((layer, head, slot), rows[first:end])
+
+    def _values(self, layer: int, head: int, block: Block) -> Float32:
+        """``[n, head_dim]``, of a block of one head."""
+        return dequantize(block.value, head_of(self.cache.value_scale(layer), head))[0]
 
     def _append(self, at: At, rows: Block) -> None:
         table, number = self.table, int(self.table.number[at])
@@ -141,12 +151,12 @@ class Maintainer(Stateful):
 
     def _trim(self, layer: int, head: int) -> None:
         """Of clusters that have too many rows the newest stay."""
-        for slot in np.flatnonzero(self.table.rows[layer, head] > 2 * self.most):
+        for slot in np.flatnonzero(self.table.rows[layer, head] > 2 * self.max_rows):
             at = (layer, head, int(slot))
             number = int(self.table.number[at])
             (block,) = self.store.get([number])
             if block is not None:
-                kept = picked(in_order(block), slice(-self.most, None))
+                kept = in_order(block)[-self.max_rows :]
                 self.counts.forgotten += len(block) - len(kept)
                 self.store.drop([number])
                 self.table.number[at], self.table.rows[at] = self.store.put(kept), len(kept)
@@ -160,7 +170,7 @@ class Maintainer(Stateful):
             if not len(mine) and table.free(layer, head) == NONE:
                 self._merge(layer, head)
             slot = int(mine[0]) if len(mine) else table.free(layer, head)
-            at, of, size = (layer, head, slot), picked(block, rows), int(table.size[layer, head, slot])
+            at, of, size = (layer, head, slot), block[rows], int(table.size[layer, head, slot])
             mean = table.key[at] + (key[rows].astype(np.float64).sum(0) - len(rows) * table.key[at]) / (size + len(rows))
             table.set(at, mean, 0.0, size + len(rows), int(partition[rows[0]]))
             self._keep(layer, head, of, np.full(len(rows), slot, np.int32), 0, len(rows))
@@ -175,7 +185,7 @@ class Maintainer(Stateful):
             return
         alone = (layer, head, table.free(layer, head))
         table.set(alone, key.astype(np.float64), 0.0, 1, int(table.partition[at]))
-        table.value[alone] = values(self.cache, layer, head, row)[0]
+        table.value[alone] = self._values(layer, head, row)[0]
         table.place(alone, row, 0)
         self._append(alone, row)
         table.parent[alone] = slot
@@ -200,16 +210,16 @@ class Maintainer(Stateful):
         if not found:
             return
         block = in_order(joined(found))
-        key = bare(self.cache, layer, head, block)
-        second = halves(key)
+        key = unrotated_keys(self.cache, layer, block, head)[0]
+        second = split_in_two(key)
         self.counts.splits += bool(second.any())
         for half in (~second, second):
             if half.any():
                 at = (layer, head, table.free(layer, head))
-                mean, variance = spread(key[half])
-                of = picked(block, half)
+                mean, variance = mean_and_variance(key[half])
+                of = block[half]
                 table.set(at, mean, variance, len(of), partition)
-                table.value[at] = values(self.cache, layer, head, of).mean(0)
+                table.value[at] = self._values(layer, head, of).mean(0)
                 table.place(at, of, len(of) - 1)
                 table.number[at], table.rows[at] = self.store.put(of), len(of)
 
@@ -217,7 +227,7 @@ class Maintainer(Stateful):
 
     def _merge(self, layer: int, head: int) -> None:
         """Free one slot in so many, where all are taken: the nearest clusters of one partition become one."""
-        table, count = self.table, max(1, self.table.slots // SPARE)
+        table, count = self.table, max(1, self.table.slots // MERGE_FRACTION)
         if self._clustering == "none":
             pairs = neighbours(table.seq[layer, head], table.size[layer, head], count)
         else:
@@ -261,7 +271,7 @@ class Maintainer(Stateful):
 
 def in_order(block: Block) -> Block:
     """The rows of a block of one head by their place in the stream."""
-    return picked(block, np.argsort(block.seq[0], kind="stable"))
+    return block[np.argsort(block.seq[0], kind="stable")]
 
 
 def neighbours(seq: Int64, size: Int64, count: int) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""An index of frames: one mean key for each, and when it is full for each stretch of frames that are alike."""
+"""ReKV's index: one mean key for each frame and, once it is full, for each stretch of similar frames."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class FrameIndex(Stateful):
         self._cost(layer, at - 1)
         return number
 
-    def add_to_last(self, layer: int, mean: Float32, share: float) -> None:
-        """More of the newest frame: ``mean`` of those rows, which are ``share`` of what it has now."""
+    def add_to_last(self, layer: int, mean: Float32, fraction: float) -> None:
+        """More of the newest frame: ``mean`` of those rows, which are ``fraction`` of what it has now."""
         at = int(self.entries[layer]) - 1
         if at >= 0:
-            self.mean[layer, at] += np.float32(share / self.held[layer, at]) * (mean - self.mean[layer, at])
+            self.mean[layer, at] += np.float32(fraction / self.held[layer, at]) * (mean - self.mean[layer, at])
             self._cost(layer, at - 1)
 
     def lose(self, layer: int, number: int) -> None:
@@ -76,7 +76,7 @@ class FrameIndex(Stateful):
         count = int(self.entries[layer])
         score = self.mean[layer, :count] @ query
         order = np.lexsort((-np.arange(count), -score))[:frames]
-        taken = [spread(int(self.first[layer, at]), int(self.end[layer, at]), each) for at in order]
+        taken = [evenly_spaced(int(self.first[layer, at]), int(self.end[layer, at]), each) for at in order]
         return np.concatenate([*taken, np.zeros(0, np.int64)])[:frames]
 
     def _merge(self, layer: int, at: int) -> None:
@@ -105,7 +105,7 @@ class FrameIndex(Stateful):
             self.cost[layer, at] = ours * theirs / (ours + theirs) * float(apart @ apart)
 
 
-def spread(first: int, end: int, most: int) -> Int64:
+def evenly_spaced(first: int, end: int, most: int) -> Int64:
     """``most`` numbers of ``[first, end)`` at even distances, or all of them: the middle of each of as many parts."""
     count = min(most, end - first)
     return first + (2 * np.arange(count, dtype=np.int64) + 1) * (end - first) // (2 * max(count, 1))

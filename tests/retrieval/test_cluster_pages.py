@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from stored import PlainStore
 
-from edgevlm.runtime.retrieval import chains
-from edgevlm.runtime.retrieval.chains import LINKS, PAGE, Chains, Link, shortened
+from edgevlm.runtime.retrieval import cluster_pages
+from edgevlm.runtime.retrieval.cluster_pages import MAX_RUNS, PAGE_ROWS, ClusterPages, Run, merge_runs
 from edgevlm.runtime.store import Block, Store, StoreSettings, joined
 
 
@@ -42,27 +42,27 @@ class Counting(PlainStore):
 
 
 def test_rows_are_written_again_a_few_times_however_large_the_cluster():
-    store, links, count, random = Counting(), [], 0, np.random.default_rng(0)
+    store, runs, count, random = Counting(), [], 0, np.random.default_rng(0)
     for _ in range(2000):
         new = int(random.integers(1, 12))
-        links.append(Link(new, block=block(range(count, count + new))))
+        runs.append(Run(new, block=block(range(count, count + new))))
         count += new
-        assert shortened(store, links) == 0
-        assert len(links) <= LINKS
-    held = [store.get(list(link.pages)) for link in links]
+        assert merge_runs(store, runs) == 0
+        assert len(runs) <= MAX_RUNS
+    held = [store.get(list(run.pages)) for run in runs]
     assert sorted(joined([page for of in held for page in of]).seq[0].tolist()) == list(range(count))
-    assert [link.rows for link in links] == [sum(map(len, of)) for of in held]
-    assert store.largest == PAGE
-    assert len(store._blocks) <= count / PAGE + LINKS, "what was rewritten is dropped"
+    assert [run.rows for run in runs] == [sum(map(len, of)) for of in held]
+    assert store.largest == PAGE_ROWS
+    assert len(store._blocks) <= count / PAGE_ROWS + MAX_RUNS, "what was rewritten is dropped"
     assert store.written < 14 * count, "with the two smallest joined it would be 60 times"
 
 
 @pytest.mark.parametrize("page", [4, 64])
 @pytest.mark.parametrize("seed", range(4))
 def test_clusters_that_grow_merge_and_lose_pages_are_a_dict_of_sets(monkeypatch, page, seed):
-    monkeypatch.setattr(chains, "PAGE", page)
+    monkeypatch.setattr(cluster_pages, "PAGE_ROWS", page)
     random, store, slots, count = np.random.default_rng(seed), Counting(), 6, 0
-    of = Chains(1, 1, slots)
+    of = ClusterPages(1, 1, slots)
     held = {slot: set() for slot in range(slots)}
     for turn in range(200):
         home = np.where(of.held[0, 0] > 0, np.arange(slots), -1).astype(np.int32)
@@ -83,18 +83,18 @@ def test_clusters_that_grow_merge_and_lose_pages_are_a_dict_of_sets(monkeypatch,
             rows = {int(seq) for each in store.get(gone) for seq in each.seq[0]}
             store.drop(gone)
             if turn % 2:
-                assert of.forget(gone).sum() == len(rows)
+                assert of.mark_lost(gone).sum() == len(rows)
             known -= rows
         before = {slot: of.held[0, 0, slot] for slot in range(slots)}
-        lost = of.follow(store, 0, 0, home, parts)
+        lost = of.update(store, 0, 0, home, parts)
         if turn % 17 == 16:
-            trimmed = of.trim(store)[0, 0]
+            trimmed = of.compact(store)[0, 0]
             lost |= {slot: lost.get(slot, 0) + int(trimmed[slot]) for slot in range(slots)}
             assert (8 * of.missing <= of.rows).all()
         assert store.seqs == known, "whatever is not lost is kept"
         held = {slot: seqs & known for slot, seqs in held.items()}
         for slot in range(slots):
-            numbers, left = of.of(0, 0, np.array([slot]), 10**9)
+            numbers, left = of.blocks_of(0, 0, np.array([slot]), 10**9)
             found = {int(seq) for each in filter(None, store.get(numbers)) for seq in each.seq[0]}
             assert found == held[slot]
             assert left == 0
@@ -106,59 +106,59 @@ def test_clusters_that_grow_merge_and_lose_pages_are_a_dict_of_sets(monkeypatch,
 
 @pytest.mark.parametrize("room", [1, 63, 64, 65, 200, 1000, 5000])
 def test_a_fetch_reads_no_more_pages_than_it_has_room_for(room):
-    store, of = Counting(), Chains(1, 1, 3)
+    store, of = Counting(), ClusterPages(1, 1, 3)
     for slot, rows in ((0, 100), (1, 3000), (2, 500)):
-        of.follow(store, 0, 0, np.full(3, -1, np.int32), {slot: block(range(10_000 * slot, 10_000 * slot + rows))})
-    numbers, left = of.of(0, 0, np.array([2, 1]), room)
+        of.update(store, 0, 0, np.full(3, -1, np.int32), {slot: block(range(10_000 * slot, 10_000 * slot + rows))})
+    numbers, left = of.blocks_of(0, 0, np.array([2, 1]), room)
     blocks = store.get(numbers)
-    assert min(room, 3500) <= sum(map(len, blocks)) < room + 2 * PAGE
+    assert min(room, 3500) <= sum(map(len, blocks)) < room + 2 * PAGE_ROWS
     assert sum(map(len, blocks)) + left == 3500
     seqs = joined(blocks).seq[0]
     assert (seqs[:64] >= 20_000).all(), "of the first cluster first"
     if room == 1000:
-        of_second = np.unique((seqs[seqs < 20_000] - 10_000) // PAGE)
+        of_second = np.unique((seqs[seqs < 20_000] - 10_000) // PAGE_ROWS)
         assert (np.diff(of_second) > 1).any(), "not its oldest pages alone"
         assert of_second.max() > 40
 
 
 def test_a_run_with_gaps_is_asked_for_more_and_trimmed_when_there_are_many():
-    store, of, random = Counting(), Chains(1, 1, 1), np.random.default_rng(0)
-    of.follow(store, 0, 0, np.array([-1], np.int32), {0: block(range(100 * PAGE))})
+    store, of, random = Counting(), ClusterPages(1, 1, 1), np.random.default_rng(0)
+    of.update(store, 0, 0, np.array([-1], np.int32), {0: block(range(100 * PAGE_ROWS))})
     few, many = np.split(random.permutation(100)[:60], [10])
 
     def fetched(room):
-        numbers, left = of.of(0, 0, np.array([0]), room)
+        numbers, left = of.blocks_of(0, 0, np.array([0]), room)
         rows = sum(map(len, filter(None, store.get(numbers))))
-        assert abs(rows + left - of.held[0, 0, 0]) <= 3 * PAGE
+        assert abs(rows + left - of.held[0, 0, 0]) <= 3 * PAGE_ROWS
         return rows
 
     for gone, trims in ((few, False), (many, True)):
         store.drop(gone.tolist())
-        assert of.forget(gone.tolist()).sum() == len(gone) * PAGE
-        assert not of.trim(store).any()
+        assert of.mark_lost(gone.tolist()).sum() == len(gone) * PAGE_ROWS
+        assert not of.compact(store).any()
         assert (of.missing[0, 0, 0, 0] == 0) == trims
-        for room in (20 * PAGE, 30 * PAGE):
-            assert room - 3 * PAGE <= fetched(room) <= room + 3 * PAGE
-    assert of.held[0, 0, 0] == 40 * PAGE == fetched(10**6)
+        for room in (20 * PAGE_ROWS, 30 * PAGE_ROWS):
+            assert room - 3 * PAGE_ROWS <= fetched(room) <= room + 3 * PAGE_ROWS
+    assert of.held[0, 0, 0] == 40 * PAGE_ROWS == fetched(10**6)
 
 
 def test_clusters_in_a_file_that_is_full_keep_account_of_what_is_lost(tmp_path):
     """Pages go one by one as the ring comes to them; what the index holds in the end is what can be read."""
-    of, count, told, lost = Chains(1, 1, 5), 0, 0, 0
+    of, count, told, lost = ClusterPages(1, 1, 5), 0, 0, 0
     store = Store(tmp_path / "store.bin", settings=StoreSettings(1_000_000, 1_000_000))
     random = np.random.default_rng(3)
     for turn in range(700):
         if numbers := store.lost():
-            told += int(of.forget(numbers).sum())
-        told += int(of.trim(store).sum())
+            told += int(of.mark_lost(numbers).sum())
+        told += int(of.compact(store).sum())
         home = np.where(of.held[0, 0] > 0, np.arange(5), -1).astype(np.int32)
         slot, new = int(random.integers(5)), int(random.integers(1, 60))
-        lost += sum(of.follow(store, 0, 0, home, {slot: block(range(count, count + new))}).values())
+        lost += sum(of.update(store, 0, 0, home, {slot: block(range(count, count + new))}).values())
         count += new
         if turn % 50 == 49:
             store.state()  # all of it is written, and what that goes over is lost
-            told += int(of.forget(store.lost()).sum())
-            numbers, _ = of.of(0, 0, np.arange(5), 10**9)
+            told += int(of.mark_lost(store.lost()).sum())
+            numbers, _ = of.blocks_of(0, 0, np.arange(5), 10**9)
             found = [each for each in store.get(numbers) if each is not None]
             assert sum(map(len, found)) == of.held.sum() == count - told - lost
             assert len({int(seq) for each in found for seq in each.seq[0]}) == of.held.sum()
@@ -168,4 +168,4 @@ def test_clusters_in_a_file_that_is_full_keep_account_of_what_is_lost(tmp_path):
 
 def test_a_state_of_other_shapes_is_refused():
     with pytest.raises(ValueError, match="first is int64"):
-        Chains(1, 1, 3).restore(Chains(1, 1, 4).state())
+        ClusterPages(1, 1, 3).restore(ClusterPages(1, 1, 4).state())

@@ -1,4 +1,4 @@
-"""An index of what is alike: a fixed number of clusters of tokens, each with its mean keys in every layer."""
+"""The hybrid's index: a fixed number of clusters of similar tokens, each with its mean keys in every layer."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 
 
-LARGEST = np.finfo(np.float16).max
-NOBODY = -2.0  # a cosine below all
+MAX_SCALE = np.finfo(np.float16).max
+NO_COSINE = -2.0  # a cosine below all
 CODES = 32  # of a mean that have one scale, so that a channel of large numbers costs its neighbours alone their precision
 
 
-class AlikeIndex(Stateful):
+class ClusterIndex(Stateful):
     """Up to ``capacity`` clusters, allocated once, ``entry_bytes`` each.
 
     A token joins the cluster whose mean key in the deepest layer has the highest cosine with its own, if that is ``tau`` or
-    more, else it founds one. When there is no place, the two clusters that are most alike merge first, and from then on what is
-    no less alike than those were joins: ``tau`` falls to their cosine. ``merged`` counts.
+    more, else it founds one. When there is no place, the two most similar clusters merge first, and from then on what is
+    no less similar than those were joins: ``tau`` falls to their cosine. ``merged`` counts.
 
     A mean is a running one over ``count`` tokens, kept as int8 codes, ``[layers, capacity, width]``, with a float16 ``scale``
     for each CODES of them. What would change it by less than half a code leaves it as it is, so it settles after a few dozen
-    tokens. extents: of the two runs of blocks that hold the cluster's newest tokens, one block a layer, the first number, the
-    newer last, -1 for none, ``[capacity, 2]``; rows: how many tokens are in each, ``[capacity, 2]``. near, whom: the highest
+    tokens. runs: of the two runs of blocks that hold the cluster's newest tokens, one block a layer, the first number, the
+    newer last, -1 for none, ``[capacity, 2]``; rows: how many tokens are in each, ``[capacity, 2]``. near, nearest: the highest
     cosine with another cluster, and which, ``[capacity]``.
     """
 
-    PARTS = ("count", "extents", "rows", "near", "whom")
+    PARTS = ("count", "runs", "rows", "near", "nearest")
 
     state_fields = (*PARTS, "codes", "scale", "clusters", "merged", "tau")
 
@@ -39,9 +39,9 @@ class AlikeIndex(Stateful):
         self.codes = np.zeros((layers, self.capacity, width), np.int8)
         self.scale = np.zeros((layers, self.capacity, _scales(width)), np.float16)
         self.count = np.zeros(self.capacity, np.int64)
-        self.extents = np.full((self.capacity, 2), -1, np.int64)
+        self.runs = np.full((self.capacity, 2), -1, np.int64)
         self.rows = np.zeros((self.capacity, 2), np.int32)
-        self.near, self.whom = np.full(self.capacity, NOBODY, np.float32), np.zeros(self.capacity, np.int32)
+        self.near, self.nearest = np.full(self.capacity, NO_COSINE, np.float32), np.zeros(self.capacity, np.int32)
         self.clusters, self.merged, self.tau = 0, 0, tau
 
     @staticmethod
@@ -51,7 +51,7 @@ class AlikeIndex(Stateful):
 
     def means(self, layer: int) -> Float32:
         """The mean keys of a layer, ``[clusters, width]``."""
-        return self._numbers(np.s_[layer, : self.clusters])
+        return self._dequantize(np.s_[layer, : self.clusters])
 
     def join(self, keys: Float32) -> tuple[Int64, list[int]]:
         """Tokens ``[layers, n, width]`` join, one after another.
@@ -63,8 +63,8 @@ class AlikeIndex(Stateful):
         unit[: self.clusters] = _unit(self.means(-1))
         own = _unit(keys[-1])
         cosine = own @ unit.T  # [n, capacity], kept up with what becomes of the clusters
-        for token, alike in enumerate(cosine):
-            at, best = self._best(alike)
+        for token, similar in enumerate(cosine):
+            at, best = self._most_similar(similar)
             if best < self.tau:
                 if self.clusters == self.capacity:
                     kept, gone, numbers = self._merge(unit)
@@ -73,87 +73,87 @@ class AlikeIndex(Stateful):
                     last = self.clusters  # the last cluster has taken the place of the one that is gone
                     joined[:token][joined[:token] == last] = gone
                     cosine[:, [kept, gone]] = own @ unit[[kept, gone]].T
-                    at, best = self._best(alike)
+                    at, best = self._most_similar(similar)
                 if best < self.tau:
                     at = self.clusters
                     self.clusters += 1
-                    self.count[at], self.extents[at], self.rows[at], self.near[at] = 0, -1, 0, NOBODY
+                    self.count[at], self.runs[at], self.rows[at], self.near[at] = 0, -1, 0, NO_COSINE
             self.count[at] += 1
             if self._move(at, keys[:, token], 1 / self.count[at], unit):
                 cosine[:, at] = own @ unit[at]
-                self._has_moved(at, unit)
+                self._update_nearest(at, unit)
             joined[token] = at
         return joined, dropped
 
-    def forget(self, number: int) -> list[int]:
+    def drop_run(self, number: int) -> list[int]:
         """A block is lost; returns the numbers of those that go with it, in the other layers."""
-        first = self.extents
+        first = self.runs
         at = (first >= 0) & (first <= number) & (number < first + self._layers)
         gone = [block for start in first[at].tolist() for block in range(start, start + self._layers)]
-        self.rows[at], self.extents[at] = 0, -1
+        self.rows[at], self.runs[at] = 0, -1
         return gone
 
-    def _best(self, alike: Float32) -> tuple[int, float]:
+    def _most_similar(self, similar: Float32) -> tuple[int, float]:
         if not self.clusters:
-            return 0, NOBODY
-        at = int(alike[: self.clusters].argmax())
-        return at, float(alike[at])
+            return 0, NO_COSINE
+        at = int(similar[: self.clusters].argmax())
+        return at, float(similar[at])
 
     def _merge(self, unit: Float32) -> tuple[int, int, list[int]]:
-        """The two that are most alike become one: which stays, which is gone, and the blocks that are over."""
+        """Merge the two most similar; returns which stays, which is gone, and the blocks that are dropped."""
         one = int(self.near[: self.clusters].argmax())
         self.tau, self.merged = min(self.tau, float(self.near[one])), self.merged + 1
-        one, other = sorted((one, int(self.whom[one])))
+        one, other = sorted((one, int(self.nearest[one])))
         self.count[one] += self.count[other]
-        self._move(one, self._numbers(np.s_[:, other]), self.count[other] / self.count[one], unit)
-        numbers = np.concatenate([self.extents[one], self.extents[other]])
+        self._move(one, self._dequantize(np.s_[:, other]), self.count[other] / self.count[one], unit)
+        numbers = np.concatenate([self.runs[one], self.runs[other]])
         rows = np.concatenate([self.rows[one], self.rows[other]])
-        *over, older, newer = np.argsort(numbers, kind="stable").tolist()  # blocks are numbered as they were begun
-        self.extents[one], self.rows[one] = numbers[[older, newer]], rows[[older, newer]]
+        *dropped, older, newer = np.argsort(numbers, kind="stable").tolist()  # blocks are numbered as they were begun
+        self.runs[one], self.rows[one] = numbers[[older, newer]], rows[[older, newer]]
         self.clusters = last = self.clusters - 1
         for part in (*(getattr(self, name) for name in self.PARTS), unit):
             part[other] = part[last]
         for part in (self.codes, self.scale):
             part[:, other] = part[:, last]
-        whom = self.whom[:last]
-        alone = np.flatnonzero((whom == one) | (whom == other)).tolist()
-        whom[whom == last] = other
+        nearest = self.nearest[:last]
+        alone = np.flatnonzero((nearest == one) | (nearest == other)).tolist()
+        nearest[nearest == last] = other
         for cluster in alone:
-            self._look_around(cluster, unit)
-        self._has_moved(one, unit)
-        return one, other, [first + layer for first in numbers[over].tolist() if first >= 0 for layer in range(self._layers)]
+            self._find_nearest(cluster, unit)
+        self._update_nearest(one, unit)
+        return one, other, [first + layer for first in numbers[dropped].tolist() if first >= 0 for layer in range(self._layers)]
 
-    def _has_moved(self, at: int, unit: Float32) -> None:
-        """Bring ``near`` and ``whom`` to a cluster's new mean: its own, and those of clusters that it is or was nearest to."""
-        cosine, near, whom = self._look_around(at, unit), self.near[: self.clusters], self.whom[: self.clusters]
-        farther = np.flatnonzero((whom == at) & (cosine < near)).tolist()
+    def _update_nearest(self, at: int, unit: Float32) -> None:
+        """Bring ``near`` and ``nearest`` up to date with a cluster's new mean, its own and those of its neighbours."""
+        cosine, near, nearest = self._find_nearest(at, unit), self.near[: self.clusters], self.nearest[: self.clusters]
+        farther = np.flatnonzero((nearest == at) & (cosine < near)).tolist()
         nearer = cosine > near
         nearer[at] = False
-        near[nearer], whom[nearer] = cosine[nearer], at
+        near[nearer], nearest[nearer] = cosine[nearer], at
         for cluster in farther:
             if cluster != at:
-                self._look_around(cluster, unit)
+                self._find_nearest(cluster, unit)
 
-    def _look_around(self, at: int, unit: Float32) -> Float32:
+    def _find_nearest(self, at: int, unit: Float32) -> Float32:
         """Which other cluster is nearest to this one; returns the cosines with all, ``[clusters]``."""
         cosine: Float32 = unit[: self.clusters] @ unit[at]
-        cosine[at] = NOBODY
-        self.whom[at] = cosine.argmax()
-        self.near[at] = cosine[self.whom[at]]
+        cosine[at] = NO_COSINE
+        self.nearest[at] = cosine.argmax()
+        self.near[at] = cosine[self.nearest[at]]
         return cosine
 
-    def _move(self, at: int, keys: Float32, share: float, unit: Float32) -> bool:
-        """A mean goes ``share`` of the way to ``keys`` ``[layers, width]``. Whether that has changed the deepest layer's."""
-        mean = self._numbers(np.s_[:, at])
-        mean += np.float32(share) * (keys - mean)
+    def _move(self, at: int, keys: Float32, fraction: float, unit: Float32) -> bool:
+        """A mean goes ``fraction`` of the way to ``keys`` ``[layers, width]``. Whether that has changed the deepest layer's."""
+        mean = self._dequantize(np.s_[:, at])
+        mean += np.float32(fraction) * (keys - mean)
         parts = mean.reshape(*self.scale[:, at].shape, -1)
-        scale = np.minimum(np.abs(parts).max(2) / 127, LARGEST).astype(np.float16)
+        scale = np.minimum(np.abs(parts).max(2) / 127, MAX_SCALE).astype(np.float16)
         codes = parts / np.maximum(scale.astype(np.float32), np.float32(1e-30))[..., None]
         self.scale[:, at], self.codes[:, at] = scale, np.clip(np.rint(codes), -127, 127).reshape(mean.shape)
-        before, unit[at] = unit[at].copy(), _unit(self._numbers(np.s_[-1, at]))
+        before, unit[at] = unit[at].copy(), _unit(self._dequantize(np.s_[-1, at]))
         return not np.array_equal(before, unit[at])
 
-    def _numbers(self, which: tuple[slice | int, ...]) -> Float32:
+    def _dequantize(self, which: tuple[slice | int, ...]) -> Float32:
         """Means as numbers, ``[..., width]``."""
         scale = self.scale[which].astype(np.float32)
         numbers: Float32 = np.repeat(scale, self.codes.shape[2] // self.scale.shape[2], -1) * self.codes[which]

@@ -1,4 +1,4 @@
-"""The working set: rows from the store, in the arena's free rows, where the cut decoder attends to them.
+"""The working set: rows from the store, in the arena's free rows, where a decoder of per-layer graphs attends to them.
 
 Of a layer's ``C`` rows in the arena, in one KV head that has r rows fetched, while S rows are being appended::
 
@@ -42,7 +42,7 @@ class WorkingSet(Stateful):
         self._cache, self._store, self.rows, self._prefix = cache, store, rows, prefix
         self.contiguous = False
         self.held, self.always = (np.zeros((cache.layers, cache.kv_heads), np.int32) for _ in range(2))
-        self.cut = 0  # rows chosen that there was no room for, ever
+        self.truncated = 0  # rows chosen that there was no room for, ever
         self._start = np.full(cache.layers, -1, np.int64)  # where the set of each layer stands
         self._chosen: list[list[tuple[int, ...]]] = [[] for _ in range(cache.layers)]
         self._memory = [arrays_of(buffer) for buffer in cache.buffers()]  # keys, values [kv_heads, capacity, head_dim]
@@ -90,23 +90,21 @@ class WorkingSet(Stateful):
         for block in blocks:
             fitting.append(block[:room])
             room -= len(fitting[-1])
-            self.cut += len(block) - len(fitting[-1])
+            self.truncated += len(block) - len(fitting[-1])
         if room == self.rows:
             return 0
         rows = joined(fitting)
         end, (key, value) = start + len(rows), self._memory[layer]
-        key[head, start:end] = self._turned(layer, head, rows) if self.contiguous else rows.key[0]
+        key[head, start:end] = self._rotated(layer, head, rows) if self.contiguous else rows.key[0]
         value[head, start:end] = rows.value[0]
         return len(rows)
 
-    def _turned(self, layer: int, head: int, rows: Block) -> NDArray[np.number]:
+    def _rotated(self, layer: int, head: int, rows: Block) -> NDArray[np.number]:
         """Keys ``[n, head_dim]`` at contiguous positions, as the cache stores them."""
-        cache, scale = self._cache, self._cache.key_scale(layer)
-        numbers = rows.key[0].astype(np.float32)
-        if scale is not None:
-            numbers *= scale[head]
-        turned = turn(numbers, contiguous(rows, self._prefix) - rows.position[0], cache.inv_freq, cache.pair_axis)
-        return turned.astype(cache.dtype) if scale is None else codes(turned[None], scale[head : head + 1])[0]
+        cache, scale = self._cache, head_of(self._cache.key_scale(layer), head)
+        by = contiguous(rows, self._prefix) - rows.position[0]
+        key = rotate(dequantize(rows.key, scale)[0], by, cache.inv_freq, cache.pair_axis)
+        return key.astype(cache.dtype) if scale is None else codes(key[None], scale)[0]
 
 
 def contiguous(rows: Block, first: int) -> Int32:
@@ -124,10 +122,45 @@ def contiguous(rows: Block, first: int) -> Int32:
     return (first + np.stack([frame, rows.row[0], rows.col[0]], 1)).astype(np.int32)
 
 
-def turn(key: Float32, by: Int32 | Float32, inv_freq: NDArray[np.float64], pair_axis: NDArray[np.uint8] | None) -> Float32:
+def rotate(key: Float32, by: Int32 | Float32, inv_freq: NDArray[np.float64], pair_axis: NDArray[np.uint8] | None) -> Float32:
     """Rotate ``key`` ``[n, head_dim]`` by ``by`` ``[n, axes]`` positions, pairs ``(d, d + head_dim / 2)``; float64 angles."""
     steps = by[:, :1] if pair_axis is None or by.shape[1] == 1 else by[:, pair_axis]
     angles = steps * inv_freq
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     low, high = np.split(key, 2, 1)
     return np.concatenate([low * cos - high * sin, high * cos + low * sin], 1)
+
+
+def dequantize(rows: NDArray[np.number], scale: Float32 | None) -> Float32:
+    """Keys or values as the cache stores them, ``[H, n, head_dim]``, in float32; scale: ``[H, head_dim]``, of int8 codes."""
+    numbers = rows.astype(np.float32)
+    return numbers if scale is None else numbers * scale[:, None]
+
+
+def head_of(scale: Float32 | None, head: int) -> Float32 | None:
+    """The scale of one KV head, ``[1, head_dim]``."""
+    return None if scale is None else scale[head : head + 1]
+
+
+def unrotated_keys(cache: KVCache, layer: int, block: Block, head: int | None = None) -> Float32:
+    """Keys of a block of all KV heads of a layer, or of one, without their rotation: float32 ``[H, n, head_dim]``."""
+    scale = cache.key_scale(layer)
+    key = dequantize(block.key, scale if head is None else head_of(scale, head))
+    flat = rotate(key.reshape(-1, cache.head_dim), -block.position.reshape(-1, cache.axes), cache.inv_freq, cache.pair_axis)
+    return flat.reshape(key.shape)
+
+
+def unrotated_queries(query: Float32, cos: Float32, sin: Float32) -> Float32:
+    """Queries ``[heads, S, head_dim]`` that were rotated with ``cos`` and ``sin`` ``[S, head_dim / 2]``: turned back."""
+    low, high = np.split(query, 2, -1)
+    return np.concatenate([low * cos + high * sin, high * cos - low * sin], -1)
+
+
+def per_kv_head(query: Float32, kv_heads: int) -> Float32:
+    """The mean over a call's rows, summed over the query heads of each KV head: ``[kv_heads, head_dim]``.
+
+    Its dot product with a key is the sum over the group's heads and the mean over rows of q . k.
+    """
+    heads, _, width = query.shape
+    mean: Float32 = query.mean(1).reshape(kv_heads, heads // kv_heads, width).sum(1)
+    return mean

@@ -1,4 +1,4 @@
-"""The index of Mosaic: what is known on the device of the clusters below, in arrays that are allocated once."""
+"""Mosaic's index: what is known on the device of the offloaded clusters, and which of them a query asks for (sec. V-C)."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from numpy.typing import NDArray
 
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.kv import codes
-from edgevlm.runtime.retrieval.cohesion import Float64, pooled
-from edgevlm.runtime.retrieval.working import turn
+from edgevlm.runtime.retrieval.partitions import Float32, Float64, pooled
+from edgevlm.runtime.retrieval.working_set import head_of, rotate
 from edgevlm.runtime.stateful import Stateful
 from edgevlm.runtime.store import Block
 
 Int64 = NDArray[np.int64]
+PLACE = ("seq", "frame", "row", "col", "position")  # of a row: where a representative stands
 NONE = -1  # the partition of a free slot, the parent of a cluster that waits for no other
 
 
-class Table(Stateful):
+class ClusterTable(Stateful):
     """Slots for clusters, K of each layer and KV head; ``partition`` says which are taken.
 
     key: the mean of the members' keys, un-rotated; value: of their values (eq. 1). variance: eq. 2. size: members, ever;
-    rows: those that are below, in the block ``number``, -1 for none yet. parent: of a cluster that its parent could not take
-    in before it was split, the parent's slot. seq, frame, row, col, position: the newest member's, where the representative
+    rows: those in the store, in the block ``number``, -1 for none yet. parent: of a cluster that its parent could not take in
+    before it was split, the parent's slot. seq, frame, row, col, position: the newest member's, where the representative
     stands.
     """
 
@@ -68,7 +69,7 @@ class Table(Stateful):
 
     def place(self, at: tuple[int, int, int | NDArray], block: Block, newest: int | NDArray) -> None:
         """The representative stands where row ``newest`` of a block of one head does; several, each where its own does."""
-        for name in ("seq", "frame", "row", "col", "position"):
+        for name in PLACE:
             getattr(self, name)[at] = getattr(block, name)[0, newest]
 
     def join(self, layer: int, head: int, into: int, gone: int) -> None:
@@ -78,7 +79,7 @@ class Table(Stateful):
         key, variance = pooled(self.key[layer, head, pair].astype(np.float64), self.variance[layer, head, pair], size)
         value = size / size.sum() @ self.value[layer, head, pair].astype(np.float64)
         newer = gone if self.seq[layer, head, gone] > self.seq[at] else into
-        for name in ("seq", "frame", "row", "col", "position"):
+        for name in PLACE:
             getattr(self, name)[at] = getattr(self, name)[layer, head, newer]
         self.set(at, key, variance, int(size.sum()), int(self.partition[at]))
         self.value[at] = value
@@ -95,43 +96,52 @@ class Table(Stateful):
     def _representatives(self, layer: int, head: int) -> Block:
         cache, live = self._cache, self.live(layer, head)
         position = self.position[layer, head, live]
-        key = turn(self.key[layer, head, live], position, cache.inv_freq, cache.pair_axis)
+        key = rotate(self.key[layer, head, live], position, cache.inv_freq, cache.pair_axis)
         return Block(
-            self._stored(key, head, cache.key_scale(layer)),
-            self._stored(self.value[layer, head, live], head, cache.value_scale(layer)),
-            self.seq[layer, head, live][None],
-            self.frame[layer, head, live][None],
-            self.row[layer, head, live][None],
-            self.col[layer, head, live][None],
-            position[None],
+            self._stored(key, head_of(cache.key_scale(layer), head)),
+            self._stored(self.value[layer, head, live], head_of(cache.value_scale(layer), head)),
+            *[getattr(self, name)[layer, head, live][None] for name in PLACE],
         )
 
-    def _stored(self, rows: NDArray[np.float32], head: int, scale: NDArray[np.float32] | None) -> NDArray[np.number]:
-        return rows[None].astype(self._cache.dtype) if scale is None else codes(rows[None], scale[head : head + 1])
+    def _stored(self, rows: Float32, scale: Float32 | None) -> NDArray[np.number]:
+        return rows[None].astype(self._cache.dtype) if scale is None else codes(rows[None], scale)
 
 
-def bare(cache: KVCache, layer: int, head: int, block: Block) -> NDArray[np.float32]:
-    """Un-rotated keys ``[n, head_dim]`` of a block of one head."""
-    scale = cache.key_scale(layer)
-    numbers = block.key[0].astype(np.float32)
-    return turn(numbers if scale is None else numbers * scale[head], -block.position[0], cache.inv_freq, cache.pair_axis)
+def attention_fraction(query: Float32, key: Float32) -> Float32:
+    """What representatives ``key`` ``[k, D]`` get of the attention of rows ``query`` ``[r, D]``, float32 ``[k]``.
+
+    softmax(q K^T / sqrt(D)), over the representatives alone, and the mean over the rows.
+    """
+    score = query @ key.T / np.float32(np.sqrt(key.shape[1]))
+    score = np.exp(score - score.max(1, keepdims=True))
+    of_rows: Float32 = (score / score.sum(1, keepdims=True)).mean(0)
+    return of_rows
 
 
-def values(cache: KVCache, layer: int, head: int, block: Block) -> NDArray[np.float32]:
-    """Values ``[n, head_dim]`` of a block of one head."""
-    scale = cache.value_scale(layer)
-    numbers = block.value[0].astype(np.float32)
-    return numbers if scale is None else numbers * scale[head]
+def choose_clusters(table: ClusterTable, layer: int, head: int, query: Float32, partitions: int, room: int) -> Int64:
+    """Slots, best first, until they hold ``room`` rows below; query: un-rotated rows ``[r, D]`` of all of a KV head's group.
+
+    A partition's representative is the mean key of its rows, since a query has no picture to compare. partitions: how many
+    are looked into. Clusters of one row are left out: their representative is that row. Of equal ones the newer is the better.
+    """
+    where = table.partition[layer, head]
+    live = np.flatnonzero(where != NONE)
+    if not len(live):
+        return live
+    key = table.key[layer, head, live]
+    inside = np.isin(where[live], _partitions(table, layer, head, live, query, partitions))
+    score = np.where(inside & (table.size[layer, head, live] > 1), attention_fraction(query, key), -1.0)
+    order = np.lexsort((-table.seq[layer, head, live], -score))
+    order = order[: int((score >= 0).sum())]
+    before = np.cumsum(table.rows[layer, head, live[order]]) - table.rows[layer, head, live[order]]
+    return live[order[before < room]]
 
 
-def picked(block: Block, rows: NDArray[np.integer | np.bool_] | slice) -> Block:
-    """Some rows of a block, in the order named."""
-    return Block(
-        block.key[:, rows],
-        block.value[:, rows],
-        block.seq[:, rows],
-        block.frame[:, rows],
-        block.row[:, rows],
-        block.col[:, rows],
-        block.position[:, rows],
-    )
+def _partitions(table: ClusterTable, layer: int, head: int, live: Int64, query: Float32, count: int) -> Int64:
+    """The ``count`` partitions whose mean key gets the most attention; of equal ones the lower number."""
+    labels, of = np.unique(table.partition[layer, head, live], return_inverse=True)
+    if len(labels) <= count:
+        return labels
+    weight = np.where(of[None] == np.arange(len(labels))[:, None], table.size[layer, head, live], 0).astype(np.float32)
+    mean = weight / weight.sum(1, keepdims=True) @ table.key[layer, head, live]
+    return labels[np.argsort(-attention_fraction(query, mean), kind="stable")[:count]]
