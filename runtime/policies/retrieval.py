@@ -10,7 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ class Retrieval(Policy):
     window: float = 0.5
     index: float = 0.125
 
-    state_fields = ("offloaded", "arena", "working")
+    state_fields: ClassVar[tuple[str, ...]] = ("offloaded", "arena", "working")
 
     def __post_init__(self) -> None:
         if not (self.window > 0 and self.index > 0 and self.window + self.index < 1):
@@ -211,7 +211,7 @@ class QuestionRetrieval(Retrieval):
     Subclasses take in the rows of all layers once they have left the last one, and rank blocks for a question.
     """
 
-    state_fields = (*Retrieval.state_fields, "lost")
+    state_fields: ClassVar[tuple[str, ...]] = (*Retrieval.state_fields, "lost")
 
     def open(self, cache: KVCache, store: Store) -> None:
         super().open(cache, store)
