@@ -22,7 +22,7 @@ class Anything(Retrieval):
         self.random = np.random.default_rng(5)
         self.blocks = [[[] for _ in range(cache.kv_heads)] for _ in range(cache.layers)]
 
-    def archive(self, cache, layer, leaving):
+    def offload(self, cache, layer, leaving):
         for head in range(cache.kv_heads):
             for frame in np.unique(cache.frame(layer)[head][leaving[head]]):
                 rows = np.flatnonzero(leaving[head] & (cache.frame(layer)[head] == frame))
