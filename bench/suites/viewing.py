@@ -18,9 +18,9 @@ from edgevlm.apps.sources.video import VideoSource
 from edgevlm.bench.suites.fields import LETTERS
 from edgevlm.bench.suites.schema import Poll, SuiteQuestion
 from edgevlm.bench.suites.scoring import Record, marks_of
+from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token
 from edgevlm.calib.accuracy.variants import Run, SkippedRun, Variant, equal_byte_runs, reason_of
 from edgevlm.calib.accuracy.worker import CHUNK, FeatureCache, policy_of
-from edgevlm.calib.footprint import Footprint, bytes_per_token
 from edgevlm.errors import SourceError, UserError
 from edgevlm.runtime.answer import Answer
 from edgevlm.runtime.budget import TextBudget, frames_ahead
@@ -75,7 +75,7 @@ class Viewer:
         self._session, self._policy = opened
         self._due = [(_due(question), place, question) for place, question in enumerate(questions)]
         heapq.heapify(self._due)
-        self._footprint = Footprint()
+        self._peak = PeakBytes()
         self._frames, self._seen_s = 0, math.nan
         self._polls: dict[str, tuple[int, int]] = {}  # of a question: how often it was asked, and frames at the last time
 
@@ -95,7 +95,7 @@ class Viewer:
             return
         self._frames, self._seen_s = self._frames + 1, time_s
         if self._frames % self._session.chunk == 0:
-            self._footprint.measure(self._session.cache, self._policy)
+            self._peak.measure(self._session.cache, self._policy)
 
     def finish(self, end_s: float) -> None:
         """The video ends: what was due later is asked now, and its record says how much later."""
@@ -169,9 +169,9 @@ class Viewer:
         return answer
 
     def _add(self, question: SuiteQuestion, response: str, **facts: object) -> None:
-        self._footprint.measure(self._session.cache, self._policy)
+        self._peak.measure(self._session.cache, self._policy)
         seen = None if math.isnan(self._seen_s) else round(self._seen_s, 3)
-        watched = {"frames": self._frames, "seen_until_s": seen, "tokens": self._run.tokens, "bytes": self._footprint.peak}
+        watched = {"frames": self._frames, "seen_until_s": seen, "tokens": self._run.tokens, "bytes": self._peak.bytes}
         self.records.append(record_of(question, self._run, response, **(watched | facts)))
 
 
@@ -325,13 +325,13 @@ class VideoWorker:
         tokens: 0 for all that the model can hold, of which only the cache is measured.
         """
         session, policy = self._open_session(Run(variant.label, "", tokens))
-        footprint = Footprint()
+        peak = PeakBytes()
         with session:
             for number in range(tokens // frames_ahead(self.model, 1) + 2 * CHUNK if tokens else 0):
                 noise = np.random.default_rng(number % CHUNK).integers(0, 256, (64, 64, 3), np.uint8)
                 session.watch(noise)
                 if (number + 1) % CHUNK == 0:
-                    footprint.measure(session.cache, policy)
-            footprint.measure(session.cache, policy)
+                    peak.measure(session.cache, policy)
+            peak.measure(session.cache, policy)
         self.features.clear()
-        return footprint.peak
+        return peak.bytes

@@ -12,8 +12,7 @@ import numpy as np
 import psutil
 
 from edgevlm.calib.accuracy.journal import Record
-from edgevlm.calib.accuracy.null_decoder import peak_bytes
-from edgevlm.calib.footprint import Footprint, bytes_per_token, fitted
+from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token, equal_byte_budget, peak_bytes
 from edgevlm.calib.trace import Clip, Float32, Float64
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextBudget
@@ -79,7 +78,7 @@ class DivergenceMeter:
     def fitted(self, policy: str, tokens: int, frames: int) -> int:
         """The largest |M| at which a policy takes no more bytes than a plain window of ``tokens``. Raises UserError."""
         taken = partial(self._taken, policy, frames)
-        return fitted(tokens, self.allowed(tokens), self._bytes_per_token, self.per_frame, taken)
+        return equal_byte_budget(tokens, self.allowed(tokens), self._bytes_per_token, self.per_frame, taken)
 
     def _taken(self, policy: str, frames: int, tokens: int) -> int:
         return peak_bytes(self.model, create_policy(policy), tokens, self._prefix, self._text_room, frames, CHUNK)
@@ -106,10 +105,10 @@ class DivergenceMeter:
         kl: KL(full || policy) in nats, and top1: whether the most probable token is full KV's, both a list a moment, of all the
         tokens of all its answers.
         """
-        stream, footprint = self._open(policy, tokens), Footprint()
+        stream, peak = self._open(policy, tokens), PeakBytes()
         kl, top1 = [], []
         for done in self._watch(stream, reference.features):
-            footprint.measure(stream.cache, policy)
+            peak.measure(stream.cache, policy)
             if done * self.per_frame <= budget:
                 continue
             pairs = [(asked.logits, self._scored(stream, asked)) for asked in reference.asked.get(done, ())]
@@ -119,7 +118,7 @@ class DivergenceMeter:
         stats = stream.stats
         return {
             "tokens": tokens,
-            "bytes": footprint.peak,
+            "bytes": peak.bytes,
             "compressions": stats.compressions,
             "compress_ms": round(stats.compress_ms + stats.guidance_ms + stats.reindex_ms, 3),
             "kl": kl,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from edgevlm.calib.footprint import fitted
+from edgevlm.calib.accuracy.memory_accounting import equal_byte_budget
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.policies import POLICIES, create_policy
@@ -145,7 +145,7 @@ def equal_byte_runs(
 ) -> Iterator[Run | SkippedRun]:
     """Each variant at ``tokens``, or at the most that takes no more bytes than a plain window of as many; or why not.
 
-    per_token, least: see :func:`fitted`. peak_bytes: measures a variant at a budget. unlimited:
+    per_token, least: see :func:`equal_byte_budget`. peak_bytes: measures a variant at a budget. unlimited:
     variants that may take any number of bytes.
     """
     try:
@@ -159,7 +159,7 @@ def equal_byte_runs(
             if variant in unlimited:
                 yield Run(variant.label, budget, tokens)
             else:
-                most = fitted(tokens, allowed, per_token, least, partial(peak_bytes, variant))
+                most = equal_byte_budget(tokens, allowed, per_token, least, partial(peak_bytes, variant))
                 yield Run(variant.label, budget, most, allowed)
         except UserError as error:
             yield SkippedRun(variant.label, budget, reason_of(error))

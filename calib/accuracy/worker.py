@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from edgevlm.calib.accuracy.cases import LONGSTREAM, Case, CaseQuestion, make_case, seed_words
 from edgevlm.calib.accuracy.journal import Record
+from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token
 from edgevlm.calib.accuracy.oracle import make_oracle
 from edgevlm.calib.accuracy.variants import FULL, ORACLE, PLAIN, Budget, Run, SkippedRun, Variant, equal_byte_runs
-from edgevlm.calib.footprint import Footprint, bytes_per_token
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO, chosen_policy
 from edgevlm.runtime.budget import TextBudget
@@ -213,11 +213,11 @@ class Worker:
             self.model, policy=policy, budget=tokens, reindexing=variant.reindexing, chunk=CHUNK, text_budget=ROOM
         ) as session:
             if variant == PLAIN:
-                footprint = Footprint()
-                footprint.measure(session.cache, policy)
+                peak = PeakBytes()
+                peak.measure(session.cache, policy)
             else:
-                footprint = watch(session, policy, case)
-        return footprint.peak
+                peak = watch(session, policy, case)
+        return peak.bytes
 
 
 def policy_of(variant: Variant, model: Model, tokens: int) -> Policy:
@@ -234,24 +234,24 @@ def run_case(
 ) -> CaseResult:
     """Watch, then ask everything. Raises UserError when ``tokens`` is no budget for this policy."""
     with Session.open(model, policy=policy, budget=tokens, reindexing=reindexing, chunk=chunk, text_budget=ROOM) as session:
-        footprint = watch(session, policy, case)
+        peak = watch(session, policy, case)
         held = held_tokens(session.cache, case.owners.size)
         memory = session.stats.memory
         compress_ms = memory.compress_ms + memory.guidance_ms + memory.reindex_ms
         results = [ask(session, case, question, held) for question in case.questions]
-    return CaseResult(results, held.mean((0, 1)), tokens, footprint.peak, memory.compressions, compress_ms)
+    return CaseResult(results, held.mean((0, 1)), tokens, peak.bytes, memory.compressions, compress_ms)
 
 
-def watch(session: Session, policy: Policy, case: Case) -> Footprint:
+def watch(session: Session, policy: Policy, case: Case) -> PeakBytes:
     """The whole stream; what cache and policy take is measured after each chunk."""
-    footprint = Footprint()
+    peak = PeakBytes()
     for number, frame in enumerate(case.frames):
         session.watch(frame)
         if (number + 1) % session.chunk == 0:
-            footprint.measure(session.cache, policy)
+            peak.measure(session.cache, policy)
     session.flush()
-    footprint.measure(session.cache, policy)
-    return footprint
+    peak.measure(session.cache, policy)
+    return peak
 
 
 def held_tokens(cache: KVCache, tokens: int) -> NDArray[np.bool_]:

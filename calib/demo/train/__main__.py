@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from .trainer import Settings, train
+from .trainer import TrainSettings, train
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    train(Settings(options.out, options.minutes, options.seed, options.bf16, not options.whole), options.resume)
+    train(TrainSettings(options.out, options.minutes, options.seed, options.bf16, not options.whole), options.resume)
 
 
 if __name__ == "__main__":

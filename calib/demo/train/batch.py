@@ -5,6 +5,8 @@ may hold them: whole; thinned, at their original positions; thinned, with the ol
 as what is left of a long stream, asked only about now. In some, the first frames are far behind the prefix.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +14,63 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from ..questions import KINDS, draw, is_about_now, subject
-from ..world import History
+from ..world import History, World
 from .model import PATCHES, TRAINED_LENGTH, prefix_ids, turn_ids
-from .stream import UNKNOWN, Stream, make_stream
+
+UNKNOWN = -100  # a label that no loss counts
+
+
+@dataclass(slots=True)
+class Stream:
+    """T frames with what the losses need to know about them."""
+
+    frames: np.ndarray  # uint8 [T, 56, 56, 3]
+    owners: np.ndarray  # int32 [T, 16], number of the object in the patch or -1
+    facts: np.ndarray  # int64 [T, 16, len(FACTS)], class labels or UNKNOWN
+    asked: dict[int, History]  # frame -> history after it
+
+    @property
+    def occupied(self) -> np.ndarray:
+        """bool [T, 16]."""
+        return self.owners >= 0
+
+
+# What a token should know after the third layer (auxiliary losses), with the number of classes. Of objects: the entry before
+# their own (class 8 for the first object), and how many of their colour came before. Of the last patch of each frame: how many
+# objects are present, and which left last (class 8: none did).
+OF_OBJECTS = {"prior_color": 9, "prior_shape": 9, "quadrant": 4, "entering": 2, "entries": 16, "alike": 4}
+FACTS = OF_OBJECTS | {"present": 4, "gone_color": 9, "gone_shape": 9}
+
+
+def make_stream(seed: list[int], length: int, asked: list[int], event_rate: float | None = None, hard: bool = False) -> Stream:
+    """The first `length` frames of the world of this seed, with histories after the frames `asked`."""
+    world = World(seed, event_rate, hard)
+    history = world.history
+    stream = Stream(
+        frames=np.empty((length, 56, 56, 3), dtype=np.uint8),
+        owners=np.empty((length, 16), dtype=np.int32),
+        facts=np.full((length, 16, len(FACTS)), UNKNOWN, dtype=np.int64),
+        asked={},
+    )
+    identities = [(8, 8)]  # (colour, shape) by number + 1, so that the entry before the first is a class of its own
+    for time in range(length):
+        stream.frames[time] = world.step()
+        stream.owners[time] = world.owners
+        if len(identities) == history.entries:
+            identities.append((history.things[-1].color, history.things[-1].shape))
+        for thing in history.present:
+            prior = identities[thing.number]
+            entering = int(thing.entered == time)
+            alike = sum(other[0] == thing.color for other in identities[1 : thing.number + 1])
+            known = (*prior, thing.quadrant, entering, min(history.entries, 15), min(alike, 3))
+            stream.facts[time, thing.cell, : len(OF_OBJECTS)] = known
+        gone = max(history.gone, key=lambda thing: thing.left or 0, default=None)
+        last = (gone.color, gone.shape) if gone else (8, 8)
+        stream.facts[time, -1, len(OF_OBJECTS) :] = (len(history.present), *last)
+        if time in asked:
+            stream.asked[time] = history.snapshot()
+    return stream
+
 
 WEIGHTS = {  # how often each kind is drawn
     "now_count": 1.2, "now_color": 2.5, "now_shape": 1.5, "now_where": 2.0, "now_seen": 2.0,
@@ -74,7 +130,7 @@ class Block:
 
 
 @dataclass(slots=True)
-class Plan:
+class BatchPlan:
     """What one batch is made of."""
 
     streams: int
@@ -88,11 +144,11 @@ class Plan:
     far: bool = False  # a gap between prefix and first frame
 
 
-def plan_batch(rng: np.random.Generator, progress: float, thin: bool = True) -> Plan:
+def plan_batch(rng: np.random.Generator, progress: float, thin: bool = True) -> BatchPlan:
     """Draw a plan; `progress` 0..1 through the run makes streams longer and whole ones more frequent; all, without `thin`."""
     luck = rng.random()
     if thin and luck < (0.05 if progress < 0.2 else 0.1):
-        return Plan(4, LONG_FRAMES, 2, thinned=True, reindexed=True, remnant=True, far=rng.random() < 0.5)
+        return BatchPlan(4, LONG_FRAMES, 2, thinned=True, reindexed=True, remnant=True, far=rng.random() < 0.5)
     shortest, longest = next(lengths for until, lengths in LENGTHS.items() if progress <= until)
     frames = int(rng.integers(shortest, longest + 1))
     if progress >= 0.5 and rng.random() < 0.1:
@@ -101,12 +157,12 @@ def plan_batch(rng: np.random.Generator, progress: float, thin: bool = True) -> 
     talks = progress > 0.25
     far = rng.random() < 0.3
     if not thin or rng.random() < (0.3 if progress < 0.67 else 0.6):
-        return Plan(max(1, min(8, 160 // frames)), frames, 6, blocks, talks, far=far)
+        return BatchPlan(max(1, min(8, 160 // frames)), frames, 6, blocks, talks, far=far)
     streams, reindexed = max(3, min(8, 240 // frames)), bool(rng.random() < 0.5)
-    return Plan(streams, frames, 4, blocks, talks, thinned=True, reindexed=reindexed, far=far)
+    return BatchPlan(streams, frames, 4, blocks, talks, thinned=True, reindexed=reindexed, far=far)
 
 
-def make_batch(seed: list[int], plan: Plan, tokenizer: PreTrainedTokenizerFast) -> Batch:
+def make_batch(seed: list[int], plan: BatchPlan, tokenizer: PreTrainedTokenizerFast) -> Batch:
     """The batch of this seed and plan: always the same."""
     rng = np.random.default_rng(seed)
     rows = []
@@ -122,7 +178,7 @@ def make_batch(seed: list[int], plan: Plan, tokenizer: PreTrainedTokenizerFast) 
     return collate(rows, tokenizer)
 
 
-def keep(stream: Stream, moments: list[int], plan: Plan, rng: np.random.Generator) -> np.ndarray:
+def keep(stream: Stream, moments: list[int], plan: BatchPlan, rng: np.random.Generator) -> np.ndarray:
     """bool [T, 16], the tokens kept. The frames just before each moment stay whole, as every policy keeps them."""
     shape = stream.owners.shape
     if not plan.thinned:
@@ -134,7 +190,7 @@ def keep(stream: Stream, moments: list[int], plan: Plan, rng: np.random.Generato
     return kept
 
 
-def place(kept: np.ndarray, plan: Plan, rng: np.random.Generator) -> np.ndarray:
+def place(kept: np.ndarray, plan: BatchPlan, rng: np.random.Generator) -> np.ndarray:
     """int64 [N], the positions of the kept tokens, in order; the prefix is before them."""
     frames = np.nonzero(kept)[0]
     if plan.reindexed:
@@ -154,7 +210,7 @@ def ask_blocks(
     stream: Stream,
     kept: np.ndarray,
     positions: np.ndarray,
-    plan: Plan,
+    plan: BatchPlan,
     rng: np.random.Generator,
     tokenizer: PreTrainedTokenizerFast,
 ) -> list[Block]:

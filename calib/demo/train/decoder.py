@@ -1,13 +1,20 @@
-"""The packed forward pass of the decoder, its losses and its accuracy per kind of question."""
+"""The packed forward pass of the decoder, its losses, and its accuracy per kind of question on held-out streams."""
 
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import LlavaForConditionalGeneration
 
-from .batch import Batch
-from .model import features
-from .stream import FACTS, UNKNOWN
+from edgevlm.calib.accuracy.intervals import Estimate, mean
+
+from ..questions import KINDS, draw
+from .batch import FACTS, UNKNOWN, Batch, BatchPlan, Turn, collate, make_stream, place, write_block
+from .model import build_tokenizer, features
 
 FACT_LAYER = 3  # after this many layers, so that the last one can read the facts from the cache
 FACT_WEIGHT = 0.15
@@ -83,3 +90,43 @@ def right_answers(model: LlavaForConditionalGeneration, batch: Batch) -> list[tu
         for stream, kinds in enumerate(batch.kinds)
         for block, kind in enumerate(kinds)
     ]
+
+
+HELD_OUT = 1_000_000  # first word of the seeds; training uses small ones
+DRAWS = 2  # questions of each kind per stream, all after its last frame
+AT_ONCE = 4  # streams per batch
+
+
+def evaluate(
+    model: LlavaForConditionalGeneration, streams: int = 200, frames: int = 64, seed: int = 0, hard: bool = False
+) -> dict[str, Estimate]:
+    """Accuracy by kind, with 95 % intervals clustered by stream."""
+    right: dict[str, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    for first in range(0, streams, AT_ONCE):
+        seeds = [[HELD_OUT, seed, index] for index in range(first, min(first + AT_ONCE, streams))]
+        for row, kind, good in right_answers(model, held_out_batch(seeds, frames, hard)):
+            right[kind][first + row].append(good)
+    return {kind: mean(list(right[kind].values())) for kind in KINDS if kind in right}
+
+
+def held_out_batch(seeds: list[list[int]], frames: int, hard: bool = False) -> Batch:
+    """Whole streams, with every kind asked after the last frame, DRAWS times where it can be."""
+    tokenizer, plan = build_tokenizer(), BatchPlan(len(seeds), frames, 1)
+    rows = []
+    for seed in seeds:
+        rng = np.random.default_rng([*seed, 1])
+        stream = make_stream(seed, frames, [frames - 1], hard=hard)
+        history = stream.asked[frames - 1]
+        kept = np.ones_like(stream.occupied)
+        positions = place(kept, plan, rng)
+        drawn = [(kind, pair) for kind in KINDS for _ in range(DRAWS) if (pair := draw(kind, history, rng))]
+        blocks = [
+            write_block([Turn(kind, question.text, answer)], frames - 1, int(positions[-1]) + 1, tokenizer)
+            for kind, (question, answer) in drawn
+        ]
+        rows.append((stream, kept, positions, blocks))
+    return collate(rows, tokenizer)
+
+
+def table(results: dict[str, Estimate]) -> str:
+    return "\n".join(f"{kind:12} {of.value:.3f} ± {of.high - of.value:.3f}  n {of.count}" for kind, of in results.items())

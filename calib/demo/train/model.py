@@ -1,9 +1,15 @@
-"""The demo model: a 1.3 M parameter LlavaForConditionalGeneration, and its checkpoint as Hugging Face writes one."""
+"""The demo model: tokenizer, chat template, a LlavaForConditionalGeneration of 1.3 M parameters, checkpoint."""
 
+from __future__ import annotations
+
+import re
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
+    AttentionInterface,
     GenerationConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
@@ -13,8 +19,78 @@ from transformers import (
     SiglipVisionConfig,
 )
 
+from ..questions import ANSWERS, KINDS
 from ..world import CELL, SIZE
-from .tokenizer import ASSISTANT, BOS, EOS, IMAGE, PAD, USER, build_tokenizer
+
+PAD, BOS, EOS, UNK, USER, ASSISTANT, IMAGE = SPECIAL = (
+    "<pad>", "<bos>", "<eos>", "<unk>", "<user>", "<assistant>", "<image>",
+)  # fmt: skip
+
+# The clip's placeholder stands once, in the first user turn: every frame's 16 tokens go there, without separators.
+CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{% if message.role == 'user' %}<user>{% else %}<assistant>{% endif %}"
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for item in message.content %}"
+    "{% if item.type == 'text' %}{{ item.text }}{% else %}<image>{% endif %}"
+    "{% endfor %}{% endif %}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def words() -> list[str]:
+    """Every word and mark of every question and answer, sorted."""
+    phrasings = (text for kind in KINDS.values() for text in kind.phrasings)
+    texts = (*phrasings, *ANSWERS, "an")
+    return sorted({word for text in texts for word in re.findall(r"\w+|\?", re.sub(r"<\w+>", "", text))})
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {word: index for index, word in enumerate((*SPECIAL, *words()))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        unk_token=UNK,
+        additional_special_tokens=[USER, ASSISTANT, IMAGE],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    asked_of: list[tuple[torch.Tensor, torch.Tensor]] | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """query [B, Hq, V + Q, D], key and value [B, Hkv, V + Q, D], attention_mask bool [B, 1, Q, V + Q].
+
+    The mask is for the last Q rows. Returns [B, V + Q, Hq, D], as transformers wants it. `asked_of`
+    collects what the first KV head is asked in each layer: its queries [B, Hq / Hkv, Q, D] and keys [B, V + Q, D].
+    """
+    vision = query.shape[2] - attention_mask.shape[2]
+    if asked_of is not None:
+        asked_of.append((query[:, : module.num_key_value_groups, vision:], key[:, 0]))
+    key = key.repeat_interleave(module.num_key_value_groups, dim=1)
+    value = value.repeat_interleave(module.num_key_value_groups, dim=1)
+    seen = scaled_dot_product_attention(query[:, :, :vision], key[:, :, :vision], value[:, :, :vision], is_causal=True)
+    asked = scaled_dot_product_attention(query[:, :, vision:], key, value, attn_mask=attention_mask)
+    return torch.cat([seen, asked], dim=2).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("edgevlm_packed", packed_attention)
+
 
 PATCHES = (SIZE // CELL) ** 2  # vision tokens a frame
 TRAINED_LENGTH = 2368  # largest position trained, plus one

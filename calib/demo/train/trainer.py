@@ -10,12 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from . import attention  # noqa: F401  (registers edgevlm_packed)
 from .batch import make_batch, plan_batch
-from .decoder import FactHeads, loss
-from .evaluate import evaluate, table
-from .model import build_model, save_model
-from .tokenizer import build_tokenizer
+from .decoder import FactHeads, evaluate, loss, table
+from .model import build_model, build_tokenizer, save_model
 from .vision import pretrain_vision
 
 MUON_RATE, ADAM_RATE = 4e-3, 2e-3
@@ -24,7 +21,7 @@ DECAY = 0.6  # the last share of the run, in which the rates fall linearly
 
 
 @dataclass(slots=True)
-class Settings:
+class TrainSettings:
     out: Path  # gets state.pt and checkpoint/
     minutes: float  # of processor time, of the whole run, the vision tower's included
     seed: int = 0
@@ -47,7 +44,7 @@ class Trainer:
         self.bf16 = bf16  # multiply in bfloat16: faster where the processor can
         self.seed = seed
         self.steps = 0  # of the decoder
-        self.elapsed = 0.0  # seconds of processor time, over all sittings
+        self.elapsed = 0.0  # seconds of processor time, over all runs
         self.tokenizer = build_tokenizer()
         self.model = build_model(self.tokenizer)
         self.model.set_attn_implementation({"text_config": "edgevlm_packed", "vision_config": "sdpa"})
@@ -107,8 +104,8 @@ class Trainer:
         return trainer
 
 
-def train(settings: Settings, resume: bool = False) -> None:
-    """Run to the end of `settings.minutes`, counted over all sittings. What else the machine does changes nothing but when."""
+def train(settings: TrainSettings, resume: bool = False) -> None:
+    """Run to the end of `settings.minutes`, counted over all runs. What else the machine does changes nothing but when."""
     state = settings.out / "state.pt"
     settings.out.mkdir(parents=True, exist_ok=True)
     going_on = resume and state.exists()
@@ -134,16 +131,16 @@ def train(settings: Settings, resume: bool = False) -> None:
         if time.monotonic() - saved > 60 * settings.save_every:
             saved = time.monotonic()
             trainer.save(state)
-            publish(trainer, settings.out / "checkpoint")
+            replace_checkpoint(trainer, settings.out / "checkpoint")
         if time.monotonic() - evaluated > 60 * settings.evaluate_every:
             evaluated = time.monotonic()
             report("32 held-out streams\n" + table(evaluate(trainer.model, streams=32)))
     trainer.save(state)
-    publish(trainer, settings.out / "checkpoint")
+    replace_checkpoint(trainer, settings.out / "checkpoint")
     report(f"done after {trainer.steps} steps")
 
 
-def publish(trainer: Trainer, folder: Path) -> None:
+def replace_checkpoint(trainer: Trainer, folder: Path) -> None:
     """Replace the Hugging Face checkpoint in `folder` by the present one."""
     fresh = folder.with_suffix(".tmp")
     shutil.rmtree(fresh, ignore_errors=True)

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from edgevlm.calib.demo.accuracy import HELD_OUT
 from edgevlm.calib.demo.questions import is_about_now, sample
 from edgevlm.calib.demo.world import World
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 
+HELD_OUT = (1_000_000, 7)  # begins the seeds of the worlds
 FRAMES, STREAMS, KEPT = 64, 10, 0.05
 
 

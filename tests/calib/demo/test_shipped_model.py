@@ -5,34 +5,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgevlm.calib.demo.accuracy import measure, table
+from edgevlm.calib.accuracy.compare import compare
+from edgevlm.calib.accuracy.worker import Settings
 from edgevlm.calib.demo.questions import is_about_now
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.model import Model, demo_bundle
+from edgevlm.runtime.model import demo_bundle
 
 CHECKPOINT = Path(__file__).parents[3] / "calib" / "demo" / "checkpoint"
 
 
-@pytest.fixture(scope="module")
-def model():
-    loaded = Model.load("demo", threads=1)
-    yield loaded
-    loaded.close()
+def full_kv(streams):
+    """How often full KV is right, by kind of question."""
+    return {kind: of.value for kind, of in compare(Settings(seed="7"), [], [], streams).kinds().items()}
 
 
-def test_most_answers_are_right(model):
-    right = measure(model, streams=16, frames=64, policy="full", budget=None)
-    shares = {kind: float(np.mean(answers)) for kind, answers in right.items()}
-    assert np.mean(list(shares.values())) > 0.85, table(right)
+def test_most_answers_are_right():
+    assert np.mean(list(full_kv(16).values())) > 0.85
 
 
 @pytest.mark.slow
-def test_nine_in_ten_of_every_kind_about_now_and_of_five_about_before(model, capsys):
-    right = measure(model, streams=200, frames=64, policy="full", budget=None)
+def test_nine_in_ten_of_every_kind_about_now_and_of_five_about_before(capsys):
+    shares = full_kv(200)
     with capsys.disabled():
-        print(f"\n{table(right)}")
-    shares = {kind: float(np.mean(answers)) for kind, answers in right.items()}
+        print(shares)
     assert all(share >= 0.9 for kind, share in shares.items() if is_about_now(kind))
     assert sum(share >= 0.9 for kind, share in shares.items() if not is_about_now(kind)) >= 5
 

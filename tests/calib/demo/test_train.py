@@ -9,22 +9,30 @@ import torch
 import transformers
 
 from edgevlm.calib.demo.questions import ANSWERS, KINDS, ask
-from edgevlm.calib.demo.train.batch import MAX_FRAMES, TEXT_ROOM, Plan, make_batch, place, plan_batch
-from edgevlm.calib.demo.train.decoder import forward, right_answers
-from edgevlm.calib.demo.train.evaluate import clustered, evaluate, exam
-from edgevlm.calib.demo.train.model import PATCHES, TRAINED_LENGTH, pixels, save_model
-from edgevlm.calib.demo.train.stream import FACTS, OF_OBJECTS, UNKNOWN, make_stream
-from edgevlm.calib.demo.train.tokenizer import build_tokenizer
-from edgevlm.calib.demo.train.trainer import Settings, Trainer
+from edgevlm.calib.demo.train.batch import (
+    FACTS,
+    MAX_FRAMES,
+    OF_OBJECTS,
+    TEXT_ROOM,
+    UNKNOWN,
+    BatchPlan,
+    make_batch,
+    make_stream,
+    place,
+    plan_batch,
+)
+from edgevlm.calib.demo.train.decoder import evaluate, forward, held_out_batch, right_answers
+from edgevlm.calib.demo.train.model import PATCHES, TRAINED_LENGTH, build_tokenizer, pixels, save_model
+from edgevlm.calib.demo.train.trainer import Trainer, TrainSettings
 from edgevlm.calib.demo.train.vision import EMPTY, make_frames
 from edgevlm.calib.demo.world import COLORS
 
 PLANS = [
-    Plan(2, 12, 4),
-    Plan(2, 12, 4, thinned=True),
-    Plan(2, 12, 4, thinned=True, reindexed=True),
-    Plan(2, 40, 2, thinned=True, reindexed=True, remnant=True, far=True),
-    Plan(2, MAX_FRAMES, 2, far=True),
+    BatchPlan(2, 12, 4),
+    BatchPlan(2, 12, 4, thinned=True),
+    BatchPlan(2, 12, 4, thinned=True, reindexed=True),
+    BatchPlan(2, 40, 2, thinned=True, reindexed=True, remnant=True, far=True),
+    BatchPlan(2, MAX_FRAMES, 2, far=True),
 ]
 
 
@@ -77,7 +85,7 @@ def test_packed_logits_are_those_of_one_plain_forward(checkpoint):
     tokenizer = build_tokenizer()
     packed = Trainer(seed=0).model
     seed, frames = [5, 5], 6
-    batch = exam([seed], frames)
+    batch = held_out_batch([seed], frames)
     images = pixels(torch.from_numpy(make_stream(seed, frames, []).frames))
     with torch.no_grad():
         logits = packed.lm_head(forward(packed, batch)[0])[0]
@@ -126,7 +134,7 @@ def test_batches_keep_their_promises(plan, tokenizer):
 
 def test_evidence_is_where_the_object_was_shown(tokenizer):
     seed, frames = [8, 2], 20
-    batch = make_batch(seed, Plan(1, frames, 3), tokenizer)
+    batch = make_batch(seed, BatchPlan(1, frames, 3), tokenizer)
     facts = torch.full((batch.vision_length, len(FACTS)), UNKNOWN)
     facts[batch.places] = batch.facts
     quadrants = {f"{a} {b}": 2 * i + j for i, a in enumerate(("top", "bottom")) for j, b in enumerate(("left", "right"))}
@@ -156,7 +164,7 @@ def test_plans_reach_the_trained_length():
     assert not any(plan_batch(rng, progress, thin=False).thinned for progress in np.linspace(0, 1, 100))
     assert all(any(getattr(plan, flag) for plan in plans) for flag in ("thinned", "reindexed", "remnant", "far"))
     whole = np.ones((8, PATCHES), dtype=bool)
-    reached = max(int(place(whole, Plan(1, 8, 1, far=True), rng)[-1]) for _ in range(200))
+    reached = max(int(place(whole, BatchPlan(1, 8, 1, far=True), rng)[-1]) for _ in range(200))
     assert TRAINED_LENGTH - 100 < reached + TEXT_ROOM <= TRAINED_LENGTH
 
 
@@ -209,11 +217,9 @@ def test_evaluation_counts_blocks_and_clusters(checkpoint):
     results = evaluate(model, streams=2, frames=16)
     assert set(results) <= set(KINDS)
     assert results["now_count"][2] == 4
-    assert len(right_answers(model, exam([[9]], 8))) == len(exam([[9]], 8).kinds[0])
-    assert clustered([[True, True], [False, False]])[0] == 0.5
-    assert clustered([[True, False]] * 10)[1] == 0.0
+    assert len(right_answers(model, held_out_batch([[9]], 8))) == len(held_out_batch([[9]], 8).kinds[0])
 
 
 def test_settings_leave_time_for_the_decoder(tmp_path):
     with pytest.raises(ValueError, match="leave none for the decoder"):
-        Settings(tmp_path, minutes=2)
+        TrainSettings(tmp_path, minutes=2)

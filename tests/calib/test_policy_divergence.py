@@ -8,10 +8,9 @@ from pictures import frames
 
 from edgevlm.calib import Clip
 from edgevlm.calib.accuracy import policy_divergence
-from edgevlm.calib.accuracy.null_decoder import peak_bytes
+from edgevlm.calib.accuracy.memory_accounting import PeakBytes, peak_bytes
 from edgevlm.calib.accuracy.policy_divergence import CHUNK, DivergenceMeter, divergence, moments
 from edgevlm.calib.accuracy.select_policy import compare_by_divergence
-from edgevlm.calib.footprint import Footprint
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.session import Session
@@ -143,10 +142,10 @@ def test_a_decoder_that_computes_nothing_tells_the_bytes(model, longer, name):
 
 
 def test_what_is_allowed_is_what_a_plain_window_takes(model, longer):
-    judge, footprint = longer[0], Footprint()
+    judge, peak = longer[0], PeakBytes()
     with Session.open(model, policy="sliding-window", budget=160) as session:
-        footprint.measure(session.cache, session._stream.policy)
-    assert judge.allowed(160) == footprint.peak
+        peak.measure(session.cache, session._stream.policy)
+    assert judge.allowed(160) == peak.bytes
     assert judge.fitted("sliding-window", 160, 60) == 160
     assert judge.fitted("h2o", 160, 60) < 160
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from policies.filled import PREFIX, Filled
 
+from edgevlm.calib.accuracy.memory_accounting import PeakBytes, equal_byte_budget
 from edgevlm.calib.accuracy.variants import PLAIN, Budget, Run, SkippedRun, Variant
 from edgevlm.calib.accuracy.worker import Settings, Task, Worker, run_case
-from edgevlm.calib.footprint import Footprint, fitted
 from edgevlm.errors import UserError
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies import POLICIES, Guidance, Policy, StreamShape, create_policy
@@ -81,12 +81,12 @@ class Part(Stateful):
 
 
 def test_a_policy_in_a_users_module_is_charged_for_what_it_declares():
-    policy, footprint = Mine(), Footprint()
+    policy, peak = Mine(), PeakBytes()
     stream(policy)
     assert policy.state_bytes == 115
     cache = Filled(1, 8, GRID, np.random.default_rng(0)).cache
-    footprint.measure(cache, policy)
-    assert footprint.peak == cache.nbytes + 115
+    peak.measure(cache, policy)
+    assert peak.bytes == cache.nbytes + 115
 
 
 @pytest.mark.parametrize(("slope", "base"), [(0, 250), (3, 40), (50, 0), (0, 0)])
@@ -95,12 +95,12 @@ def test_the_budget_found_is_the_largest_that_fits(slope, base):
         return 100 * tokens + base + slope * tokens
 
     best = max(tokens for tokens in range(101) if taken(tokens) <= 10_000)
-    assert fitted(100, 10_000, 100, 4, taken) == best
+    assert equal_byte_budget(100, 10_000, 100, 4, taken) == best
 
 
 def test_what_leaves_no_frame_is_refused():
     with pytest.raises(UserError, match="at equal bytes 3 tokens are left to it, less than one frame, which takes 4"):
-        fitted(10, 1000, 100, 4, lambda tokens: 100 * tokens + 700)
+        equal_byte_budget(10, 1000, 100, 4, lambda tokens: 100 * tokens + 700)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,114 @@
+"""Memory accounting: what cache and policy take together, and the budget at which that is no more than a plain window takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.bundle import Bundle, DecoderSpec
+from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.engine import Engine, Float32, FramePattern, Int32, KVBuffer, KVPlace, StepResult
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies import Policy
+from edgevlm.runtime.stream import Stream
+
+
+class PeakBytes:
+    """The most bytes that cache and policy (its ``state_fields``) took together, of the moments measured."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def measure(self, cache: KVCache, policy: Policy) -> None:
+        self.bytes = max(self.bytes, cache.nbytes + policy.state_bytes)
+
+
+def bytes_per_token(bundle: Bundle) -> int:
+    """What one more token in every layer adds to a cache, alignment evened out."""
+    spec = bundle.decoder
+    shape, inv_freq = (spec.layers, spec.kv_heads, spec.head_dim), np.array(spec.inv_freq)
+    few, many = (KVCache.bytes_for(*shape, rows, inv_freq=inv_freq, dtype=spec.kv) for rows in (1024, 2048))
+    return (many - few) // 1024
+
+
+def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, taken: Callable[[int], int]) -> int:
+    """The largest budget, ``tokens`` at most, at which a policy takes no more than ``allowed`` bytes.
+
+    per_token: bytes of one more token in every layer; least: tokens of a frame; taken: measures the bytes at a budget, by which
+    they rise. Raises UserError when less than a frame is left.
+    """
+    low, over = tokens, taken(tokens) - allowed
+    high, beyond = tokens + 1, max(over, 1)
+    while over > 0:
+        high, beyond = low, over
+        low -= -(-over // per_token)
+        if low < least:
+            left = f"at equal bytes {max(low, 0)} tokens are left to it"
+            raise UserError(f"{left}, less than one frame, which takes {least}")
+        over = taken(low) - allowed
+    while high - low > 1:
+        middle = low + (high - low) * -over // (beyond - over)  # where a line between the two would meet what is allowed
+        middle = min(max(middle, low + 1), high - 1)
+        excess = taken(middle) - allowed
+        if excess > 0:
+            high, beyond = middle, excess
+        else:
+            low, over = middle, excess
+    return low
+
+
+class NullDecoder:
+    """Appends rows as the arena has them; logits and queries are zeros."""
+
+    def __init__(self, spec: DecoderSpec, probes: Sequence[int]) -> None:
+        self._spec, self._probes = spec, probes
+
+    def step(
+        self,
+        embeds: Float32,
+        cos: Float32,
+        sin: Float32,
+        past_len: Int32,
+        logit_rows: Sequence[int] = (-1,),
+        pattern: FramePattern | None = None,
+    ) -> StepResult:
+        queries = np.zeros((self._spec.heads, len(embeds), self._spec.head_dim), np.float32)
+        logits = np.zeros((len(logit_rows), self._spec.vocab), np.float32)
+        return StepResult(logits, dict.fromkeys(self._probes, queries))
+
+
+class NullEngine:
+    """An engine but for its decoders."""
+
+    kv_place: KVPlace = "host"
+
+    def __init__(self, engine: Engine, spec: DecoderSpec) -> None:
+        self._engine, self._spec = engine, spec
+
+    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "whole") -> NullDecoder:
+        return NullDecoder(self._spec, probes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def peak_bytes(
+    model: Model, policy: Policy, tokens: int, prefix: Sequence[int], text_rows: int, frames: int, chunk: int
+) -> int:
+    """The most bytes that cache and policy take together at |M| = ``tokens``, in a stream of ``frames`` frames.
+
+    Raises UserError for a budget at which the policy cannot run.
+    """
+    spec, per_frame = model.bundle.decoder, model.bundle.vision.tokens_per_frame
+    blank = replace(model, engine=cast(Engine, NullEngine(model.engine, spec)))
+    stream = Stream(blank, policy, tokens, prefix, text_rows, "lazy", chunk)
+    peak = PeakBytes()
+    peak.measure(stream.cache, policy)
+    for first in range(0, frames, chunk):
+        stream.append_frames(np.zeros((min(chunk, frames - first), per_frame, spec.row_width), np.float32))
+        peak.measure(stream.cache, policy)
+    return peak.bytes
