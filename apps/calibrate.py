@@ -135,7 +135,7 @@ def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Pa
             progress("writing")
             written = write_calibration(model.bundle, found.layers, found.policies, found.scales, out=request.out)
     except KeyboardInterrupt:
-        note("stopped; the same command goes on from here")
+        note("stopped; the same command continues from here")
         raise
     finally:
         model.close()

@@ -97,6 +97,6 @@ def resume_hint(out: Path | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        resumed = f"stopped; the same command with --resume goes on ({out})"
+        resumed = f"stopped; the same command with --resume continues ({out})"
         print(resumed if out else "stopped; --out FILE would have kept what was done", file=sys.stderr)
         raise

@@ -32,17 +32,17 @@ def draw_chart(report: Report, axes: Any) -> None:
     """Shares of ``backward`` over the budget, on a logarithmic axis, with 95 % intervals; dashed: full KV and the oracle."""
     rows = [row for row in report.rows if row.kind == BACKWARD]
     settings = report.comparison.settings
-    axes.set_title(f"{settings.suite}, {settings.frames} frames, seed {settings.seed}: questions about before, share right")
+    axes.set_title(f"{settings.suite}, {settings.frames} frames, seed {settings.seed}: questions about before, fraction right")
     policies = list(dict.fromkeys(row.policy for row in rows))
     for number, policy in enumerate(policies):
         own = sorted((row for row in rows if row.policy == policy), key=_percent)
         if policy == FULL:
-            axes.axhline(own[0].share.value, color="black", linestyle="--", label=policy)
+            axes.axhline(own[0].accuracy.value, color="black", linestyle="--", label=policy)
             continue
         aside = 1 + 0.004 * (number - len(policies) / 2)  # so that bars stand side by side
-        values = [row.share.value for row in own]
-        low = [row.share.value - row.share.low for row in own]
-        high = [row.share.high - row.share.value for row in own]
+        values = [row.accuracy.value for row in own]
+        low = [row.accuracy.value - row.accuracy.low for row in own]
+        high = [row.accuracy.high - row.accuracy.value for row in own]
         style = {"color": "grey", "linestyle": "--"} if policy == ORACLE else {}
         axes.errorbar([_percent(row) * aside for row in own], values, yerr=(low, high), label=policy, **style)
     budgets = sorted({_percent(row) for row in rows if row.policy != FULL})
@@ -51,7 +51,7 @@ def draw_chart(report: Report, axes: Any) -> None:
     axes.minorticks_off()
     axes.set_ylim(0, 1)
     axes.grid(axis="y", alpha=0.3)
-    axes.set_xlabel("budget, share of the stream's vision tokens")
+    axes.set_xlabel("budget, fraction of the stream's vision tokens")
     if rows:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
 

@@ -1,4 +1,4 @@
-"""From records to rows and lines: shares with intervals by kind of question and age of the evidence, and paired differences."""
+"""The report: fractions right by kind of question and age of the evidence, with intervals and paired differences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from edgevlm.calib.accuracy.cases import GAP_NAMES, LONGSTREAM, gap_name
 from edgevlm.calib.accuracy.compare import ENTERS, Comparison, Pick, clusters
-from edgevlm.calib.accuracy.intervals import Estimate, difference, share
+from edgevlm.calib.accuracy.intervals import Estimate, difference, fraction_right
 from edgevlm.calib.accuracy.variants import ORACLE, Run, Variant
 from edgevlm.calib.demo.questions import is_about_now
 
@@ -31,7 +31,7 @@ class ReportRow:
     policy: str
     budget: str
     kind: str
-    share: Estimate
+    accuracy: Estimate
     paired: Estimate | None
     held: float | None
     some: float | None
@@ -42,8 +42,8 @@ class ReportRow:
     def line(self, comparison: Comparison, against: str) -> Line:
         settings, paired = comparison.settings, self.paired
         fields = {
-            **_head(comparison, self.policy, self.budget, self.kind, self.share),
-            "questions": self.share.count,
+            **_head(comparison, self.policy, self.budget, self.kind, self.accuracy),
+            "questions": self.accuracy.count,
             "frames": settings.frames,
             "seed": settings.seed,
             "tokens": self.run.tokens,
@@ -60,7 +60,7 @@ class ReportRow:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """left_out: kinds that full KV answers too seldom, with its share."""
+    """left_out: kinds that full KV answers too seldom, and how often."""
 
     comparison: Comparison
     against: str
@@ -114,7 +114,7 @@ def _row(
         policy=ORACLE if _is_oracle(run) else run.label,
         budget=run.budget,
         kind=name,
-        share=share(ours),
+        accuracy=fraction_right(ours),
         paired=paired,
         held=_mean([result["held"] for result in picked]),
         some=_mean([result["any"] for result in picked]),
@@ -163,7 +163,7 @@ def _is_oracle(run: Run) -> bool:
 
 
 def _without_lesser_oracles(comparison: Comparison, pick: Pick) -> tuple[list[Run], dict[str, dict[str, float]]]:
-    """All runs but the oracles that are not the best of their budget, and each budget's oracles with their share right."""
+    """All runs but the oracles that are not the best of their budget, and what each oracle has right by budget."""
     shares: dict[str, dict[str, float]] = defaultdict(dict)
     for run in filter(_is_oracle, comparison.runs):
         right = [answer for cluster in clusters(comparison.records[run], pick) for answer in cluster]
@@ -187,12 +187,12 @@ def describe(report: Report) -> str:
     streams, is_long = len(next(iter(report.comparison.records.values()))), settings.suite == LONGSTREAM
     ages = "frames since the answer was last shown" if is_long else "the quarter that last showed the answer, q1 to q4"
     by_kind = ", ".join(
-        f"{row.kind} {row.share.value:.3f}"
+        f"{row.kind} {row.accuracy.value:.3f}"
         for row in rows
         if row.run == report.comparison.runs[0] and "/" not in row.kind and row.kind not in (NOW, BACKWARD, UNSEEN)
     )
     lines = [
-        f"{settings.suite}: {streams} streams of {settings.frames} frames, seed {settings.seed}; share right [95 %, by "
+        f"{settings.suite}: {streams} streams of {settings.frames} frames, seed {settings.seed}; fraction right [95 %, by "
         f"stream]; backward by {ages}",
         "",
         f"{CEILINGS[is_long]} by kind: {by_kind}",
@@ -221,13 +221,13 @@ def _budget_table(budget: str, rows: list[ReportRow], against: str, width: int, 
         by_age = "".join(_share(of.get(kind), 10) for kind in ages.values())
         times = f"{main.times['ttft_ms']:>9.2f}{main.times['compress_ms']:>13.1f}{main.times['moved'] / 1e6:>10.2f}"
         yield (
-            f"{policy:<{width}}{main.run.tokens:>7}{_share(of.get(NOW))}  {_with_interval(main.share):<18}"
+            f"{policy:<{width}}{main.run.tokens:>7}{_share(of.get(NOW))}  {_with_interval(main.accuracy):<18}"
             f"{_with_interval(main.paired, signed=True):<24}{by_age}{_number(main.held, 7)}{_number(main.some, 6)}{times}"
         )
 
 
 def _share(row: ReportRow | None, width: int = 6) -> str:
-    return _number(row.share.value if row else None, width)
+    return _number(row.accuracy.value if row else None, width)
 
 
 def _number(value: float | None, width: int) -> str:
@@ -243,39 +243,41 @@ def _with_interval(of: Estimate | None, signed: bool = False) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TurnRow:
-    """share: right; fresh: right when asked alone; changed: answers that differ in any token from those given alone."""
+    """fresh: accuracy when asked alone; changed: answers that differ in any token from those given alone."""
 
     policy: str
     budget: str
     turn: int
-    share: Estimate
+    accuracy: Estimate
     fresh: Estimate
     changed: int
 
     def line(self, comparison: Comparison) -> Line:
         settings = comparison.settings
         more = {"frames": settings.frames, "seed": settings.seed, "fresh": self.fresh.value, "changed": self.changed}
-        fields = _head(comparison, self.policy, self.budget, f"turn{self.turn}", self.share) | more
+        fields = _head(comparison, self.policy, self.budget, f"turn{self.turn}", self.accuracy) | more
         return {name: _round(value) for name, value in fields.items()}
 
 
 def turn_rows(comparison: Comparison) -> Iterator[TurnRow]:
     """Of the kinds that full KV answers often enough when they are asked alone."""
     full = [turn for record in comparison.records[comparison.runs[0]] for turn in record["turns"]]
-    by_kind = {kind: share([[turn["fresh"]] for turn in full if turn["kind"] == kind]) for kind in {t["kind"] for t in full}}
+    by_kind = {
+        kind: fraction_right([[turn["fresh"]] for turn in full if turn["kind"] == kind]) for kind in {t["kind"] for t in full}
+    }
     enters = {kind for kind, of in by_kind.items() if of.value >= ENTERS}
     for run in comparison.runs:
         for number in range(comparison.settings.turns):
             picked = [record["turns"][number : number + 1] for record in comparison.records[run]]
             turns = [turn for found in picked for turn in found if turn["kind"] in enters]
             if turns:
-                right, fresh = (share([[turn[name]] for turn in turns]) for name in ("right", "fresh"))
+                right, fresh = (fraction_right([[turn[name]] for turn in turns]) for name in ("right", "fresh"))
                 changed = sum(not turn["same"] for turn in turns)
                 yield TurnRow(run.label, run.budget, number + 1, right, fresh, changed)
 
 
 def describe_turns(comparison: Comparison, rows: list[TurnRow]) -> str:
-    """A line a policy and budget: share right turn by turn, and the answers that earlier questions changed."""
+    """A line a policy and budget: fraction right turn by turn, and the answers that earlier questions changed."""
     count = comparison.settings.turns
     width = max((len(row.policy) for row in rows), default=0) + 2
     heads = "".join(f"{f'turn {turn}':>8}" for turn in range(1, count + 1))
@@ -284,6 +286,6 @@ def describe_turns(comparison: Comparison, rows: list[TurnRow]) -> str:
         of = {row.turn: row for row in rows if (row.policy, row.budget) == (policy, budget)}
         asked = sum(row.fresh.count for row in of.values())
         alone = sum(row.fresh.value * row.fresh.count for row in of.values()) / asked
-        shares = "".join(f"{of[turn].share.value:>8.3f}" if turn in of else f"{'-':>8}" for turn in range(1, count + 1))
+        shares = "".join(f"{of[turn].accuracy.value:>8.3f}" if turn in of else f"{'-':>8}" for turn in range(1, count + 1))
         lines.append(f"{policy:<{width}}{budget:>8}{shares}{alone:>13.3f}{sum(row.changed for row in of.values()):>9}")
     return "\n".join([*lines, *_skipped(comparison)])

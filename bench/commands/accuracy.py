@@ -42,7 +42,7 @@ def accuracy(
         str | None,
         typer.Option(
             metavar="P%,..|6k,..",
-            help="Compare at these budgets: shares of a stream, or tokens.",
+            help="Compare at these budgets: fractions of a stream, or tokens.",
             show_default="the suite's, below",
         ),
     ] = None,
@@ -86,7 +86,7 @@ def accuracy(
     usual = BUDGETS["published"] if published else BUDGETS.get(name, BUDGETS["demo"])
     policies, budget = policy or ["all"], budget or usual
     if resume and out is None:
-        raise UserError("--resume goes on with the journal of an earlier run: name it with --out FILE")
+        raise UserError("--resume continues the journal of an earlier run: name it with --out FILE")
     if published:
         from edgevlm.bench.suites.command import job_of, judge_of, run_published
 

@@ -95,7 +95,7 @@ def _asked_for(count: int) -> str:
 
 def columns(tally: Tally) -> Iterator[Column]:
     """The five tasks, in VideoLLM-online's order."""
-    yield from tally.shares(HEADS)
+    yield from tally.accuracies(HEADS)
 
 
 SUITE = Suite("COIN", read, columns)

@@ -80,7 +80,7 @@ class Judge:
                 self._sleep(wait_s)
         if failed:
             what = f"gave no answer in {self._tries} tries ({failed})"
-            raise UserError(f"--judge-url {self._shown}: {what}; with --out, --resume goes on from here")
+            raise UserError(f"--judge-url {self._shown}: {what}; with --out, --resume continues from here")
         return Verdict(None, None, said[:500])
 
     def _post(self, body: bytes) -> bytes:

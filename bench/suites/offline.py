@@ -51,9 +51,9 @@ def videomme_record(data: Dataset, file: str, fields: Fields, place: str) -> Ite
 
 def _videomme_columns(tally: Tally) -> Iterator[Column]:
     """By the videos' duration, and all; then by task type."""
-    yield from (tally.share(name, name, category=name) for name in DURATIONS)
-    yield tally.share("all", "Overall")
-    yield from tally.shares({})
+    yield from (tally.accuracy(name, name, category=name) for name in DURATIONS)
+    yield tally.accuracy("all", "Overall")
+    yield from tally.accuracies({})
 
 
 VIDEOMME = Suite("Video-MME", _read_videomme, _videomme_columns)
@@ -97,9 +97,9 @@ def mlvu_record(data: Dataset, file: str, folder: str, fields: Fields, place: st
 
 def _mlvu_columns(tally: Tally) -> Iterator[Column]:
     """Tasks and their mean, M-Avg; then what a judge says of the tasks of generation."""
-    tasks = list(tally.shares(MLVU_CHOSEN, CHOICE_TASKS))
+    tasks = list(tally.accuracies(MLVU_CHOSEN, CHOICE_TASKS))
     yield from (*tasks, mean("M-Avg", "M-Avg, mean of tasks", tasks))
-    if written := list(tally.shares(MLVU_OPEN, OPEN_TASKS)):
+    if written := list(tally.accuracies(MLVU_OPEN, OPEN_TASKS)):
         yield from (*written, tally.rating("rating", "Generation, judge's rating", OPEN_TASKS))
 
 
@@ -132,7 +132,7 @@ def _egoschema_record(data: Dataset, file: str, answers: Fields, fields: Fields,
 
 def _egoschema_columns(tally: Tally) -> Iterator[Column]:
     """The public subset; answers to the rest are for the benchmark's server."""
-    yield tally.share("subset", "Public subset", subtask="subset")
+    yield tally.accuracy("subset", "Public subset", subtask="subset")
 
 
 def egoschema_submission(records: Iterable[Record]) -> list[tuple[str, str]]:
@@ -200,7 +200,7 @@ def _mvbench_record(data: Dataset, file: str, task: str, fields: Fields, place: 
 
 def _mvbench_columns(tally: Tally) -> Iterator[Column]:
     """The twenty tasks and their mean."""
-    tasks = list(tally.shares({name: head for name, head, _ in MVBENCH_TASKS.values()}))
+    tasks = list(tally.accuracies({name: head for name, head, _ in MVBENCH_TASKS.values()}))
     yield from (*tasks, mean("Avg", "Mean of tasks", tasks))
 
 
@@ -240,8 +240,8 @@ def _duration_group(fields: Fields) -> int:
 
 def _longvideobench_columns(tally: Tally) -> Iterator[Column]:
     """By group of durations, and all."""
-    yield from tally.shares({name: name.removesuffix(" s") for name in GROUPS.values()})
-    yield tally.share("all", "Overall")
+    yield from tally.accuracies({name: name.removesuffix(" s") for name in GROUPS.values()})
+    yield tally.accuracy("all", "Overall")
 
 
 LONGVIDEOBENCH = Suite("LongVideoBench", _read_longvideobench, _longvideobench_columns)

@@ -80,7 +80,7 @@ def columns(tally: Tally) -> Iterator[Column]:
     """Tasks, the mean of each category's tasks, and the mean of the three."""
     categories = []
     for category, names in TASKS.items():
-        tasks = list(tally.shares({name: name for name in names}, category))
+        tasks = list(tally.accuracies({name: name for name in names}, category))
         if tasks:
             categories.append(mean(category.lower(), f"{category}, mean of tasks", tasks))
             yield from (*tasks, categories[-1])

@@ -38,7 +38,7 @@ def columns(tally: Tally) -> Iterator[Column]:
     """Of each half the share that the judge calls right, and its mean rating from 0 to 5."""
     for half, head in HEADS.items():
         if any(result.category == half for result in tally.results):
-            yield tally.share(f"{head} acc", f"{half}, accuracy", category=half)
+            yield tally.accuracy(f"{head} acc", f"{half}, accuracy", category=half)
             yield tally.rating(f"{head} 0-5", f"{half}, judge's rating", half)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgevlm.bench.suites.fields import LETTERS
-from edgevlm.calib.accuracy.intervals import Estimate, share
+from edgevlm.calib.accuracy.intervals import Estimate, fraction_right
 
 Record = dict[str, Any]
 Marks = tuple[bool, ...]
@@ -140,20 +140,20 @@ class Tally:
     def __init__(self, results: Iterable[ScoredAnswer]) -> None:
         self.results = list(results)
 
-    def share(self, head: str, name: str, *, category: str | None = None, subtask: str | None = None) -> Column:
-        """The share right of all marks of a category, a subtask, or all, each question with its weight in marks."""
+    def accuracy(self, head: str, name: str, *, category: str | None = None, subtask: str | None = None) -> Column:
+        """The fraction right of all marks of a category, a subtask, or all, each question with its weight in marks."""
         clusters: dict[str, list[bool]] = {}
         for result in self._among(category, subtask):
             clusters.setdefault(result.video, []).extend(result.marks or ())
         asked = [cluster for cluster in clusters.values() if cluster]
-        estimate = share(asked) if asked else None
+        estimate = fraction_right(asked) if asked else None
         return Column(head, name, estimate.value if estimate else None, estimate)
 
-    def shares(self, heads: dict[str, str], category: str | None = None) -> Iterator[Column]:
+    def accuracies(self, heads: dict[str, str], category: str | None = None) -> Iterator[Column]:
         """A column a subtask, in the order of ``heads``, those that were asked; then subtasks that ``heads`` does not have."""
         asked = dict.fromkeys(result.subtask for result in self._among(category, None))
         for subtask in [*(name for name in heads if name in asked), *(name for name in asked if name not in heads)]:
-            yield self.share(heads.get(subtask, subtask), subtask, category=category, subtask=subtask)
+            yield self.accuracy(heads.get(subtask, subtask), subtask, category=category, subtask=subtask)
 
     def rating(self, head: str, name: str, category: str | None = None) -> Column:
         """The mean of the judge's ratings."""

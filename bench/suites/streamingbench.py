@@ -114,11 +114,11 @@ def _proactive(name: str, video: str, asked: Fields) -> SuiteQuestion:
 def columns(tally: Tally) -> Iterator[Column]:
     """Tasks, then their category's share of all its questions; all questions last, as Table 2 has them."""
     for category, heads in HEADS.items():
-        tasks = list(tally.shares(heads, category))
+        tasks = list(tally.accuracies(heads, category))
         if tasks:
             yield from tasks
-            yield tally.share(SHORT[category], category, category=category)
-    yield tally.share("all", "Overall")
+            yield tally.accuracy(SHORT[category], category, category=category)
+    yield tally.accuracy("all", "Overall")
 
 
 SUITE = Suite("StreamingBench", read, columns)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm import __version__
-from edgevlm.calib.accuracy.intervals import Estimate, share
+from edgevlm.calib.accuracy.intervals import Estimate, fraction_right
 from edgevlm.calib.accuracy.journal import Journal, Record
 from edgevlm.calib.accuracy.oracle import ORACLES
 from edgevlm.calib.accuracy.variants import ORACLE, Budget, Run, SkippedRun, Variant
@@ -35,7 +35,7 @@ class Comparison:
         """Of each kind of question how often the ceiling is right."""
         records = self.records[self.runs[0]]
         names = dict.fromkeys(result["kind"] for record in records for result in record["results"])
-        return {name: share(clusters(records, of_kinds({name}))) for name in names}
+        return {name: fraction_right(clusters(records, of_kinds({name}))) for name in names}
 
 
 def compare(

@@ -1,4 +1,4 @@
-"""Shares, means and paired differences with 95 % intervals whose unit is the stream: questions of one stream share its luck."""
+"""Fractions, means and paired differences with 95 % intervals clustered by stream, whose questions share its luck."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Estimate:
     count: int
 
 
-def share(clusters: Sequence[Cluster]) -> Estimate:
-    """The share right among all questions, one cluster a stream, and Wilson's interval at the effective sample size.
+def fraction_right(clusters: Sequence[Cluster]) -> Estimate:
+    """The fraction right among all questions, one cluster a stream, and Wilson's interval at the effective sample size.
 
     The ratio estimator's variance, ``u / (u - 1) sum (right_i - p asked_i)^2 / asked^2`` over u streams, says to how many
     independent questions these are worth, never more than were asked. All right or all wrong: as many as there are streams.

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgevlm import __version__
 from edgevlm.calib.accuracy.compare import compare, correct_answers
-from edgevlm.calib.accuracy.intervals import Estimate, Values, is_told_apart, mean, share
+from edgevlm.calib.accuracy.intervals import Estimate, Values, fraction_right, is_told_apart, mean
 from edgevlm.calib.accuracy.journal import Journal, Record
 from edgevlm.calib.accuracy.policy_divergence import PLAIN, QUESTIONS, DivergenceMeter
 from edgevlm.calib.accuracy.variants import Budget, parse_budgets, parse_variants, reason_of
@@ -37,7 +37,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRequest:
-    """What to compare. budgets: shares of a clip, or tokens; none: the usual one and LOW. measure: None picks by the model."""
+    """What to compare. budgets: of a clip, or tokens; none: the usual one and LOW. measure: None picks by the model."""
 
     policies: Sequence[str]
     budgets: Sequence[Budget | int] = ()
@@ -188,7 +188,7 @@ def _by_questions(request: ComparisonRequest, given: ComparisonInput) -> tuple[i
         right = correct_answers(found, run)
         if not any(right):
             raise UserError("full KV answers too few of the demo world's questions; give --measure agreement")
-        measured = MeasuredCandidate(make_candidate(run.label, found.records[run], share(right)), right)
+        measured = MeasuredCandidate(make_candidate(run.label, found.records[run], fraction_right(right)), right)
         comparisons[int(run.budget)].measured.append(measured)
     return frames, comparisons
 

@@ -212,7 +212,7 @@ def parse_tokens(text: str) -> list[Budget]:
 
 
 def parse_budgets(text: str) -> list[Budget]:
-    """``50%,12.5%``: shares above 0 and up to 100 %. Raises UserError."""
+    """``50%,12.5%``: fractions above 0 and up to 100 %. Raises UserError."""
     budgets = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         try:
@@ -220,8 +220,8 @@ def parse_budgets(text: str) -> list[Budget]:
         except ValueError:
             fraction = 0.0
         if not part.endswith("%") or not 0 < fraction <= 1:
-            raise UserError(f"--budget {part}: give shares of the stream's vision tokens, like 12.5% or 50%,6.25%")
+            raise UserError(f"--budget {part}: give percentages of the stream's vision tokens, like 12.5% or 50%,6.25%")
         budgets[part] = Budget(part, fraction)
     if not budgets:
-        raise UserError("--budget is empty: give shares of the stream's vision tokens, like 12.5%")
+        raise UserError("--budget is empty: give percentages of the stream's vision tokens, like 12.5%")
     return list(budgets.values())

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgevlm.calib.accuracy.intervals import difference, share
+from edgevlm.calib.accuracy.intervals import difference, fraction_right
 
 Z = 1.959964
 
@@ -35,7 +35,7 @@ def mean_of(clusters):
 def test_a_share_has_the_interval_that_a_bootstrap_of_streams_gives(seed):
     random = np.random.default_rng(seed)
     clusters = streams(random)
-    found = share(clusters)
+    found = fraction_right(clusters)
     low, high = bootstrap([sum(cluster) for cluster in clusters], clusters, random)
     assert found.value == pytest.approx(mean_of(clusters))
     assert (found.low, found.high) == (pytest.approx(low, abs=0.012), pytest.approx(high, abs=0.012))
@@ -45,20 +45,20 @@ def test_a_share_has_the_interval_that_a_bootstrap_of_streams_gives(seed):
 
 def test_one_question_a_stream_is_wilson():
     answers = [True] * 41 + [False] * 9
-    found = share([[answer] for answer in answers])
+    found = fraction_right([[answer] for answer in answers])
     assert (found.low, found.high) == (pytest.approx(wilson(41, 50)[0], abs=2e-3), pytest.approx(wilson(41, 50)[1], abs=2e-3))
     assert (found.clusters, found.count) == (50, 50)
 
 
 def test_streams_that_are_all_right_or_all_wrong_count_once():
-    found = share([[True] * 6] * 30 + [[False] * 6] * 10)
+    found = fraction_right([[True] * 6] * 30 + [[False] * 6] * 10)
     expected = wilson(30, 40)
     assert (found.low, found.high) == (pytest.approx(expected[0], abs=3e-3), pytest.approx(expected[1], abs=3e-3))
 
 
 @pytest.mark.parametrize("right", [True, False])
 def test_no_error_seen_is_not_no_error(right):
-    found = share([[right] * 5] * 20 + [[]])
+    found = fraction_right([[right] * 5] * 20 + [[]])
     assert (found.value, found.clusters, found.count) == (float(right), 20, 100)
     assert (found.low, found.high) == (pytest.approx(wilson(20 * right, 20)[0]), pytest.approx(wilson(20 * right, 20)[1]))
     assert found.high - found.low > 0.1
@@ -74,7 +74,7 @@ def test_a_paired_difference_has_the_interval_that_a_bootstrap_of_streams_gives(
     assert found.value == pytest.approx(mean_of(ours) - mean_of(theirs))
     assert (found.low, found.high) == (pytest.approx(low, abs=0.01), pytest.approx(high, abs=0.01))
     assert found.low > 0
-    apart = share(ours).high - share(ours).low
+    apart = fraction_right(ours).high - fraction_right(ours).low
     assert found.high - found.low < 0.8 * apart, "pairing takes the luck of the streams out"
 
 

@@ -98,7 +98,7 @@ def test_what_was_typed_wrong_is_one_line(typed, said):
 
 
 @pytest.mark.parametrize(("more", "said"), [([], "--out FILE would have"), (["--out", "run.jsonl"], "with --resume goes on")])
-def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path, more, said):
+def test_ctrl_c_says_how_to_resume(monkeypatch, capsys, tmp_path, more, said):
     def stopped(*args, **kwargs):
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""A run that was stopped goes on where it was, with the same results; one of other settings is refused."""
+"""A run that was stopped resumes, with the same results; one of other settings is refused."""
 
 import json
 
@@ -91,26 +91,28 @@ class Killed(BaseException):
 
 
 def test_a_run_killed_at_any_moment_goes_on_to_the_same_results(tmp_path, monkeypatch):
-    path, settings, sat = tmp_path / "run.jsonl", Settings(frames=12), []
+    path, settings, finished = tmp_path / "run.jsonl", Settings(frames=12), []
     perform = Worker.perform
 
     def counted(worker, task):
-        if len(sat) == 3:
+        if len(finished) == 3:
             raise Killed
-        sat.append((task.run.label, task.stream))
+        finished.append((task.run.label, task.stream))
         return perform(worker, task)
 
     whole = compare(settings, VARIANTS, BUDGETS, 2)
     monkeypatch.setattr(Worker, "perform", counted)
     with pytest.raises(Killed):
         compare(settings, VARIANTS, BUDGETS, 2, out=path)
-    done = sat.copy()
+    done = finished.copy()
     monkeypatch.setattr(
-        Worker, "perform", lambda worker, task: sat.append((task.run.label, task.stream)) or perform(worker, task)
+        Worker, "perform", lambda worker, task: finished.append((task.run.label, task.stream)) or perform(worker, task)
     )
     outcome = compare(settings, VARIANTS, BUDGETS, 2, out=path, resume=True)
     assert len(done) == 3
-    assert sorted(sat) == sorted((run.label, stream) for run in whole.runs for stream in range(2)), "nothing was done twice"
+    assert sorted(finished) == sorted((run.label, stream) for run in whole.runs for stream in range(2)), (
+        "nothing was done twice"
+    )
     assert untimed(outcome) == untimed(whole)
     with pytest.raises(UserError, match="frames 12 there, 16 now"):
         compare(Settings(frames=16), VARIANTS, BUDGETS, 2, out=path, resume=True)

@@ -83,14 +83,14 @@ def test_rows_are_by_how_long_ago_and_what_never_was_is_apart():
     by_run = {CEILING: perfect, ours: records(True), theirs: records(False)}
     report = make_report(Comparison(Settings(suite="longstream", frames=3000), list(by_run), [], by_run), "theirs")
     rows = {row.kind: row for row in report.rows if row.policy == "ours"}
-    found = {kind: (row.share.value, row.share.count) for kind, row in rows.items()}
+    found = {kind: (row.accuracy.value, row.accuracy.count) for kind, row in rows.items()}
     assert {kind: of for kind, of in found.items() if kind.startswith(("backward", "unseen"))} == {
         "backward": (pytest.approx(2 / 3), 12), "backward/tens": (1.0, 4), "backward/hundreds": (0.0, 4),
         "backward/thousands": (1.0, 4), "unseen": (1.0, 4),
     }  # fmt: skip
     assert rows["backward/hundreds"].paired.value == -1
     assert rows["backward/thousands"].times["moved"] == 6000
-    assert rows["past_seen"].share.count == 8
+    assert rows["past_seen"].accuracy.count == 8
     page = describe(report)
     assert "backward by frames since the answer was last shown" in page
     assert "the oracle at 1,024 tokens by kind" in page

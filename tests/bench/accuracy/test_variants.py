@@ -55,7 +55,7 @@ def test_budgets():
     assert [budget.tokens(1024) for budget in parse_budgets("12.5%,6.25%,3%,29%")] == [128, 64, 30, 296]
     assert Budget("0.7%", 0.7 / 100).tokens(1000) == 7
     for text in ("512", "0%", "101%", "x%", "-1%", "nan%"):
-        with pytest.raises(UserError, match="give shares of the stream's vision tokens"):
+        with pytest.raises(UserError, match="give percentages of the stream's vision tokens"):
             parse_budgets(text)
     with pytest.raises(UserError, match="--budget is empty"):
         parse_budgets(" , ")

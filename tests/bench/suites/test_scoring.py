@@ -136,13 +136,13 @@ def tally():
 
 
 def test_shares_count_marks_and_means_count_tasks():
-    b, a = tally().shares({"b": "B", "a": "A"}, "x")
+    b, a = tally().accuracies({"b": "B", "a": "A"}, "x")
     assert (b.head, a.head) == ("B", "A")
     assert (b.value, a.value) == (2 / 3, 1 / 2)
-    assert tally().share("x", "x", category="x").value == 3 / 5
+    assert tally().accuracy("x", "x", category="x").value == 3 / 5
     assert mean("m", "m", [a, b]).value == (2 / 3 + 1 / 2) / 2
-    assert tally().share("all", "all").estimate.clusters == 2
-    assert tally().share("all", "all").estimate.count == 6
-    assert tally().share("none", "none", subtask="d").value is None
-    assert mean("m", "m", [tally().share("none", "none", subtask="d")]).value is None
+    assert tally().accuracy("all", "all").estimate.clusters == 2
+    assert tally().accuracy("all", "all").estimate.count == 6
+    assert tally().accuracy("none", "none", subtask="d").value is None
+    assert mean("m", "m", [tally().accuracy("none", "none", subtask="d")]).value is None
     assert tally().rating("r", "r", "y").value == 4.0

@@ -216,7 +216,7 @@ def test_evaluation_counts_blocks_and_clusters(checkpoint):
     model = Trainer(seed=0).model
     results = evaluate(model, streams=2, frames=16)
     assert set(results) <= set(KINDS)
-    assert results["now_count"][2] == 4
+    assert results["now_count"].count == 4
     assert len(right_answers(model, held_out_batch([[9]], 8))) == len(held_out_batch([[9]], 8).kinds[0])
 
 
