@@ -1,18 +1,20 @@
-"""``edgevlm bench``: performance and accuracy as commands."""
+"""``edgevlm bench`` and its commands, each imported when it is called."""
 
 from __future__ import annotations
 
-import sys
+from edgevlm.apps.commands.lazy import lazy_app
 
-import typer
+COMMANDS = {  # in the order of --help
+    "speed": ("edgevlm.bench.commands.measure:speed", "Time decode, prefill, vision, precisions and graphs."),
+    "compression": ("edgevlm.bench.commands.measure:compression", "Time compression beside numpy and a plain read."),
+    "stream": ("edgevlm.bench.commands.measure:stream", "Watch a stream grow: speed, memory, energy."),
+    "memory": ("edgevlm.bench.commands.measure:memory", "Measure long runs, snapshots, stores and retrieval."),
+    "accuracy": ("edgevlm.bench.commands.accuracy:accuracy", "Compare what policies still know."),
+    "camera": ("edgevlm.bench.commands.measure:camera", "Time a frame from camera to answer."),
+    "power": ("edgevlm.apps.commands.machine:power", "Show the power this machine draws."),
+    "vrex": ("edgevlm.bench.commands.measure:vrex", "Model V-Rex's accelerator beside its paper."),
+    "all": ("edgevlm.bench.commands.results:all_benches", "Run the benchmarks and keep their results."),
+    "report": ("edgevlm.bench.commands.results:report", "Report or compare results."),
+}
 
-from edgevlm.bench.commands import COMMANDS
-
-app = typer.Typer(help="Measure what edgevlm claims.", no_args_is_help=True)
-for command in COMMANDS:
-    app.command(epilog=getattr(sys.modules[command.__module__], "EPILOG", None))(command)
-
-
-@app.callback()
-def _bench() -> None:
-    pass
+app = lazy_app(COMMANDS)

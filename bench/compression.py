@@ -1,29 +1,30 @@
-"""What a compression costs: each policy beside its numpy rendition and beside one plain read of the keys and values it holds.
+"""What a compression costs: each policy beside the same with numpy, and beside one plain read of the keys and values it holds.
 
 A pass is everything a policy does from one compression to the next: its scores, its choice, and the eviction. Guidance
 forwards are no part of it; their queries, and those of probed layers, are noise. All three are timed in turn, round by
-round, on the same memory, which is filled up again in between. Medians are reported, with quartiles; the first round is cold
-and apart.
+round, on the same cache, which is filled up again in between. The first round is cold and apart.
 """
 
 from __future__ import annotations
 
 import copy
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from edgevlm.bench import numpy_kernels
 from edgevlm.bench.noise import as_stored, noise_scales
-from edgevlm.bench.rounds import quartiles
-from edgevlm.bench.timing import timed
+from edgevlm.bench.output import prefixed
+from edgevlm.bench.timing import spread, timed
 from edgevlm.errors import UserError
 from edgevlm.runtime import _native, kernels, reference
 from edgevlm.runtime.auto import AUTO
+from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.cache import KVCache, Rows
 from edgevlm.runtime.engine import KVBuffer, arrays_of
 from edgevlm.runtime.kinds import Kind
@@ -35,8 +36,8 @@ GUIDANCE_ROWS = 16  # of each guidance text
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """Of the cache: ``tokens`` held in each layer and KV head, all of them vision."""
+class CacheShape:
+    """A cache's sizes: ``tokens`` held in each layer and KV head, all of them vision."""
 
     layers: int = 36
     kv_heads: int = 2
@@ -53,49 +54,12 @@ class Shape:
         return max(1, round((self.tokens / FRAMES) ** 0.5))
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """Times in milliseconds, medians over the rounds. spread, ratios: quartiles and median of passes, and over reads."""
-
-    policy: str
-    dtype: str
-    threads: int
-    shape: Shape
-    ms: float
-    read_ms: float
-    reference_ms: float
-    cold_ms: float
-    spread: tuple[float, float, float]
-    ratios: tuple[float, float, float]
-
-    def line(self) -> dict[str, Any]:
-        return {
-            "bench": "compression",
-            "policy": self.policy,
-            "dtype": self.dtype,
-            "threads": self.threads,
-            "layers": self.shape.layers,
-            "kv_heads": self.shape.kv_heads,
-            "head_dim": self.shape.head_dim,
-            "tokens": self.shape.tokens,
-            "ms": round(self.ms, 3),
-            "read_ms": round(self.read_ms, 3),
-            "pass_over_read": round(self.ratios[1], 2),
-            "reference_ms": round(self.reference_ms, 3),
-            "low": round(self.spread[0], 3),
-            "high": round(self.spread[2], 3),
-            "pass_low": round(self.ratios[0], 2),
-            "pass_high": round(self.ratios[2], 2),
-            "cold_ms": round(self.cold_ms, 3),
-        }
-
-
-class Memory:
+class FilledCache:
     """A cache that is filled with noise up to its budget, again and again."""
 
     kind: Callable[..., KVCache] = KVCache
 
-    def __init__(self, shape: Shape, dtype: str, seed: int = 0) -> None:
+    def __init__(self, shape: CacheShape, dtype: str, seed: int = 0) -> None:
         pairs = shape.head_dim // 2
         inv_freq = 1 / 1e6 ** (np.arange(pairs) / pairs)
         self.shape, self.next = shape, 0
@@ -140,31 +104,77 @@ class Memory:
         return self._random.standard_normal((heads, rows, self.shape.head_dim), np.float32)
 
 
-def measure(text: str, shape: Shape, dtype: str, threads: int, rounds: int) -> Result:
-    """Time one policy, ``name`` or ``name:setting=value,...``, on a memory of ``shape``."""
+def compression(
+    policy: Sequence[str] = ("infinipot-v", "sliding-window", "last-seen"),
+    layers: int = 36,
+    kv_heads: int = 2,
+    head_dim: int = 128,
+    tokens: int = 6076,
+    dtype: Sequence[str] = ("fp32",),
+    threads: int = 1,
+    rounds: int = 3,
+    device: str = "cpu",
+    *,
+    progress: Progress = lambda what: None,
+) -> Iterator[dict[str, Any]]:
+    """A line for each policy (``all``: every one that evicts) and dtype of keys and values; milliseconds, medians of rounds.
+
+    ``pass_over_read``: one compression over one plain read, round by round; ``reference_ms``: the same with numpy. With
+    ``device="cuda"`` a line for each part of a compression, beside a copy within the device. Raises UserError for a policy that
+    does not evict, and without a device.
+    """
+    shape = CacheShape(layers, kv_heads, head_dim, tokens)
+    if device == "cuda":
+        from edgevlm.bench.compression_cuda import measure as measure_parts
+
+        for kind in dtype:
+            progress(f"{kind}: {rounds} rounds")
+            yield from measure_parts(shape, kind, rounds)
+        return
+    names = evicting() if list(policy) == ["all"] else policy
+    for name in names:  # wrong names are refused before anything is measured
+        if name == AUTO:
+            raise UserError("--policy auto is chosen for a model, and compression is timed without one; name a policy")
+        if create_policy(name).retrieves:
+            raise UserError(f"policy {name} retrieves and does not compress; edgevlm bench memory retrieval times it")
+    for name, kind in product(names, dtype):
+        yield measure(name, shape, kind, threads, rounds, prefixed(progress, f"{name}, {kind}"))
+
+
+def measure(
+    text: str, shape: CacheShape, dtype: str, threads: int, rounds: int, progress: Progress = lambda what: None
+) -> dict[str, Any]:
+    """Time one policy, ``name`` or ``name:setting=value,...``, on a cache of ``shape``."""
     before = kernels.threads()
     kernels.set_threads(threads)
     try:
-        cold, *times = _rounds(create_policy(text), shape, dtype, rounds)
+        cold, *times = _rounds(create_policy(text), shape, dtype, rounds, progress)
     finally:
         kernels.set_threads(before)
     passes, reads, others = zip(*times, strict=True)
-    ratios = [one / read for one, read in zip(passes, reads, strict=True)]
-    medians = (statistics.median(passes), statistics.median(reads), statistics.median(others))
-    return Result(text, dtype, threads, shape, *medians, cold[0], quartiles(passes), quartiles(ratios))
+    over = spread([one / read for one, read in zip(passes, reads, strict=True)], "pass_over_read", "pass_low", "pass_high", 2)
+    took = spread(passes, "ms")
+    return {
+        "bench": "compression", "policy": text, "dtype": dtype, "threads": threads, **asdict(shape),
+        "ms": took.pop("ms"), "read_ms": round(median(reads), 3), "pass_over_read": over.pop("pass_over_read"),
+        "reference_ms": round(median(others), 3), **took, **over, "cold_ms": round(cold[0], 3),
+    }  # fmt: skip
 
 
-def _rounds(policy: Policy, shape: Shape, dtype: str, rounds: int) -> Iterator[tuple[float, float, float]]:
-    """(pass, plain read, rendition) in milliseconds, of a first round that is not to be counted and of ``rounds`` more."""
-    memory = Memory(shape, dtype)
+def _rounds(
+    policy: Policy, shape: CacheShape, dtype: str, rounds: int, progress: Progress
+) -> Iterator[tuple[float, float, float]]:
+    """(pass, plain read, numpy) in milliseconds, of a first round that is not to be counted and of ``rounds`` more."""
+    memory = FilledCache(shape, dtype)
     cache = memory.cache
     policy.attach(shape.tokens, StreamShape(shape.layers, shape.side**2, 0))
-    for _ in range(rounds + 1):
+    for number in range(rounds + 1):
+        progress(f"round {number} of {rounds}")
         appended = _queries(policy, memory, memory.fill())
         guidance = _guidance(policy, memory)
         twin = copy.deepcopy(policy)
         read = timed(lambda: _native.read(cache.native))
-        slow = timed(partial(_rendition, twin, cache, appended, guidance))
+        slow = timed(partial(_with_numpy, twin, cache, appended, guidance))
         fast = timed(partial(_compress, policy, cache, appended, guidance))
         yield fast, read, slow
 
@@ -179,7 +189,7 @@ def _compress(policy: Policy, cache: KVCache, appended: Appended | None, guidanc
         cache.append(layer, new.key, new.value, new.rows)
 
 
-def _rendition(policy: Policy, cache: KVCache, appended: Appended | None, guidance: Guidance) -> None:
+def _with_numpy(policy: Policy, cache: KVCache, appended: Appended | None, guidance: Guidance) -> None:
     """The same with numpy; what is left of keys and values goes to new arrays, and the cache stays as it is."""
     with numpy_kernels.in_place():
         if appended is not None:
@@ -191,7 +201,7 @@ def _rendition(policy: Policy, cache: KVCache, appended: Appended | None, guidan
             reference.evict([cache.key(layer), cache.value(layer)], keep)
 
 
-def _queries(policy: Policy, memory: Memory, rows: Rows | None) -> Appended | None:
+def _queries(policy: Policy, memory: FilledCache, rows: Rows | None) -> Appended | None:
     if rows is None:
         return None
     heads = memory.shape.kv_heads * GROUP
@@ -199,21 +209,8 @@ def _queries(policy: Policy, memory: Memory, rows: Rows | None) -> Appended | No
     return Appended(rows.seq, rows.position, queries)
 
 
-def _guidance(policy: Policy, memory: Memory) -> Guidance:
+def _guidance(policy: Policy, memory: FilledCache) -> Guidance:
     rows = tuple(GUIDANCE_ROWS for _ in policy.needs.guidance or ())
     layers, kv_heads = policy.needs.guidance_layers, memory.shape.kv_heads
     queries: Mapping[int, np.ndarray] = {layer: memory.noise(kv_heads * GROUP, sum(rows)) for layer in layers}
     return Guidance(queries, {layer: memory.noise(kv_heads, sum(rows)) for layer in layers}, rows)
-
-
-def run(policies: Sequence[str], shape: Shape, dtypes: Sequence[str], threads: int, rounds: int) -> Iterator[Result]:
-    """A result for each policy (all that evict if none is named) and dtype, as it comes."""
-    names = policies or evicting()
-    for name in names:
-        if name == AUTO:
-            raise UserError("--policy auto is chosen for a model, and compression is timed without one; name a policy")
-        if create_policy(name).retrieves:  # wrong names are refused before anything is measured
-            raise UserError(f"policy {name} retrieves and does not compress; edgevlm bench retrieval times it")
-    for name in names:
-        for dtype in dtypes:
-            yield measure(name, shape, dtype, threads, rounds)

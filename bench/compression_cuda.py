@@ -12,12 +12,12 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from edgevlm.bench.compression import GROUP, Memory, Shape
+from edgevlm.bench.compression import GROUP, CacheShape, FilledCache
 from edgevlm.runtime import kernels as host_kernels
 from edgevlm.runtime.cuda.cache import CudaCache
 from edgevlm.runtime.cuda.driver import Event
@@ -37,37 +37,7 @@ PARTS = {
 QUERIES = 8  # rows of a layer's probe, of each of GROUP query heads a KV head
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """One part of a compression: milliseconds, bytes moved, and a copy's bytes a second (1e9)."""
-
-    device: str
-    part: str
-    dtype: str
-    shape: Shape
-    ms: float
-    nbytes: int
-    copy_gb_s: float
-
-    def line(self) -> dict[str, Any]:
-        reached = self.nbytes / self.ms / 1e6 if self.ms else 0.0
-        return {
-            "bench": "compression",
-            "device": self.device,
-            "part": self.part,
-            "dtype": self.dtype,
-            "layers": self.shape.layers,
-            "kv_heads": self.shape.kv_heads,
-            "head_dim": self.shape.head_dim,
-            "tokens": self.shape.tokens,
-            "ms": round(self.ms, 4),
-            "gb_s": round(reached, 1),
-            "copy_gb_s": round(self.copy_gb_s, 1),
-            "share_of_copy": round(reached / self.copy_gb_s, 3),
-        }
-
-
-class DeviceMemory(Memory):
+class DeviceCache(FilledCache):
     """A cache on the device that is filled with noise up to its budget, again and again."""
 
     kind = CudaCache
@@ -102,9 +72,9 @@ def timed_launches(kernels: Kernels) -> Iterator[dict[str, float]]:
         found[name] += last.ms_since(first)
 
 
-def measure(shape: Shape, dtype: str, rounds: int) -> Iterator[Reached]:
-    """Every part, for one dtype; a first round is not counted. Raises UserError without a device."""
-    memory = DeviceMemory(shape, dtype)
+def measure(shape: CacheShape, dtype: str, rounds: int) -> Iterator[dict[str, Any]]:
+    """A line for every part; a first round is not counted. Raises UserError without a device."""
+    memory = DeviceCache(shape, dtype)
     cache = memory.cache
     assert isinstance(cache, CudaCache)
     kernels, times, moved = cache.kernels, defaultdict[str, list[float]](list), dict[str, int]()
@@ -113,18 +83,21 @@ def measure(shape: Shape, dtype: str, rounds: int) -> Iterator[Reached]:
         cache.known = [0] * cache.layers
         with timed_launches(kernels) as found:
             moved = _round(memory, cache)
-        if turn:
-            for part, names in PARTS.items():
-                times[part].append(sum(found[name] for name in names))
-    copy_gb_s = _copy(
-        kernels, sum(2 * int(np.prod(buffer.shape)) * buffer.dtype.itemsize for buffer in cache.buffers()), rounds
-    )
-    device = kernels.driver.device.name
+        for part, names in PARTS.items() if turn else ():
+            times[part].append(sum(found[name] for name in names))
+    size = sum(2 * int(np.prod(buffer.shape)) * buffer.dtype.itemsize for buffer in cache.buffers())
+    copy_gb_s = _copy(kernels, size, rounds)
     for part, each in times.items():
-        yield Reached(device, part, dtype, shape, statistics.median(each), moved.get(part, 0), copy_gb_s)
+        ms = statistics.median(each)
+        reached = moved.get(part, 0) / ms / 1e6 if ms else 0.0
+        yield {
+            "bench": "compression", "device": kernels.driver.device.name, "part": part, "dtype": dtype, **asdict(shape),
+            "ms": round(ms, 4), "bytes": moved.get(part, 0), "gb_s": round(reached, 1), "copy_gb_s": round(copy_gb_s, 1),
+            "share_of_copy": round(reached / copy_gb_s, 3),
+        }  # fmt: skip
 
 
-def _round(memory: DeviceMemory, cache: CudaCache) -> dict[str, int]:
+def _round(memory: DeviceCache, cache: CudaCache) -> dict[str, int]:
     """One of everything; the bytes of keys and values that each part must move."""
     shape, row = memory.shape, memory.shape.head_dim * cache.dtype.itemsize
     rows = shape.layers * shape.kv_heads * shape.tokens

@@ -1,4 +1,4 @@
-"""Noise in place of a model's work: fills a memory in seconds that a prefill would fill in minutes."""
+"""Noise instead of a model's work: fills a cache in seconds that prefill would fill in minutes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
+import psutil
 
+from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import (
     Decoder,
@@ -17,11 +19,12 @@ from edgevlm.runtime.engine import (
     Int64,
     KVBuffer,
     KVPlace,
+    KVType,
     LayerDecoder,
     StepResult,
     arrays_of,
 )
-from edgevlm.runtime.kv import KVScales, codes
+from edgevlm.runtime.kv import DTYPES, KVScales, codes
 
 
 def noise_scales(layers: int, kv_heads: int, head_dim: int) -> KVScales:
@@ -32,6 +35,24 @@ def noise_scales(layers: int, kv_heads: int, head_dim: int) -> KVScales:
 def as_stored(numbers: Float32, buffer: KVBuffer) -> np.ndarray:
     """Keys ``[kv_heads, n, head_dim]`` as a buffer stores them."""
     return numbers.astype(buffer.dtype) if buffer.key_scale is None else codes(numbers, buffer.key_scale)
+
+
+def noise_buffers(layers: int, kv_heads: int, rows: int, head_dim: int, kv: KVType) -> list[KVBuffer]:
+    """A KV buffer full of noise for each layer. Raises UserError where they do not fit into free memory."""
+    shape, kind = (1, kv_heads, rows, head_dim), DTYPES[kv]
+    wanted, free = 2 * layers * int(np.prod(shape)) * kind.itemsize, psutil.virtual_memory().available
+    if wanted > free:
+        raise UserError(f"{rows:,} rows take {wanted / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; lower --held")
+    scales = noise_scales(layers, kv_heads, head_dim) if kv == "int8" else None
+    random, made = np.random.default_rng(0), []
+    for layer in range(layers):
+        key, value = np.empty(shape, kind), np.empty(shape, kind)
+        of_layer = (None, None) if scales is None else (scales.key[layer], scales.value[layer])
+        buffer = KVBuffer(key.ctypes.data, value.ctypes.data, shape, kind, (key, value), *of_layer)
+        for part in arrays_of(buffer):
+            part[:] = as_stored(random.standard_normal(shape[1:], np.float32), buffer)
+        made.append(buffer)
+    return made
 
 
 class NoiseEngine:
@@ -109,7 +130,7 @@ class NoiseDecoder:
 
 
 class NoiseLayers:
-    """A cut decoder of :class:`NoiseEngine`: queries, keys and values are normal numbers while it is filling."""
+    """A decoder of :class:`NoiseEngine` in per-layer graphs: all it computes is normal numbers while it is filling."""
 
     def __init__(self, engine: NoiseEngine, decoder: LayerDecoder, buffers: Sequence[KVBuffer]) -> None:
         self._engine, self._decoder, self._spec = engine, decoder, engine.bundle.decoder

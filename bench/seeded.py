@@ -1,8 +1,10 @@
-"""A model of any shape with random weights, the same for the same seed: for measuring speed without a checkpoint."""
+"""Models of real shapes with random weights, the same for the same seed: to measure speed without downloading a checkpoint."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from math import isqrt
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -11,33 +13,51 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from edgevlm.bench.noise import NoiseEngine
-from edgevlm.export.backbones import DecoderShape, text_backbone
-from edgevlm.export.checkpoint import Checkpoint
+from edgevlm.export.backbones import TEXT_BACKBONES, DecoderShape, text_backbone
+from edgevlm.export.checkpoint import Checkpoint, with_defaults
 from edgevlm.export.decoder import WEIGHTS, write_decoder
 from edgevlm.export.graph import GraphBuilder, WeightsFile
-from edgevlm.runtime.bundle import Bundle, ChatSpec, DecoderSpec, FileRecord, VisionSpec
+from edgevlm.runtime.bundle import Bundle, ChatSpec, DecoderSpec, FileRecord, Progress, VisionSpec
 from edgevlm.runtime.engine import KVType, load_engine
 from edgevlm.runtime.model import Model
 
 VISION = "vision.onnx"
 CHAT = "You are watching a video and answer questions about it. <video> {{ messages[-1]['content'][-1]['text'] }}"
 
+# name -> (text backbone, shape of the decoder)
+SHAPES = {
+    "seeded-135m": ("llama", DecoderShape(  # SmolLM2-135M, also SmolVLM-256M's decoder
+        layers=30, heads=9, kv_heads=3, head_dim=64, hidden=576, intermediate=1536, vocab=49152, norm_eps=1e-5, rope_theta=1e5,
+        model_limit=8192, tied=True,
+    )),
+    "seeded-0.5b": ("qwen2", DecoderShape(  # LLaVA-OneVision-0.5B but for its vocabulary: frames have no logits
+        layers=24, heads=14, kv_heads=2, head_dim=64, hidden=896, intermediate=4864, vocab=1024, norm_eps=1e-6, rope_theta=1e6,
+        model_limit=32768, tied=True,
+    )),
+    "seeded-3b": ("qwen2", DecoderShape(  # Qwen2.5-VL-3B
+        layers=36, heads=16, kv_heads=2, head_dim=128, hidden=2048, intermediate=11008, vocab=151936, norm_eps=1e-6,
+        rope_theta=1e6, model_limit=32768, tied=True,
+    )),
+    "demo": ("qwen2", DecoderShape(
+        layers=4, heads=4, kv_heads=2, head_dim=64, hidden=128, intermediate=384, vocab=66, norm_eps=1e-6, rope_theta=1e6,
+        model_limit=4096, tied=True,
+    )),
+}  # fmt: skip
+
 
 class Tensors(Protocol):
-    """What a decoder is made of, under a checkpoint's canonical names (``text.layers.0.mlp.down_proj.weight``)."""
+    """A decoder's tensors under a checkpoint's canonical names (``text.layers.0.mlp.down_proj.weight``)."""
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]: ...
 
 
 class SeededTensors:
-    """What the decoder builder asks of a checkpoint: each tensor from its own name and the seed."""
+    """Random tensors, each from its own name and the seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int = 0) -> None:
         self.seed, self.config = seed, dict[str, Any]()
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -48,91 +68,78 @@ class SeededTensors:
         return rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[-1]))
 
     def rows(self, name: str, shape: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:
-        """The same tensor, at once."""
+        """The same tensor, in one piece."""
         yield self.tensor(name, shape)
 
 
-def seeded_bundle(
-    folder: Path,
-    shape: DecoderShape,
-    tokens_per_frame: int,
-    *,
-    seed: int = 0,
-    st_spattn_from: int | None = None,
-    precision: str = "fp32",
-) -> Bundle:
-    """Write the decoder of ``shape`` into ``folder`` and return a bundle of it, ready for an engine.
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """The text half of a model; ``backbone`` is llama, qwen2 or qwen3."""
 
-    Its vision tower is a stand-in (features ``[F, tokens_per_frame, hidden]`` repeat one pixel); a frame's grid is as square as
-    it can be. Its chat is a few words.
+    name: str
+    backbone: str
+    shape: DecoderShape
+    tensors: Tensors
+
+    @property
+    def head(self) -> str:
+        """The canonical name of the matrix that scores the vocabulary."""
+        return "text.embed_tokens.weight" if self.shape.tied else "text.lm_head.weight"
+
+
+def open_text_model(name: str, layers: int | None = None) -> TextModel:
+    """One of SHAPES with random weights, or the text half of the checkpoint in the directory ``name``.
+
+    ``layers``: only its first ones. Raises UserError for what is neither.
     """
-    tensors = SeededTensors(seed)
-    return decoder_bundle(folder, tensors, shape, "qwen2", tokens_per_frame, st_spattn_from=st_spattn_from, precision=precision)
+    if name in SHAPES:
+        backbone, shape = SHAPES[name]
+        whole = TextModel(name, backbone, shape, SeededTensors())
+    else:
+        whole = _text_of(Checkpoint(name), name)
+    return whole if layers is None else replace(whole, shape=replace(whole.shape, layers=min(layers, whole.shape.layers)))
+
+
+def _text_of(checkpoint: Checkpoint, name: str) -> TextModel:
+    text: dict[str, Any] = dict(checkpoint.section("text_config"))
+    if str(text.get("model_type")) not in TEXT_BACKBONES:  # a checkpoint of text alone, whose section is all of it
+        text["model_type"] = str(text.get("model_type")).removesuffix("_text")
+    text = with_defaults(text)
+    kind = str(text["model_type"])
+    tied = bool(checkpoint.config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
+    shape = text_backbone(kind).shape(text, tied)
+    return TextModel(Path(name).name, kind.partition("_")[0], shape, checkpoint)
 
 
 def decoder_bundle(
-    folder: Path,
-    tensors: Tensors,
-    shape: DecoderShape,
-    backbone: str,
-    tokens_per_frame: int = 1,
-    *,
-    st_spattn_from: int | None = None,
-    precision: str = "fp32",
-    kv: KVType = "fp32",
-) -> Bundle:
-    """As :func:`seeded_bundle`, with ``tensors`` of the text backbone named."""
-    checkpoint = cast(Checkpoint, tensors)
-    backbone_of = text_backbone(backbone)
-    made = write_decoder(checkpoint, backbone_of, shape, folder, lambda _: None, st_spattn_from, precision=precision, kv=kv)
-    _write_vision(folder, tokens_per_frame, shape.hidden)
-    sizes = ("layers", "heads", "kv_heads", "head_dim", "hidden", "vocab")
-    spec: dict[str, Any] = {name: getattr(shape, name) for name in sizes}
-    decoder = DecoderSpec(
-        **spec,
-        backbone=backbone,
-        rope_theta=shape.rope_theta,
-        inv_freq=tuple((shape.rope_theta ** -(np.arange(0, shape.head_dim, 2) / shape.head_dim)).astype(np.float32).tolist()),
-        model_limit=shape.model_limit,
-        trained_length=shape.model_limit,
-        graphs=made.graphs,
-        embedding=made.embedding[0],
-        embedding_scales=made.embedding[1] if made.embedding[1:] else None,
-        precision=precision,
-        kv=kv,
+    folder: Path, shape: DecoderShape, tokens_per_frame: int = 1, *, tensors: Tensors | None = None, backbone: str = "qwen2",
+    st_spattn_from: int | None = None, precision: str = "fp32", kv: KVType = "fp32",
+) -> Bundle:  # fmt: skip
+    """Write a decoder into ``folder`` and return a bundle of it, ready for an engine; random weights without ``tensors``.
+
+    Its vision tower is a stand-in (features ``[F, tokens_per_frame, hidden]`` repeat one pixel) and its chat a few words.
+    """
+    checkpoint = cast(Checkpoint, tensors or SeededTensors())
+    made = write_decoder(
+        checkpoint, text_backbone(backbone), shape, folder, lambda _: None, st_spattn_from, precision=precision, kv=kv
     )
-    third = (0.5, 0.5, 0.5)
+    _write_vision(folder, tokens_per_frame, shape.hidden)
+    sizes: dict[str, Any] = {
+        name: getattr(shape, name) for name in ("layers", "heads", "kv_heads", "head_dim", "hidden", "vocab")
+    }
+    frequencies = (shape.rope_theta ** -(np.arange(0, shape.head_dim, 2) / shape.head_dim)).astype(np.float32)
+    decoder = DecoderSpec(
+        **sizes, backbone=backbone, rope_theta=shape.rope_theta, inv_freq=tuple(frequencies.tolist()),
+        model_limit=shape.model_limit, trained_length=shape.model_limit, graphs=made.graphs, embedding=made.embedding[0],
+        embedding_scales=made.embedding[1] if made.embedding[1:] else None, precision=precision, kv=kv,
+    )  # fmt: skip
+    half = (0.5, 0.5, 0.5)
     rows = max(size for size in range(1, isqrt(tokens_per_frame) + 1) if tokens_per_frame % size == 0)
     grid = (rows, tokens_per_frame // rows)
-    vision = VisionSpec(VISION, (1, 1), "stretch", None, "bilinear", 1 / 255, third, third, tokens_per_frame, grid, None)
-    chat = ChatSpec("", CHAT, "video", "<video>", 0, {}, ())
-    files = {
-        name: FileRecord((folder / name).stat().st_size, "")
-        for name in (*made.graphs.values(), WEIGHTS, *made.embedding, VISION)
-    }
-    return Bundle(folder, "", "seeded", "seeded", decoder, vision, chat, files)
-
-
-def word_tokenizer() -> Tokenizer:
-    """A tokenizer to which every word is token 0."""
-    tokenizer = Tokenizer(WordLevel({"word": 0}, unk_token="word"))
-    tokenizer.pre_tokenizer = Whitespace()
-    return tokenizer
-
-
-def seeded_model(folder: Path, shape: DecoderShape, tokens_per_frame: int, threads: int) -> Model:
-    """A decoder of ``shape``, loaded, whose memory can be filled with noise; its features are noise, whatever the frame."""
-    bundle = seeded_bundle(folder, shape, tokens_per_frame)
-    engine = NoiseEngine(load_engine("onnxruntime-cpu", bundle, threads=threads), bundle)
-    return Model(bundle, engine, word_tokenizer(), bundle.closing_rows())
-
-
-def llava_onevision_05b() -> DecoderShape:
-    """The decoder of LLaVA-OneVision-0.5B but for its vocabulary: frames have no logits."""
-    return DecoderShape(
-        layers=24, heads=14, kv_heads=2, head_dim=64, hidden=896, intermediate=4864, vocab=1024, norm_eps=1e-6, rope_theta=1e6,
-        model_limit=32768, tied=True,
-    )  # fmt: skip
+    vision = VisionSpec(VISION, (1, 1), "stretch", None, "bilinear", 1 / 255, half, half, tokens_per_frame, grid, None)
+    names = (*made.graphs.values(), WEIGHTS, *made.embedding, VISION)
+    files = {name: FileRecord((folder / name).stat().st_size, "") for name in names}
+    return Bundle(folder, "", "seeded", "seeded", decoder, vision, ChatSpec("", CHAT, "video", "<video>", 0, {}, ()), files)
 
 
 def _write_vision(folder: Path, tokens_per_frame: int, hidden: int) -> None:
@@ -144,3 +151,83 @@ def _write_vision(folder: Path, tokens_per_frame: int, hidden: int) -> None:
         ones = g.constant("ones", np.ones((1, tokens_per_frame, hidden), np.float32))
         g.output(g.node("Mul", [rows, ones], ["features"]), TensorProto.FLOAT, ["F", tokens_per_frame, hidden])
         g.save(folder / VISION)
+
+
+def word_tokenizer() -> Tokenizer:
+    """A tokenizer to which every word is token 0."""
+    tokenizer = Tokenizer(models.WordLevel({"word": 0}, unk_token="word"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def seeded_model(folder: Path, shape: DecoderShape, tokens_per_frame: int, threads: int) -> Model:
+    """A loaded model whose features are noise, whatever the frame, and whose cache can be filled with noise."""
+    bundle = decoder_bundle(folder, shape, tokens_per_frame)
+    engine = NoiseEngine(load_engine("onnxruntime-cpu", bundle, threads=threads), bundle)
+    return Model(bundle, engine, word_tokenizer(), bundle.closing_rows())
+
+
+# A whole checkpoint, as transformers' ``save_pretrained`` writes one: for measuring beside transformers.
+MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] + '\n' }}{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for item in message['content'] %}{% if item['type'] == 'video' %}{{ '<video>\n' }}"
+    "{% elif item['type'] == 'text' %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant{{ '\n' }}{% endif %}"
+)
+
+
+def llava_onevision_config() -> Any:
+    """LLaVA-OneVision-0.5B's configuration: SigLIP-so400m's tower, 384 pixels, 196 tokens a frame, Qwen2-0.5B."""
+    import transformers
+
+    s = SHAPES["seeded-0.5b"][1]
+    text = transformers.Qwen2Config(
+        vocab_size=152_000, hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=s.layers,
+        num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, max_position_embeddings=s.model_limit,
+        rms_norm_eps=s.norm_eps, tie_word_embeddings=s.tied,
+        rope_parameters={"rope_theta": s.rope_theta, "rope_type": "default"},
+    )  # fmt: skip
+    vision = transformers.SiglipVisionConfig(
+        hidden_size=1152, intermediate_size=4304, num_hidden_layers=26, num_attention_heads=16, image_size=384, patch_size=14,
+        vision_use_head=False,
+    )  # fmt: skip
+    return transformers.LlavaOnevisionConfig(
+        vision_config=vision, text_config=text, vision_feature_layer=-1, vision_feature_select_strategy="full",
+        tie_word_embeddings=s.tied,
+    )  # fmt: skip
+
+
+def write_checkpoint(folder: Path, config: Any | None = None, seed: int = 0, progress: Progress = lambda what: None) -> Path:
+    """Save a LLaVA-OneVision checkpoint of ``config``, by default the 0.5B one (1.8 GB), in bfloat16; returns the directory.
+
+    Weights are as transformers initialises them, the same for the same seed and torch. Its tokenizer has a token for each byte
+    and the marks of ChatML.
+    """
+    import torch
+    import transformers
+
+    config = config or llava_onevision_config()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([*MARKS])
+    config.image_token_id = config.image_token_index = tokenizer.token_to_id("<image>")
+    config.video_token_id = config.video_token_index = tokenizer.token_to_id("<video>")
+    config.text_config.eos_token_id = tokenizer.token_to_id("<|im_end|>")
+    progress("writing a checkpoint of random weights")
+    torch.manual_seed(seed)
+    model = transformers.LlavaOnevisionForConditionalGeneration(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    chat = {"chat_template": TEMPLATE, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **chat}))
+    side = config.vision_config.image_size
+    frames = {
+        "do_resize": True, "do_rescale": True, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+        "resample": 3, "rescale_factor": 1 / 255, "size": {"height": side, "width": side},
+    }  # fmt: skip
+    (folder / "processor_config.json").write_text(json.dumps({"video_processor": frames, "video_token": "<video>"}))
+    return folder

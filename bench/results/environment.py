@@ -1,4 +1,4 @@
-"""What a number depends on besides the code: versions, and the machine with its governor, power mode and clocks."""
+"""What numbers depend on besides the command: versions, and the machine with its governor, power mode and clocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgevlm.apps.doctor.jetson import l4t_of
 from edgevlm.apps.doctor.power import clocks_of, mode_of
 from edgevlm.engines.devices.machine import Machine
 
-SOURCE = Path(__file__).resolve().parents[2]  # of a checkout
+SOURCE = Path(__file__).resolve().parents[2]  # a checkout, where it has .git
 PACKAGES = (
     "onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy", "torch", "transformers", "onnx", "llama-cpp-python", "opencv-python",
     "opencv-python-headless", "av",
@@ -23,7 +23,7 @@ SAME = ("cpu", "cores", "threads", "memory_gb", "device", "gpu", "power_mode")  
 
 
 def versions(machine: Machine) -> dict[str, str]:
-    """edgevlm, its commit if it runs from a checkout (``+``: files were changed since), Python and the packages there are."""
+    """edgevlm, its commit in a checkout (``+``: with uncommitted changes), Python and the installed packages."""
     installed = machine.packages()
     found = {"edgevlm": __version__, "commit": _commit(machine), "python": platform.python_version()}
     found |= {name: installed[name] for name in PACKAGES if name in installed}
@@ -31,7 +31,7 @@ def versions(machine: Machine) -> dict[str, str]:
 
 
 def describe(machine: Machine) -> dict[str, Any]:
-    """The machine; a field is None where nothing says it."""
+    """The machine; None for what cannot be read."""
     cpu = machine.fields("proc/cpuinfo")
     memory = machine.fields("proc/meminfo").get("MemTotal", "").split()
     load = (machine.read("proc/loadavg") or "").split()
@@ -54,7 +54,7 @@ def describe(machine: Machine) -> dict[str, Any]:
 
 
 def difference(one: dict[str, Any], other: dict[str, Any]) -> str:
-    """Where two machines differ in what decides speed, in words; empty where they do not."""
+    """What two machines differ in that decides speed; empty for the same machine."""
     if not one or not other:
         return "a file does not say what machine it is from"
     found = [name for name in SAME if one.get(name) != other.get(name)]

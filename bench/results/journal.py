@@ -1,31 +1,28 @@
-"""The file of results: lines of JSON, appended and never overwritten.
+"""Results: JSON lines in a file that only grows, written by ``bench all``, read by ``bench report`` and comparisons.
 
 A run's header is ``{"event": "run", "id", "at", "quick", "versions", "machine"}``. A command of it is ``{"event": "begin",
 "run", "entry", "command", "at"}``, its own lines with ``run`` and ``entry`` before them, and ``{"event": "end", .. "seconds"}``
-or ``{"event": "failed", .. "code", "error"}``. A command that begins again in the same run takes the place of what it said
-before. Lines of a bench that no ``bench all`` wrote are a run without a header, of that file's name.
+or ``{"event": "failed", .. "code", "error"}``. A command that begins again in the same run replaces its earlier lines. Lines
+without a run, such as the output of one command, are a run named after their file.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
 
+from edgevlm.bench.output import Line
 from edgevlm.errors import UserError
+from edgevlm.runtime.jsonlines import LineWriter, read_lines
 
 NAME = "results.jsonl"
-Line = dict[str, Any]
 
 
 @dataclass(slots=True)
 class Entry:
-    """One command of a run. lines: what it printed, without ``run`` and ``entry``. seconds: None until it has ended well."""
+    """One command of a run: its lines without ``run`` and ``entry``; ``seconds`` is None until it has succeeded."""
 
     name: str
     command: str = ""
@@ -37,7 +34,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Run:
-    """``header`` is empty where lines come without one."""
+    """The commands of one ``bench all``; ``header`` is empty for lines that came without one."""
 
     id: str
     header: Line = field(default_factory=dict)
@@ -45,7 +42,7 @@ class Run:
 
     @property
     def lines(self) -> list[Line]:
-        """Of all commands."""
+        """The lines of all commands."""
         return [line for entry in self.entries.values() for line in entry.lines]
 
     def section(self, name: str) -> Line:
@@ -54,7 +51,7 @@ class Run:
         return found if isinstance(found, dict) else {}
 
     def journal(self) -> Iterator[Line]:
-        """Lines that are this run when they are read; commands that began again are there once."""
+        """Lines that read back as this run."""
         if self.header:
             yield self.header
         for entry in self.entries.values():
@@ -68,7 +65,7 @@ class Run:
                 yield {"event": "end", **place, "seconds": entry.seconds}
 
     def take(self, line: Line) -> None:
-        """One line of this run but its header."""
+        """Add one line other than the header."""
         name, event = str(line.get("entry", line.get("bench", "?"))), line.get("event")
         if event == "begin":
             self.entries.pop(name, None)
@@ -84,7 +81,7 @@ class Run:
 
 
 def number(line: Line, key: str) -> float | None:
-    """A finite number; None for whatever else stands there."""
+    """A finite number; None for anything else."""
     value = line.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
@@ -92,9 +89,9 @@ def number(line: Line, key: str) -> float | None:
 
 
 def read_runs(places: Sequence[str | Path]) -> list[Run]:
-    """The runs of files, or of folders with results.jsonl, in their order. ``PLACE#ID`` is one run.
+    """The runs of files, or of directories with results.jsonl, in order; ``PLACE#ID`` is one run.
 
-    Raises UserError for what is not there, is not lines of JSON, or has no run of that id.
+    Raises UserError for a place that cannot be read, is not JSON lines, or has no run of that id.
     """
     runs = list[Run]()
     for place in places:
@@ -109,79 +106,63 @@ def read_runs(places: Sequence[str | Path]) -> list[Run]:
     return runs
 
 
+def last_run(place: str) -> Run:
+    """The newest run of a place. Raises UserError as :func:`read_runs` does, and where there is none."""
+    runs = read_runs([place])
+    if not runs:
+        raise UserError(f"{place}: has no results")
+    return runs[-1]
+
+
 def runs_of(lines: Iterable[Line], name: str) -> list[Run]:
-    """Lines sorted into runs; ``name``: of the run that lines without one are."""
+    """Lines sorted into runs; lines without a run become the run ``name``."""
     runs: dict[str, Run] = {}
     for line in lines:
-        key = str(line.get("id" if line.get("event") == "run" else "run", name))
+        is_header = line.get("event") == "run"
+        key = str(line.get("id" if is_header else "run", name))
         run = runs.setdefault(key, Run(key))
-        if line.get("event") == "run":
+        if is_header:
             run.header = line
         else:
             run.take(line)
     return list(runs.values())
 
 
-def lines_of(place: Path) -> Iterator[Line]:
-    """Objects of a file, or of results.jsonl in a folder. A last line without its end was torn and is left out."""
+def lines_of(place: Path) -> list[Line]:
+    """The objects of a file, or of results.jsonl in a directory. Raises UserError."""
     path = place / NAME if place.is_dir() else place
     try:
-        raw = path.read_bytes()
+        found = read_lines(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); edgevlm bench all --out DIR writes one") from None
-    for count, text in enumerate(raw.split(b"\n"), start=1):
-        if not text.strip():
-            continue
-        try:
-            line = json.loads(text, parse_float=_finite, parse_constant=_finite)
-        except (ValueError, RecursionError):
-            if raw.endswith(b"\n") or count <= raw.count(b"\n"):
-                raise UserError(f"{path}, line {count}: is not JSON; give files that edgevlm bench wrote") from None
-            return
-        if not isinstance(line, dict):
-            raise UserError(f"{path}, line {count}: is not an object; give files that edgevlm bench wrote")
-        yield line
+    except ValueError as error:
+        raise UserError(f"{path}, {error}; give files that edgevlm bench wrote") from None
+    if not all(isinstance(line, dict) for line in found):
+        raise UserError(f"{path}: holds a line that is not an object; give files that edgevlm bench wrote")
+    return found
 
 
-def _finite(text: str) -> float:
-    if not math.isfinite(value := float(text)):
-        raise ValueError(text)
-    return value
-
-
-class Journal:
+class ResultsWriter:
     """DIR/results.jsonl open for appending, by one process at a time. Raises UserError where it cannot be written."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO = open(self.path, "a+b")  # noqa: SIM115
+            self._lines = LineWriter(self.path)
+        except BlockingIOError:
+            raise UserError(f"{self.path}: another bench all is writing there; wait for it, or give another --out") from None
         except OSError as error:
             raise UserError(f"--out {folder}: cannot be written ({error.strerror})") from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
-            raise UserError(f"{self.path}: another bench all is writing there; wait for it, or give another --out") from None
-        self._end_torn_line()
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
 
     def append(self, line: Line) -> None:
-        """One line, on its way to the disk when this returns."""
         try:
-            self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-            self._file.flush()
+            self._lines.append(line)
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written ({error.strerror}); what is there stays") from None
 
-    def _end_torn_line(self) -> None:
-        """Take off a last line that a killed process did not finish."""
-        raw = self.path.read_bytes()
-        if raw and not raw.endswith(b"\n"):
-            os.truncate(self.path, raw.rfind(b"\n") + 1)
+    def __enter__(self) -> ResultsWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lines.close()

@@ -1,65 +1,158 @@
-"""README's tables, one function each: lines of a run to lines of Markdown, two heads and the rows.
+"""Markdown tables made from results, each between ``<!-- bench: NAME -->`` and ``<!-- /bench -->`` in a document.
 
-A table that a run has no lines for has no rows. Which lines it takes, each function says.
+A table is a function from the lines of a run to its head and rows; a run without lines for it gives no rows.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
 
-from edgevlm.bench.results.journal import Line, number
+from edgevlm.bench.output import Line
+from edgevlm.bench.results.journal import Run, number
+from edgevlm.errors import UserError
 
 OURS, LLAMA, TRANSFORMERS = "edgevlm", "llama.cpp", "transformers"
-SHAPE, TOWER, SEEDED = "seeded-135m", "siglip-so400m-384", "seeded-0.5b"
-Row = tuple[str, Line, Callable[[Line], float]]  # its name, which lines it is of, and the number
 POLICIES = ("infinipot-v", "hermes", "purekv", "last-seen")
+MARKED = re.compile(r"(<!-- bench: ([\w-]+) -->\n)(.*?)(<!-- /bench -->)", re.DOTALL)
+
+Text = Callable[[Line], str]
+Table = tuple[list[str], list[list[str]]]  # head and rows
 
 
-def decode(lines: Sequence[Line]) -> list[str]:
-    """A token beside llama.cpp's, each with the keys and values that it is faster with: milliseconds and the ratio in pairs."""
-    own = [line for line in lines if line.get("bench") == "decode" and line.get("model") == SHAPE]
+def rewrite(path: Path, runs: Sequence[Run]) -> list[str]:
+    """Rewrite the marked tables of a file; returns their names. Raises UserError for an unknown name or missing results."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        made = filled(text, runs)
+        if made != text:
+            path.write_text(made, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--tables {path}: cannot be read or written ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"--tables {path}: is not UTF-8") from None
+    return [found[1] for found in MARKED.findall(text)]
+
+
+def filled(text: str, runs: Sequence[Run]) -> str:
+    """The text with each marked table made from the newest run that has lines for it."""
+
+    def table(found: re.Match[str]) -> str:
+        name = found[2]
+        if name not in TABLES:
+            raise UserError(f"<!-- bench: {name} -->: there is no such table; there is {', '.join(TABLES)}")
+        made = next((made for run in reversed(runs) if (made := TABLES[name](run.lines))[1]), None)
+        if made is None:
+            raise UserError(f"<!-- bench: {name} -->: the results have no lines for this table")
+        return found[1] + markdown(made) + found[4]
+
+    return MARKED.sub(table, text)
+
+
+def markdown(table: Table) -> str:
+    heads, rows = table
+    return (
+        "".join(f"| {' | '.join(row)} |\n" for row in [heads])
+        + "|---" * len(heads)
+        + "|\n"
+        + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    )
+
+
+def decimals(value: float, digits: int = 2) -> str:
+    """The number as printed, rounded half up, without a leading 0: ``.35``."""
+    found = str(Decimal(str(value)).quantize(Decimal(10) ** -digits, ROUND_HALF_UP))
+    return found[1:] if found.startswith("0.") else found
+
+
+def two_digits(value: float) -> str:
+    """Two significant digits."""
+    return f"{value:.2g}" if abs(value) < 100 else f"{value:.0f}"
+
+
+def interval(line: Line, name: str, low: str, high: str, text: Callable[[float], str] = decimals) -> str:
+    """``.80 [.70, .90]``; ``-`` without a value."""
+    return "-" if line.get(name) is None else f"{text(line[name])} [{text(line[low])}, {text(line[high])}]"
+
+
+def listing(where: Line, columns: dict[str, Text], also: Callable[[Line], bool] = lambda line: True) -> Callable[..., Table]:
+    """A table with a row for each line that has the values of ``where``."""
+
+    def table(lines: Sequence[Line]) -> Table:
+        own = [line for line in lines if where.items() <= line.items() and also(line)]
+        return [*columns], [[text(line) for text in columns.values()] for line in own]
+
+    return table
+
+
+def by_policy(rows: Sequence[tuple[str, Line, Callable[[Line], float]]]) -> Callable[..., Table]:
+    """A table with a column for each of POLICIES; each row has a title, the values of its lines, and a number of each.
+
+    Of several lines of a policy the last counts.
+    """
+
+    def table(lines: Sequence[Line]) -> Table:
+        found = {
+            title: {line.get("policy"): line for line in lines if where.items() <= line.items()} for title, where, _ in rows
+        }
+        known = [name for name in POLICIES if any(name in there for there in found.values())]
+        made = [
+            [title, *(two_digits(value(found[title][name])) if name in found[title] else "-" for name in known)]
+            for title, _, value in rows
+            if found[title]
+        ]
+        return ["", *known], made
+
+    return table
+
+
+def decode(lines: Sequence[Line]) -> Table:
+    """A token's milliseconds beside llama.cpp's, each with its faster KV precision, and the ratio of pairs."""
+    own = [line for line in lines if line.get("bench") == "decode" and line.get("model") == "seeded-135m"]
     precisions = list(dict.fromkeys(str(line["precision"]) for line in own))
-    rows = _heads("tokens held", "threads", *precisions)
-    for threads in sorted({line["threads"] for line in own}):
-        for context in sorted({line["context"] for line in own}):
-            cells = [_beside(own, {"threads": threads, "context": context, "precision": name}) for name in precisions]
-            rows.append(_row(f"{context:,}", str(threads), *cells))
-    return rows
+    places = sorted({(line["threads"], line["context"]) for line in own})
+    rows = [
+        [
+            f"{context:,}",
+            str(threads),
+            *(_beside(own, {"threads": threads, "context": context, "precision": name}) for name in precisions),
+        ]
+        for threads, context in places
+    ]
+    return ["tokens held", "threads", *precisions], rows
 
 
 def _beside(own: Sequence[Line], place: Line) -> str:
     here = [line for line in own if place.items() <= line.items()]
-    fastest = {
-        name: min((line for line in here if line["runtime"] == name and "ms_per_token" in line), key=_ms, default=None)
-        for name in (OURS, LLAMA)
-    }
-    ours, theirs = fastest[OURS], fastest[LLAMA]
-    if ours is None:
+    fastest: dict[str, Line] = {}
+    for line in here:
+        name = line["runtime"]
+        if "ms_per_token" in line and (name not in fastest or line["ms_per_token"] < fastest[name]["ms_per_token"]):
+            fastest[name] = line
+    if OURS not in fastest:
         return "-"
-    if theirs is None:
-        return rounded(_ms(ours))
+    ours = fastest[OURS]
+    if LLAMA not in fastest:
+        return decimals(ours["ms_per_token"], 1)
+    theirs = fastest[LLAMA]
+    both = f"{decimals(ours['ms_per_token'], 1)} / {decimals(theirs['ms_per_token'], 1)}"
     pair = {"runtime": OURS, "against": LLAMA, "kv": ours["kv"], "against_kv": theirs["kv"]}
     ratio = next((line["ratio"] for line in here if pair.items() <= line.items()), None)
-    both = f"{rounded(_ms(ours))} / {rounded(_ms(theirs))}"
-    return both if ratio is None else f"{both} = {share(ratio)}"
+    return both if ratio is None else f"{both} = {decimals(ratio)}"
 
 
-def _ms(line: Line) -> float:
-    return float(line["ms_per_token"])
-
-
-def stream(lines: Sequence[Line]) -> list[str]:
-    """The demo's stream under each policy, chunks of 8: MB of keys and values as it grows, and compression's share of time."""
+def stream(lines: Sequence[Line]) -> Table:
+    """The demo's stream by policy, chunks of 8: MB of keys and values as it grows, and compression's part of the time."""
     own = [line for line in lines if (line.get("bench"), line.get("model"), line.get("chunk")) == ("stream", "demo", 8)]
-    marks = sorted({line["frames"] for line in own})
-    rows = _heads("policy", *(f"{mark:,} frames, MB" for mark in marks), "compression, %")
+    marks, rows = sorted({line["frames"] for line in own}), []
     for policy in dict.fromkeys(line["policy"] for line in own):
         there = {line["frames"]: line for line in own if line["policy"] == policy}
         shares = [part for line in there.values() if (part := number(line, "compress_share")) is not None]
-        cells = [*(_held(there.get(mark, {})) for mark in marks), f"{100 * shares[-1]:.1f}" if shares else "-"]
-        rows.append(_row(f"`{policy}`", *cells))
-    return rows
+        held = [_held(there.get(mark, {})) for mark in marks]
+        rows.append([f"`{policy}`", *held, f"{100 * shares[-1]:.1f}" if shares else "-"])
+    return ["policy", *(f"{mark:,} frames, MB" for mark in marks), "compression, %"], rows
 
 
 def _held(line: Line) -> str:
@@ -68,232 +161,150 @@ def _held(line: Line) -> str:
     return f"{line['cache_mb']:.2f}" if "cache_mb" in line else "-"
 
 
-def against(lines: Sequence[Line]) -> list[str]:
-    """A stream beside transformers: frames and tokens a second, and how many times theirs ours are, in pairs.
-
-    Of several commands the last line of each runtime and precision.
-    """
+def against(lines: Sequence[Line]) -> Table:
+    """A stream beside transformers; the last line of each runtime and precision counts."""
     own = [line for line in lines if line.get("bench") == "stream-against"]
-    rows = _heads(
-        "",
-        "frames/s",
-        "times theirs",
-        "by processor time",
-        "tokens/s",
-        "times theirs",
-        "vision, ms",
-        "prefill, ms",
-        "compression, ms",
-    )
     timed = {(line["runtime"], line["precision"]): line for line in own if "fps_ratio" not in line}
-    for line in sorted(timed.values(), key=lambda line: line["runtime"] != OURS):
-        pair = {"runtime": line["runtime"], "precision": line["precision"]}
-        beside = next((one for one in reversed(own) if "fps_ratio" in one and pair.items() <= one.items()), None)
-        name = f"{line['runtime']}, {line['precision']}, {line['vision_precision']} tower"
-        keys = ("fps_ratio", "cpu_ratio", "tokens_ratio")
-        frames, cpu, tokens = ("1" if beside is None else _times(beside[key]) for key in keys)
-        parts = [f"{line[key]:,.0f}" for key in ("vision_ms", "prefill_ms", "compress_ms")]
-        rows.append(_row(name, f"{line['fps']:.3f}", frames, cpu, _rate(line["tokens_per_s"]), tokens, *parts))
-    return rows
+    ratios = {(line["runtime"], line["precision"]): line for line in own if "fps_ratio" in line}
+    rows = []
+    for place, line in sorted(timed.items(), key=lambda pair: pair[0][0] != OURS):
+        pair = ratios.get(place, {"fps_ratio": 1, "cpu_ratio": 1, "tokens_ratio": 1})
+        frames, cpu, tokens = (
+            _rate(pair[key], 2 if place in ratios else 0) for key in ("fps_ratio", "cpu_ratio", "tokens_ratio")
+        )
+        rows.append([
+            f"{line['runtime']}, {line['precision']}, {line['vision_precision']} tower", f"{line['fps']:.3f}", frames, cpu,
+            _rate(line["tokens_per_s"], 1), tokens,
+            *(f"{line[key]:,.0f}" for key in ("vision_ms", "prefill_ms", "compress_ms")),
+        ])  # fmt: skip
+    heads = ["", "frames/s", "times theirs", "by processor time", "tokens/s", "times theirs"]
+    return [*heads, "vision, ms", "prefill, ms", "compression, ms"], rows
 
 
-def _times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def _rate(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
-def accuracy(lines: Sequence[Line]) -> list[str]:
-    """Share of questions about before answered right, of test seeds, by frames and budget; policies as they come."""
+def accuracy(lines: Sequence[Line]) -> Table:
+    """Questions about the past answered right, test seeds, by frames and budget."""
     place = {"bench": "accuracy", "suite": "streamqa", "kind": "backward", "seed": "test"}
     own = [line for line in lines if place.items() <= line.items() and number(line, "accuracy") is not None]
-    columns = sorted({(line["frames"], line["budget"]) for line in own if line["policy"] != "full"}, key=_column)
-    rows = _heads("policy", *(f"{frames}: {budget.replace('%', ' %')}" for frames, budget in columns))
+    columns = {(line["frames"], line["budget"]) for line in own if line["policy"] != "full"}
+    ordered = sorted(columns, key=lambda column: (column[0], -float(column[1].rstrip("%"))))
+    rows = []
     for policy in dict.fromkeys(line["policy"] for line in own):
         # full KV has no budget: its share stands in each column of its frames
         there = {(line["frames"], line["budget"]): line["accuracy"] for line in own if line["policy"] == policy}
-        found = [there.get(place, there.get((place[0], "100%"))) for place in columns]
+        found = [there.get(column, there.get((column[0], "100%"))) for column in ordered]
         name = {"full": "full KV", "oracle": "oracle", "last-seen": "**`last-seen`**"}.get(policy, f"`{policy}`")
-        rows.append(_row(name, *("-" if value is None else share(value) for value in found)))
-    return rows
+        rows.append([name, *("-" if value is None else decimals(value) for value in found)])
+    return ["policy", *(f"{frames}: {budget.replace('%', ' %')}" for frames, budget in ordered)], rows
 
 
-def _column(place: tuple[int, str]) -> tuple[int, float]:
-    return place[0], -float(place[1].rstrip("%"))
-
-
-def longstream(lines: Sequence[Line]) -> list[str]:
-    """Streams of thousands of frames, the longest: share right by budget, and at the largest by how long ago, and the price."""
-    place = {"suite": "longstream", "seed": "test"}
-    own = [line for line in lines if place.items() <= line.items() and line["budget"].isdigit()]
+def longstream(lines: Sequence[Line]) -> Table:
+    """The longest streams: share right by budget; at the largest budget also by how long ago, and what it costs."""
+    own = [
+        line for line in lines if line.get("suite") == "longstream" and line.get("seed") == "test" and line["budget"].isdigit()
+    ]
     own = [line for line in own if line["frames"] == max(line["frames"] for line in own)]
     budgets = sorted({line["budget"] for line in own}, key=int)
     at = {(line["policy"], line["budget"], line["kind"]): line for line in own}
     ago = [kind for kind in dict.fromkeys(line["kind"] for line in own) if kind.startswith("backward/")]
     there = {policy: line for (policy, budget, kind), line in at.items() if (budget, kind) == (budgets[-1], "backward")}
-    against = "".join(f"- `{line['against']}`, paired" for line in own[:1])
-    columns = [*(f"{budget} tokens" for budget in budgets), against, *(kind.partition("/")[2] for kind in ago)]
-    rows = _heads("policy", *columns, "first token, ms", "KB moved")
+    rows = []
     for policy, line in sorted(there.items(), key=lambda pair: -pair[1]["accuracy"]):
-        cells = [_interval(at.get((policy, budget, "backward"))) for budget in budgets]
-        cells.append("" if policy == line["against"] else _paired(line))
-        cells += [share(at[policy, budgets[-1], kind]["accuracy"]) for kind in ago]
-        cells += ["", ""] if policy == "oracle" else [f"{line['ttft_ms']:.1f}", f"{line['moved'] / 1e3:.0f}"]
-        rows.append(_row(policy if policy == "oracle" else f"`{policy}`", *cells))
-    return rows
-
-
-def _interval(line: Line | None) -> str:
-    if line is None:
-        return "-"
-    return f"{share(line['accuracy'])} [{share(line['ci_low'])}, {share(line['ci_high'])}]"
-
-
-def _paired(line: Line) -> str:
-    """A difference with its interval, signs before all."""
-    value, low, high = (line[f"difference{end}"] for end in ("", "_low", "_high"))
-    if value is None:  # what it is against has no room at that budget
-        return "-"
-    return f"{_signed(value)} [{_signed(low)}, {_signed(high)}]"
+        cells = [interval(at.get((policy, budget, "backward"), {}), "accuracy", "ci_low", "ci_high") for budget in budgets]
+        is_reference, is_oracle = policy == line["against"], policy == "oracle"
+        cells.append("" if is_reference else interval(line, "difference", "difference_low", "difference_high", _signed))
+        cells += [decimals(at[policy, budgets[-1], kind]["accuracy"]) for kind in ago]
+        cells += ["", ""] if is_oracle else [f"{line['ttft_ms']:.1f}", f"{line['moved'] / 1e3:.0f}"]
+        rows.append([policy if is_oracle else f"`{policy}`", *cells])
+    reference = "".join(f"- `{line['against']}`, paired" for line in own[:1])
+    heads = [*(f"{budget} tokens" for budget in budgets), reference, *(kind.partition("/")[2] for kind in ago)]
+    return ["policy", *heads, "first token, ms", "KB moved"], rows
 
 
 def _signed(value: float) -> str:
-    return f"{'+' if value > 0 else '-' if value < 0 else ''}{share(abs(value))}"
+    return f"{'+' if value > 0 else '-' if value < 0 else ''}{decimals(abs(value))}"
 
 
-def longrun(lines: Sequence[Line]) -> list[str]:
-    """A hundred thousand frames, a row a mark: bytes, the time to the first token, and what is known by how long ago."""
-    rows = _heads(
-        "policy",
-        "frames",
-        "device KB",
-        "host MB",
-        "file MB",
-        "first token, ms",
-        "over the first",
-        "KB moved",
-        "right after",
-    )
-    for line in lines:
-        if line.get("bench") == "longrun":
-            sizes = [line["device_bytes"] / 1e3, line["host_bytes"] / 1e6, line["file_bytes"] / 1e6]
-            cells = [f"{line['frames']:,}", *(f"{size:,.0f}" for size in sizes), f"{line['ttft_ms_p50']:.1f}"]
-            cells += [share(line["ttft_ratio"]), f"{line['moved_bytes_per_question'] / 1e3:,.0f}"]
-            right = ", ".join(f"{name} {of}" for name, of in line["right"].items() if name not in ("now", "never"))
-            rows.append(_row(f"`{line['policy']}`", *cells, right))
-    return rows
-
-
-def compression(lines: Sequence[Line]) -> list[str]:
-    """What a compression costs in plain reads of what it compresses, and numpy's time over ours, by policy; one thread.
-
-    Of lines about the same the last: a quick one may stand before another.
-    """
-
-    def place(dtype: str) -> Line:
-        return {"bench": "compression", "dtype": dtype, "threads": 1, "layers": 36}
-
-    return _by_policy(
-        lines,
-        ("over one plain read of the same keys and values, fp32", place("fp32"), lambda line: line["pass_over_read"]),
-        ("the same in fp16, which has half the bytes to read", place("fp16"), lambda line: line["pass_over_read"]),
-        ("numpy's time over ours, fp32", place("fp32"), lambda line: line["reference_ms"] / line["ms"]),
-    )
-
-
-def shares(lines: Sequence[Line]) -> list[str]:
-    """Compression's share of a frame's time once the memory is full, and that of guidance forwards, which is apart; percent."""
-    rows: list[Row] = []
-    for model, what in ((SEEDED, "LLaVA-OneVision-0.5B's decoder, no vision"), ("demo", "the demo")):
-        place = {"bench": "share", "model": model}
-        rows.append((f"{what}: compression", place, lambda line: 100 * line["share"]))
-        rows.append((f"{what}: guidance", place, lambda line: 100 * line["guidance_ms"] / line["frame_ms"]))
-    return _by_policy(lines, *rows)
-
-
-def _by_policy(lines: Sequence[Line], *rows: Row) -> list[str]:
-    """A column for each of POLICIES that has a line, a row for each of ``rows`` that has one."""
-    found = {
-        what: {str(line.get("policy")): line for line in lines if place.items() <= line.items()} for what, place, _ in rows
-    }
-    known = [name for name in POLICIES if any(name in there for there in found.values())]
-    made = _heads("", *known)
-    for what, _, value in rows:
-        if there := found[what]:
-            made.append(_row(what, *(plain(value(there[name])) if name in there else "-" for name in known)))
-    return made
-
-
-def prefill_pattern(lines: Sequence[Line]) -> list[str]:
-    """A frame through layers of PureKV's sparse prefill beside dense ones: milliseconds of both, and the ratio in pairs."""
-    rows = _heads("tokens held", "dense, ms a frame", "sparse", "times as fast")
-    for line in lines:
-        if line.get("bench") == "prefill-pattern":
-            times = [f"{line[key]:.0f}" for key in ("dense_ms", "st_spattn_ms")]
-            rows.append(_row(f"{line['held']:,}", *times, plain(line["ratio"])))
-    return rows
-
-
-def precision(lines: Sequence[Line]) -> list[str]:
-    """What weight precisions cost and save beside fp32, of one checkpoint: agreement, KL, size; a column a precision."""
+def precision(lines: Sequence[Line]) -> Table:
+    """Weight precisions beside fp32, a column each."""
     own = [line for line in lines if line.get("bench") == "precision"]
-    rows = _heads("", *(line["precision"].replace("+awq", ", `--scaling awq`") for line in own))
-    if own:
-        whole = max(own, key=lambda line: float(line["decoder_mb"]))  # whose ratio is rounded least
-        rows.append(_row("same likeliest token", *(share(line["top1"], 3) for line in own)))
-        rows.append(_row("mean KL, nats", *(share(line["kl"], 4) for line in own)))
-        about = f"decoder, MB (fp32: {whole['decoder_mb'] / whole['size_over_fp32']:.0f})"
-        rows.append(_row(about, *(f"{line['decoder_mb']:.0f}" for line in own)))
-    return rows
+    if not own:
+        return [""], []
+    largest = max(own, key=lambda line: float(line["decoder_mb"]))  # its ratio is rounded least
+    rows: list[tuple[str, Text]] = [
+        ("same likeliest token", lambda line: decimals(line["top1"], 3)),
+        ("mean KL, nats", lambda line: decimals(line["kl"], 4)),
+        (
+            f"decoder, MB (fp32: {largest['decoder_mb'] / largest['size_over_fp32']:.0f})",
+            lambda line: f"{line['decoder_mb']:.0f}",
+        ),
+    ]
+    heads = ["", *(line["precision"].replace("+awq", ", `--scaling awq`") for line in own)]
+    return heads, [[title, *(text(line) for line in own)] for title, text in rows]
 
 
-def vision(lines: Sequence[Line]) -> list[str]:
-    """A frame through a whole tower beside transformers, one at a time: ours over theirs, and the processor's time."""
-    place = {"bench": "vision", "tower": TOWER, "batch": 1, "against": TRANSFORMERS}
-    rows = _heads("tower", "threads", "precision", "time over transformers'", "processor time over theirs")
-    for line in lines:
-        if place.items() <= line.items() and line["layers"] > 20:
-            spread = f"{share(line['ratio'])} [{share(line['low'])}, {share(line['high'])}]"
-            rows.append(_row(TOWER, str(line["threads"]), line["precision"], spread, share(line["cpu_ratio"])))
-    return rows
+def _compression(title: str, dtype: str, value: Callable[[Line], float]) -> tuple[str, Line, Callable[[Line], float]]:
+    return title, {"bench": "compression", "dtype": dtype, "threads": 1, "layers": 36}, value
 
 
-def _heads(*names: str) -> list[str]:
-    return [_row(*names), "|---" * len(names) + "|"]
+def _breakdown(what: str, model: str, value: Callable[[Line], float]) -> tuple[str, Line, Callable[[Line], float]]:
+    return what, {"bench": "breakdown", "model": model}, value
 
 
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
+def _column(key: str, scale: float = 1.0, digits: int = 0) -> Text:
+    return lambda line: f"{line[key] / scale:,.{digits}f}"
 
 
-def rounded(value: float) -> str:
-    """One decimal of the number as it was printed, halves up: 7.05 is 7.1, whatever its nearest binary number is."""
-    return str(Decimal(str(value)).quantize(Decimal("0.1"), ROUND_HALF_UP))
+def _right(line: Line) -> str:
+    return ", ".join(f"{name} {of}" for name, of in line["right"].items() if name not in ("now", "never"))
 
 
-def share(value: float, digits: int = 2) -> str:
-    """So many decimals, halves up, without the 0 before them."""
-    found = str(Decimal(str(value)).quantize(Decimal(10) ** -digits, ROUND_HALF_UP))
-    return found[1:] if found.startswith("0.") else found
+def _share(line: Line) -> float:
+    return 100 * float(line["compress_share"])
 
 
-def plain(value: float) -> str:
-    """Two digits that count."""
-    return f"{value:.2g}" if abs(value) < 100 else f"{value:.0f}"
+def _guidance(line: Line) -> float:
+    return 100 * float(line["guidance_ms"]) / float(line["frame_ms"])
 
 
-TABLES: dict[str, Callable[[Sequence[Line]], list[str]]] = {
+TABLES: dict[str, Callable[[Sequence[Line]], Table]] = {
     "accuracy": accuracy,
-    "compression": compression,
+    "breakdown": by_policy([
+        _breakdown("LLaVA-OneVision-0.5B's decoder, no vision: compression", "seeded-0.5b", _share),
+        _breakdown("LLaVA-OneVision-0.5B's decoder, no vision: guidance", "seeded-0.5b", _guidance),
+        _breakdown("the demo: compression", "demo", _share),
+        _breakdown("the demo: guidance", "demo", _guidance),
+    ]),
+    "compression": by_policy([
+        _compression("over one plain read of the same keys and values, fp32", "fp32", lambda line: line["pass_over_read"]),
+        _compression("the same in fp16, which has half the bytes to read", "fp16", lambda line: line["pass_over_read"]),
+        _compression("numpy's time over ours, fp32", "fp32", lambda line: line["reference_ms"] / line["ms"]),
+    ]),
     "decode": decode,
-    "longrun": longrun,
+    "longrun": listing({"bench": "longrun"}, {
+        "policy": lambda line: f"`{line['policy']}`", "frames": _column("frames"), "device KB": _column("device_bytes", 1e3),
+        "host MB": _column("host_bytes", 1e6), "file MB": _column("file_bytes", 1e6),
+        "first token, ms": _column("ttft_ms_p50", digits=1), "over the first": lambda line: decimals(line["ttft_ratio"]),
+        "KB moved": _column("moved_bytes_per_question", 1e3), "right after": _right,
+    }),
     "longstream": longstream,
     "precision": precision,
-    "prefill-pattern": prefill_pattern,
-    "share": shares,
+    "prefill-pattern": listing({"bench": "prefill-pattern"}, {
+        "tokens held": _column("held"), "dense, ms a frame": _column("dense_ms"), "sparse": _column("st_spattn_ms"),
+        "times as fast": lambda line: two_digits(line["ratio"]),
+    }),
     "stream": stream,
     "stream-against": against,
-    "vision": vision,
-}
+    "vision": listing(
+        {"bench": "vision", "tower": "siglip-so400m-384", "batch": 1, "against": TRANSFORMERS},
+        {
+            "tower": lambda line: line["tower"], "threads": _column("threads"), "precision": lambda line: line["precision"],
+            "time over transformers'": lambda line: interval(line, "ratio", "low", "high"),
+            "processor time over theirs": lambda line: decimals(line["cpu_ratio"]),
+        },
+        lambda line: line["layers"] > 20,
+    ),
+}  # fmt: skip

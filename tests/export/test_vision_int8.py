@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from edgevlm.bench.seeded import SeededTensors, decoder_bundle
+from edgevlm.bench.seeded import decoder_bundle
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.vision import GRAPH, VisionFeatures, write_vision
 from edgevlm.export.vision.attention import attend
@@ -65,7 +65,7 @@ def frames() -> np.ndarray:
 
 
 def engine(module: Small, folder: Path, precision: str) -> Any:
-    bundle = decoder_bundle(folder, SeededTensors(0), SHAPE, "qwen2")
+    bundle = decoder_bundle(folder, SHAPE)
     tokens, width = write_vision(module, folder, precision)
     assert (tokens, width) == (4, 8)
     spec = dataclasses.replace(bundle.vision, graph=GRAPH, size=module.size, tokens_per_frame=tokens, precision=precision)

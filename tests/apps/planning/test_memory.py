@@ -10,7 +10,7 @@ from edgevlm.apps.planning.measure import measured_bytes
 from edgevlm.apps.planning.memory import memory_of
 from edgevlm.apps.planning.model import plan_checkpoint
 from edgevlm.apps.planning.plan import PlanRequest, make_plan
-from edgevlm.bench.seeded import llava_onevision_05b, seeded_bundle, word_tokenizer
+from edgevlm.bench.seeded import SHAPES, decoder_bundle, word_tokenizer
 from edgevlm.engines.devices import load_device
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, hash_file, seal_manifest
 
@@ -48,7 +48,7 @@ def tower_error(made, chunk):
 def seeded(tmp_path_factory):
     """A whole bundle of four layers, 60 MB each, as ``edgevlm export`` would leave it."""
     folder = tmp_path_factory.mktemp("seeded")
-    bundle = seeded_bundle(folder, replace(llava_onevision_05b(), layers=4), 49)
+    bundle = decoder_bundle(folder, replace(SHAPES["seeded-0.5b"][1], layers=4), 49)
     word_tokenizer().save(str(folder / "tokenizer.json"))
     files = {path.name: asdict(hash_file(path)) for path in sorted(folder.iterdir())}
     sections = {

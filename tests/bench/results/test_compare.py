@@ -1,11 +1,11 @@
-"""`edgevlm bench compare`: which lines belong together, what is worse, and what must not be compared."""
+"""`edgevlm bench report --baseline`: which lines belong together, what is worse, and what must not be compared."""
 
 import json
 
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.bench.results.compare import compare, margin_of, place_of
+from edgevlm.bench.results.compare import compare, parse_margin
 from edgevlm.bench.results.journal import read_runs, runs_of
 from edgevlm.cli import app
 from edgevlm.errors import UserError
@@ -38,7 +38,7 @@ def stream(fps, p50, p95):
 
 
 def failing(new, old, margin=0.2):
-    return [change.field for change in compare(run_of(*new), run_of(*old)).changes if change.fails(margin)]
+    return [change["field"] for change in compare(run_of(*new), run_of(*old), margin) if change["verdict"] == "worse"]
 
 
 def test_worse_by_more_than_the_margin_with_spreads_apart():
@@ -57,10 +57,7 @@ def test_more_frames_a_second_are_better_and_percentiles_are_a_spread():
 def test_lines_are_matched_by_place_and_not_by_order():
     new = [decode(10.0), decode(20.0, threads=2), decode(7.0, model="new")]
     old = [decode(20.0, threads=2), decode(10.0), decode(7.0, kv="fp16"), decode(7.0, kv="int8")]
-    found = compare(run_of(*new), run_of(*old))
-    assert [change.worse for change in found.changes] == [1.0, 1.0]
-    assert (found.only_new, found.only_old) == (1, 2)
-    assert place_of(decode(1.0)) == place_of(decode(2.0))
+    assert [change["times_worse"] for change in compare(run_of(*new), run_of(*old), 0.2)] == [1.0, 1.0]
 
 
 def test_others_speed_is_not_ours():
@@ -68,26 +65,26 @@ def test_others_speed_is_not_ours():
 
 
 def test_lines_of_one_place_are_told_apart_by_their_order():
-    found = compare(run_of(decode(10.0), decode(30.0)), run_of(decode(10.0), decode(20.0)))
-    assert [change.worse for change in found.changes] == [1.0, 1.5]
+    found = compare(run_of(decode(10.0), decode(30.0)), run_of(decode(10.0), decode(20.0)), 0.2)
+    assert [change["times_worse"] for change in found] == [1.5, 1.0], "worst first"
 
 
 def test_machines_and_runs_without_a_common_line_are_refused():
     other = run_of(decode(1.0), machine={"cpu": "two", "cores": 2})
     with pytest.raises(UserError, match="cpu: one and two"):
-        compare(run_of(decode(1.0)), other)
-    assert compare(run_of(decode(1.0)), other, force=True).changes
+        compare(run_of(decode(1.0)), other, 0.2)
+    assert compare(run_of(decode(1.0)), other, 0.2, force=True)
     with pytest.raises(UserError, match="does not say what machine"):
-        compare(run_of(decode(1.0)), runs_of([decode(1.0)], "-")[0])
+        compare(run_of(decode(1.0)), runs_of([decode(1.0)], "-")[0], 0.2)
     with pytest.raises(UserError, match="no line in common"):
-        compare(run_of(decode(1.0)), run_of(stream(1, 1, 1)))
+        compare(run_of(decode(1.0)), run_of(stream(1, 1, 1)), 0.2)
 
 
 @pytest.mark.parametrize("text", ["20", "%", "-5%", "nan%", "1e3%"])
 def test_margins(text):
-    assert margin_of("20%") == 0.2
+    assert parse_margin("20%") == 0.2
     with pytest.raises(UserError, match="give percent"):
-        margin_of(text)
+        parse_margin(text)
 
 
 def write(path, *lines, name="run"):
@@ -97,17 +94,22 @@ def write(path, *lines, name="run"):
     return str(path)
 
 
+def report(*arguments):
+    return CliRunner().invoke(app, ["bench", "report", *arguments])
+
+
 def test_the_command(tmp_path):
     old = write(tmp_path / "old.jsonl", decode(10.0))
     new = write(tmp_path / "new.jsonl", decode(15.0))
     write(tmp_path / "new.jsonl", decode(10.5), name="later")
-    assert CliRunner().invoke(app, ["bench", "compare", new, old]).exit_code == 0
-    done = CliRunner().invoke(app, ["bench", "compare", f"{new}#run", old])
+    assert report(new, "--baseline", old).exit_code == 0
+    done = report(f"{new}#run", "--baseline", old)
     assert done.exit_code == 1
-    assert "1.50  ms_per_token" in done.stdout
-    assert "WORSE  decode fp32 m fp32 edgevlm context 300 threads 1" in done.stdout
-    assert CliRunner().invoke(app, ["bench", "compare", f"{new}#run", old, "--fail-over", "60%"]).exit_code == 0
-    line = json.loads(CliRunner().invoke(app, ["bench", "compare", f"{new}#run", old, "--json"]).stdout)
-    assert (line["times_worse"], line["fails"], line["context"]) == (1.5, True, 300)
+    row = done.stdout.splitlines()[1]
+    assert row.split()[:5] == ["1.5", "ms_per_token", "15", "10", "worse"]
+    assert "bench decode context 300 kv fp32 model m precision fp32 runtime edgevlm threads 1" in row
+    assert report(f"{new}#run", "--baseline", old, "--fail-over", "60%").exit_code == 0
+    line = json.loads(report(f"{new}#run", "--baseline", old, "--json").stdout)
+    assert (line["times_worse"], line["verdict"]) == (1.5, "worse")
     with pytest.raises(UserError, match="has no run nothing; it has run, later"):
         read_runs([f"{new}#nothing"])

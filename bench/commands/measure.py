@@ -1,0 +1,337 @@
+"""``edgevlm bench speed``, ``compression``, ``stream``, ``memory``, ``camera`` and ``vrex``: their options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edgevlm.apps.commands.cli_options import Json, Threads
+from edgevlm.errors import UserError
+
+EPILOG = (
+    "Needs: random-weight models ('seeded-...'), exports and transformers need edgevlm[export]; "
+    "--against llama.cpp needs llama-cpp-python and gguf; charts need edgevlm[report]."
+)
+
+
+class Speed(str, Enum):
+    """What ``bench speed`` measures."""
+
+    decode = "decode"
+    prefill = "prefill"
+    vision = "vision"
+    precision = "precision"
+    kv = "kv"
+    per_layer = "per-layer"
+    st_spattn = "st-spattn"
+
+
+class StreamPart(str, Enum):
+    """What ``bench stream`` measures."""
+
+    growth = "growth"
+    breakdown = "breakdown"
+    against = "against"
+
+
+class MemoryPart(str, Enum):
+    """What ``bench memory`` measures."""
+
+    longrun = "longrun"
+    snapshot = "snapshot"
+    store = "store"
+    retrieval = "retrieval"
+
+
+class Device(str, Enum):
+    """Where a cache is."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Attention(str, Enum):
+    """How transformers computes attention."""
+
+    eager = "eager"
+    sdpa = "sdpa"
+
+
+# measurement -> its module and function, and what needs edgevlm[export] in words
+MEASUREMENTS = {
+    Speed.decode: ("speed.decoder:decode", "bench speed decode"),
+    Speed.prefill: ("speed.decoder:prefill", "bench speed prefill"),
+    Speed.vision: ("speed.vision:vision", "bench speed vision"),
+    Speed.precision: ("speed.precision:weights", "bench speed precision"),
+    Speed.kv: ("speed.precision:kv_cache", "bench speed kv"),
+    Speed.per_layer: ("speed.graphs:per_layer", "bench speed per-layer"),
+    Speed.st_spattn: ("speed.graphs:st_spattn", "bench speed st-spattn"),
+    StreamPart.growth: ("stream.growth:growth", "bench stream"),
+    StreamPart.breakdown: ("stream.breakdown:breakdown", "bench stream breakdown"),
+    StreamPart.against: ("stream.against:against", "bench stream against"),
+    MemoryPart.longrun: ("memory.longrun:longrun", "bench memory longrun"),
+    MemoryPart.snapshot: ("memory.snapshot:snapshot", "bench memory snapshot"),
+    MemoryPart.store: ("memory.store:store", "bench memory store"),
+    MemoryPart.retrieval: ("memory.retrieval:retrieval", "bench memory retrieval"),
+    "compression": ("compression:compression", "bench compression"),
+    "camera": ("camera:camera", "bench camera"),
+    "vrex": ("vrex:vrex", "bench vrex"),
+}
+
+Names = Annotated[str | None, typer.Option(metavar="NAME,...")]
+Models = Annotated[
+    str | None, typer.Option("--model", metavar="NAME,...", help="Measure these: demo, seeded-0.5b or a bundle.")
+]
+Policies = Annotated[list[str] | None, typer.Option("--policy", metavar="NAME[:K=V,...],...", help="Compare these policies.")]
+Budget = Annotated[str | None, typer.Option(metavar="N|6k", help="Keep this many vision tokens per layer.")]
+Numbers = Annotated[str | None, typer.Option(metavar="N,...")]
+Rounds = Annotated[int | None, typer.Option(metavar="N", help="Take medians over this many rounds.", min=1)]
+Camera = Annotated[str | None, typer.Option(metavar="SRC", help="Watch a camera, as for run.")]
+Video = Annotated[str | None, typer.Option(metavar="FILE", help="Watch a recording, as for run.")]
+
+
+def speed(
+    what: Annotated[Speed, typer.Argument(metavar="|".join(Speed), help="Choose the measurement.")] = Speed.decode,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="Measure these: seeded-135m|0.5b|3b, demo, a checkpoint or bundle."),
+    ] = None,
+    tower: Annotated[str | None, typer.Option(metavar="NAME,...", help="Measure siglip-so400m-384 or qwen2.5-vl-448.")] = None,
+    against: Annotated[str | None, typer.Option(metavar="NAME,...", help="Compare with llama.cpp, transformers.")] = None,
+    held: Annotated[str | None, typer.Option(metavar="N,...", help="Fill the KV cache with these many tokens.")] = None,
+    frames: Annotated[str | None, typer.Option(metavar="N,...", help="Take these many frames in a call.")] = None,
+    tokens_per_frame: Annotated[int | None, typer.Option(metavar="N", help="Set a frame's tokens, for prefill.", min=1)] = None,
+    precisions: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="Measure these weight precisions; int4+awq with AWQ.")
+    ] = None,
+    kv: Annotated[str | None, typer.Option(metavar="fp32,fp16", help="Measure these KV cache precisions.")] = None,
+    layers: Annotated[int | None, typer.Option(metavar="N", help="Keep only the model's first layers.", min=1)] = None,
+    tokens: Annotated[int | None, typer.Option(metavar="N", help="Compare this many tokens of text.", min=2, max=20000)] = None,
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="Read the text from a file, for kv.")] = None,
+    turns: Annotated[
+        int | None, typer.Option(metavar="N", help="Rotate all keys before each 64 tokens, for kv.", min=0)
+    ] = None,
+    threads: Threads = None,
+    rounds: Rounds = None,
+    as_json: Json = False,
+) -> None:
+    """Time decode, prefill, vision towers, precisions and graphs.
+
+    decode and prefill run beside llama.cpp and transformers with the same weights, taking turns; vision beside transformers.
+    precision compares weight precisions of a checkpoint with fp32 (KL, top-1, size, speed); kv a bundle's KV cache with an
+    fp32 one. per-layer times per-layer graphs, st-spattn PureKV's sparse prefill, each beside the full graph.
+    """
+    _measure(
+        what, as_json, model=_names(model), tower=_names(tower), against=_names(against), held=_numbers("--held", held),
+        frames=_numbers("--frames", frames), tokens_per_frame=tokens_per_frame, precisions=_names(precisions), kv=_names(kv),
+        layers=layers, tokens=tokens, text=text, turns=turns, threads=threads, rounds=rounds,
+    )  # fmt: skip
+
+
+def compression(
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="all|NAME[:K=V,...],...", help="Time these policies.", show_default="infinipot-v, sliding-window, last-seen"
+        ),
+    ] = None,
+    layers: Annotated[int | None, typer.Option(metavar="N", help="Set the cache's layers.", show_default="36", min=1)] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option(metavar="N", help="Set the cache's KV heads.", show_default="2", min=1)
+    ] = None,
+    head_dim: Annotated[
+        int | None, typer.Option(metavar="N", help="Set the size of a head.", show_default="128", min=2)
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Hold this many tokens per layer.", show_default="6076", min=1)
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="all|fp32,fp16,int8", help="Store keys and values so.", show_default="fp32")
+    ] = None,
+    threads: Threads = None,
+    rounds: Rounds = None,
+    device: Annotated[Device | None, typer.Option(help="cuda: time its kernels beside a copy.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Time policies' compression beside numpy and one plain read."""
+    from edgevlm.runtime.kv import KV_TYPES
+
+    dtypes = [*KV_TYPES] if dtype == "all" else _names(dtype)
+    if unknown := [name for name in dtypes or () if name not in KV_TYPES]:
+        raise UserError(f"--dtype {unknown[0]}: there is {', '.join(KV_TYPES)}")
+    _measure(
+        "compression", as_json, policy=_policies(policy), layers=layers, kv_heads=kv_heads, head_dim=head_dim, tokens=tokens,
+        dtype=dtypes, threads=threads, rounds=rounds, device=device and device.value,
+    )  # fmt: skip
+
+
+def stream(
+    what: Annotated[
+        StreamPart, typer.Argument(metavar="|".join(StreamPart), help="Choose the measurement.")
+    ] = StreamPart.growth,
+    model: Models = None,
+    policy: Policies = None,
+    budget: Budget = None,
+    camera: Camera = None,
+    video: Video = None,
+    fps: Annotated[float | None, typer.Option(metavar="N", help="Take this many frames a second.", show_default="2")] = None,
+    frames: Annotated[
+        str | None, typer.Option(metavar="N,...", help="Measure at these many frames.", show_default="16,64,256,512")
+    ] = None,
+    chunk: Annotated[
+        str | None, typer.Option(metavar="N,...", help="Append these many frames at once.", show_default="8")
+    ] = None,
+    questions: Annotated[
+        int | None, typer.Option(metavar="N", help="Ask this many questions at each mark.", show_default="5", min=1)
+    ] = None,
+    answer_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Limit an answer's tokens.", show_default="16", min=2)
+    ] = None,
+    idle: Annotated[
+        float | None, typer.Option(metavar="S", help="Measure power at rest for so many seconds.", show_default="10", min=0)
+    ] = None,
+    precisions: Annotated[str | None, typer.Option(metavar="NAME,...", help="Compare these, for against.")] = None,
+    attention: Annotated[Attention | None, typer.Option(help="Set transformers' attention, for against.")] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Watch a stream grow: frames a second, memory, answers, energy.
+
+    growth compares policies, full KV included, each in a process of its own. breakdown says where a frame's time goes once the
+    cache is full, and compression's share. against runs transformers with infinipot-v in PyTorch beside edgevlm, on one
+    llava_onevision checkpoint (by default one with random weights: 8 GB of memory, 4 GB of disk for a while).
+    """
+    if fps is not None and not 0 < fps <= 1000:
+        raise UserError(f"--fps {fps:g}: give a rate above 0, up to 1000")
+    _measure(
+        what, as_json, model=_names(model), policy=_policies(policy), budget=_budget(budget), camera=camera, video=video,
+        fps=fps, frames=_numbers("--frames", frames), chunk=_numbers("--chunk", chunk), questions=questions,
+        answer_tokens=answer_tokens, idle=idle, precisions=_names(precisions), attention=attention and attention.value,
+        threads=threads,
+    )  # fmt: skip
+
+
+def memory(
+    what: Annotated[
+        MemoryPart, typer.Argument(metavar="|".join(MemoryPart), help="Choose the measurement.")
+    ] = MemoryPart.longrun,
+    model: Models = None,
+    policy: Policies = None,
+    budget: Budget = None,
+    frames: Annotated[int | None, typer.Option(metavar="N", help="Watch this many frames.", min=1)] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Draw another stream, for longrun.", min=0)] = None,
+    questions: Annotated[
+        int | None, typer.Option(metavar="N", help="Ask this many questions, for retrieval.", show_default="6", min=1)
+    ] = None,
+    chunk: Annotated[
+        int | None, typer.Option(metavar="N", help="Append this many frames at once, for retrieval.", min=1)
+    ] = None,
+    host_bytes: Annotated[int | None, typer.Option(metavar="N", help="Limit the store's host memory.", min=1_000_000)] = None,
+    file_bytes: Annotated[
+        int | None, typer.Option(metavar="N", help="Limit the store's file, for longrun.", show_default="8000000000", min=0)
+    ] = None,
+    cold: Annotated[bool, typer.Option("--cold", help="Empty the page cache before questions, for retrieval.")] = False,
+    clusters: Annotated[
+        int | None, typer.Option(metavar="N", help="Put this many into the store.", show_default="20000", min=2)
+    ] = None,
+    asked: Annotated[
+        int | None, typer.Option(metavar="N", help="Fetch this many clusters at once.", show_default="64", min=1)
+    ] = None,
+    rounds: Rounds = None,
+    directory: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write below this directory.", show_default="/tmp")
+    ] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Measure long runs, snapshots, stores and retrieval.
+
+    longrun takes policies through 100,000 frames: bytes on the device, in host memory and on disk, times to the first token,
+    and recall of past events. snapshot says how long one holds the stream. store fetches clusters from memory and disk.
+    retrieval says what policies fetch, and its cost beside a plain window.
+    """
+    _measure(
+        what, as_json, model=_names(model), policy=_policies(policy), budget=_budget(budget), seed=seed, questions=questions,
+        frames=None if frames is None else [frames], chunk=None if chunk is None else [chunk], host_bytes=host_bytes,
+        file_bytes=file_bytes, cold=cold or None, clusters=clusters, asked=asked, rounds=rounds, directory=directory,
+        threads=threads,
+    )  # fmt: skip
+
+
+def camera(
+    camera: Camera = None,
+    video: Video = None,
+    model: Annotated[str | None, typer.Option(metavar="demo|BUNDLE", help="Run this model.")] = None,
+    frames: Annotated[int | None, typer.Option(metavar="N", help="Measure this many frames.", show_default="20", min=1)] = None,
+    fps: Annotated[float | None, typer.Option(metavar="N", help="Take this many frames a second.", show_default="2")] = None,
+    realtime: Annotated[bool, typer.Option("--realtime/--no-realtime", help="Play recordings at their own speed.")] = True,
+    inline: Annotated[bool, typer.Option("--inline", help="Prepare frames in the watching thread, to compare.")] = False,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Time a frame from camera to answer, stage by stage."""
+    _measure(
+        "camera", as_json, camera=camera, video=video, model=model, frames=frames, fps=fps, realtime=realtime, inline=inline,
+        threads=threads,
+    )  # fmt: skip
+
+
+def vrex(
+    prefill_ratio: Annotated[
+        float | None, typer.Option(help="Set the fraction of rows ReSV fetches for a frame.", min=0, max=1)
+    ] = None,
+    generation_ratio: Annotated[
+        float | None, typer.Option(help="Set the fraction of rows it fetches for a token.", min=0, max=1)
+    ] = None,
+    ratios: Annotated[Path | None, typer.Option(metavar="FILE", help="Read ratios measured by bench memory retrieval.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Model V-Rex's accelerator beside its paper's figures."""
+    _measure("vrex", as_json, prefill_ratio=prefill_ratio, generation_ratio=generation_ratio, ratios=ratios)
+
+
+def _measure(what: Speed | StreamPart | MemoryPart | str, as_json: bool, **typed: Any) -> None:
+    """Run a measurement with the options that were typed (not None) and print its lines. Raises UserError."""
+    from edgevlm.bench.output import measure_and_print
+    from edgevlm.packages import needed
+
+    path, command = MEASUREMENTS[what]
+    module, _, name = path.partition(":")
+    function: Callable[..., Iterable[dict[str, Any]]] = getattr(needed(f"edgevlm.bench.{module}", command), name)
+    known, given = inspect.signature(function).parameters, {key: value for key, value in typed.items() if value is not None}
+    if unknown := [key for key in given if key not in known]:
+        takes = ", ".join(f"--{key.replace('_', '-')}" for key in typed if key in known)
+        raise UserError(f"--{unknown[0].replace('_', '-')}: is not for {command}, which takes {takes}")
+    if lacking := [key for key, one in known.items() if one.default is inspect.Parameter.empty and key not in given]:
+        raise UserError(f"{command}: give --{lacking[0].replace('_', '-')}")
+    measure_and_print(function, given, as_json)
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _numbers(option: str, text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    parts = _names(text) or []
+    if not parts or any(not part.isdecimal() or not int(part) for part in parts):
+        raise UserError(f"{option} {text!r}: give whole numbers of 1 or more, separated by commas")
+    return [int(part) for part in parts]
+
+
+def _policies(texts: list[str] | None) -> list[str] | None:
+    from edgevlm.calib.accuracy.variants import split
+
+    return [name for text in texts for name in split(text)] if texts else None
+
+
+def _budget(text: str | None) -> int | None:
+    from edgevlm.apps.run.launch import parse_count
+
+    return None if text is None else parse_count(text)

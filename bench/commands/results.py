@@ -1,0 +1,119 @@
+"""``edgevlm bench all`` and ``report``: run the benchmarks, keep their results, and show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edgevlm.apps.commands.cli_options import Json, note
+from edgevlm.errors import UserError
+
+EPILOG = "Charts need edgevlm[report]."
+
+Baseline = Annotated[str | None, typer.Option(metavar="FILE[#ID]", help="Compare with this earlier run.")]
+FailOver = Annotated[str, typer.Option(metavar="N%", help="Exit with status 1 where slower by more.")]
+Force = Annotated[bool, typer.Option("--force", help="Compare runs of different machines.")]
+
+
+def all_benches(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Append to DIR/results.jsonl.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Run short commands, mostly of the demo.")] = False,
+    only: Annotated[str | None, typer.Option(metavar="NAME,...", help="Run only these of the plan.")] = None,
+    also: Annotated[
+        list[str] | None, typer.Option(metavar="COMMAND", help="Run one more: 'speed decode --model CHECKPOINT'.")
+    ] = None,
+    new: Annotated[bool, typer.Option("--new", help="Start another run instead of continuing the last.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the commands and run none.")] = False,
+    baseline: Baseline = None,
+    fail_over: FailOver = "20%",
+    force: Force = False,
+) -> None:
+    """Run the benchmarks and keep their results.
+
+    The same command continues where it was stopped. Failures are recorded, the rest goes on, and the exit status is 1.
+    """
+    from edgevlm.bench.results.compare import parse_margin
+    from edgevlm.bench.results.journal import last_run
+    from edgevlm.bench.results.run_all import duration, planned, run_all
+
+    margin, entries = parse_margin(fail_over), planned(quick, only, also or [])
+    if plan:
+        for entry in entries:
+            typer.echo(f"{entry.command}   # {duration(entry.seconds)}")
+        return
+    earlier = None if baseline is None else last_run(baseline)
+    try:
+        run = run_all(out, entries, note, quick=quick, new=new)
+    except KeyboardInterrupt:
+        note(f"stopped; what is done is in {out}, and the same command continues")
+        raise
+    asked = {entry.command for entry in entries}
+    ran = [one for one in run.entries.values() if one.command in asked]
+    failed = [one for one in ran if one.error is not None]
+    typer.echo(f"run {run.id}: {sum(one.seconds is not None for one in ran)} commands done, {len(failed)} failed")
+    for one in failed:
+        typer.echo(f"failed: {one.command}: {one.error}")
+    worse = earlier is not None and _compare(run, earlier, margin, force, as_json=False)
+    if failed or worse:
+        raise typer.Exit(1)
+
+
+def report(
+    results: Annotated[list[str] | None, typer.Argument(metavar="DIR|FILE[#ID]...", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page of charts and tables.")] = None,
+    tables: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Rewrite a document's marked tables.")] = None,
+    extract: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Print the JSON lines inside a page.")] = None,
+    baseline: Baseline = None,
+    fail_over: FailOver = "20%",
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Report results as a page or tables, or compare runs.
+
+    With --baseline the last run of the results is compared line by line; the exit status is 1 where it is slower by more than
+    --fail-over and not by chance. The page holds its own JSON. Charts need edgevlm[report].
+    """
+    from edgevlm.bench.results.compare import compare, parse_margin
+    from edgevlm.bench.results.journal import last_run, read_runs
+    from edgevlm.bench.results.tables import rewrite
+
+    if extract is not None:
+        from edgevlm.bench.results.report import extract as extracted
+
+        _print(extracted(extract), as_json=True)
+        return
+    if not results or (out is None and tables is None and baseline is None):
+        raise UserError("give results and where they go: edgevlm bench report DIR --out report.html, or --tables README.md")
+    runs, margin = read_runs(results), parse_margin(fail_over)
+    if not runs:
+        raise UserError(f"{', '.join(results)}: no results yet; edgevlm bench all --out DIR makes some")
+    earlier = None if baseline is None else last_run(baseline)
+    if out is not None:
+        from edgevlm.bench.results.report import write
+
+        write(out, runs, [] if earlier is None else compare(runs[-1], earlier, margin, force=force))
+        note(f"wrote {out}: {len(runs)} runs, {sum(len(run.lines) for run in runs)} lines")
+    if tables is not None:
+        note(f"{tables}: {', '.join(rewrite(tables, runs)) or 'no tables between bench marks'}")
+    if earlier is not None and _compare(runs[-1], earlier, margin, force, as_json):
+        raise typer.Exit(1)
+
+
+def _compare(new: Any, old: Any, margin: float, force: bool, as_json: bool) -> bool:
+    """Print what changed from ``old`` to ``new``; whether anything is worse."""
+    from edgevlm.bench.results.compare import any_worse, compare
+
+    changes = compare(new, old, margin, force=force)
+    _print(changes, as_json)
+    return any_worse(changes)
+
+
+def _print(lines: Iterable[dict[str, Any]], as_json: bool) -> None:
+    from edgevlm.bench.output import Table
+
+    table = Table(as_json)
+    for line in lines:
+        table.print(line)

@@ -1,0 +1,1 @@
+"""``edgevlm bench memory``: long runs, snapshots, stores and retrieval."""

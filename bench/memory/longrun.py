@@ -1,0 +1,188 @@
+"""A stream of a hundred thousand frames through retrieval and eviction policies: what it takes, and what is still known of it.
+
+Each policy runs in a process of its own, one after the other. Every frame is drawn, encoded and appended; none is repeated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import psutil
+
+from edgevlm.bench.process import run_module, serve
+from edgevlm.bench.stream.growth import peak_rss
+from edgevlm.calib.accuracy.cases import gap_name
+from edgevlm.calib.accuracy.worker import moved_bytes
+from edgevlm.calib.demo import questions as demo
+from edgevlm.calib.demo.long_world import STAYS, LongWorld, Visit
+from edgevlm.calib.demo.world import COLORS, SHAPES
+from edgevlm.runtime.budget import TextBudget
+from edgevlm.runtime.bundle import Progress
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies import Policy, create_policy
+from edgevlm.runtime.policies.retrieval import Retrieval
+from edgevlm.runtime.session import Session
+from edgevlm.runtime.store import StoreSettings
+
+MODULE = "edgevlm.bench.memory.longrun"
+TEXT_BUDGET = TextBudget(80, 80, 80)
+REPORT_EVERY = 500  # frames
+LEAST = 200  # frames to the first mark: a visitor must have time to come and go
+GAPS = (30, 60, 90, 130, 200, 350, 600, 900, 1_400, 2_500, 4_000, 7_000, 9_000, 20_000, 40_000, 80_000)
+"""Frames before a mark at which a visitor has left; as many of these as a mark has room for."""
+SHAPES_OF_VISITORS = 6  # the other two are everybody else's
+KINDS = ("past_where", "past_seen")  # that need a colour and a shape, which only one visitor has
+
+
+@dataclass(frozen=True, slots=True)
+class LongRunWork:
+    """What one process measures. ``marks``: frames, rising; ``budget``: vision tokens per layer; bytes of the store."""
+
+    policy: str
+    budget: int
+    marks: tuple[int, ...]
+    seed: int
+    host_bytes: int
+    file_bytes: int
+    model: str = "demo"
+    threads: int = 1
+
+
+def longrun(
+    policy: Sequence[str] = ("rekv", "hybrid", "last-seen", "sliding-window"),
+    frames: Sequence[int] = (100_000,),
+    budget: int | None = None,
+    seed: int = 0,
+    host_bytes: int = 256_000_000,
+    file_bytes: int = 8_000_000_000,
+    *,
+    progress: Progress = lambda what: None,
+) -> Iterator[dict[str, Any]]:
+    """A line for each policy at a hundredth of the frames, at a tenth, and at the end.
+
+    ``budget``: vision tokens per layer on the device, 512 by default; ``host_bytes``, ``file_bytes``: of the store below the
+    device. ``ttft_ratio``: the time to the first token over that at the first mark; ``backward``: the fraction of questions
+    about the past answered right, ``right`` the same by how long ago. Raises UserError for what is no policy.
+    """
+    marks = tuple(sorted({mark for mark in (frames[0] // 100, frames[0] // 10, frames[0]) if mark >= LEAST}))
+    for name in policy:
+        create_policy(name)
+    for name in policy:
+        first: float | None = None
+        for line in run_module(MODULE, asdict(LongRunWork(name, budget or 512, marks, seed, host_bytes, file_bytes))):
+            if "frames_done" in line:
+                progress(f"{name}: {line['frames_done']:,} of {marks[-1]:,} frames")
+            else:
+                first = first or line["ttft_ms_p50"]
+                yield line | {"ttft_ratio": round(line["ttft_ms_p50"] / first, 3)}
+
+
+def measure(work: LongRunWork) -> Iterator[dict[str, Any]]:
+    """``{"frames_done": n}`` now and then, and a line a mark. Raises UserError for a policy or budget that is not one."""
+    policy, rng = create_policy(work.policy), np.random.default_rng([work.seed, 2])
+    world, visits = plan(work.seed, work.marks)
+    store = StoreSettings(work.file_bytes, work.host_bytes) if isinstance(policy, Retrieval) else None
+    with (
+        closing(Model.load(work.model, threads=work.threads)) as model,
+        Session.open(model, policy=policy, budget=work.budget, text_budget=TEXT_BUDGET, store=store) as session,
+    ):
+        done = 0
+        for mark in work.marks:
+            started, cpu, first = time.perf_counter(), time.process_time(), done
+            while done < mark:
+                session.watch(world.step())
+                done += 1
+                if done % REPORT_EVERY == 0:
+                    yield {"frames_done": done}
+            session.flush()
+            seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+            figures = {"fps": round((done - first) / seconds, 1), "cpu_ms_per_frame": round(1e3 * cpu / (done - first), 3)}
+            answers = _ask(session, questions(world, visits[mark], rng))
+            yield {
+                "bench": "longrun", "policy": work.policy, "budget": work.budget, "seed": work.seed, "frames": mark,
+                **figures, **_bytes(session, policy), **answers, **_counts(session, policy),
+            }  # fmt: skip
+
+
+def _ask(session: Session, asked: list[tuple[str, str, int | None]]) -> dict[str, Any]:
+    """Each question once, after one that does not count."""
+    session.ask(asked[-1][0]).wait()
+    right: dict[str, list[bool]] = defaultdict(list)
+    before, ttft_ms = moved_bytes(session), []
+    for text, truth, gap in asked:
+        answer = session.ask(text)
+        said = answer.text.strip()
+        ttft_ms.append(answer.ttft_ms)
+        right["now" if gap == 0 else "never" if gap is None else str(gap_name(gap))].append(said == truth)
+    past = [of for name, each in right.items() if name not in ("now", "never") for of in each]
+    return {
+        "questions": len(asked),
+        "ttft_ms_p50": round(float(np.median(ttft_ms)), 3),
+        "ttft_ms_p95": round(float(np.percentile(ttft_ms, 95)), 3),
+        "moved_bytes_per_question": (moved_bytes(session) - before) // len(asked),
+        "right": {name: f"{sum(each)}/{len(each)}" for name, each in right.items()},
+        "backward": round(float(np.mean(past)), 4),
+    }
+
+
+def _bytes(session: Session, policy: Policy) -> dict[str, int]:
+    store = session.store
+    return {
+        "device_bytes": session.cache.nbytes + policy.state_bytes,
+        "host_bytes": store.host_bytes if store is not None else 0,
+        "file_bytes": store.file_bytes if store is not None else 0,
+        "rss_bytes": int(psutil.Process().memory_info().rss),
+        "peak_rss_bytes": peak_rss(),
+    }
+
+
+def _counts(session: Session, policy: Policy) -> dict[str, int]:
+    """Rows merged, lost and cut because space ran out, and how often positions were made dense."""
+    counts = {"reindexings": session.stats.memory.reindexings}
+    if isinstance(policy, Retrieval):
+        counts |= {"merged": policy.merged, "lost": policy.store.stats.lost, "cut": policy.working.truncated}
+    return counts
+
+
+def plan(seed: int, marks: Sequence[int]) -> tuple[LongWorld, dict[int, list[Visit]]]:
+    """The stream of a seed, and at each mark the visitors that are asked about: some left recently, some long ago."""
+    rng = np.random.default_rng([5_000_000, seed])
+    pairs = list(product(range(len(COLORS)), rng.permutation(len(SHAPES))[:SHAPES_OF_VISITORS].tolist()))
+    rng.shuffle(pairs)
+    asked: dict[int, list[Visit]] = {mark: [] for mark in marks}
+    taken: list[Visit] = []
+    for mark, gap in product(marks, GAPS):
+        stay = int(rng.integers(*STAYS))
+        enters, leaves = mark - gap - stay, mark - gap
+        free = all(leaves < other.enters or other.leaves < enters for other in taken)
+        if enters > 0 and free and pairs:
+            asked[mark].append(Visit(enters, leaves, *pairs.pop()))
+            taken.append(asked[mark][-1])
+    return LongWorld([5_000_000, seed, 1], sorted(taken, key=lambda visit: visit.enters)), asked
+
+
+def questions(world: LongWorld, visits: Sequence[Visit], rng: np.random.Generator) -> list[tuple[str, str, int | None]]:
+    """Text, answer, and how many frames ago the answer was last shown: of each visit, as many that never were, and of now."""
+    asked: list[tuple[str, str, int | None]] = []
+    for visit, kind in product(visits, KINDS):
+        question = demo.ask(kind, int(rng.integers(2)), visit.color, visit.shape)
+        answer = demo.truth(question, world.history)
+        assert answer is not None, "only one visitor has this colour and shape"
+        asked.append((question.text, answer, world.history.now - visit.leaves + 1))
+    absent = sorted(set(product(range(len(COLORS)), range(len(SHAPES)))) - world.history.shown)
+    for _ in visits if absent else ():
+        color, shape = absent[int(rng.integers(len(absent)))]
+        asked.append((demo.ask("past_seen", 0, color, shape).text, "no", None))
+    now = (demo.draw(kind, world.history, rng) for kind in ("now_count", "now_color", "now_where"))
+    return asked + [(question.text, answer, 0) for question, answer in filter(None, now)]
+
+
+if __name__ == "__main__":
+    serve(lambda work: measure(LongRunWork(**work | {"marks": tuple(work["marks"])})))

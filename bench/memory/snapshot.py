@@ -1,0 +1,74 @@
+"""How long a snapshot holds the stream, beside the time of a frame, and how long it then takes to reach the disk.
+
+A cache is filled until its policy compresses. Then a chunk is watched and a snapshot taken, in turns: it is copied on the
+stream's time and written on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.bench.models import budget_of, filling, open_model
+from edgevlm.bench.timing import spread, timed
+from edgevlm.calib.demo.world import World
+from edgevlm.engines.threads import default_threads
+from edgevlm.runtime.bundle import Progress
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.session import Session
+from edgevlm.runtime.snapshots.capture import CaptureBuffer
+from edgevlm.runtime.snapshots.directory import SnapshotDirectory
+
+CHUNK = 8  # a session's
+
+
+def snapshot(
+    model: Sequence[str] = ("demo",),
+    policy: Sequence[str] = ("infinipot-v", "h2o"),
+    budget: int | None = None,
+    rounds: int = 7,
+    directory: Path | None = None,
+    threads: int | None = None,
+    *,
+    progress: Progress = lambda what: None,
+) -> Iterator[dict[str, Any]]:
+    """A line for each model (``demo``, SEEDED or a bundle's directory) and policy; ``directory``: where to write."""
+    for name in model:
+        with open_model(name, threads or default_threads(), progress) as loaded:
+            for text in policy:
+                progress(f"{name}, {text}")
+                place = {"bench": "snapshot", "model": name, "policy": text, "threads": threads or default_threads()}
+                with TemporaryDirectory(dir=directory, prefix="edgevlm-bench-") as folder:
+                    yield place | measure(loaded, text, budget_of(name, budget), rounds, Path(folder))
+
+
+def measure(model: Model, policy: str, budget: int | None, rounds: int, folder: Path) -> dict[str, Any]:
+    """Medians and quartiles in milliseconds; ``bytes``: of one snapshot on disk."""
+    world, state = World(0), SnapshotDirectory(folder)
+    with Session.open(model, policy=policy, budget=budget, chunk=CHUNK) as session:
+        with filling(model):
+            while not session.stats.memory.compressions:
+                session.watch(world.step())
+        buffer, turns = CaptureBuffer(session.cache.nbytes), []
+        for _ in range(rounds + 1):  # the first touches new memory and is not counted
+            frames = [world.step() for _ in range(CHUNK)]
+            frame_ms = timed(partial(_watch, session, frames)) / CHUNK
+            about, arrays, held_ms = session._capture(buffer)
+            turns.append((frame_ms, held_ms, timed(partial(state.write, {"identity": {}, **about}, arrays))))
+        size, tokens = max(path.stat().st_size for path in folder.glob("*.snapshot")), session.budget
+    state.close()
+    line: dict[str, Any] = {"budget": tokens, "bytes": size, "cold_hold_ms": round(turns[0][1], 3)}
+    for name, column in zip(("frame", "hold", "write"), zip(*turns[1:], strict=True), strict=True):
+        line |= spread(column, f"{name}_ms", f"{name}_low", f"{name}_high")
+    return line | {"hold_over_frame": round(line["hold_ms"] / line["frame_ms"], 4)}
+
+
+def _watch(session: Session, frames: Sequence[NDArray[np.uint8]]) -> None:
+    for frame in frames:
+        session.watch(frame)

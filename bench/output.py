@@ -1,0 +1,158 @@
+"""What a benchmark prints: JSON lines, or a table whose rows appear as they are measured."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from edgevlm.runtime.bundle import Progress
+
+Line = dict[str, Any]
+NOTE_EVERY_S = 2.0  # seconds between words of progress where stderr is no terminal
+console = Console(stderr=True)
+
+# fields that stand beside a median, in brackets
+SPREADS = {
+    "ms_per_token": ("low", "high"), "ms_per_frame": ("low", "high"), "ratio": ("low", "high"),
+    "accuracy": ("ci_low", "ci_high"), "difference": ("difference_low", "difference_high"), "ms": ("low", "high"),
+    "pass_over_read": ("pass_low", "pass_high"), "compress_share": ("share_low", "share_high"),
+    "frame_ms": ("frame_low", "frame_high"), "hold_ms": ("hold_low", "hold_high"), "write_ms": ("write_low", "write_high"),
+    "fps": ("fps_low", "fps_high"), "tpot_ms": ("tpot_low", "tpot_high"), "fps_ratio": ("low", "high"),
+    "tokens_ratio": ("tokens_low", "tokens_high"), "rows_over_disk": ("rows_low", "rows_high"),
+    "wait_over_unexpected": ("wait_low", "wait_high"),
+}  # fmt: skip
+
+WIDTHS = {
+    "model": 12, "policy": 24, "runtime": 12, "against": 12, "tower": 18, "source": 16, "stage": 10, "part": 12, "at": 9,
+    "quantity": 17, "system": 20, "over": 14, "field": 14, "moved_bytes_per_question": 11, "device_bytes": 11,
+}  # fmt: skip
+
+# the columns of each measurement on a terminal; --json has all fields
+COLUMNS = {
+    "decode": "runtime precision kv context ms_per_token cpu_ms_per_token against against_kv ratio cpu_ratio",
+    "prefill": "model runtime frames ms_per_frame cpu_ms_per_frame against ratio cpu_ratio",
+    "vision": "tower batch runtime precision ms_per_frame working_mb against ratio cpu_ratio cosine max_error",
+    "precision": "precision top1 kl decoder_mb size_over_fp32 ms_per_token fp32_ms_per_token",
+    "kv-precision": "model kv tokens turns kl kl_most top1 bytes_per_token saturated",
+    "per-layer": "model precision kv held rows full_ms per_layer_ms ratio",
+    "prefill-pattern": "layers frames held dense_ms st_spattn_ms ratio",
+    "compression": "policy dtype ms read_ms pass_over_read reference_ms part gb_s copy_gb_s share_of_copy",
+    "stream": "policy chunk frames peak_rss_mb cache_mb fps ttft_ms_p50 tokens_per_s compress_share joules_per_frame stopped",
+    "breakdown": "model policy budget frame_ms fps vision_ms prefill_ms compress_ms guidance_ms reindex_ms compress_share",
+    "stream-against": "runtime precision fps ms_per_frame ttft_ms tokens_per_s against fps_ratio tokens_ratio same_answers",
+    "longrun": "policy frames device_bytes host_bytes file_bytes rss_bytes fps ttft_ms_p50 ttft_ratio moved_bytes_per_question "
+    "backward right",
+    "snapshot": "model policy budget bytes frame_ms hold_ms hold_over_frame write_ms",
+    "store": "clusters asked put_ms host_ms disk_ms rows_ms rows_over_disk wait_ms unexpected_ms wait_over_unexpected",
+    "retrieval": "policy budget offloaded_rows prefill_ratio question_ratio answer_ratio frame_ms frame_over_window ttft_ms "
+    "ttft_over_window bytes_per_question lost",
+    "camera": "source stage ms_p50 frames",
+    "vrex": "at quantity system over length batch predicted paper error fixes",
+    "vrex-latency": "system length frame_ms token_ms frame_j",
+    "change": "times_worse field new old verdict place",
+}
+
+
+def plain(value: Any) -> str:
+    """A number with the digits that matter: ``1,184``, ``26.4``, ``0.0012``; anything else as it is."""
+    if value is None:
+        return "-"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {plain(one)}" for name, one in value.items()) or "-"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int) or 1000 <= abs(value) < 1e15:
+        return f"{value:,.0f}" if abs(value) < 10**15 else f"{value:.3e}" if abs(value) < 10**300 else "huge"
+    return f"{value:.6g}" if 0.99 < abs(value) < 1 else f"{value:.3g}"
+
+
+def beside(name: str, line: Line) -> list[str]:
+    """The fields of a line that are the spread of the field ``name``."""
+    if name.endswith("_p50"):
+        wanted: Sequence[str] = (name.replace("_p50", "_p95"), name.replace("_p50", "_p99"))
+    else:
+        wanted = SPREADS.get(name, ())
+    return [part for part in wanted if part in line]
+
+
+def head(name: str, line: Line) -> str:
+    """The title of a column: ``ms per token [low, high]``."""
+    parts = [part.rpartition("_")[2] for part in beside(name, line)]
+    return name.replace("_", " ") + (f" [{', '.join(parts)}]" if parts else "")
+
+
+def cell(name: str, line: Line) -> str:
+    """A value with its spread: ``26 [25, 27.5]``."""
+    parts = [plain(line[part]) for part in beside(name, line)]
+    return plain(line.get(name)) + (f" [{', '.join(parts)}]" if parts and line.get(name) is not None else "")
+
+
+class Table:
+    """Prints lines one by one, with a head wherever their columns change."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json, self._heads = as_json, list[str]()
+
+    def print(self, line: Line) -> None:
+        if self._as_json:
+            typer.echo(json.dumps(line))
+            return
+        names = [name for name in COLUMNS.get(str(line.get("bench")), " ".join(line)).split() if name in line]
+        heads = [head(name, line) for name in names]
+        widths = [
+            max(len(title), WIDTHS.get(name, 20 if beside(name, line) else 8)) for name, title in zip(names, heads, strict=True)
+        ]
+        if heads != self._heads:
+            self._heads = heads
+            _echo_row(heads, widths)
+        _echo_row([cell(name, line) for name in names], widths)
+
+
+def _echo_row(cells: Sequence[str], widths: Sequence[int]) -> None:
+    typer.echo("  ".join(f"{text:<{width}}" for text, width in zip(cells, widths, strict=True)).rstrip())
+
+
+def prefixed(progress: Progress, place: str) -> Progress:
+    """A progress whose words follow ``place``."""
+    return lambda what: progress(f"{place}: {what}")
+
+
+def note(text: str) -> None:
+    """Print a line on stderr, above a spinner where one turns."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def measure_and_print(measure: Callable[..., Iterable[Line]], options: Mapping[str, Any], as_json: bool) -> None:
+    """Print a measurement's lines as they come; on stderr a spinner, or a line now and then, says what is being done."""
+    table = Table(as_json)
+    if "progress" not in inspect.signature(measure).parameters:
+        for line in measure(**options):
+            table.print(line)
+    elif not console.is_terminal:
+        for line in measure(**options, progress=_now_and_then(NOTE_EVERY_S)):
+            table.print(line)
+    else:
+        with console.status("starting") as status:
+            for line in measure(**options, progress=lambda what: status.update(escape(what))):
+                status.stop()  # so that no row is written onto it
+                table.print(line)
+                status.start()
+
+
+def _now_and_then(seconds: float) -> Progress:
+    last = time.monotonic()
+
+    def progress(what: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= seconds:
+            note(what)
+            last = time.monotonic()
+
+    return progress

@@ -1,1 +1,0 @@
-"""``edgevlm bench report``: results as one HTML page that needs nothing else, its JSON inside it."""

@@ -1,0 +1,224 @@
+"""``edgevlm bench all``: planned commands one after the other, each in a process of its own; lines are kept as they come."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO
+
+from edgevlm.apps.credentials import mask_credentials
+from edgevlm.bench.output import Line
+from edgevlm.bench.results import environment
+from edgevlm.bench.results.journal import ResultsWriter, Run, lines_of, runs_of
+from edgevlm.engines.devices.machine import Machine
+from edgevlm.errors import UserError
+
+PROGRAM = [sys.executable, "-m", "edgevlm", "bench"]
+PATIENCE_S = 10.0  # for a process that was asked to end
+Note = Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """``text``: what is typed after ``edgevlm bench``; ``seconds``: how long it takes on two cores of a server, about."""
+
+    name: str
+    text: str
+    seconds: float = 120.0
+
+    @property
+    def arguments(self) -> list[str]:
+        return shlex.split(self.text)
+
+    @property
+    def command(self) -> str:
+        """As one would type it, without passwords."""
+        return mask_credentials(f"edgevlm bench {self.text} --json")
+
+
+QUICK = (
+    Planned("quick-stream", "stream --frames 16,64,256 --chunk 8 --idle 3 --threads 1", 40),
+    Planned("quick-breakdown", "stream breakdown --frames 128 --threads 1", 20),
+    Planned("quick-compression", "compression --policy infinipot-v --rounds 3", 10),
+    Planned("quick-decode", "speed decode --model demo --held 300,1184 --precisions fp32,int8 --threads 1 --rounds 9", 45),
+    Planned("quick-snapshot", "memory snapshot --threads 1", 10),
+    Planned("quick-camera", "camera --frames 20 --threads 1 --no-realtime", 10),
+    Planned(
+        "quick-accuracy",
+        "accuracy --suite streamqa --policy infinipot-v,hermes,purekv,last-seen --budget 25%,12.5%,6.25% --streams 4",
+        60,
+    ),
+)
+FULL = (
+    Planned("stream-demo", "stream --frames 16,64,200,256,512,600,1000,1200 --chunk 8,16 --threads 1", 300),
+    Planned("stream-0.5b", "stream --model seeded-0.5b --policy full,infinipot-v,hermes --frames 16,48 --questions 3 "
+            "--threads 2", 600),
+    Planned("breakdown", "stream breakdown --model seeded-0.5b,demo", 600),
+    Planned("compression", "compression --policy all --dtype all --rounds 5", 1200),
+    Planned("compression-2", "compression --policy infinipot-v --threads 2 --rounds 5", 20),
+    Planned("prefill-pattern", "speed st-spattn", 120),
+    Planned("per-layer", "speed per-layer --model seeded-0.5b,demo", 120),
+    Planned("decode-1", "speed decode --threads 1 --rounds 11", 400),
+    Planned("decode-2", "speed decode --threads 2 --rounds 11", 300),
+    Planned("decode-3b", "speed decode --model seeded-3b --layers 8 --against transformers --kv fp32 --held 300 "
+            "--rounds 5", 300),
+    Planned("decode-3b-int4", "speed decode --model seeded-3b --precisions int4 --against '' --kv fp32 --rounds 5", 300),
+    Planned("prefill", "speed prefill --model seeded-0.5b,demo --rounds 2", 500),
+    Planned("vision", "speed vision --layers 2 --rounds 3", 300),
+    Planned("snapshot", "memory snapshot --model seeded-0.5b,demo", 240),
+    Planned("store", "memory store", 60),
+    Planned("retrieval", "memory retrieval", 60),
+    Planned("camera", "camera --frames 40", 40),
+    Planned("accuracy", "accuracy --suite streamqa --policy all --streams 12 --seed test", 500),
+)  # fmt: skip
+
+
+def planned(quick: bool, only: str | None, also: Sequence[str]) -> list[Planned]:
+    """The plan; ``only``: entries or commands by name, separated by commas; ``also``: further commands.
+
+    Raises UserError for a name that is not in the plan and for a command that is empty.
+    """
+    plan = [*(QUICK if quick else FULL)]
+    if only is not None:
+        wanted = {name.strip() for name in only.split(",") if name.strip()}
+        known = list(dict.fromkeys(name for entry in plan for name in (entry.arguments[0], entry.name)))
+        if not wanted or wanted - {*known}:
+            unknown = min(wanted - {*known}, default="nothing")
+            raise UserError(f"--only {only}: {unknown} is not planned; there is {', '.join(known)}")
+        plan = [entry for entry in plan if {entry.arguments[0], entry.name} & wanted]
+    for text in also:
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise UserError(f"--also {text!r}: {error}") from None
+        if not words:
+            raise UserError("--also: give a command as after edgevlm bench, such as 'speed decode --model CHECKPOINT'")
+        plan.append(Planned(mask_credentials(shlex.join(words)), shlex.join(words)))
+    return plan
+
+
+def run_all(
+    folder: Path, plan: Sequence[Planned], note: Note, *, quick: bool, new: bool = False, machine: Machine | None = None
+) -> Run:
+    """Run the commands that the run in ``folder`` lacks; returns the run, its results read back.
+
+    Continues the last run of the same kind unless ``new``. A command that fails is a line with its error, and the rest go on.
+    Raises UserError for a run of another machine or version.
+    """
+    machine = machine or Machine()
+    header = {"versions": environment.versions(machine), "machine": environment.describe(machine)}
+    with ResultsWriter(folder) as results:
+        earlier = [run for run in runs_of(lines_of(results.path), "") if run.header.get("quick") == quick]
+        if new or not earlier:
+            run = Run(f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
+            results.append({"event": "run", "id": run.id, "at": _now(), "quick": quick, **header})
+        else:
+            run = earlier[-1]
+            _check_same(run, header)
+        done = {entry.command for entry in run.entries.values() if entry.seconds is not None}
+        left = [entry for entry in plan if entry.command not in done]
+        note(f"run {run.id}: {len(left)} of {len(plan)} commands to do; results in {results.path}")
+        _run_each(run.id, left, results, note)
+        return next(found for found in runs_of(lines_of(results.path), "") if found.id == run.id)
+
+
+def _run_each(run: str, left: Sequence[Planned], results: ResultsWriter, note: Note) -> None:
+    expected = spent = 0.0
+    for position, entry in enumerate(left, start=1):
+        pace = spent / expected if expected else 1.0
+        rest = pace * sum(other.seconds for other in left[position - 1 :])
+        note(f"[{position}/{len(left)}] {entry.command}   (about {duration(rest)} left)")
+        place, began = {"run": run, "entry": entry.name}, time.monotonic()
+        results.append({"event": "begin", **place, "command": entry.command, "at": _now()})
+        code, error = _process(entry, lambda line, place=place: results.append({**place, **line}), note)  # type: ignore[misc]
+        took = time.monotonic() - began
+        if code:
+            note(f"[{position}/{len(left)}] failed: {error}")
+            results.append({"event": "failed", **place, "code": code, "error": error})
+        else:
+            results.append({"event": "end", **place, "seconds": round(took, 1)})
+        spent, expected = spent + took, expected + entry.seconds
+
+
+def _process(entry: Planned, keep: Callable[[Line], object], note: Note) -> tuple[int, str]:
+    """Its exit code and the last line of its stderr; objects on its stdout are kept at once."""
+    said = [""]
+    with subprocess.Popen(
+        [*PROGRAM, *entry.arguments, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+        text=True, errors="backslashreplace",
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stderr is not None
+        reader = threading.Thread(target=_pass_on, args=(process.stderr, said, note), daemon=True)
+        reader.start()
+        try:
+            for text in process.stdout:
+                if (line := _object(text)) is not None:
+                    keep(line)
+            process.wait()
+        finally:
+            _end(process)
+        reader.join()
+    return process.returncode, said[-1] or f"its process ended with code {process.returncode}"
+
+
+def _pass_on(stream: IO[str], said: list[str], note: Note) -> None:
+    with closing(stream):
+        for text in stream:
+            if text.strip():
+                said[-1] = text.strip()
+                note(f"    {said[-1]}")
+
+
+def _object(text: str) -> Line | None:
+    """The object of a line, numbers that JSON does not have replaced by None; None for anything else."""
+    try:
+        line = json.loads(text, parse_constant=lambda name: None, parse_float=_finite)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _check_same(run: Run, header: Line) -> None:
+    """Refuse to add to a run what another machine or version measures."""
+    before, now = run.section("versions"), header["versions"]
+    changed = [f"{name} {before.get(name)} and {now.get(name)}" for name in before | now if before.get(name) != now.get(name)]
+    apart = environment.difference(run.section("machine"), header["machine"]) or ", ".join(changed)
+    if apart:
+        raise UserError(f"run {run.id} was measured with something else ({apart}): begin another with --new")
+
+
+def duration(seconds: float) -> str:
+    """``40 s``, ``5 min`` or ``2.5 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _now() -> str:
+    return f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"

@@ -1,0 +1,192 @@
+"""Decode and prefill beside other runtimes with the same weights, in turn."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from edgevlm.bench.output import note
+from edgevlm.bench.seeded import TextModel, open_text_model
+from edgevlm.bench.speed.runtimes import OURS, RUNTIMES, Runtime, check_runtimes
+from edgevlm.bench.timing import Job, Took, figures, ratio, take_turns
+from edgevlm.errors import UserError
+from edgevlm.export.backbones import DecoderShape
+from edgevlm.export.precisions import load_precision
+from edgevlm.runtime.bundle import Progress
+from edgevlm.runtime.kv import DTYPES
+
+TOKENS_PER_FRAME = {"demo": 16}  # of others 196
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """``rows`` decoded in one call after ``held`` others, ``frames`` of them together; a single row has its logits computed."""
+
+    held: int
+    rows: int = 1
+    frames: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One runtime's rounds, with weights of one precision and a KV cache of another."""
+
+    runtime: str
+    precision: str
+    kv: str
+    work: Append
+    took: Sequence[Took]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(took.wall for took in self.took)
+
+
+def decode(
+    model: Sequence[str] = ("seeded-135m",),
+    against: Sequence[str] = ("llama.cpp", "transformers"),
+    held: Sequence[int] = (300, 6000),
+    precisions: Sequence[str] = ("fp32", "int8", "int4"),
+    kv: Sequence[str] = ("fp32", "fp16"),
+    layers: int | None = None,
+    threads: int = 1,
+    rounds: int = 15,
+    *,
+    progress: Progress = lambda what: None,
+) -> Iterator[dict[str, Any]]:
+    """Time one token: looked up, decoded after ``held`` rows, its logits computed.
+
+    A line for each precision of weights and KV cache, rows held and runtime, then ratios of ours (see :func:`pairs`). Raises
+    UserError for a runtime or precision that is not known, and for more rows than the model has positions for.
+    """
+    check_runtimes(against)
+    for precision in precisions:
+        load_precision(precision)
+    if unknown := [name for name in kv if name not in RUNTIMES[OURS].kv]:
+        raise UserError(f"--kv {unknown[0]}: there is {', '.join(RUNTIMES[OURS].kv)}")
+    for name in model:
+        text, timings = open_text_model(name, layers), list[Timing]()
+        limit = text.shape.model_limit - 1
+        if over := [rows for rows in held if not 1 <= rows <= limit]:
+            raise UserError(f"--held {over[0]}: {text.name} holds 1 to {limit}")
+        place = {"model": name, "threads": threads} | ({} if layers is None else {"layers": layers})
+        for precision in precisions:
+            for timing in measure(text, against, precision, [Append(rows) for rows in held], threads, rounds, progress, kv):
+                timings.append(timing)
+                read = read_mb(text.shape, timing.precision, timing.kv, timing.work.held)
+                yield {**_token(place, timing), **figures("token", timing.took), "read_mb": read}
+        for ours, theirs in pairs(timings):
+            beside = {"against": theirs.runtime, "against_kv": theirs.kv}
+            yield {**_token(place, ours), **beside, **ratio(ours.took, theirs.took)}
+
+
+def prefill(
+    model: Sequence[str] = ("demo",),
+    against: Sequence[str] = ("transformers",),
+    held: Sequence[int] = (6000,),
+    frames: Sequence[int] = (4, 16),
+    tokens_per_frame: int | None = None,
+    threads: int = 1,
+    rounds: int = 3,
+    *,
+    progress: Progress = lambda what: None,
+) -> Iterator[dict[str, Any]]:
+    """Time a frame's prefill, in calls of ``frames`` frames after ``held`` tokens, all in float32 and without logits.
+
+    A line for each model, call and runtime, then ratios of ours. Raises UserError for a runtime that is not known.
+    """
+    check_runtimes(against)
+    for name in model:
+        p, timings = tokens_per_frame or TOKENS_PER_FRAME.get(name, 196), list[Timing]()
+        place, works = (
+            {"model": name, "tokens_per_frame": p, "threads": threads},
+            [Append(h, f * p, f) for h in held for f in frames],
+        )
+        for timing in measure(open_text_model(name), against, "fp32", works, threads, rounds, progress):
+            timings.append(timing)
+            yield {**_frame(place, timing), **figures("frame", timing.took)}
+        for ours, theirs in pairs(timings):
+            yield {**_frame(place, ours), "against": theirs.runtime, **ratio(ours.took, theirs.took)}
+
+
+def _token(place: dict[str, Any], timing: Timing) -> dict[str, Any]:
+    about = {"bench": "decode", "runtime": timing.runtime, **place, "precision": timing.precision}
+    return {**about, "context": timing.work.held, "kv": timing.kv}
+
+
+def _frame(place: dict[str, Any], timing: Timing) -> dict[str, Any]:
+    about = {"bench": "prefill", "runtime": timing.runtime, **place, "precision": timing.precision}
+    return {**about, "held": timing.work.held, "frames": timing.work.frames}
+
+
+def read_mb(shape: DecoderShape, precision: str, kv: str, held: int) -> float:
+    """MB that one token reads: the matrices of all layers, the head, and the keys and values of ``held`` tokens."""
+    attention = shape.hidden * shape.head_dim * 2 * (shape.heads + shape.kv_heads)
+    matrices = shape.layers * (attention + 3 * shape.hidden * shape.intermediate)
+    layouts = load_precision(precision).onnxruntime
+    table = shape.vocab * shape.hidden * layouts.table.bytes_per_weight()
+    weights = matrices * layouts.matrices.bytes_per_weight() + table
+    return round((weights + shape.layers * 2 * shape.kv_size * DTYPES[kv].itemsize * held) / 1e6, 1)
+
+
+def measure(
+    model: TextModel,
+    against: Sequence[str],
+    precision: str,
+    works: Sequence[Append],
+    threads: int,
+    rounds: int,
+    progress: Progress,
+    kinds: Sequence[str] = ("fp32",),
+) -> Iterator[Timing]:
+    """Time ours and each of ``against`` that is installed and has ``precision``, with each of ``kinds`` of KV cache it has.
+
+    All are loaded at once and take turns, fewest rows held first. A note says which runtimes are left out.
+    """
+    capacity = max(work.held + work.rows for work in works)
+    with ExitStack() as stack:
+        runtimes: dict[tuple[str, str], Runtime] = {}
+        for name in _present([OURS, *against], precision):
+            for kv in (kind for kind in kinds if kind in RUNTIMES[name].kv):
+                progress(f"{name}: loading {model.name}, {precision} weights, {kv} KV cache")
+                runtimes[name, kv] = RUNTIMES[name].start(model, precision, threads, capacity, kv)
+                stack.callback(runtimes[name, kv].close)
+        for work in sorted(works, key=lambda work: (work.held, work.rows)):
+            for (name, kv), runtime in runtimes.items():
+                progress(f"{name}: filling {work.held:,} rows of {kv}")
+                runtime.hold(work.held)
+            progress(f"{model.name}, {precision}: timing {work.rows} rows after {work.held:,}")
+            ids, scores = [0] * work.rows, work.rows == 1
+            jobs = {key: Job(partial(one.append, ids, scores), work.frames, one.forget) for key, one in runtimes.items()}
+            took = take_turns(jobs, rounds)
+            yield from (Timing(name, precision, kv, work, took[name, kv]) for name, kv in runtimes)
+
+
+def _present(names: Sequence[str], precision: str) -> list[str]:
+    present = []
+    for name in names:
+        kind = RUNTIMES[name]
+        if package := kind.missing():
+            note(f"{name} is left out, because the package {package} is not installed: {kind.install}")
+        elif precision not in kind.precisions:
+            note(f"{name} is left out of {precision} weights, which it does not have here")
+        else:
+            present.append(name)
+    return present
+
+
+def pairs(timings: Sequence[Timing]) -> Iterator[tuple[Timing, Timing]]:
+    """Ours beside each other's of the same rounds: with the same KV precision, then the fastest of ours and of theirs."""
+    for precision, work in dict.fromkeys((timing.precision, timing.work) for timing in timings):
+        rounds = [timing for timing in timings if (timing.precision, timing.work) == (precision, work)]
+        ours = {timing.kv: timing for timing in rounds if timing.runtime == OURS}
+        for name in dict.fromkeys(timing.runtime for timing in rounds if timing.runtime != OURS):
+            theirs = {timing.kv: timing for timing in rounds if timing.runtime == name}
+            yield from ((ours[kv], other) for kv, other in theirs.items() if kv in ours)
+            one, other = (min(kinds.values(), key=lambda timing: timing.median) for kinds in (ours, theirs))
+            if one.kv != other.kv:
+                yield one, other

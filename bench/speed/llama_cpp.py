@@ -1,0 +1,188 @@
+"""llama.cpp through llama-cpp-python: a GGUF file of the same tensors, KV cache in float16 (its default) or float32.
+
+Its cache is filled with noise by way of its saved states, because computing the rows would take minutes. A state of one
+sequence, as llama-cpp-python 0.3.36 writes it (little-endian): magic u32, sequence i32, streams u32, rows u32; for each row
+position i32, sequences u32, sequence i32; transposed u32, layers u32; for each layer, first of keys and then of values, type
+i32, bytes of a row u64, and the rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import gguf
+import llama_cpp as lib
+import numpy as np
+from gguf import GGMLQuantizationType as Kind
+from gguf.quants import quantize
+from numpy.typing import NDArray
+
+from edgevlm.bench.seeded import TextModel
+from edgevlm.errors import UserError
+from edgevlm.export.backbones import DecoderShape
+from edgevlm.runtime.kv import DTYPES
+
+BATCH = 512
+KV = {"fp32": Kind.F32, "fp16": Kind.F16}
+# precision -> (matrices of the layers, embedding and head): what an export of that precision has
+KINDS = {
+    "fp32": (Kind.F32, Kind.F32),
+    "fp16": (Kind.F16, Kind.F16),
+    "int8": (Kind.Q8_0, Kind.Q8_0),
+    "int4": (Kind.Q4_0, Kind.Q8_0),
+}
+PARTS = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+HEAD_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
+_silence = lib.llama_log_callback(lambda level, text, data: None)
+
+
+class LlamaCpp:
+    """llama.cpp as a :class:`~edgevlm.bench.speed.runtimes.Runtime`; the rows held are noise, if it takes our state."""
+
+    def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str) -> None:
+        lib.llama_log_set(_silence, ctypes.c_void_p(0))
+        lib.llama_backend_init()
+        self._shape, self._kv, self._held = model.shape, kv, 0
+        with TemporaryDirectory(prefix="edgevlm-bench-") as folder:
+            path = Path(folder) / "model.gguf"
+            write_gguf(path, model, precision)
+            self._model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
+        if self._model is None:
+            raise UserError(f"llama.cpp {lib.__version__} cannot load {model.name}; leave it out of --against")
+        settings = lib.llama_context_default_params()
+        settings.n_ctx, settings.n_batch, settings.n_ubatch = capacity, BATCH, BATCH
+        settings.n_threads = settings.n_threads_batch = threads
+        settings.type_k = settings.type_v = int(KV[kv])
+        self._context: Any = lib.llama_init_from_model(self._model, settings)
+        self._memory = lib.llama_get_memory(self._context)
+
+    def hold(self, rows: int) -> None:
+        lib.llama_memory_seq_rm(self._memory, 0, 0, -1)
+        if rows and not fill(self._context, self._shape, rows, self._kv):
+            for start in range(0, rows, BATCH):
+                self._decode([0] * min(BATCH, rows - start))
+        self._held = rows
+
+    def append(self, ids: Sequence[int], scores: bool = True) -> NDArray[np.float32] | None:
+        for start in range(0, len(ids), BATCH):
+            self._decode(ids[start : start + BATCH])
+        if not scores:
+            return None
+        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), (self._shape.vocab,)).copy()
+
+    def forget(self) -> None:
+        lib.llama_memory_seq_rm(self._memory, 0, self._held, -1)
+
+    def close(self) -> None:
+        lib.llama_free(self._context)
+        lib.llama_model_free(self._model)
+
+    def _decode(self, ids: Sequence[int]) -> None:
+        """Positions follow those in memory; the last row's logits are computed."""
+        tokens = (lib.llama_token * len(ids))(*ids)
+        if failed := lib.llama_decode(self._context, lib.llama_batch_get_one(tokens, len(ids))):
+            raise RuntimeError(f"llama_decode failed on {len(ids)} tokens: {failed}")
+
+
+def fill(context: Any, shape: DecoderShape, rows: int, kv: str) -> bool:
+    """Put ``rows`` rows of noise into sequence 0, which is empty; False, and nothing done, for another state format."""
+    start = saved(context)[:8]
+    built = state(start, shape, rows, kv)
+    taken = lib.llama_state_seq_set_data(context, built.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), built.size, 0)
+    return bool(taken == built.size)
+
+
+def saved(context: Any) -> NDArray[np.uint8]:
+    """What llama.cpp writes of sequence 0."""
+    block = np.empty(lib.llama_state_seq_get_size(context, 0), np.uint8)
+    lib.llama_state_seq_get_data(context, block.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), block.size, 0)
+    return block
+
+
+def state(start: NDArray[np.uint8], shape: DecoderShape, rows: int, kv: str) -> NDArray[np.uint8]:
+    """The state of ``rows`` rows of noise; ``start``: its first eight bytes, magic and sequence."""
+    index = np.zeros((rows, 3), np.int32)
+    index[:, 0], index[:, 1] = np.arange(rows), 1
+    parts = [start, _bytes(np.array([1, rows], np.uint32)), _bytes(index), _bytes(np.array([0, shape.layers], np.uint32))]
+    stored = DTYPES[kv]
+    rng = np.random.default_rng(0)
+    for _ in range(2 * shape.layers):
+        parts += [_bytes(np.array([int(KV[kv])], np.int32)), _bytes(np.array([stored.itemsize * shape.kv_size], np.uint64))]
+        parts.append(_bytes(rng.standard_normal((rows, shape.kv_size), np.float32).astype(stored)))
+    return np.concatenate(parts)
+
+
+def _bytes(array: NDArray) -> NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8)
+
+
+def write_gguf(path: Path, model: TextModel, precision: str) -> None:
+    """Write ``model`` without a tokenizer; its rows are rounded as ``precision`` says, blocks of 32 for whole numbers."""
+    s, writer = model.shape, gguf.GGUFWriter(path, model.backbone)
+    writer.add_tokenizer_model("none")
+    writer.add_vocab_size(s.vocab)
+    writer.add_context_length(s.model_limit)
+    writer.add_embedding_length(s.hidden)
+    writer.add_block_count(s.layers)
+    writer.add_feed_forward_length(s.intermediate)
+    writer.add_head_count(s.heads)
+    writer.add_head_count_kv(s.kv_heads)
+    writer.add_key_length(s.head_dim)
+    writer.add_value_length(s.head_dim)
+    writer.add_rope_dimension_count(s.head_dim)
+    writer.add_rope_freq_base(s.rope_theta)
+    writer.add_layer_norm_rms_eps(s.norm_eps)
+    matrices, table = KINDS[precision]
+    for name, array in _tensors(model):
+        is_table = name in ("token_embd.weight", "output.weight")
+        kind = Kind.F32 if array.ndim == 1 else table if is_table else matrices
+        writer.add_tensor(name, quantize(array, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _tensors(model: TextModel) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Name in the file and numbers of every tensor."""
+    s, tensor = model.shape, model.tensors.tensor
+    yield "token_embd.weight", tensor("text.embed_tokens.weight", (s.vocab, s.hidden))
+    yield "output_norm.weight", tensor("text.norm.weight", (s.hidden,))
+    if not s.tied:
+        yield "output.weight", tensor(model.head, (s.vocab, s.hidden))
+    sizes = _sizes(s)
+    biases = ("q", "k", "v") if model.backbone == "qwen2" else s.biases
+    for layer in range(s.layers):
+        ours, theirs = f"text.layers.{layer}", f"blk.{layer}"
+        for part, name in PARTS.items():
+            weight = tensor(f"{ours}.{part}.weight", sizes[part])
+            yield f"{theirs}.{name}.weight", _llama_order(model, part, weight)
+            if part.rpartition(".")[2].removesuffix("_proj") in biases:
+                yield f"{theirs}.{name}.bias", _llama_order(model, part, tensor(f"{ours}.{part}.bias", sizes[part][:1]))
+        for part, name in NORMS.items():
+            yield f"{theirs}.{name}.weight", tensor(f"{ours}.{part}.weight", (s.hidden,))
+        for part, name in HEAD_NORMS.items() if s.head_norms else ():
+            yield f"{theirs}.{name}.weight", tensor(f"{ours}.{part}.weight", (s.head_dim,))
+
+
+def _sizes(s: DecoderShape) -> dict[str, tuple[int, int]]:
+    queries = s.heads * s.head_dim
+    attention = [(queries, s.hidden), (s.kv_size, s.hidden), (s.kv_size, s.hidden), (s.hidden, queries)]
+    mlp = [(s.intermediate, s.hidden), (s.intermediate, s.hidden), (s.hidden, s.intermediate)]
+    return dict(zip(PARTS, attention + mlp, strict=True))
+
+
+def _llama_order(model: TextModel, part: str, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rows of a llama's queries and keys in the order in which llama.cpp rotates neighbours instead of halves."""
+    if model.backbone != "llama" or part not in ("self_attn.q_proj", "self_attn.k_proj"):
+        return rows
+    halves = rows.reshape(-1, 2, model.shape.head_dim // 2, *rows.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows.shape))

@@ -1,0 +1,116 @@
+"""Runtimes that decode the same weights: edgevlm's own decoder, and those that it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.bench.noise import noise_buffers
+from edgevlm.bench.seeded import TextModel, decoder_bundle
+from edgevlm.errors import UserError
+from edgevlm.runtime.engine import KVType, load_engine
+from edgevlm.runtime.positions import rope_tables
+
+OURS = "edgevlm"
+
+
+class Runtime(Protocol):
+    """A decoder of one :class:`TextModel`, with a KV cache of its own."""
+
+    def hold(self, rows: int) -> None:
+        """Let the cache hold ``rows`` rows of any content; not timed."""
+        ...
+
+    def append(self, ids: Sequence[int], scores: bool = True) -> NDArray[np.float32] | None:
+        """Decode ``ids`` after the rows held; the last one's logits ``[vocab]``, or None without ``scores``."""
+        ...
+
+    def forget(self) -> None:
+        """Return to the rows of the last :meth:`hold`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeKind:
+    """Where a runtime's class is, the precisions of weights and of the KV cache that it has here, and how to install it."""
+
+    path: str
+    precisions: tuple[str, ...]
+    kv: tuple[str, ...]
+    install: str
+
+    def missing(self) -> str | None:
+        """The package that is not installed; None where all are."""
+        try:
+            import_module(self.path.partition(":")[0])
+        except ModuleNotFoundError as error:
+            return str(error.name)
+        return None
+
+    def start(self, model: TextModel, precision: str, threads: int, capacity: int, kv: str = "fp32") -> Runtime:
+        """The runtime with ``model``'s weights and an empty cache of ``capacity`` rows."""
+        module, _, name = self.path.partition(":")
+        runtime: Runtime = getattr(import_module(module), name)(model, precision, threads, capacity, kv)
+        return runtime
+
+
+RUNTIMES = {
+    OURS: RuntimeKind(
+        "edgevlm.bench.speed.runtimes:Ours", ("fp32", "fp16", "int8", "int4", "int4-zp"), ("fp32", "fp16"),
+        "pip install 'edgevlm[cpu]'",
+    ),
+    "llama.cpp": RuntimeKind(
+        "edgevlm.bench.speed.llama_cpp:LlamaCpp", ("fp32", "fp16", "int8", "int4"), ("fp32", "fp16"),
+        "CMAKE_ARGS=-DGGML_NATIVE=ON pip install gguf llama-cpp-python (it compiles for some minutes)",
+    ),
+    "transformers": RuntimeKind(
+        "edgevlm.bench.speed.torch_decoder:TorchDecoder", ("fp32",), ("fp32",), "pip install 'edgevlm[export]'"
+    ),
+}  # fmt: skip
+
+
+def check_runtimes(names: Sequence[str]) -> None:
+    """Raises UserError for a name that is not another runtime's."""
+    for name in names:
+        if name == OURS or name not in RUNTIMES:
+            raise UserError(f"--against {name}: there is {', '.join(other for other in RUNTIMES if other != OURS)}")
+
+
+class Ours:
+    """edgevlm's decoder on the CPU engine; see :class:`Runtime`. The rows held are noise."""
+
+    def __init__(self, model: TextModel, precision: str, threads: int, capacity: int, kv: KVType) -> None:
+        self._folder, shape = TemporaryDirectory(prefix="edgevlm-bench-"), model.shape
+        bundle = decoder_bundle(
+            Path(self._folder.name), shape, tensors=model.tensors, backbone=model.backbone, precision=precision, kv=kv
+        )
+        self._engine: Any = load_engine("onnxruntime-cpu", bundle, threads=threads)
+        self._inv_freq, self._lengths = bundle.inv_freq, np.zeros(shape.layers, np.int32)
+        self._decoder = self._engine.bind(noise_buffers(shape.layers, shape.kv_heads, capacity, shape.head_dim, kv))
+
+    def hold(self, rows: int) -> None:
+        self._lengths[:] = rows
+
+    def append(self, ids: Sequence[int], scores: bool = True) -> NDArray[np.float32] | None:
+        start = int(self._lengths[0])
+        embeds = self._engine.embed(np.asarray(ids, np.int64))
+        tables = rope_tables(np.arange(start, start + len(ids), dtype=np.int32), self._inv_freq)
+        logits = self._decoder.step(embeds, *tables, self._lengths, (-1,) if scores else ()).logits
+        return logits[0] if scores else None
+
+    def forget(self) -> None:
+        """Appended rows were never counted."""
+
+    def close(self) -> None:
+        del self._decoder
+        self._engine.close()
+        self._folder.cleanup()

@@ -1,0 +1,235 @@
+"""Vision towers of real size with random weights, in fp32 and int8, beside transformers' own."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from edgevlm.bench.output import prefixed
+from edgevlm.bench.seeded import SeededTensors, decoder_bundle
+from edgevlm.bench.timing import Job, figures, ratio, take_turns
+from edgevlm.errors import UserError, nearest
+from edgevlm.export.backbones import DecoderShape
+from edgevlm.export.checkpoint import Checkpoint
+from edgevlm.export.families import load_family
+from edgevlm.export.vision import GRAPH, VisionFeatures, check_precision, write_vision
+from edgevlm.export.writer import family_parts
+from edgevlm.runtime.bundle import Progress
+from edgevlm.runtime.engine import Engine, load_engine
+
+Float32 = NDArray[np.float32]
+Encode = Callable[[Float32], Any]
+OURS, OTHER = "edgevlm", "transformers"
+
+
+@dataclass(frozen=True, slots=True)
+class VisionTower:
+    """A tower: ``depth`` names its number of layers, ``side`` is a frame's in pixels, ``reference`` transformers' class."""
+
+    family: str
+    vision: dict[str, Any]
+    depth: str
+    side: int
+    reference: str
+
+    def shortened(self, layers: int | None) -> VisionTower:
+        """The tower with its first ``layers`` layers."""
+        if layers is None:
+            return self
+        full = [index for index in self.vision.get("fullatt_block_indexes", ()) if index < layers]
+        return replace(self, vision=self.vision | {self.depth: layers} | ({"fullatt_block_indexes": full} if full else {}))
+
+
+TOWERS = {
+    "siglip-so400m-384": VisionTower(
+        family="llava_onevision",
+        vision={
+            "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
+            "num_attention_heads": 16, "image_size": 384, "patch_size": 14, "vision_use_head": False,
+        },
+        depth="num_hidden_layers",
+        side=384,
+        reference="SiglipVisionModel",
+    ),
+    "qwen2.5-vl-448": VisionTower(
+        family="qwen2_5_vl",
+        vision={
+            "model_type": "qwen2_5_vl_vision", "hidden_size": 1280, "intermediate_size": 3420, "depth": 32, "num_heads": 16,
+            "out_hidden_size": 2048, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 112,
+            "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2,
+        },
+        depth="depth",
+        side=448,
+        reference="Qwen2_5_VisionTransformerPretrainedModel",
+    ),
+}  # fmt: skip
+
+
+class SeededCheckpoint(Checkpoint):
+    """A folder with a configuration and no weights; tensors are random, the same for the same name."""
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Float32:
+        return SeededTensors().tensor(name, shape)
+
+    def check(self, name: str, shape: tuple[int, ...]) -> Any:
+        """Every tensor is there, of any shape."""
+
+    def _index(self) -> dict[str, tuple[Path, str]]:
+        return {}
+
+
+def traceable(tower: VisionTower, folder: Path) -> VisionFeatures:
+    """The exporter's module of ``tower``; its configuration is written into ``folder``."""
+    text = {"model_type": "qwen2", "hidden_size": 896}
+    config = {"model_type": tower.family, "vision_config": tower.vision, "text_config": text, "vision_feature_layer": -1}
+    config |= {"vision_feature_select_strategy": "full", "projector_hidden_act": "gelu"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 1, "max_pixels": tower.side**2}))
+    checkpoint = SeededCheckpoint(folder)
+    module = family_parts(checkpoint, load_family(tower.family, folder), (tower.side, tower.side)).vision
+    filled = module.state_dict()
+    for name, source in module.sources.items():
+        filled[name] = torch.from_numpy(checkpoint.tensor(source, tuple(filled[name].shape)))
+    module.load_state_dict(filled, assign=True)
+    module.sources = {}
+    return module
+
+
+def engine_of(module: VisionFeatures, folder: Path, precision: str, threads: int) -> Engine:
+    """An engine whose bundle has ``module`` for a tower, and a decoder of no size worth naming."""
+    shape = DecoderShape(1, 1, 1, 8, 8, 8, 8, norm_eps=1e-6, rope_theta=1e4, model_limit=64, tied=True)
+    bundle = decoder_bundle(folder, shape)
+    tokens, _ = write_vision(module, folder, precision)
+    spec = replace(
+        bundle.vision, graph=GRAPH, size=module.size, tokens_per_frame=tokens, group=module.group, precision=precision
+    )
+    return load_engine("onnxruntime-cpu", replace(bundle, vision=spec), threads=threads)
+
+
+def reference(tower: VisionTower, module: VisionFeatures) -> Callable[[Float32], object]:
+    """transformers' own tower with the weights of ``module``: takes ``[F, 3, side, side]``, the last filling its group."""
+    settings = {key: value for key, value in tower.vision.items() if key != "model_type"}
+    kind = getattr(transformers, tower.reference, None) or getattr(
+        transformers.models.qwen2_5_vl.modeling_qwen2_5_vl, tower.reference
+    )
+    with torch.device("meta"):
+        model = kind(kind.config_class(**settings)).eval()
+    if module.group == 1:
+        inner = getattr(model, "vision_model", model)
+        inner.embeddings, inner.encoder.layers = module.embeddings, module.encoder.layers
+        inner.post_layernorm.to_empty(device="cpu")
+        return lambda frames: model(torch.from_numpy(frames))
+    model.load_state_dict(module.state_dict(), assign=True)
+    rotary, width = type(model.rotary_pos_emb), tower.vision["hidden_size"] // tower.vision["num_heads"] // 2
+    model.rotary_pos_emb = rotary(model.config if "config" in inspect.signature(rotary).parameters else width)
+    edge = tower.side // tower.vision["patch_size"]
+
+    def run(frames: Float32) -> object:
+        whole = np.concatenate([frames, np.repeat(frames[-1:], -len(frames) % module.group, 0)])
+        groups = torch.from_numpy(whole.reshape(-1, 3 * module.group, *module.size))
+        rows = module.grid.cut(groups)
+        return model(rows.flatten(0, 1), torch.tensor([[len(rows), edge, edge]]))
+
+    return run
+
+
+def vision(
+    tower: Sequence[str] = ("siglip-so400m-384",),
+    precisions: Sequence[str] = ("fp32", "int8"),
+    frames: Sequence[int] = (1, 4),
+    against: Sequence[str] = (OTHER,),
+    layers: int | None = None,
+    threads: int = 1,
+    rounds: int = 3,
+    *,
+    progress: Progress = lambda what: None,
+) -> Iterator[dict[str, Any]]:
+    """Time a tower by precision and ``frames`` in a call; then ratios to transformers, then how far int8's features are off.
+
+    Frames and weights are random. ``working_mb``: what the process grew by in a runtime's first call; ``max_error``: the
+    largest difference of int8's features from fp32's, over their root mean square. Raises UserError for a tower, precision or
+    runtime that is not known.
+    """
+    if unknown := [name for name in tower if name not in TOWERS]:
+        raise UserError(f"--tower {unknown[0]!r} is not known; {nearest(unknown[0], TOWERS)}")
+    for name in precisions:
+        check_precision(name)
+    if set(against) - {OTHER}:
+        raise UserError(f"--against {', '.join(against)}: there is {OTHER}")
+    torch.set_num_threads(threads)
+    for name in tower:
+        chosen = TOWERS[name].shortened(layers)
+        place = {"bench": "vision", "tower": name, "layers": chosen.vision[chosen.depth], "threads": threads}
+        with ExitStack() as stack, torch.inference_mode():
+            encoders = _encoders(chosen, precisions, bool(against), threads, stack, prefixed(progress, name))
+            for batch in frames:
+                progress(f"{name}: timing {batch} frames a call")
+                yield from _measured(encoders, _frames(chosen, batch), rounds, {**place, "batch": batch})
+            if {"fp32", "int8"} <= set(precisions):
+                exact, rounded = (encoders[OURS, precision](_frames(chosen, 2)) for precision in ("fp32", "int8"))
+                yield {**place, "runtime": OURS, "precision": "int8", **error(exact, rounded)}
+
+
+def _encoders(
+    tower: VisionTower, precisions: Sequence[str], beside: bool, threads: int, stack: ExitStack, progress: Progress
+) -> dict[tuple[str, str], Encode]:
+    """Runtime and precision -> what encodes frames."""
+    encoders: dict[tuple[str, str], Encode] = {}
+    folder = Path(stack.enter_context(TemporaryDirectory(prefix="edgevlm-bench-")))
+    progress("drawing random weights")
+    module = traceable(tower, folder)
+    for precision in precisions:
+        progress(f"tracing in {precision}")
+        place = folder / precision
+        place.mkdir()
+        engine = engine_of(module, place, precision, threads)
+        stack.callback(engine.close)
+        encoders[OURS, precision] = engine.encode
+    if beside:
+        encoders[OTHER, "fp32"] = reference(tower, module)
+    return encoders
+
+
+def _measured(
+    encoders: dict[tuple[str, str], Encode], frames: Float32, rounds: int, place: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    working = {key: _grows(partial(encode, frames)) for key, encode in encoders.items()}
+    took = take_turns({key: Job(partial(encode, frames), len(frames)) for key, encode in encoders.items()}, rounds)
+    for (runtime, precision), times in took.items():
+        grown = {"working_mb": round(working[runtime, precision] / 1e6)}
+        yield {**place, "runtime": runtime, "precision": precision, **figures("frame", times), **grown}
+    for (runtime, precision), times in took.items():
+        if runtime == OURS and (OTHER, "fp32") in took:
+            compared = {"runtime": runtime, "precision": precision, "against": OTHER}
+            yield {**place, **compared, **ratio(times, took[OTHER, "fp32"])}
+
+
+def _grows(run: Callable[[], object]) -> int:
+    process = psutil.Process()
+    before = process.memory_info().rss
+    run()
+    return int(process.memory_info().rss - before)
+
+
+def _frames(tower: VisionTower, count: int) -> Float32:
+    return np.random.default_rng(0).standard_normal((count, 3, tower.side, tower.side), np.float32)
+
+
+def error(exact: Float32, rounded: Float32) -> dict[str, float]:
+    """Cosine of all features, and their largest difference over the root mean square of the exact ones."""
+    cosine = float(np.vdot(exact, rounded) / (np.linalg.norm(exact) * np.linalg.norm(rounded)))
+    largest = float(np.abs(exact - rounded).max() / np.sqrt(np.mean(exact**2)))
+    return {"cosine": round(cosine, 6), "max_error": round(largest, 4)}

@@ -1,0 +1,226 @@
+"""`edgevlm bench all`: what is kept, what goes on, and what a stop or a failure leaves, with commands that are not benches."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from jetsons import Jetson
+from typer.testing import CliRunner
+
+from edgevlm.apps.commands.lazy import load_command
+from edgevlm.bench.cli import COMMANDS
+from edgevlm.bench.results import environment
+from edgevlm.bench.results import run_all as module
+from edgevlm.bench.results.journal import ResultsWriter, lines_of, read_runs
+from edgevlm.bench.results.run_all import Planned, run_all
+from edgevlm.cli import app
+from edgevlm.engines.devices.machine import Machine
+from edgevlm.errors import UserError
+
+FAKE = """
+import json, pathlib, sys, time
+words = sys.argv[1:]
+assert words[-1] == "--json"
+with open("asked", "a") as asked:
+    asked.write(words[0] + "\\n")
+if words[0] == "bad":
+    print(json.dumps({"bench": "bad", "ms": 1.0}), flush=True)
+    print("edgevlm: no such model\\nhere: give another", file=sys.stderr)
+    sys.exit(2)
+print("not json")
+for number in range(2):
+    print(json.dumps({"bench": words[0], "nth": number, "ms": 2.0 + number}), flush=True)
+if words[0] == "slow" and not pathlib.Path("quick").exists():
+    time.sleep(60)
+"""
+PLANNED = (*module.QUICK, *module.FULL)
+GOOD, BAD, SLOW = Planned("good", "good --x 'a b'", 1), Planned("bad", "bad", 1), Planned("slow", "slow", 1)
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch, tmp_path):
+    (tmp_path / "fake.py").write_text(FAKE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "PROGRAM", [sys.executable, str(tmp_path / "fake.py")])
+    monkeypatch.setattr(module, "QUICK", (GOOD, BAD))
+    monkeypatch.setattr(module, "FULL", (GOOD,))
+
+
+def asked(tmp_path):
+    return (tmp_path / "asked").read_text().split()
+
+
+def go(tmp_path, entries=(GOOD, BAD), **options):
+    said = []
+    return run_all(tmp_path / "out", entries, said.append, **{"quick": True, **options}), said
+
+
+def test_lines_of_each_command_behind_a_header_and_a_failure_does_not_end_it(tmp_path):
+    run, said = go(tmp_path, (BAD, GOOD))
+    assert [line["nth"] for line in run.entries["good"].lines] == [0, 1]
+    assert run.entries["good"].command == "edgevlm bench good --x 'a b' --json"
+    assert run.entries["bad"].error == "here: give another"
+    assert run.entries["bad"].lines == [{"bench": "bad", "ms": 1.0}]
+    assert (run.entries["good"].seconds is None, run.entries["bad"].seconds) == (False, None)
+    header = lines_of(tmp_path / "out")[0]
+    assert header["versions"].keys() >= {"edgevlm", "python", "numpy", "onnxruntime"}
+    assert header["machine"].keys() >= {"cpu", "governor", "kernel", "gpu", "device", "power_mode", "clocks_mhz", "memory_gb"}
+    assert any("[2/2] edgevlm bench good" in text and "left" in text for text in said)
+    assert "    edgevlm: no such model" in said
+
+
+def test_the_same_command_goes_on_and_overwrites_nothing(tmp_path):
+    go(tmp_path)
+    before = (tmp_path / "out/results.jsonl").read_bytes()
+    run, said = go(tmp_path)
+    after = (tmp_path / "out/results.jsonl").read_bytes()
+    assert after.startswith(before)
+    assert len(after) > len(before)
+    assert asked(tmp_path) == ["good", "bad", "bad"]
+    assert "1 of 2 commands to do" in said[0]
+    assert len(run.entries["bad"].lines) == 1
+    assert len(read_runs([tmp_path / "out"])) == 1
+
+
+def test_a_new_run(tmp_path):
+    first, _ = go(tmp_path)
+    second, _ = go(tmp_path, new=True)
+    assert first.id != second.id
+    assert [run.id for run in read_runs([tmp_path / "out"])] == [first.id, second.id]
+    other, _ = go(tmp_path, quick=False)
+    assert other.id not in (first.id, second.id)
+
+
+def test_a_run_of_another_version_or_machine_is_not_added_to(tmp_path, monkeypatch):
+    go(tmp_path)
+    monkeypatch.setattr(environment, "__version__", "9.9")
+    with pytest.raises(UserError, match=r"something else \(edgevlm .* and 9.9\): begin another with --new"):
+        go(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="Orin NX"):
+        go(tmp_path, machine=Machine(Jetson(tmp_path / "jetson").root))
+
+
+def test_ctrl_c_keeps_what_is_there_and_what_began_again_counts_once(tmp_path):
+    script = textwrap.dedent(f"""
+        import signal, sys
+        from pathlib import Path
+        from edgevlm.bench.results import run_all as module
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests' own parent ignores it
+        module.PROGRAM = [sys.executable, {str(tmp_path / "fake.py")!r}]
+        module.run_all(Path("out"), [module.Planned("slow", "slow", 1)], print, quick=True)
+    """)
+    results = tmp_path / "out/results.jsonl"
+    with subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not (results.exists() and results.read_bytes().count(b"\n") == 4):
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(30) != 0
+    run = read_runs([results])[0]
+    assert [line["nth"] for line in run.entries["slow"].lines] == [0, 1]
+    assert run.entries["slow"].seconds is None
+    with results.open("ab") as file:
+        file.write(b'{"bench": "torn')
+    (tmp_path / "quick").write_text("")
+    again, _ = go(tmp_path, (SLOW,))
+    assert again.id == run.id
+    assert len(again.entries["slow"].lines) == 2
+    assert again.entries["slow"].seconds is not None
+    assert b"torn" not in results.read_bytes()
+    assert results.read_bytes().count(b'"nth": 0') == 2
+
+
+def test_two_at_once_are_refused(tmp_path):
+    with ResultsWriter(tmp_path / "out"), pytest.raises(UserError, match="another bench all is writing there"):
+        go(tmp_path)
+
+
+def test_the_command(tmp_path):
+    done = CliRunner().invoke(app, ["bench", "all", "--quick", "--out", "out", "--only", "good", "--also", "other -x 1"])
+    assert done.exit_code == 0, done.output
+    assert asked(tmp_path) == ["good", "other"]
+    done = CliRunner().invoke(app, ["bench", "all", "--quick", "--out", "out"])
+    assert done.exit_code == 1
+    assert "failed: edgevlm bench bad --json: here: give another" in done.stdout
+    done = CliRunner().invoke(app, ["bench", "all", "--quick", "--out", "out", "--plan"])
+    assert done.stdout.splitlines()[0] == "edgevlm bench good --x 'a b' --json   # 1 s"
+
+
+def test_a_password_in_a_command_is_written_nowhere(tmp_path):
+    other = "other --camera rtsp://bob:hunter2@cam/1"
+    options = ["bench", "all", "--quick", "--out", "out", "--only", "good", "--also", other]
+    for more in (["--plan"], [], []):
+        done = CliRunner().invoke(app, [*options, *more])
+        assert done.exit_code == 0
+        assert "rtsp://***@cam/1" in done.output or "0 of 2 commands to do" in done.output
+        assert "hunter2" not in done.output
+    assert asked(tmp_path) == ["good", "other"]
+    assert "hunter2" not in (tmp_path / "out/results.jsonl").read_text()
+
+
+def test_a_number_that_is_none_is_null_in_the_results(tmp_path):
+    assert module._object('{"kl": NaN, "ms": 1e999, "x": -Infinity, "y": 2.5}') == {
+        "kl": None, "ms": None, "x": None, "y": 2.5,
+    }  # fmt: skip
+    assert module._object("[" * 100_000) is None
+
+
+def test_what_is_not_asked_for_now_does_not_count(tmp_path):
+    runner = CliRunner()
+    assert runner.invoke(app, ["bench", "all", "--quick", "--out", "out"]).exit_code == 1
+    done = runner.invoke(app, ["bench", "all", "--quick", "--out", "out", "--only", "good"])
+    assert done.exit_code == 0
+    assert "1 commands done, 0 failed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--only", "best"], "--only best: best is not planned; there is good, bad"),
+        (["--only", ","], "nothing is not planned"),
+        (["--also", "'"], "--also"),
+        (["--also", " "], "give a command"),
+        (["--baseline", "nowhere"], "nowhere: cannot be read"),
+        (["--fail-over", "many"], "--fail-over 'many': give percent, such as 20%"),
+    ],
+)
+def test_refusals(tmp_path, arguments, says):
+    done = CliRunner().invoke(app, ["bench", "all", "--quick", "--out", "out", *arguments])
+    assert isinstance(done.exception, UserError)
+    assert says in str(done.exception)
+    assert not (tmp_path / "asked").exists()
+
+
+def test_every_planned_command_is_one_that_there_is():
+    assert len({entry.name for entry in PLANNED}) == len(PLANNED)
+    for entry in PLANNED:
+        name, *arguments = entry.arguments
+        load_command(name, COMMANDS[name][0]).make_context(name, [*arguments, "--json"])
+
+
+def test_the_document_names_every_command():
+    text = (Path(__file__).parents[3] / "docs/internals/benchmarking.md").read_text()
+    named = set(re.findall(r"^\| `([\w-]+)[^|`]*` \|", text, re.MULTILINE))
+    assert named - {"edgevlm"} == {*COMMANDS}, "edgevlm: the head"
+
+
+def test_what_a_jetson_says_of_itself(tmp_path):
+    jetson = Jetson(tmp_path / "nx", mode=2)
+    jetson.put("sys/class/devfreq/17000000.gpu/cur_freq", "612000000")
+    found = environment.describe(Machine(jetson.root))
+    assert found["device"] == "NVIDIA Jetson Orin NX Engineering Reference Developer Kit"
+    assert (found["power_mode"], found["l4t"], found["clocks_mhz"]["gpu"]) == ("15W", "36.4.3", 612)
+    assert found["governor"] is None
+
+
+def test_a_line_is_json_again(tmp_path):
+    run, _ = go(tmp_path)
+    assert json.loads(json.dumps(list(run.journal()))) == list(run.journal())

@@ -1,0 +1,135 @@
+"""The speed benches through the real command, on tiny models: their lines, their ratios and what they refuse."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from edgevlm.bench import seeded
+from edgevlm.bench.speed import runtimes, vision
+from edgevlm.bench.speed.decoder import read_mb
+from edgevlm.cli import app
+from edgevlm.errors import UserError
+from edgevlm.export.backbones import DecoderShape
+
+SHAPE = DecoderShape(
+    layers=2, heads=4, kv_heads=2, head_dim=32, hidden=64, intermediate=96, vocab=96, norm_eps=1e-6, rope_theta=1e4,
+    model_limit=128, tied=True,
+)  # fmt: skip
+SPREAD = ["low", "high"]
+RATIO = ["ratio", *SPREAD, "cpu_ratio"]
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """``--model demo`` is a tiny llama; llama.cpp is not installed."""
+    monkeypatch.setitem(seeded.SHAPES, "demo", ("llama", SHAPE))
+    missing = runtimes.RuntimeKind("no_llama:LlamaCpp", ("fp32", "int4"), ("fp32",), "pip install llama-cpp-python")
+    monkeypatch.setitem(runtimes.RUNTIMES, "llama.cpp", missing)
+
+
+def bench(*command):
+    return CliRunner().invoke(app, ["bench", "speed", *command, "--rounds", "2"], catch_exceptions=False)
+
+
+def test_decode(tiny):
+    command = ["decode", "--model", "demo", "--held", "9,5", "--precisions", "fp32,int4", "--kv", "fp32"]
+    done = bench(*command, "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    timed, ratios = lines[:-2], lines[-2:]
+    place = ["bench", "runtime", "model", "threads", "precision", "context", "kv"]
+    assert all(list(line) == [*place, "ms_per_token", *SPREAD, "cpu_ms_per_token", "read_mb"] for line in timed)
+    assert [(line["runtime"], line["precision"], line["context"]) for line in timed] == [
+        ("edgevlm", "fp32", 5), ("transformers", "fp32", 5), ("edgevlm", "fp32", 9), ("transformers", "fp32", 9),
+        ("edgevlm", "int4", 5), ("edgevlm", "int4", 9),
+    ]  # fmt: skip
+    assert all(list(line) == [*place, "against", "against_kv", *RATIO] for line in ratios)
+    assert [(line["runtime"], line["against"], line["context"]) for line in ratios] == [
+        ("edgevlm", "transformers", 5), ("edgevlm", "transformers", 9),
+    ]  # fmt: skip
+    assert all(line["low"] <= line["ratio"] <= line["high"] for line in ratios)
+    left_out = "llama.cpp is left out, because the package no_llama is not installed: pip install llama-cpp-python"
+    assert done.stderr.count(left_out) == 2
+    assert "transformers is left out of int4 weights" in done.stderr
+    table = bench("decode", "--model", "demo", "--held", "5", "--precisions", "fp32").stdout.splitlines()
+    heads = [row for row in table if row.startswith("runtime")]
+    assert [head.split()[:4] for head in heads] == [["runtime", "precision", "kv", "context"]] * 2
+    assert [row.split()[:4] for row in table[1:4]] == [
+        ["edgevlm", "fp32", "fp32", "5"], ["edgevlm", "fp32", "fp16", "5"], ["transformers", "fp32", "fp32", "5"],
+    ]  # fmt: skip
+    assert table[5].split()[:6] == ["edgevlm", "fp32", "fp32", "5", "transformers", "fp32"]
+
+
+def test_the_first_layers_alone(tiny):
+    done = bench("decode", "--model", "demo", "--layers", "1", "--held", "5", "--precisions", "fp32", "--kv", "fp32", "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["layers"] for line in lines] == [1, 1, 1]
+    assert lines[0]["read_mb"] == read_mb(replace(SHAPE, layers=1), "fp32", "fp32", 5)
+    assert seeded.open_text_model("demo", 99).shape.layers == SHAPE.layers
+    assert seeded.open_text_model("seeded-3b").shape.layers == 36
+
+
+def test_a_token_reads_every_matrix_once_and_what_is_held():
+    shape = seeded.SHAPES["seeded-135m"][1]
+    assert read_mb(shape, "fp32", "fp32", 0) == pytest.approx(4 * 134_515_008 / 1e6, rel=1e-3)  # the checkpoint's parameters
+    held = 30 * 2 * 3 * 64 * 1000
+    assert read_mb(shape, "fp32", "fp16", 1000) - read_mb(shape, "fp32", "fp16", 0) == pytest.approx(2 * held / 1e6, rel=1e-2)
+    assert read_mb(shape, "int8", "fp32", 0) == pytest.approx((1 + 4 / 32) / 4 * read_mb(shape, "fp32", "fp32", 0), rel=1e-3)
+
+
+def test_prefill(tiny):
+    command = ["prefill", "--model", "demo", "--held", "20", "--frames", "1,3", "--tokens-per-frame", "4"]
+    done = bench(*command, "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(line["runtime"], line["frames"]) for line in lines] == [
+        ("edgevlm", 1), ("transformers", 1), ("edgevlm", 3), ("transformers", 3), ("edgevlm", 1), ("edgevlm", 3),
+    ]  # fmt: skip
+    place = ["bench", "runtime", "model", "tokens_per_frame", "threads", "precision", "held", "frames"]
+    assert list(lines[0]) == [*place, "ms_per_frame", *SPREAD, "cpu_ms_per_frame"]
+    assert list(lines[-1]) == [*place, "against", *RATIO]
+    assert {(line["bench"], line["held"], line["tokens_per_frame"]) for line in lines} == {("prefill", 20, 4)}
+
+
+@pytest.mark.parametrize(("name", "batch"), [*((name, 2) for name in vision.TOWERS), ("qwen2.5-vl-448", 1)])
+def test_vision(monkeypatch, name, batch):
+    tower = vision.TOWERS[name]
+    width = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_heads": 2, "out_hidden_size": 24}
+    small = {key: value for key, value in width.items() if key in tower.vision}
+    if tower.family == "llava_onevision":
+        tower = replace(tower, vision=tower.vision | small | {"image_size": 56}, side=56)
+    else:
+        tower = replace(tower, vision=tower.vision | small | {"fullatt_block_indexes": [1]}, side=224)
+    monkeypatch.setitem(vision.TOWERS, name, tower)
+    command = ["vision", "--tower", name, "--layers", "2", "--frames", str(batch)]
+    lines = [json.loads(line) for line in bench(*command, "--json").stdout.splitlines()]
+    place = ["bench", "tower", "layers", "threads", "batch", "runtime", "precision"]
+    assert [list(line) for line in lines] == [
+        *[[*place, "ms_per_frame", *SPREAD, "cpu_ms_per_frame", "working_mb"]] * 3,
+        *[[*place, "against", *RATIO]] * 2,
+        ["bench", "tower", "layers", "threads", "runtime", "precision", "cosine", "max_error"],
+    ]
+    pairs = [("edgevlm", "fp32"), ("edgevlm", "int8"), ("transformers", "fp32"), ("edgevlm", "fp32"), ("edgevlm", "int8")]
+    assert [(line["runtime"], line["precision"]) for line in lines[:-1]] == pairs
+    assert 0.99 < lines[-1]["cosine"] < 1
+    assert lines[-1]["max_error"] > 0
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["decode", "--model", "demo", "--held", "0"], "--held '0': give whole numbers of 1 or more"),
+        (["decode", "--model", "demo", "--kv", "int8"], "--kv int8: there is fp32, fp16"),
+        (["decode", "--model", "demo", "--held", "9000"], "--held 9000: demo holds 1 to 127"),
+        (["decode", "--model", "demo", "--against", "vllm"], "--against vllm: there is llama.cpp, transformers"),
+        (["decode", "--model", "demo", "--precisions", "int5"], "--precision 'int5' is not known"),
+        (["prefill", "--model", "demo", "--against", "vllm"], "--against vllm: there is llama.cpp, transformers"),
+        (["decode", "--tower", "siglip-so400m-384"], "--tower: is not for bench speed decode, which takes --model, --against"),
+        (["precision"], "--rounds: is not for bench speed precision"),
+        (["vision", "--tower", "siglip"], "--tower 'siglip' is not known"),
+        (["vision", "--precisions", "int4"], "--vision-precision 'int4' is not known; there is fp32 and int8"),
+    ],
+)
+def test_refusals(tiny, command, says):
+    with pytest.raises(UserError, match=says):
+        bench(*command)

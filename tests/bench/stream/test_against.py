@@ -1,0 +1,194 @@
+"""`edgevlm bench stream against`: the torch baseline chooses, holds and answers as our policy does."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from policies.filled import PREFIX, Filled
+from transformers import Qwen2Config, SiglipVisionConfig
+from typer.testing import CliRunner
+
+from edgevlm.bench import seeded
+from edgevlm.bench.results import tables
+from edgevlm.bench.stream.against import OTHER, OURS, POLICY, Side, baseline_of, ratios
+from edgevlm.bench.stream.growth import QUESTION
+from edgevlm.bench.stream.torch_baseline import chosen, load
+from edgevlm.bench.timing import Took
+from edgevlm.cli import app
+from edgevlm.errors import UserError
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.policies.infinipot_v_official import official_choice
+from edgevlm.runtime.session import Session, TextBudget
+
+SIDE = 15  # patches along a frame, 8 after pooling: windows of 7 and 5 patches see different ones
+
+
+@pytest.mark.parametrize(("frames", "budget", "grid"), [(12, 8 * 64, (8, 8)), (10, 8 * 60, (6, 10)), (3, 64, (8, 8))])
+def test_it_chooses_what_our_policy_chooses_of_the_same_keys(frames, budget, grid):
+    per_frame, random = grid[0] * grid[1], np.random.default_rng(frames)
+    filled = Filled(4, frames * per_frame, grid, random)
+    filled.frame(count=frames)
+    cache, target = filled.cache, max(1, 3 * budget // 4 // per_frame) * per_frame
+    for layer in range(4):
+        keep = official_choice(cache, layer, target, per_frame, 0.5, 0.125)
+        keys, values = (torch.from_numpy(cache.numbers(part, layer)[:, PREFIX:]) for part in ("key", "value"))
+        found = chosen(keys, values, budget, per_frame, grid[0], layer)
+        for head, mask in enumerate(keep):
+            assert (cache.kind(layer)[head, mask][:PREFIX] == Kind.PREFIX).all()
+            assert found[head].tolist() == (np.flatnonzero(mask[PREFIX:])).tolist()
+        assert found.shape == (2, target)
+
+
+@pytest.fixture(scope="module")
+def both(exported):
+    """A session of a tiny checkpoint's bundle, and the checkpoint in transformers."""
+    made = exported("llava_onevision", layers=4, side=SIDE, tied=True)
+    model = Model.load(made.bundle, threads=1)
+    torch.set_num_threads(1)
+    yield model, {name: load(made.checkpoint, name) for name in ("eager", "sdpa")}
+    model.close()
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_a_stream_holds_and_says_what_ours_does(both, attention):
+    model, theirs = both
+    budget, random = 8 * 64, np.random.default_rng(3)
+    with Session.open(model, policy=POLICY, budget=budget, chunk=4, text_budget=TextBudget(0, 64, 8)) as session:
+        baseline = baseline_of(theirs[attention], session)
+        ids = session._conversations.prompt(None, QUESTION)
+        for _ in range(5):
+            pixels = [session.prepare(random.integers(0, 256, (60, 80, 3), np.uint8)) for _ in range(4)]
+            for frame in pixels:
+                session.watch(frame)
+            baseline.watch(torch.from_numpy(np.stack([frame.values for frame in pixels])))
+            assert session.stats.memory.compressions == baseline.compressions
+            assert held_alike(session.cache, baseline) > 0.99
+            before = baseline.held(0)[0].clone()
+            answer = session.ask(QUESTION, max_tokens=6)
+            answer.wait()
+            said, ttft_ms, tpot_ms = baseline.ask(ids, 6)
+            assert said == answer.token_ids
+            assert len(said) > 1
+            assert min(ttft_ms, tpot_ms) > 0
+            assert torch.equal(baseline.held(0)[0], before), "a question leaves nothing"
+        assert baseline.compressions == 3
+
+
+def held_alike(cache, baseline):
+    """Share of our rows whose key and value the baseline holds at the same place, by age."""
+    same = []
+    for layer in range(cache.layers):
+        for part, theirs in zip(("key", "value"), baseline.held(layer), strict=True):
+            order = np.argsort(cache.seq(layer), 1)
+            ours = np.take_along_axis(cache.numbers(part, layer), order[..., None], 1)
+            assert ours.shape == theirs.shape
+            same.append((np.abs(ours - theirs.numpy()).max(-1) < 1e-3).mean())
+    return np.mean(same)
+
+
+def test_what_is_cold_is_in_no_median():
+    ours = Side([Took(90, 90), Took(10, 8), Took(12, 8)], [50, 3, 5], [9, 2, 4], [[1], [2], [3]], [(30, 60, 0), (35, 71, 2)], 1)
+    theirs = Side([Took(99, 99), Took(40, 40), Took(48, 40)], [9] * 3, [9, 8, 8], [[1], [2], [4]], [(0, 0, 0)] * 2, 1)
+    line = ours.line(2)
+    assert (line["ms_per_frame"], line["cold_ms_per_frame"], line["cold_ttft_ms"], line["ttft_ms"]) == (11, 90, 50, 4)
+    assert (line["vision_ms"], line["prefill_ms"], line["compress_ms"]) == (2.5, 5.5, 1.0)
+    assert (line["fps"], line["tokens_per_s"]) == (90.909, 333.333)
+    found = ratios(ours, theirs)
+    assert (found["fps_ratio"], found["cpu_ratio"], found["tokens_ratio"]) == (4.0, 5.0, 3.0)
+    assert (found["answers"], found["same_answers"]) == (3, 2)
+
+
+def test_answers_that_end_at_once_have_no_rate():
+    once = Side([Took(9, 9)] * 3, [5] * 3, [2, 0, 0], [[]] * 3, [(0, 0, 0)] * 2)
+    line, found = once.line(2), ratios(once, once)
+    assert (line["tokens_per_s"], line["tpot_ms"], found["tokens_ratio"], found["fps_ratio"]) == (None, None, None, 1.0)
+    place = {"runtime": OURS, "precision": "fp32", "vision_precision": "fp32", "bench": "stream-against"}
+    assert tables.against([place | line, place | found])[1][0][4:6] == ["-", "-"]
+
+
+def bench(*arguments):
+    return CliRunner().invoke(app, ["bench", *map(str, arguments)], catch_exceptions=False)
+
+
+def tiny_config():
+    """LLaVA-OneVision's configuration, of a smaller shape."""
+    config = seeded.llava_onevision_config()
+    config.text_config = Qwen2Config(
+        vocab_size=300, hidden_size=48, intermediate_size=64, num_hidden_layers=4, num_attention_heads=6, num_key_value_heads=2,
+        max_position_embeddings=2048, tie_word_embeddings=True, initializer_range=0.2,
+    )  # fmt: skip
+    config.vision_config = SiglipVisionConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, image_size=14 * SIDE, patch_size=14,
+        vision_use_head=False,
+    )  # fmt: skip
+    return config
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return seeded.write_checkpoint(tmp_path_factory.mktemp("seeded") / "tiny", tiny_config())
+
+
+def test_the_seeded_checkpoint_has_the_published_shape():
+    config = seeded.llava_onevision_config()
+    text, vision = config.text_config, config.vision_config
+    assert (text.num_hidden_layers, text.hidden_size, text.num_attention_heads, text.num_key_value_heads) == (24, 896, 14, 2)
+    assert (vision.hidden_size, vision.num_hidden_layers, vision.image_size // vision.patch_size) == (1152, 26, 27)
+
+
+TYPED = ["stream", "against", "--frames", 13, "--chunk", 4, "--budget", 256, "--answer-tokens", 3, "--attention", "eager",
+         "--threads", 1]  # fmt: skip
+
+
+def test_the_command(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("EDGEVLM_CACHE", str(tmp_path))
+    done = bench(*TYPED, "--model", tiny, "--precisions", "fp32,int8", "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(line["runtime"], line["precision"], line["vision_precision"]) for line in lines] == [
+        (OURS, "fp32", "fp32"), (OURS, "int8", "int8"), (OTHER, "fp32", "fp32"), (OURS, "fp32", "fp32"), (OURS, "int8", "int8"),
+    ]  # fmt: skip
+    for line in lines:
+        assert (line["bench"], line["policy"], line["frames"], line["budget"]) == ("stream-against", POLICY, 12, 256)
+        assert (line["model"], line["attention"], line["threads"], line["chunk"]) == ("tiny", "eager", 1, 4)
+    for line in lines[:3]:
+        assert line["compressions"] == 2
+        assert line["low"] <= line["ms_per_frame"] <= line["high"]
+        assert line["vision_ms"] + line["prefill_ms"] + line["compress_ms"] > 0
+    for line in lines[3:]:
+        assert line["low"] <= line["fps_ratio"] <= line["high"]
+        assert line["tokens_low"] <= line["tokens_ratio"] <= line["tokens_high"]
+    assert (lines[3]["answers"], lines[3]["same_answers"]) == (3, 3)
+
+
+def test_without_a_checkpoint_one_is_written_and_nothing_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(seeded, "llava_onevision_config", tiny_config)
+    monkeypatch.setenv("EDGEVLM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    words = bench(*TYPED, "--precisions", "fp32").stdout.splitlines()
+    assert [row.split()[:2] for row in words] == [
+        ["runtime", "precision"], [OURS, "fp32"], [OTHER, "fp32"], ["runtime", "precision"], [OURS, "fp32"],
+    ]  # fmt: skip
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--model", "TINY", "--frames", "8"], "--frames 8: give three chunks of 4 or more"),
+        (["--model", "TINY", "--policy", "hermes"], "--policy: is not for bench stream against"),
+        (["--model", "TINY", "--precisions", "int5"], "int5"),
+        (["--model", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_refusals(tiny, tmp_path, monkeypatch, options, says):
+    monkeypatch.setenv("EDGEVLM_CACHE", str(tmp_path))
+    named = [str(tiny) if option == "TINY" else option for option in options]
+    with pytest.raises(UserError, match=says):
+        bench("stream", "against", *named)
+
+
+def test_a_checkpoint_of_another_family(exported):
+    with pytest.raises(UserError, match="is of llava, and only llava_onevision checkpoints are compared"):
+        bench("stream", "against", "--model", exported("llava").checkpoint)

@@ -1,0 +1,158 @@
+"""`edgevlm bench stream`: lines at the marks asked for, full KV that does not fit, processes that are killed."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+
+import cv2
+import numpy as np
+import pytest
+
+from edgevlm.bench import process
+from edgevlm.bench.stream import growth as bench
+from edgevlm.bench.stream.growth import GrowthWork, Pace, growth, measure
+from edgevlm.engines.power import Reading
+from edgevlm.errors import UserError
+from edgevlm.runtime.pressure import Available
+
+WORK = GrowthWork("demo", "infinipot-v", 256, 8, (8, 24), 2.0, questions=2, answer_tokens=2, threads=1)
+FIRST = ["bench", "model", "policy", "chunk", "frames", "seconds", "threads"]
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "edgevlm", "bench", "stream", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_lines_at_each_mark_of_each_policy_and_chunk():
+    done = run("--frames", "8,20,40", "--chunk", "8,16", "--policy", "full", "--policy", "last-seen",
+               "--budget", 256, "--questions", 2, "--threads", 1, "--json")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "energy: not measured" in done.stderr or "at rest" in done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(line["policy"], line["chunk"], line["frames"]) for line in lines] == [
+        (policy, chunk, frames) for policy in ("full", "last-seen") for chunk in (8, 16) for frames in (8, 20, 40)
+    ]
+    assert all(list(line)[:7] == FIRST for line in lines)
+    bounded = [line for line in lines if line["policy"] == "last-seen"]
+    for line in lines:
+        assert line["peak_rss_mb"] > line["cache_mb"] > 0
+        assert line["cold_ms_per_frame"] > 0
+        assert line["cold_ttft_ms"] > 0
+        if line["frames"] <= line["chunk"]:
+            assert line["fps"] is None, "a first chunk alone has nothing warm"
+        else:
+            assert 0 < line["fps_low"] <= line["fps_high"]
+            assert line["fps"] > 0
+        assert 0 < line["ttft_ms_p50"] <= line["ttft_ms_p95"] <= line["ttft_ms_p99"]
+        assert 0 <= line["compress_share"] < 1
+        assert (line["oom"], line["seconds"]) == (False, line["frames"] / 2)
+    assert all(line["budget"] == 256 for line in bounded)
+    full = [line["cache_mb"] for line in lines if line["policy"] == "full" and line["chunk"] == 8]
+    assert full[0] < full[1] < full[2]
+    assert bounded[2]["cache_mb"] < full[2]
+    assert bounded[2]["compress_share"] > 0
+
+
+def test_the_first_chunk_is_apart():
+    pace = Pace()
+    pace.took(4, 8.0)
+    assert pace.line() == {"fps": None, "fps_low": None, "fps_high": None, "cold_ms_per_frame": 2000.0}
+    for frames, seconds in ((4, 1.0), (4, 2.0), (2, 2.0)):
+        pace.took(frames, seconds)
+    assert pace.line() == {"fps": 2.0, "fps_low": 1.5, "fps_high": 3.0, "cold_ms_per_frame": 2000.0}
+
+
+def test_the_table_and_what_stops_full_kv():
+    done = run("--frames", "8,4000", "--chunk", 8, "--policy", "full", "--questions", 1, "--threads", 1)
+    assert done.returncode == 0, done.stderr
+    heads, measured, other_heads, stopped = done.stdout.splitlines()
+    assert heads.split()[:3] == other_heads.split()[:3] == ["policy", "chunk", "frames"]
+    assert measured.split()[:3] == ["full", "8", "8"]
+    assert stopped.split()[:3] == ["full", "8", "4,000"]
+    assert "the model has positions for" in stopped
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--frames", "x"], "--frames 'x': give whole numbers of 1 or more"),
+        (["--fps", "0"], "--fps 0: give a rate above 0"),
+        (["--fps", "inf"], "--fps inf: give a rate above 0"),
+        (["--chunk", ""], "--chunk '': give whole numbers"),
+        (["--policy", "best"], "best"),
+        (["--model", "/nowhere/at/all", "--frames", "8"], "/nowhere/at/all"),
+        (["--video", "/nowhere.avi", "--frames", "8"], "/nowhere.avi"),
+    ],
+)
+def test_refusals(arguments, says):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_full_kv_that_does_not_fit_is_not_begun(monkeypatch):
+    monkeypatch.setattr(bench, "available", lambda: Available((bench.RESERVE_MB << 20) + 1_000_000, 2 << 30))
+    lines = list(measure(GrowthWork("demo", "full", None, 8, (2, 100), 2.0, questions=1, threads=1)))
+    assert [(line["frames"], line["oom"]) for line in lines] == [(2, False), (100, True)]
+    assert "do not fit in the memory that is free" in lines[1]["stopped"]
+
+
+def test_a_recording_is_played_again_and_its_times_go_on(tmp_path):
+    path = str(tmp_path / "clip.avi")
+    writer = cv2.VideoWriter(path, cv2.VideoWriter_fourcc(*"MJPG"), 2.0, (64, 64))
+    for level in range(6):
+        writer.write(np.full((64, 64, 3), 40 * level, np.uint8))
+    writer.release()
+    frames = bench.frames_of(GrowthWork("demo", "full", None, 8, (20,), 2.0, video=path))
+    times = [next(frames)[0].time_s for _ in range(20)]
+    assert all(later > before for before, later in pairwise(times))
+    assert times[6] == pytest.approx(times[5] + 0.5)
+
+
+def instead(monkeypatch, script):
+    """Have measuring processes run a script."""
+    popen = subprocess.Popen
+    monkeypatch.setattr(process.subprocess, "Popen", lambda command, **how: popen([sys.executable, "-c", script], **how))
+
+
+class Steady:
+    """A meter of 5 W."""
+
+    name, why, rails, summed = "steady", "", ("all",), ("all",)
+
+    def read(self):
+        return {"all": Reading(watts=5.0)}
+
+
+def test_energy_is_a_frames_and_a_tokens(monkeypatch):
+    monkeypatch.setattr(bench, "find_meter", lambda: (Steady(), []))
+    work = replace(WORK, idle_w=2.0)
+    for line in measure(work):
+        assert line["joules_per_frame"] > 0
+        if line["fps"]:  # all but the first chunk
+            assert line["joules_per_frame"] == pytest.approx(5 / line["fps"], rel=0.5)
+        assert line["net_joules_per_frame"] == pytest.approx(0.6 * line["joules_per_frame"], rel=0.01)
+        assert line["joules_per_token"] > 0
+
+
+def test_a_process_that_the_system_kills_is_out_of_memory(monkeypatch):
+    script = "import os, signal, sys; sys.stdin.read(); os.kill(os.getpid(), signal.SIGKILL)"
+    instead(monkeypatch, script)
+    lines = list(growth(policy=["full"], frames=[4, 8], idle=0))
+    assert [(line["frames"], line["oom"]) for line in lines] == [(4, True), (8, True)]
+
+
+def test_what_a_process_says_the_user_did_wrong(monkeypatch):
+    instead(monkeypatch, 'import sys; sys.stdin.read(); print(\'{"error": "no such thing"}\')')
+    with pytest.raises(UserError, match="no such thing"):
+        list(growth(policy=["full"], frames=[4], idle=0))
+
+
+def test_a_process_that_fails_is_an_error(monkeypatch):
+    instead(monkeypatch, "import sys; sys.stdin.read(); sys.exit(3)")
+    with pytest.raises(process.ProcessError, match="code 3"):
+        list(growth(policy=["full"], frames=[4], idle=0))

@@ -1,0 +1,178 @@
+"""``edgevlm bench vrex``: the analytic model beside numbers worked out by hand, its constants, and measured ratios."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from edgevlm.bench.vrex import Analytic, calibrated, load_paper, read_ratios, vrex
+from edgevlm.cli import app
+from edgevlm.errors import UserError
+
+METHODS = {  # prefill, generation, scattered, prediction, rows a summary, predicts frames
+    "tokens": (0.5, 0.1, True, "top_k", 2, True),
+    "frames": (0.5, 0.1, False, "top_k", 2, True),
+    "clusters": (0.5, 0.1, True, "resv", 2, True),
+    "answers": (1.0, 0.1, True, "top_k", 2, False),
+    "all": (1.0, 1.0, False, None, None, False),
+}
+NAMES = ("prefill_ratio", "generation_ratio", "is_scattered", "prediction", "rows_a_summary", "predicts_frames")
+
+
+def small(link=1e-8, **switches):
+    """1,000 operations and 1,000 bytes of DRAM a second, 10 bytes over PCIe; a system for each method on a GPU and on V-Rex."""
+    hardware = {"tflops": 1e-9, "dram_gb_s": 1e-6, "link_gb_s": link, "watts": 10}
+    systems = {
+        f"{method}/{place}": {"hardware": place, "method": method, **switches}
+        for method in METHODS
+        for place in ("gpu", "vrex")
+    }
+    paper = {
+        "llm": {"layers": 2, "hidden": 4, "intermediate": 8, "heads": 2, "kv_heads": 1, "head_dim": 2, "vocab": 10, "bytes": 2},
+        "tower": {"layers": 1, "width": 4, "intermediate": 8, "patches": 6, "frame_rows": 3},
+        "workload": {"frames": 26, "question": 5, "answer": 39},
+        "hardware": {"gpu": {**hardware, "is_gpu": True}, "vrex": {**hardware, "is_gpu": False}},
+        "methods": {name: {"title": name, **dict(zip(NAMES, values, strict=True))} for name, values in METHODS.items()},
+        "systems": systems,
+    }
+    return Analytic(paper, {}, utilisation=0.5, scattered=0.5, top_k=7.0, resv=11.0)
+
+
+def test_work():
+    model = small()
+    operations, size = model.decoder_work(3, 5, 2)
+    assert operations == 2 * (2 * 288 * 3 + 4 * 2 * 2 * 2 * 3 * 6.5 + 2 * 40) == 4864
+    assert size == 2 * 328 + 2 * 16 * 8 == 912
+    assert model.tower_work(2) == (2 * (2 * 128 * 6 + 4 * 36 * 4 + 2 * 32 * 3), 2 * 160)
+    paper = Analytic(load_paper())
+    assert paper.row_bytes() == 131_072
+    weights = 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 128256 * 4096
+    assert paper.decoder_work(1, 0, 1)[1] == 2 * weights + 131_072
+
+
+@pytest.mark.parametrize(
+    ("method", "fetch", "prediction"),
+    [("tokens", 32, 0.21), ("frames", 16, 0.21), ("clusters", 32, 0.33), ("answers", 32, 0), ("all", 32, 0)],
+)
+def test_a_frame_on_a_gpu(method, fetch, prediction):
+    """Two streams of ten rows. Half of 16-byte rows: 160 bytes at 10 a second, at half of that where they lie apart."""
+    assert small().frame(f"{method}/gpu", 10, 2).seconds == pytest.approx(9.216 + prediction + fetch)
+    held = small(offloads=False).frame(f"{method}/gpu", 10, 2)
+    assert (held.fetch, held.seconds) == (0, pytest.approx(9.216 + prediction + held.decoder))
+
+
+def test_a_frame_on_vrex():
+    assert small().frame("clusters/vrex", 10, 2).seconds == pytest.approx(9.216 + 16), "no prediction, clusters lie together"
+    assert small(has_kvmu=False).frame("clusters/vrex", 10, 2).seconds == pytest.approx(9.216 + 32)
+
+
+def test_a_fetch_that_is_done_before_the_decoder_costs_nothing():
+    call = small(link=1e-7).frame("frames/gpu", 10, 2)
+    assert (call.fetch, call.waiting) == (pytest.approx(1.6), 0)
+    assert call.seconds == pytest.approx(9.216 + 0.21 + 9.728)
+    assert call.ideal == pytest.approx(4.608 + 4.864)
+    assert small().frame("frames/gpu", 10, 2).waiting == pytest.approx(16 - 9.728)
+
+
+def test_tokens_and_questions():
+    token, question = small().token("answers/gpu", 10), small().question("answers/gpu", 10)
+    assert (token.tower, question.tower) == (0, 0)
+    assert token.prediction == pytest.approx(1 * 10 / 2 * 7 / 1e3)
+    assert token.fetch == pytest.approx(16 * 1 / 10 / 0.5)
+    assert token.operations == 2 * 288 + 4 * 2 * 2 * 2 * 1.5 + 80
+    assert (question.prediction, question.fetch) == (0, pytest.approx(16.0))
+    assert question.operations == 2 * 288 * 5 + 4 * 2 * 2 * 2 * 5 * 12.5 + 80
+
+
+def test_constants_give_the_figures_that_they_are_taken_from():
+    fixing = [line for line in vrex() if line.get("fixes")]
+    assert len(fixing) == 4
+    assert all(line["error"] == 0 for line in fixing)
+    model = calibrated(load_paper())
+    weights = 2 * (6_979_321_856 + 128256 * 4096)
+    assert model.utilisation == pytest.approx((weights + 131072 * 26) / 204.8e9 / 0.089)
+
+
+def test_quantities_by_hand():
+    """0.327 x 40,000 rows x 131,072 bytes at 4 GB/s."""
+    model = calibrated(load_paper())
+    call, other = model.frame("V-Rex8", 40_000), model.frame("AGX+FlexGen", 40_000)
+    assert call.fetch == pytest.approx(0.42860544)
+    assert model.quantity("frame_ms", "V-Rex8", None, 40_000, 1) == pytest.approx(1e3 * call.seconds)
+    speedup = model.quantity("frame_speedup", "V-Rex8", "AGX+FlexGen", 40_000, 1)
+    assert speedup == pytest.approx(other.seconds / call.seconds)
+    assert model.quantity("frame_energy_gain", "V-Rex8", "AGX+FlexGen", 40_000, 1) == pytest.approx(speedup * 40 / 35)
+    found = {
+        line["pick"]: line["predicted"]
+        for line in vrex()
+        if (line.get("system"), line.get("quantity")) == ("V-Rex48", "token_ms")
+    }
+    times = [1e3 * model.token("V-Rex48", length).seconds for length in model.paper["lengths"]["value"]]
+    assert found == {"least": pytest.approx(min(times), abs=1e-4), "most": pytest.approx(max(times), abs=1e-4)}
+
+
+def run(*arguments):
+    done = CliRunner().invoke(app, ["bench", "vrex", *map(str, arguments)], catch_exceptions=False)
+    return done.stdout
+
+
+def frame_ms(*arguments, system="V-Rex8"):
+    lines = [json.loads(text) for text in run("--json", *arguments).splitlines()]
+    return next(
+        line["frame_ms"] for line in lines if (line.get("system"), line.get("length")) == (system, 40_000) and "frame_j" in line
+    )
+
+
+def test_the_command():
+    (row,) = [row for row in run().splitlines() if row.startswith("Fig. 13a") and "40,000" in row and "frame_ms" in row]
+    assert row.split()[2:] == ["frame_ms", "V-Rex8", "-", "40,000", "1", "437", "254", "0.722", "-"]
+    assert frame_ms() == pytest.approx(437.3, abs=0.1)
+
+
+def test_a_ratio_changes_what_is_fetched_and_no_constant():
+    assert frame_ms() - frame_ms("--prefill-ratio", 0.327 / 2) == pytest.approx(428.605 / 2, abs=0.02)
+    assert frame_ms("--prefill-ratio", 0.1, system="AGX+ReKV") == frame_ms(system="AGX+ReKV")
+
+
+def retrieval(policy, prefill, answer):
+    return {"bench": "retrieval", "policy": policy, "prefill_ratio": prefill, "answer_ratio": answer}
+
+
+def journal(tmp_path, *texts):
+    path = tmp_path / "results.jsonl"
+    path.write_text("".join(f"{text if isinstance(text, str) else json.dumps(text)}\n" for text in texts))
+    return path
+
+
+def test_measured_ratios(tmp_path):
+    path = journal(
+        tmp_path, "no JSON", [], retrieval("resv", 0.9, 0.9), {"bench": "stream", "policy": "rekv"},
+        retrieval("resv:threshold=0.3", 0.2, 0.01), retrieval("sliding-window", 1, 1), retrieval("rekv", 0.5, 0.3),
+    )  # fmt: skip
+    assert read_ratios(path) == {"ReSV": (0.2, 0.01), "ReKV": (0.5, 0.3)}
+    assert frame_ms("--ratios", path) == frame_ms("--prefill-ratio", 0.2, "--generation-ratio", 0.01)
+    assert frame_ms("--ratios", path, system="AGX+ReKV") < frame_ms(system="AGX+ReKV")
+    assert frame_ms("--ratios", path, "--prefill-ratio", 0.4) > frame_ms("--ratios", path)
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        ([], "no line of bench memory retrieval is of infinigen, infinigenp, rekv, resv"),
+        ([retrieval("rekv", 0.5, 0.3), retrieval("resv", 32.7, 0.1)], "line 2: prefill_ratio is 32.7"),
+        ([retrieval("resv", 0.3, None)], "line 1: answer_ratio is None"),
+        ([retrieval("resv", True, 0.1)], "line 1: prefill_ratio is True"),
+    ],
+)
+def test_what_are_no_ratios_is_one_line(tmp_path, texts, says):
+    with pytest.raises(UserError, match=says) as caught:
+        read_ratios(journal(tmp_path, *texts))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_no_text(tmp_path):
+    with pytest.raises(UserError, match="No such file"):
+        read_ratios(tmp_path / "none")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x80")
+    with pytest.raises(UserError, match="no text"):
+        read_ratios(tmp_path / "bytes")
