@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
+from edgevlm.apps.commands.cli_options import note
+from edgevlm.progress import progress
 from edgevlm.runtime.bundle import Progress
 
 Line = dict[str, Any]
-NOTE_EVERY_S = 2.0  # seconds between words of progress where stderr is no terminal
-console = Console(stderr=True)
+TELL_EVERY_S = 10.0  # between words of progress where stderr is no terminal
 
 # fields that stand beside a median, in brackets
 SPREADS = {
@@ -124,35 +124,22 @@ def prefixed(progress: Progress, place: str) -> Progress:
     return lambda what: progress(f"{place}: {what}")
 
 
-def note(text: str) -> None:
-    """Print a line on stderr, above a spinner where one turns."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
 def measure_and_print(measure: Callable[..., Iterable[Line]], options: Mapping[str, Any], as_json: bool) -> None:
-    """Print a measurement's lines as they come; on stderr a spinner, or a line now and then, says what is being done."""
+    """Print a measurement's lines as they come, and what is being done: on a terminal in one line, else now and then."""
     table = Table(as_json)
-    if "progress" not in inspect.signature(measure).parameters:
-        for line in measure(**options):
+    with progress("starting") as step:
+        words = {"progress": step if sys.stderr.isatty() else _now_and_then()}
+        for line in measure(**options, **(words if "progress" in inspect.signature(measure).parameters else {})):
             table.print(line)
-    elif not console.is_terminal:
-        for line in measure(**options, progress=_now_and_then(NOTE_EVERY_S)):
-            table.print(line)
-    else:
-        with console.status("starting") as status:
-            for line in measure(**options, progress=lambda what: status.update(escape(what))):
-                status.stop()  # so that no row is written onto it
-                table.print(line)
-                status.start()
 
 
-def _now_and_then(seconds: float) -> Progress:
+def _now_and_then() -> Progress:
     last = time.monotonic()
 
-    def progress(what: str) -> None:
+    def tell(what: str) -> None:
         nonlocal last
-        if time.monotonic() - last >= seconds:
+        if time.monotonic() - last >= TELL_EVERY_S:
             note(what)
             last = time.monotonic()
 
-    return progress
+    return tell

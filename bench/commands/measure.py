@@ -299,17 +299,20 @@ def _measure(what: Speed | StreamPart | MemoryPart | str, as_json: bool, **typed
     """Run a measurement with the options that were typed (not None) and print its lines. Raises UserError."""
     from edgevlm.bench.output import measure_and_print
     from edgevlm.packages import needed
+    from edgevlm.progress import progress
 
     path, command = MEASUREMENTS[what]
     module, _, name = path.partition(":")
-    function: Callable[..., Iterable[dict[str, Any]]] = getattr(needed(f"edgevlm.bench.{module}", command), name)
-    known, given = inspect.signature(function).parameters, {key: value for key, value in typed.items() if value is not None}
-    if unknown := [key for key in given if key not in known]:
-        takes = ", ".join(f"--{key.replace('_', '-')}" for key in typed if key in known)
-        raise UserError(f"--{unknown[0].replace('_', '-')}: is not for {command}, which takes {takes}")
-    if lacking := [key for key, one in known.items() if one.default is inspect.Parameter.empty and key not in given]:
-        raise UserError(f"{command}: give --{lacking[0].replace('_', '-')}")
-    measure_and_print(function, given, as_json)
+    with progress("loading"):
+        function: Callable[..., Iterable[dict[str, Any]]] = getattr(needed(f"edgevlm.bench.{module}", command), name)
+        known = inspect.signature(function).parameters
+        given = {key: value for key, value in typed.items() if value is not None}
+        if unknown := [key for key in given if key not in known]:
+            takes = ", ".join(f"--{key.replace('_', '-')}" for key in typed if key in known)
+            raise UserError(f"--{unknown[0].replace('_', '-')}: is not for {command}, which takes {takes}")
+        if lacking := [key for key, one in known.items() if one.default is inspect.Parameter.empty and key not in given]:
+            raise UserError(f"{command}: give --{lacking[0].replace('_', '-')}")
+        measure_and_print(function, given, as_json)
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +39,7 @@ def all_benches(
     from edgevlm.bench.results.compare import parse_margin
     from edgevlm.bench.results.journal import last_run
     from edgevlm.bench.results.run_all import duration, planned, run_all
+    from edgevlm.progress import progress
 
     margin, entries = parse_margin(fail_over), planned(quick, only, also or [])
     if plan:
@@ -46,7 +48,9 @@ def all_benches(
         return
     earlier = None if baseline is None else last_run(baseline)
     try:
-        run = run_all(out, entries, note, quick=quick, new=new)
+        with progress("reading the results") as step:
+            tell = step if sys.stderr.isatty() else note
+            run = run_all(out, entries, step.print, tell, quick=quick, new=new)
     except KeyboardInterrupt:
         note(f"stopped; what is done is in {out}, and the same command continues")
         raise

@@ -109,9 +109,18 @@ def planned(quick: bool, only: str | None, also: Sequence[str]) -> list[Planned]
 
 
 def run_all(
-    folder: Path, plan: Sequence[Planned], note: Note, *, quick: bool, new: bool = False, machine: Machine | None = None
+    folder: Path,
+    plan: Sequence[Planned],
+    note: Note,
+    tell: Note,
+    *,
+    quick: bool,
+    new: bool = False,
+    machine: Machine | None = None,
 ) -> Run:
     """Run the commands that the run in ``folder`` lacks; returns the run, its results read back.
+
+    ``note`` is told which command begins, ``tell`` what a command says on stderr.
 
     Continues the last run of the same kind unless ``new``. A command that fails is a line with its error, and the rest go on.
     Raises UserError for a run of another machine or version.
@@ -129,11 +138,11 @@ def run_all(
         done = {entry.command for entry in run.entries.values() if entry.seconds is not None}
         left = [entry for entry in plan if entry.command not in done]
         note(f"run {run.id}: {len(left)} of {len(plan)} commands to do; results in {results.path}")
-        _run_each(run.id, left, results, note)
+        _run_each(run.id, left, results, note, tell)
         return next(found for found in runs_of(lines_of(results.path), "") if found.id == run.id)
 
 
-def _run_each(run: str, left: Sequence[Planned], results: ResultsWriter, note: Note) -> None:
+def _run_each(run: str, left: Sequence[Planned], results: ResultsWriter, note: Note, tell: Note) -> None:
     expected = spent = 0.0
     for position, entry in enumerate(left, start=1):
         pace = spent / expected if expected else 1.0
@@ -141,7 +150,7 @@ def _run_each(run: str, left: Sequence[Planned], results: ResultsWriter, note: N
         note(f"[{position}/{len(left)}] {entry.command}   (about {duration(rest)} left)")
         place, began = {"run": run, "entry": entry.name}, time.monotonic()
         results.append({"event": "begin", **place, "command": entry.command, "at": _now()})
-        code, error = _process(entry, lambda line, place=place: results.append({**place, **line}), note)  # type: ignore[misc]
+        code, error = _process(entry, lambda line, place=place: results.append({**place, **line}), tell)  # type: ignore[misc]
         took = time.monotonic() - began
         if code:
             note(f"[{position}/{len(left)}] failed: {error}")
@@ -151,7 +160,7 @@ def _run_each(run: str, left: Sequence[Planned], results: ResultsWriter, note: N
         spent, expected = spent + took, expected + entry.seconds
 
 
-def _process(entry: Planned, keep: Callable[[Line], object], note: Note) -> tuple[int, str]:
+def _process(entry: Planned, keep: Callable[[Line], object], tell: Note) -> tuple[int, str]:
     """Its exit code and the last line of its stderr; objects on its stdout are kept at once."""
     said = [""]
     with subprocess.Popen(
@@ -160,7 +169,7 @@ def _process(entry: Planned, keep: Callable[[Line], object], note: Note) -> tupl
     ) as process:  # fmt: skip
         assert process.stdout is not None
         assert process.stderr is not None
-        reader = threading.Thread(target=_pass_on, args=(process.stderr, said, note), daemon=True)
+        reader = threading.Thread(target=_pass_on, args=(process.stderr, said, tell), daemon=True)
         reader.start()
         try:
             for text in process.stdout:
@@ -173,12 +182,12 @@ def _process(entry: Planned, keep: Callable[[Line], object], note: Note) -> tupl
     return process.returncode, said[-1] or f"its process ended with code {process.returncode}"
 
 
-def _pass_on(stream: IO[str], said: list[str], note: Note) -> None:
+def _pass_on(stream: IO[str], said: list[str], tell: Note) -> None:
     with closing(stream):
         for text in stream:
             if text.strip():
                 said[-1] = text.strip()
-                note(f"    {said[-1]}")
+                tell(said[-1])
 
 
 def _object(text: str) -> Line | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from edgevlm.bench.output import note
+from edgevlm.apps.commands.cli_options import note
 from edgevlm.bench.seeded import TextModel, open_text_model
 from edgevlm.bench.speed.runtimes import OURS, RUNTIMES, Runtime, check_runtimes
 from edgevlm.bench.timing import Job, Took, figures, ratio, take_turns

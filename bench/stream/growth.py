@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import psutil
 
+from edgevlm.apps.commands.cli_options import note
 from edgevlm.apps.sources import Frame, SourceOptions, open_source
 from edgevlm.bench.models import open_model
-from edgevlm.bench.output import note
 from edgevlm.bench.process import ProcessError, run_module, serve
 from edgevlm.bench.timing import quartiles
 from edgevlm.engines.power import Meter, find_meter

@@ -59,7 +59,7 @@ def asked(tmp_path):
 
 def go(tmp_path, entries=(GOOD, BAD), **options):
     said = []
-    return run_all(tmp_path / "out", entries, said.append, **{"quick": True, **options}), said
+    return run_all(tmp_path / "out", entries, said.append, said.append, **{"quick": True, **options}), said
 
 
 def test_lines_of_each_command_behind_a_header_and_a_failure_does_not_end_it(tmp_path):
@@ -73,7 +73,7 @@ def test_lines_of_each_command_behind_a_header_and_a_failure_does_not_end_it(tmp
     assert header["versions"].keys() >= {"edgevlm", "python", "numpy", "onnxruntime"}
     assert header["machine"].keys() >= {"cpu", "governor", "kernel", "gpu", "device", "power_mode", "clocks_mhz", "memory_gb"}
     assert any("[2/2] edgevlm bench good" in text and "left" in text for text in said)
-    assert "    edgevlm: no such model" in said
+    assert "edgevlm: no such model" in said
 
 
 def test_the_same_command_goes_on_and_overwrites_nothing(tmp_path):
@@ -115,7 +115,7 @@ def test_ctrl_c_keeps_what_is_there_and_what_began_again_counts_once(tmp_path):
         from edgevlm.bench.results import run_all as module
         signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests' own parent ignores it
         module.PROGRAM = [sys.executable, {str(tmp_path / "fake.py")!r}]
-        module.run_all(Path("out"), [module.Planned("slow", "slow", 1)], print, quick=True)
+        module.run_all(Path("out"), [module.Planned("slow", "slow", 1)], print, print, quick=True)
     """)
     results = tmp_path / "out/results.jsonl"
     with subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
