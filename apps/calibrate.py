@@ -58,7 +58,7 @@ class CalibrateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was measured: of the layers, of the policies, of an int8 cache; None: not asked for, or another cache."""
+    """What was measured of layers, policies and an int8 cache; None: not asked for, or no such cache."""
 
     layers: Calibration | None
     policies: Choices | None
@@ -115,7 +115,7 @@ def _budgets(text: str) -> list[Budget | int]:
 def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Path, Findings]:
     """Measure and write; returns the bundle written. Raises UserError, before any measuring where that is possible.
 
-    What a run that was stopped has measured is kept beside the bundle to be written, and goes into the next one's.
+    A run that is stopped leaves a checkpoint beside the bundle to be written, from which the next one continues.
     """
     if not request.videos and not is_demo(Bundle.load(bundle_folder(request.bundle), verify="size")):
         raise UserError(f"{request.bundle}: say on which clips to calibrate it, --video FILE, once or more")
@@ -145,7 +145,7 @@ def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Pa
 
 
 def _settings(request: CalibrateRequest, model: Model, clips: list[Clip]) -> dict[str, object]:
-    """All that what is kept depends on, but for policies and budgets, which are kept one by one."""
+    """All that a checkpoint depends on but policies and budgets, each of which has records of its own."""
     comparison = request.comparison or ComparisonRequest(())
     return {
         "edgevlm": __version__,
@@ -177,7 +177,7 @@ def _measure(
 
 
 def _layers(request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Progress) -> Calibration:
-    """What is measured of the layers, or was before the command was stopped."""
+    """The layers' calibration, or the one measured before the command was stopped."""
     file = folder / "layers.json"
     try:
         return Calibration.from_json(file.read_bytes())
@@ -188,21 +188,16 @@ def _layers(request: CalibrateRequest, model: Model, clips: list[Clip], folder: 
 
 
 def _scales(request: CalibrateRequest, bundle: Bundle, clips: list[Clip], folder: Path, progress: Progress) -> KVScales:
-    """The scales that the clips ask for, or those that were measured before the command was stopped."""
+    """An int8 cache's scales over the beginning of each clip, or those that were measured before the command was stopped."""
     file, spec = folder / SCALES, bundle.decoder
     try:
         return KVScales.load(file, (spec.layers, spec.kv_heads, spec.head_dim))
     except (FileNotFoundError, ValueError):
         progress("measuring how far keys and values reach")
-        scales = clip_scales(bundle, clips, request.threads)
+        beginnings = chain.from_iterable(islice(clip.frames, SCALE_FRAMES) for clip in clips)
+        scales = measured_scales(bundle, beginnings, SCALE_FRAMES * len(clips), request.threads)
         scales.save(file)
         return scales
-
-
-def clip_scales(bundle: Bundle, clips: list[Clip], threads: int | None) -> KVScales:
-    """Scales of an int8 cache over the beginning of each clip, run with an fp32 one."""
-    beginnings = chain.from_iterable(islice(clip.frames, SCALE_FRAMES) for clip in clips)
-    return measured_scales(bundle, beginnings, SCALE_FRAMES * len(clips), threads)
 
 
 def demo_clips() -> list[Clip]:

@@ -17,9 +17,16 @@ from edgevlm.runtime.calibration import Calibration, LayerClass
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies.infinipot_v import WINDOWS, variation
 
+CLASSES: tuple[LayerClass, ...] = ("shallow", "middle", "deep")
+DOMINATED = 0.5  # of the attention on the newest tenth of the frames: more makes a layer shallow
+FLAT = 2.0  # times what even attention would leave there: no more may be left in a deep layer
+PERIODIC = 0.5  # autocorrelation at the lag of one frame: a deep layer has at least that
+PAPER = (0.1, 0.7)  # HERMES's own depths: shallow below the first, deep from the second
+CANDIDATES = 6  # lowest layers that are tried as PureKV's CLIE layer
+
 
 def calibrate(model: Model, clips: Sequence[Clip], frames: int | None = None, progress: Progress | None = None) -> Calibration:
-    """Watch each clip under full KV and measure every layer; what is measured a clip is averaged over clips.
+    """Watch each clip under full KV and measure every layer; measurements are averaged over clips.
 
     frames: of each clip; None takes as many as the model's positions hold, 6,000 tokens at most. Raises UserError for clips too
     short, and for frames that cannot be held.
@@ -82,13 +89,6 @@ def _over_clips(shares: Sequence[Float64]) -> list[float]:
 
 def _rounded(values: Iterable[float]) -> tuple[float, ...]:
     return tuple(round(value, 6) for value in values)
-
-
-CLASSES: tuple[LayerClass, ...] = ("shallow", "middle", "deep")
-DOMINATED = 0.5  # of the attention on the newest tenth of the frames: more makes a layer shallow
-FLAT = 2.0  # times what even attention would leave there: no more may be left in a deep layer
-PERIODIC = 0.5  # autocorrelation at the lag of one frame: a deep layer has at least that
-PAPER = (0.1, 0.7)  # HERMES's own depths: shallow below the first, deep from the second
 
 
 def ages(attention: Float64, frames: int) -> Float64:
@@ -167,9 +167,6 @@ def thresholds(cv: Sequence[float]) -> tuple[float, float, float]:
         middle = float(ordered[max(rank - 1, 0)] + ordered[rank]) / 2
         borders.append(max(middle, math.nextafter(borders[-1], math.inf)) if borders else middle)
     return borders[0], borders[1], borders[2]
-
-
-CANDIDATES = 6  # lowest layers that are tried as CLIE layer
 
 
 def ranks(values: NDArray[np.floating]) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Watching a clip under full KV with the queries of every layer, and what of it the measurements need."""
+"""A clip watched under full KV: value norms, attention over age and attention mass of every layer."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class ClipTracer:
         self._prefix = model.encode(self._chat.prefix)
         longest = max(len(self._asked(question)) for question in questions)
         per_frame, limit = Framing(model).rows_per_frame, model.bundle.limit
-        self._text_room = longest + len(model.closing)
-        most = (limit - len(self._prefix) - self._text_room) // per_frame
+        self._text_rows = longest + len(model.closing)
+        most = (limit - len(self._prefix) - self._text_rows) // per_frame
         self.frames = min(most, max(FEWEST_FRAMES, MOST_TOKENS // per_frame)) if frames is None else frames
         if self.frames > most:
             raise UserError(f"--frames {frames}: the model's {limit} positions hold {most} frames in full; give fewer")
@@ -118,7 +118,7 @@ class ClipTracer:
         bundle, engine = self.model.bundle, self.model.engine
         budget = self.frames * Framing(self.model).rows_per_frame
         try:
-            stream = Stream(self.model, policy, budget, self._prefix, self._text_room, "never")
+            stream = Stream(self.model, policy, budget, self._prefix, self._text_rows, "never")
         except UserError as error:
             raise UserError(f"{self.frames} frames cannot be held in full ({error}); give fewer --frames") from None
         preprocess = Preprocessor(bundle.vision)

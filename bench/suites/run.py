@@ -18,7 +18,7 @@ from edgevlm.bench.suites.fields import shown
 from edgevlm.bench.suites.judge import Judge
 from edgevlm.bench.suites.schema import SuiteQuestion
 from edgevlm.bench.suites.scoring import Record
-from edgevlm.bench.suites.viewing import ANSWER, VideoSettings, VideoTask, VideoWorker, has_labels, name_of
+from edgevlm.bench.suites.viewing import ANSWER, VideoSettings, VideoTask, VideoWorker
 from edgevlm.calib.accuracy.compare import Progress
 from edgevlm.calib.accuracy.journal import Journal, Key
 from edgevlm.calib.accuracy.variants import FULL, Run, SkippedRun, Variant, reason_of
@@ -28,7 +28,7 @@ from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
 
-VERDICT, LABELS = "verdict", "labels"  # kinds of record beside an answer
+VERDICT = "verdict"  # the kind of record that a judge's verdict is
 WHOLE = "all"  # the budget of full KV
 PROMPT_SHARE = 4  # a prompt may take a quarter of a model's positions
 
@@ -63,7 +63,7 @@ class SuiteResults:
 
 
 def key_of(record: Mapping[str, Any]) -> Key:
-    """What a line of the journal is known by: an answer, a judge's verdict on one, or a list of labels."""
+    """What a line of the journal is known by: an answer, or a judge's verdict on one."""
     return record["kind"], record["policy"], record["budget"], record["record"], record.get("judge")
 
 
@@ -101,10 +101,6 @@ def evaluate(job: SuiteJob, progress: Progress, note: Callable[[str], object], j
         skipped = [skip for skip in found if isinstance(skip, SkippedRun)]
         if not runs:
             raise UserError(f"--budget: no policy can run ({skipped[0].label} at {skipped[0].budget}: {skipped[0].reason})")
-        for labels in dict.fromkeys(question.options for question in asked if has_labels(question)):
-            record = {"kind": LABELS, "policy": "", "budget": "", "record": name_of(labels), "options": list(labels)}
-            if key_of(record) not in journal.records:
-                journal.add(record)
         _answer(job, worker, runs, asked, journal, progress, note)
         if judge is not None:
             _judge(judge, runs, asked, journal, progress)
@@ -208,10 +204,8 @@ def _verdict_key(record: Record, judge: Judge) -> Key:
 
 
 def _judged(journal: Journal, run: Run, question: SuiteQuestion, judge: Judge | None) -> Record:
-    """An answer with the texts of its options and, where there is one, its verdict: ``verdict`` and ``rating``."""
-    record = journal.records[answer_key(run, question)]
-    if isinstance(record["options"], str):
-        record = {**record, "options": journal.records[LABELS, "", "", record["options"], None]["options"]}
+    """An answer with its options and, where there is one, its verdict: ``verdict`` and ``rating``."""
+    record = {**journal.records[answer_key(run, question)], "options": question.options}
     verdict = journal.records.get(_verdict_key(record, judge)) if judge else None
     return record | {"verdict": verdict["right"], "rating": verdict["rating"]} if verdict else record
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -36,10 +35,7 @@ EVERY_S = 1.0  # between two polls
 
 
 def record_of(question: SuiteQuestion, run: Run, response: str, **more: object) -> Record:
-    """What the journal keeps of an answer, all that it takes to score it again.
-
-    Times in seconds of the video; ``options``: the texts, or where they are labels the name of their list.
-    """
+    """What the journal keeps of an answer. Times in seconds of the video; options: None for long lists."""
     poll = question.poll
     record: Record = {
         "kind": ANSWER, "policy": run.label, "budget": run.budget, "record": question.id, "video": question.video,
@@ -50,20 +46,9 @@ def record_of(question: SuiteQuestion, run: Run, response: str, **more: object) 
     }  # fmt: skip
     marks = marks_of(record)
     record["marks"] = None if marks is None else list(marks)
-    if has_labels(question):
-        record["options"] = name_of(question.options)
+    if len(question.options) > len(LETTERS):
+        record["options"] = None
     return record
-
-
-def has_labels(question: SuiteQuestion) -> bool:
-    """Whether its options are a list of labels, which stands in the journal once, rather than a multiple choice."""
-    return len(question.options) > len(LETTERS)
-
-
-@lru_cache(maxsize=64)
-def name_of(labels: tuple[str, ...]) -> str:
-    """The name of a list of labels in the journal."""
-    return hashlib.sha256("\n".join(labels).encode()).hexdigest()[:16]
 
 
 class Viewer:

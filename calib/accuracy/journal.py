@@ -1,4 +1,4 @@
-"""The journal of a run: one JSON line a piece of work, appended as it is done, so that a run can be stopped and gone on with.
+"""The journal of a run: a JSON line for each piece of work, appended as it is done, so that a stopped run can be resumed.
 
 The first line names what makes results comparable; a run whose header differs is refused. A line that a kill cut short is
 dropped and its work done again.
@@ -7,9 +7,9 @@ dropped and its work done again.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from edgevlm.errors import UserError
@@ -33,7 +33,7 @@ class Journal:
         resume: bool = False,
         key: Callable[[Mapping[str, Any]], Key] = key_of,
     ) -> None:
-        """key: what a record is known by; raises KeyError for what is none.
+        """key: of a record; raises KeyError for what is none.
 
         Raises UserError for a file that is there without ``resume``, or is of other settings.
         """
@@ -46,7 +46,7 @@ class Journal:
         try:
             if path.exists() and path.stat().st_size:
                 if not resume:
-                    raise UserError(f"--out {path}: is there already; add --resume to go on with it, or name another file")
+                    raise UserError(f"--out {path}: is there already; add --resume to continue it, or name another file")
                 self._read(path, first)
             self._file = path.open("ab")
             if not self._file.tell():
@@ -55,13 +55,14 @@ class Journal:
             raise UserError(f"--out {path}: cannot be written ({error.strerror})") from None
 
     def _read(self, path: Path, wanted: Record) -> None:
+        """Take the records, and cut what a kill left of a last line. Raises UserError."""
         raw = path.read_bytes()
-        whole, _, torn = raw.rpartition(b"\n")
+        complete, _, torn = raw.rpartition(b"\n")
         if _line(wanted).startswith(raw):
             path.write_bytes(b"")
             return
         try:
-            lines = [json.loads(line) for line in whole.splitlines()]
+            lines = [json.loads(line) for line in complete.splitlines()]
             found = lines[0] if lines else {}
             if found.get("journal") != wanted["journal"]:
                 raise ValueError
@@ -70,11 +71,10 @@ class Journal:
             raise UserError(f"--out {path}: is not a journal of edgevlm bench accuracy; name another file") from None
         other = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
         if other:
-            said = ", ".join(f"{name} {found.get(name)} there, {wanted.get(name)} now" for name in other)
-            raise UserError(f"--out {path}: was made with other settings ({said}); name another file")
+            differences = ", ".join(f"{name} {found.get(name)} there, {wanted.get(name)} now" for name in other)
+            raise UserError(f"--out {path}: was made with other settings ({differences}); name another file")
         if torn:
-            with path.open("r+b") as file:
-                file.truncate(path.stat().st_size - len(torn))
+            os.truncate(path, len(raw) - len(torn))
 
     def add(self, record: Record) -> None:
         """Append one record, on disk before this returns."""
@@ -94,7 +94,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -35,13 +35,13 @@ def bytes_per_token(bundle: Bundle) -> int:
     return (many - few) // 1024
 
 
-def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, taken: Callable[[int], int]) -> int:
+def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, peak_bytes: Callable[[int], int]) -> int:
     """The largest budget, ``tokens`` at most, at which a policy takes no more than ``allowed`` bytes.
 
-    per_token: bytes of one more token in every layer; least: tokens of a frame; taken: measures the bytes at a budget, by which
+    per_token: bytes of one more token in every layer; least: tokens of a frame; peak_bytes: measures them at a budget, by which
     they rise. Raises UserError when less than a frame is left.
     """
-    low, over = tokens, taken(tokens) - allowed
+    low, over = tokens, peak_bytes(tokens) - allowed
     high, beyond = tokens + 1, max(over, 1)
     while over > 0:
         high, beyond = low, over
@@ -49,11 +49,11 @@ def equal_byte_budget(tokens: int, allowed: int, per_token: int, least: int, tak
         if low < least:
             left = f"at equal bytes {max(low, 0)} tokens are left to it"
             raise UserError(f"{left}, less than one frame, which takes {least}")
-        over = taken(low) - allowed
+        over = peak_bytes(low) - allowed
     while high - low > 1:
         middle = low + (high - low) * -over // (beyond - over)  # where a line between the two would meet what is allowed
         middle = min(max(middle, low + 1), high - 1)
-        excess = taken(middle) - allowed
+        excess = peak_bytes(middle) - allowed
         if excess > 0:
             high, beyond = middle, excess
         else:
@@ -104,8 +104,8 @@ def peak_bytes(
     Raises UserError for a budget at which the policy cannot run.
     """
     spec, per_frame = model.bundle.decoder, model.bundle.vision.tokens_per_frame
-    blank = replace(model, engine=cast(Engine, NullEngine(model.engine, spec)))
-    stream = Stream(blank, policy, tokens, prefix, text_rows, "lazy", chunk)
+    null = replace(model, engine=cast(Engine, NullEngine(model.engine, spec)))
+    stream = Stream(null, policy, tokens, prefix, text_rows, "lazy", chunk)
     peak = PeakBytes()
     peak.measure(stream.cache, policy)
     for first in range(0, frames, chunk):

@@ -13,6 +13,7 @@ import psutil
 
 from edgevlm.calib.accuracy.journal import Record
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token, equal_byte_budget, peak_bytes
+from edgevlm.calib.accuracy.variants import PLAIN
 from edgevlm.calib.trace import Clip, Float32, Float64
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextBudget
@@ -28,11 +29,10 @@ QUESTIONS = ("What is happening?", "What changed?", "Describe what you saw at th
 CHUNK = 8  # frames encoded and appended at once, as a session does by default
 MOMENTS = 8  # at which the questions are asked, evenly over a clip, its end among them
 ANSWER = 16  # tokens of full KV's answer, at most
-PLAIN = "sliding-window"  # holds nothing beside the cache: its bytes are what everybody gets
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReferenceAnswer:
     """Full KV's own greedy answer to a question at a moment. logits: before each of its tokens, ``[tokens, vocabulary]``."""
 
     question: list[int]
@@ -41,53 +41,53 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class FullKVReference:
     """A clip under full KV. features: ``[F, tokens_per_frame, width]``; asked: by the frames watched until then."""
 
     features: Float32
-    asked: dict[int, list[Asked]]
+    asked: dict[int, list[ReferenceAnswer]]
 
 
 class DivergenceMeter:
     """Streams clips through one model, with chunks and text budget as a session has them.
 
-    Raises UserError for questions that do not fit in their room.
+    Raises UserError for questions that do not fit in it.
     """
 
     def __init__(self, model: Model, questions: Sequence[str] = QUESTIONS) -> None:
         self.model = model
-        chat, room = Chat(model.bundle.chat), TextBudget.fitting(model.bundle.limit)
-        self._prefix, self._text_room = model.encode(chat.prefix), room.rows(model)
-        self._answer = min(ANSWER, room.answer)
+        chat, text = Chat(model.bundle.chat), TextBudget.fitting(model.bundle.limit)
+        self._prefix, self._text_rows = model.encode(chat.prefix), text.rows(model)
+        self._answer = min(ANSWER, text.answer)
         self._questions = [model.encode(chat.suffix([], question)) for question in questions]
         for question, ids in zip(questions, self._questions, strict=True):
-            if len(ids) > (most := room.conversation + room.question):
+            if len(ids) > (most := text.conversation + text.question):
                 raise UserError(f"--ask {question!r} takes {len(ids)} tokens and there is room for {most}; shorten it")
         self.per_frame = Framing(model).rows_per_frame
 
     def longest(self) -> tuple[int, str]:
         """The frames that full KV can hold, and what ends them: the model's positions, or half of the free memory."""
-        positions = (self.model.bundle.limit - len(self._prefix) - self._text_room) // self.per_frame
+        positions = (self.model.bundle.limit - len(self._prefix) - self._text_rows) // self.per_frame
         memory = psutil.virtual_memory().available // 2 // (self._bytes_per_token * self.per_frame)
         return (positions, "positions") if positions <= memory else (memory, "half of the free memory")
 
     def allowed(self, tokens: int) -> int:
         """Bytes of a plain window of ``tokens``, which every policy gets. Raises UserError where that is no budget."""
-        return self._taken(PLAIN, 0, tokens)
+        return self._peak_bytes(PLAIN.policy, 0, tokens)
 
     def fitted(self, policy: str, tokens: int, frames: int) -> int:
         """The largest |M| at which a policy takes no more bytes than a plain window of ``tokens``. Raises UserError."""
-        taken = partial(self._taken, policy, frames)
-        return equal_byte_budget(tokens, self.allowed(tokens), self._bytes_per_token, self.per_frame, taken)
+        measured = partial(self._peak_bytes, policy, frames)
+        return equal_byte_budget(tokens, self.allowed(tokens), self._bytes_per_token, self.per_frame, measured)
 
-    def _taken(self, policy: str, frames: int, tokens: int) -> int:
-        return peak_bytes(self.model, create_policy(policy), tokens, self._prefix, self._text_room, frames, CHUNK)
+    def _peak_bytes(self, policy: str, frames: int, tokens: int) -> int:
+        return peak_bytes(self.model, create_policy(policy), tokens, self._prefix, self._text_rows, frames, CHUNK)
 
     @property
     def _bytes_per_token(self) -> int:
         return bytes_per_token(self.model.bundle)
 
-    def reference(self, clip: Clip, frames: int, beyond: int) -> Reference:
+    def reference(self, clip: Clip, frames: int, beyond: int) -> FullKVReference:
         """Watch the first ``frames`` of a clip under full KV; at its moments of more than ``beyond`` tokens it is asked."""
         preprocess, engine = Preprocessor(self.model.bundle.vision), self.model.engine
         pixels = [preprocess(frame) for frame in islice(clip.frames, frames)]
@@ -97,9 +97,9 @@ class DivergenceMeter:
         for done in self._watch(stream, features):
             if done in moments(len(features)) and done * self.per_frame > beyond:
                 asked[done] = [self._answered(stream, question) for question in self._questions]
-        return Reference(features, asked)
+        return FullKVReference(features, asked)
 
-    def measure(self, reference: Reference, policy: Policy, tokens: int, budget: int) -> Record:
+    def measure(self, reference: FullKVReference, policy: Policy, tokens: int, budget: int) -> Record:
         """One policy at |M| = ``tokens``, at the moments when a plain window of ``budget`` tokens is full.
 
         kl: KL(full || policy) in nats, and top1: whether the most probable token is full KV's, both a list a moment, of all the
@@ -126,7 +126,7 @@ class DivergenceMeter:
         }
 
     def _open(self, policy: Policy, tokens: int) -> Stream:
-        return Stream(self.model, policy, tokens, self._prefix, self._text_room, "lazy", CHUNK)
+        return Stream(self.model, policy, tokens, self._prefix, self._text_rows, "lazy", CHUNK)
 
     def _watch(self, stream: Stream, features: Float32) -> Iterator[int]:
         """Append chunk by chunk; yields the frames watched so far."""
@@ -135,7 +135,7 @@ class DivergenceMeter:
             stream.append_frames(chunk)
             yield first + len(chunk)
 
-    def _answered(self, stream: Stream, question: list[int]) -> Asked:
+    def _answered(self, stream: Stream, question: list[int]) -> ReferenceAnswer:
         logits: list[Float32] = []
         answer: list[int] = []
         embeds, append = self._embeds(question), stream.append_question
@@ -144,9 +144,9 @@ class DivergenceMeter:
                 logits.append(append(embeds).copy())
                 answer.append(int(logits[-1].argmax()))
                 embeds, append = self.model.engine.embed(np.asarray(answer[-1:], np.int64)), stream.append_text
-        return Asked(question, answer, np.stack(logits))
+        return ReferenceAnswer(question, answer, np.stack(logits))
 
-    def _scored(self, stream: Stream, asked: Asked) -> Float32:
+    def _scored(self, stream: Stream, asked: ReferenceAnswer) -> Float32:
         """The logits before each token of full KV's answer, all in one call."""
         rows = self._embeds(asked.question + asked.answer[:-1])
         with stream.question():
@@ -171,6 +171,6 @@ def divergence(full: Float32, ours: Float32) -> Float64:
 
 
 def _log_softmax(logits: Float32) -> Float64:
-    below = logits.astype(np.float64) - logits.max(1, keepdims=True)
-    found: Float64 = below - np.log(np.exp(below).sum(1, keepdims=True))
-    return found
+    shifted = logits.astype(np.float64) - logits.max(1, keepdims=True)
+    log_p: Float64 = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    return log_p

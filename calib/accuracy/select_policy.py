@@ -15,8 +15,8 @@ from edgevlm import __version__
 from edgevlm.calib.accuracy.compare import compare, correct_answers
 from edgevlm.calib.accuracy.intervals import Estimate, Values, fraction_right, is_told_apart, mean
 from edgevlm.calib.accuracy.journal import Journal, Record
-from edgevlm.calib.accuracy.policy_divergence import PLAIN, QUESTIONS, DivergenceMeter
-from edgevlm.calib.accuracy.variants import Budget, parse_budgets, parse_variants, reason_of
+from edgevlm.calib.accuracy.policy_divergence import QUESTIONS, DivergenceMeter
+from edgevlm.calib.accuracy.variants import PLAIN, Budget, parse_budgets, parse_variants, reason_of
 from edgevlm.calib.accuracy.worker import Settings
 from edgevlm.calib.trace import Clip
 from edgevlm.errors import UserError
@@ -138,9 +138,9 @@ def make_candidate(policy: str, records: Sequence[Record], estimate: Estimate, t
 
 def usual_budget(model: Model) -> int:
     """|M| of a session of which no budget is asked."""
-    room, prefix = TextBudget.fitting(model.bundle.limit), model.encode(Chat(model.bundle.chat).prefix)
-    most = model.bundle.limit - len(prefix) - room.rows(model)
-    return default_budget(model, create_policy(PLAIN), most)
+    text, prefix = TextBudget.fitting(model.bundle.limit), model.encode(Chat(model.bundle.chat).prefix)
+    most = model.bundle.limit - len(prefix) - text.rows(model)
+    return default_budget(model, create_policy(PLAIN.policy), most)
 
 
 def budgets_of(request: ComparisonRequest, given: ComparisonInput, clip_tokens: int) -> list[int]:

@@ -137,7 +137,7 @@ def test_a_decoder_that_computes_nothing_tells_the_bytes(model, longer, name):
     budget = 40 * judge.per_frame
     tokens = judge.fitted(name, budget, 60)
     real = judge.measure(reference, create_policy(name), tokens, budget)["bytes"]
-    assert real == peak_bytes(model, create_policy(name), tokens, judge._prefix, judge._text_room, 60, CHUNK)
+    assert real == peak_bytes(model, create_policy(name), tokens, judge._prefix, judge._text_rows, 60, CHUNK)
     assert real <= judge.allowed(budget)
 
 
