@@ -84,8 +84,8 @@ class NoiseEngine:
     def project(self, embeds: Float32, cos: Float32, sin: Float32) -> tuple[list[Float32], list[Float32]]:
         return self._engine.project(embeds, cos, sin)
 
-    def spare(self, short: bool) -> None:
-        self._engine.spare(short)
+    def release_memory(self, short: bool) -> None:
+        self._engine.release_memory(short)
 
     @contextmanager
     def filling(self) -> Iterator[None]:

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from edgevlm.engines.checks import check_buffers, check_probes, check_step, cut_files, graph_of, grouped_pixels
-from edgevlm.engines.embedding import Embedding
 from edgevlm.engines.huge_pages import use_huge_pages
+from edgevlm.engines.inputs import Embedding, check_buffers, check_probes, check_step, graph_of, grouped_pixels, per_layer_files
 from edgevlm.engines.onnx_file import FLOAT16, external_types, operators
 from edgevlm.engines.onnxruntime_layers import SHARED, OnnxRuntimeLayers, bind_array, share_arena
 from edgevlm.engines.threads import default_threads
@@ -39,7 +38,7 @@ class Calls:
         self._giving_back = ort.RunOptions()
         self._giving_back.add_run_config_entry("memory.enable_memory_arena_shrinkage", shrunk)
 
-    def spare(self, short: bool) -> None:
+    def release_memory(self, short: bool) -> None:
         self.options = self._giving_back if short else None
 
 
@@ -48,7 +47,7 @@ class OnnxRuntimeCpu:
 
     kv_place: KVPlace = "host"
     kv_device = "cpu"  # the same, as ONNX Runtime calls it
-    shrunk = "cpu:0"  # the arenas that :meth:`spare` is about
+    shrunk = "cpu:0"  # the arenas that :meth:`release_memory` is about
     providers: Sequence[Any] = ("CPUExecutionProvider",)
 
     def __init__(self, bundle: Bundle, *, threads: int | None = None) -> None:
@@ -65,7 +64,7 @@ class OnnxRuntimeCpu:
         self._embedding = Embedding(bundle)
         self._vision = self._open(bundle.vision.graph)
         self._decoders: dict[str, Any] = {}  # by variant, opened when first bound
-        self._cut: list[Any] = []  # and those of the cut decoder
+        self._per_layer: list[Any] = []  # and those of the per-layer decoder
 
     def _open(self, name: str, *, copies: bool = True) -> Any:
         """A session of one graph, its weights in huge pages where it has them to itself."""
@@ -143,18 +142,18 @@ class OnnxRuntimeCpu:
         return OnnxRuntimeDecoder(self._session(variant), self.bundle, buffers, probes, self._calls, self.kv_device)
 
     def bind_layers(self, buffers: Sequence[KVBuffer]) -> OnnxRuntimeLayers:
-        """The cut decoder bound to one buffer a layer; its graphs are opened when first asked for.
+        """The per-layer decoder bound to one buffer a layer; its graphs are opened when first asked for.
 
         Together they hold the matrices once, packed as ``whole`` does: an engine of which this alone is asked has no ``whole``.
         """
         spec = self.bundle.decoder
         check_buffers(self.bundle, buffers, spec.kv)
-        files = cut_files(self.bundle)
-        if not self._cut:
+        files = per_layer_files(self.bundle)
+        if not self._per_layer:
             share_arena()
-            self._cut = [self._session_of(file, SHARED) for file in files]
+            self._per_layer = [self._session_of(file, SHARED) for file in files]
             use_huge_pages()
-        return OnnxRuntimeLayers(self._cut, spec, buffers, self._calls)
+        return OnnxRuntimeLayers(self._per_layer, spec, buffers, self._calls)
 
     def project(self, embeds: Float32, cos: Float32, sin: Float32) -> tuple[list[Float32], list[Float32]]:
         """Queries and keys of raw embeddings in every layer; see the protocol."""
@@ -169,15 +168,15 @@ class OnnxRuntimeCpu:
             self._decoders[variant] = self._open(graph_of(self.bundle, variant), copies=variant == "whole")
         return self._decoders[variant]
 
-    def spare(self, short: bool) -> None:
+    def release_memory(self, short: bool) -> None:
         """While memory is short, give back after each call the working memory that it took; calls are slower then."""
-        self._calls.spare(short)
+        self._calls.release_memory(short)
 
     def close(self) -> None:
         """Let go of the sessions; decoders already bound keep what they need until they are dropped."""
         self.__dict__.pop("_vision", None)
         self.__dict__.pop("_decoders", None)
-        self.__dict__.pop("_cut", None)
+        self.__dict__.pop("_per_layer", None)
         self.__dict__.pop("_embedding", None)
 
 

@@ -54,7 +54,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
         return super().takes(bundle) and bundle.decoder.kv in cls.kv_types
 
     def bind_layers(self, buffers: Sequence[KVBuffer]) -> OnnxRuntimeLayers:
-        """No cut decoder is run on CUDA: raises UserError."""
+        """No per-layer decoder runs on CUDA: raises UserError."""
         raise UserError("policies that fetch rows layer by layer run on --engine onnxruntime-cpu alone")
 
     def _open(self, name: str, *, copies: bool = True) -> Any:

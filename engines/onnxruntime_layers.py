@@ -1,4 +1,4 @@
-"""The cut decoder on ONNX Runtime's CPU: L + 1 sessions and the caller between them; see edgevlm.export.cut for the graphs."""
+"""The decoder layer by layer on ONNX Runtime's CPU: L + 1 sessions, the caller between them (edgevlm.export.layers)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from edgevlm.engines.checks import check_layer, check_rows
+from edgevlm.engines.inputs import check_layer, check_rows
 from edgevlm.errors import CacheError
 from edgevlm.runtime.bundle import DecoderSpec
 from edgevlm.runtime.engine import Float32, Int32, KVBuffer
@@ -23,7 +23,7 @@ SHARED = {"session.use_env_allocators": "1", "session.use_device_allocator_for_i
 def share_arena() -> None:
     """Have one arena for the working memory of all sessions of this process that ask for it.
 
-    The cut graphs run one after another: with an arena each they would keep the working memory of a call L + 1 times.
+    The graphs run one after another: with an arena each they would keep the working memory of a call L + 1 times.
     """
     where = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     with suppress(Exception):  # the process has registered one already
@@ -36,7 +36,7 @@ def bind_array(bind: Any, name: str, array: np.ndarray) -> None:
 
 
 class OnnxRuntimeLayers:
-    """A cut decoder bound to one stream's memory; see :class:`edgevlm.runtime.engine.LayerDecoder`.
+    """A per-layer decoder bound to one stream's memory; see :class:`edgevlm.runtime.engine.LayerDecoder`.
 
     Two sets of bindings, in which nothing is bound again: one for a single row and its logits, and one for calls of the last
     other size. Not for use by two threads at once.

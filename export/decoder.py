@@ -143,7 +143,7 @@ def _variants(
 
 
 def _cut(profile: Profile, weights: WeightsFile, shape: DecoderShape, precision: str, kv: KVType) -> list[PerLayerGraphs]:
-    """The cut decoder, where the profile has one."""
+    """The per-layer graphs, where the profile has them."""
     if "cut" not in profile.variants:
         return []
     return [PerLayerGraphs(lambda name: profile.graph(name, weights, precision), shape, profile, kv)]

@@ -163,9 +163,9 @@ class Engine(Protocol):
         ...
 
     def bind_layers(self, buffers: Sequence[KVBuffer]) -> LayerDecoder:
-        """Bind the cut decoder to one buffer a layer; bindings persist until it is dropped.
+        """Bind the per-layer decoder to one buffer a layer; bindings persist until it is dropped.
 
-        Raises UserError for a bundle without cut graphs, and on a backend that cannot drive them.
+        Raises UserError for a bundle without per-layer graphs, and on a backend that cannot drive them.
         """
         ...
 
@@ -177,7 +177,7 @@ class Engine(Protocol):
         """
         ...
 
-    def spare(self, short: bool) -> None:
+    def release_memory(self, short: bool) -> None:
         """While the system's memory is short, give back after each call the working memory that it took."""
         ...
 

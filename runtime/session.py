@@ -188,7 +188,7 @@ class Session:
     def _watch(self, pixels: NDArray[np.float32], timestamp: float | None) -> None:
         if not self._chunk.taken:
             self._chunk.limit = self._pressure.look()
-            self.model.engine.spare(self._pressure.short)
+            self.model.engine.release_memory(self._pressure.short)
         self._progress.watched(timestamp)
         self._chunk.add(pixels, self._progress.time_s)
         if not self._chunk.missing:

@@ -8,7 +8,7 @@ import numpy as np
 
 from edgevlm.apps.planning.model import PlannedModel, layer_matrices
 from edgevlm.engines.devices import Device
-from edgevlm.engines.tensorrt.need import RUNTIME, build_need
+from edgevlm.engines.tensorrt.jobs import RUNTIME, build_need
 from edgevlm.errors import UserError
 from edgevlm.export.footprint import needed_memory
 from edgevlm.export.precisions import load_precision

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorrt as trt
 
-from edgevlm.engines.tensorrt.shapes import CallShapes, Dims
+from edgevlm.engines.tensorrt.jobs import CallShapes, Dims
 from edgevlm.errors import UserError
 
 VERSION: str = trt.__version__

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from edgevlm.engines.tensorrt import api
-from edgevlm.engines.tensorrt.jobs import Job, Settings, jobs_of
-from edgevlm.engines.tensorrt.need import build_need, check_memory
-from edgevlm.engines.tensorrt.store import Place, Record, engine_key
+from edgevlm.engines.tensorrt.jobs import Job, Settings, build_need, check_memory, jobs_of
+from edgevlm.engines.tensorrt.store import EngineFolder, Record, engine_key
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import Driver
@@ -51,7 +50,7 @@ def build_engines(bundle: Bundle, settings: Settings, driver: Driver, tell: Tell
     is raised then. Raises UserError as :mod:`~edgevlm.engines.tensorrt.api` does, and for too little memory or disk.
     """
     check_profile(bundle)
-    place = Place.of(bundle, engine_key(driver.device, api.VERSION, bundle))
+    place = EngineFolder.of(bundle, engine_key(driver.device, api.VERSION, bundle))
     with place.alone():
         jobs = jobs_of(bundle, settings)
         for number, job in enumerate(jobs, 1):
@@ -66,7 +65,7 @@ def build_engines(bundle: Bundle, settings: Settings, driver: Driver, tell: Tell
             yield Made(job.graph, str(plan), record.bytes, there is not None)
 
 
-def _build(job: Job, settings: Settings, place: Place, progress: Tell) -> Record:
+def _build(job: Job, settings: Settings, place: EngineFolder, progress: Tell) -> Record:
     built = _interruptible(job, settings, place.timings(), progress)
     about = {"tensorrt": api.VERSION, "capacity": settings.capacity, "probes": settings.probes}
     record = place.put(place.path(job.graph, job.fingerprint), built.plan, about)

@@ -11,12 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.engines.checks import check_step
+from edgevlm.engines.inputs import check_step
 from edgevlm.engines.tensorrt.api import Loaded
-from edgevlm.engines.tensorrt.calls import Bench, Calls
-from edgevlm.engines.tensorrt.memory import Blocks
-from edgevlm.engines.tensorrt.replay import Replayed
-from edgevlm.engines.tensorrt.shapes import DECODER_CALLS, ONE, QUESTION, ROWS, USUAL_QUESTION, Dims, pieces
+from edgevlm.engines.tensorrt.jobs import DECODER_CALLS, ONE, QUESTION, ROWS, USUAL_QUESTION, Dims, pieces
+from edgevlm.engines.tensorrt.workspace import Blocks, Calls, Replayed, Workspace
 from edgevlm.errors import CacheError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import Float32, FramePattern, Int32, KVBuffer, StepResult
@@ -33,18 +31,18 @@ class TensorRTDecoder:
     """
 
     def __init__(
-        self, bench: Bench, bundle: Bundle, loaded: Loaded, buffers: Sequence[KVBuffer], probes: Sequence[int]
+        self, workspace: Workspace, bundle: Bundle, loaded: Loaded, buffers: Sequence[KVBuffer], probes: Sequence[int]
     ) -> None:
-        self._bench, self._spec, self._loaded = bench, bundle.decoder, loaded
+        self._workspace, self._spec, self._loaded = workspace, bundle.decoder, loaded
         self._buffers, self._probes = tuple(buffers), tuple(probes)
         self._writes_rows = bundle.profile == TENSORRT_10_3  # new rows are outputs, and go into the memory after the call
         self._capacity = np.array([buffer.shape[2] for buffer in buffers], np.int64)
         self._most = {name: loaded.most("inputs_embeds", kind)[1] for kind, name in enumerate(DECODER_CALLS)}
-        self._own = Blocks(bench.driver)
+        self._own = Blocks(workspace.driver)
         self._columns = self._own.at("columns", 4 * int(self._capacity.max()))
-        with bench.lock:  # another thread may be recording a graph of this stream's calls
-            bench.driver.copy_in(self._columns, np.arange(self._capacity.max(), dtype=np.int32), bench.stream)
-            bench.stream.synchronize()
+        with workspace.lock:  # another thread may be recording a graph of this stream's calls
+            workspace.driver.copy_in(self._columns, np.arange(self._capacity.max(), dtype=np.int32), workspace.stream)
+            workspace.stream.synchronize()
         self._calls: dict[str, Calls] = {}
         self._read = np.zeros(len(self._buffers), np.int64)
         self.replayed: Replayed | None = None
@@ -70,7 +68,7 @@ class TensorRTDecoder:
         kind = self._kind(rows, len(set(wanted)))
         logits = np.empty((len(wanted), self._spec.vocab), np.float32)
         probes: dict[int, list[Float32]] = {layer: [] for layer in self._probes}
-        with self._bench.lock:
+        with self._workspace.lock:
             for piece in pieces(rows, self._most[kind]):
                 asked = sorted({row for row in wanted if piece.start <= row < piece.stop})
                 local = np.array([row - piece.start for row in asked] or [piece.stop - piece.start - 1], np.int64)
@@ -108,7 +106,7 @@ class TensorRTDecoder:
         outputs: dict[str, Dims] = {"logits": (1, len(inputs["logit_rows"]), spec.vocab)}
         outputs |= {f"query{layer}": (1, rows, spec.heads * spec.head_dim) for layer in self._probes}
         for name, shape in outputs.items():
-            calls.room(name, shape)
+            calls.output(name, shape)
         self._leave(calls, rows)
         calls.work()
         try:
@@ -137,18 +135,18 @@ class TensorRTDecoder:
         spec = self._spec
         for layer in range(spec.layers):
             if f"query{layer}" in self._loaded.tensors and layer not in self._probes:
-                calls.room(f"query{layer}", (1, rows, spec.heads * spec.head_dim), UNUSED)
+                calls.output(f"query{layer}", (1, rows, spec.heads * spec.head_dim), UNUSED)
             if self._writes_rows:
                 for part in ("key", "value"):
-                    calls.room(f"new_{part}{layer}", (1, spec.kv_heads, rows, spec.head_dim))
+                    calls.output(f"new_{part}{layer}", (1, spec.kv_heads, rows, spec.head_dim))
 
     def _write_rows(self, calls: Calls, rows: int, past: NDArray[np.int64]) -> None:
         """New rows ``[kv_heads, S, head_dim]`` into rows ``[past, past + S)`` of ``[kv_heads, capacity, head_dim]``."""
-        driver, stream, heads = self._bench.driver, self._bench.stream, self._spec.kv_heads
+        driver, stream, heads = self._workspace.driver, self._workspace.stream, self._spec.kv_heads
         for layer, buffer in enumerate(self._buffers):
             row = self._spec.head_dim * buffer.dtype.itemsize
             for part, address in (("key", buffer.key_address), ("value", buffer.value_address)):
-                new = calls.room(f"new_{part}{layer}", (1, heads, rows, self._spec.head_dim))
+                new = calls.output(f"new_{part}{layer}", (1, heads, rows, self._spec.head_dim))
                 to = address + int(past[layer]) * row
                 driver.copy_rows(to, buffer.shape[2] * row, new, rows * row, rows * row, heads, stream)
 
@@ -156,7 +154,7 @@ class TensorRTDecoder:
         """The calls of a kind, with the addresses that they keep."""
         if kind not in self._calls:
             own = self._own if kind == ONE else None
-            calls = self._calls[kind] = Calls(self._bench, self._loaded, DECODER_CALLS.index(kind), own)
+            calls = self._calls[kind] = Calls(self._workspace, self._loaded, DECODER_CALLS.index(kind), own)
             for layer, buffer in enumerate(self._buffers):
                 calls.context.bind(f"columns{layer}", self._columns)
                 for part, address in (("key", buffer.key_address), ("value", buffer.value_address)):
@@ -164,7 +162,7 @@ class TensorRTDecoder:
                     if not self._writes_rows:
                         calls.context.bind(f"{part}{layer}_out", address)
             if kind == ONE:
-                self.replayed = Replayed(self._bench.driver, self._bench.stream, calls.context)
+                self.replayed = Replayed(self._workspace.driver, self._workspace.stream, calls.context)
         return self._calls[kind]
 
 

@@ -11,15 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.engines.checks import check_buffers, check_probes, graph_of, grouped_pixels
-from edgevlm.engines.embedding import Embedding
+from edgevlm.engines.inputs import Embedding, check_buffers, check_probes, graph_of, grouped_pixels
 from edgevlm.engines.tensorrt import api
 from edgevlm.engines.tensorrt.build import check_profile
-from edgevlm.engines.tensorrt.calls import Bench, Calls
 from edgevlm.engines.tensorrt.decoder import TensorRTDecoder
-from edgevlm.engines.tensorrt.jobs import Settings, jobs_of
-from edgevlm.engines.tensorrt.shapes import Dims, pieces
-from edgevlm.engines.tensorrt.store import Place, engine_key, read_plan
+from edgevlm.engines.tensorrt.jobs import Dims, Settings, jobs_of, pieces
+from edgevlm.engines.tensorrt.store import EngineFolder, engine_key, read_plan
+from edgevlm.engines.tensorrt.workspace import Calls, Workspace
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import Driver, open_driver
@@ -37,8 +35,8 @@ class TensorRT:
         """``threads`` are a CPU's and change nothing here. Raises UserError for a bundle without engines for this GPU."""
         check_profile(bundle)
         self.bundle = bundle
-        self._bench, self._log = Bench(driver or open_driver()), api.Log()
-        self._place = Place.of(bundle, engine_key(self._bench.driver.device, api.VERSION, bundle))
+        self._workspace, self._log = Workspace(driver or open_driver()), api.Log()
+        self._place = EngineFolder.of(bundle, engine_key(self._workspace.driver.device, api.VERSION, bundle))
         self.settings = self._built_for()
         self._jobs = {job.graph: job for job in jobs_of(bundle, self.settings)}
         self._embedding = Embedding(bundle)
@@ -100,12 +98,12 @@ class TensorRT:
                 "this policy looks at attention and the engines were built with --no-probes; choose infinipot-v or another "
                 f"that does not, or build them with probes (edgevlm build {self.bundle.path})"
             )
-        return TensorRTDecoder(self._bench, self.bundle, self._decoder, buffers, probes)
+        return TensorRTDecoder(self._workspace, self.bundle, self._decoder, buffers, probes)
 
     def project(self, embeds: Float32, cos: Float32, sin: Float32) -> tuple[list[Float32], list[Float32]]:
         """Queries and keys of raw embeddings in every layer; see the protocol."""
         spec = self.bundle.decoder
-        with self._bench.lock:
+        with self._workspace.lock:
             if self._projections is None:
                 self._projections = self._calls(graph_of(self.bundle, "projections"))
         heads = {"query": spec.heads, "key": spec.kv_heads}
@@ -124,9 +122,9 @@ class TensorRT:
         query, key = ([np.concatenate(pieces_of, 1) for pieces_of in parts[part]] for part in ("query", "key"))
         return query, key
 
-    def spare(self, short: bool) -> None:
+    def release_memory(self, short: bool) -> None:
         """While memory is short, free after each call the device memory for its frames or rows; the next takes it again."""
-        self._bench.short = short
+        self._workspace.short = short
 
     def close(self) -> None:
         """Let go of the engines; decoders already bound keep what they need until they are dropped."""
@@ -134,19 +132,19 @@ class TensorRT:
             self.__dict__.pop(name, None)
 
     def _whole(self, calls: Calls, inputs: dict[str, NDArray], outputs: dict[str, Dims]) -> dict[str, NDArray]:
-        with self._bench.lock:
-            return calls.whole(inputs, outputs)
+        with self._workspace.lock:
+            return calls.call(inputs, outputs)
 
     def _calls(self, name: str) -> Calls:
         """Of an engine that is called in one way alone."""
-        return Calls(self._bench, self._load(name), 0)
+        return Calls(self._workspace, self._load(name), 0)
 
     def _built_for(self) -> Settings:
         whole = self.bundle.file(self.bundle.decoder.graphs["whole"]).stem
         for plan in self._place.engines(whole):
             if record := self._place.record(plan):
                 return Settings(int(record.about["capacity"]), probes=bool(record.about["probes"]))
-        device = self._bench.driver.device
+        device = self._workspace.driver.device
         raise UserError(
             f"{self.bundle.path}: has no engines for {device.name} and TensorRT {api.VERSION}; build them (edgevlm build "
             f"{self.bundle.path})"

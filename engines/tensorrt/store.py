@@ -45,13 +45,13 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EngineFolder:
     """The engines of one key."""
 
     folder: Path
 
     @classmethod
-    def of(cls, bundle: Bundle, key: str) -> Place:
+    def of(cls, bundle: Bundle, key: str) -> EngineFolder:
         return cls(bundle.path / FOLDER / key)
 
     def path(self, graph: str, fingerprint: str) -> Path:

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from edgevlm.calib import demo
-from edgevlm.engines.onnx_file import external_bytes, initializer_shapes, with_dimensions
+from edgevlm.engines.onnx_file import external_bytes, external_types, initializer_shapes, operators, with_dimensions
+from edgevlm.runtime.model import demo_bundle
 
-DEMO = Path(demo.__file__).parent / "bundle"
-GRAPHS = sorted(DEMO.glob("*.onnx"))
+GRAPHS = sorted(demo_bundle().glob("*.onnx"))
 
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda path: path.stem)
@@ -28,6 +27,14 @@ def test_external_weights_are_those_that_onnx_finds(graph: Path) -> None:
             found[about["location"]] += int(about["length"])
     assert found
     assert external_bytes(graph.read_bytes()) == dict(found)
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=lambda path: path.stem)
+def test_operators_and_types_are_those_that_onnx_finds(graph: Path) -> None:
+    model = onnx.load(graph, load_external_data=False)
+    assert operators(graph.read_bytes()) == {node.op_type for node in model.graph.node}
+    external = {tensor.data_type for tensor in model.graph.initializer if tensor.external_data}
+    assert external_types(graph.read_bytes()) == external
 
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda path: path.stem)

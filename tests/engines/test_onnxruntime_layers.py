@@ -13,7 +13,7 @@ import pytest
 from reference_decoder import ReferenceDecoder
 from runner import Layered, Runner
 
-from edgevlm.engines.checks import cut_files
+from edgevlm.engines.inputs import per_layer_files
 from edgevlm.engines.onnxruntime_layers import share_arena
 from edgevlm.errors import CacheError, CacheFull, UserError
 from edgevlm.runtime.bundle import Bundle
@@ -167,7 +167,7 @@ def test_what_does_not_fit_changes_nothing(runner: Runner) -> None:
         decoder.logits()
     decoder.begin(rows(4), *good)
     attends: list[tuple[type[Exception], str, int, list[int]]] = [
-        (CacheFull, "layer 0 attends to 61 rows and has room for 64: 4 more do not fit", 0, [5, 61]),
+        (CacheFull, "layer 0 attends to 61 rows of 64: 4 more do not fit", 0, [5, 61]),
         (CacheError, "past must be 2 lengths", 0, [5, -1]),
         (CacheError, "past must be 2 lengths", 0, [5]),
         (CacheError, "layer 1 cannot be attended to now: layer 0 is next", 1, [5, 5]),
@@ -200,7 +200,7 @@ def test_while_memory_is_short_nothing_is_kept_for_longer_calls(runner: Runner) 
     expected = [runner.step(rows(count), decoder=through).logits for count in (5, 1)]
     assert decoder._many is not decoder._one
     runner.past_len[:], runner.position = 0, 0
-    runner.engine.spare(True)
+    runner.engine.release_memory(True)
     for count, logits in zip((5, 1), expected, strict=True):
         assert (runner.step(rows(count), decoder=through).logits == logits).all()
         assert decoder._many is decoder._one
@@ -256,17 +256,17 @@ def test_the_graphs_share_the_whole_graphs_weights(exported: Any, family: str, s
         tensors = onnx.load(bundle.file(name), load_external_data=False).graph.initializer
         return {t.name: tuple(f"{e.key}={e.value}" for e in t.external_data) for t in tensors if t.external_data}
 
-    parts = [external(name) for name in cut_files(bundle)]
+    parts = [external(name) for name in per_layer_files(bundle)]
     joined = {name: place for part in parts for name, place in part.items()}
     assert sum(map(len, parts)) == len(joined)
     assert joined == external(bundle.decoder.graphs["whole"])
-    assert all(bundle.files[name].bytes < 20_000 for name in cut_files(bundle))
+    assert all(bundle.files[name].bytes < 20_000 for name in per_layer_files(bundle))
 
 
 def test_one_attention_node_for_each_kv_head(exported: Any) -> None:
     bundle = Bundle.load(exported("llava", **SHAPE).bundle)
     counts = []
-    for name in cut_files(bundle):
+    for name in per_layer_files(bundle):
         nodes = onnx.load(bundle.file(name), load_external_data=False).graph.node
         attention = [{a.name: a.i for a in node.attribute} for node in nodes if node.op_type == "GroupQueryAttention"]
         assert all((each["num_heads"], each["kv_num_heads"]) == (3, 1) for each in attention)
@@ -281,7 +281,7 @@ def test_a_bundle_without_the_graphs_says_what_to_do(exported: Any) -> None:
     for graphs in (older, {**bundle.decoder.graphs, "cut2": None}):
         without = {name: file for name, file in graphs.items() if file}
         engine = load_engine("onnxruntime-cpu", replace(bundle, decoder=replace(bundle.decoder, graphs=without)), threads=1)
-        with pytest.raises(UserError, match=r"has no cut decoder graphs \(it has .*\); export the checkpoint again"):
+        with pytest.raises(UserError, match=r"has no per-layer decoder graphs \(it has .*\); export the checkpoint again"):
             engine.bind_layers(runner.buffers)
     with pytest.raises(CacheError, match="3 layers; 2 buffers"):
         runner.engine.bind_layers(runner.buffers[:2])

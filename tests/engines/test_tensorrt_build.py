@@ -25,7 +25,7 @@ from trt_world import anew, build, faked
 
 from edgevlm.apps.bundles.build import BuildRequest, capacity_for, check_device
 from edgevlm.apps.bundles.build import build as command
-from edgevlm.engines.tensorrt import need
+from edgevlm.engines.tensorrt import jobs
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle, seal_manifest
 
@@ -234,9 +234,9 @@ def test_ctrl_c_stops_tensorrt_and_the_next_build_goes_on(world: World, bundle: 
 
 
 def test_only_one_process_builds(world: World, bundle: Bundle) -> None:
-    from edgevlm.engines.tensorrt.store import Place
+    from edgevlm.engines.tensorrt.store import EngineFolder
 
-    place = Place(bundle.path / "engines" / "orin-sm87-trt10.3.0-fp32-kv-fp32-vision-fp32")
+    place = EngineFolder(bundle.path / "engines" / "orin-sm87-trt10.3.0-fp32-kv-fp32-vision-fp32")
     with place.alone(), pytest.raises(UserError, match="another process is building these engines"):
         build(bundle, FakeDriver(), CAPACITY)
 
@@ -268,17 +268,17 @@ def test_memory_is_checked_before(
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available * mb))
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=swap * mb))
     driver: Any = FakeDriver(free=on_card * mb) if device == "orin" else FakeDriver(CARD, free=on_card * mb)
-    wanted = need.build_need(200 * mb, 100 * mb)
+    wanted = jobs.build_need(200 * mb, 100 * mb)
     assert (wanted.host, wanted.device) == (3 * 200 * mb + 500 * mb, 300 * mb)
-    wanted = need.BuildNeed(1300 * mb, 300 * mb)
+    wanted = jobs.BuildNeed(1300 * mb, 300 * mb)
     if fits:
-        need.check_memory("decoder", wanted, driver)
+        jobs.check_memory("decoder", wanted, driver)
     else:
         in_swap = r"to build that cannot lie in swap, and .* are free; close the desktop"
         other = r"to build and .* GB .*; add swap, close the desktop"
         said = in_swap if device == "orin" and available < 300 else other
         with pytest.raises(UserError, match=rf"an engine of decoder takes about .* {said}") as error:
-            need.check_memory("decoder", wanted, driver)
+            jobs.check_memory("decoder", wanted, driver)
         assert "--workspace" in str(error.value)
         assert "\n" not in str(error.value)
 

@@ -199,7 +199,7 @@ def test_a_graph_is_dropped_when_the_working_memory_moves(llava: Pair, monkeypat
     for seed in range(3):
         llava.step(llava.rows(1, seed))
     assert llava.decoder.replayed.recorded == 1
-    llava.engine._bench.scratch(1 << 20)
+    llava.engine._workspace.scratch(1 << 20)
     for seed in range(3):
         llava.step(llava.rows(1, seed))
     assert llava.decoder.replayed.recorded == 2
@@ -305,16 +305,16 @@ def test_projections_and_embeddings_are_the_same(pair: Pair) -> None:
 def test_memory_goes_back_while_it_is_short(llava: Pair) -> None:
     llava.step(llava.rows(20))
     held = sum(block.nbytes for block in llava.driver.held.values())
-    assert llava.engine._bench.blocks.nbytes > 0
-    llava.engine.spare(True)
+    assert llava.engine._workspace.blocks.nbytes > 0
+    llava.engine.release_memory(True)
     for count in (10, 1, 1, 1):
         llava.step(llava.rows(count))
-        assert llava.engine._bench.blocks.nbytes == 0
+        assert llava.engine._workspace.blocks.nbytes == 0
     assert sum(block.nbytes for block in llava.driver.held.values()) < held
     assert llava.decoder.replayed.replayed > 0
-    llava.engine.spare(False)
+    llava.engine.release_memory(False)
     llava.step(llava.rows(10))
-    assert llava.engine._bench.blocks.nbytes > 0
+    assert llava.engine._workspace.blocks.nbytes > 0
 
 
 def test_a_decoder_outlives_its_engine_and_then_lets_go(llava: Pair) -> None:
@@ -331,7 +331,7 @@ def test_a_step_that_does_not_fit_changes_nothing(llava: Pair) -> None:
     llava.step(llava.rows(5))
     before = [array.copy() for array in llava.memory]
     tables = llava.cpu.tables(np.arange(4, dtype=np.int32))
-    with pytest.raises(CacheFull, match=f"layer 1 holds {CAPACITY - 3} rows and has room for {CAPACITY}: 4 more do not fit"):
+    with pytest.raises(CacheFull, match=f"layer 1 holds {CAPACITY - 3} rows of {CAPACITY}: 4 more do not fit"):
         llava.decoder.step(llava.rows(4), *tables, np.array([0, CAPACITY - 3, 0], np.int32))
     with pytest.raises(CacheError, match="embeds must be"):
         llava.decoder.step(llava.rows(4)[:, :7], *tables, np.zeros(3, np.int32))

@@ -18,7 +18,7 @@ import pytest
 from checkpoints import make_checkpoint
 from runner import Layered, Runner
 
-from edgevlm.engines.checks import cut_files
+from edgevlm.engines.inputs import per_layer_files
 from edgevlm.engines.onnxruntime_cpu import Calls
 from edgevlm.engines.onnxruntime_layers import OnnxRuntimeLayers
 from edgevlm.export import export_checkpoint, precisions
@@ -49,7 +49,7 @@ def logits(checkpoint: Path, folder: Path, level: int, monkeypatch: Any) -> dict
     runner.past_len[:], runner.position = 0, 0
     found["one by one"] = np.concatenate([runner.step(row[None]).logits for row in embeds])
     spec, none = runner.bundle.decoder, np.zeros(runner.bundle.decoder.layers, np.int32)
-    sessions = [unpacked(runner.bundle.file(name)) for name in cut_files(runner.bundle)]
+    sessions = [unpacked(runner.bundle.file(name)) for name in per_layer_files(runner.bundle)]
     cuts = {
         "cut": runner.engine.bind_layers(runner.buffers),
         "unpacked": OnnxRuntimeLayers(sessions, spec, runner.buffers, Calls()),

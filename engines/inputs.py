@@ -1,4 +1,4 @@
-"""What every backend refuses, before a byte is changed."""
+"""What every backend does with its inputs: refuse wrong ones before a byte is changed, group frames, embed tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from edgevlm.runtime.bundle import Bundle, DecoderSpec, VisionSpec
 from edgevlm.runtime.engine import Float32, Int32, Int64, KVBuffer, KVType
 from edgevlm.runtime.kv import DTYPES
 
-CUT = re.compile(r"cut\d+")  # the graphs of a cut decoder
+PER_LAYER = re.compile(r"cut\d+")  # names of those graphs in a bundle
+HALF = 128  # the code of an embedding that stands for 0
 
 
 def grouped_pixels(vision: VisionSpec, pixels: Float32) -> Float32:
@@ -36,16 +37,16 @@ def graph_of(bundle: Bundle, variant: str) -> str:
     return graphs[variant]
 
 
-def cut_files(bundle: Bundle) -> list[str]:
-    """The files of the cut decoder's graphs; raises UserError for a bundle that does not have them."""
+def per_layer_files(bundle: Bundle) -> list[str]:
+    """The files of the per-layer decoder graphs; raises UserError for a bundle that does not have them."""
     graphs, names = bundle.decoder.graphs, [f"cut{index}" for index in range(bundle.decoder.layers + 1)]
     if any(name not in graphs for name in names):
-        raise _lacks(bundle, "no cut decoder graphs")
+        raise _lacks(bundle, "no per-layer decoder graphs")
     return [graphs[name] for name in names]
 
 
 def _lacks(bundle: Bundle, what: str) -> UserError:
-    there = dict.fromkeys("cut" if CUT.fullmatch(name) else name for name in bundle.decoder.graphs)
+    there = dict.fromkeys("cut" if PER_LAYER.fullmatch(name) else name for name in bundle.decoder.graphs)
     return UserError(
         f"{bundle.path}: has {what} (it has {', '.join(there)}); "
         "export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
@@ -58,7 +59,7 @@ def check_layer(spec: DecoderSpec, capacity: int, layer: int, rows: int, past: I
     if past.shape != (spec.kv_heads,) or min(lengths) < 0:
         raise CacheError(f"past must be {spec.kv_heads} lengths of at least 0, not {past!r}")
     if (most := max(lengths)) + rows > capacity:
-        raise CacheFull(f"layer {layer} attends to {most} rows and has room for {capacity}: {rows} more do not fit")
+        raise CacheFull(f"layer {layer} attends to {most} rows of {capacity}: {rows} more do not fit")
 
 
 def check_probes(spec: DecoderSpec, probes: Sequence[int]) -> None:
@@ -85,7 +86,7 @@ def check_step(
     if over.size:
         layer = int(over[0])
         have, room = int(past_len[layer]), int(capacity[layer])
-        raise CacheFull(f"layer {layer} holds {have} rows and has room for {room}: {rows} more do not fit")
+        raise CacheFull(f"layer {layer} holds {have} rows of {room}: {rows} more do not fit")
 
 
 def check_rows(spec: DecoderSpec, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int]) -> None:
@@ -114,3 +115,25 @@ def check_buffers(bundle: Bundle, buffers: Sequence[KVBuffer], kv: KVType) -> No
             raise CacheError(f"layer {layer}: this decoder keeps {DTYPES[kv]} keys and values, not {buffer.dtype}")
         if kv == "int8" and any(s is None or s.shape != (heads, dim) for s in (buffer.key_scale, buffer.value_scale)):
             raise CacheError(f"layer {layer}: int8 keys and values need scales [{heads}, {dim}]")
+
+
+class Embedding:
+    """A bundle's embedding in float32, float16, or codes of 8 bits with a scale for each block of a row."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        spec = bundle.decoder
+        self._hidden = spec.hidden
+        self._table = np.load(bundle.file(spec.embedding), mmap_mode="r", allow_pickle=False)
+        self._scales = None
+        if spec.embedding_scales is not None:
+            self._scales = np.load(bundle.file(spec.embedding_scales), mmap_mode="r", allow_pickle=False)
+
+    def rows(self, ids: Int64) -> Float32:
+        """``[N]`` to ``[N, hidden]``; raises ValueError for ids outside the vocabulary."""
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < len(self._table):
+            raise ValueError(f"token ids must lie in [0, {len(self._table)}), not {ids.min()} to {ids.max()}")
+        found = np.asarray(self._table[ids], np.float32)
+        if self._scales is None:
+            return found
+        blocks = (found - HALF) * self._scales[ids][..., None]
+        return blocks.reshape(len(ids), -1)[:, : self._hidden]
