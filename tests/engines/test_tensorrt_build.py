@@ -319,13 +319,13 @@ def test_the_capacity_is_that_of_a_session(exported: Any) -> None:
 
 
 def test_a_device_is_checked() -> None:
-    check_device("orin-nano-8", FakeDriver().device, "int4")
+    check_device("orin-nano-8", FakeDriver().device)
     with pytest.raises(UserError, match=r"this machine's NVIDIA T4 has compute capability 7\.5 and orin-nano-8 8\.7"):
-        check_device("orin-nano-8", CARD, "int4")
+        check_device("orin-nano-8", CARD)
     with pytest.raises(UserError, match="no device is called 'orin'"):
-        check_device("orin", CARD, "int4")
+        check_device("orin", CARD)
     with pytest.raises(UserError, match="cpu no GPU"):
-        check_device("cpu", CARD, "fp32")
+        check_device("cpu", CARD)
 
 
 def test_the_command_without_tensorrt(folder: Path) -> None:
