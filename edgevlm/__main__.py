@@ -1,15 +1,27 @@
 """The command ``edgevlm``, and ``python -m edgevlm``."""
 
+import os
 import signal
+import sys
+from contextlib import suppress
+
+INTERRUPTED = 130
 
 
 def main() -> None:
-    """Load the command line and hand over; an interrupt meanwhile ends the process as if nothing had been running."""
+    """Load the command line and hand over. An interrupt meanwhile ends the process as if nothing had been running."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from edgevlm.cli import main as run
 
-    run()
+    try:
+        run()
+    except SystemExit as end:
+        if end.code != INTERRUPTED:
+            raise
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(INTERRUPTED)  # all is cleaned up; to unload torch takes seconds more
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``edgevlm export --device``: what a device wants of a bundle, and what fits it."""
+"""``edgevlm export --device``: which graph profile, precision and KV type suit a device."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PRECISIONS = ("fp16", "int8", "int4")  # tried in this order
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """What to export, and a line that says why. precision None: the exporter's own default."""
+class ExportTarget:
+    """What to export, and a line that says why. precision None: the exporter's default."""
 
     profile: str
     precision: str | None
@@ -27,9 +27,9 @@ class Target:
     line: str
 
 
-def target_of(
+def target_for(
     checkpoint: Path, name: str, jetpack: str | None, precision: str | None, kv: KVType | None, camera: tuple[int, int]
-) -> Target:
+) -> ExportTarget:
     """The target of a device. jetpack: its release, the newest unless given. precision, kv: what was asked for, if it was.
 
     On a Jetson weights have the first of PRECISIONS with which a run's usual budget fits by ``edgevlm plan``, keys and values
@@ -41,7 +41,7 @@ def target_of(
         load_precision(precision)
     release = _release(device, jetpack)
     if device.kind != "jetson":
-        return Target(ONNXRUNTIME, precision, kv or DEFAULT_KV[device.kind], f"{name}: profile {ONNXRUNTIME}")
+        return ExportTarget(ONNXRUNTIME, precision, kv or DEFAULT_KV[device.kind], f"{name}: profile {ONNXRUNTIME}")
     profile, kept = profile_for(release["tensorrt"]), kv or "fp16"
     with needs("exporting"):
         from edgevlm.export.checkpoint import ConfigOnly
@@ -58,7 +58,7 @@ def target_of(
         f"{name} with JetPack {release['jetpack']}, TensorRT {release['tensorrt']}: profile {profile}, {chosen} weights, "
         f"{kept} keys and values; a run takes {taken / 1e6:,.0f} of {device.usable_bytes / 1e6:,.0f} MB (edgevlm plan)"
     )
-    return Target(profile, chosen, kept, line)
+    return ExportTarget(profile, chosen, kept, line)
 
 
 def _release(device: Device, jetpack: str | None) -> dict[str, str]:

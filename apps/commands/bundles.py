@@ -52,34 +52,33 @@ def export(
     Prints the bundle's directory: ONNX graphs, weights, tokenizer and manifest. Interrupted, the same command resumes. Without
     --out the bundle is cached, and `edgevlm run --model CHECKPOINT` finds it.
     """
-    from edgevlm.apps.bundles.cache import kept_bundle
-    from edgevlm.apps.bundles.export_target import Target, target_of
     from edgevlm.errors import UserError
-    from edgevlm.export import export_checkpoint
-    from edgevlm.export.checkpoint import checkpoint_folder
-    from edgevlm.packages import needed
     from edgevlm.progress import progress
-    from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
     width, height = parse_size("--frame-size", frame_size)
     if device is None and jetpack is not None:
         raise UserError("--jetpack goes with --device; give both")
-    keep: Any = kv
-    target = Target(ONNXRUNTIME, precision, keep or "fp32", "")
-    if device is not None:
-        target = target_of(checkpoint_folder(checkpoint), device, jetpack, precision, keep, (height, width))
-        note(target.line)
-    options: dict[str, Any] = {
-        "st_spattn_from": st_spattn, "camera": (height, width), "text_gguf": text_gguf, "precision": target.precision,
-        "vision_precision": vision_precision, "kv": target.kv, "profile": target.profile,
-    }  # fmt: skip
-    scaled = scaling != "none"
-    with progress("reading the checkpoint") as step:
+    with progress("starting") as step:
+        from edgevlm.apps.bundles.cache import cached_bundle, exporter
+        from edgevlm.apps.bundles.export_target import ExportTarget, target_for
+        from edgevlm.export.checkpoint import checkpoint_folder
+        from edgevlm.runtime.graph_profiles import ONNXRUNTIME
+
+        step("reading the checkpoint")
+        wanted: Any = kv
+        target = ExportTarget(ONNXRUNTIME, precision, wanted or "fp32", "")
+        if device is not None:
+            target = target_for(checkpoint_folder(checkpoint), device, jetpack, precision, wanted, (height, width))
+            note(target.line)
+        options: dict[str, Any] = {
+            "st_spattn_from": st_spattn, "camera": (height, width), "text_gguf": text_gguf, "precision": target.precision,
+            "vision_precision": vision_precision, "kv": target.kv, "profile": target.profile,
+        }  # fmt: skip
+        scaled = scaling != "none"
         if out is None:
-            path = kept_bundle(checkpoint, step, note, force=force, scaled=scaled, **options)
+            path = cached_bundle(checkpoint, step, note, force=force, scaled=scaled, **options)
         else:
-            command = needed("edgevlm.apps.bundles.awq", "exporting").export_scaled if scaled else export_checkpoint
-            path = command(checkpoint, out, progress=step, notice=note, force=force, **options)
+            path = exporter(scaled)(checkpoint, out, progress=step, notice=note, force=force, **options)
     typer.echo(str(path))
 
 
@@ -99,13 +98,14 @@ def build(
     Takes minutes an engine and prints each one's path. Engines that exist and match are kept; interrupted, the same command
     resumes.
     """
-    from edgevlm.apps.bundles import build as command
-    from edgevlm.apps.run.launch import parse_count
     from edgevlm.progress import progress
 
-    wanted = None if budget is None else parse_count(budget)
-    request = command.BuildRequest(bundle, device, wanted, workspace, probes, force)
-    with progress("reading the bundle") as step:
+    with progress("starting") as step:
+        from edgevlm.apps.bundles import build as command
+        from edgevlm.apps.run.launch import parse_count
+
+        wanted = None if budget is None else parse_count(budget)
+        request = command.BuildRequest(bundle, device, wanted, workspace, probes, force)
         for line in command.build(request, note, step, json):
             typer.echo(line)
 

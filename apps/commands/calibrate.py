@@ -65,11 +65,12 @@ def calibrate(
     Measures what policies need to know of each layer, compares the policies at equal bytes, and writes both into the bundle,
     for --policy auto. Interrupted, the same command resumes.
     """
-    from edgevlm.apps import calibrate as command
     from edgevlm.progress import progress
 
-    comparison = command.parse_comparison(policies, budget, measure, tuple(ask or lines("EDGEVLM_CALIBRATE_ASK")), streams)
-    request = command.CalibrateRequest(bundle, video or [], frames, out, plot, threads, comparison, layers)
     with progress("starting") as step:
+        from edgevlm.apps import calibrate as command
+
+        comparison = command.parse_comparison(policies, budget, measure, tuple(ask or lines("EDGEVLM_CALIBRATE_ASK")), streams)
+        request = command.CalibrateRequest(bundle, video or [], frames, out, plot, threads, comparison, layers)
         result = command.start(request, step, note)
     typer.echo((command.as_json if json else command.describe)(*result))

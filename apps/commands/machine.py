@@ -14,10 +14,11 @@ def cameras(json: Json = False) -> None:
 
     Each is asked for its modes and for one picture; where that fails, the line says why.
     """
-    from edgevlm.apps.doctor.cameras import list_cameras
     from edgevlm.progress import progress
 
     with progress("looking through the cameras"):
+        from edgevlm.apps.doctor.cameras import list_cameras
+
         lines = list(list_cameras(json))
     typer.echo("\n".join(lines))
 
@@ -27,10 +28,11 @@ def doctor(json: Json = False) -> None:
 
     Exits with status 1 where a first run would fail.
     """
-    from edgevlm.apps.doctor import report
     from edgevlm.progress import progress
 
     with progress("checking this machine"):
+        from edgevlm.apps.doctor import report
+
         lines, healthy = report(json)
     typer.echo("\n".join(lines))
     if not healthy:

@@ -31,11 +31,12 @@ def plan(
 
     Of a checkpoint only its config.json is read.
     """
-    from edgevlm.apps.planning import plan as command
-    from edgevlm.apps.run.launch import parse_count
     from edgevlm.progress import progress
 
     with progress("planning"):
+        from edgevlm.apps.planning import plan as command
+        from edgevlm.apps.run.launch import parse_count
+
         if published:
             lines = list(command.show_published(json))
         else:

@@ -135,8 +135,11 @@ def run(
 
     On a terminal, ask while it plays. Elsewhere the demo ends after 128 frames.
     """
-    from edgevlm.apps.run.launch import RunRequest, launch, list_questions
-    from edgevlm.apps.sources.base import SourceOptions
+    from edgevlm.progress import progress
+
+    with progress("starting"):
+        from edgevlm.apps.run.launch import RunRequest, launch, list_questions
+        from edgevlm.apps.sources.base import SourceOptions
 
     if questions:
         typer.echo("\n".join(list_questions()))

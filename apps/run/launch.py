@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edgevlm.apps.bundles.cache import bundle_of
+from edgevlm.apps.bundles.cache import resolve_model
 from edgevlm.apps.run.events import JsonOutput, Output, TextOutput
 from edgevlm.apps.run.frame_preparation import FramePreparation, Gate, parse_gate
 from edgevlm.apps.run.loop import Plan, Run
@@ -79,7 +79,7 @@ def launch(request: RunRequest) -> None:
     try:
         load_class("engines", request.engine)
         with progress("reading the model") as step:  # the first time, a checkpoint is exported
-            bundle = bundle_of(request.model, step, to_stderr, request.engine)
+            bundle = resolve_model(request.model, step, to_stderr, request.engine)
         source = open_source(request.camera, request.video, replace(request.source, realtime=realtime))
         with progress("verifying and loading the model"):  # a large bundle takes seconds
             model = Model.load(bundle, engine=request.engine, threads=request.threads)

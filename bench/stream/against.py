@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgevlm.apps.bundles.cache import kept_bundle
+from edgevlm.apps.bundles.cache import cached_bundle
 from edgevlm.bench.models import SEEDED
 from edgevlm.bench.seeded import write_checkpoint
 from edgevlm.bench.stream.growth import QUESTION, GrowthWork, frames_of
@@ -114,7 +114,7 @@ def against(
             if temporary:
                 bundle = export_checkpoint(folder, temporary / precision, precision=precision, vision_precision=vision)
             else:
-                bundle = kept_bundle(folder, progress, progress, precision=precision, vision_precision=vision)
+                bundle = cached_bundle(folder, progress, progress, precision=precision, vision_precision=vision)
             loaded = Model.load(bundle, threads=threads)
             stack.callback(loaded.close)
             tokens = budget or BUDGET * loaded.bundle.vision.tokens_per_frame

@@ -77,20 +77,20 @@ def test_what_is_asked_for_in_words_is_the_same_as_by_default(made, monkeypatch,
 def test_run_takes_the_one_that_is_kept_and_asks_which_of_several(made, monkeypatch, capsys):
     """Before those the one of default options, once that is kept."""
     checkpoint, exports = made
-    of_int8, of_fp16 = (bundles.kept_bundle(checkpoint, print, print, kv=kv) for kv in ("int8", "fp16"))
+    of_int8, of_fp16 = (bundles.cached_bundle(checkpoint, print, print, kv=kv) for kv in ("int8", "fp16"))
     bundles.remove_bundles(of_fp16.name)
-    assert bundles.bundle_of(str(checkpoint), print, print) == str(of_int8)
+    assert bundles.resolve_model(str(checkpoint), print, print) == str(of_int8)
     assert "fp32 weights, int8 cache, fp32 tower" in capsys.readouterr().out
-    bundles.kept_bundle(checkpoint, print, print, kv="fp16")
+    bundles.cached_bundle(checkpoint, print, print, kv="fp16")
     assert edgevlm(monkeypatch, "run", "--model", checkpoint, "--frames", "2") == 2
     said = capsys.readouterr().err
-    assert "several bundles are kept of it; give one of them as --model" in said
+    assert "several bundles of it are cached; give one of them as --model" in said
     assert f"{of_int8} (fp32 weights, int8 cache, fp32 tower)" in said
     assert str(of_fp16) in said
     assert edgevlm(monkeypatch, "bundles") == 0
     assert "fp32 weights, fp16 cache, fp32 tower" in capsys.readouterr().out
-    default = bundles.kept_bundle(checkpoint, print, print)
-    assert bundles.bundle_of(str(checkpoint), print, print) == str(default)
+    default = bundles.cached_bundle(checkpoint, print, print)
+    assert bundles.resolve_model(str(checkpoint), print, print) == str(default)
     assert len(exports) == 4
 
 
@@ -105,7 +105,7 @@ def test_an_engine_that_runs_no_default_bundle_is_refused_before_one_is_exported
     checkpoint, exports = made
     engine, says = (
         "onnxruntime-cuda",
-        "no bundle that onnxruntime-cuda runs is kept of it; make one: edgevlm export {} --device cuda",
+        "no bundle of it that onnxruntime-cuda runs is cached; make one: edgevlm export {} --device cuda",
     )
     for _ in range(2):
         assert edgevlm(monkeypatch, "run", "--model", checkpoint, "--frames", "1", "--engine", engine) == 2
@@ -113,45 +113,45 @@ def test_an_engine_that_runs_no_default_bundle_is_refused_before_one_is_exported
         assert says.format(checkpoint) in said
         assert said.count("\n") == 1
     assert exports == []
-    bundles.kept_bundle(checkpoint, print, print)  # of default options: not for these engines
-    bundles.kept_bundle(checkpoint, print, print, kv="int8")
+    bundles.cached_bundle(checkpoint, print, print)  # of default options: not for these engines
+    bundles.cached_bundle(checkpoint, print, print, kv="int8")
     with pytest.raises(UserError, match="make one"):
-        bundles.bundle_of(str(checkpoint), print, print, engine)
+        bundles.resolve_model(str(checkpoint), print, print, engine)
     assert len(exports) == 2
 
 
 def test_an_engine_takes_the_kept_bundle_that_it_runs(made, monkeypatch):
     checkpoint, exports = made
-    bundles.kept_bundle(checkpoint, print, print)
-    for_cuda = bundles.kept_bundle(checkpoint, print, print, kv="fp16")
-    for_jetson = bundles.kept_bundle(checkpoint, print, print, kv="fp16", profile="tensorrt-10.3")
+    bundles.cached_bundle(checkpoint, print, print)
+    for_cuda = bundles.cached_bundle(checkpoint, print, print, kv="fp16")
+    for_jetson = bundles.cached_bundle(checkpoint, print, print, kv="fp16", profile="tensorrt-10.3")
     manifest = json.loads((for_jetson / MANIFEST).read_text())
     largest = {"frames": 8, "rows": 64, "question": 64}
     (for_jetson / MANIFEST).write_bytes(seal_manifest({**manifest, "profile": "tensorrt-10.3", "shapes": largest}))
     assert OnnxRuntimeCuda.kv_types == ("fp16",)
-    assert bundles.bundle_of(str(checkpoint), print, print, "onnxruntime-cuda") == str(for_cuda)
+    assert bundles.resolve_model(str(checkpoint), print, print, "onnxruntime-cuda") == str(for_cuda)
     on_jetson = SimpleNamespace(export_hint="export", takes=lambda bundle: bundle.profile == "tensorrt-10.3")
     monkeypatch.setattr(bundles, "load_class", lambda group, name: on_jetson)
-    assert bundles.bundle_of(str(checkpoint), print, print, "tensorrt") == str(for_jetson)
+    assert bundles.resolve_model(str(checkpoint), print, print, "tensorrt") == str(for_jetson)
     assert len(exports) == 3
 
 
 def test_a_damaged_bundle_is_made_again_and_one_beside_it_is_not_looked_at(made):
     checkpoint, exports = made
-    default = bundles.kept_bundle(checkpoint, print, print)
-    beside = bundles.kept_bundle(checkpoint, print, print, kv="fp16")
+    default = bundles.cached_bundle(checkpoint, print, print)
+    beside = bundles.cached_bundle(checkpoint, print, print, kv="fp16")
     for folder in (default, beside):
         (folder / "bundle.json").write_text("{")
-    assert bundles.bundle_of(str(checkpoint), print, print) == str(default)
+    assert bundles.resolve_model(str(checkpoint), print, print) == str(default)
     assert len(exports) == 3
     Bundle.load(default)
 
 
 def test_what_is_kept_of_another_checkpoint_of_the_name_is_not_taken(made):
     checkpoint, exports = made
-    bundles.kept_bundle(checkpoint, print, print, kv="fp16")
+    bundles.cached_bundle(checkpoint, print, print, kv="fp16")
     os.utime(checkpoint / "model.safetensors", (1, 1))
-    assert bundles.bundle_of(str(checkpoint), print, print) == str(bundles.kept_bundle(checkpoint, print, print))
+    assert bundles.resolve_model(str(checkpoint), print, print) == str(bundles.cached_bundle(checkpoint, print, print))
     assert len(exports) == 2
 
 
@@ -176,16 +176,16 @@ def test_an_address_is_no_model_and_is_not_repeated(made, monkeypatch, capsys, c
 
 def test_a_damaged_one_is_made_again(made, monkeypatch):
     checkpoint, exports = made
-    path = bundles.kept_bundle(checkpoint, print, print)
+    path = bundles.cached_bundle(checkpoint, print, print)
     (path / "decoder.weights").write_bytes(b"")
-    assert bundles.kept_bundle(checkpoint, print, print) == path
+    assert bundles.cached_bundle(checkpoint, print, print) == path
     assert len(exports) == 2
     Bundle.load(path)
 
 
 def test_listed_and_removed(made, monkeypatch, capsys):
     checkpoint, _ = made
-    path = bundles.kept_bundle(checkpoint, print, print)
+    path = bundles.cached_bundle(checkpoint, print, print)
     assert edgevlm(monkeypatch, "bundles", "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts == {
@@ -195,10 +195,10 @@ def test_listed_and_removed(made, monkeypatch, capsys):
     }  # fmt: skip
     assert facts["bytes"] == sum(file.stat().st_size for file in path.iterdir() if file.name != "bundle.json")
     assert edgevlm(monkeypatch, "bundles", "--remove", "nothing") == 2
-    assert capsys.readouterr().err.startswith("edgevlm: no bundle 'nothing' is kept in ")
+    assert capsys.readouterr().err.startswith("edgevlm: no bundle 'nothing' in ")
     assert edgevlm(monkeypatch, "bundles", "--remove", path.name) == 0
     assert capsys.readouterr().err == f"removed {path}\n"
-    bundles.kept_bundle(checkpoint, print, print)
+    bundles.cached_bundle(checkpoint, print, print)
     (bundles.cache_folder() / ".shop.edgevlm-left").mkdir()
     assert edgevlm(monkeypatch, "bundles", "--remove", "all") == 0
     assert edgevlm(monkeypatch, "bundles") == 0
@@ -219,7 +219,7 @@ def test_one_process_makes_it_and_the_others_wait(made, monkeypatch, tmp_path):
         export(folder, target, **options)
 
     def want(notice):
-        bundles.kept_bundle(checkpoint, print, notice)
+        bundles.cached_bundle(checkpoint, print, notice)
 
     def wait(line):
         assert line == "another process is exporting this checkpoint; waiting for it"
@@ -249,14 +249,14 @@ def test_where_they_are_kept(monkeypatch, tmp_path):
 def test_a_cache_that_cannot_be_written_is_one_line(made, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("x")
     monkeypatch.setenv("EDGEVLM_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(UserError, match=r"bundles cannot be kept there .*; name another folder in EDGEVLM_CACHE"):
-        bundles.kept_bundle(made[0], print, print)
+    with pytest.raises(UserError, match=r"bundles cannot be cached there .*; name another folder in EDGEVLM_CACHE"):
+        bundles.cached_bundle(made[0], print, print)
 
 
 def test_what_is_no_checkpoint_is_left_as_it_is(exported, tmp_path):
     bundle = str(exported("llava", **SHAPE).bundle)
     for model in ("demo", bundle, str(tmp_path), str(tmp_path / "nowhere")):
-        assert bundles.bundle_of(model, print, print) == model
+        assert bundles.resolve_model(model, print, print) == model
 
 
 def test_the_precisions_that_can_be_typed_are_those_that_there_are():

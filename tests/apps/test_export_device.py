@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from checkpoints import make_checkpoint
 
-from edgevlm.apps.bundles.export_target import target_of
+from edgevlm.apps.bundles.export_target import target_for
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.graph_profiles import EngineShapes
@@ -41,13 +41,13 @@ def edgevlm(*arguments: object) -> Any:
 def test_what_a_device_wants(
     checkpoint: Path, device: str, jetpack: str | None, profile: str, precision: str | None, kv: str
 ) -> None:
-    target = target_of(checkpoint, device, jetpack, None, None, CAMERA)
+    target = target_for(checkpoint, device, jetpack, None, None, CAMERA)
     assert (target.profile, target.precision, target.kv) == (profile, precision, kv)
     assert profile in target.line
 
 
 def test_what_was_asked_for_stays(checkpoint: Path) -> None:
-    target = target_of(checkpoint, "orin-nano-8", None, "int8", "fp32", CAMERA)
+    target = target_for(checkpoint, "orin-nano-8", None, "int8", "fp32", CAMERA)
     assert (target.precision, target.kv) == ("int8", "fp32")
     assert "int8 weights, fp32 keys and values" in target.line
 
@@ -59,7 +59,7 @@ def test_weights_are_rounded_until_they_fit(checkpoint: Path, tmp_path: Path) ->
     for layers in (16, 56, 100, 400):
         config["text_config"] |= sizes | {"num_hidden_layers": layers, "layer_types": ["full_attention"] * layers}
         (tmp_path / "config.json").write_text(json.dumps(config))
-        chosen.append(target_of(tmp_path, "orin-nano-8", None, None, None, CAMERA).precision)
+        chosen.append(target_for(tmp_path, "orin-nano-8", None, None, None, CAMERA).precision)
     assert chosen == ["fp16", "int8", "int4", "int4"]
 
 
@@ -69,14 +69,14 @@ def test_weights_are_rounded_until_they_fit(checkpoint: Path, tmp_path: Path) ->
         ("orin-nano", None, None, "no device is called 'orin-nano'; did you mean"),
         ("orin-nano-8", "5.1", None, "orin-nano-8 has no JetPack 5.1; give --jetpack 6.2 or 7.2"),
         ("cpu", "6.2", None, "cpu has no JetPack; leave --jetpack out"),
-        ("orin-nx-8", None, "fp8", "orin-nx-8 cannot run fp8 weights; give --precision fp32 or fp16"),
+        ("orin-nx-8", None, "fp8", "--precision 'fp8' is not known; did you mean"),
     ],
 )
 def test_what_there_is_not_is_one_line(
     checkpoint: Path, device: str, jetpack: str | None, precision: str | None, says: str
 ) -> None:
     with pytest.raises(UserError) as error:
-        target_of(checkpoint, device, jetpack, precision, None, CAMERA)
+        target_for(checkpoint, device, jetpack, precision, None, CAMERA)
     assert str(error.value).startswith(says)
     assert "\n" not in str(error.value)
 
@@ -108,7 +108,7 @@ def test_what_its_graphs_cannot_have_is_refused_before_it_is_announced(
     checkpoint: Path, precision: str | None, kv: Any, says: str
 ) -> None:
     with pytest.raises(UserError, match=says):
-        target_of(checkpoint, "orin-nano-8", None, precision, kv, CAMERA)
+        target_for(checkpoint, "orin-nano-8", None, precision, kv, CAMERA)
 
 
 def test_a_checkpoint_with_zero_points_is_refused(checkpoint: Path, tmp_path: Path) -> None:
@@ -116,4 +116,4 @@ def test_a_checkpoint_with_zero_points_is_refused(checkpoint: Path, tmp_path: Pa
     config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="awq has rounded the checkpoint with zero points, which TensorRT does not take"):
-        target_of(tmp_path, "orin-nano-8", None, None, None, CAMERA)
+        target_for(tmp_path, "orin-nano-8", None, None, None, CAMERA)
