@@ -29,6 +29,7 @@ from edgevlm.runtime.cache import KVCache, Rows
 from edgevlm.runtime.engine import KVBuffer, arrays_of
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape, create_policy, evicting
+from edgevlm.runtime.policies.retrieval import Retrieval
 
 FRAMES = 31  # held at the default shape: 31 frames of 14 x 14 tokens
 GROUP = 8  # query heads of each KV head, where a policy asks for queries

@@ -17,7 +17,7 @@ from edgevlm.runtime.kernels import attention_mass, value_norms
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Appended, Needs
-from edgevlm.runtime.policies.full import Full
+from edgevlm.runtime.policies.baselines import Full
 from edgevlm.runtime.preprocess import Preprocessor
 from edgevlm.runtime.stream import Stream
 

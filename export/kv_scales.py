@@ -22,7 +22,7 @@ from edgevlm.runtime.framing import Framing, most_text
 from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.plugins import load_class
-from edgevlm.runtime.policies.full import Full
+from edgevlm.runtime.policies.baselines import Full
 from edgevlm.runtime.preprocess import Preprocessor
 from edgevlm.runtime.stream import Stream
 

@@ -37,10 +37,10 @@ _FILE = re.compile(r"(?P<path>.*\.py)(?::(?P<name>[^:]*))?(?::(?P<options>.*))?"
 _SINGULAR = {"policies": "policy", "families": "family"}
 
 
-def names(group: str) -> list[str]:
-    """Names that :func:`load_class` knows in ``group``: edgevlm's own, then those of other packages, each sorted."""
-    own = sorted(_own(group))
-    return own + sorted({point.name for point in entry_points(group=f"edgevlm.{group}")} - set(own))
+def names(group: str, *, own: bool = False) -> list[str]:
+    """Names that :func:`load_class` knows in ``group``: edgevlm's own, then (unless ``own``) other packages', each sorted."""
+    ours = sorted(_own(group))
+    return ours if own else ours + sorted({point.name for point in entry_points(group=f"edgevlm.{group}")} - set(ours))
 
 
 def load_class(group: str, name: str) -> Any:

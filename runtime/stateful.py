@@ -35,6 +35,10 @@ class Stateful:
         """Bytes of the arrays now kept between calls."""
         return sum(bytes_of(getattr(self, name)) for name in self.state_fields)
 
+    def undeclared(self) -> list[str]:
+        """Attributes that hold arrays and are not in ``state_fields``: a snapshot would lose them, and nobody be charged."""
+        return [name for name, value in vars(self).items() if name not in self.state_fields and _holds_arrays(value)]
+
     def state(self) -> State:
         """The fields as arrays by name, for a snapshot; views, not copies."""
         return {name: array for field in self.state_fields for name, array in _arrays(_public(field), getattr(self, field))}
@@ -72,6 +76,14 @@ def add_prefix(part: str, state: State) -> dict[str, NDArray]:
 def strip_prefix(part: str, state: State) -> dict[str, NDArray]:
     """The entries of ``state`` that :func:`add_prefix` has put under ``part``."""
     return {name.removeprefix(f"{part}."): array for name, array in state.items() if name.startswith(f"{part}.")}
+
+
+def _holds_arrays(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_arrays, value.values()))
+    if isinstance(value, list | tuple | set):
+        return any(map(_holds_arrays, value))
+    return isinstance(value, np.ndarray) and value.size > 0
 
 
 def _public(field: str) -> str:

@@ -182,7 +182,7 @@ class Stream:
         if kept and not self.frames:
             return 1
         free = int((budgets - self.cache.lengths).min()) + self.prefix
-        return max(1, free // per_frame or min(self.policy.room, int(budgets.min()) - kept) // per_frame)
+        return max(1, free // per_frame or min(self.policy.max_append, int(budgets.min()) - kept) // per_frame)
 
     def _append_piece(self, piece: Float32, seconds: Float64) -> None:
         """Append frames ``[F, tokens_per_frame, width]`` that there is room for, and tell the policy of their tokens."""

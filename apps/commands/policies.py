@@ -1,20 +1,20 @@
-"""``edgevlm policies``: what there is to choose from, read from the policies' own docstrings so that it is written once."""
+"""``edgevlm policies``: what there is to choose from, read from the policies' settings and docstrings."""
 
 from __future__ import annotations
 
 import inspect
 import json
-import re
 import shutil
 import textwrap
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import typer
 
 from edgevlm.apps.commands.cli_options import Json
 from edgevlm.runtime.auto import AUTO, FALLBACK
-from edgevlm.runtime.policies import POLICIES, Policy
+from edgevlm.runtime.plugins import names
+from edgevlm.runtime.policies import POLICIES, Policy, find_policy, setting_fields
 
 LEGEND = (
     "|M|: the budget, in vision tokens per layer. f: the same in frames. |C|: what a compression leaves. "
@@ -44,14 +44,13 @@ class Description:
 
 
 def describe(policy: type[Policy]) -> Description:
-    """Read a policy's fields and docstring: the idea, then ``setting: meaning`` one after another, then ``Ours: ...``."""
+    """A policy's settings, and of its docstring the first paragraph and the one that begins ``Ours:``."""
     text = [" ".join(part.split()).replace("``", "") for part in (inspect.getdoc(policy) or "").split("\n\n")]
     ours = next((part.removeprefix("Ours: ") for part in text if part.startswith("Ours: ")), "")
     hints = get_type_hints(policy)
-    meanings = _meanings(text, [field.name for field in fields(policy)])  # type: ignore[arg-type]
     settings = [
-        Setting(field.name, field.default, _choices(hints[field.name]), meanings.get(field.name, ""))
-        for field in fields(policy)  # type: ignore[arg-type]
+        Setting(each.name, each.default, _choices(hints[each.name]), each.metadata.get("help", ""))
+        for each in setting_fields(policy)
     ]
     return Description(policy.name, policy.paper, text[0], settings, ours)
 
@@ -75,25 +74,12 @@ def policies(json: Json = False) -> None:
 
 
 def list_policies(as_json: bool) -> str:
-    """All of them, and auto: a JSON object a line, or a page for a person."""
-    described = [*(describe(policy) for policy in POLICIES.values()), CHOSEN]
+    """All of them, those of other packages too, and auto: a JSON object a line, or a page for a person."""
+    described = [*(describe(find_policy(name)) for name in dict.fromkeys([*POLICIES, *names("policies")])), CHOSEN]
     if as_json:
         return "\n".join(json.dumps(_record(one)) for one in described)
     width = min(shutil.get_terminal_size().columns, 128)
     return "\n\n".join([*(_page(one, width) for one in described), textwrap.fill(LEGEND, width)])
-
-
-def _meanings(paragraphs: list[str], names: list[str]) -> dict[str, str]:
-    """The text after each ``name:`` or ``name, other:`` that starts a sentence or clause, up to the next such or the end."""
-    any_name = "|".join(names) or "(?!)"
-    start = re.compile(rf"(?:^|(?<=[.;] ))((?:{any_name})(?:, (?:{any_name}))*): ")
-    found: dict[str, str] = {}
-    for paragraph in paragraphs:
-        hits = list(start.finditer(paragraph))
-        for hit, after in zip(hits, [*hits[1:], None], strict=False):
-            end = after.start() if after else len(paragraph)
-            found |= dict.fromkeys(hit[1].split(", "), paragraph[hit.end() : end].strip(" .;"))
-    return found
 
 
 def _choices(kind: object) -> list[str]:

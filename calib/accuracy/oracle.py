@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from edgevlm.calib.accuracy.cases import Case
 from edgevlm.runtime.cache import KVCache
-from edgevlm.runtime.kernels import top_k
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import Bool, Policy
+from edgevlm.runtime.policies.base import Policy
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -53,16 +52,15 @@ class Oracle(Policy):
     paper: ClassVar[str] = "upper bound"
 
     @property
-    def room(self) -> int:
+    def max_append(self) -> int:
         """A frame: no more is evicted than must be."""
         return self.shape.tokens_per_frame
 
-    def select(self, cache: KVCache, layer: int, target: int) -> Bool:
-        seq, prefix = cache.seq(layer), cache.kind(layer) == Kind.PREFIX
-        frame, mine = cache.frame(layer), ~prefix
+    def score(self, cache: KVCache, layer: int) -> Float32:
+        seq, frame = cache.seq(layer), cache.frame(layer)
         score = self.priority[np.maximum(seq - self.shape.prefix, 0)]
-        score[mine & (frame > frame.max() - self.recent)] = np.inf
-        return prefix | top_k(score, seq, mine, target)
+        score[(cache.kind(layer) != Kind.PREFIX) & (frame > frame.max() - self.recent)] = np.inf
+        return score
 
 
 def make_oracle(name: str, case: Case) -> Oracle:

@@ -1,79 +1,67 @@
-"""The registry of policies: one file and one line each."""
+"""The policies, by name: edgevlm's own (entry points in pyproject.toml), those of other packages, and ``./file.py:Class``."""
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import fields
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from edgevlm.errors import UserError
-from edgevlm.runtime.policies.base import Appended, Guidance, Needs, NewRows, Plan, Policy, StreamShape, parse_settings
-from edgevlm.runtime.policies.full import Full
-from edgevlm.runtime.policies.h2o import H2O
-from edgevlm.runtime.policies.hermes import Hermes
-from edgevlm.runtime.policies.hybrid import Hybrid
-from edgevlm.runtime.policies.infinipot_v import InfiniPotV
-from edgevlm.runtime.policies.last_seen import LastSeen
-from edgevlm.runtime.policies.mosaic import Mosaic
-from edgevlm.runtime.policies.purekv import PureKV
-from edgevlm.runtime.policies.random_tokens import RandomTokens
-from edgevlm.runtime.policies.rekv import ReKV
-from edgevlm.runtime.policies.resv import ReSV
-from edgevlm.runtime.policies.sliding_window import SlidingWindow
-from edgevlm.runtime.policies.snapkv import SnapKV
-from edgevlm.runtime.policies.snapkv_guided import SnapKVGuided
-from edgevlm.runtime.policies.streaming_llm import StreamingLLM
-from edgevlm.runtime.policies.uniform import Uniform
+from edgevlm.errors import UserError, nearest
+from edgevlm.runtime.plugins import load_class, names
+from edgevlm.runtime.policies.base import (
+    Appended,
+    Context,
+    Guidance,
+    Needs,
+    NewRows,
+    Plan,
+    Policy,
+    StreamShape,
+    parse_settings,
+    setting,
+    setting_fields,
+)  # fmt: skip
+from edgevlm.runtime.policies.retrieval import Retrieval
 
-POLICIES: dict[str, type[Policy]] = {
-    policy.name: policy
-    for policy in (
-        Full,
-        SlidingWindow,
-        StreamingLLM,
-        Uniform,
-        RandomTokens,
-        SnapKV,
-        SnapKVGuided,
-        H2O,
-        InfiniPotV,
-        Hermes,
-        PureKV,
-        LastSeen,
-        Mosaic,
-        ReKV,
-        Hybrid,
-        ReSV,
-    )
-}
+POLICIES: dict[str, type[Policy]] = {name: load_class("policies", name) for name in names("policies", own=True)}
 
-__all__ = ["POLICIES", "Appended", "Guidance", "Needs", "NewRows", "Plan", "Policy", "StreamShape", "create_policy", "evicting"]
+__all__ = [
+    "POLICIES", "Appended", "Context", "Guidance", "Needs", "NewRows", "Plan", "Policy", "StreamShape",
+    "create_policy", "evicting", "find_policy", "setting", "setting_fields",
+]  # fmt: skip
 
 
 def evicting() -> list[str]:
-    """Names of the policies that compress, and need nothing below the cache."""
-    return [name for name, policy in POLICIES.items() if policy.bounded and not policy.retrieves]
+    """Names of edgevlm's policies that compress, and need nothing below the cache."""
+    return [name for name, policy in POLICIES.items() if policy.bounded and not issubclass(policy, Retrieval)]
+
+
+def find_policy(name: str) -> type[Policy]:
+    """The class of a policy: edgevlm's, of the entry points ``edgevlm.policies``, or ``./file.py:Class``.
+
+    Raises UserError for a name that is none, with the nearest that is, and for a class that is no policy.
+    """
+    found = POLICIES.get(name) or load_class("policies", name)
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise UserError(f"policy {name}: {getattr(found, '__name__', found)} is no subclass of edgevlm.runtime.policies.Policy")
+    return found
 
 
 def create_policy(text: str) -> Policy:
     """Make a policy from ``name`` or ``name:setting=value,...``; raises UserError naming the nearest right word."""
     name, settings = parse_settings(text)
-    if name not in POLICIES:
-        raise UserError(f"there is no policy {name!r}{_nearest(name, list(POLICIES))}")
-    policy = POLICIES[name]
-    defaults = {field.name: field.default for field in fields(policy)}  # type: ignore[arg-type]
+    policy = find_policy(name)
+    defaults = {each.name: each.default for each in setting_fields(policy)}
     hints = get_type_hints(policy)
     values: dict[str, object] = {}
     for key, value in settings.items():
         if key not in defaults:
-            raise UserError(f"policy {name} has no setting {key!r}{_nearest(key, list(defaults))}")
+            raise UserError(f"policy {name} has no setting {key!r}; {nearest(key, list(defaults))}")
         try:
             values[key] = _convert(value, hints[key])
         except ValueError:
             raise UserError(f"policy {name}: {value!r} does not fit {key} (default {defaults[key]})") from None
     try:
         return policy(**values)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise UserError(f"policy {name}: {error}") from None
 
 
@@ -85,8 +73,3 @@ def _convert(text: str, kind: type) -> object:
     if kind is bool:
         return {"on": True, "off": False}[text] if text in ("on", "off") else bool(["false", "true"].index(text))
     return kind(text)
-
-
-def _nearest(word: str, words: list[str]) -> str:
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.4)
-    return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(words) or 'none'}"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.errors import UserError
+from edgevlm.runtime import kernels
 from edgevlm.runtime.bundle import FADING
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.plugins import split_options
 from edgevlm.runtime.stateful import Stateful
 
 if TYPE_CHECKING:
@@ -101,28 +105,54 @@ class Guidance:
     rows: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a compression is for. rows: about to be appended. guide: runs the guidance texts of ``needs`` over the memory as it
+    is, and leaves no rows behind."""
+
+    rows: int
+    guide: Guide
+
+
 Guide = Callable[[], Guidance]
-"""Runs the guidance over the memory as it is and leaves no rows behind."""
 
 
-class Policy(Stateful, ABC):
-    """A policy with a vision budget |M| per layer.
+class Policy(Stateful):
+    """Decides which rows of the cache stay, within a budget |M| of vision tokens per layer.
 
-    Subclasses are dataclasses whose fields are the settings, and write one method, :meth:`select`. ``compress_to`` is |C|:
-    the rows a compression leaves. Those that score by attention take the queries they asked for in :meth:`after_append`.
+    A subclass is a dataclass whose fields are its settings (:func:`setting`), and writes one method::
 
-    What a policy keeps from one call to the next, beside the cache, is declared in ``state_fields``: attributes that
-    :meth:`attach` makes. Snapshots hold them, the budget at equal bytes is charged for their arrays, and ``policy_bytes``
-    of the stats counts those; see :class:`~edgevlm.runtime.stateful.Stateful`.
+        @dataclass
+        class SmallKeys(Policy):
+            def score(self, cache, layer):
+                return -np.linalg.norm(cache.numbers("key", layer), axis=-1)
+
+    The base keeps the prefix, text and, where later frames see it for good, frame 0, and of the other rows those of the highest
+    score. A policy that decides over all layers at once overrides :meth:`compress` instead. One that ranks by attention names
+    the layers whose queries it wants in :attr:`needs` and takes them in :meth:`after_append`.
+
+    What it keeps from one call to the next, beside the cache, is made in :meth:`attach` and declared in ``state_fields``.
+    Snapshots store those attributes, equal bytes are charged for their arrays, and ``policy_bytes`` of the stats counts them;
+    see :class:`~edgevlm.runtime.stateful.Stateful`.
     """
 
-    name: ClassVar[str]
-    paper: ClassVar[str]
+    name: ClassVar[str]  # as on the command line; the class's own name unless given
+    paper: ClassVar[str] = ""
     bounded: ClassVar[bool] = True
-    retrieves: ClassVar[bool] = False  # needs host memory or a disk below the cache
 
     budget: int
     shape: StreamShape
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a setting outside its range."""
+        for name, problem in ((each.name, out_of_range(each, getattr(self, each.name))) for each in setting_fields(type(self))):
+            if problem:
+                raise ValueError(f"{name} {problem}")
 
     def attach(self, budget: int, shape: StreamShape) -> None:
         """Fix the budget |M| (vision tokens per layer) and the stream's shape, before the first row."""
@@ -135,7 +165,7 @@ class Policy(Stateful, ABC):
 
     @property
     def basis(self) -> str:
-        """Known once attached: whether what depends on the model was measured or is a preset; empty: nothing does."""
+        """Whether what depends on the model was measured or is a preset; empty: nothing does. Known once attached."""
         return ""
 
     @property
@@ -149,8 +179,8 @@ class Policy(Stateful, ABC):
         return self.budget
 
     @property
-    def room(self) -> int:
-        """The most rows to append at once: what one compression makes free, and never less than a frame."""
+    def max_append(self) -> int:
+        """The most rows to append at once: the headroom that one compression makes, and never less than a frame."""
         return max(self.budget - self.compress_to, self.shape.tokens_per_frame)
 
     @property
@@ -170,26 +200,63 @@ class Policy(Stateful, ABC):
         """
         return False
 
+    def score(self, cache: KVCache, layer: int) -> NDArray[np.floating]:
+        """How much each row of ``layer`` matters, ``[kv_heads, n]``: the highest stay, of equal ones the newer."""
+        raise NotImplementedError(f"policy {self.name} must define score() or compress()")
+
+    def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> Mapping[int, Bool]:
+        """Choose in all layers that are too full, in one call; by :meth:`score` unless overridden.
+
+        targets: layer -> how many vision rows (and summaries) to keep per KV head, those of a protected frame 0 among them.
+        Returns layer -> mask ``[kv_heads, n_l]``. Prefix and text stay whatever it says of them.
+        """
+        return {layer: self.keep_top(cache, layer, self.score(cache, layer), target) for layer, target in targets.items()}
+
+    def summaries(self, cache: KVCache, keep: Mapping[int, Bool], rows: int) -> Mapping[int, NewRows]:
+        """Rows to append once ``keep`` is done, by layer, before the ``rows`` that come; they count in the layer's target."""
+        return {}
+
     def before_append(self, cache: KVCache, rows: int, guide: Guide) -> Plan | None:
-        """Say what stays so that ``rows`` more fit in |M_l| in every layer; None when nothing is due."""
+        """Say what stays so that ``rows`` more fit in |M_l| in every layer; None when nothing is due.
+
+        Raises UserError for a policy that keeps more or fewer rows than it was asked to.
+        """
         held, budgets = cache.lengths - self.shape.prefix, self.layer_budgets
         if not self.bounded or np.all(held + rows <= budgets):
             return None
-        share = self.compress_to / self.budget
-        targets = [max(0, min(tokens_of(share, int(budget)), int(budget) - rows)) for budget in budgets]
-        if np.all(held <= targets):
+        fraction = self.compress_to / self.budget
+        wanted = [max(0, min(tokens_of(fraction, int(budget)), int(budget) - rows)) for budget in budgets]
+        due = [layer for layer, target in enumerate(wanted) if held[layer] > target]
+        if not due:
             return None
-        self.prepare(cache, guide)
-        return Plan([self._choose(cache, layer, t) if held[layer] > t else None for layer, t in enumerate(targets)])
+        text = {layer: frame_text(cache, layer) for layer in due}
+        targets = {layer: max(0, wanted[layer] - int(text[layer][0].sum())) for layer in due}
+        chosen, keep = self.compress(cache, targets, Context(rows, guide)), {}
+        for layer in due:
+            mask = self._with_fixed(cache, layer, chosen.get(layer))
+            keep[layer] = without_lone_text(cache, layer, mask) if text[layer].any() else mask
+        add = self.summaries(cache, keep, rows)
+        for layer, target in targets.items():
+            self._check_kept(cache, layer, keep[layer], max(0, target - (len(add[layer].rows) if layer in add else 0)))
+        return Plan([keep.get(layer) for layer in range(len(budgets))], add)
 
-    def _choose(self, cache: KVCache, layer: int, target: int) -> Bool:
-        """:meth:`select` beside the text of frames, which leaves a layer with the last token of its frame in any head."""
-        text = frame_text(cache, layer)
-        mask = self.select(cache, layer, max(0, target - int(text[0].sum())))
-        return without_lone_text(cache, layer, mask | text) if text.any() else mask
+    def _with_fixed(self, cache: KVCache, layer: int, mask: Bool | None) -> Bool:
+        """``mask`` with prefix and text. Raises UserError for what is no mask of the layer."""
+        kind = cache.kind(layer)
+        if mask is None or mask.shape != kind.shape or mask.dtype != np.bool_:
+            what = "nothing" if mask is None else f"{mask.dtype} {list(mask.shape)}"
+            raise UserError(f"policy {self.name}: compress() gave {what} for layer {layer}, not a mask {list(kind.shape)}")
+        return mask | (kind == Kind.PREFIX) | (kind == Kind.TEXT)
 
-    def prepare(self, cache: KVCache, guide: Guide) -> None:
-        """Called once before the layers of a compression are selected."""
+    def _check_kept(self, cache: KVCache, layer: int, keep: Bool, target: int) -> None:
+        kind = cache.kind(layer)
+        kept = np.count_nonzero(keep & ((kind == Kind.VISION) | (kind == Kind.SUMMARY)), 1)
+        if (wrong := kept != target).any():
+            head = int(np.argmax(wrong))
+            raise UserError(
+                f"policy {self.name} keeps too {'few' if kept[head] < target else 'many'} rows: {kept[head]} in layer {layer}, "
+                f"KV head {head}, and {target} were asked for"
+            )
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:
         """Called when vision rows have been published, with the queries of ``needs.probe_layers``."""
@@ -211,29 +278,25 @@ class Policy(Stateful, ABC):
         return self.needs.variant == "st-spattn"
 
     def protected(self, cache: KVCache, layer: int) -> Bool:
-        """Rows that :meth:`select` keeps, ``[kv_heads, n_l]``: prefix and text, and frame 0 if :attr:`keeps_first_frame`.
-
-        Rows of frame 0 count in |M|, and in the ``target`` of :meth:`select`.
-        """
-        from edgevlm.runtime.kinds import Kind
-
+        """Rows that stay whatever their score, ``[kv_heads, n_l]``: prefix and text, frame 0 if :attr:`keeps_first_frame`."""
         kind = cache.kind(layer)
         mask: Bool = (kind == Kind.PREFIX) | (kind == Kind.TEXT)
         return mask | ((kind == Kind.VISION) & (cache.frame(layer) == 0)) if self.keeps_first_frame else mask
 
-    @abstractmethod
-    def select(self, cache: KVCache, layer: int, target: int) -> Bool:
-        """Rows of ``layer`` to keep: a mask ``[kv_heads, n_l]`` with prefix, text and exactly ``target`` others per head."""
+    def keep_top(self, cache: KVCache, layer: int, score: NDArray[np.floating], target: int) -> Bool:
+        """The protected rows, and of the others the best by ``score`` ``[kv_heads, n_l]`` until ``target`` count in |M|."""
+        fixed = self.protected(cache, layer)
+        if score.shape != fixed.shape:
+            raise UserError(f"policy {self.name}: a score of layer {layer} is {list(score.shape)}, not {list(fixed.shape)}")
+        if self.keeps_first_frame:
+            target -= int((fixed[0] & (cache.kind(layer)[0] == Kind.VISION)).sum())
+        return fixed | kernels.top_k(np.ascontiguousarray(score, np.float32), cache.seq(layer), ~fixed, max(0, target))
 
 
 class SteadyTarget(Policy):
     """A policy whose |C| does not depend on the rows that come: ``target`` |M|, or less where a frame needs more room."""
 
     target: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.target <= 1:
-            raise ValueError("target lies in (0, 1]")
 
     @property
     def compress_to(self) -> int:
@@ -242,16 +305,12 @@ class SteadyTarget(Policy):
 
 def frame_text(cache: KVCache, layer: int) -> Bool:
     """Text that stands around frames, ``[kv_heads, n_l]``; the same rows in every head."""
-    from edgevlm.runtime.kinds import Kind
-
     mask: Bool = (cache.kind(layer) == Kind.TEXT) & (cache.frame(layer) >= 0)
     return mask
 
 
 def without_lone_text(cache: KVCache, layer: int, keep: Bool) -> Bool:
     """``keep`` without the text of frames of which no head keeps a token."""
-    from edgevlm.runtime.kinds import Kind
-
     frame, text = cache.frame(layer), frame_text(cache, layer)
     return keep & ~(text & ~np.isin(frame, frame[keep & (cache.kind(layer) == Kind.VISION)]))
 
@@ -263,13 +322,39 @@ def tokens_of(fraction: float, whole: int) -> int:
 
 def newest(seq: NDArray[np.int64], among: Bool, count: int) -> Bool:
     """Per head the ``count`` newest rows by ``seq``: all arrays ``[kv_heads, n]``."""
-    from edgevlm.runtime.kernels import top_k
+    return kernels.top_k(np.zeros(seq.shape, np.float32), seq, among, count)
 
-    return top_k(np.zeros(seq.shape, np.float32), seq, among, count)
+
+def setting(
+    default: Any, help: str, *, above: float | None = None, at_least: float | None = None, below: float | None = None,
+    at_most: float | None = None,
+) -> Any:  # fmt: skip
+    """A field that the command line sets: its default, what it means in one sentence, and the range of its numbers."""
+    edges = {"above": above, "at least": at_least, "below": below, "at most": at_most}
+    span = {word: edge for word, edge in edges.items() if edge is not None}
+    return field(default=default, metadata={"help": help, "range": span})
+
+
+def setting_fields(policy: type[Policy]) -> tuple[Field[Any], ...]:
+    """The settings of a policy, in order; none for one that is no dataclass."""
+    return fields(policy) if is_dataclass(policy) else ()
+
+
+TESTS: Mapping[str, Callable[[float, float], bool]] = {
+    "above": operator.gt, "at least": operator.ge, "below": operator.lt, "at most": operator.le,
+}  # fmt: skip
+
+
+def out_of_range(each: Field[Any], value: float) -> str:
+    """What is wrong with a value of a setting, ``must be above 0 and at most 1, not 3``; empty where nothing is."""
+    span = each.metadata.get("range", {})
+    if all(TESTS[word](value, edge) for word, edge in span.items()):
+        return ""
+    return f"must be {' and '.join(f'{word} {edge:g}' for word, edge in span.items())}, not {value}"
 
 
 def parse_settings(text: str) -> tuple[str, dict[str, str]]:
     """Split ``name:key=value,key=value`` into the name and its settings."""
-    name, _, rest = text.partition(":")
-    pairs: Sequence[str] = [part for part in rest.split(",") if part]
-    return name, {key.strip(): value.strip() for key, _, value in (pair.partition("=") for pair in pairs)}
+    name, options = split_options(text)
+    pairs = [part.partition("=") for part in options.split(",") if part]
+    return name, {key.strip(): value.strip() for key, _, value in pairs}

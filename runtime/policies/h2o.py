@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from edgevlm.runtime import kernels
-from edgevlm.runtime.policies.base import Appended, Bool, Float32, Guide, Needs, Policy, StreamShape, newest, tokens_of
-from edgevlm.runtime.policies.cross_layer import booster, layer_number
-from edgevlm.runtime.policies.scores import SeqScores
+from edgevlm.runtime.policies.attention import CLIE_HELP, SeqScores, booster, layer_number
+from edgevlm.runtime.policies.base import (
+    Appended,
+    Bool,
+    Context,
+    Float32,
+    Needs,
+    Policy,
+    StreamShape,
+    newest,
+    setting,
+    tokens_of,
+)
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
@@ -25,23 +36,21 @@ class H2O(Policy):
     F_t += sum over the rows i of each appended piece of softmax(q_i K^T / sqrt(D))_t, summed over the query heads of a KV
     head; each KV head keeps its own top of F.
 
-    recent: share of the tokens kept that goes to the newest; the rest goes to the heavy hitters. clie: rank by F ||V||, in
-    layers above this one by its F, as PureKV does with its scores; only layers 0 to clie are then probed; empty: off.
-
     Ours: one choice a KV head; a piece of frames is scored whole before any token goes, where the paper evicts one token for
     every new one; rows of questions and answers are not counted, because they leave no trace in the memory.
     """
 
-    recent: float = 0.5
-    clie: str = ""
+    recent: float = setting(
+        0.5, "fraction of the tokens kept that goes to the newest; the rest goes to the heavy hitters", at_least=0, at_most=1
+    )
+    clie: str = setting("", f"rank by F ||V||, {CLIE_HELP}; only layers 0 to clie are then probed; empty: off")
 
     name: ClassVar[str] = "h2o"
     paper: ClassVar[str] = "H2O, arXiv 2306.14048"
     state_fields = ("_scores", "_cross")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.recent <= 1:
-            raise ValueError("recent lies in 0..1")
+        super().__post_init__()
         layer_number(self.clie)
 
     def attach(self, budget: int, shape: StreamShape) -> None:
@@ -54,7 +63,7 @@ class H2O(Policy):
         return Needs(probe_layers=self._cross.probe_layers if self._cross else tuple(range(self.shape.layers)))
 
     @property
-    def room(self) -> int:
+    def max_append(self) -> int:
         """A quarter of |M|: as much is evicted as is asked, and a larger piece would be scored by its own rows most."""
         return max(self.budget // 4, self.shape.tokens_per_frame)
 
@@ -67,17 +76,16 @@ class H2O(Policy):
                 mass += kernels.attention_mass(query[:, rows], appended.seq[rows], key, seq, scale=cache.key_scale(layer))
             self._scores[layer].add(seq, mass, int(cache.capacities[layer]))
 
-    def prepare(self, cache: KVCache, guide: Guide) -> None:
+    def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
+        """F, or PureKV's importance by it, ranks what is not among the newest."""
+        layers = self._cross.probe_layers if self._cross else targets
+        score = {layer: self._scores[layer].get(cache.seq(layer)).astype(np.float32) for layer in layers}
         if self._cross is not None:
-            self._cross.take(cache, {layer: self._accumulated(cache, layer) for layer in self._cross.probe_layers})
+            score = self._cross.importance(cache, targets, score)
+        return {layer: self._select(cache, layer, score[layer], target) for layer, target in targets.items()}
 
-    def select(self, cache: KVCache, layer: int, target: int) -> Bool:
-        seq, prefix = cache.seq(layer), self.protected(cache, layer)
+    def _select(self, cache: KVCache, layer: int, score: Float32, target: int) -> Bool:
+        seq, fixed = cache.seq(layer), self.protected(cache, layer)
         count = tokens_of(self.recent, target)
-        recent = newest(seq, ~prefix, count)
-        score = self._cross.importance(cache, layer) if self._cross else self._accumulated(cache, layer)
-        return prefix | recent | kernels.top_k(score, seq, ~(prefix | recent), target - count)
-
-    def _accumulated(self, cache: KVCache, layer: int) -> Float32:
-        """F of each row, ``[kv_heads, n]``."""
-        return self._scores[layer].get(cache.seq(layer)).astype(np.float32)
+        recent = newest(seq, ~fixed, count)
+        return fixed | recent | kernels.top_k(score, seq, ~(fixed | recent), target - count)

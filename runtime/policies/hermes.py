@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -9,14 +10,29 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.errors import CacheError
 from edgevlm.runtime import kernels
+from edgevlm.runtime.cache import Rows
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import Bool, Guidance, Guide, Needs, NewRows, Plan, Policy, StreamShape, tokens_of
-from edgevlm.runtime.policies.hermes_scores import Float64, Int64, guidance_attention, normalised, recency, smoothed, summary_of
+from edgevlm.runtime.policies.base import (
+    Bool,
+    Context,
+    Float32,
+    Guidance,
+    Needs,
+    NewRows,
+    Policy,
+    StreamShape,
+    setting,
+    tokens_of,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
     from edgevlm.runtime.calibration import Calibration
+
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
 
 GLOBAL = "Summarize the video narrative, identifying main characters, key events, timeline changes, and the overall theme."
 LOCAL = "Describe the current scene in detail, focusing on specific objects, fine-grained actions, and spatial relationships."
@@ -27,45 +43,52 @@ SHALLOW, DEEP = "0.1", "0.7"  # of the paper
 class Hermes(Policy):
     """Shallow layers keep what is recent, deep layers what a guidance prompt attends to, middle layers a blend of both.
 
-    target: |C| / |M|; below 1 the guidance forward runs less often. shallow, deep: the depths, as shares, at which the shallow
-    layers end and the deep ones begin; both empty: those measured for the model if it was calibrated, else 0.1 and 0.7; one of
-    them empty: that one's preset. k, omega: forgetting rate and share of recency, as value at the first middle layer /
-    fall until the first deep one; empty: the family's own. smoothing: take a share of each layer's scores from the layer
-    above; lambdas: those shares, shallow/middle/deep; join: tokens of two layers meet by ``seq`` or (as the authors' program
-    does) by rank. summary: a deep layer keeps one token that stands for all it evicted; ``last``: as the authors' program
-    does, a new one each time, after the newest token, evictable. layer_weights: shares of the budget, shallow/middle/deep.
-    global_prompt, local_prompt: the guidance (App. C); with one of them empty the other serves all layers. mode: ``official``
-    does as the authors' program: append, then compress, in an arena with a chunk more, and re-index each time; the prompts,
-    with the last question and answer in them, are raw embeddings projected in each layer; join=rank and summary=last.
-
     Ours: room is made before rows come; the guidance is one causal forward, rolled back; tokens of two layers meet by seq; the
     summary is one row for the whole stream, a running mean at the place of the newest evicted token, never evicted.
     """
 
-    target: float = 1.0
-    shallow: str = ""
-    deep: str = ""
-    k: str = ""
-    omega: str = ""
-    smoothing: bool = True
-    lambdas: str = "0.1/0.3/0.4"
-    join: Literal["seq", "rank"] = "seq"
-    summary: Literal["on", "off", "last"] = "on"
-    layer_weights: str = "1/1/1"
-    global_prompt: str = GLOBAL
-    local_prompt: str = LOCAL
-    mode: Literal["streaming", "official"] = "streaming"
+    target: float = setting(1.0, "|C| / |M|; below 1 the guidance forward runs less often", above=0, at_most=1)
+    shallow: str = setting(
+        "",
+        "the depth, as a fraction, at which the shallow layers end; this and deep empty: those measured for the model if it "
+        "was calibrated, else 0.1 and 0.7; one of them empty: that one's preset",
+    )
+    deep: str = setting("", "the depth, as a fraction, at which the deep layers begin; see shallow")
+    k: str = setting(
+        "", "forgetting rate, as value at the first middle layer / fall until the first deep one; empty: the family's own"
+    )
+    omega: str = setting("", "fraction of recency in middle layers, given as k is; empty: the family's own")
+    smoothing: bool = setting(True, "take a fraction of each layer's scores from the layer above")
+    lambdas: str = setting("0.1/0.3/0.4", "those fractions, shallow/middle/deep")
+    join: Literal["seq", "rank"] = setting("seq", "tokens of two layers meet by seq or (as the authors' program does) by rank")
+    summary: Literal["on", "off", "last"] = setting(
+        "on",
+        "a deep layer keeps one token that stands for all it evicted; last: as the authors' program does, a new one each time, "
+        "after the newest token, evictable",
+    )
+    layer_weights: str = setting("1/1/1", "fractions of the budget, shallow/middle/deep")
+    global_prompt: str = setting(
+        GLOBAL, "the guidance of all layers (App. C); with this or local_prompt empty the other serves all layers"
+    )
+    local_prompt: str = setting(LOCAL, "the guidance that middle layers add")
+    mode: Literal["streaming", "official"] = setting(
+        "streaming",
+        "official does as the authors' program: append, then compress, in an arena with a chunk more, and re-index each time; "
+        "the prompts, with the last question and answer in them, are raw embeddings projected in each layer; join=rank and "
+        "summary=last",
+    )
 
     name: ClassVar[str] = "hermes"
     paper: ClassVar[str] = "HERMES, arXiv 2601.14724"
     state_fields = ("_merged", "_last_turn")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.mode == "official":
             self.join, self.summary = "rank", "off" if self.summary == "off" else "last"
         self._depths = _numbers(self.shallow or SHALLOW, 1, "shallow") + _numbers(self.deep or DEEP, 1, "deep")
-        if not (0 < self.target <= 1 and self._depths[0] <= self._depths[1] <= 1):
-            raise ValueError("target lies in (0, 1], and 0 <= shallow <= deep <= 1")
+        if not self._depths[0] <= self._depths[1] <= 1:
+            raise ValueError("0 <= shallow <= deep <= 1")
         if not (self.global_prompt or self.local_prompt):
             raise ValueError("one of global_prompt and local_prompt must say something")
         self._lambdas = _numbers(self.lambdas, 3, "lambdas")
@@ -85,9 +108,8 @@ class Hermes(Policy):
             self._middle_from, self._deep_from = (tokens_of(share, shape.layers) for share in self._depths)
         k, omega = shape.fading
         self._k, self._omega = _numbers(self.k or k, 2, "k"), _numbers(self.omega or omega, 2, "omega")
-        self._budgets = _shares(budget, [self._weights[self._class(layer)] for layer in range(shape.layers)])
+        self._budgets = _layer_shares(budget, [self._weights[self._class(layer)] for layer in range(shape.layers)])
         self._merged = np.zeros(shape.layers, np.int64)  # tokens that each layer's summary stands for
-        self._scores: list[Float64] = []
         self._last_turn = ""
 
     @property
@@ -130,32 +152,26 @@ class Hermes(Policy):
 
     @property
     def layer_budgets(self) -> NDArray[np.int64]:
-        return self._budgets
+        return np.array(self._budgets, np.int64)
 
     @property
     def compress_to(self) -> int:
         return tokens_of(self.target, self.budget)
 
     @property
-    def room(self) -> int:
+    def max_append(self) -> int:
         """A quarter of the smallest layer at least, so that one guidance forward serves several frames."""
-        quarter = int(self._budgets.min()) // 4
+        quarter = min(self._budgets) // 4
         return max(quarter, self.budget - self.compress_to, self.shape.tokens_per_frame)
 
-    def before_append(self, cache: KVCache, rows: int, guide: Guide) -> Plan | None:
-        plan = super().before_append(cache, rows, guide)
-        if plan is None or self.summary == "off":
-            return plan
+    def summaries(self, cache: KVCache, keep: Mapping[int, Bool], rows: int) -> dict[int, NewRows]:
         add = {}
-        for layer in range(self._deep_from, self.shape.layers):
-            keep = plan.keep[layer]
-            if keep is None:
-                continue
-            if int(keep[0].sum()) - self.shape.prefix + 1 + rows > self._budgets[layer]:
+        for layer in (layer for layer in keep if self.summary != "off" and self._class(layer) == 2):
+            if int(keep[layer][0].sum()) - self.shape.prefix + 1 + rows > self._budgets[layer]:
                 self._merged[layer] = 0  # a budget that the coming rows fill has no room for a summary
             else:
-                add[layer] = self._summarise(cache, layer, keep[0])
-        return Plan(plan.keep, add)
+                add[layer] = self._summarise(cache, layer, keep[layer][0])
+        return add
 
     def _summarise(self, cache: KVCache, layer: int, keep: Bool) -> NewRows:
         kind = cache.kind(layer)[0]
@@ -172,17 +188,23 @@ class Hermes(Policy):
         kind = cache.kind(layer)[0]
         return (kind == Kind.VISION) | ((kind == Kind.SUMMARY) & (self.summary == "last"))
 
-    def prepare(self, cache: KVCache, guide: Guide) -> None:
-        guidance = guide() if self.needs.guidance else None
+    def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
+        guidance = context.guide() if self.needs.guidance else None
         tokens = [self._tokens(cache, layer) for layer in range(self.shape.layers)]
         scores = [self._score(cache, layer, tokens[layer], guidance) for layer in range(self.shape.layers)]
         if self.smoothing:
             orders = [self._order(cache, layer, among) for layer, among in enumerate(tokens)]
             weights = [self._lambdas[self._class(layer)] for layer in range(self.shape.layers)]
             scores = smoothed(scores, orders, weights, self.join == "rank")
-        self._scores = [np.zeros(len(among)) for among in tokens]
-        for placed, among, score in zip(self._scores, tokens, scores, strict=True):
-            placed[among] = score
+        return {layer: self._select(cache, layer, tokens[layer], scores[layer], target) for layer, target in targets.items()}
+
+    def _select(self, cache: KVCache, layer: int, among: Bool, score: Float64, target: int) -> Bool:
+        """The best rows ``among`` ``[n]``, the same in all heads; one fewer where a summary takes a place."""
+        count = max(0, target - 1) if self.summary != "off" and self._class(layer) == 2 else target
+        placed = np.zeros((1, len(among)), np.float32)
+        placed[0, among] = score
+        keep = kernels.top_k(placed, cache.seq(layer)[:1], among[None], count)
+        return np.repeat(keep, cache.kv_heads, 0)
 
     def _order(self, cache: KVCache, layer: int, among: Bool) -> Int64:
         """What the rows ``among`` are joined by, ``[n]``: seq, or their rank in the layer by position, then by seq."""
@@ -212,12 +234,6 @@ class Hermes(Policy):
         omega = self._omega[0] - self._omega[1] * x
         return (1 - omega) * attended + omega * recent
 
-    def select(self, cache: KVCache, layer: int, target: int) -> Bool:
-        count = max(0, target - 1) if self.summary != "off" and self._class(layer) == 2 else target
-        kind, seq, score = cache.kind(layer)[:1], cache.seq(layer)[:1], self._scores[layer].astype(np.float32)[None]
-        keep = (kind == Kind.PREFIX) | kernels.top_k(score, seq, self._tokens(cache, layer)[None], count)
-        return np.repeat(keep, cache.kv_heads, 0)
-
 
 def official_prompts(global_prompt: str, local_prompt: str, last_turn: str) -> tuple[str, str]:
     """App. C: the prompt of the deep layers and that of the middle ones, with the last turn of a conversation in both.
@@ -232,15 +248,14 @@ def official_prompts(global_prompt: str, local_prompt: str, last_turn: str) -> t
     return global_prompt, f"{local_prompt}; {global_prompt}"
 
 
-def _shares(budget: int, weights: list[float]) -> NDArray[np.int64]:
+def _layer_shares(budget: int, weights: list[float]) -> list[int]:
     """Tab. 5: ``floor(w_i / sum w * budget * layers)``, the residue on the last layer; exact in the decimals given."""
     exact = [Fraction(str(weight)) for weight in weights]
     total = budget * len(weights)
     if not any(exact):
         raise ValueError("layer_weights leave no layer a budget")
-    shares = np.array([int(weight * total / sum(exact)) for weight in exact], np.int64)
-    shares[-1] += total - shares.sum()
-    return shares
+    shares = [int(weight * total / sum(exact)) for weight in exact]
+    return [*shares[:-1], total - sum(shares[:-1])]
 
 
 def _numbers(text: str, count: int, name: str) -> tuple[float, ...]:
@@ -251,3 +266,88 @@ def _numbers(text: str, count: int, name: str) -> tuple[float, ...]:
     if len(numbers) != count or not all(0 <= number < np.inf for number in numbers):
         raise ValueError(f"{name} takes {count} number{'s' * (count > 1)} from 0 up, like {'/'.join(['1'] * count)}")
     return numbers
+
+
+def normalised(score: Float64, added: float = 0.0) -> Float64:
+    """Min-max over one layer's tokens, ``added`` to the range; 0 where all are equal or one is not a number."""
+    low, high = score.min(initial=np.inf), score.max(initial=-np.inf)
+    return (score - low) / (high - low + added) if high > low else np.zeros_like(score)
+
+
+def recency(order: Int64, k: float) -> Float64:
+    """Eq. 1: ``exp(-k dt)``, dt the rank from the newest as a share of the largest rank; order: larger is newer, ``[n]``."""
+    age = np.empty(len(order))
+    age[np.argsort(order)] = np.arange(len(order))[::-1]
+    return np.exp(-k * age / max(len(order) - 1, 1))
+
+
+def guidance_attention(
+    queries: Float32,
+    own_keys: Float32,
+    key: NDArray[np.number],
+    seq: Int64,
+    scale: Float32 | None = None,
+    *,
+    causal: bool = True,
+) -> Float64:
+    """Eq. 2: the attention weight of each row of a layer, averaged over heads and guidance rows, ``[n]``.
+
+    queries: ``[heads, rows, head_dim]``; own_keys: ``[kv_heads, rows, head_dim]``, which a guidance row sees up to its own, or
+    all of them unless ``causal``; key: ``[kv_heads, n, head_dim]`` as stored, seq: ``[kv_heads, n]``; scale: of int8 keys.
+    """
+    heads, rows, _ = queries.shape
+    places = seq.max(initial=-1) + 1 + np.arange(rows) * causal
+    mass = kernels.attention_mass(queries, places, key, seq, own_keys, places, scale)
+    return mass.sum(0, dtype=np.float64) / (heads * rows)
+
+
+def smoothed(scores: Sequence[Float64], orders: Sequence[Int64], weights: Sequence[float], by_rank: bool) -> list[Float64]:
+    """Eq. 5 from the deepest layer up: each layer takes its weight's share from the smoothed layer above it.
+
+    Tokens meet by ``orders`` (their seq); one that the layer above does not hold stays as it is. ``by_rank``: the n-th token
+    meets the n-th, and layers of unequal length by linear interpolation, as the authors' program does.
+    """
+    done = list(scores)
+    for layer in range(len(scores) - 2, -1, -1):
+        own, above, weight = scores[layer].copy(), done[layer + 1], weights[layer]
+        if by_rank and len(above):
+            here, there = np.argsort(orders[layer]), np.argsort(orders[layer + 1])
+            place = (np.arange(len(own)) + 0.5) * len(above) / max(len(own), 1) - 0.5
+            own[here] = (1 - weight) * own[here] + weight * np.interp(place, np.arange(len(above)), above[there])
+        elif not by_rank:
+            place = kernels.index_of(orders[layer][None], orders[layer + 1][None])[0]
+            here, there = place >= 0, place[place >= 0]
+            own[here] = (1 - weight) * own[here] + weight * above[there]
+        done[layer] = own
+    return done
+
+
+def summary_of(cache: KVCache, layer: int, gone: Bool, weight: Float64, position: int | None = None) -> NewRows:
+    """One row that stands for the rows ``gone`` ``[n]`` of a layer whose heads hold the same tokens, by ``weight`` ``[n]``.
+
+    It takes the place of the newest of them in the stream: key = weighted mean of their keys rotated to its position on every
+    axis (or to ``position`` on all of them), value = weighted mean of their values (App. G; eqs. 10 and 13). Raises CacheError
+    for a cache that does not say which axis a rotary pair turns by.
+    """
+    if cache.axes > 1 and cache.pair_axis is None:
+        raise CacheError(f"a summary turns keys, and this cache of {cache.axes} position axes has no sections: use summary=off")
+    seq, at = cache.seq(layer)[0], cache.position(layer)[0].astype(np.int64)
+    newest = int(np.argmax(np.where(gone, seq, -1)))
+    target = at[newest] if position is None else np.full(cache.axes, position)
+    share = weight[gone] / weight[gone].sum()
+    pair_axis = np.zeros(len(cache.inv_freq), np.uint8) if cache.pair_axis is None else cache.pair_axis
+    angle = (target - at[gone])[:, pair_axis] * cache.inv_freq
+    first, second = np.split(cache.numbers("key", layer, gone).astype(np.float64), 2, -1)
+    cos, sin = np.cos(angle), np.sin(angle)
+    aligned = np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+    rows = Rows(
+        kind=np.array([Kind.SUMMARY], np.uint8),
+        seq=seq[[newest]].astype(np.int64),
+        frame=np.array([-1], np.int32),
+        row=np.zeros(1, np.int16),
+        col=np.zeros(1, np.int16),
+        position=target[None].astype(np.int32),
+    )
+    value = cache.numbers("value", layer, gone).astype(np.float64)
+    mean = [np.einsum("n,hnd->hd", share, part)[:, None].astype(np.float32) for part in (aligned, value)]
+    return NewRows(mean[0], mean[1], rows)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from edgevlm.runtime.policies.base import Float32, Policy
+from edgevlm.runtime.policies.baselines import SlidingWindow
 from edgevlm.runtime.policies.last_seen import LastSeen
 from edgevlm.runtime.policies.retrieval import QuestionRetrieval
-from edgevlm.runtime.policies.sliding_window import SlidingWindow
 from edgevlm.runtime.retrieval.cluster_index import ClusterIndex
 from edgevlm.runtime.retrieval.working_set import unrotated_keys
 from edgevlm.runtime.store import Block, Store

@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from edgevlm.runtime import kernels
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import Bool, Guide, Policy, StreamShape, frame_text, newest, tokens_of
-from edgevlm.runtime.policies.infinipot_v_official import official_choice
+from edgevlm.runtime.policies.base import Bool, Context, Float32, Policy, StreamShape, frame_text, newest, setting, tokens_of
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
 
+Float64 = NDArray[np.float64]
 WINDOWS = (7, 5, 3, 1)
 
 
-class Scored(NamedTuple):
+class LayerScores(NamedTuple):
     """One layer, each ``[kv_heads, n]``: its vision rows, those of the recent frames, and the two scores before pooling."""
 
     vision: Bool
     recent: Bool
-    similarity: np.ndarray
-    norms: np.ndarray
+    similarity: Float32
+    norms: Float32
 
 
 @dataclass
 class InfiniPotV(Policy):
     """Keep the r newest frames whole, the least redundant past tokens (TaR), and of the rest those of high value norm (VaN).
-
-    alpha: share of |C| that goes to TaR, the recent frames counted in. target: |C| / |M|. recent: r / f, rounded up, at least
-    one frame. mode: ``official`` appends, compresses to whole frames and chooses as the authors' program does, by alpha, target
-    and recent alone. keys: compare keys ``unrotated`` (ours) or ``rotated`` (as the authors' program does). heads: each KV head
-    chooses its own tokens, or all heads of a layer share the choice by mean score. keep_recent: Alg. 1 keeps the recent
-    frames; Alg. 2 (off) leaves them to VaN. tau: thresholds tau1 < tau2 < tau3 on the coefficient of variation of a layer's
-    value norms, as ``tau1/tau2/tau3``, for VaN's windows 7, 5, 3, 1; ``preset``: those windows by quartiles of depth; empty:
-    the thresholds measured for the model if it was calibrated, else the preset. tar: likeness patch by patch; ``frame``: by the
-    mean over a frame's patches, so that frames stay or go whole; ``reverse``: the most alike stay. van: norms ``pooled`` over
-    those windows, or ``plain``; ``reverse``: the smallest norms stay, not pooled. Both as in Tab. 5.
 
     Ours: keys are compared before their rotary embedding, so that position does not pass for likeness. A token knows its frame
     and patch after every compression, where the authors' program reshapes what is left into pseudo-frames; a past token whose
@@ -49,23 +42,41 @@ class InfiniPotV(Policy):
     What Tab. 5 calls TaR Frame is not written out in the paper.
     """
 
-    alpha: float = 0.5
-    target: float = 0.75
-    recent: float = 0.125
-    mode: Literal["streaming", "official"] = "streaming"
-    keys: Literal["unrotated", "rotated"] = "unrotated"
-    heads: Literal["own", "shared"] = "own"
-    keep_recent: bool = True
-    tau: str = ""
-    tar: Literal["patch", "frame", "reverse"] = "patch"
-    van: Literal["pooled", "plain", "reverse"] = "pooled"
+    alpha: float = setting(0.5, "fraction of |C| that goes to TaR, the recent frames counted in", at_least=0, at_most=1)
+    target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
+    recent: float = setting(0.125, "r / f, rounded up, at least one frame", at_least=0, at_most=1)
+    mode: Literal["streaming", "official"] = setting(
+        "streaming",
+        "official appends, compresses to whole frames and chooses as the authors' program does, by alpha, target and recent "
+        "alone",
+    )
+    keys: Literal["unrotated", "rotated"] = setting(
+        "unrotated", "compare keys unrotated (ours) or rotated (as the authors' program does)"
+    )
+    heads: Literal["own", "shared"] = setting(
+        "own", "each KV head chooses its own tokens, or all heads of a layer share the choice by mean score"
+    )
+    keep_recent: bool = setting(True, "Alg. 1 keeps the recent frames; Alg. 2 (off) leaves them to VaN")
+    tau: str = setting(
+        "",
+        "thresholds tau1 < tau2 < tau3 on the coefficient of variation of a layer's value norms, as tau1/tau2/tau3, for VaN's "
+        "windows 7, 5, 3, 1; preset: those windows by quartiles of depth; empty: the thresholds measured for the model if it "
+        "was calibrated, else the preset",
+    )
+    tar: Literal["patch", "frame", "reverse"] = setting(
+        "patch",
+        "likeness patch by patch; frame: by the mean over a frame's patches, so that frames stay or go whole; reverse: the "
+        "most alike stay, as in Tab. 5",
+    )
+    van: Literal["pooled", "plain", "reverse"] = setting(
+        "pooled", "norms pooled over those windows, or plain; reverse: the smallest norms stay, not pooled, as in Tab. 5"
+    )
 
     name: ClassVar[str] = "infinipot-v"
     paper: ClassVar[str] = "InfiniPot-V, arXiv 2506.15745"
 
     def __post_init__(self) -> None:
-        if not (0 <= self.alpha <= 1 and 0 < self.target <= 1 and 0 <= self.recent <= 1):
-            raise ValueError("alpha and recent lie in 0..1 and target in (0, 1]")
+        super().__post_init__()
         self.thresholds = tuple(float(part) for part in self.tau.split("/") if part and self.tau != "preset")
         if self.thresholds and not (len(self.thresholds) == 3 and self.thresholds[0] < self.thresholds[1] < self.thresholds[2]):
             raise ValueError("tau takes three rising numbers, tau1/tau2/tau3, or preset")
@@ -103,26 +114,31 @@ class InfiniPotV(Policy):
         """r = ceil(recent * f), f = |M| / p, at least 1."""
         return max(1, math.ceil(self.recent * self.budget / self.shape.tokens_per_frame - 1e-9))
 
-    def prepare(self, cache: KVCache, guide: Guide) -> None:
-        self._scored: list[Scored] = []  # of this compression, made when a layer first asks
-        self._kept: list[Bool] = []  # the same
-
-    def select(self, cache: KVCache, layer: int, target: int) -> Bool:
+    def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
         if self.mode == "official":
-            whole = target - target % self.shape.tokens_per_frame
-            return official_choice(cache, layer, whole, self.shape.tokens_per_frame, self.alpha, self.recent)
-        kind, seq = cache.kind(layer), cache.seq(layer)
-        fixed = kind == Kind.PREFIX
-        recent_rows = self.recent_frames * self.shape.tokens_per_frame
-        if recent_rows > target:
-            return fixed | newest(seq, kind == Kind.VISION, target)
-        alike = not frame_text(cache, layer).any()  # all layers have the same target
-        if alike and (self.heads, self.tar, self.van) == ("own", "patch", "pooled"):
-            self._kept = self._kept or self._select_all(cache, target)
-            return self._kept[layer]
-        self._scored = self._scored or self._score(cache)
-        vision, recent, similarity, norms = self._scored[layer]
-        past = vision & ~recent
+            frame = self.shape.tokens_per_frame
+            return {
+                layer: official_choice(cache, layer, target - target % frame, frame, self.alpha, self.recent)
+                for layer, target in targets.items()
+            }
+        recent_rows, equal = self.recent_frames * self.shape.tokens_per_frame, set(targets.values())
+        if all(recent_rows > target for target in equal):
+            return {layer: self._newest(cache, layer, target) for layer, target in targets.items()}
+        plain = (self.heads, self.tar, self.van) == ("own", "patch", "pooled")
+        if plain and len(equal) == 1 and not any(frame_text(cache, layer).any() for layer in targets):
+            keep = self._select_all(cache, *equal)
+            return {layer: keep[layer] for layer in targets}
+        scored = self._score(cache)
+        return {layer: self._select(cache, layer, scored[layer], target) for layer, target in targets.items()}
+
+    def _newest(self, cache: KVCache, layer: int, target: int) -> Bool:
+        return newest(cache.seq(layer), cache.kind(layer) == Kind.VISION, target)
+
+    def _select(self, cache: KVCache, layer: int, scored: LayerScores, target: int) -> Bool:
+        vision, recent, similarity, norms = scored
+        seq, past = cache.seq(layer), vision & ~recent
+        if self.recent_frames * self.shape.tokens_per_frame > target:
+            return self._newest(cache, layer, target)
         if self.tar == "frame":
             similarity = frame_means(similarity, cache.frame(layer), past)
         score = self._per_head(similarity if self.tar == "reverse" else -similarity)
@@ -133,7 +149,7 @@ class InfiniPotV(Policy):
             window = self._window(layer, norms[vision])
             norms = kernels.pool_norms(norms, cache.frame(layer), cache.row(layer), cache.col(layer), vision, window)
         salient = np.where(chosen, np.float32(np.inf), self._per_head(-norms if self.van == "reverse" else norms))
-        return fixed | kernels.top_k(salient, seq, vision, target)
+        return kernels.top_k(salient, seq, vision, target)
 
     def _quota(self, target: int) -> int:
         """Past tokens that TaR chooses."""
@@ -148,14 +164,14 @@ class InfiniPotV(Policy):
             keep_recent=self.keep_recent, rotated=self.keys == "rotated",
         )  # fmt: skip
 
-    def _score(self, cache: KVCache) -> list[Scored]:
+    def _score(self, cache: KVCache) -> list[LayerScores]:
         """Every layer in one call, so that keys and values are read once and by all threads."""
         vision = [cache.kind(layer) == Kind.VISION for layer in range(cache.layers)]
         recent = [kernels.newest_frames(cache.frame(layer), among, self.recent_frames) for layer, among in enumerate(vision)]
         scores = kernels.infinipot_scores(cache, recent, vision, rotated=self.keys == "rotated")
-        return [Scored(seen, new, *score) for seen, new, score in zip(vision, recent, scores, strict=True)]
+        return [LayerScores(seen, new, *score) for seen, new, score in zip(vision, recent, scores, strict=True)]
 
-    def _per_head(self, score: np.ndarray) -> np.ndarray:
+    def _per_head(self, score: Float32) -> Float32:
         """Scores ``[kv_heads, n]`` as they are, or averaged so that all heads of the layer choose alike."""
         if self.heads == "own":
             return score
@@ -164,14 +180,14 @@ class InfiniPotV(Policy):
     def _preset(self, layer: int) -> int:
         return WINDOWS[4 * layer // self.shape.layers]
 
-    def _window(self, layer: int, norms: np.ndarray) -> int:
+    def _window(self, layer: int, norms: Float32) -> int:
         """The pooling window of a layer: Alg. 2, lines 16 to 21, or the preset by depth."""
         if not self.thresholds:
             return self._preset(layer)
         return WINDOWS[int(np.searchsorted(self.thresholds, variation(norms), side="right"))]
 
 
-def frame_means(score: np.ndarray, frame: np.ndarray, among: Bool) -> np.ndarray:
+def frame_means(score: Float32, frame: NDArray[np.int32], among: Bool) -> Float32:
     """Per head, the mean score of each row's frame over the rows of ``among``: float32 ``[kv_heads, n]``, 0 elsewhere."""
     means = np.zeros_like(score)
     for head, rows in enumerate(among):
@@ -180,6 +196,58 @@ def frame_means(score: np.ndarray, frame: np.ndarray, among: Bool) -> np.ndarray
     return means
 
 
-def variation(norms: np.ndarray) -> float:
+def variation(norms: Float32) -> float:
     """The coefficient of variation, sigma / mu, of value norms (Alg. 2, line 18); all heads of a layer together."""
     return float(np.std(norms, dtype=np.float64) / max(float(np.mean(norms, dtype=np.float64)), 1e-30))
+
+
+def official_choice(cache: KVCache, layer: int, target: int, per_frame: int, alpha: float, recent: float) -> Bool:
+    """Rows to keep, ``[kv_heads, n_l]``: the prefix and ``target`` vision tokens a head, of which it holds whole frames.
+
+    The i-th oldest token of a head stands for patch ``i % per_frame`` of frame ``i // per_frame``, whatever it was. recent: the
+    share of the frames now held that is recent, rounded down, one at least; with ``alpha`` 0 none is.
+    """
+    kind, seq = cache.kind(layer), cache.seq(layer)
+    vision = kind == Kind.VISION
+    count = int(vision[0].sum())
+    slots = np.argsort(np.where(vision, seq, np.iinfo(np.int64).max), 1, kind="stable")[:, :count]
+    held = (cache.numbers("key", layer), cache.numbers("value", layer))
+    key, value = (np.take_along_axis(part, slots[..., None], 1).astype(np.float64) for part in held)
+    order, everything = np.take_along_axis(seq, slots, 1), np.ones(slots.shape, np.bool_)
+    rows = int(cache.row(layer)[vision].max()) + 1
+    score = official_pooling(np.linalg.norm(value, axis=-1), 4 * layer // cache.layers, per_frame, rows)
+    if alpha > 0:
+        new = per_frame * max(1, int(recent * (count // per_frame) + 1e-9))
+        past = everything & (np.arange(count) < count - new)
+        distinct = np.zeros(slots.shape)
+        distinct[:, : count - new] = official_distinctness(key, count - new, per_frame)
+        quota = max(0, target - round((1 - alpha) * target) - new)
+        score[~past | kernels.top_k(distinct.astype(np.float32), order, past, quota)] = np.inf
+    kept = kernels.top_k(score.astype(np.float32), order, everything, target)
+    keep: Bool = kind == Kind.PREFIX
+    np.put_along_axis(keep, slots, kept, 1)
+    return keep
+
+
+def official_distinctness(key: Float64, past: int, per_frame: int) -> Float64:
+    """Eq. 4 on pseudo-frames: minus the mean cosine with the recent keys of the same patch, ``[H, past]``.
+
+    key: rotated, oldest first, ``[H, n, D]``, the first ``past`` of them old.
+    """
+    unit = key / (np.linalg.norm(key, axis=-1, keepdims=True) + 1e-9)
+    frames = unit.reshape(len(key), -1, per_frame, key.shape[-1])
+    old, new = frames[:, : past // per_frame], frames[:, past // per_frame :]
+    similarity: Float64 = np.einsum("hfpd,hpd->hfp", old, new.mean(1))
+    return -similarity.reshape(len(key), past)
+
+
+def official_pooling(norms: Float64, quarter: int, per_frame: int, rows: int) -> Float64:
+    """VaN by quarter of the depth, ``[H, n]``: means over 7 x 7 and 5 x 5 patches, over 3 tokens, and none; zeros outside."""
+    if quarter == 3:
+        return norms
+    if quarter == 2:
+        return np.asarray(sliding_window_view(np.pad(norms, ((0, 0), (1, 1))), 3, 1).mean(-1))
+    reach = (3, 2)[quarter]
+    grid = np.pad(norms.reshape(len(norms), -1, rows, per_frame // rows), ((0, 0), (0, 0), (reach, reach), (reach, reach)))
+    windows = sliding_window_view(grid, (2 * reach + 1,) * 2, (2, 3))
+    return np.asarray(windows.mean((-2, -1)).reshape(norms.shape))

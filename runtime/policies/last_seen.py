@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -9,8 +10,8 @@ import numpy as np
 
 from edgevlm.runtime import kernels
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import Bool, Float32, Guide, SteadyTarget, StreamShape
-from edgevlm.runtime.policies.scores import SeqScores
+from edgevlm.runtime.policies.attention import SeqScores
+from edgevlm.runtime.policies.base import Bool, Context, Float32, SteadyTarget, StreamShape, setting
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
@@ -23,19 +24,20 @@ class LastSeen(SteadyTarget):
     u_t = max over the tokens s that came after t of cos(k_t, k_s), keys un-rotated; the lowest u stay, in all layers alike. The
     newest token has u = -1.
 
-    target: |C| / |M|. layer: the layer whose keys are compared; empty: the deepest. against: ``ever``, all that came after a
-    token, whether it was kept or not, or ``held``, what is still held of it. heads: all heads choose alike by their mean u
-    (``shared``), or head h of every layer by head h of that one (``own``). keys: compare keys ``unrotated``, or ``rotated`` as
-    they are stored.
-
     Ours: all of it; there is no paper.
     """
 
-    target: float = 0.75
-    layer: str = ""
-    against: Literal["ever", "held"] = "ever"
-    heads: Literal["shared", "own"] = "shared"
-    keys: Literal["unrotated", "rotated"] = "unrotated"
+    target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
+    layer: str = setting("", "the layer whose keys are compared; empty: the deepest")
+    against: Literal["ever", "held"] = setting(
+        "ever", "all that came after a token, whether it was kept or not, or what is still held of it"
+    )
+    heads: Literal["shared", "own"] = setting(
+        "shared", "all heads choose alike by their mean u, or head h of every layer by head h of that one"
+    )
+    keys: Literal["unrotated", "rotated"] = setting(
+        "unrotated", "compare keys before their rotary embedding, or as they are stored"
+    )
 
     name: ClassVar[str] = "last-seen"
     paper: ClassVar[str] = "ours, docs/our-policy.md"
@@ -52,18 +54,21 @@ class LastSeen(SteadyTarget):
         self._known = SeqScores()  # 1 + u, of `against=ever`
         self._since = 0  # the first token that no other has been compared with
 
-    def prepare(self, cache: KVCache, guide: Guide) -> None:
-        self._scored = [self._novelty(cache)]  # of this compression
-        self._kept: list[Bool] = []  # the same: what stays in all layers that hold the rows that were scored
-
-    def select(self, cache: KVCache, layer: int, target: int) -> Bool:
-        [score], seq, ranked = self._scored, cache.seq(layer), cache.seq(self._layer)
-        if not np.array_equal(seq, ranked):  # someone else has evicted; what the layer that ranks has lost goes first
-            place = kernels.index_of(seq, ranked)
-            known = np.take_along_axis(score, np.maximum(place, 0), 1)
-            return _best(cache, layer, np.where(place < 0, np.float32(-np.inf), known), target)
-        self._kept = self._kept or [_best(cache, layer, score, target)]
-        return self._kept[0]
+    def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
+        score, ranked = self._novelty(cache), cache.seq(self._layer)
+        shared: dict[int, Bool] = {}  # target -> what stays in all layers that hold the rows that were scored
+        keep = {}
+        for layer, target in targets.items():
+            seq = cache.seq(layer)
+            if np.array_equal(seq, ranked):
+                if target not in shared:
+                    shared[target] = _best(cache, layer, score, target)
+                keep[layer] = shared[target]
+            else:  # someone else has evicted; what the layer that ranks has lost goes first
+                at = kernels.index_of(seq, ranked)
+                known = np.take_along_axis(score, np.maximum(at, 0), 1)
+                keep[layer] = _best(cache, layer, np.where(at < 0, np.float32(-np.inf), known), target)
+        return keep
 
     def _novelty(self, cache: KVCache) -> Float32:
         """-u of each row of the layer that ranks, ``[kv_heads, n]``."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from edgevlm.runtime import kernels
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Plan, Policy, StreamShape, newest
-from edgevlm.runtime.policies.cross_layer import CrossLayer, layer_number
+from edgevlm.runtime.policies.attention import CrossLayer, layer_number
+from edgevlm.runtime.policies.base import Appended, Bool, Context, Float32, Needs, Policy, StreamShape, newest, setting
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
@@ -20,28 +21,30 @@ PRESET = 2  # the CLIE layer that does best in fig. 5
 class PureKV(Policy):
     """Keep the newest tokens and those that the newest queries attend to, weighted by value norms; no scores in high layers.
 
-    clie: the layer whose attention ranks the tokens of all layers above it; empty: the calibrated one, else 2 (0 and 1 do
-    worse, fig. 5). window: the newest rows, which stay and whose queries are the observers, at most half of what is kept.
-    cross: off, every layer is ranked by its own attention (Tab. 4). values: weight by the L2 norm of the value (Tab. 4).
-    st_spattn: prefill frames by sparse attention in space and time in high layers (sec. 3.2); frame 0 then stays, in |M|.
-
     Ours: a token that the clie layer has dropped keeps the last score it had there; KV heads of two layers meet by number.
     """
 
-    clie: str = ""
-    window: int = 32
-    cross: bool = True
-    values: bool = True
-    st_spattn: bool = False
+    clie: str = setting(
+        "",
+        "the layer whose attention ranks the tokens of all layers above it; empty: the calibrated one, else 2 (0 and 1 do "
+        "worse, fig. 5)",
+    )
+    window: int = setting(
+        32, "the newest rows, which stay and whose queries are the observers, at most half of what is kept", at_least=1
+    )
+    cross: bool = setting(True, "off: every layer is ranked by its own attention (Tab. 4)")
+    values: bool = setting(True, "weight by the L2 norm of the value (Tab. 4)")
+    st_spattn: bool = setting(
+        False, "prefill frames by sparse attention in space and time in high layers (sec. 3.2); frame 0 then stays, in |M|"
+    )
 
     name: ClassVar[str] = "purekv"
     paper: ClassVar[str] = "PureKV, arXiv 2510.25600"
     state_fields = ("_cross",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         layer_number(self.clie)
-        if self.window < 1:
-            raise ValueError("window is 1 or more")
 
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
@@ -49,7 +52,6 @@ class PureKV(Policy):
         if clie is None:
             clie = shape.calibration.clie if shape.calibration is not None else PRESET
         self._cross = CrossLayer(shape.layers, clie if self.cross else shape.layers, self.window, self.values)
-        self._recent = 0
 
     @property
     def basis(self) -> str:
@@ -66,24 +68,21 @@ class PureKV(Policy):
         return Needs(probe_layers=self._cross.probe_layers, variant="st-spattn" if self.st_spattn else "whole")
 
     @property
-    def room(self) -> int:
+    def max_append(self) -> int:
         """A quarter of |M|: as much is evicted as is asked, and a larger piece would see little of the past."""
         return max(self.budget // 4, self.shape.tokens_per_frame)
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:
         self._cross.add(appended)
 
-    def before_append(self, cache: KVCache, rows: int, guide: Guide) -> Plan | None:
-        kept = self.shape.tokens_per_frame if self.keeps_first_frame else 0
-        self._recent = min(self.window, max(0, self.budget - rows - kept) // 2)
-        return super().before_append(cache, rows, guide)
+    def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
+        first_frame = self.shape.tokens_per_frame if self.keeps_first_frame else 0
+        recent = min(self.window, max(0, self.budget - context.rows - first_frame) // 2)
+        importance = self._cross.importance(cache, targets, self._cross.attention(cache, recent))
+        return {layer: self._select(cache, layer, importance[layer], target, recent) for layer, target in targets.items()}
 
-    def prepare(self, cache: KVCache, guide: Guide) -> None:
-        self._cross.score(cache, self._recent)
-
-    def select(self, cache: KVCache, layer: int, target: int) -> Bool:
+    def _select(self, cache: KVCache, layer: int, importance: Float32, target: int, recent: int) -> Bool:
         seq, keep = cache.seq(layer), self.protected(cache, layer)
         free = target - int((keep[0] & (cache.kind(layer)[0] == Kind.VISION)).sum())
-        recent = newest(seq, ~keep, min(self._recent, free))
-        rest = free - min(self._recent, free)
-        return keep | recent | kernels.top_k(self._cross.importance(cache, layer), seq, ~(keep | recent), rest)
+        keep = keep | newest(seq, ~keep, min(recent, free))
+        return keep | kernels.top_k(importance, seq, ~keep, free - min(recent, free))

@@ -7,10 +7,10 @@ window of the newest tokens, which is always attended to; a working set that blo
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgevlm.errors import UserError
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies.base import Appended, Bool, Float32, Guide, Needs, Plan, Policy, StreamShape
-from edgevlm.runtime.policies.sliding_window import SlidingWindow
+from edgevlm.runtime.policies.baselines import SlidingWindow
 from edgevlm.runtime.retrieval.stats import Phase, RetrievalStats
 from edgevlm.runtime.retrieval.working_set import WorkingSet, unrotated_queries
 from edgevlm.runtime.stateful import State, add_prefix, strip_prefix
@@ -32,7 +32,7 @@ Int64 = NDArray[np.int64]
 
 
 @dataclass
-class Retrieval(Policy):
+class Retrieval(Policy, ABC):
     """A policy over a store. Subclasses say how rows that leave the window become blocks, and which blocks a query asks for.
 
     window, index: fractions of |M|, the second in bytes; the rest is the working set. Subclasses add their index to
@@ -84,8 +84,8 @@ class Retrieval(Policy):
         return self._working_rows
 
     @property
-    def room(self) -> int:
-        return self.arena.room
+    def max_append(self) -> int:
+        return self.arena.max_append
 
     @property
     def basis(self) -> str:
@@ -110,9 +110,6 @@ class Retrieval(Policy):
     def compacted(self) -> None:
         self.working.contiguous = True
         self.working.forget()
-
-    def select(self, cache: KVCache, layer: int, target: int) -> Bool:
-        return self.arena.select(cache, layer, target)
 
     @abstractmethod
     def offload(self, cache: KVCache, layer: int, leaving: Bool) -> None:

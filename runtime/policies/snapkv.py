@@ -1,7 +1,8 @@
-"""SnapKV: the newest rows observe which past tokens matter. arXiv 2404.14469."""
+"""SnapKV, arXiv 2404.14469: the newest rows observe which past tokens matter; or, offline, the rows of a question."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -9,15 +10,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime import kernels
-from edgevlm.runtime.policies.base import Appended, Bool, Guide, Needs, Policy, StreamShape, newest, tokens_of
-from edgevlm.runtime.policies.cross_layer import booster, layer_number
-from edgevlm.runtime.policies.queries import QueryWindow
+from edgevlm.runtime.policies.attention import QueryWindow, booster, layer_number
+from edgevlm.runtime.policies.base import (
+    Appended,
+    Bool,
+    Context,
+    Float32,
+    Needs,
+    Policy,
+    StreamShape,
+    frame_text,
+    newest,
+    setting,
+    tokens_of,
+    without_lone_text,
+)  # fmt: skip
+from edgevlm.runtime.policies.baselines import Full
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
 
-Float32 = NDArray[np.float32]
-Pool = Literal["max", "avg"]
+KERNEL, POOL = "tokens that the pool spans, odd", "max or avg over the kernel, absent neighbours left out"
 
 
 @dataclass
@@ -27,27 +40,25 @@ class SnapKV(Policy):
     u_t = sum over the observers i of softmax(q_i K^T / sqrt(D))_t, summed over the query heads of a KV head, pooled over the
     neighbours along ``seq``; each KV head keeps its own top of u (InfiniPot-V, App. D.1, eq. 1, in its continual setting).
 
-    window: how many of the newest rows observe; they are kept. kernel: tokens that the pool spans, odd. pool: ``max`` or
-    ``avg`` over the kernel, absent neighbours left out. target: |C| / |M|. clie: rank by PureKV's importance in the place of
-    u, from the attention of layers 0 to this one; empty: off.
-
     Ours: one choice a KV head, where the authors' program repeats keys and chooses per query head. Scores are summed over the
     group before pooling. The prefix and the observers are not pooled with. Where |C| is below the window, the newest |C| stay.
     """
 
-    window: int = 32
-    kernel: int = 7
-    pool: Pool = "max"
-    target: float = 0.75
-    clie: str = ""
+    window: int = setting(32, "how many of the newest rows observe; they are kept", at_least=1)
+    kernel: int = setting(7, KERNEL, at_least=1)
+    pool: Literal["max", "avg"] = setting("max", POOL)
+    target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
+    clie: str = setting(
+        "", "rank by PureKV's importance in the place of u, from the attention of layers 0 to this one; empty: off"
+    )
 
     name: ClassVar[str] = "snapkv"
     paper: ClassVar[str] = "SnapKV, arXiv 2404.14469"
     state_fields = ("_queries", "_cross")
 
     def __post_init__(self) -> None:
-        if self.window < 1 or self.kernel < 1 or self.kernel % 2 == 0 or not 0 < self.target <= 1:
-            raise ValueError("window is 1 or more, kernel odd, and target lies in (0, 1]")
+        super().__post_init__()
+        _check_kernel(self.kernel)
         layer_number(self.clie)
 
     def attach(self, budget: int, shape: StreamShape) -> None:
@@ -66,28 +77,80 @@ class SnapKV(Policy):
     def after_append(self, cache: KVCache, appended: Appended) -> None:
         (self._cross or self._queries).add(appended)
 
-    def prepare(self, cache: KVCache, guide: Guide) -> None:
+    def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
         if self._cross is not None:
-            self._cross.score(cache, self.window)
+            score = self._cross.importance(cache, targets, self._cross.attention(cache, self.window))
+        else:
+            score = {layer: self._attention(cache, layer) for layer in targets}
+        return {layer: self._select(cache, layer, score[layer], target) for layer, target in targets.items()}
 
-    def select(self, cache: KVCache, layer: int, target: int) -> Bool:
-        seq, prefix = cache.seq(layer), self.protected(cache, layer)
-        observers = newest(seq, ~prefix, min(self.window, target))
+    def _select(self, cache: KVCache, layer: int, score: Float32, target: int) -> Bool:
+        seq, fixed = cache.seq(layer), self.protected(cache, layer)
+        keep = fixed | newest(seq, ~fixed, min(self.window, target))
         if target <= self.window:
-            return prefix | observers
-        past = ~(prefix | observers)
-        scores = pooled(self._scores(cache, layer), seq, past, self.kernel, self.pool)
-        return prefix | observers | kernels.top_k(scores, seq, past, target - self.window)
+            return keep
+        return keep | kernels.top_k(pooled(score, seq, ~keep, self.kernel, self.pool), seq, ~keep, target - self.window)
 
-    def _scores(self, cache: KVCache, layer: int) -> Float32:
-        """u of each row, or PureKV's importance in its place, ``[kv_heads, n]``."""
-        if self._cross is not None:
-            return self._cross.importance(cache, layer)
+    def _attention(self, cache: KVCache, layer: int) -> Float32:
+        """u of each row before pooling, ``[kv_heads, n]``."""
         query, query_seq = self._queries.at(cache, layer)
         return kernels.attention_mass(query, query_seq, cache.key(layer), cache.seq(layer), scale=cache.key_scale(layer))
 
 
-def pooled(score: Float32, seq: NDArray[np.int64], among: Bool, kernel: int, pool: Pool) -> Float32:
+@dataclass
+class SnapKVGuided(Full):
+    """Hold everything up to a declared capacity; when a question comes, keep what it attends to most, from then on.
+
+    u_t = sum over the question's last rows i of softmax(q_i K^T / sqrt(D))_t, pooled as in snapkv; each KV head keeps its own
+    top |C| (InfiniPot-V, App. D.1, eq. 1, and the contrast of its App. C).
+
+    Ours: the exception to the rule that a question never changes the memory. A second question sees what the first has left
+    and the frames since.
+    """
+
+    target: float = setting(0.25, "|C| / |M|, what a question leaves of the capacity", above=0, at_most=1)
+    window: int = setting(32, "how many of the question's last rows observe", at_least=1)
+    kernel: int = setting(7, KERNEL, at_least=1)
+    pool: Literal["max", "avg"] = setting("max", POOL)
+
+    name: ClassVar[str] = "snapkv-guided"
+    paper: ClassVar[str] = "SnapKV, arXiv 2404.14469"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_kernel(self.kernel)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(question_layers=tuple(range(self.shape.layers)))
+
+    @property
+    def compress_to(self) -> int:
+        return tokens_of(self.target, self.budget)
+
+    def under_question(self, cache: KVCache, queries: Mapping[int, Float32]) -> list[Bool | None]:
+        return [self._kept(cache, layer, queries[layer]) for layer in range(self.shape.layers)]
+
+    def _kept(self, cache: KVCache, layer: int, query: Float32) -> Bool | None:
+        """Rows of a layer to keep, ``[kv_heads, n]``: prefix, question, and |C| others. query: ``[heads, rows, head_dim]``."""
+        seq, memory = cache.seq(layer), int(cache.lengths[layer]) - query.shape[1]
+        if memory - self.shape.prefix <= self.compress_to:
+            return None
+        asked, asked_seq = query[:, -self.window :], seq[0, memory:][-self.window :]
+        mass = kernels.attention_mass(asked, asked_seq, cache.key(layer), seq, scale=cache.key_scale(layer))
+        keep = self.protected(cache, layer)
+        keep[:, memory:] = True
+        count = max(0, self.compress_to - int(frame_text(cache, layer)[0].sum()))
+        chosen = kernels.top_k(pooled(mass, seq, ~keep, self.kernel, self.pool), seq, ~keep, count)
+        return without_lone_text(cache, layer, keep | chosen)
+
+
+def _check_kernel(kernel: int) -> None:
+    if kernel % 2 == 0:
+        raise ValueError("kernel must be odd")
+
+
+def pooled(score: Float32, seq: NDArray[np.int64], among: Bool, kernel: int, pool: str) -> Float32:
     """1-D pooling of ``score`` along ``seq`` over the ``kernel`` nearest rows ``among`` each head's; all ``[kv_heads, n]``.
 
     As many rows in each head. Neighbours beyond either end are left out; rows not ``among`` get 0.

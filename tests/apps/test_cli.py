@@ -124,7 +124,7 @@ MISTAKES = [
     (["--budget", "8"], "less than one frame"),
     (["--budget", "9k"], "passes the model's limit"),
     (["--budget", "many"], "like 512 or 6k"),
-    (["--policy", "infinipot"], "did you mean infinipot-v"),
+    (["--policy", "infinipot"], "did you mean 'infinipot-v'"),
     (["--policy", "infinipot-v:alpha=x"], "does not fit alpha"),
     (["--ask-at", "soon:what?"], "give seconds"),
     (["--fps", "0"], "rate above 0"),

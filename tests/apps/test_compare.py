@@ -18,11 +18,10 @@ from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.calibration import Calibration
 from edgevlm.runtime.choices import Candidate
-from edgevlm.runtime.kernels import top_k
 from edgevlm.runtime.model import Model, bundle_folder
 from edgevlm.runtime.policies import POLICIES
+from edgevlm.runtime.policies.baselines import SlidingWindow
 from edgevlm.runtime.policies.infinipot_v import InfiniPotV
-from edgevlm.runtime.policies.sliding_window import SlidingWindow
 from edgevlm.runtime.session import Session
 
 COMMAND = [sys.executable, "-m", "edgevlm"]
@@ -161,9 +160,8 @@ class Oldest(SlidingWindow):
 
     name = "oldest"
 
-    def select(self, cache, layer, target):
-        seq, kept = cache.seq(layer), self.protected(cache, layer)
-        return kept | top_k((-seq).astype(np.float32), seq, ~kept, target)
+    def score(self, cache, layer):
+        return -cache.seq(layer)
 
 
 class Planted(InfiniPotV):
@@ -171,9 +169,9 @@ class Planted(InfiniPotV):
 
     name = "planted"
 
-    def prepare(self, cache, guide):
+    def compress(self, cache, targets, context):
         time.sleep(0.01)
-        super().prepare(cache, guide)
+        return super().compress(cache, targets, context)
 
 
 @pytest.mark.parametrize("measure", ["streamqa", "agreement"])
@@ -259,7 +257,7 @@ def test_a_budget_at_which_nobody_can_run_is_left_out_and_named():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--policies", "unifrom"], "did you mean uniform"),
+        (["--policies", "unifrom"], "did you mean 'uniform'"),
         (["--policies", "auto"], "--policies auto: name policies that have a budget"),
         (["--policies", "oracle"], "--policies oracle: name policies that have a budget"),
         (["--policies", "full"], "--policies full: name policies that have a budget"),

@@ -5,15 +5,13 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from policies.filled import PREFIX, Filled
+from policies.filled import PREFIX, Filled, told
 
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, equal_byte_budget
 from edgevlm.calib.accuracy.variants import PLAIN, Budget, Run, SkippedRun, Variant
 from edgevlm.calib.accuracy.worker import Settings, Task, Worker, run_case
 from edgevlm.errors import UserError
-from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies import POLICIES, Guidance, Policy, StreamShape, create_policy
-from edgevlm.runtime.policies.base import newest
+from edgevlm.runtime.policies import POLICIES, Guidance, Policy, StreamShape, create_policy, evicting
 from edgevlm.runtime.stateful import Stateful
 
 GRID, BUDGET = (2, 2), 12
@@ -37,7 +35,7 @@ def stream(policy, before=lambda: None, frames=12):
             filled.cache.evict(plan.keep)
             for layer, new in plan.add.items():
                 filled.cache.append(layer, new.key, new.value, new.rows)
-        policy.after_append(filled.cache, filled.frame())
+        policy.after_append(filled.cache, told(policy, filled.frame()))
     return [np.sort(filled.cache.seq(layer), 1).tolist() for layer in range(4)]
 
 
@@ -66,11 +64,9 @@ class Mine(Policy):
         super().attach(budget, shape)
         self.history = np.zeros(100, np.uint8)
         self.parts = {0: [np.zeros(10, np.uint8), Part()], "seen": None}
-        self.scratch = np.zeros(1000, np.uint8)
 
-    def select(self, cache, layer, target):
-        vision = cache.kind(layer) == Kind.VISION
-        return ~vision | newest(cache.seq(layer), vision, target)
+    def score(self, cache, layer):
+        return cache.frame(layer).astype(np.float64)
 
 
 class Part(Stateful):
@@ -87,6 +83,16 @@ def test_a_policy_in_a_users_module_is_charged_for_what_it_declares():
     cache = Filled(1, 8, GRID, np.random.default_rng(0)).cache
     peak.measure(cache, policy)
     assert peak.bytes == cache.nbytes + 115
+    policy.more = {"deep": [np.zeros(8)]}
+    with pytest.raises(UserError, match="policy mine keeps arrays in more, which its state_fields must name"):
+        peak.measure(cache, policy)
+
+
+@pytest.mark.parametrize("name", [*evicting(), "snapkv:clie=1", "h2o:clie=1", "streaming-llm:clie=1", "infinipot-v:tar=frame"])
+def test_our_own_policies_keep_no_more_than_they_declare(name):
+    policy = create_policy(name)
+    stream(policy)
+    assert policy.undeclared() == []
 
 
 @pytest.mark.parametrize(("slope", "base"), [(0, 250), (3, 40), (50, 0), (0, 0)])

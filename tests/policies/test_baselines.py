@@ -9,8 +9,7 @@ from policies.filled import HEADS, PREFIX, STORAGE, Filled, play
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import StreamShape, create_policy
-from edgevlm.runtime.policies.random_tokens import mix, priority
-from edgevlm.runtime.policies.uniform import thin
+from edgevlm.runtime.policies.baselines import mix, priority, thin
 
 GRIDS = [(1, 1), (2, 2), (3, 2), (1, 5)]
 
@@ -23,7 +22,7 @@ def open_filled(data, policy, layers=2):
     policy.attach(budget, StreamShape(layers, per_frame, PREFIX))
     storage = data.draw(st.sampled_from(STORAGE), label="dtype and axes")
     filled = Filled(layers, budget + per_frame, grid, np.random.default_rng(0), *storage)
-    most = max(1, min(policy.room, budget) // per_frame)
+    most = max(1, min(policy.max_append, budget) // per_frame)
     pieces = data.draw(st.lists(st.integers(1, most), min_size=25, max_size=25), label="frames a piece")
     return filled, per_frame, pieces
 
@@ -75,7 +74,7 @@ def test_uniform_spacing_stays_even(data):
     policy.attach(budget, StreamShape(1, per_frame, 0))
     frames, held, time = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
     for _ in range(120):
-        count = data.draw(st.integers(1, policy.room // per_frame))
+        count = data.draw(st.integers(1, policy.max_append // per_frame))
         if held.sum() + count * per_frame > budget:
             kept = thin(frames, held, per_frame, policy.compress_to)
             assert kept.sum() == policy.compress_to
@@ -142,12 +141,12 @@ def test_splitmix64():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("streaming-llm:sinks=-1", "0 or more"),
-        ("uniform:target=0", "target lies in"),
-        ("random:target=1.5", "target lies in"),
+        ("streaming-llm:sinks=-1", "sinks must be at least 0, not -1"),
+        ("uniform:target=0", "target must be above 0 and at most 1"),
+        ("random:target=1.5", "target must be above 0 and at most 1"),
         ("random:heads=shared", "does not fit heads"),
-        ("streaming-lm", "did you mean streaming-llm"),
-        ("streaming-llm:sink=1", "did you mean sinks"),
+        ("streaming-lm", "did you mean 'streaming-llm'"),
+        ("streaming-llm:sink=1", "did you mean 'sinks'"),
     ],
 )
 def test_wrong_settings_are_named(text, says):

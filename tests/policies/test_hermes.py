@@ -243,7 +243,7 @@ def test_guidance_runs_only_when_a_compression_is_due_and_the_target_spaces_them
     [
         ("summary=last", "join=rank"), ("lambdas=0.1", "takes 3 numbers"),
         ("lambdas=0/0/2", r"0\.\.1"), ("k=fast", "k takes 2 numbers"), ("shallow=0.8", "shallow"), ("target=0", "target"),
-        ("global_prompt=,local_prompt=", "say something"), ("smothing=off", "did you mean smoothing"),
+        ("global_prompt=,local_prompt=", "say something"), ("smothing=off", "did you mean 'smoothing'"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_in_one_line(setting, says):

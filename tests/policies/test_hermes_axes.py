@@ -8,7 +8,7 @@ from edgevlm.errors import CacheError
 from edgevlm.runtime.cache import KVCache, Rows
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies import Guidance, StreamShape, create_policy
-from edgevlm.runtime.policies.hermes_scores import summary_of
+from edgevlm.runtime.policies.hermes import summary_of
 from edgevlm.runtime.reference import rotate
 
 HEADS, DIM, LAYERS, GRID = 2, 8, 10, (2, 3)

@@ -13,7 +13,7 @@ from edgevlm.export import export_checkpoint
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Guidance, StreamShape, create_policy
-from edgevlm.runtime.policies.hermes_scores import normalised
+from edgevlm.runtime.policies.hermes import normalised
 from edgevlm.runtime.session import Session, TextBudget
 
 ROOM, BUDGET = TextBudget(16, 64, 8), 38

@@ -11,7 +11,7 @@ from edgevlm.export import export_checkpoint
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import StreamShape, create_policy
-from edgevlm.runtime.policies.hermes_scores import guidance_attention
+from edgevlm.runtime.policies.hermes import guidance_attention
 from edgevlm.runtime.session import Session, TextBudget
 
 ROOM = TextBudget(16, 64, 8)

@@ -32,7 +32,7 @@ def test_keeps_what_the_reference_keeps(text, expected, data):
     storage = data.draw(st.sampled_from(STORAGE), label="dtype and axes")
     filled, policy = Filled(layers, budget + per_frame, grid, random, *storage), create_policy(text)
     policy.attach(budget, StreamShape(layers, per_frame, PREFIX))
-    most = max(1, min(policy.room, budget) // per_frame)
+    most = max(1, min(policy.max_append, budget) // per_frame)
     pieces = data.draw(st.lists(st.integers(1, most), min_size=20, max_size=20), label="frames a piece")
     reference = LastSeen(filled, **expected)
     try:
@@ -109,7 +109,7 @@ def test_what_it_holds_beside_the_cache():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("last-seen:target=0", "target lies in"),
+        ("last-seen:target=0", "target must be above 0"),
         ("last-seen:layer=-1", "layer is a number"),
         ("last-seen:against=all", "does not fit against"),
     ],

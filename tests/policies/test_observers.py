@@ -11,8 +11,7 @@ from policies.references import BOTH, Accumulated, snapkv_of, vision
 from edgevlm.errors import UserError
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies import StreamShape, create_policy
-from edgevlm.runtime.policies.queries import QueryWindow
-from edgevlm.runtime.policies.scores import SeqScores
+from edgevlm.runtime.policies.attention import QueryWindow, SeqScores
 
 HUGE = (1e15, "fp16")  # which has no such number
 REPRODUCIBLE = settings(max_examples=3, deadline=None, derandomize=True)  # near ties would differ in float32 and float64
@@ -25,7 +24,7 @@ def open_filled(data, policy, storage, layers=2):
     policy.attach(budget, StreamShape(layers, per_frame, PREFIX))
     random = np.random.default_rng(data.draw(st.integers(0, 99), label="seed"))
     filled = Filled(layers, budget + per_frame, grid, random, *storage)
-    most = max(1, min(policy.room, budget) // per_frame)
+    most = max(1, min(policy.max_append, budget) // per_frame)
     return filled, data.draw(st.lists(st.integers(1, most), min_size=14, max_size=14), label="frames a piece")
 
 
@@ -193,9 +192,9 @@ def test_selection_under_a_question(target, pool, storage):
         ("snapkv:window=0", "1 or more"),
         ("snapkv:kernel=4", "kernel odd"),
         ("snapkv:pool=mean", "does not fit pool"),
-        ("snapkv-guided:target=0", "target lies in"),
-        ("h2o:recent=2", "recent lies in"),
-        ("h20", "did you mean h2o"),
+        ("snapkv-guided:target=0", "target must be above 0"),
+        ("h2o:recent=2", "recent must be at least 0"),
+        ("h20", "did you mean 'h2o'"),
     ],
 )
 def test_wrong_settings_are_named(text, says):

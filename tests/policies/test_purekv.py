@@ -9,7 +9,7 @@ from policies.reference_purekv import PureKV
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import StreamShape, create_policy
-from edgevlm.runtime.policies.cross_layer import CrossLayer
+from edgevlm.runtime.policies.attention import CrossLayer
 
 REPRODUCIBLE = settings(max_examples=3, deadline=None, derandomize=True)  # near ties would differ in float32 and float64
 
@@ -40,7 +40,7 @@ def test_keeps_what_the_reference_keeps(text, expected, storage, data):
     budget = data.draw(st.integers(1, 8 * per_frame), label="budget")  # less than a frame, any remainder
     layers, seed = data.draw(st.sampled_from([1, 3, 5]), label="layers"), data.draw(st.integers(0, 99), label="seed")
     policy, filled, reference = opened(text, layers, budget, grid, seed, storage, **expected)
-    most = max(1, min(policy.room, budget) // per_frame)
+    most = max(1, min(policy.max_append, budget) // per_frame)
     pieces = data.draw(st.lists(st.integers(1, most), min_size=10, max_size=10), label="frames a piece")
     assert play(filled, policy, pieces, reference.expected, reindex_every=2)
 
@@ -97,9 +97,8 @@ def test_as_a_booster_it_scores_for_other_policies():
     booster = CrossLayer(4, clie=2, window=4)
     for _ in range(6):
         booster.add(filled.frame())
-    booster.score(filled.cache, 4)
-    scores = [booster.importance(filled.cache, layer) for layer in range(4)]
-    assert all(score.shape == (HEADS, PREFIX + 24) and (score[:, :-4] > 0).all() for score in scores)
+    scores = booster.importance(filled.cache, range(4), booster.attention(filled.cache, 4))
+    assert all(score.shape == (HEADS, PREFIX + 24) and (score[:, :-4] > 0).all() for score in scores.values())
     norms = [np.linalg.norm(filled.cache.value(layer), axis=2) for layer in (2, 3)]
     np.testing.assert_allclose(scores[3] / norms[1], scores[2] / norms[0], rtol=1e-5)
     assert filled.cache.key(0).shape[2] == DIM
@@ -107,7 +106,8 @@ def test_as_a_booster_it_scores_for_other_policies():
 
 
 @pytest.mark.parametrize(
-    ("setting", "says"), [("clie=-1", "from 0 up"), ("window=0", "1 or more"), ("cile=2", "did you mean clie")]
+    ("setting", "says"),
+    [("clie=-1", "from 0 up"), ("window=0", "window must be at least"), ("cile=2", "did you mean 'clie'")],
 )
 def test_what_cannot_work_is_refused(setting, says):
     with pytest.raises(UserError, match=says):

@@ -12,9 +12,8 @@ import pytest
 
 import edgevlm
 from edgevlm.errors import UserError
-from edgevlm.runtime.kernels import top_k
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.sliding_window import SlidingWindow
+from edgevlm.runtime.policies.baselines import SlidingWindow
 from edgevlm.runtime.session import Session
 
 ROOT = Path(__file__).parents[2]
@@ -23,9 +22,8 @@ ROOT = Path(__file__).parents[2]
 class Oldest(SlidingWindow):
     """Keeps the oldest rows, and is in no registry."""
 
-    def select(self, cache, layer, target):
-        prefix = cache.kind(layer) == Kind.PREFIX
-        return prefix | top_k(-cache.seq(layer).astype(np.float32), cache.seq(layer), ~prefix, target)
+    def score(self, cache, layer):
+        return -cache.seq(layer)
 
 
 @pytest.mark.parametrize("policy", [Oldest, Oldest()], ids=["class", "instance"])

@@ -254,8 +254,8 @@ def test_what_cannot_work_is_refused_in_one_line(model):
         ({"budget": per_frame - 1}, "less than one frame"),
         ({"budget": 10**6}, "passes the model's limit"),
         ({"budget": 10**6, "policy": "full"}, "passes the model's limit"),
-        ({"budget": 10 * per_frame, "policy": "infinipot"}, "did you mean infinipot-v"),
-        ({"budget": 10 * per_frame, "policy": "infinipot-v:alhpa=1"}, "did you mean alpha"),
+        ({"budget": 10 * per_frame, "policy": "infinipot"}, "did you mean 'infinipot-v'"),
+        ({"budget": 10 * per_frame, "policy": "infinipot-v:alhpa=1"}, "did you mean 'alpha'"),
         ({"budget": 10 * per_frame, "chunk": 0}, "1 or more"),
     ]:
         with pytest.raises(UserError, match=says) as caught:

@@ -12,7 +12,6 @@ from reference_decoder import ReferenceDecoder
 from edgevlm.errors import CacheError, UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.cache import KVCache, Rows
-from edgevlm.runtime.kernels import top_k
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import POLICIES, Needs, Policy
@@ -44,10 +43,9 @@ class Lottery(Policy):
         assert sorted(appended.queries) == [0, START]
         assert appended.queries[START].shape[1] == len(appended.seq)
 
-    def select(self, cache, layer, target):
-        seq, keep = cache.seq(layer), self.protected(cache, layer)
-        lots = np.random.default_rng(int(seq.max()) + layer).random(seq.shape, np.float32)
-        return keep | top_k(lots, seq, ~keep, target - (int(keep[0].sum()) - self.shape.prefix))
+    def score(self, cache, layer):
+        seq = cache.seq(layer)
+        return np.random.default_rng(int(seq.max()) + layer).random(seq.shape, np.float32)
 
 
 @pytest.fixture(autouse=True)

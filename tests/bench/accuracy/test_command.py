@@ -82,7 +82,7 @@ def test_turns():
     [
         (["--seed", "tset"], "--seed tset: give a number from 0 up, or test"),
         (["--resume"], "name it with --out FILE"),
-        (["--policy", "unifrom"], "did you mean uniform"),
+        (["--policy", "unifrom"], "did you mean 'uniform'"),
         (["--budget", "512"], "like 12.5%"),
         (["--policy", "uniform", "--against", "h2o"], "add it to --policy"),
         (["--plot", "p.gif"], "ends in .svg"),

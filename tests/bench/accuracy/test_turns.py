@@ -12,7 +12,7 @@ from edgevlm.calib.accuracy.variants import Budget, Run, Variant
 from edgevlm.calib.accuracy.worker import GUIDED, Settings, Task, Worker, draw_turns, take_turns
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies import POLICIES, create_policy
-from edgevlm.runtime.policies.full import Full
+from edgevlm.runtime.policies.baselines import Full
 from edgevlm.runtime.stream import Stream
 
 CASE = make_case(seed_words("0"), 2, 16)

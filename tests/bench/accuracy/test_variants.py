@@ -46,7 +46,7 @@ def test_what_has_no_budget_is_refused(monkeypatch):
 def test_what_does_not_exist_is_refused():
     with pytest.raises(UserError, match="there is no policy 'infinipot'"):
         parse_variants(["uniform,infinipot"])
-    with pytest.raises(UserError, match="has no setting 'alfa'; did you mean alpha"):
+    with pytest.raises(UserError, match="has no setting 'alfa'; did you mean 'alpha'"):
         parse_variants(["infinipot-v:alfa=1"])
 
 

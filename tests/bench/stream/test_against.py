@@ -19,7 +19,7 @@ from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.policies.infinipot_v_official import official_choice
+from edgevlm.runtime.policies.infinipot_v import official_choice
 from edgevlm.runtime.session import Session, TextBudget
 
 SIDE = 15  # patches along a frame, 8 after pooling: windows of 7 and 5 patches see different ones

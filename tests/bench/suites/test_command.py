@@ -218,7 +218,7 @@ def test_a_submission_is_written_beside_the_journal(tmp_path):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--policy", "unifrom"], "did you mean uniform"),
+        (["--policy", "unifrom"], "did you mean 'uniform'"),
         (["--policy", "oracle"], "is known of the demo world alone"),
         (["--budget", "50%"], "give a number of tokens"),
         (["--budget", "0"], "give vision tokens per layer"),

@@ -1,0 +1,181 @@
+"""What policies that rank by attention keep and share: recent queries, scores by token, and PureKV's cross-layer importance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.runtime import kernels
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.policies.base import Appended, Float32, newest
+from edgevlm.runtime.stateful import Stateful
+
+if TYPE_CHECKING:
+    from edgevlm.runtime.cache import KVCache
+
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+CLIE_HELP = "and in layers above this one by what it has in this one, as PureKV does"
+
+
+class QueryWindow(Stateful):
+    """The last ``rows`` vision rows' queries in each probe layer: ``[heads, rows, head_dim]`` each, and no more than that.
+
+    They are kept as they came, rotated, with ``seq`` and ``position``. When a re-indexing has moved the keys of those rows
+    since, :meth:`at` rotates them along, so that a query meets every key at the distance the cache now has;
+    with 3 axes each rotary pair by its own axis.
+    """
+
+    state_fields = ("_seq", "_position", "_queries")
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self._seq = np.zeros(0, np.int64)  # [w], rising
+        self._position = np.zeros((0, 1), np.int32)  # [w, axes]
+        self._queries: dict[int, Float32] = {}  # layer -> [heads, w, head_dim]
+
+    def add(self, appended: Appended) -> None:
+        """Take the newest of the rows just appended; older ones leave."""
+        self._seq = np.concatenate([self._seq, appended.seq])[-self.rows :]
+        position = self._position if len(self._position) else appended.position[:0]
+        self._position = np.concatenate([position, appended.position])[-self.rows :]
+        for layer, new in appended.queries.items():
+            old = self._queries.get(layer, new[:, :0])
+            self._queries[layer] = np.concatenate([old, new], 1)[:, -self.rows :]
+
+    def at(self, cache: KVCache, layer: int) -> tuple[Float32, Int64]:
+        """Queries ``[heads, w, head_dim]`` rotated to where each KV head has their rows now, and their seq ``[w]``.
+
+        w: as many of the newest rows as every head of the layer still holds without a gap.
+        """
+        mine = np.isin(cache.kind(layer), (Kind.VISION, Kind.SUMMARY))
+        count = min(len(self._seq), int(mine[0].sum()))
+        at = np.nonzero(newest(cache.seq(layer), mine, count))[1].reshape(-1, count)  # [kv_heads, count], in no order
+        seq = np.take_along_axis(cache.seq(layer), at, 1)
+        order = np.argsort(seq, 1)
+        at, seq = np.take_along_axis(at, order, 1), np.take_along_axis(seq, order, 1)
+        gaps = np.flatnonzero((seq != self._seq[len(self._seq) - count :]).any(0))
+        count -= int(gaps[-1]) + 1 if len(gaps) else 0
+        at, start = at[:, at.shape[1] - count :], len(self._seq) - count
+        now = np.take_along_axis(cache.position(layer), at[..., None], 1)  # [kv_heads, w, axes]
+        by = now - self._position[start:]
+        return _turn(self._queries[layer][:, start:], by, cache.inv_freq, cache.pair_axis), self._seq[start:]
+
+
+def _turn(query: Float32, by: NDArray[np.int32], inv_freq: NDArray[np.float64], pair_axis: NDArray[np.uint8] | None) -> Float32:
+    """Rotate ``query`` ``[heads, w, D]`` by positions ``[kv_heads, w, axes]``, one for all heads of a group; as is by 0."""
+    if not by.any():
+        return query
+    steps = by if pair_axis is None else by[..., pair_axis]  # of each rotary pair, [kv_heads, w, 1 or D / 2]
+    angle = np.repeat(steps * inv_freq, len(query) // len(by), 0)  # [heads, w, D / 2], float64
+    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    first, second = np.split(query, 2, -1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+class SeqScores(Stateful):
+    """One float64 score a token and head, for up to ``capacity`` tokens a head, each found by its ``seq``.
+
+    ``seq``, ``score``: ``[heads, capacity]``, allocated when the first scores come; the first ``count`` of each head are valid.
+    """
+
+    state_fields = ("_seq", "_score", "_count")
+
+    def __init__(self) -> None:
+        self._seq, self._score, self._count = np.zeros((0, 0), np.int64), np.zeros((0, 0)), 0
+
+    def get(self, seq: Int64) -> Float64:
+        """The score of each token of ``seq`` ``[heads, n]``, in any order; 0 for one that has none."""
+        out = np.zeros(seq.shape)
+        if self._count == 0:
+            return out
+        place = kernels.index_of(seq, self._seq[:, : self._count])
+        np.copyto(out, np.take_along_axis(self._score, place, 1), where=place >= 0)
+        return out
+
+    def replace(self, seq: Int64, score: Float64, capacity: int) -> None:
+        """Hold just these tokens, ``[heads, n]`` in any order: what is not among them is forgotten."""
+        if not self._seq.size:
+            self._seq, self._score = np.zeros((len(seq), capacity), np.int64), np.zeros((len(seq), capacity))
+        self._count = seq.shape[1]
+        self._seq[:, : self._count] = seq
+        self._score[:, : self._count] = score
+
+    def add(self, seq: Int64, score: NDArray[np.floating], capacity: int) -> None:
+        """Add to the scores of ``seq`` ``[heads, n]``, all the tokens there now are."""
+        self.replace(seq, self.get(seq) + score, capacity)
+
+
+class CrossLayer(Stateful):
+    """Importance of tokens in every layer from the attention of layers ``0..clie``.
+
+    It is PureKV's score, and the booster that other policies put in the place of their attention term (Tab. 6): ask for the
+    queries of ``probe_layers``, pass what is appended to :meth:`add`, and at a compression call :meth:`importance` with the
+    mass that :meth:`attention` gives, or with a policy's own sums (its ``window`` is then 0).
+    """
+
+    state_fields = ("_queries", "_last_seq", "_last_mass")
+
+    def __init__(self, layers: int, clie: int, window: int = 0, values: bool = True) -> None:
+        self.layers, self.clie, self.values = layers, min(clie, layers - 1), values
+        self.probe_layers = tuple(range(self.clie + 1))
+        self._queries = QueryWindow(window)
+        self._last_seq: dict[int, Int64] = {}  # layer > clie -> the tokens it held, at most |M| a head
+        self._last_mass: dict[int, Float32] = {}  # and their S
+
+    def add(self, appended: Appended) -> None:
+        """Take the queries of rows just published."""
+        self._queries.add(appended)
+
+    def attention(self, cache: KVCache, window: int) -> dict[int, Float32]:
+        """Eqs. 1 and 2: S of the low layers, ``[kv_heads, n]``, what each token gets from the ``window`` newest queries."""
+        mass = {}
+        for layer in self.probe_layers:
+            queries, seq = self._queries.at(cache, layer)
+            start = max(0, len(seq) - window)
+            held, scale = (cache.key(layer), cache.seq(layer)), cache.key_scale(layer)
+            mass[layer] = kernels.attention_mass(queries[:, start:], seq[start:], *held, scale=scale)
+        return mass
+
+    def importance(self, cache: KVCache, layers: Iterable[int], mass: Mapping[int, Float32]) -> dict[int, Float32]:
+        """Eqs. 3 and 4: ``S ||V||`` of each row of ``layers``, ``[kv_heads, n]``; S alone without ``values``.
+
+        mass: S of the low layers. A token of a layer above them has S of its own KV head in the CLIE layer, joined by ``seq``;
+        one that the CLIE layer has dropped has the last S it was given, one that it never scored has 0.
+        """
+        found = dict(mass)
+        for layer in range(self.clie + 1, self.layers):
+            seq, above = cache.seq(layer), np.zeros(cache.seq(layer).shape, np.float32)
+            if layer in self._last_seq:
+                _join(above, seq, self._last_seq[layer], self._last_mass[layer])
+            _join(above, seq, cache.seq(self.clie), mass[self.clie])
+            self._last_seq[layer], self._last_mass[layer] = seq.copy(), above
+            found[layer] = above
+        if not self.values:
+            return {layer: found[layer] for layer in layers}
+        return {layer: found[layer] * kernels.value_norms(cache.value(layer), cache.value_scale(layer)) for layer in layers}
+
+
+def booster(clie: str, layers: int, window: int = 0) -> CrossLayer | None:
+    """What the setting ``clie`` of a policy that ranks by attention asks for; empty: nothing."""
+    layer = layer_number(clie)
+    return None if layer is None else CrossLayer(layers, layer, window)
+
+
+def layer_number(clie: str) -> int | None:
+    """The layer that a setting names; None where it is empty. Raises ValueError."""
+    if not clie:
+        return None
+    if not clie.isdecimal():
+        raise ValueError("clie is a layer from 0 up, or empty")
+    return int(clie)
+
+
+def _join(into: Float32, seq: Int64, known: Int64, score: Float32) -> None:
+    """Per head write the score of each ``seq`` ``[H, n]`` that is among ``known`` ``[H, m]``, in any order, to its place."""
+    place = kernels.index_of(seq, known)
+    if known.shape[1]:
+        np.copyto(into, np.take_along_axis(score, place, 1), where=place >= 0)

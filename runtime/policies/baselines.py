@@ -1,0 +1,151 @@
+"""Policies that look at no key and no query: full, sliding window, uniform thinning of frames, random tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.runtime.policies.base import Bool, Context, Float32, Policy, SteadyTarget, setting
+
+if TYPE_CHECKING:
+    from edgevlm.runtime.cache import KVCache
+
+Int64 = NDArray[np.int64]
+UInt64 = NDArray[np.uint64]
+TARGET = "|C| / |M|, or less where a frame needs more room"
+STEP = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's increment and multipliers
+FIRST, SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+@dataclass
+class Full(Policy):
+    """Never evicts and never re-indexes. Its budget is a capacity; when that is used up the stream ends with an error."""
+
+    name: ClassVar[str] = "full"
+    paper: ClassVar[str] = "the uncompressed cache"
+    bounded: ClassVar[bool] = False
+
+    @property
+    def max_append(self) -> int:
+        return self.budget
+
+
+@dataclass
+class SlidingWindow(Policy):
+    """Evicts the oldest tokens by ``seq``, just as many as the coming rows need."""
+
+    name: ClassVar[str] = "sliding-window"
+    paper: ClassVar[str] = "baseline (FIFO)"
+
+    @property
+    def max_append(self) -> int:
+        """A quarter of |M|: a window evicts as much as is asked, and a larger piece would see little of the past."""
+        return max(self.budget // 4, self.shape.tokens_per_frame)
+
+    def score(self, cache: KVCache, layer: int) -> Float32:
+        return np.zeros(cache.seq(layer).shape, np.float32)
+
+
+@dataclass
+class Uniform(SteadyTarget):
+    """Keep whole frames, evenly spaced over the stream so far, the newest always among them; all heads and layers alike.
+
+    While too many tokens are held, one frame goes after another: first one that an earlier compression left incomplete, then
+    always the frame between whose neighbours the gap t(next) - t(before) is smallest, of equal gaps the oldest. The first
+    frame held goes only before the newest. The frame that goes last loses just as many tokens as must go and keeps its newest
+    by seq, so that exactly the target stays and at most that one frame is incomplete.
+
+    Ours: the paper selects at regular intervals from frames that are all there; a stream has no end, so frames are thinned as
+    it grows. After a compression no gap between whole frames is larger than two neighbouring ones together, but for the gap
+    before the newest frame.
+    """
+
+    target: float = setting(0.75, TARGET, above=0, at_most=1)
+
+    name: ClassVar[str] = "uniform"
+    paper: ClassVar[str] = "baseline (Uniform Select of InfiniPot-V, arXiv 2506.15745)"
+
+    def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
+        return {layer: self._whole_frames(cache, layer, target) for layer, target in targets.items()}
+
+    def _whole_frames(self, cache: KVCache, layer: int, target: int) -> Bool:
+        seq, frame, prefix = cache.seq(layer), cache.frame(layer), self.protected(cache, layer)
+        mine = ~prefix[0]
+        frames, held = np.unique(frame[0, mine], return_counts=True)
+        kept = thin(frames.astype(np.int64), held, self.shape.tokens_per_frame, target)
+        rows = np.flatnonzero(mine)[np.argsort(-seq[0, mine])]  # newest first
+        at = np.searchsorted(frames, frame[0, rows])
+        rank = np.empty(len(rows), np.int64)  # among the rows of its frame, from the newest
+        order = np.argsort(at, kind="stable")
+        rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(held) - held, held)
+        return prefix | np.isin(seq, seq[0, rows[rank < kept[at]]])
+
+
+def thin(frames: Int64, held: Int64, whole: int, target: int) -> Int64:
+    """How many tokens of each frame stay, summing to ``target``.
+
+    frames: rising frame numbers ``[m]``, which hold ``held`` ``[m]`` tokens each; ``whole`` is a complete frame's.
+    """
+    kept, surplus = held.copy(), int(held.sum()) - target
+    there = list(range(len(frames)))
+    while surplus > 0:
+        goes = there.pop(_next_to_go(frames[there], held[there] < whole))
+        kept[goes] -= min(surplus, held[goes])
+        surplus -= int(held[goes] - kept[goes])
+    return kept
+
+
+def _next_to_go(frames: Int64, incomplete: Bool) -> int:
+    """The index of the frame to drop next: an incomplete one, or that with the smallest gap between its neighbours."""
+    last = len(frames) - 1
+    if incomplete[:last].any():
+        return int(np.argmax(incomplete[:last]))
+    return 1 + int(np.argmin(frames[2:] - frames[:-2])) if last > 1 else 0
+
+
+@dataclass
+class RandomTokens(SteadyTarget):
+    """Keep the |C| tokens of the largest pseudo-random priority: after a compression every token of the stream so far is held
+    with the same probability, |C| / seen.
+
+    A token's priority is a hash of seed and ``seq``, the same whenever it is asked for, so the largest of all seen are the
+    largest of those held and the newcomers: a reservoir. It is a bijection of 64 bits: no two tokens tie. |C| does not depend
+    on the rows that come, and tokens newer than the last compression are all held.
+    """
+
+    seed: int = setting(0, "seed of the hash")
+    heads: Literal["alike", "own"] = setting("alike", "all layers and heads hold the same tokens, or each draws its own")
+    target: float = setting(0.75, TARGET, above=0, at_most=1)
+
+    name: ClassVar[str] = "random"
+    paper: ClassVar[str] = "baseline (reservoir sampling)"
+
+    def score(self, cache: KVCache, layer: int) -> Float32:
+        """The rank of each token's priority, which float32 holds exactly."""
+        seq = cache.seq(layer)
+        drawn = priority(seq, self._streams(layer, len(seq)))
+        rank = np.empty(seq.shape, np.float32)
+        np.put_along_axis(rank, np.argsort(drawn, 1), np.arange(seq.shape[1], dtype=np.float32)[None], 1)
+        return rank
+
+    def _streams(self, layer: int, heads: int) -> UInt64:
+        """The key of each head's hash, ``[kv_heads, 1]``: of the seed alone, or of layer and head too."""
+        index = 1 + layer * heads + np.arange(heads) if self.heads == "own" else np.zeros(heads, np.int64)
+        return mix(mix(np.full(heads, self.seed % 2**64, np.uint64)) + index.astype(np.uint64))[:, None]
+
+
+def priority(seq: NDArray[np.int64], key: UInt64) -> UInt64:
+    """The priority of each token; under one key no two are the same."""
+    return mix(mix(seq.astype(np.uint64)) ^ key)
+
+
+def mix(x: UInt64) -> UInt64:
+    """SplitMix64, a bijection of 64 bits whose outputs look random."""
+    x = x + STEP
+    x = (x ^ (x >> np.uint64(30))) * FIRST
+    x = (x ^ (x >> np.uint64(27))) * SECOND
+    return x ^ (x >> np.uint64(31))

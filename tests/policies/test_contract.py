@@ -1,0 +1,113 @@
+"""What a policy of a user's own writes, and what is said where it does not do what it must."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from policies.filled import PREFIX, Filled, told
+from typer.testing import CliRunner
+
+from edgevlm.cli import app
+from edgevlm.errors import UserError
+from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.policies import Policy, StreamShape, create_policy, find_policy
+
+EXAMPLE = Path(__file__).parents[2] / "examples/my_policy.py"
+LAYERS, BUDGET = 3, 16
+
+
+def watched(policy, frames=9):
+    """A stream of frames of four tokens; what is kept of it in each layer and head."""
+    filled = Filled(LAYERS, BUDGET + 4, (2, 2), np.random.default_rng(0))
+    policy.attach(BUDGET, StreamShape(LAYERS, 4, PREFIX))
+    for _ in range(frames):
+        if (plan := policy.before_append(filled.cache, 4, None)) is not None:
+            filled.cache.evict(plan.keep)
+        policy.after_append(filled.cache, told(policy, filled.frame()))
+    return filled.cache
+
+
+@dataclass
+class Oldest(Policy):
+    def score(self, cache, layer):
+        return -cache.seq(layer)
+
+
+def test_one_method_is_a_policy():
+    cache = watched(Oldest())
+    for layer in range(LAYERS):
+        assert np.sort(cache.seq(layer)[0]).tolist() == [*range(PREFIX + BUDGET - 4), *range(PREFIX + 32, PREFIX + 36)]
+        assert (cache.kind(layer) == Kind.PREFIX).sum(1).tolist() == [PREFIX, PREFIX], "nobody asked for it"
+    assert (Oldest.name, create_policy.__module__) == ("Oldest", "edgevlm.runtime.policies")
+
+
+def test_the_example_runs_from_its_file():
+    policy = f"{EXAMPLE}:SmallKeys:newest=0.5"
+    asked = ["run", "--policy", policy, "--budget", "256", "--frames", "24", "--threads", "1", "--json"]
+    done = CliRunner().invoke(app, [*asked, "--ask", "how many objects are there now?"], catch_exceptions=False)
+    *_, summary = map(json.loads, done.stdout.splitlines())
+    assert done.exit_code == 0
+    assert summary["compressions"] > 0
+    for wrong, says in (("newest=2", "newest must be at least 0 and at most 1"), ("newer=1", "did you mean 'newest'")):
+        with pytest.raises(UserError, match=says):
+            create_policy(f"{EXAMPLE}:SmallKeys:{wrong}")
+
+
+class Keeps(Policy):
+    """Keeps what it is told to, in the last layer that is due."""
+
+    name = "keeps"
+
+    def __init__(self, change):
+        self.change = change
+
+    def compress(self, cache, targets, context):
+        keep = {layer: self.keep_top(cache, layer, -cache.seq(layer), target) for layer, target in targets.items()}
+        return self.change(keep)
+
+
+def with_mask(layer, change):
+    def changed(keep):
+        return keep | {layer: change(keep[layer])}
+
+    return changed
+
+
+def one_more(mask):
+    mask[1, np.flatnonzero(~mask[1])[0]] = True
+    return mask
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (with_mask(2, np.zeros_like), "policy keeps keeps too few rows: 0 in layer 2, KV head 0, and 12 were asked for"),
+        (with_mask(1, one_more), "policy keeps keeps too many rows: 13 in layer 1, KV head 1, and 12 were asked for"),
+        (with_mask(0, lambda mask: mask[:, 1:]), r"gave bool \[2, 18\] for layer 0, not a mask \[2, 19\]"),
+        (with_mask(0, lambda mask: mask.astype(int)), r"gave int64 \[2, 19\]"),
+        (lambda keep: {}, "gave nothing for layer 0"),
+    ],
+)
+def test_a_policy_that_breaks_its_contract_is_told(change, says):
+    with pytest.raises(UserError, match=says):
+        watched(Keeps(change))
+
+
+def test_a_score_of_another_shape_and_none_at_all_are_told():
+    class Flat(Policy):
+        def score(self, cache, layer):
+            return np.zeros(len(cache.seq(layer)[0]))
+
+    with pytest.raises(UserError, match=r"policy Flat: a score of layer 0 is \[19\], not \[2, 19\]"):
+        watched(Flat())
+    with pytest.raises(NotImplementedError, match=r"must define score\(\) or compress\(\)"):
+        watched(type("Neither", (Policy,), {})())
+
+
+def test_what_is_no_policy_is_refused(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("class Other: pass\n")
+    with pytest.raises(UserError, match="Other is no subclass of"):
+        find_policy(f"{path}:Other")
