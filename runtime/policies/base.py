@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,6 +148,12 @@ class Policy(Stateful):
         if "name" not in vars(cls):
             cls.name = cls.__name__
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        written = any(getattr(cls, name) is not getattr(Policy, name) for name in ("score", "compress", "before_append"))
+        if cls.bounded and not written:
+            raise TypeError(f"{cls.__name__} defines neither score() nor compress()")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         """Raises ValueError for a setting outside its range."""
         for name, problem in ((each.name, out_of_range(each, getattr(self, each.name))) for each in setting_fields(type(self))):
@@ -202,7 +208,7 @@ class Policy(Stateful):
 
     def score(self, cache: KVCache, layer: int) -> NDArray[np.floating]:
         """How much each row of ``layer`` matters, ``[kv_heads, n]``: the highest stay, of equal ones the newer."""
-        raise NotImplementedError(f"policy {self.name} must define score() or compress()")
+        raise NotImplementedError
 
     def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> Mapping[int, Bool]:
         """Choose in all layers that are too full, in one call; by :meth:`score` unless overridden.

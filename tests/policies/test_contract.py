@@ -102,8 +102,8 @@ def test_a_score_of_another_shape_and_none_at_all_are_told():
 
     with pytest.raises(UserError, match=r"policy Flat: a score of layer 0 is \[19\], not \[2, 19\]"):
         watched(Flat())
-    with pytest.raises(NotImplementedError, match=r"must define score\(\) or compress\(\)"):
-        watched(type("Neither", (Policy,), {})())
+    with pytest.raises(TypeError, match=r"Neither defines neither score\(\) nor compress\(\)"):
+        type("Neither", (Policy,), {})()
 
 
 def test_what_is_no_policy_is_refused(tmp_path):

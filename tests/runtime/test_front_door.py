@@ -39,7 +39,11 @@ def test_what_is_no_policy_is_one_line():
     class Unfinished(edgevlm.runtime.policies.Policy):
         pass
 
-    for policy, says in [(3, "a policy is a name"), (int, "a policy is a name"), (Unfinished, "policy Unfinished: .*abstract")]:
+    for policy, says in [
+        (3, "a policy is a name"),
+        (int, "a policy is a name"),
+        (Unfinished, "Unfinished: .*neither score"),
+    ]:
         with pytest.raises(UserError, match=says) as refused:
             Session.open("demo", policy=policy)
         assert "\n" not in str(refused.value)
