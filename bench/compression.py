@@ -136,7 +136,7 @@ def compression(
     for name in names:  # wrong names are refused before anything is measured
         if name == AUTO:
             raise UserError("--policy auto is chosen for a model, and compression is timed without one; name a policy")
-        if create_policy(name).retrieves:
+        if isinstance(create_policy(name), Retrieval):
             raise UserError(f"policy {name} retrieves and does not compress; edgevlm bench memory retrieval times it")
     for name, kind in product(names, dtype):
         yield measure(name, shape, kind, threads, rounds, prefixed(progress, f"{name}, {kind}"))
