@@ -107,7 +107,7 @@ def rows_memory(cache):
 
 
 def arrays(cache, layer):
-    """CaptureBuffer of everything a layer holds, each ``[H, n, ...]``."""
+    """Copies of everything a layer holds, each ``[H, n, ...]``."""
     names = ("key", "value", "kind", "seq", "frame", "row", "col", "position")
     return {name: getattr(cache, name)(layer).copy() for name in names}
 
