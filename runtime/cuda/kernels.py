@@ -139,7 +139,7 @@ class Kernels:
         return call.fetch("mass")
 
     def top_k(self, scores: Float32, seq: NDArray[np.int64], candidates: Bool, k: int) -> Bool:
-        """Of scores in the host's memory; policies use the C++ for those, and this within :meth:`infinipot_select`."""
+        """Of scores in the host's memory; policies use the C++ kernel for those."""
         heads, n = scores.shape
         call = Call(self.space)
         call.put("score", np.ascontiguousarray(scores, np.float32))
@@ -162,7 +162,7 @@ class Kernels:
         complete_norms(work, cache)
         similarity()
         found = work.fetch("similarity")
-        return [(alike, norms(cache, layer)) for layer, alike in enumerate(found)]
+        return [(similar, norms(cache, layer)) for layer, similar in enumerate(found)]
 
     def infinipot_select(
         self,

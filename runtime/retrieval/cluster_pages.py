@@ -44,9 +44,9 @@ class Run:
 class ClusterPages(Stateful):
     """Up to MAX_RUNS runs of each slot of each layer and KV head.
 
-    Where there would be more, the two that are most alike in size become one, so that sizes stay far apart and a row is
+    Where there would be more, the two closest in size become one, so that sizes stay far apart and a row is
     rewritten a few times in its life: until its page is full, however large its cluster gets. A fetch that has room for a part
-    of a run reads no more pages than that takes, evenly spread: rows of a cluster are alike, so a part stands for all its time.
+    of a run reads no more pages than that takes, evenly spread: rows of a cluster are similar, so a part stands for all of it.
     """
 
     state_fields = ("first", "rows", "missing")

@@ -73,7 +73,7 @@ class ClusterTable(Stateful):
             getattr(self, name)[at] = getattr(block, name)[0, newest]
 
     def join(self, layer: int, head: int, into: int, gone: int) -> None:
-        """Two clusters become one in the index, not below; what waited for either waits for it."""
+        """Join two clusters in the index, not in the store; what waited for either waits for the joint one."""
         pair = [into, gone]
         size, at = self.size[layer, head, pair], (layer, head, into)
         key, variance = pooled(self.key[layer, head, pair].astype(np.float64), self.variance[layer, head, pair], size)
@@ -119,7 +119,7 @@ def attention_fraction(query: Float32, key: Float32) -> Float32:
 
 
 def choose_clusters(table: ClusterTable, layer: int, head: int, query: Float32, partitions: int, room: int) -> Int64:
-    """Slots, best first, until they hold ``room`` rows below; query: un-rotated rows ``[r, D]`` of all of a KV head's group.
+    """Slots, best first, until they hold ``room`` offloaded rows; query: un-rotated, ``[r, D]``, of all of a KV head's group.
 
     A partition's representative is the mean key of its rows, since a query has no picture to compare. partitions: how many
     are looked into. Clusters of one row are left out: their representative is that row. Of equal ones the newer is the better.

@@ -1,4 +1,4 @@
-"""What Mosaic does to its clusters: rows join the nearest, clusters split, wait to be split, and become one (secs. V-B, VI)."""
+"""How Mosaic's clusters change: rows join the nearest, clusters split at once or when next fetched, and merge (Alg. 1)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class UpdateCounts:
 
 
 class ClusterUpdater(Stateful):
-    """Keeps table and store in step. ``changed``: the clusters are others than when it was last set False.
+    """Keeps table and store in step. ``changed`` is set whenever clusters change; the policy resets it.
 
     max_rows: of a cluster's rows the newest so many stay; when there are twice as many the others are forgotten.
     small, large: how many times a layer's early variance the threshold is.
@@ -82,8 +82,6 @@ class ClusterUpdater(Stateful):
         if self._clustering not in ("nested", "semantic"):
             return None
         return self.early[layer].threshold(*self._times)
-
-    # Rows come.
 
     def take(self, layer: int, block: Block, partition: Int32) -> None:
         """Rows of all heads, in the order of the stream; partition: of each, ``[n]``, as the frames' own."""
@@ -123,7 +121,7 @@ class ClusterUpdater(Stateful):
         return stopped, event, slot
 
     def _keep(self, layer: int, head: int, block: Block, slots: Int32, start: int, stop: int) -> None:
-        """Rows ``[start, stop)`` go below, each to the cluster that has taken it in."""
+        """Store rows ``[start, stop)``, each in the block of its cluster."""
         if start == stop:
             return
         table, order = self.table, start + np.argsort(slots[start:stop], kind="stable")
@@ -175,8 +173,6 @@ class ClusterUpdater(Stateful):
             table.set(at, mean, 0.0, size + len(rows), int(partition[rows[0]]))
             self._keep(layer, head, of, np.full(len(rows), slot, np.int32), 0, len(rows))
 
-    # Clusters split.
-
     def _over(self, at: At, row: Block, key: Float32) -> None:
         """The newcomer would take its cluster over the threshold (Alg. 1, lines 3 to 10)."""
         table, (layer, head, slot) = self.table, at
@@ -222,8 +218,6 @@ class ClusterUpdater(Stateful):
                 table.value[at] = self._values(layer, head, of).mean(0)
                 table.place(at, of, len(of) - 1)
                 table.number[at], table.rows[at] = self.store.put(of), len(of)
-
-    # Clusters become one, and go.
 
     def _merge(self, layer: int, head: int) -> None:
         """Free one slot in so many, where all are taken: the nearest clusters of one partition become one."""

@@ -83,15 +83,15 @@ class HashClusters(Stateful):
         """
         return SealedMoves(*_native.hash_seal(keys, positions, slot, leaving, *self._of(layer)))
 
-    def choose(self, layer: int, query: Float32, share: float) -> Float32:
+    def choose(self, layer: int, query: Float32, fraction: float) -> Float32:
         """WiCSum (eqs. 1 to 3): the clusters that a call's rows choose, for each KV head.
 
         query: rotated, ``[heads, S, head_dim]``. Returns float32 ``[kv_heads, slots]``: of a cluster that a row of a query head
         in the KV head's group chooses, the highest score it has in any of them; -1 of the others. Scores are the row's
         softmax of ``q k / sqrt(head_dim)`` over all clusters, open ones too; a row takes them in descending order until score
-        times count adds up to more than ``share`` of the same over all.
+        times count adds up to more than ``fraction`` of the same over all.
         """
-        return _native.wicsum(query, self.key[layer], self.count[layer], share)
+        return _native.wicsum(query, self.key[layer], self.count[layer], fraction)
 
     def drop_open(self, layer: int) -> None:
         """Forget the open clusters of a layer."""
@@ -103,7 +103,7 @@ class HashClusters(Stateful):
         return (self.count > 0) & ~self.open
 
     def rehash(self) -> None:
-        """Keys have been turned: their bits anew."""
+        """Compute bits again, after keys have been turned."""
         for layer, keys in enumerate(self.key):
             self.bits[layer] = _native.hash_bits(keys, self._normals)
 

@@ -18,7 +18,7 @@ class RetrievalStats:
     """``fetched`` of ``held`` rows, int64 ``[phases, layers, kv_heads]``, summed over calls; times in milliseconds by phase.
 
     window: rows that were attended to beside those, in the same shape. chosen, among: the same of the policy's rule by itself,
-    before anything is cut, over all that it chooses from, the window too if it does so; 0 where a policy does not say.
+    before truncation, over all that it chooses from, the window too if it does so; 0 where a policy does not say.
     predict_ms: choosing, of the next layer's too, and what is worked out of new rows for that. fetch_ms: from the store into
     the arena. compute_ms: the graphs. offload_ms: rows put into the store, in all. calls: of layer 0. truncated: rows chosen
     that the working set had no room for. merged: what joined others because the index was full. lost: offloaded rows that are

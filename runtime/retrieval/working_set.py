@@ -48,7 +48,7 @@ class WorkingSet(Stateful):
         self._memory = [arrays_of(buffer) for buffer in cache.buffers()]  # keys, values [kv_heads, capacity, head_dim]
 
     def forget(self) -> None:
-        """What the numbers of blocks stand for has changed: fetch anew."""
+        """Fetch again at the next call: the numbers of blocks stand for something else now."""
         self._start[:] = -1
 
     def load(

@@ -131,7 +131,7 @@ class Ring:
     """The blocks that there are, and the records that they have.
 
     Records lie one behind the other from START; one that does not fit before ``limit`` goes to START again. ``head`` is where
-    the next one goes: what lies before it was written since the ring last began anew, what lies behind it before that.
+    the next one goes: what lies before it was written in this round, what lies behind it in the last.
     """
 
     def __init__(self, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""What the caller's thread, the writer and the readers of a store share, under one lock."""
+"""The tables of a store, shared by the caller's thread, the writer and the readers under one lock."""
 
 from __future__ import annotations
 
