@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from edgevlm.runtime.policies.base import Float32, Policy
+from edgevlm.runtime.policies.base import Float32, Policy, setting
 from edgevlm.runtime.policies.baselines import SlidingWindow
 from edgevlm.runtime.policies.last_seen import LastSeen
 from edgevlm.runtime.policies.retrieval import QuestionRetrieval
@@ -29,28 +29,20 @@ class Hybrid(QuestionRetrieval):
     each layer and KV head fetches the clusters c of the largest sum over the question's rows and the head's query group of
     softmax_c(q . mean key of c / sqrt(D)).
 
-    window: the fraction of |M| that the arena has. index: the fraction of |M|, in bytes, that the clusters' mean keys take; the
-    rest is the working set. rows: tokens that a block of a cluster holds at most; of each cluster two blocks stay. tau: the
-    cosine from which tokens are alike, as long as the index is not full. evict: what evicts, ``last-seen`` or
-    ``sliding-window``.
-
     Ours: all of it; there is no paper.
     """
 
-    window: float = 0.65
-    index: float = 0.15
-    rows: int = 2
-    tau: float = 0.95
-    evict: Literal["last-seen", "sliding-window"] = "last-seen"
+    window: float = setting(0.65, "fraction of |M| that is kept on the device by eviction", above=0, below=1)
+    index: float = setting(
+        0.15, "fraction of |M|, in bytes, for the clusters' mean keys; the rest is the working set", above=0, below=1
+    )
+    rows: int = setting(2, "tokens that a block of a cluster holds at most; of each cluster two blocks are kept", at_least=1)
+    tau: float = setting(0.95, "cosine from which tokens are alike, as long as the index is not full", above=0, at_most=1)
+    evict: Literal["last-seen", "sliding-window"] = setting("last-seen", "what evicts from the device")
 
     name: ClassVar[str] = "hybrid"
     paper: ClassVar[str] = "ours, docs/internals/long-streams.md"
     state_fields = (*QuestionRetrieval.state_fields, "_clusters")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.rows < 1 or not 0 < self.tau <= 1:
-            raise ValueError("rows is 1 or more and tau lies in (0, 1]")
 
     def arena_policy(self) -> Policy:
         return LastSeen() if self.evict == "last-seen" else SlidingWindow()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.policies.base import Appended, Bool, Float32, Needs
+from edgevlm.runtime.policies.base import Appended, Bool, Float32, Needs, setting
 from edgevlm.runtime.policies.retrieval import Retrieval, leaving_block
 from edgevlm.runtime.retrieval.cluster_table import ClusterTable, Int64, choose_clusters
 from edgevlm.runtime.retrieval.cluster_updater import ClusterUpdater
@@ -32,27 +32,26 @@ class Mosaic(Retrieval):
     A representative of every cluster and the newest tokens are always attended to. |M| is split into a window of the newest
     tokens, the index, and a working set for representatives and clusters.
 
-    window: fraction of |M| of the newest tokens. index: fraction of |M|, in bytes, for what is known of the offloaded clusters.
-    clustering: ``nested``, keys inside partitions of frames; ``visual``, a partition's keys as one cluster; ``semantic``, keys
-    without partitions; ``none``, frames as they came. splits: a cluster that is too diverse and not in host memory is split
-    when it is next fetched (``deferred``, Alg. 1), or at once (``eager``). prefetch: fetch what layer l's query asks of layer
-    l + 1 ahead, and complete it there. partitions: how many of them a query looks into in each layer and KV head. tight, loose:
-    how many times a layer's early variance a small and a large cluster may have (tau_s and tau_l of eq. 5). prefill: frames see
-    window and ``representatives``, or ``fetch`` as questions do.
-
     Ours: a partition is not split, the frame that would take it over its threshold founds another. A query has no picture, so
     partitions are compared with it by their mean keys; the rows of a call vote by softmax attention to the representatives.
     Keys are compared before their rotary embedding. The index has a fixed size: when it is full the nearest clusters become
     one, and a cluster keeps its newest rows: half as many as the working set has, or up to twice that.
     """
 
-    clustering: Literal["nested", "visual", "semantic", "none"] = "nested"
-    splits: Literal["deferred", "eager"] = "deferred"
-    prefetch: bool = True
-    partitions: int = 8
-    tight: float = 0.5
-    loose: float = 1.0
-    prefill: Literal["representatives", "fetch"] = "representatives"
+    clustering: Literal["nested", "visual", "semantic", "none"] = setting(
+        "nested",
+        "keys inside partitions of frames; a partition's keys as one cluster; keys without partitions; frames as they came",
+    )
+    splits: Literal["deferred", "eager"] = setting(
+        "deferred", "split a cluster that is too diverse and not in host memory when it is next fetched (Alg. 1), or at once"
+    )
+    prefetch: bool = setting(True, "read ahead what layer l's query asks of layer l + 1, and complete it there")
+    partitions: int = setting(8, "partitions that a query looks into in each layer and KV head", at_least=1)
+    tight: float = setting(0.5, "most variance of a small cluster, in a layer's early variances (tau_s of eq. 5)", at_least=0)
+    loose: float = setting(1.0, "most variance of a large cluster, in a layer's early variances (tau_l of eq. 5)", at_least=0)
+    prefill: Literal["representatives", "fetch"] = setting(
+        "representatives", "frames see window and representatives, or fetch as questions do"
+    )
 
     name: ClassVar[str] = "mosaic"
     paper: ClassVar[str] = "Mosaic, secs. V to VII"
@@ -60,10 +59,8 @@ class Mosaic(Retrieval):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.partitions < 1:
-            raise ValueError("partitions is 1 or more")
-        if not 0 <= self.tight <= self.loose:
-            raise ValueError("tight is 0 or more, and loose no less than tight")
+        if self.tight > self.loose:
+            raise ValueError("loose must be no less than tight")
 
     @property
     def needs(self) -> Needs:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from edgevlm.runtime.policies.base import Float32
+from edgevlm.runtime.policies.base import Float32, setting
 from edgevlm.runtime.policies.retrieval import QuestionRetrieval
 from edgevlm.runtime.retrieval.frame_index import FrameIndex
 from edgevlm.runtime.retrieval.working_set import per_kv_head, unrotated_keys
@@ -25,25 +25,18 @@ class ReKV(QuestionRetrieval):
     s_t = sum over heads h of mean over rows i of q_{h,i} . mean over the frame's tokens j of k_{h,j}, both un-rotated; all
     heads of a layer fetch the same frames. Frames are prefilled with the window alone.
 
-    window: the fraction of |M| that the newest tokens are held in. index: the fraction of |M|, in bytes, that the mean keys
-    take; the rest is the working set. frames: fetched by a question in each layer at the most, as far as the working set has
-    room. each: frames at the most of an entry that many frames were merged into.
-
     Ours: fractions of one budget; an index of fixed size, whose neighbouring entries merge when it is full; the query of the
     whole prompt, not of the question's words alone.
     """
 
-    frames: int = 64
-    each: int = 4
+    frames: int = setting(
+        64, "frames that a question fetches in each layer at most, as far as the working set has room", at_least=1
+    )
+    each: int = setting(4, "frames to fetch at most of an index entry that many frames were merged into", at_least=1)
 
     name: ClassVar[str] = "rekv"
     paper: ClassVar[str] = "ReKV, arXiv 2503.00540"
     state_fields = (*QuestionRetrieval.state_fields, "_frames", "_newest")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.frames < 1 or self.each < 1:
-            raise ValueError("frames and each are 1 or more")
 
     def open(self, cache: KVCache, store: Store) -> None:
         super().open(cache, store)

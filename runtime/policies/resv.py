@@ -11,7 +11,7 @@ import numpy as np
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import Appended, Bool, Float32
+from edgevlm.runtime.policies.base import Appended, Bool, Float32, setting
 from edgevlm.runtime.policies.retrieval import Int32, Int64, Retrieval, block_of, row_bytes
 from edgevlm.runtime.retrieval.cluster_pages import ClusterPages
 from edgevlm.runtime.retrieval.hash_clusters import BITS, MIN_SLOTS, HashClusters, RowClusters, SealedMoves
@@ -42,36 +42,27 @@ class ReSV(Retrieval):
     query row clusters in descending order of softmax(q K_cluster^T / sqrt D) until score times tokens passes a fraction of
     the row's sum.
 
-    window: fraction of |M| for the newest tokens. index: fraction of |M|, as bytes, for what is known of the clusters; the rest
-    is the working set. planes: hyperplanes of a KV head, N_hp, 1 to 32. distance: the most bits, Th_hp, in which a token may
-    differ from the cluster it joins. threshold: the fraction, Th_r-wics, in [0, 1). prefetch: what the query of the layer
-    before would choose is read ahead, and each layer then chooses by its own (``ahead``); or it is what the layer attends to
-    (``final``, the paper's); or nothing is read ahead (``off``). retrieve: in every call (``always``), or for questions and
-    answers alone (``question``): frames then see the window and no more.
-
     Ours: a layer's own query has the last word. Scores are a row's softmax, for raw products may be negative. The window is
     always attended to; its clusters take part in the sum, and what is chosen of them costs nothing. A KV head takes the union
     over the rows of all its query heads. What leaves the window is sealed as clusters of their own.
     """
 
-    planes: int = BITS
-    distance: int = 7
-    threshold: float = 0.3
-    prefetch: Literal["ahead", "final", "off"] = "ahead"
-    retrieve: Literal["always", "question"] = "always"
+    planes: int = setting(BITS, "hyperplanes of a KV head, N_hp", at_least=1, at_most=BITS)
+    distance: int = setting(7, "most bits, Th_hp, in which a token may differ from the cluster it joins", at_least=0)
+    threshold: float = setting(
+        0.3, "fraction of a row's attention that the chosen clusters must pass, Th_r-wics", at_least=0, below=1
+    )
+    prefetch: Literal["ahead", "final", "off"] = setting(
+        "ahead",
+        "read ahead what the query of the layer before would choose; or let the layer attend to that (the paper's); or neither",
+    )
+    retrieve: Literal["always", "question"] = setting(
+        "always", "retrieve in every call, or for questions and answers alone: frames then see the window and no more"
+    )
 
     name: ClassVar[str] = "resv"
     paper: ClassVar[str] = "V-Rex, sec. IV"
     state_fields = (*Retrieval.state_fields, "clusters", "pages", "row_clusters")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.planes <= BITS:
-            raise ValueError(f"planes is 1 to {BITS}")
-        if self.distance < 0:
-            raise ValueError("distance is 0 or more")
-        if not 0 <= self.threshold < 1:
-            raise ValueError("threshold lies in [0, 1)")
 
     def open(self, cache: KVCache, store: Store) -> None:
         """Raises UserError for an index that has no room for a few clusters."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.kinds import Kind
-from edgevlm.runtime.policies.base import Appended, Bool, Float32, Guide, Needs, Plan, Policy, StreamShape
+from edgevlm.runtime.policies.base import Appended, Bool, Float32, Guide, Needs, Plan, Policy, StreamShape, setting
 from edgevlm.runtime.policies.baselines import SlidingWindow
 from edgevlm.runtime.retrieval.stats import Phase, RetrievalStats
 from edgevlm.runtime.retrieval.working_set import WorkingSet, unrotated_queries
@@ -35,18 +35,18 @@ Int64 = NDArray[np.int64]
 class Retrieval(Policy, ABC):
     """A policy over a store. Subclasses say how rows that leave the window become blocks, and which blocks a query asks for.
 
-    window, index: fractions of |M|, the second in bytes; the rest is the working set. Subclasses add their index to
-    ``state_fields``; it is made in :meth:`open`. A session finds these policies by their type.
+    Subclasses add their index to ``state_fields``; it is made in :meth:`open`. A session finds these policies by their type.
     """
 
-    window: float = 0.5
-    index: float = 0.125
+    window: float = setting(0.5, "fraction of |M| that holds the newest tokens, always attended to", above=0, below=1)
+    index: float = setting(0.125, "fraction of |M|, in bytes, for the index; the rest is the working set", above=0, below=1)
 
     state_fields: ClassVar[tuple[str, ...]] = ("offloaded", "arena", "working")
 
     def __post_init__(self) -> None:
-        if not (self.window > 0 and self.index > 0 and self.window + self.index < 1):
-            raise ValueError("window and index are above 0 and leave something of 1 for the working set")
+        super().__post_init__()
+        if self.window + self.index >= 1:
+            raise ValueError("window and index must leave something of 1 for the working set")
 
     def arena_policy(self) -> Policy:
         """What decides which rows leave the window; a new one."""

@@ -166,5 +166,5 @@ def test_the_index_stays_within_its_bytes_and_a_budget_without_room_for_it_is_re
     assert policy.index_bytes - LAYERS * FrameIndex.entry_bytes(HEADS * 8) < held <= policy.index_bytes
     with pytest.raises(UserError, match=r"leaves \d+ bytes for the index, less than two frames; give a larger --budget"):
         opened(filled, 12, "rekv:index=0.05")
-    with pytest.raises(UserError, match="frames and each are 1 or more"):
+    with pytest.raises(UserError, match="must be at least 1"):
         create_policy("rekv:each=0")

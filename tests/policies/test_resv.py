@@ -323,10 +323,10 @@ def test_an_index_without_room_is_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("planes=0", "planes is 1 to 32"),
-        ("planes=33", "planes is 1 to 32"),
-        ("distance=-1", "distance is 0 or more"),
-        ("threshold=1", r"threshold lies in \[0, 1\)"),
+        ("planes=0", "planes must be at least 1 and at most 32"),
+        ("planes=33", "planes must be at least 1"),
+        ("distance=-1", "distance must be at least 0"),
+        ("threshold=1", "threshold must be at least 0 and below 1"),
         ("window=0.9,index=0.2", "leave something of 1"),
         ("prefetch=on", "'on' does not fit prefetch"),
     ],
