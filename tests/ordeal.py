@@ -13,7 +13,7 @@ import psutil
 from memory import arena
 
 from edgevlm import Session
-from edgevlm.apps.run.loop import Plan, Run
+from edgevlm.apps.run.loop import RunLoop, RunPlan
 from edgevlm.apps.sources import SourceOptions, State, open_source
 
 
@@ -33,7 +33,7 @@ class Watched:
     def __init__(self, source):
         self.frames, self.failure = [], None
         self.session = Session.open("demo", policy="infinipot-v", budget=256)
-        self.run = Run(self.session, source, Silent(), Plan())
+        self.run = RunLoop(self.session, source, Silent(), RunPlan())
         watch, close = self.session.watch, self.session.close
         self.session.watch = lambda image, time_s: (self.frames.append((image, time_s)), watch(image, time_s))
         self.session.close = lambda: (self.session.flush(), setattr(self, "memory", arena(self.session._stream)), close())

@@ -130,6 +130,11 @@ def run(
     engine: Annotated[
         str, typer.Option(metavar="NAME", help="Run the model on this backend.", rich_help_panel=MACHINE)
     ] = "onnxruntime-cpu",
+    quiet: Annotated[bool, typer.Option("--quiet", help="Write answers and errors only.")] = False,
+    stats_every: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="Report statistics this often.", min=0.1, show_default="1 with --json"),
+    ] = None,
 ) -> None:
     """Watch a stream and answer questions about it.
 
@@ -155,5 +160,6 @@ def run(
             gate=gate, realtime=realtime, reindexing=reindexing, frames=frames, seconds=seconds,
             ask=ask or lines("EDGEVLM_RUN_ASK"), ask_at=ask_at or lines("EDGEVLM_RUN_ASK_AT"), threads=threads, as_json=json,
             state=state, state_every=state_every, store_bytes=store_bytes, host_bytes=host_bytes, engine=engine,
+            quiet=quiet, stats_every=stats_every,
         )
     )  # fmt: skip

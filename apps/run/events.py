@@ -1,19 +1,29 @@
-"""Where a run's answers and figures go: JSON lines or plain text on stdout, everything else on stderr."""
+"""What a run reports: answers and statistics, as JSON lines or text on stdout; everything else goes to stderr.
+
+``docs/reference/run-events.schema.json`` describes the JSON lines; SCHEMA is its version.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import threading
+import time
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from typing import Protocol
 
 from edgevlm.runtime.store import StoreUse
 
+SCHEMA = 1  # raised when a field changes its meaning or goes; readers ignore fields that they do not know
+
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """A finished answer. ``truth`` is known only in the demo world."""
+class AnswerEvent:
+    """A finished answer, from what was watched up to ``time_s`` of the stream.
+
+    ``truth`` is known in the demo world only; ``others``: names and answers of the memories beside it, in a comparison.
+    """
 
     time_s: float
     question: str
@@ -22,15 +32,16 @@ class Answered:
     ttft_ms: float
     tpot_ms: float
     truth: str | None = None
+    others: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
-    """A run's figures at one moment; ``fps`` over the last second, in a summary over the whole run.
+class StatsEvent:
+    """A run's figures at one moment; ``fps`` since the line before, in a summary over the whole run.
 
-    policy: the one in use, also under ``auto``.
-    ``dropped`` is the sum of ``drops``, which has them by cause; ``gated`` frames were held back by the gate and are not among
-    ``frames``; ``source_problem`` says why the source is not running; ``store``: what a policy that retrieves keeps below.
+    ``policy``: the one in use, also under ``auto``. ``dropped`` is the sum of ``drops`` by cause; ``gated`` frames were held
+    back by the gate and are not among ``frames``. ``source_problem``: why the source is not running. ``store``: what a
+    retrieval policy keeps off the device.
     """
 
     frames: int
@@ -49,90 +60,109 @@ class Stats:
     reconnects: int
     store: StoreUse | None = None
 
+    def __str__(self) -> str:
+        dropped = f" ({self.dropped} dropped)" if self.dropped else ""
+        gated = f" ({self.gated} gated)" if self.gated else ""
+        state = f"{self.source_state} ({self.source_problem})" if self.source_problem else self.source_state
+        return (
+            f"{state} · {self.frames} frames{dropped}{gated} · {self.fps:.1f} fps · memory {self.cache_tokens} tokens, "
+            f"{self.cache_bytes / 1e6:.1f} MB{self._offloaded()} · "
+            f"{self.compressions} compressions, {self.compress_ms:.1f} ms · process {self.rss_bytes / 1e6:.0f} MB"
+        )
+
+    def _offloaded(self) -> str:
+        if self.store is None:
+            return ""
+        lost = f", {self.store.stats.lost} clusters lost" if self.store.stats.lost else ""
+        host, file = self.store.host_bytes / 1e6, self.store.file_bytes / 1e6
+        return f", offloaded {host:.1f} MB to host memory and {file:.1f} MB to a file{lost}"
+
 
 class Output(Protocol):
-    def answer(self, answered: Answered) -> None: ...
-    def piece(self, text: str) -> None: ...
-    def stats(self, stats: Stats) -> None: ...
-    def summary(self, stats: Stats) -> None: ...
+    """Where a run's answers and figures go. Called from several threads."""
+
+    def answer(self, answer: AnswerEvent) -> None: ...
+    def piece(self, text: str) -> None:
+        """A piece of an answer that is being generated."""
+
+    def stats(self, stats: StatsEvent) -> None: ...
+    def summary(self, stats: StatsEvent) -> None: ...
     def notice(self, text: str) -> None: ...
 
 
 class JsonOutput:
-    """One JSON object a line on stdout, in ASCII, from whatever thread; ``with_truth`` beside answers, where it is known."""
+    """One JSON object a line on stdout, in ASCII; ``with_truth`` beside answers, where it is known."""
 
-    def __init__(self, with_truth: bool = False) -> None:
+    def __init__(self, with_truth: bool = False, quiet: bool = False) -> None:
         self._lock = threading.Lock()
-        self._with_truth = with_truth
+        self._with_truth, self._quiet = with_truth, quiet
 
-    def answer(self, answered: Answered) -> None:
-        fields = _rounded(asdict(answered))
-        if answered.truth is None or not self._with_truth:
+    def answer(self, answer: AnswerEvent) -> None:
+        fields = asdict(answer)
+        del fields["others"]
+        if answer.truth is None or not self._with_truth:
             del fields["truth"]
-        self._line({"event": "answer", **fields})
+        self._line("answer", fields)
 
     def piece(self, text: str) -> None:
         """A line holds a whole answer."""
 
-    def stats(self, stats: Stats) -> None:
-        self._line({"event": "stats", **_fields(stats)})
+    def stats(self, stats: StatsEvent) -> None:
+        self._line("stats", _fields(stats))
 
-    def summary(self, stats: Stats) -> None:
-        self._line({"event": "summary", **_fields(stats)})
+    def summary(self, stats: StatsEvent) -> None:
+        self._line("summary", _fields(stats))
 
     def notice(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        if not self._quiet:
+            to_stderr(text)
 
-    def _line(self, record: dict[str, object]) -> None:
+    def _line(self, event: str, fields: dict[str, object]) -> None:
         with self._lock:
-            print(json.dumps(record), flush=True)
+            print(json.dumps({"event": event, "schema": SCHEMA, "time": wall_clock(), **_rounded(fields)}), flush=True)
 
 
 class TextOutput:
-    """A line an answer on stdout, the summary on stderr."""
+    """One line per answer on stdout; notices, the summary and, ``with_stats``, statistics on stderr unless ``quiet``."""
 
-    def answer(self, answered: Answered) -> None:
-        truth = "" if answered.truth is None else f"   (truth: {answered.truth})"
-        print(f"[{answered.time_s:.1f} s] {answered.question}  {answered.text}{truth}", flush=True)
+    def __init__(self, quiet: bool = False, with_stats: bool = False) -> None:
+        self._quiet, self._with_stats = quiet, with_stats
+
+    def answer(self, answer: AnswerEvent) -> None:
+        truth = "" if answer.truth is None else f"   (truth: {answer.truth})"
+        print(f"[{answer.time_s:.1f} s] {answer.question}  {answer.text}{truth}", flush=True)
 
     def piece(self, text: str) -> None:
         """A line holds a whole answer."""
 
-    def stats(self, stats: Stats) -> None:
-        """Nothing: a log does not need a line a second."""
+    def stats(self, stats: StatsEvent) -> None:
+        if self._with_stats:
+            self.notice(str(stats))
 
-    def summary(self, stats: Stats) -> None:
-        print(describe(stats), file=sys.stderr, flush=True)
+    def summary(self, stats: StatsEvent) -> None:
+        self.notice(str(stats))
 
     def notice(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        if not self._quiet:
+            to_stderr(text)
 
 
-def describe(stats: Stats) -> str:
-    """One line for a person."""
-    dropped = f" ({stats.dropped} dropped)" if stats.dropped else ""
-    gated = f" ({stats.gated} gated)" if stats.gated else ""
-    state = f"{stats.source_state} ({stats.source_problem})" if stats.source_problem else stats.source_state
-    below = "" if stats.store is None else f", {_below(stats.store)}"
-    return (
-        f"{state} · {stats.frames} frames{dropped}{gated} · {stats.fps:.1f} fps · memory {stats.cache_tokens} tokens, "
-        f"{stats.cache_bytes / 1e6:.1f} MB{below} · {stats.compressions} compressions, {stats.compress_ms:.1f} ms · "
-        f"process {stats.rss_bytes / 1e6:.0f} MB"
-    )
+def to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
-def _below(store: StoreUse) -> str:
-    lost = f", {store.stats.lost} clusters lost" if store.stats.lost else ""
-    return f"below it {store.host_bytes / 1e6:.1f} MB in host memory, a file of {store.file_bytes / 1e6:.1f} MB{lost}"
+def wall_clock() -> str:
+    """Now, in UTC, as RFC 3339 has it: ``2026-11-22T16:30:05.123Z``."""
+    return datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _fields(stats: Stats) -> dict[str, object]:
+def _fields(stats: StatsEvent) -> dict[str, object]:
     fields = asdict(stats)
     if stats.store is None:
         del fields["store"]
     else:
-        fields["store"] = {**fields["store"], "stats": _rounded(fields["store"]["stats"])}
-    return _rounded(fields)
+        fields["store"]["stats"] = _rounded(fields["store"]["stats"])
+    return fields
 
 
 def _rounded(fields: dict[str, object]) -> dict[str, object]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from edgevlm.apps.bundles.cache import resolve_model
-from edgevlm.apps.run.events import JsonOutput, Output, TextOutput
+from edgevlm.apps.run.comparison import Comparison
+from edgevlm.apps.run.events import JsonOutput, Output, TextOutput, to_stderr
 from edgevlm.apps.run.frame_preparation import FramePreparation, Gate, parse_gate
-from edgevlm.apps.run.loop import Plan, Run
+from edgevlm.apps.run.loop import SAMPLE_EVERY, RunLoop, RunPlan
+from edgevlm.apps.run.memory_view import MemoryWatch
 from edgevlm.apps.run.shutdown import silence_what_is_gone
 from edgevlm.apps.sources import RECORDED, Source, SourceOptions, check_source, kind_of, open_source
 from edgevlm.errors import UserError
@@ -29,6 +33,8 @@ from edgevlm.runtime.snapshots import SnapshotWriter
 from edgevlm.runtime.store import StoreSettings
 
 DEMO_FRAMES = 128  # of the demo without a terminal: more than its memory holds
+DEMO_BUDGET = "512"  # tokens of the demo on a terminal: 32 frames, so that forgetting is soon to be seen
+DEMO_SPEED = 4.0  # times the demo world's own, on a terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,8 @@ class RunRequest:
     store_bytes: str | None = None
     host_bytes: str | None = None
     engine: str = DEFAULT_ENGINE
+    quiet: bool = False
+    stats_every: float | None = None
 
 
 def launch(request: RunRequest) -> None:
@@ -63,13 +71,18 @@ def launch(request: RunRequest) -> None:
     is_demo_source = request.video is None and request.camera in (None, "demo")
     interactive = not request.as_json and is_terminal()
     plan = make_plan(request)
-    endless = kind_of(request.camera, request.video)[0] not in RECORDED and plan.frames is None and plan.seconds is None
+    kind = kind_of(request.camera, request.video)[0]
+    endless = kind not in RECORDED and plan.frames is None and plan.seconds is None
     if is_demo_source and endless and (not interactive or plan.end):
         plan.frames = DEMO_FRAMES
     elif endless and plan.end:
         raise UserError("--ask is answered at the end of the stream, and a camera has none: add --seconds or --frames")
-    realtime = request.realtime if request.realtime is not None else is_demo_source and interactive
-    budget = parse_count(request.budget) if request.budget is not None else None
+    drawn = interactive and not is_dumb()
+    compares = is_demo_source and drawn and request.model == "demo" and request.state is None and not plan.questions
+    options = replace(request.source, realtime=is_demo_source and interactive if request.realtime is None else request.realtime)
+    if compares and request.realtime is None:
+        options = replace(options, speed=DEMO_SPEED, rule=options.rule or "block")
+    budget = request.budget or (DEMO_BUDGET if compares else None)
     check_policy(request.policy)
     store = parse_store(request.store_bytes, request.host_bytes)
     gate = Gate(rule) if (rule := parse_gate(request.gate)) else None
@@ -80,30 +93,38 @@ def launch(request: RunRequest) -> None:
         load_class("engines", request.engine)
         with progress("reading the model") as step:  # the first time, a checkpoint is exported
             bundle = resolve_model(request.model, step, to_stderr, request.engine)
-        source = open_source(request.camera, request.video, replace(request.source, realtime=realtime))
+        source = open_source(request.camera, request.video, options)
         with progress("verifying and loading the model"):  # a large bundle takes seconds
             model = Model.load(bundle, engine=request.engine, threads=request.threads)
-        session = Session.open(
-            model, policy=request.policy, budget=budget, chunk=request.chunk, reindexing=request.reindexing, state=writer,
-            store=store,
-        )  # fmt: skip
-        if writer is not None:
-            writer.source = source.name
-            go_on(source, writer, plan, gate)
+
+        def open_session(policy: str | None, tokens: str | None, state: SnapshotWriter | None = None) -> Session:
+            """Anew, with what was asked for at first where nothing else is."""
+            given = tokens or budget
+            session = Session.open(
+                model, policy=policy or request.policy, budget=parse_count(given) if given is not None else None,
+                chunk=request.chunk, reindexing=request.reindexing, state=state, store=store,
+            )  # fmt: skip
+            session.notify = output.notice
+            return session
+
         own_questions = model.is_demo and is_demo_source and not plan.questions
-        if own_questions:
-            plan.sample = np.random.default_rng(request.source.seed)
-        output = make_output(request.as_json, interactive, with_truth=own_questions)
-        source.prepare = FramePreparation(session.prepare, gate)
-        session.notify = output.notice
+        output = make_output(request, drawn, with_truth=own_questions)
+        session = open_session(None, None, writer)
         if writer is not None:
-            writer.notify = output.notice
-        run = Run(session, source, output, plan)
+            writer.source, writer.notify = source.name, output.notice
+            skip_to_snapshot(source, writer, plan, gate)
+        if own_questions and not compares:
+            plan.sample = np.random.default_rng(request.source.seed)
+        source.prepare = FramePreparation(session.prepare, gate)
+        run = RunLoop(
+            session, source, output, plan,
+            observer=Comparison(session, open_session) if compares else MemoryWatch(session) if drawn else None,
+            stats_every=1.0 if interactive or request.stats_every is None else request.stats_every,
+            open_session=open_session if writer is None else None,
+        )  # fmt: skip
         run.check()
-        if session.basis:
-            output.notice(session.basis)
-        if model.is_demo and not is_demo_source:
-            output.notice("note: the demo model only knows its own world; give --model BUNDLE for real pictures")
+        for line in opening_lines(session, source, model, plan, drawn, compares):
+            output.notice(line)
     except BaseException:
         if source is not None:
             source.close()
@@ -111,7 +132,7 @@ def launch(request: RunRequest) -> None:
             writer.close()
         raise
     try:
-        with screen_of(output, run, is_demo_source):
+        with listening(output, run, request):
             run()
     except KeyboardInterrupt:
         if run.shutdown.forced:
@@ -121,41 +142,59 @@ def launch(request: RunRequest) -> None:
             raise
 
 
-def to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def opening_lines(session: Session, source: Source, model: Model, plan: RunPlan, drawn: bool, compares: bool) -> Iterator[str]:
+    """The first thing somebody reads: what this is and what to do; then what the policy rests on, where nobody watches it."""
+    if compares:
+        yield "This camera shows a made-up world of coloured shapes. A small model watches it: ask it what it saw."
+        yield "Three memories watch the same frames: watch what each forgets. /help lists commands, ctrl-D ends."
+    elif plan.sample is not None:
+        yield f"A small model watches a made-up world of coloured shapes; two questions every {SAMPLE_EVERY} frames."
+    elif model.is_demo and source.name != "demo":
+        yield "note: the demo model only knows its own world; give --model BUNDLE for real pictures"
+    if drawn and not compares:
+        yield f"Watching {source.name}. Ask about what it has seen so far; /help lists commands, ctrl-D ends."
+    elif session.basis and not drawn:  # at a terminal /policy says it
+        yield session.basis
+
+
+def listening(output: Output, run: RunLoop, request: RunRequest) -> AbstractContextManager[None]:
+    """Questions typed at the terminal or piped into stdin, where that is not the video."""
+    from edgevlm.apps.terminal.commands import piped_questions, stdin_lines
+
+    if isinstance(output, (JsonOutput, TextOutput)):
+        lines = None if request.camera == "-" or request.video == "-" else stdin_lines(request.as_json)
+        return nullcontext() if lines is None else piped_questions(run, to_stderr, lines)
+    return output.attached(run)
 
 
 def is_terminal() -> bool:
+    """Whether somebody sits at a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def make_plan(request: RunRequest) -> Plan:
+def is_dumb() -> bool:
+    """Whether the terminal can only write one line after the other."""
+    return os.environ.get("TERM", "dumb") in ("dumb", "unknown")
+
+
+def make_plan(request: RunRequest) -> RunPlan:
     """Limits and questions as typed. Raises UserError for what is none."""
     if request.seconds is not None and not math.isfinite(request.seconds):
         raise UserError(f"--seconds {request.seconds}: give a number of seconds")
     if not all(text.strip() for text in request.ask):
         raise UserError("--ask '': give a question")
-    return Plan(request.frames, request.seconds, list(request.ask), [parse_ask_at(text) for text in request.ask_at])
+    return RunPlan(request.frames, request.seconds, list(request.ask), [parse_ask_at(text) for text in request.ask_at])
 
 
-def make_output(as_json: bool, interactive: bool, with_truth: bool) -> Output:
+def make_output(request: RunRequest, drawn: bool, with_truth: bool) -> Output:
     """``with_truth``: JSON answers of the program's own questions carry it; for a person it is always shown."""
-    if as_json:
-        return JsonOutput(with_truth)
-    if not interactive:
-        return TextOutput()
+    if request.as_json:
+        return JsonOutput(with_truth, request.quiet)
+    if not drawn:
+        return TextOutput(request.quiet, with_stats=request.stats_every is not None)
     from edgevlm.apps.terminal.screen import Screen
 
-    return Screen()
-
-
-def screen_of(output: Output, run: Run, show_picture: bool) -> AbstractContextManager[None]:
-    from edgevlm.apps.terminal.screen import Screen
-
-    if not isinstance(output, Screen):
-        return nullcontext()
-    output.show_picture = show_picture
-    return output.attached(run)
+    return Screen(quiet=request.quiet)
 
 
 def parse_count(text: str) -> int:
@@ -200,7 +239,7 @@ def list_questions() -> list[str]:
     return all_questions()
 
 
-def go_on(source: Source, writer: SnapshotWriter, plan: Plan, gate: Gate | None = None) -> None:
+def skip_to_snapshot(source: Source, writer: SnapshotWriter, plan: RunPlan, gate: Gate | None = None) -> None:
     """Take ``source``, ``plan`` and ``gate`` to where the resumed snapshot was taken, if there is one.
 
     What is recorded, the demo and files, goes on behind the frame that was the newest: those up to it are read and passed over.

@@ -1,19 +1,22 @@
-"""The loop behind ``edgevlm run``: frames from a source into a session, questions out of it."""
+"""The loop behind ``edgevlm run``: frames from a source into a session, answers out of it."""
 
 from __future__ import annotations
 
+import queue
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import psutil
 
-from edgevlm.apps.run.events import Answered, Output, Stats
+from edgevlm.apps.run.comparison import Comparison
+from edgevlm.apps.run.events import AnswerEvent, Output, StatsEvent
+from edgevlm.apps.run.memory_view import MemoryWatch
 from edgevlm.apps.run.shutdown import Shutdown, is_gone, silence_what_is_gone
 from edgevlm.apps.run.source_status import SourceStatus
 from edgevlm.apps.run.watchdog import Notifier, Watchdog
@@ -26,7 +29,7 @@ NEVER_TAUGHT = "The demo model was never taught this question; `edgevlm run --qu
 
 
 @dataclass(slots=True)
-class Plan:
+class RunPlan:
     """What a run is to do. ``at``: questions with their stream time in seconds; ``end``: those for the end of the stream."""
 
     frames: int | None = None
@@ -50,14 +53,29 @@ CLOSING = 1.0  # seconds that a source may take to close
 REMEMBERED = 64  # frames whose truth is kept for questions that are being answered
 
 
-class Run:
+class RunLoop:
     """Watches until the source ends, a limit is reached, or :meth:`stop` is called."""
 
-    def __init__(self, session: Session, source: Source, output: Output, plan: Plan) -> None:
-        self.session, self.source, self.output, self.plan = session, source, output, plan
+    def __init__(
+        self,
+        session: Session,
+        source: Source,
+        output: Output,
+        plan: RunPlan,
+        *,
+        observer: Comparison | MemoryWatch | None = None,
+        stats_every: float = 1.0,
+        open_session: Callable[[str | None, str | None], Session] | None = None,
+    ) -> None:
+        """observer: sees each frame after the session. stats_every: seconds. open_session: of policy and budget, as typed."""
+        self.session, self.source, self.output, self.plan, self.observer = session, source, output, plan, observer
         self.frame: Frame | None = None  # the newest one watched
+        self.started = threading.Event()  # the first frame has been watched
+        self.random = np.random.default_rng(0)
+        self._stats_every, self._open_session = stats_every, open_session
+        self._submitted: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._scenes: deque[tuple[float, Scene]] = deque(maxlen=REMEMBERED)  # of the newest frames, with their times
-        self._started = self._last_time = time.monotonic()
+        self._begun_s = self._last_s = time.monotonic()
         self._first_frames = self._last_frames = session.stats.frames
         self._gated = 0
         self._stopped = threading.Event()
@@ -69,6 +87,27 @@ class Run:
     def stop(self) -> None:
         """End the run after the frame in progress; from any thread."""
         self._stopped.set()
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Have the thread that watches do something before the next frame; a UserError becomes a notice."""
+        self._submitted.put(work)
+
+    def reopen(self, policy: str | None, budget: str | None) -> None:
+        """Go on with another policy or budget, as typed, and an empty memory. Raises UserError and changes nothing."""
+        if self._open_session is None:
+            raise UserError("this run keeps snapshots, which belong to its policy and budget; end it and start another")
+        before, self.session = self.session, self._open_session(policy, budget)
+        self._first_frames = self._last_frames = 0
+        if self.observer is not None:
+            self.observer.reopen(self.session, budget)
+        before.close()
+
+    def ask_typed(self, text: str) -> None:
+        """Ask what a person typed; in a comparison every memory, of the same frame."""
+        if isinstance(self.observer, Comparison):
+            self.submit(lambda: self.ask(text, compare=True))
+        else:
+            self.ask(text, None if self.session.model.is_demo else "terminal")  # the demo model was taught no conversations
 
     def check(self) -> None:
         """Raise UserError if a planned question cannot be asked, before anything is watched."""
@@ -96,11 +135,13 @@ class Run:
         closing = threading.Thread(target=self.source.close, name="edgevlm-closing", daemon=True)
         closing.start()
         self.session.close()
+        if self.observer is not None:
+            self.observer.close()
         closing.join(CLOSING)
         silence_what_is_gone()
         self.output.summary(self.stats(overall=True))
 
-    def ask(self, text: str, conversation: str | None = None) -> Answered | None:
+    def ask(self, text: str, conversation: str | None = None, *, compare: bool = False) -> AnswerEvent | None:
         """Ask, write the answer as it comes, and return it. May be called from another thread than the loop's.
 
         None once the run is to end, and before the first frame, when there is nothing to answer from: then it says so.
@@ -112,7 +153,7 @@ class Run:
             return None
         question = self._as_taught(text)
         if question is None:
-            answered = Answered(self.session.time_s, text, NEVER_TAUGHT, [], 0.0, 0.0)
+            answered = AnswerEvent(self.session.time_s, text, NEVER_TAUGHT, [], 0.0, 0.0)
         else:
             answer = self.session.ask(question, conversation=conversation)
             with self.shutdown.waiting():
@@ -120,16 +161,19 @@ class Run:
                     self._watchdog.step()
                     self.output.piece(piece)
             said, truth = answer.text.strip(), self._truth(text, answer.time_s)
-            answered = Answered(answer.time_s, text, said, answer.token_ids, answer.ttft_ms, answer.tpot_ms, truth)
+            others = self.observer.ask(question) if compare and isinstance(self.observer, Comparison) else ()
+            answered = AnswerEvent(
+                answer.time_s, text, said, answer.token_ids, answer.ttft_ms, answer.tpot_ms, truth, tuple(others)
+            )
         self.output.answer(answered)
         return answered
 
-    def stats(self, overall: bool = False) -> Stats:
+    def stats(self, overall: bool = False) -> StatsEvent:
         now, session = time.monotonic(), self.session.stats
-        since, before = (self._started, self._first_frames) if overall else (self._last_time, self._last_frames)
-        self._last_time, self._last_frames = now, session.frames
+        since, before = (self._begun_s, self._first_frames) if overall else (self._last_s, self._last_frames)
+        self._last_s, self._last_frames = now, session.frames
         drops = dict(self.source.drops)
-        return Stats(
+        return StatsEvent(
             frames=session.frames,
             dropped=sum(drops.values()),
             drops=drops,
@@ -154,6 +198,7 @@ class Run:
                 frame = self.source.read()
             if frame is None:
                 break
+            self._do_submitted()
             if plan.since:
                 frame = replace(frame, time_s=plan.since + frame.time_s)
             if plan.seconds is not None and frame.time_s > plan.seconds:
@@ -165,10 +210,18 @@ class Run:
             self._take(frame)
             self._watchdog.step()
             self._watchdog.ready()
+            self.started.set()
             watched += 1
             if plan.sample is not None and frame.scene is not None and watched % SAMPLE_EVERY == 0:
                 for question in frame.scene.sample(plan.sample):
                     self.ask(question)
+
+    def _do_submitted(self) -> None:
+        while not self._submitted.empty():
+            try:
+                self._submitted.get()()
+            except UserError as error:
+                self.output.notice(str(error))
 
     def _take(self, frame: Frame) -> None:
         self._gated = frame.gated
@@ -179,8 +232,11 @@ class Run:
         if self.frame is None and self.source.mode:
             self.output.notice(f"{self.source.name}: {self.source.mode}")
         self.frame = frame
+        if self.observer is not None:
+            self.observer.watch(frame)
 
     def _ask_rest(self) -> None:
+        self._do_submitted()
         if self.plan.questions:
             self.session.flush()  # once, and not under each question
         for time_s, question in self.plan.at:
@@ -189,8 +245,8 @@ class Run:
                     f"the stream ended at {self.session.time_s:.1f} s: {question!r}, meant for {time_s:g} s, is asked now"
                 )
             self.ask(question)
-        for question in self.plan.end:
-            self.ask(question)
+        while self.plan.end:
+            self.ask(self.plan.end.pop(0))
 
     def _truth(self, question: str, time_s: float) -> str | None:
         """The right answer at the frame of that time, where the source knows it and the frame is not long gone."""
@@ -213,9 +269,12 @@ class Run:
 
         def tick() -> None:
             try:
-                while not self._stopped.wait(1) and not done.is_set():
-                    self.output.stats(figures := self.stats())
-                    self._watchdog.tell(f"{self.source.name}: {figures.source_state}, {figures.frames:,} frames")
+                due = time.monotonic() + self._stats_every
+                while not self._stopped.wait(min(1.0, max(0.05, due - time.monotonic()))) and not done.is_set():
+                    if time.monotonic() >= due:
+                        due += self._stats_every
+                        self.output.stats(self.stats())
+                    self._watchdog.tell(f"{self.source.name}: {self.source.state.value}, {self.session.stats.frames:,} frames")
                     if (news := self._source_status.news()) is not None:
                         self.output.notice(news)
                     if is_gone(sys.stdout):

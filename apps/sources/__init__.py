@@ -44,7 +44,7 @@ def _played(source: Source, options: SourceOptions) -> Source:
     if source.live:
         return source
     if options.realtime:
-        return ReadAhead(source, paced=True, rule=options.rule or "drop-oldest")
+        return ReadAhead(source, paced=True, speed=options.speed, rule=options.rule or "drop-oldest")
     if options.rule == "drop-oldest":
         source.close()
         raise SourceError("--rule drop-oldest: a recorded source waits for its reader; add --realtime")

@@ -52,6 +52,16 @@ KEYFRAME_WAIT_S = 10.0  # a stream may have no picture that stands alone (intra 
 Decode = Literal["auto", "cpu"]
 
 
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something that was true of a made-up world: a question about what is gone, its answer, and since when it is gone."""
+
+    name: str
+    question: str
+    truth: str
+    left_s: float
+
+
 class Scene(Protocol):
     """The truth about a made-up world at one frame."""
 
@@ -60,6 +70,9 @@ class Scene(Protocol):
 
     def sample(self, random: np.random.Generator) -> list[str]:
         """Questions that have an answer at this frame: one about now and one about before, where there are any."""
+
+    def departed(self) -> list[Fact]:
+        """Where each object was that has left, the one that left last first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +113,9 @@ class SourceOptions:
     ``fps``: frames a second taken, by their times. ``size``: (width, height) in pixels, ``pixel_format``: a FourCC like
     ``MJPG``, ``camera_fps``: frames a second, all asked of a camera that has several modes; what carries no times is taken for
     ``camera_fps``. ``decode``: a file by the graphics card, where one can, or by the CPU. ``realtime``: play what is recorded
-    at its own speed. ``rule``: what happens to frames while the reader is busy; None for ``drop-oldest`` where the source does
-    not wait, ``block`` where it does. ``wait``: a camera that is not there yet is waited for. ``seed``: of the demo world, and
-    of the jitter of ``backoff_s``, the first and the longest pause between two attempts to connect.
+    at ``speed`` times its own pace. ``rule``: what happens to frames while the reader is busy; None for ``drop-oldest`` where
+    the source does not wait, ``block`` where it does. ``wait``: wait for a camera that is not there yet. ``seed``: of the demo
+    world, and of the jitter of ``backoff_s``, the first and the longest pause between two attempts to connect.
 
     ``open_timeout_s``: a connection that takes longer is given up. ``stall_timeout_s``: without a frame this long the source
     is STALLED; ``read_timeout_s``: this long, and it is abandoned and connected anew.
@@ -110,6 +123,7 @@ class SourceOptions:
 
     fps: float = 2.0
     realtime: bool = False
+    speed: float = 1.0
     rule: Rule | None = None
     size: tuple[int, int] | None = None
     pixel_format: str | None = None

@@ -51,6 +51,7 @@ class Slot:
             self._changed.notify_all()
 
 
+LATE_S = 1.0  # a recording later than this, after ctrl-Z for one, goes on from there and does not catch up
 POLL_S = 0.2  # how often a waiting reader looks for ctrl-C
 
 
@@ -59,11 +60,12 @@ class ReadAhead(Source):
 
     Under ``block`` each frame is decoded and prepared while the one before it is being watched, and none is lost. Under
     ``drop-oldest`` a frame that was not taken in time is counted in ``drops`` as ``replaced``. ``paced`` holds the source to
-    its own timestamps.
+    its own timestamps, or to ``speed`` times their pace.
     """
 
-    def __init__(self, source: Source, *, paced: bool = False, rule: Rule = "block") -> None:
+    def __init__(self, source: Source, *, paced: bool = False, speed: float = 1.0, rule: Rule = "block") -> None:
         self.name, self.rule, self._source, self._paced = source.name, rule, source, paced
+        self._speed = speed
         self.live, self.mode = paced, source.mode
         self.drops = source.drops
         self._slot = Slot(rule)
@@ -77,8 +79,10 @@ class ReadAhead(Source):
             origin: float | None = None
             for frame in self._source:
                 if self._paced:
-                    origin = time.monotonic() - frame.time_s if origin is None else origin
-                    self._closing.wait(max(0.0, origin + frame.time_s - time.monotonic()))
+                    origin = time.monotonic() - frame.time_s / self._speed if origin is None else origin
+                    early = origin + frame.time_s / self._speed - time.monotonic()
+                    self._closing.wait(max(0.0, early))
+                    origin -= early if early < -LATE_S else 0.0
                     if frame.timer is not None:
                         frame.timer.resume()
                 if self._closing.is_set():

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgevlm.apps.sources.base import Frame, Sampler, Source, StageTimer, State
-from edgevlm.calib.demo.questions import is_about_now, parse, sample, truth
+from edgevlm.apps.sources.base import Fact, Frame, Sampler, Source, StageTimer, State
+from edgevlm.calib.demo.questions import ask, is_about_now, parse, sample, truth
 from edgevlm.calib.demo.world import History, World
 
 WORLD_FPS = 2.0  # the world moves on this often, and that is the rate the model was taught
@@ -27,6 +27,12 @@ class DemoScene:
         asked = sample(self.history, random)
         groups = [[text for kind, text, _ in asked if is_about_now(kind) is now] for now in (True, False)]
         return [str(random.choice(group)) for group in groups if group]
+
+    def departed(self) -> list[Fact]:
+        questions = [(thing, ask("past_where", 0, thing.color, thing.shape)) for thing in self.history.gone]
+        known = [(thing, question.text, truth(question, self.history)) for thing, question in questions]
+        facts = [Fact(thing.name, text, answer, ((thing.left or 0) + 1) / WORLD_FPS) for thing, text, answer in known if answer]
+        return sorted(facts, key=lambda fact: -fact.left_s)
 
 
 class DemoSource(Source):

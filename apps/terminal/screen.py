@@ -1,104 +1,302 @@
-"""The terminal of ``edgevlm run``: a live status line, a prompt, and answers scrolling above them."""
+"""The terminal of ``edgevlm run``: a live panel above a prompt, answers and notices scrolling above both."""
 
 from __future__ import annotations
 
-import queue
+import os
+import shutil
+import signal
+import sys
+import textwrap
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.text import Text
+from prompt_toolkit import PromptSession, print_formatted_text
+from prompt_toolkit.application import run_in_terminal
+from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
+from prompt_toolkit.buffer import Buffer
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.data_structures import Size
+from prompt_toolkit.document import Document
+from prompt_toolkit.formatted_text import FormattedText
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.output import ColorDepth
+from prompt_toolkit.styles import Style
 
-from edgevlm.apps.run.events import Answered, Stats, describe
-from edgevlm.apps.terminal.keyboard import Keyboard
+from edgevlm.apps.run.comparison import Comparison
+from edgevlm.apps.run.events import AnswerEvent, StatsEvent
+from edgevlm.apps.run.loop import RunLoop
+from edgevlm.apps.terminal.commands import COMMANDS, Commands, demo_questions
+from edgevlm.apps.terminal.panel import Panel, Placement, clock, comparison_panel, watching_panel
+from edgevlm.apps.terminal.picture import KITTY_CLEAR, Capabilities, capabilities, draw
+from edgevlm.calib.demo.world import COLORS, SHAPES
 
-if TYPE_CHECKING:
-    from edgevlm.apps.run.loop import Run
-
-PICTURE = 28  # pixels, both ways, of the demo camera drawn with half blocks
+REFRESH_S = 0.25
+BELOW = 5  # lines of the terminal that a panel leaves to the prompt, the status and the newest answers
+REPRINTED = 16  # newest lines that are printed again after a resize
+MENU = 6  # lines of completions
+MOST = 24  # completions at once
+DEPTHS = {2: ColorDepth.DEPTH_1_BIT, 256: ColorDepth.DEPTH_8_BIT, 2**24: ColorDepth.DEPTH_24_BIT}
+STYLE = Style.from_dict(
+    {
+        "dim": "ansibrightblack", "held": "ansicyan", "gauge": "ansigreen", "right": "ansigreen", "wrong": "ansired",
+        "notice": "ansiyellow", "bottom-toolbar": "noreverse ansibrightblack", "placeholder": "ansibrightblack",
+    }
+)  # fmt: skip
 
 
 class Screen:
-    """Draws with rich; questions typed are asked from a thread of their own, one after the other."""
+    """An :class:`~edgevlm.apps.run.events.Output` that draws with prompt_toolkit, in a thread of its own."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False)
+    def __init__(self, able: Capabilities | None = None, quiet: bool = False) -> None:
+        self._able = able or capabilities(encoding=sys.stdout.encoding or "ascii")
+        self._depth = DEPTHS[self._able.colors]
+        self._quiet = quiet
         self._status = "starting"
         self._partial = ""
-        self._run: Run | None = None
-        self._keyboard: Keyboard | None = None
-        self._typed: queue.Queue[str | None] = queue.Queue()
-        self.show_picture = False
+        self._panel = Panel([], [])
+        self._offered = ""  # the question that Enter asks
+        self._drawn = 0
+        self._run: RunLoop | None = None
+        self._prompt: PromptSession[None] | None = None
+        self._printed: deque[FormattedText] = deque(maxlen=REPRINTED)
+        self._size: Size | None = None
+        self._over = threading.Event()
 
-    def answer(self, answered: Answered) -> None:
+    def answer(self, answer: AnswerEvent) -> None:
         self._partial = ""
-        line = Text.assemble((f"[{answered.time_s:.1f} s] ", "dim"), f"{answered.question}  ", (answered.text, "bold"))
-        if answered.truth is not None:
-            right = answered.truth == answered.text
-            line.append(f"  truth: {answered.truth}", "green" if right else "red")
-        self._console.print(line)
+        head = [("class:dim", f"[{clock(answer.time_s)}] "), ("", f"{answer.question}  ")]
+        if not answer.others:
+            truth = [] if answer.truth is None else [_judged(f"  truth: {answer.truth}", answer.truth == answer.text)]
+            self._print([*head, ("bold", answer.text), *truth])
+            return
+        self._print([*head, *([("class:dim", f"truth: {answer.truth}")] if answer.truth else [])])
+        said = [("", "    ")]
+        for name, text in self._in_order(answer):
+            judged = ("bold", text) if answer.truth is None else _judged(text, answer.truth == text)
+            said += [("class:dim", f"{name}: "), judged, ("", "   ")]
+        self._print(said)
 
     def piece(self, text: str) -> None:
         self._partial += text
 
-    def stats(self, stats: Stats) -> None:
-        self._status = describe(stats)
+    def stats(self, stats: StatsEvent) -> None:
+        self._status = str(stats) if self._able.unicode else str(stats).replace("·", "-")
 
-    def summary(self, stats: Stats) -> None:
-        self._console.print(Text(describe(stats), "dim"))
+    def summary(self, stats: StatsEvent) -> None:
+        if not self._quiet:
+            self._print([("class:dim", str(stats))])
 
     def notice(self, text: str) -> None:
-        self._console.print(Text(text, "yellow"))
+        if not self._quiet:
+            self._print([("class:notice", text)])
+
+    def say(self, text: str) -> None:
+        """An answer to a slash command."""
+        for line in textwrap.wrap(text, max(20, shutil.get_terminal_size().columns - 1)) or [""]:
+            self._print([("", line)])
 
     @contextmanager
-    def attached(self, run: Run) -> Iterator[None]:
+    def attached(self, run: RunLoop) -> Iterator[None]:
         """Draw and listen while the block runs."""
         self._run = run
-        asker = threading.Thread(target=self._ask_typed, name="edgevlm-prompt", daemon=True)
-        with (
-            Keyboard(self._typed.put, run.stop) as self._keyboard,
-            Live(console=self._console, get_renderable=self._render, refresh_per_second=8, transient=True),
-        ):
-            asker.start()
-            try:
-                yield
-            finally:
-                self._typed.put(None)
-                asker.join(timeout=2)
+        self._prompt = self._make_prompt(Commands(run, self.say))
+        thread = threading.Thread(target=self._listen, name="edgevlm-prompt", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            app = self._prompt.app
+            if app.loop is not None and app.is_running:
+                with suppress(RuntimeError):  # it has ended meanwhile
+                    app.loop.call_soon_threadsafe(self._exit)
+            thread.join(timeout=2)
 
-    def _ask_typed(self) -> None:
-        while (question := self._typed.get()) is not None:
-            try:
-                assert self._run is not None
-                self._run.ask(question, None if self._run.session.model.is_demo else "terminal")  # taught without earlier turns
-            except Exception as error:
-                self.notice(str(error))
+    def _make_prompt(self, act: Commands) -> PromptSession[None]:
+        prompt: PromptSession[None] = PromptSession(
+            self._message, history=history(), completer=TypedCompleter(act), complete_while_typing=False,
+            auto_suggest=AutoSuggestFromHistory(), placeholder=self._placeholder, bottom_toolbar=self._toolbar,
+            refresh_interval=REFRESH_S, enable_suspend=True, erase_when_done=True, style=STYLE, color_depth=self._depth,
+            reserve_space_for_menu=MENU,
+        )  # fmt: skip
+        typed: list[str] = []
+        ready = threading.Semaphore(0)
 
-    def _render(self) -> RenderableType:
-        parts: list[RenderableType] = []
-        frame = self._run.frame if self._run else None
-        if self.show_picture and frame is not None:
-            parts.append(half_blocks(frame.image))
+        def accept(buffer: Buffer) -> bool:
+            typed.append(buffer.text.strip() or self._offered)
+            ready.release()
+            return False
+
+        def answer_typed() -> None:
+            while ready.acquire() and not self._over.is_set():
+                act(typed.pop(0))
+
+        threading.Thread(target=answer_typed, name="edgevlm-typed", daemon=True).start()
+        prompt.default_buffer.accept_handler = accept
+        prompt.app.before_render += lambda _: self._clear_if_resized()
+        prompt.app.after_render += lambda _: self._draw_images()
+        self._questions = act.questions
+        return prompt
+
+    def _listen(self) -> None:
+        """The prompt, until ctrl-C, ctrl-D or the end of the run."""
+        assert self._prompt is not None
+        assert self._run is not None
+        try:
+            self._prompt.prompt(handle_sigint=False)
+        except KeyboardInterrupt:
+            os.kill(os.getpid(), signal.SIGINT)
+        except (EOFError, OSError):  # ctrl-D, or the terminal has gone
+            if not self._over.is_set():
+                self._run.shutdown.ask()
+
+    def _exit(self) -> None:
+        assert self._prompt is not None
+        with suppress(Exception):  # it is ending already
+            self._prompt.app.exit()
+
+    def _print(self, fragments: list[tuple[str, str]]) -> None:
+        """A line above the panel; from any thread."""
+        text = FormattedText(fragments)
+
+        self._printed.append(text)
+
+        def write() -> None:
+            print_formatted_text(text, style=STYLE, color_depth=self._depth)
+
+        app = self._prompt.app if self._prompt is not None else None
+        if app is None or app.loop is None or not app.is_running or self._over.is_set():
+            write()
+        else:
+            with suppress(RuntimeError):  # its loop has just ended
+                app.loop.call_soon_threadsafe(lambda: run_in_terminal(write))
+
+    def _in_order(self, answer: AnswerEvent) -> list[tuple[str, str]]:
+        """Every memory's name and answer, from the left to the right of the panel."""
+        assert self._run is not None
+        assert isinstance(self._run.observer, Comparison)
+        said, observer = list(answer.others), self._run.observer
+        said.insert(observer.own, (observer.lanes[observer.own].name, answer.text))
+        return said
+
+    def _message(self) -> FormattedText:
+        """Panel, answer in progress, and prompt; made anew each time it is drawn."""
+        assert self._prompt is not None
+        size, buffer = self._prompt.app.output.get_size(), self._prompt.default_buffer
+        lines = size.rows - BELOW - (MENU if buffer.complete_state is not None else 0)
+        self._panel = self._compose(size.columns - 1, max(0, lines))
+        fragments = [fragment for line in self._panel.lines for fragment in [*line, ("", "\n")]]
         if self._partial:
-            parts.append(Text(self._partial, "bold"))
-        typed = self._keyboard.text if self._keyboard else ""
-        parts += [Text(self._status, "dim", no_wrap=True, overflow="ellipsis"), Text(f"ask> {typed}▏")]
-        return Group(*parts)
+            fragments += [("bold", self._partial.replace("\n", " ")[-size.columns + 2 :]), ("", "\n")]
+        return FormattedText([*fragments, ("bold", "ask> ")])
+
+    def _compose(self, columns: int, lines: int) -> Panel:
+        assert self._run is not None
+        observer, frame = self._run.observer, self._run.frame
+        view = observer.view if observer is not None else None
+        if view is None or frame is None or not lines:
+            return Panel([], [])
+        if isinstance(observer, Comparison):
+            return comparison_panel(view, frame.image, columns, lines, self._able)
+        return watching_panel(view, frame.image, columns, lines, self._able)
+
+    def _placeholder(self) -> FormattedText:
+        """A question that Enter asks."""
+        with suppress(IndexError):
+            if not self._offered or self._turn():
+                self._offered = self._questions()[0]
+        assert self._prompt is not None
+        columns = self._prompt.app.output.get_size().columns
+        hint = "   Enter asks this, Tab completes, /help" if columns >= 80 else ""
+        return FormattedText([("class:placeholder", f"{self._offered}{hint}"[: columns - 6])])
+
+    def _turn(self) -> bool:
+        """Every few seconds another question is offered."""
+        self._drawn += 1
+        return self._drawn % int(6 / REFRESH_S) == 0
+
+    def _toolbar(self) -> FormattedText:
+        assert self._prompt is not None
+        return FormattedText([("", self._status[: self._prompt.app.output.get_size().columns - 1])])
+
+    def _clear_if_resized(self) -> None:
+        """Terminals wrap lines anew when they change their width: start from an empty screen, with the newest lines on it."""
+        assert self._prompt is not None
+        app = self._prompt.app
+        size = app.output.get_size()
+        before, self._size = self._size, size
+        if before is None or before == size or app.is_done:
+            return
+        app.renderer.clear()
+        for text in list(self._printed)[-max(1, size.rows // 4) :]:
+            print_formatted_text(text, style=STYLE, color_depth=self._depth, output=app.output)
+
+    def _draw_images(self) -> None:
+        """Write what prompt_toolkit left blank, relative to the cursor, and put the cursor back."""
+        assert self._prompt is not None
+        app = self._prompt.app
+        screen = app.renderer.last_rendered_screen
+        if app.is_done or screen is None or not self._panel.images:
+            return
+        if app.current_buffer.complete_state is not None:  # its menu stands over the images
+            if self._able.graphics == "kitty":
+                app.output.write_raw(KITTY_CLEAR)
+                app.output.flush()
+            return
+        below = screen.get_cursor_position(app.layout.current_window).y
+        if below < len(self._panel.lines) or (app.renderer.height_is_known and below >= app.output.get_size().rows):
+            return  # the prompt is not where it is thought to be: it will be drawn again
+        parts = ["\x1b7"]
+        for number, placed in enumerate(self._panel.images):
+            parts += self._placed(placed, below - placed.y, number)
+        app.output.write_raw("".join([*parts, "\x1b8"]))
+        app.output.flush()
+
+    def _placed(self, placed: Placement, up: int, number: int) -> Iterable[str]:
+        for row, text in enumerate(draw(placed.image, placed.columns, placed.rows, self._able, number + 1)):
+            yield f"\x1b8\x1b[{up - row}A\x1b[{placed.x + 1}G{text}"
 
 
-def half_blocks(image: NDArray[np.uint8]) -> Text:
-    """A picture of PICTURE x PICTURE pixels, two pixels a character cell."""
-    rows = np.arange(PICTURE) * image.shape[0] // PICTURE
-    columns = np.arange(PICTURE) * image.shape[1] // PICTURE
-    small = image[rows][:, columns]
-    text = Text(no_wrap=True)
-    for upper, lower in zip(small[::2], small[1::2], strict=True):
-        for top, bottom in zip(upper, lower, strict=True):
-            text.append("▀", f"rgb({top[0]},{top[1]},{top[2]}) on rgb({bottom[0]},{bottom[1]},{bottom[2]})")
-        text.append("\n")
-    return text
+class TypedCompleter(Completer):
+    """Completes slash commands and questions: those about what was just seen first, then all the model knows."""
+
+    def __init__(self, act: Commands) -> None:
+        self._act = act
+        self._known = [text for question in demo_questions() for text in filled(question)]
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        typed = document.text_before_cursor.lstrip()
+        start = -len(typed)
+        if typed.startswith("/"):
+            for name, what in COMMANDS.items():
+                if name.startswith(typed):
+                    yield Completion(name, start, display_meta=what)
+            return
+        words = " ".join(typed.lower().replace("colour", "color").split())
+        known = self._known if self._act.demo else []
+        found = dict.fromkeys(text for text in [*self._act.questions(), *known] if text.lower().startswith(words))
+        yield from (Completion(text, start) for text in list(found)[:MOST])
+
+
+def filled(question: str) -> list[str]:
+    """A question with every colour and shape in it."""
+    shaped = [question.replace("<shape>", shape) for shape in SHAPES] if "<shape>" in question else [question]
+    return [text.replace("<color>", color) for text in shaped for color in COLORS] if "<color>" in question else shaped
+
+
+def history() -> History:
+    """What was typed in earlier runs, in the user's state directory where that can be written."""
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edgevlm"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "history").touch(mode=0o600)
+        return FileHistory(str(folder / "history"))
+    except OSError:
+        return InMemoryHistory()
+
+
+def _judged(text: str, right: bool) -> tuple[str, str]:
+    return "class:right" if right else "class:wrong", text

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import edgevlm.runtime.session as session_module
 from edgevlm.apps.run import launch
 from edgevlm.apps.run.events import TextOutput
-from edgevlm.apps.run.loop import Plan, Run
+from edgevlm.apps.run.loop import RunLoop, RunPlan
 from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.cli import app
 from edgevlm.errors import UserError
@@ -79,7 +79,7 @@ def test_questions_amid_slow_inference_are_answered_before_the_next_frame(monkey
     """Each third frame takes so long that three questions come and many frames are dropped."""
     happened, asking = [], []
     with MjpegCamera(frames=1000) as camera, Session.open("demo", budget=256, chunk=1) as session:
-        run = Run(session, open_source(camera.url, None, SourceOptions(fps=50)), TextOutput(), Plan(frames=9))
+        run = RunLoop(session, open_source(camera.url, None, SourceOptions(fps=50)), TextOutput(), RunPlan(frames=9))
         encode, generate = session.model.engine.encode, session_module.generate
 
         def slowly(pixels):
@@ -123,7 +123,7 @@ def test_nothing_is_answered_before_the_first_frame():
 def test_a_question_that_does_not_fit_is_refused_before_anything_is_watched(monkeypatch):
     watched = []
     monkeypatch.setattr("edgevlm.apps.run.launch.Session.watch", lambda *_: watched.append(1))
-    monkeypatch.setattr("edgevlm.apps.run.loop.Run._as_taught", lambda _, text: text)
+    monkeypatch.setattr("edgevlm.apps.run.loop.RunLoop._as_taught", lambda _, text: text)
     for planned in (["--ask-at", "2:" + 160 * "red ", "--ask", COUNT], ["--ask", "<image> " + COUNT], ["--ask", "caf\udce9"]):
         done = CliRunner().invoke(app, ["run", "--frames", "8", *planned])
         assert isinstance(done.exception, UserError), done.output

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edgevlm.apps.run.loop import Plan, Run
+from edgevlm.apps.run.loop import RunLoop, RunPlan
 from edgevlm.apps.sources import Frame, Source
 from edgevlm.apps.terminal.keyboard import Keyboard
 from edgevlm.apps.terminal.screen import Screen
@@ -98,7 +98,7 @@ class Output:
 
 def test_the_truth_is_that_of_the_frame_answered_from():
     session, output = Session(is_demo=False), Output()
-    run = Run(session, Three(), output, Plan())
+    run = RunLoop(session, Three(), output, RunPlan())
 
     def ask_meanwhile():
         session.inside.wait(10)

@@ -1,0 +1,187 @@
+"""What can be typed while a run watches: questions and slash commands, at the prompt or on a pipe."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edgevlm.apps.run.loop import RunLoop
+from edgevlm.errors import UserError, nearest
+from edgevlm.runtime.plugins import names
+
+COMMANDS = {
+    "/help": "list these commands",
+    "/questions": "list what the model can be asked",
+    "/policy": "show how memory is kept small, or change it: /policy NAME",
+    "/budget": "show how much memory holds, or change it: /budget 6k",
+    "/save frame": "write the newest frame to a PNG file: /save frame [FILE]",
+    "/quit": "end the run (also ctrl-D)",
+}
+GENERAL = (
+    "What is happening now?", "What has changed?", "What did you see first?", "How many people are there?", "Has anybody left?",
+)  # fmt: skip
+POLL_S = 0.2
+
+
+class Commands:
+    """Carries out typed lines. ``say`` writes a line for the person who typed."""
+
+    def __init__(self, run: RunLoop, say: Callable[[str], None]) -> None:
+        self._run, self._say = run, say
+
+    def __call__(self, line: str) -> None:
+        """A slash command or a question. What the user can mend is said in one line."""
+        try:
+            if line.startswith("/"):
+                self._command(line)
+            elif line.strip():
+                self._run.ask_typed(line.strip())
+        except UserError as error:
+            self._say(str(error))
+
+    @property
+    def demo(self) -> bool:
+        """Whether the model knows its own world only."""
+        return self._run.session.model.is_demo
+
+    def questions(self) -> list[str]:
+        """Ready to be asked: those about what the model has just seen first, where the source knows them."""
+        demo = self._run.session.model.is_demo
+        scene = self._run.frame.scene if self._run.frame is not None else None
+        if not demo:
+            return list(GENERAL)
+        now = scene.sample(self._run.random) if scene is not None else []
+        gone = [fact.question for fact in scene.departed()[:6]] if scene is not None else []
+        return [*now, *gone, *(text for text in demo_questions() if "<" not in text)]
+
+    def _command(self, line: str) -> None:
+        name, _, rest = line.partition(" ")
+        act = {
+            "/help": self._help, "/questions": self._questions, "/policy": self._policy, "/budget": self._budget,
+            "/save": self._save, "/quit": self._quit,
+        }.get(name)  # fmt: skip
+        if act is None:
+            raise UserError(f"there is no command {name}; {nearest(name, list(COMMANDS))}")
+        act(rest.strip())
+
+    def _help(self, _: str) -> None:
+        for name, what in COMMANDS.items():
+            self._say(f"{name:<12} {what}")
+        self._say("anything else is a question about what has been seen so far")
+
+    def _questions(self, _: str) -> None:
+        known = demo_questions() if self._run.session.model.is_demo else ["any question in plain words, such as:", *GENERAL]
+        for question in known:
+            self._say(question)
+
+    def _policy(self, text: str) -> None:
+        session = self._run.session
+        if text:
+            self._run.submit(lambda: self._reopen(text, None))
+            return
+        self._say(
+            f"policy {session.policy}, budget {session.budget:,} tokens a layer" + (f"; {session.basis}" * bool(session.basis))
+        )
+        self._say(f"others: {', '.join(names('policies'))}; /policy NAME starts it with an empty memory")
+
+    def _budget(self, text: str) -> None:
+        if text:
+            self._run.submit(lambda: self._reopen(None, text))
+            return
+        session = self._run.session
+        held, size = session.stats.tokens, session.stats.cache_bytes / 1e6
+        self._say(f"{held:,} of {session.budget:,} tokens a layer, {size:.1f} MB; /budget N changes it")
+
+    def _reopen(self, policy: str | None, budget: str | None) -> None:
+        self._run.reopen(policy, budget)
+        session = self._run.session
+        self._say(f"policy {session.policy}, budget {session.budget:,} tokens a layer; memory starts empty")
+
+    def _save(self, text: str) -> None:
+        what, _, name = text.partition(" ")
+        if what != "frame":
+            raise UserError("/save saves a frame: /save frame [FILE]")
+        frame = self._run.frame
+        if frame is None:
+            raise UserError("no frame has been watched yet")
+        from edgevlm.apps.sources.opencv import load_cv2
+
+        path = Path(name.strip() or f"frame-{time.strftime('%Y%m%d-%H%M%S')}.png").expanduser()
+        cv2 = load_cv2()
+        try:
+            path.write_bytes(cv2.imencode(path.suffix or ".png", cv2.cvtColor(frame.image, cv2.COLOR_RGB2BGR))[1].tobytes())
+        except (OSError, cv2.error) as error:
+            raise UserError(
+                f"{path}: cannot be written ({getattr(error, 'strerror', None) or 'not a kind of picture'})"
+            ) from None
+        self._say(f"saved {path} ({frame.image.shape[1]}x{frame.image.shape[0]}, {frame.time_s:.1f} s)")
+
+    def _quit(self, _: str) -> None:
+        self._run.shutdown.ask()
+
+
+def demo_questions() -> list[str]:
+    """What the demo model can be asked, with ``<color>`` and ``<shape>`` open."""
+    from edgevlm.calib.demo.questions import all_questions
+
+    return all_questions()
+
+
+@contextmanager
+def piped_questions(run: RunLoop, say: Callable[[str], None], descriptor: int) -> Iterator[None]:
+    """Take each line that comes on ``descriptor`` as typed, from a thread of its own, while the block runs.
+
+    A live source is asked when the line comes; one that is played as fast as it can be is asked at its end.
+    """
+    act, closing = Commands(run, say), threading.Event()
+
+    def lines() -> Iterator[str]:
+        rest = b""
+        while not closing.is_set():
+            if not select.select([descriptor], [], [], POLL_S)[0]:
+                continue
+            try:
+                block = os.read(descriptor, 4096)
+            except OSError:
+                block = b""
+            *whole, rest = (rest + block).split(b"\n")
+            yield from (line.decode(errors="replace").strip() for line in whole)
+            if not block:
+                yield rest.decode(errors="replace").strip()
+                return
+
+    def listen() -> None:
+        for line in filter(None, lines()):
+            if line.startswith("/") or run.source.live:
+                if not line.startswith("/"):
+                    run.started.wait()
+                act(line)
+            else:
+                run.plan.end.append(line)
+        if os.isatty(descriptor) and not closing.is_set():  # ctrl-D
+            run.shutdown.ask()
+
+    thread = threading.Thread(target=listen, name="edgevlm-stdin", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        closing.set()
+        run.started.set()
+        thread.join(timeout=1)
+
+
+def stdin_lines(as_json: bool) -> int | None:
+    """The descriptor that questions may come on: a pipe or file, or a terminal that cannot be drawn on; None otherwise."""
+    try:
+        descriptor = sys.stdin.fileno()
+        elsewhere = os.isatty(descriptor) and (as_json or not sys.stdout.isatty())
+        return None if elsewhere else descriptor
+    except (AttributeError, OSError, ValueError):
+        return None
