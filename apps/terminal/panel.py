@@ -151,10 +151,15 @@ def _heat(lane: LaneView) -> str:
 
 def _tokens(lane: LaneView, width: int) -> str:
     if lane.stopped_s is not None:
-        said = f"out of memory since {clock(lane.stopped_s)}: sees nothing new"
-        return said if len(said) <= width else f"full since {clock(lane.stopped_s)}"
-    said = f"{lane.memory.tokens:,} of {lane.memory.budget:,} tokens"
-    return said if len(said) <= width else f"{lane.memory.tokens:,}/{lane.memory.budget:,}"
+        since = clock(lane.stopped_s)
+        return _longest(width, f"out of memory since {since}: sees nothing new", f"full since {since}", f"full {since}")
+    tokens, budget = lane.memory.tokens, lane.memory.budget
+    return _longest(width, f"{tokens:,} of {budget:,} tokens", f"{tokens:,}/{budget:,}")
+
+
+def _longest(width: int, *texts: str) -> str:
+    """The first text that fits, else the last one cut."""
+    return next((text for text in texts if len(text) <= width), texts[-1][: max(0, width)])
 
 
 def _knows(lane: LaneView, view: ComparisonView) -> tuple[str, str]:

@@ -249,15 +249,13 @@ class Screen:
         below = screen.get_cursor_position(app.layout.current_window).y
         if below < len(self._panel.lines) or (app.renderer.height_is_known and below >= app.output.get_size().rows):
             return  # the prompt is not where it is thought to be: it will be drawn again
-        parts = ["\x1b7"]
         for number, placed in enumerate(self._panel.images):
-            parts += self._placed(placed, below - placed.y, number)
-        app.output.write_raw("".join([*parts, "\x1b8"]))
+            app.output.write_raw("".join(self._placed(placed, below - placed.y, number)))
         app.output.flush()
 
     def _placed(self, placed: Placement, up: int, number: int) -> Iterable[str]:
         for row, text in enumerate(draw(placed.image, placed.columns, placed.rows, self._able, number + 1)):
-            yield f"\x1b8\x1b[{up - row}A\x1b[{placed.x + 1}G{text}"
+            yield f"\x1b7\x1b[{up - row}A\x1b[{placed.x + 1}G{text}\x1b8"
 
 
 class TypedCompleter(Completer):

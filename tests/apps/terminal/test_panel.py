@@ -1,0 +1,139 @@
+"""What the terminal shows of a memory, at any size, and how pictures are written."""
+
+import base64
+import re
+
+import numpy as np
+import pytest
+
+from edgevlm.apps.run.comparison import ComparisonView, LaneView
+from edgevlm.apps.run.memory_view import MemoryView, StripView
+from edgevlm.apps.sources.base import Fact
+from edgevlm.apps.terminal.panel import Signs, comparison_panel, gauge, timeline, watching_panel
+from edgevlm.apps.terminal.picture import Capabilities, capabilities, draw, fit, sixel
+
+IMAGE = np.zeros((56, 56, 3), np.uint8)
+FACTS = tuple(Fact(f"red {shape}", f"where was the red {shape}?", "top left", 3.0) for shape in ("star", "heart", "ring"))
+PLAIN, ASCII = Capabilities(), Capabilities(unicode=False, colors=2, graphics="ascii")
+
+
+def memory(tokens=512, watched=64, frames=range(32, 64)):
+    frames = np.array(frames)
+    return MemoryView("sliding-window", tokens, 512, watched, frames, np.ones(len(frames)))
+
+
+def lane(name, right, stopped_s=None):
+    answers = {fact.question: "top left" if i < right else "no" for i, fact in enumerate(FACTS)}
+    return LaneView(name, memory(), stopped_s, answers)
+
+
+VIEW = ComparisonView((lane("full KV", 1, 64.0), lane("auto: last-seen", 3), lane("plain window", 0)), FACTS, 70.0)
+
+
+def shown(panel):
+    return ["".join(text for _, text in line) for line in panel.lines]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 99, 120])
+@pytest.mark.parametrize("lines", [3, 8, 9, 14])
+@pytest.mark.parametrize("able", [PLAIN, ASCII])
+def test_a_comparison_fits_and_says_what_each_memory_knows(columns, lines, able):
+    panel = comparison_panel(VIEW, IMAGE, columns - 1, lines, able)
+    rows = shown(panel)
+    assert len(rows) <= lines
+    assert max(map(len, rows)) < columns
+    text = "\n".join(rows)
+    assert all(knows in text for knows in ("knows 1 of 3", "knows 3 of 3", "knows 0 of 3"))
+    assert "1:04" in text, "the full cache is full"
+    if not able.unicode:
+        text.encode("ascii")
+    for placed in panel.images:
+        assert placed.x + placed.columns < columns
+        assert placed.y + placed.rows <= len(rows)
+        for row in rows[placed.y : placed.y + placed.rows]:
+            assert row[placed.x : placed.x + placed.columns].strip() == "", "blank where the picture goes"
+
+
+def test_lanes_stand_side_by_side_from_100_columns_on():
+    assert any("full KV" in row and "plain window" in row for row in shown(comparison_panel(VIEW, IMAGE, 100, 14, PLAIN)))
+    assert not any("full KV" in row and "plain" in row for row in shown(comparison_panel(VIEW, IMAGE, 98, 14, PLAIN)))
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(39, 6), (79, 14), (119, 14), (119, 3)])
+def test_a_camera_shows_frames_held_and_forgotten(columns, lines):
+    picture = np.zeros((36, 48, 3), np.uint8)
+    held, forgotten = tuple((float(i), picture) for i in range(60)), ((9.0, picture),)
+    panel = watching_panel(StripView(memory(256), held, forgotten), IMAGE, columns, lines, PLAIN)
+    rows = shown(panel)
+    assert len(rows) <= lines
+    assert max(map(len, rows)) <= columns
+    assert "256" in rows[0]
+    assert ("just forgotten" in "\n".join(rows)) == (columns > 60 and lines > 9)
+
+
+def test_gauge_and_timeline():
+    signs = Signs.of(ASCII)
+    assert gauge(0.5, 8, signs) == "####----"
+    assert timeline(memory(), 8, signs) == "....####"
+    assert timeline(memory(watched=4, frames=[0]), 8, signs) == "#...", "never wider than the frames watched"
+    assert timeline(memory(watched=1000, frames=[0]), 10, signs) == "-.........", "a single frame of a hundred is seen"
+    assert timeline(memory(watched=0, frames=[]), 10, signs) == ""
+
+
+def test_pictures_keep_their_shape():
+    assert fit(np.zeros((1080, 1920, 3)), 48, 14) == (48, 14)
+    assert fit(np.zeros((56, 56, 3)), 28, 14) == (28, 14)
+    assert fit(np.zeros((56, 56, 3)), 28, 6) == (12, 6)
+
+
+def test_half_blocks_have_the_pixels_colours():
+    image = np.array([[[255, 0, 0]], [[0, 0, 255]]], np.uint8)
+    assert draw(image, 1, 1, PLAIN) == ["\x1b[38;2;255;0;0;48;2;0;0;255m▀\x1b[0m"]
+    assert draw(image, 1, 1, Capabilities(colors=256)) == ["\x1b[38;5;196;48;5;21m▀\x1b[0m"]
+    assert draw(image, 1, 1, ASCII) == ["-"]
+
+
+def test_kitty_is_given_the_pixels_in_pieces():
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    (text,) = draw(image, 4, 2, Capabilities(graphics="kitty", cell=(10, 20)), number=3)
+    heads = re.findall(r"\x1b_G([^;]*);([^\x1b]*)\x1b\\", text)
+    assert heads[0][0] == "a=T,f=24,s=40,v=40,c=4,r=2,i=3,p=1,C=1,q=2,m=1"
+    assert [head for head, _ in heads[1:]] == ["m=1"] * (len(heads) - 2) + ["m=0"]
+    assert base64.b64decode("".join(data for _, data in heads)) == image.tobytes()
+
+
+def test_sixel_decodes_to_the_picture():
+    image = np.zeros((12, 9, 3), np.uint8)
+    image[:6, 3:] = 255
+    palette, rows = {}, []
+    text = sixel(image)
+    assert text.startswith('\x1bP0;1q"1;1;9;12')
+    for band in text.split('"1;1;9;12')[1].removesuffix("\x1b\\").split("-")[:-1]:
+        picture = np.zeros((6, 9, 3))
+        for number, red, green, blue in re.findall(r"#(\d+);2;(\d+);(\d+);(\d+)", band):
+            palette[number] = [int(level) * 2.55 for level in (red, green, blue)]
+        for number, bits in re.findall(r"#(\d+)((?:!\d+)?[?-~!\d]+)\$", re.sub(r"#\d+;2;\d+;\d+;\d+", "", band)):
+            plain = re.sub(r"!(\d+)(.)", lambda found: found[2] * int(found[1]), bits)
+            for column, sign in enumerate(plain):
+                for row in range(6):
+                    if (ord(sign) - 63) >> row & 1:
+                        picture[row, column] = palette[number]
+        rows.append(picture)
+    assert np.array_equal(np.concatenate(rows).round(), image)
+
+
+@pytest.mark.parametrize(
+    ("environment", "encoding", "able"),
+    [
+        ({"TERM": "xterm-256color"}, "utf-8", (True, 256, "blocks")),
+        ({"TERM": "xterm", "COLORTERM": "truecolor"}, "utf-8", (True, 2**24, "blocks")),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, "utf-8", (True, 2, "ascii")),
+        ({"TERM": "xterm"}, "latin-1", (False, 256, "ascii")),
+        ({"TERM": "xterm-kitty", "COLORTERM": "truecolor"}, "utf-8", (True, 2**24, "kitty")),
+        ({"TERM": "xterm-kitty", "TMUX": "1"}, "utf-8", (True, 256, "blocks")),
+    ],
+)
+def test_what_a_terminal_can(environment, encoding, able):
+    found = capabilities(environment, encoding)
+    assert (found.unicode, found.colors, found.graphics) == able

@@ -1,0 +1,147 @@
+"""The demo at a real pseudo-terminal: what is on the screen, at several sizes, and what the keys do."""
+
+import os
+import re
+import sys
+import time
+
+import pexpect
+import pyte
+import pytest
+
+COUNT = "how many objects are there now?"
+
+
+class Terminal:
+    """A run of edgevlm at a pseudo-terminal; ``text`` is what its screen shows."""
+
+    def __init__(self, tmp_path, *arguments, then="exit $?", columns=120, rows=30, **environment):
+        self.screen = pyte.Screen(columns, rows)
+        self.screen.write_process_input = lambda data: self.process.send(data)  # the cursor's place, which is asked for
+        self.stream = pyte.Stream(self.screen)
+        known = {"TERM": "xterm-256color", "XDG_STATE_HOME": str(tmp_path), "PYTHONIOENCODING": "utf-8"}
+        command = f"set -m; {sys.executable} -m edgevlm run {' '.join(arguments)}; {then}"
+        self.process = pexpect.spawn(
+            "bash", ["--norc", "-c", command], env={**os.environ, **known, **environment},
+            dimensions=(rows, columns), encoding="utf-8", codec_errors="replace", timeout=5,
+        )  # fmt: skip
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.close(force=True)
+
+    @property
+    def text(self):
+        return "\n".join(line.rstrip() for line in self.screen.display)
+
+    def until(self, pattern, seconds=60):
+        """Read until the screen shows ``pattern``, and return it."""
+        end = time.monotonic() + seconds
+        while not (found := re.search(pattern, self.text)):
+            assert time.monotonic() < end, f"no {pattern!r} in\n{self.text}"
+            self.read(0.2)
+        return found
+
+    def read(self, seconds):
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            try:
+                self.stream.feed(self.process.read_nonblocking(65536, timeout=left))
+            except pexpect.TIMEOUT:
+                return
+            except pexpect.EOF:
+                return
+
+    def type(self, keys):
+        self.process.send(keys)
+
+    def resize(self, columns, rows):
+        self.process.setwinsize(rows, columns)
+        self.screen.resize(rows, columns)
+
+    def ends(self):
+        self.process.expect(pexpect.EOF, timeout=30)
+        self.process.close()
+        return self.process.exitstatus
+
+
+def test_the_demo_compares_three_memories_and_answers_from_each(tmp_path):
+    with Terminal(tmp_path, COLORTERM="truecolor") as terminal:
+        first = terminal.until("(?m)^This camera .*ask it what it saw")
+        assert first, "the first line is about who reads it"
+        terminal.until(r"full KV +auto: last-seen +plain window")
+        terminal.until(r"knows \d of [1-9]")
+        terminal.until("▀{28}")
+        cells = [cell for row in terminal.screen.buffer.values() for cell in row.values() if cell.data == "▀"]
+        assert len({(cell.fg, cell.bg) for cell in cells}) > 50, "the picture has colours"
+        terminal.type(f"{COUNT}\r")
+        terminal.until(rf"\] {re.escape(COUNT)}  truth: \d\n +full KV: \d   auto: last-seen: \d   plain window: \d")
+        terminal.type("/policy\r")
+        terminal.until(r"policy last-seen, budget 512 tokens a layer")
+        terminal.type("/hepl\r")
+        terminal.until(r"there is no command /hepl; did you mean '/help'\?")
+        terminal.type(f"/save frame {tmp_path}/frame.png\r")
+        terminal.until(r"saved .*56x56")
+        terminal.type("/budget 256\r")
+        terminal.until(r"policy last-seen, budget 256 tokens a layer; memory starts empty")
+        terminal.until(r"256 of 256 tokens +256 of 256 tokens")
+        terminal.type("\x1b[A\x1b[A\x1b[A\x1b[A\x1b[A")
+        terminal.until(rf"ask> {re.escape(COUNT)}")
+        terminal.type("\x15wher\t")
+        terminal.until(r"where (is|was) the \w+ \w+( now)?\?")
+        terminal.type("\x1b\x15/quit\r")
+        assert terminal.ends() == 0
+    assert (tmp_path / "frame.png").read_bytes().startswith(b"\x89PNG")
+    assert COUNT in (tmp_path / "edgevlm" / "history").read_text()
+
+
+def test_resize_suspend_and_ctrl_c(tmp_path):
+    with Terminal(tmp_path, columns=80, rows=24, then="echo stopped; fg; exit $?") as terminal:
+        terminal.until(r"full KV .*knows")
+        terminal.until(r"(?m)^.{30}plain window .*\n.{30}  holds")
+        for columns, rows in ((40, 24), (120, 12), (40, 12)):
+            terminal.resize(columns, rows)
+            terminal.until(r"(?m)^full KV .*knows")
+            terminal.until(r"(?m)^ask> ")
+            terminal.read(1)
+            assert terminal.text.count("ask> ") == 1, f"nothing is left behind:\n{terminal.text}"
+        terminal.type("\x1a")
+        terminal.until(r"(?m)^stopped")
+        terminal.until(r"(?ms)^stopped.*^ask> ")
+        terminal.type("\x03")
+        terminal.until(r"ended · \d+ frames")
+        assert terminal.ends() == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "signs"),
+    [
+        ({"NO_COLOR": "1"}, "[█░·]"),
+        ({"PYTHONIOENCODING": "ascii"}, r"knows \d"),
+        ({"PYTHONIOENCODING": "latin-1"}, r"knows \d"),
+    ],
+)
+def test_terminals_that_can_less(tmp_path, environment, signs):
+    with Terminal(tmp_path, columns=90, rows=24, **environment) as terminal:
+        terminal.until(r"full KV .*knows")
+        terminal.until(signs)
+        if "NO_COLOR" in environment:
+            cells = [cell for row in terminal.screen.buffer.values() for cell in row.values()]
+            assert {cell.fg for cell in cells} | {cell.bg for cell in cells} == {"default"}
+        else:
+            assert "█" not in terminal.text
+            assert "?" not in terminal.text.split("ask>")[0], "no character that cannot be shown"
+        terminal.type("\x04")
+        assert terminal.ends() == 0
+
+
+def test_a_dumb_terminal_takes_lines(tmp_path):
+    with Terminal(tmp_path, TERM="dumb") as terminal:
+        terminal.until("every 16 frames")
+        terminal.type(f"{COUNT}\r")
+        terminal.until(rf"\[\d+\.\d s\] {re.escape(COUNT)}  \d   \(truth: \d\)")
+        assert "\x1b" not in terminal.text
+        terminal.type("\x04")
+        assert terminal.ends() == 0
