@@ -130,7 +130,12 @@ class RunLoop:
                 self._close()
 
     def _close(self) -> None:
-        """Write the last snapshot first, whatever the source does meanwhile; then the summary, if anybody can read it."""
+        """Write the last snapshot first, whatever the source does meanwhile; then the summary, if anybody can read it.
+
+        Nothing of that for those who cannot wait for the model to finish what it is at.
+        """
+        if self.shutdown.forced:
+            return
         self._watchdog.stopping()
         closing = threading.Thread(target=self.source.close, name="edgevlm-closing", daemon=True)
         closing.start()
