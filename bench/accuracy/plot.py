@@ -30,10 +30,13 @@ def plot(report: Report, path: Path) -> None:
 
 def draw_chart(report: Report, axes: Any) -> None:
     """Shares of ``backward`` over the budget, on a logarithmic axis, with 95 % intervals; dashed: full KV and the oracle."""
+    from matplotlib import colormaps
+
     rows = [row for row in report.rows if row.kind == BACKWARD]
     settings = report.comparison.settings
     axes.set_title(f"{settings.suite}, {settings.frames} frames, seed {settings.seed}: questions about before, fraction right")
     policies = list(dict.fromkeys(row.policy for row in rows))
+    axes.set_prop_cycle(color=colormaps["tab20"].colors)
     for number, policy in enumerate(policies):
         own = sorted((row for row in rows if row.policy == policy), key=_percent)
         if policy == FULL:
@@ -44,9 +47,11 @@ def draw_chart(report: Report, axes: Any) -> None:
         low = [row.accuracy.value - row.accuracy.low for row in own]
         high = [row.accuracy.high - row.accuracy.value for row in own]
         style = {"color": "grey", "linestyle": "--"} if policy == ORACLE else {}
-        axes.errorbar([_percent(row) * aside for row in own], values, yerr=(low, high), label=policy, **style)
+        axes.errorbar([_percent(row) * aside for row in own], values, yerr=(low, high), marker=".", label=policy, **style)
     budgets = sorted({_percent(row) for row in rows if row.policy != FULL})
     axes.set_xscale("log")
+    if budgets:
+        axes.set_xlim(budgets[0] / 1.2, budgets[-1] * 1.2)
     axes.set_xticks(budgets, [f"{percent:g} %" for percent in budgets])
     axes.minorticks_off()
     axes.set_ylim(0, 1)
