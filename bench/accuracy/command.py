@@ -13,7 +13,7 @@ from edgevlm.bench.accuracy.report import describe, describe_turns, make_report,
 from edgevlm.calib.accuracy.cases import LONGSTREAM, seed_words
 from edgevlm.calib.accuracy.compare import compare
 from edgevlm.calib.accuracy.variants import Variant, parse_budgets, parse_tokens, parse_variants
-from edgevlm.calib.accuracy.worker import GUIDED, Settings
+from edgevlm.calib.accuracy.worker import GUIDED, AccuracySettings
 from edgevlm.calib.plots import check_plot
 from edgevlm.errors import UserError
 from edgevlm.progress import progress
@@ -22,7 +22,7 @@ USUAL = "infinipot-v"  # what paired differences are to, if it is there
 
 
 def run_demo_suite(
-    settings: Settings,
+    settings: AccuracySettings,
     policies: list[str],
     budget: str,
     streams: int,
@@ -53,7 +53,7 @@ def run_demo_suite(
     return _json_lines(list(report.lines())) if as_json else describe(report)
 
 
-def check(settings: Settings, plot: Path | None) -> None:
+def check(settings: AccuracySettings, plot: Path | None) -> None:
     """Raise UserError for settings that do not go together."""
     try:
         seed_words(settings.seed)

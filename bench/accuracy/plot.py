@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgevlm.bench.accuracy.report import BACKWARD, Report, ReportRow
 from edgevlm.calib.accuracy.cases import SUITES, seed_words
-from edgevlm.calib.accuracy.variants import FULL, ORACLE, Run
+from edgevlm.calib.accuracy.variants import FULL, ORACLE, VariantRun
 from edgevlm.calib.demo.world import COLORS, GRID
 from edgevlm.calib.plots import new_figure, save_figure
 
@@ -61,7 +61,7 @@ def draw_chart(report: Report, axes: Any) -> None:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
 
 
-def draw_strips(report: Report, shown: list[Run], axes: Any) -> None:
+def draw_strips(report: Report, shown: list[VariantRun], axes: Any) -> None:
     """The first stream: its objects, then what each policy still held at the end, the darker the more layers and heads."""
     axes.set_axis_off()
     if not shown:
@@ -83,7 +83,7 @@ def draw_strips(report: Report, shown: list[Run], axes: Any) -> None:
     axes.set_title(f"the first stream at {shown[0].budget}, oldest frame left: what is held at the end", fontsize="medium")
 
 
-def runs_shown(report: Report) -> list[Run]:
+def runs_shown(report: Report) -> list[VariantRun]:
     """The runs of the budget nearest to an eighth, where policies differ and there is something to see."""
     runs = list(dict.fromkeys(row.run for row in report.rows if row.policy != FULL))
     if not runs:

@@ -12,7 +12,7 @@ import numpy as np
 from edgevlm.calib.accuracy.cases import GAP_NAMES, LONGSTREAM, gap_name
 from edgevlm.calib.accuracy.compare import ENTERS, Comparison, Pick, clusters
 from edgevlm.calib.accuracy.intervals import Estimate, difference, fraction_right
-from edgevlm.calib.accuracy.variants import ORACLE, Run, Variant
+from edgevlm.calib.accuracy.variants import ORACLE, Variant, VariantRun
 from edgevlm.calib.demo.questions import is_about_now
 
 NOW, BACKWARD = "now", "backward"
@@ -35,7 +35,7 @@ class ReportRow:
     paired: Estimate | None
     held: float | None
     some: float | None
-    run: Run
+    run: VariantRun
     times: dict[str, float]
     oracles: dict[str, float]
 
@@ -102,7 +102,7 @@ def make_report(comparison: Comparison, against: str) -> Report:
 
 
 def _row(
-    comparison: Comparison, run: Run, other: Run | None, name: str, pick: Pick, oracles: dict[str, float]
+    comparison: Comparison, run: VariantRun, other: VariantRun | None, name: str, pick: Pick, oracles: dict[str, float]
 ) -> Iterator[ReportRow]:
     records = comparison.records[run]
     ours = clusters(records, pick)
@@ -158,11 +158,11 @@ def _groups(entered: list[str], is_long: bool) -> dict[str, Pick]:
     return groups
 
 
-def _is_oracle(run: Run) -> bool:
+def _is_oracle(run: VariantRun) -> bool:
     return Variant(run.label).is_oracle
 
 
-def _without_lesser_oracles(comparison: Comparison, pick: Pick) -> tuple[list[Run], dict[str, dict[str, float]]]:
+def _without_lesser_oracles(comparison: Comparison, pick: Pick) -> tuple[list[VariantRun], dict[str, dict[str, float]]]:
     """All runs but the oracles that are not the best of their budget, and what each oracle has right by budget."""
     shares: dict[str, dict[str, float]] = defaultdict(dict)
     for run in filter(_is_oracle, comparison.runs):

@@ -95,9 +95,9 @@ def accuracy(
         typer.echo(run_published(job, judge, as_json))
         return
     from edgevlm.bench.accuracy.command import run_demo_suite
-    from edgevlm.calib.accuracy.worker import Settings
+    from edgevlm.calib.accuracy.worker import AccuracySettings
 
-    settings = Settings(model, frames, seed, turns, name)
+    settings = AccuracySettings(model, frames, seed, turns, name)
     typer.echo(run_demo_suite(settings, policies, budget, streams, against, out, resume, workers, plot, as_json))
 
 

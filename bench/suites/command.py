@@ -19,7 +19,7 @@ from edgevlm.bench.suites.fields import shown
 from edgevlm.bench.suites.judge import Judge
 from edgevlm.bench.suites.run import SuiteJob, SuiteResults, evaluate
 from edgevlm.bench.suites.scoring import Column, Record, ScoredAnswer, Tally, marks_of
-from edgevlm.calib.accuracy.variants import FULL, Run, parse_variants, split
+from edgevlm.calib.accuracy.variants import FULL, VariantRun, parse_variants, split
 from edgevlm.errors import UserError
 from edgevlm.progress import progress
 
@@ -95,7 +95,7 @@ def _submit(results: SuiteResults) -> None:
         to_stderr(f"submission: {path}")
 
 
-def columns_of(results: SuiteResults, run: Run) -> list[Column]:
+def columns_of(results: SuiteResults, run: VariantRun) -> list[Column]:
     """The suite's columns, from records that are scored again."""
     tally = Tally(_scored(record) for record in results.records[run])
     return list(suite_of(results.job.suite).columns(tally))

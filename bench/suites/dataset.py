@@ -21,7 +21,7 @@ Make = Callable[[Fields, str], Iterable[SuiteQuestion]]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class MalformedRecord:
     """A record that was left out. place: its index in the file, from 0; that of a nested one after a slash."""
 
     file: str
@@ -37,7 +37,7 @@ class Dataset:
     """``findings``: records left out; ``missing``: videos that are not there, relative to ``root``."""
 
     root: Path
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[MalformedRecord] = field(default_factory=list)
     missing: dict[str, None] = field(default_factory=dict)
 
     def files(self, *names: str) -> list[str]:
@@ -90,7 +90,7 @@ class Dataset:
                 yield from made
 
     def note(self, file: str, place: str, reason: str) -> None:
-        self.findings.append(Finding(file, place, reason))
+        self.findings.append(MalformedRecord(file, place, reason))
 
     def video(self, named: str, *folders: str, pictures: bool = False) -> str:
         """The video that a record names, relative to ``root``; noted as missing where it is not there.

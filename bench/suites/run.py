@@ -20,8 +20,8 @@ from edgevlm.bench.suites.schema import SuiteQuestion
 from edgevlm.bench.suites.scoring import Record
 from edgevlm.bench.suites.viewing import ANSWER, VideoSettings, VideoTask, VideoWorker
 from edgevlm.calib.accuracy.compare import Progress
-from edgevlm.calib.accuracy.journal import Journal, Key
-from edgevlm.calib.accuracy.variants import FULL, Run, SkippedRun, Variant, reason_of
+from edgevlm.calib.accuracy.journal import Key, RunJournal
+from edgevlm.calib.accuracy.variants import FULL, SkippedRun, Variant, VariantRun, reason_of
 from edgevlm.calib.accuracy.worker import map_workers, model_identity
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextBudget
@@ -57,9 +57,9 @@ class SuiteResults:
     job: SuiteJob
     data: Dataset
     questions: list[SuiteQuestion]
-    runs: list[Run]
+    runs: list[VariantRun]
     skipped: list[SkippedRun]
-    records: dict[Run, list[Record]]
+    records: dict[VariantRun, list[Record]]
 
 
 def key_of(record: Mapping[str, Any]) -> Key:
@@ -67,7 +67,7 @@ def key_of(record: Mapping[str, Any]) -> Key:
     return record["kind"], record["policy"], record["budget"], record["record"], record.get("judge")
 
 
-def answer_key(run: Run, question: SuiteQuestion) -> Key:
+def answer_key(run: VariantRun, question: SuiteQuestion) -> Key:
     return ANSWER, run.label, run.budget, question.id, None
 
 
@@ -95,9 +95,9 @@ def evaluate(job: SuiteJob, progress: Progress, note: Callable[[str], object], j
         "edgevlm": __version__, "suite": job.suite, "model": model_identity(model), "fps": job.fps,
         "questions": _digest(questions), "text_budget": asdict(settings.text_budget),
     }  # fmt: skip
-    with Journal(job.out, header, job.resume, key_of) as journal:
+    with RunJournal(job.out, header, job.resume, key_of) as journal:
         found = list(_runs(job, worker, progress))
-        runs = [run for run in found if isinstance(run, Run)]
+        runs = [run for run in found if isinstance(run, VariantRun)]
         skipped = [skip for skip in found if isinstance(skip, SkippedRun)]
         if not runs:
             raise UserError(f"--budget: no policy can run ({skipped[0].label} at {skipped[0].budget}: {skipped[0].reason})")
@@ -124,19 +124,19 @@ def _length(model: Model, chat: Chat, prompt: str) -> int:
         return 0
 
 
-def _runs(job: SuiteJob, worker: VideoWorker, progress: Progress) -> Iterator[Run | SkippedRun]:
+def _runs(job: SuiteJob, worker: VideoWorker, progress: Progress) -> Iterator[VariantRun | SkippedRun]:
     for number, (text, tokens) in enumerate(job.budgets.items()):
         progress("budgets of equal bytes", number, len(job.budgets))
         yield from worker.runs(job.variants, text, tokens) if job.variants else []
     if job.full:
         try:
-            yield Run(FULL, WHOLE, 0, worker.peak_bytes(Variant(FULL), 0))
+            yield VariantRun(FULL, WHOLE, 0, worker.peak_bytes(Variant(FULL), 0))
         except UserError as error:
             yield SkippedRun(FULL, WHOLE, reason_of(error))
 
 
 def _answer(
-    job: SuiteJob, worker: VideoWorker, runs: Sequence[Run], asked: Sequence[SuiteQuestion], journal: Journal,
+    job: SuiteJob, worker: VideoWorker, runs: Sequence[VariantRun], asked: Sequence[SuiteQuestion], journal: RunJournal,
     progress: Progress, note: Callable[[str], object],
 ) -> None:  # fmt: skip
     tasks = tasks_of(asked, runs, journal.records)
@@ -166,7 +166,7 @@ def workers_that_fit(wanted: int, bytes_each: int) -> int:
     return max(1, min(wanted, psutil.virtual_memory().available // max(bytes_each, 1)))
 
 
-def tasks_of(asked: Sequence[SuiteQuestion], runs: Sequence[Run], known: dict[Key, Record]) -> list[VideoTask]:
+def tasks_of(asked: Sequence[SuiteQuestion], runs: Sequence[VariantRun], known: dict[Key, Record]) -> list[VideoTask]:
     """A task a video that lacks answers, in the order of the files; with the runs that lack any."""
     videos: dict[str, list[SuiteQuestion]] = {}
     for question in asked:
@@ -184,7 +184,9 @@ def is_answered(record: Record | None) -> bool:
     return record is not None and not record["damaged"]
 
 
-def _judge(judge: Judge, runs: Sequence[Run], asked: Sequence[SuiteQuestion], journal: Journal, progress: Progress) -> None:
+def _judge(
+    judge: Judge, runs: Sequence[VariantRun], asked: Sequence[SuiteQuestion], journal: RunJournal, progress: Progress
+) -> None:
     """Have each open answer judged that has no verdict by this judge yet."""
     answers = [journal.records[answer_key(run, question)] for run in runs for question in asked]
     todo = [
@@ -203,7 +205,7 @@ def _verdict_key(record: Record, judge: Judge) -> Key:
     return key_of({**record, "kind": VERDICT, "judge": judge.model})
 
 
-def _judged(journal: Journal, run: Run, question: SuiteQuestion, judge: Judge | None) -> Record:
+def _judged(journal: RunJournal, run: VariantRun, question: SuiteQuestion, judge: Judge | None) -> Record:
     """An answer with its options and, where there is one, its verdict: ``verdict`` and ``rating``."""
     record = {**journal.records[answer_key(run, question)], "options": question.options}
     verdict = journal.records.get(_verdict_key(record, judge)) if judge else None

@@ -18,7 +18,7 @@ from edgevlm.bench.suites.fields import LETTERS
 from edgevlm.bench.suites.schema import Poll, SuiteQuestion
 from edgevlm.bench.suites.scoring import Record, marks_of
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token
-from edgevlm.calib.accuracy.variants import Run, SkippedRun, Variant, equal_byte_runs, reason_of
+from edgevlm.calib.accuracy.variants import SkippedRun, Variant, VariantRun, equal_byte_runs, reason_of
 from edgevlm.calib.accuracy.worker import CHUNK, FeatureCache, policy_of
 from edgevlm.errors import SourceError, UserError
 from edgevlm.runtime.answer import Answer
@@ -34,7 +34,7 @@ Opened = tuple[Session, Policy]
 EVERY_S = 1.0  # between two polls
 
 
-def record_of(question: SuiteQuestion, run: Run, response: str, **more: object) -> Record:
+def record_of(question: SuiteQuestion, run: VariantRun, response: str, **more: object) -> Record:
     """What the journal keeps of an answer. Times in seconds of the video; options: None for long lists."""
     poll = question.poll
     record: Record = {
@@ -54,7 +54,7 @@ def record_of(question: SuiteQuestion, run: Run, response: str, **more: object) 
 class Viewer:
     """One session: a policy at a budget that watches one clip. Times are the video's, the session's begin with the clip."""
 
-    def __init__(self, run: Run, opened: Opened, questions: Sequence[SuiteQuestion], start: float) -> None:
+    def __init__(self, run: VariantRun, opened: Opened, questions: Sequence[SuiteQuestion], start: float) -> None:
         self.records: list[Record] = []
         self._run, self._start = run, start
         self._session, self._policy = opened
@@ -170,8 +170,8 @@ class Segment:
 
     clip: tuple[float, float] | None
     questions: list[SuiteQuestion]
-    runs: Sequence[Run]
-    open_session: Callable[[Run], Opened]
+    runs: Sequence[VariantRun]
+    open_session: Callable[[VariantRun], Opened]
     records: list[Record] = field(default_factory=list)
     viewers: list[Viewer] | None = None
     over: bool = False
@@ -243,7 +243,7 @@ class VideoTask:
 
     video: str
     questions: tuple[SuiteQuestion, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[VariantRun, ...]
 
 
 class VideoWorker:
@@ -290,7 +290,7 @@ class VideoWorker:
         finally:
             source.close()
 
-    def _open_session(self, run: Run) -> Opened:
+    def _open_session(self, run: VariantRun) -> Opened:
         variant = Variant(run.label)
         policy = policy_of(variant, self.model, run.tokens)
         session = Session.open(
@@ -299,7 +299,7 @@ class VideoWorker:
         )  # fmt: skip
         return session, policy
 
-    def runs(self, variants: Sequence[Variant], budget: str, tokens: int) -> Iterator[Run | SkippedRun]:
+    def runs(self, variants: Sequence[Variant], budget: str, tokens: int) -> Iterator[VariantRun | SkippedRun]:
         """Each variant at ``tokens`` or at the most that takes no more bytes than a plain window of as many."""
         per_token, least = bytes_per_token(self.model.bundle), frames_ahead(self.model, 1)
         yield from equal_byte_runs(variants, budget, tokens, per_token, least, self.peak_bytes)
@@ -309,7 +309,7 @@ class VideoWorker:
 
         tokens: 0 for all that the model can hold, of which only the cache is measured.
         """
-        session, policy = self._open_session(Run(variant.label, "", tokens))
+        session, policy = self._open_session(VariantRun(variant.label, "", tokens))
         peak = PeakBytes()
         with session:
             for number in range(tokens // frames_ahead(self.model, 1) + 2 * CHUNK if tokens else 0):

@@ -9,10 +9,10 @@ from typing import Any
 
 from edgevlm import __version__
 from edgevlm.calib.accuracy.intervals import Estimate, fraction_right
-from edgevlm.calib.accuracy.journal import Journal, Record
+from edgevlm.calib.accuracy.journal import Record, RunJournal
 from edgevlm.calib.accuracy.oracle import ORACLES
-from edgevlm.calib.accuracy.variants import ORACLE, Budget, Run, SkippedRun, Variant
-from edgevlm.calib.accuracy.worker import Settings, Task, Worker, run_all
+from edgevlm.calib.accuracy.variants import ORACLE, Budget, SkippedRun, Variant, VariantRun
+from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker, run_all
 from edgevlm.calib.demo.questions import OFFERED
 from edgevlm.runtime.model import Model
 
@@ -26,10 +26,10 @@ Pick = Callable[[dict[str, Any]], bool]  # of a question's result
 class Comparison:
     """runs: the ceiling first, ``full`` as a rule, then by budget; records: of each run, stream by stream."""
 
-    settings: Settings
-    runs: list[Run]
+    settings: AccuracySettings
+    runs: list[VariantRun]
     skipped: list[SkippedRun]
-    records: dict[Run, list[Record]]
+    records: dict[VariantRun, list[Record]]
 
     def kinds(self) -> dict[str, Estimate]:
         """Of each kind of question how often the ceiling is right."""
@@ -39,7 +39,7 @@ class Comparison:
 
 
 def compare(
-    settings: Settings,
+    settings: AccuracySettings,
     variants: Sequence[Variant],
     budgets: Sequence[Budget],
     streams: int,
@@ -57,14 +57,14 @@ def compare(
     worker = Worker(settings, model)
     ceiling = worker.ceiling()
     header = {"edgevlm": __version__, **asdict(settings), "model": worker.identity, "kinds": list(OFFERED)}
-    with Journal(out, header, resume) as journal:
-        found: list[Run | SkippedRun] = [ceiling]
+    with RunJournal(out, header, resume) as journal:
+        found: list[VariantRun | SkippedRun] = [ceiling]
         for number, budget in enumerate(budgets):
             progress("budgets of equal bytes", number, len(budgets))
             found += worker.runs(expand(variants), budget)
-        runs = [run for run in found if isinstance(run, Run)]
+        runs = [run for run in found if isinstance(run, VariantRun)]
         skipped = [skip for skip in found if isinstance(skip, SkippedRun)]
-        tasks = [Task(run, stream) for stream in range(streams) for run in runs]
+        tasks = [CaseTask(run, stream) for stream in range(streams) for run in runs]
         todo = [task for task in tasks if (task.run.label, task.run.budget, task.stream) not in journal.records]
         progress("streams", len(tasks) - len(todo), len(tasks))
         for number, record in enumerate(run_all(worker, todo, workers), 1):
@@ -91,7 +91,7 @@ def of_kinds(kinds: Collection[str]) -> Pick:
     return lambda result: result["kind"] in kinds
 
 
-def correct_answers(comparison: Comparison, run: Run) -> list[list[bool]]:
+def correct_answers(comparison: Comparison, run: VariantRun) -> list[list[bool]]:
     """Whether each answer of a run is right, a list a stream; kinds that full KV answers too seldom are left out."""
     entered = {kind for kind, of in comparison.kinds().items() if of.value >= ENTERS}
     return clusters(comparison.records[run], of_kinds(entered))

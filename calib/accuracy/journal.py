@@ -23,7 +23,7 @@ def key_of(record: Mapping[str, Any]) -> Key:
     return record["policy"], record["budget"], record["stream"]
 
 
-class Journal:
+class RunJournal:
     """Records by key, in memory and, given a path, in a file. One process writes it."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Journal:
         if self._file is not None:
             self._file.close()
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> RunJournal:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -24,7 +24,7 @@ Order = Literal["newest", "spread"]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class OraclePlan:
     """One way of knowing the questions: which tokens of an object come first, and newest frames that stay whole before any."""
 
     order: Order
@@ -32,9 +32,9 @@ class Plan:
 
 
 ORACLES = {
-    "newest": Plan("newest", 0),
-    "spread": Plan("spread", 0),
-    "spread+frame": Plan("spread", 1),
+    "newest": OraclePlan("newest", 0),
+    "spread": OraclePlan("spread", 0),
+    "spread+frame": OraclePlan("spread", 1),
 }
 
 

@@ -14,10 +14,10 @@ import numpy as np
 from edgevlm import __version__
 from edgevlm.calib.accuracy.compare import compare, correct_answers
 from edgevlm.calib.accuracy.intervals import Estimate, Values, fraction_right, is_told_apart, mean
-from edgevlm.calib.accuracy.journal import Journal, Record
+from edgevlm.calib.accuracy.journal import Record, RunJournal
 from edgevlm.calib.accuracy.policy_divergence import QUESTIONS, DivergenceMeter
 from edgevlm.calib.accuracy.variants import PLAIN, Budget, parse_budgets, parse_variants, reason_of
-from edgevlm.calib.accuracy.worker import Settings
+from edgevlm.calib.accuracy.worker import AccuracySettings
 from edgevlm.calib.trace import Clip
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import FALLBACK
@@ -172,7 +172,7 @@ def _by_questions(request: ComparisonRequest, given: ComparisonInput) -> tuple[i
     stream_tokens = frames * model.bundle.vision.tokens_per_frame
     budgets = budgets_of(request, given, stream_tokens)
     found = compare(
-        Settings(str(model.bundle.path), frames, SEED),
+        AccuracySettings(str(model.bundle.path), frames, SEED),
         parse_variants([",".join(request.policies)])[0],
         [Budget(str(budget), budget / stream_tokens) for budget in budgets],
         request.streams,
@@ -233,7 +233,7 @@ def compare_by_divergence(
                 runs.append((budget, policy, meter.fitted(policy, budget, frames)))
             except UserError as error:
                 comparisons[budget].skipped.append((policy, reason_of(error)))
-    with Journal(journal, {"journal": "edgevlm calibrate"}, resume=True) as saved:
+    with RunJournal(journal, {"journal": "edgevlm calibrate"}, resume=True) as saved:
         for number, clip in enumerate(clips):
             todo = [run for run in runs if (run[1], str(run[0]), number) not in saved.records]
             if not todo:

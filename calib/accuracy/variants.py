@@ -115,7 +115,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class VariantRun:
     """A variant at a budget. tokens: |M|; allowed: bytes that cache and policy may take together, 0 for any number."""
 
     label: str
@@ -142,7 +142,7 @@ def equal_byte_runs(
     least: int,
     peak_bytes: Callable[[Variant, int], int],
     unlimited: Collection[Variant] = (),
-) -> Iterator[Run | SkippedRun]:
+) -> Iterator[VariantRun | SkippedRun]:
     """Each variant at ``tokens``, or at the most that takes no more bytes than a plain window of as many; or why not.
 
     per_token, least: see :func:`equal_byte_budget`. peak_bytes: measures a variant at a budget. unlimited:
@@ -157,10 +157,10 @@ def equal_byte_runs(
     for variant in variants:
         try:
             if variant in unlimited:
-                yield Run(variant.label, budget, tokens)
+                yield VariantRun(variant.label, budget, tokens)
             else:
                 most = equal_byte_budget(tokens, allowed, per_token, least, partial(peak_bytes, variant))
-                yield Run(variant.label, budget, most, allowed)
+                yield VariantRun(variant.label, budget, most, allowed)
         except UserError as error:
             yield SkippedRun(variant.label, budget, reason_of(error))
 

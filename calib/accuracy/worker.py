@@ -19,7 +19,7 @@ from edgevlm.calib.accuracy.cases import LONGSTREAM, Case, CaseQuestion, make_ca
 from edgevlm.calib.accuracy.journal import Record
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token
 from edgevlm.calib.accuracy.oracle import make_oracle
-from edgevlm.calib.accuracy.variants import FULL, ORACLE, PLAIN, Budget, Run, SkippedRun, Variant, equal_byte_runs
+from edgevlm.calib.accuracy.variants import FULL, ORACLE, PLAIN, Budget, SkippedRun, Variant, VariantRun, equal_byte_runs
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO, chosen_policy
 from edgevlm.runtime.budget import TextBudget
@@ -36,7 +36,7 @@ CHUNK = 8  # frames encoded and appended at once, as a session does by default
 ROOM = TextBudget(80, 80, 80)  # more than what is asked and answered here takes, and no position that a stream needs
 MEASURED = 256  # frames of a long stream in which a policy's bytes are measured: all of its arrays are there by then
 GUIDED = "snapkv-guided"  # holds whole streams and compresses them under a question: what that does to the questions after it
-CEILING = Run(f"{ORACLE}/spread+frame", "ceiling", 1024)
+CEILING = VariantRun(f"{ORACLE}/spread+frame", "ceiling", 1024)
 """What stands in for full KV where a stream is too long for it: the evidence is kept, and half of the positions are free."""
 
 Work = TypeVar("Work")
@@ -44,7 +44,7 @@ Done = TypeVar("Done")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AccuracySettings:
     """What results depend on beside policy, budget and stream. seed: a number, or ``test``; turns: 0 for one question each."""
 
     model: str = "demo"
@@ -55,8 +55,8 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    run: Run
+class CaseTask:
+    run: VariantRun
     stream: int
 
 
@@ -130,7 +130,7 @@ class Worker:
     Raises UserError for a model that does not see the world's patches.
     """
 
-    def __init__(self, settings: Settings, model: Model | None = None) -> None:
+    def __init__(self, settings: AccuracySettings, model: Model | None = None) -> None:
         self.settings, self.words = settings, seed_words(settings.seed)
         model = model or Model.load(settings.model, threads=1)
         self._features = FeatureCache(model.engine)
@@ -156,7 +156,7 @@ class Worker:
             self._stream, self._case = stream, make_case(self.words, stream, self.settings.frames, self.settings.suite)
         return self._case
 
-    def perform(self, task: Task) -> Record:
+    def perform(self, task: CaseTask) -> Record:
         """One policy at one budget on one stream."""
         run, case = task.run, self.case(task.stream)
         policy, tokens = self._policy_factory(run, case)
@@ -170,7 +170,7 @@ class Worker:
             raise RuntimeError(f"{run.label} at {run.budget} took {result.bytes} bytes and was allowed {run.allowed}")
         return key | result.record(with_kept=task.stream == 0 and not self._long)
 
-    def _policy_factory(self, run: Run, case: Case) -> tuple[Callable[[], Policy], int]:
+    def _policy_factory(self, run: VariantRun, case: Case) -> tuple[Callable[[], Policy], int]:
         """What makes the policy, and its |M|: for the guided one the whole stream, of which a question leaves the run's."""
         variant = Variant(run.label)
         if run.label == GUIDED:
@@ -180,14 +180,14 @@ class Worker:
             return partial(make_oracle, run.label.removeprefix(f"{ORACLE}/"), case), run.tokens
         return partial(policy_of, variant, self.model, run.tokens), run.tokens
 
-    def runs(self, variants: Sequence[Variant], budget: Budget) -> Iterator[Run | SkippedRun]:
+    def runs(self, variants: Sequence[Variant], budget: Budget) -> Iterator[VariantRun | SkippedRun]:
         """Each variant at the budget at which it takes no more bytes than a plain window does, or why it cannot run."""
         tokens = budget.tokens(self.settings.frames * self.per_frame)
         per_token = bytes_per_token(self.model.bundle)
         unlimited = [variant for variant in variants if variant.is_oracle or variant.label == GUIDED]
         yield from equal_byte_runs(variants, budget.text, tokens, per_token, self.per_frame, self._peak_bytes, unlimited)
 
-    def ceiling(self) -> Run:
+    def ceiling(self) -> VariantRun:
         """What decides which kinds of question enter: full KV, or on long streams what an oracle keeps.
 
         Raises UserError when the model has no positions for all of a stream that is not a long one.
@@ -202,7 +202,7 @@ class Worker:
                 f"--frames {frames}: full KV must hold the whole stream, and this model has positions for {most} frames; "
                 "give that many or fewer"
             )
-        return Run(FULL, "100%", frames * self.per_frame)
+        return VariantRun(FULL, "100%", frames * self.per_frame)
 
     def _peak_bytes(self, variant: Variant, tokens: int) -> int:
         """Bytes that cache and policy take at most, watching one stream."""
@@ -340,12 +340,12 @@ def _text_and_ids(session: Session, question: CaseQuestion) -> tuple[str, list[i
     return answer.text.strip(), answer.token_ids
 
 
-def run_all(worker: Worker, tasks: Iterable[Task], workers: int) -> Iterator[Record]:
+def run_all(worker: Worker, tasks: Iterable[CaseTask], workers: int) -> Iterator[Record]:
     """Records as they are done, see :func:`map_workers`."""
     yield from map_workers(worker.perform, partial(_perform_of_new_worker, worker.settings), tasks, workers)
 
 
-def _perform_of_new_worker(settings: Settings) -> Callable[[Task], Record]:
+def _perform_of_new_worker(settings: AccuracySettings) -> Callable[[CaseTask], Record]:
     return Worker(settings).perform
 
 

@@ -30,7 +30,7 @@ Rule = Callable[[Question, History], str | None]  # the right answer, or None if
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class QuestionKind:
     """A kind of question: how it may be phrased, and the rule for its answer."""
 
     phrasings: tuple[str, ...]
@@ -197,34 +197,38 @@ def _ever(history: History) -> list[Thing]:
 
 
 KINDS = {
-    "now_count": Kind(
+    "now_count": QuestionKind(
         ("how many objects are there now?", "how many objects do you see now?", "how many things are visible now?"), _now_count
     ),
-    "now_color": Kind(
+    "now_color": QuestionKind(
         ("what color is the <shape> now?", "which color does the <shape> have now?"), _of("color", COLORS, _present)
     ),
-    "now_shape": Kind(
+    "now_shape": QuestionKind(
         ("what shape is the <color> object now?", "which shape does the <color> object have now?"),
         _of("shape", SHAPES, _present),
     ),
-    "now_where": Kind(
+    "now_where": QuestionKind(
         ("where is the <color> <shape> now?", "in which corner is the <color> <shape> now?"),
         _of("quadrant", QUADRANTS, _present),
     ),
-    "now_seen": Kind(("is there a <color> <shape> now?", "do you see a <color> <shape> now?"), _now_seen),
-    "past_color": Kind(("what color was the <shape>?", "which color did the <shape> have?"), _of("color", COLORS, _ever)),
-    "past_shape": Kind(
+    "now_seen": QuestionKind(("is there a <color> <shape> now?", "do you see a <color> <shape> now?"), _now_seen),
+    "past_color": QuestionKind(
+        ("what color was the <shape>?", "which color did the <shape> have?"), _of("color", COLORS, _ever)
+    ),
+    "past_shape": QuestionKind(
         ("what shape was the <color> object?", "which shape did the <color> object have?"), _of("shape", SHAPES, _ever)
     ),
-    "past_where": Kind(
+    "past_where": QuestionKind(
         ("where was the <color> <shape>?", "in which corner was the <color> <shape>?"), _of("quadrant", QUADRANTS, _ever)
     ),
-    "past_seen": Kind(("was there a <color> <shape>?", "did you see a <color> <shape>?"), _past_seen),
-    "first_shape": Kind(("which shape came first?", "what shape was the first object?"), _of_first("shape", SHAPES)),
-    "first_color": Kind(("which color came first?", "what color was the first object?"), _of_first("color", COLORS)),
-    "before": Kind(("what came before the <color> <shape>?", "which object came before the <color> <shape>?"), _before),
-    "left_last": Kind(("what left last?", "which object left last?"), _left_last),
-    "count_color": Kind(("how many <color> objects were there?", "how many <color> objects did you see?"), _count_color),
+    "past_seen": QuestionKind(("was there a <color> <shape>?", "did you see a <color> <shape>?"), _past_seen),
+    "first_shape": QuestionKind(("which shape came first?", "what shape was the first object?"), _of_first("shape", SHAPES)),
+    "first_color": QuestionKind(("which color came first?", "what color was the first object?"), _of_first("color", COLORS)),
+    "before": QuestionKind(("what came before the <color> <shape>?", "which object came before the <color> <shape>?"), _before),
+    "left_last": QuestionKind(("what left last?", "which object left last?"), _left_last),
+    "count_color": QuestionKind(
+        ("how many <color> objects were there?", "how many <color> objects did you see?"), _count_color
+    ),
 }
 
 # Kinds learned but not offered, because the shipped model answers too few of them right: the share of 200 held-out streams

@@ -8,8 +8,8 @@ import pytest
 from policies.filled import PREFIX, Filled, told
 
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, equal_byte_budget
-from edgevlm.calib.accuracy.variants import PLAIN, Budget, Run, SkippedRun, Variant
-from edgevlm.calib.accuracy.worker import Settings, Task, Worker, run_case
+from edgevlm.calib.accuracy.variants import PLAIN, Budget, SkippedRun, Variant, VariantRun
+from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker, run_case
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import POLICIES, Guidance, Policy, StreamShape, create_policy, evicting
 from edgevlm.runtime.stateful import Stateful
@@ -111,7 +111,7 @@ def test_what_leaves_no_frame_is_refused():
 
 @pytest.fixture(scope="module")
 def worker():
-    return Worker(Settings(frames=16))
+    return Worker(AccuracySettings(frames=16))
 
 
 @pytest.mark.parametrize("name", [name for name, kind in POLICIES.items() if kind.bounded] + ["hermes:layer_weights=1.3/1/0.7"])
@@ -126,15 +126,15 @@ def test_every_policy_stays_within_the_bytes_of_a_plain_window(worker, name):
 
 def test_a_session_that_passes_what_it_was_allowed_stops_the_run(worker):
     (run,) = worker.runs([PLAIN], Budget("25%", 0.25))
-    assert worker.perform(Task(run, 1))["bytes"] == run.allowed
+    assert worker.perform(CaseTask(run, 1))["bytes"] == run.allowed
     with pytest.raises(RuntimeError, match="was allowed"):
-        worker.perform(Task(replace(run, allowed=run.allowed - 1), 1))
+        worker.perform(CaseTask(replace(run, allowed=run.allowed - 1), 1))
 
 
 def test_what_cannot_be_is_skipped_with_its_reason(worker):
     small = list(worker.runs([Variant("uniform"), Variant("h2o")], Budget("5%", 0.05)))
     assert [skip.reason for skip in small] == ["a budget of 12 tokens is less than one frame, which takes 16"] * 2
     plain, wide = worker.runs([Variant("sliding-window"), Variant("snapkv")], Budget("15%", 0.15))
-    assert plain == Run("sliding-window", "15%", 38, plain.allowed)
+    assert plain == VariantRun("sliding-window", "15%", 38, plain.allowed)
     assert isinstance(wide, SkippedRun)
     assert wide.reason.startswith("at equal bytes ")

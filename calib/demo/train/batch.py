@@ -21,7 +21,7 @@ UNKNOWN = -100  # a label that no loss counts
 
 
 @dataclass(slots=True)
-class Stream:
+class TrainingStream:
     """T frames with what the losses need to know about them."""
 
     frames: np.ndarray  # uint8 [T, 56, 56, 3]
@@ -42,11 +42,13 @@ OF_OBJECTS = {"prior_color": 9, "prior_shape": 9, "quadrant": 4, "entering": 2, 
 FACTS = OF_OBJECTS | {"present": 4, "gone_color": 9, "gone_shape": 9}
 
 
-def make_stream(seed: list[int], length: int, asked: list[int], event_rate: float | None = None, hard: bool = False) -> Stream:
+def make_stream(
+    seed: list[int], length: int, asked: list[int], event_rate: float | None = None, hard: bool = False
+) -> TrainingStream:
     """The first `length` frames of the world of this seed, with histories after the frames `asked`."""
     world = World(seed, event_rate, hard)
     history = world.history
-    stream = Stream(
+    stream = TrainingStream(
         frames=np.empty((length, 56, 56, 3), dtype=np.uint8),
         owners=np.empty((length, 16), dtype=np.int32),
         facts=np.full((length, 16, len(FACTS)), UNKNOWN, dtype=np.int64),
@@ -118,7 +120,7 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Block:
+class QuestionBlock:
     """Turns written as n tokens that see the frames up to `moment`."""
 
     kind: str  # of the last turn
@@ -178,7 +180,7 @@ def make_batch(seed: list[int], plan: BatchPlan, tokenizer: PreTrainedTokenizerF
     return collate(rows, tokenizer)
 
 
-def keep(stream: Stream, moments: list[int], plan: BatchPlan, rng: np.random.Generator) -> np.ndarray:
+def keep(stream: TrainingStream, moments: list[int], plan: BatchPlan, rng: np.random.Generator) -> np.ndarray:
     """bool [T, 16], the tokens kept. The frames just before each moment stay whole, as every policy keeps them."""
     shape = stream.owners.shape
     if not plan.thinned:
@@ -207,13 +209,13 @@ def place(kept: np.ndarray, plan: BatchPlan, rng: np.random.Generator) -> np.nda
 
 
 def ask_blocks(
-    stream: Stream,
+    stream: TrainingStream,
     kept: np.ndarray,
     positions: np.ndarray,
     plan: BatchPlan,
     rng: np.random.Generator,
     tokenizer: PreTrainedTokenizerFast,
-) -> list[Block]:
+) -> list[QuestionBlock]:
     """The packed blocks of one stream."""
     names = [kind for kind in WEIGHTS if kind in KINDS and (is_about_now(kind) or not plan.remnant)]
     weights = np.array([WEIGHTS[name] for name in names])
@@ -245,10 +247,10 @@ def draw_turn(names: list[str], weights: np.ndarray, history: History, rng: np.r
 
 def write_block(
     turns: list[Turn], moment: int, start: int, tokenizer: PreTrainedTokenizerFast, learn_all: bool = False
-) -> Block:
+) -> QuestionBlock:
     """Turns as tokens in the template's way, at positions from `start`; the last answer is learned, or all are."""
     user = prefix_ids(tokenizer)[-1]
-    block = Block(turns[-1].kind, moment, start, [], [], [])
+    block = QuestionBlock(turns[-1].kind, moment, start, [], [], [])
     for turn in turns:
         asked, answered = turn_ids(tokenizer, turn.question, turn.answer)
         asked = [user] * bool(block.tokens) + asked

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from edgevlm.bench.accuracy.report import describe, make_report
 from edgevlm.calib.accuracy.cases import gap_name, make_case, seed_words
 from edgevlm.calib.accuracy.compare import Comparison
-from edgevlm.calib.accuracy.variants import Run, parse_tokens
-from edgevlm.calib.accuracy.worker import CEILING, Settings
+from edgevlm.calib.accuracy.variants import VariantRun, parse_tokens
+from edgevlm.calib.accuracy.worker import CEILING, AccuracySettings
 from edgevlm.calib.demo.long_world import LongWorld, plan_visits
 from edgevlm.calib.demo.questions import parse
 from edgevlm.cli import app
@@ -79,9 +79,9 @@ def test_rows_are_by_how_long_ago_and_what_never_was_is_apart():
         return [{"compress_ms": 4.0, "compressions": 3, "bytes": 1000, "results": results} for _ in range(4)]
 
     perfect = [{**record, "results": [{**each, "right": True} for each in record["results"]]} for record in records(True)]
-    ours, theirs = Run("ours", "256", 256, 2000), Run("theirs", "256", 250, 2000)
+    ours, theirs = VariantRun("ours", "256", 256, 2000), VariantRun("theirs", "256", 250, 2000)
     by_run = {CEILING: perfect, ours: records(True), theirs: records(False)}
-    report = make_report(Comparison(Settings(suite="longstream", frames=3000), list(by_run), [], by_run), "theirs")
+    report = make_report(Comparison(AccuracySettings(suite="longstream", frames=3000), list(by_run), [], by_run), "theirs")
     rows = {row.kind: row for row in report.rows if row.policy == "ours"}
     found = {kind: (row.accuracy.value, row.accuracy.count) for kind, row in rows.items()}
     assert {kind: of for kind, of in found.items() if kind.startswith(("backward", "unseen"))} == {

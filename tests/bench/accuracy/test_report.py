@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from edgevlm.bench.accuracy.plot import FAINT, draw_chart, draw_strips, plot, runs_shown
 from edgevlm.bench.accuracy.report import describe, make_report
 from edgevlm.calib.accuracy.compare import Comparison
-from edgevlm.calib.accuracy.variants import Run, SkippedRun
-from edgevlm.calib.accuracy.worker import Settings
+from edgevlm.calib.accuracy.variants import SkippedRun, VariantRun
+from edgevlm.calib.accuracy.worker import AccuracySettings
 from edgevlm.calib.demo.world import GRID
 
 STREAMS = 10
@@ -40,8 +40,16 @@ def records(right):
 
 @pytest.fixture
 def report():
-    full, ours, theirs = Run("full", "100%", 128), Run("ours", "25%", 32, 2000), Run("theirs", "25%", 30, 2000)
-    one, two, alone = Run("oracle/newest", "25%", 32), Run("oracle/spread", "25%", 32), Run("ours", "50%", 64, 3000)
+    full, ours, theirs = (
+        VariantRun("full", "100%", 128),
+        VariantRun("ours", "25%", 32, 2000),
+        VariantRun("theirs", "25%", 30, 2000),
+    )
+    one, two, alone = (
+        VariantRun("oracle/newest", "25%", 32),
+        VariantRun("oracle/spread", "25%", 32),
+        VariantRun("ours", "50%", 64, 3000),
+    )
     by_run = {
         full: records(lambda s: (True, True, s > 0, s > 1)),
         one: records(lambda s: (True, s > 2, True, False)),
@@ -51,7 +59,7 @@ def report():
         alone: records(lambda s: (True, True, True, True)),
     }
     skipped = [SkippedRun("tiny", "3%", "less than a frame")]
-    return make_report(Comparison(Settings(frames=8), list(by_run), skipped, by_run), "theirs")
+    return make_report(Comparison(AccuracySettings(frames=8), list(by_run), skipped, by_run), "theirs")
 
 
 def lines_of(report, policy, budget="25%"):
@@ -132,9 +140,9 @@ def test_the_plot_names_every_policy_and_shows_what_was_held(report):
 
 
 def test_a_model_that_knows_nothing_leaves_every_kind_out(tmp_path):
-    runs = [Run("full", "100%", 128), Run("ours", "25%", 32), Run("oracle/newest", "25%", 32)]
+    runs = [VariantRun("full", "100%", 128), VariantRun("ours", "25%", 32), VariantRun("oracle/newest", "25%", 32)]
     report = make_report(
-        Comparison(Settings(frames=8), runs, [], {run: records(lambda s: (False,) * 4) for run in runs}), "ours"
+        Comparison(AccuracySettings(frames=8), runs, [], {run: records(lambda s: (False,) * 4) for run in runs}), "ours"
     )
     assert (report.rows, len(report.left_out)) == ([], 4)
     assert describe(report).count("left out") == 4

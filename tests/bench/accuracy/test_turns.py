@@ -8,8 +8,8 @@ import pytest
 from edgevlm.bench.accuracy.report import describe_turns, turn_rows
 from edgevlm.calib.accuracy.cases import make_case, seed_words
 from edgevlm.calib.accuracy.compare import Comparison
-from edgevlm.calib.accuracy.variants import Budget, Run, Variant
-from edgevlm.calib.accuracy.worker import GUIDED, Settings, Task, Worker, draw_turns, take_turns
+from edgevlm.calib.accuracy.variants import Budget, Variant, VariantRun
+from edgevlm.calib.accuracy.worker import GUIDED, AccuracySettings, CaseTask, Worker, draw_turns, take_turns
 from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.policies.baselines import Full
@@ -56,9 +56,9 @@ def test_the_guided_policy_holds_the_stream_and_is_left_its_share(monkeypatch):
             super().attach(budget, shape)
 
     monkeypatch.setitem(POLICIES, GUIDED, Guided)
-    worker = Worker(Settings(frames=8, turns=2))
+    worker = Worker(AccuracySettings(frames=8, turns=2))
     (run,) = worker.runs([Variant(GUIDED)], Budget("25%", 0.25))
-    record = worker.perform(Task(run, 0))
+    record = worker.perform(CaseTask(run, 0))
     assert (run.label, run.tokens) == (GUIDED, 32)
     assert made == [(128, 0.25)] * 3, "one session for all turns, and one for each"
     assert [turn["same"] for turn in record["turns"]] == [True, True], "this one keeps everything"
@@ -76,14 +76,14 @@ def test_rows_of_planted_turns():
     def turn(right, fresh, same, kind="first_color"):
         return {"kind": kind, "right": right, "fresh": fresh, "same": same}
 
-    full, run = Run("full", "100%", 256), Run("guided", "25%", 64)
+    full, run = VariantRun("full", "100%", 256), VariantRun("guided", "25%", 64)
     by_run = {
         full: [{"turns": [turn(True, True, True), turn(True, True, True), turn(False, False, True, "before")]}] * 4,
         run: [
             {"turns": [turn(True, True, True), turn(s > 2, True, s > 1), turn(False, False, False, "before")]} for s in range(4)
         ],
     }
-    outcome = Comparison(Settings(turns=3), [full, run], [], by_run)
+    outcome = Comparison(AccuracySettings(turns=3), [full, run], [], by_run)
     rows = {(row.policy, row.turn): row for row in turn_rows(outcome)}
     assert set(rows) == {("full", 1), ("full", 2), ("guided", 1), ("guided", 2)}, "full KV fails the third's kind"
     second = rows["guided", 2].line(outcome)

@@ -7,13 +7,13 @@ from edgevlm.apps.sources.video import VideoSource
 from edgevlm.bench.suites.run import is_answered, text_budget_for
 from edgevlm.bench.suites.schema import Poll, SuiteQuestion
 from edgevlm.bench.suites.viewing import VideoSettings, VideoTask, VideoWorker, Viewer, record_of
-from edgevlm.calib.accuracy.variants import Run
+from edgevlm.calib.accuracy.variants import VariantRun
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 
-RUNS = (Run("infinipot-v", "128", 128), Run("uniform", "64", 64))
+RUNS = (VariantRun("infinipot-v", "128", 128), VariantRun("uniform", "64", 64))
 LIMIT = 6.0  # seconds of the clip
 ROOM = TextBudget(0, 80, 16)
 
@@ -149,7 +149,7 @@ def test_the_room_is_for_the_longest_prompt(demo):
 
 def test_full_kv_that_is_used_up_answers_nothing_any_more(demo, folder):
     records = by_name(
-        perform(demo, folder, [asked("early", 1.0), asked("end")], [Run("full", "80", 80)]), Run("full", "80", 80)
+        perform(demo, folder, [asked("early", 1.0), asked("end")], [VariantRun("full", "80", 80)]), VariantRun("full", "80", 80)
     )
     assert records["early"]["error"] is None
     assert records["end"]["error"]

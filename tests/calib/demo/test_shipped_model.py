@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgevlm.calib.accuracy.compare import compare
-from edgevlm.calib.accuracy.worker import Settings
+from edgevlm.calib.accuracy.worker import AccuracySettings
 from edgevlm.calib.demo.questions import is_about_now
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
@@ -17,7 +17,7 @@ CHECKPOINT = Path(__file__).parents[3] / "calib" / "demo" / "checkpoint"
 
 def full_kv(streams):
     """How often full KV is right, by kind of question."""
-    return {kind: of.value for kind, of in compare(Settings(seed="7"), [], [], streams).kinds().items()}
+    return {kind: of.value for kind, of in compare(AccuracySettings(seed="7"), [], [], streams).kinds().items()}
 
 
 def test_most_answers_are_right():
