@@ -23,7 +23,7 @@ DEFAULT_ENGINE = "onnxruntime-cpu"
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
-KVType = Literal["fp32", "fp16", "int8"]  # what keys and values are stored as
+KVType = str  # what keys and values are stored as: a name of edgevlm.runtime.kv.DTYPES
 KVPlace = Literal["host", "cuda"]  # whose memory they lie in
 
 

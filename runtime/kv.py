@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime.engine import KVType
 
-KV_TYPES: tuple[KVType, ...] = get_args(KVType)
-DTYPES: dict[str, np.dtype] = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "int8": np.dtype(np.int8)}
+DTYPES: dict[KVType, np.dtype] = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "int8": np.dtype(np.int8)}
+KV_TYPES = tuple(DTYPES)
 SCALES = "kv-scales.npy"  # of a bundle
 MOST = 127  # the largest code that has a negative
 

@@ -26,7 +26,7 @@ def export(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Store decoder weights as fp32, fp16, int8, int4 or int4-zp.",
+            help="Store decoder weights as fp32, fp16, int8, int4, ..",
             show_default="fp32, or as the checkpoint",
         ),
     ] = None,

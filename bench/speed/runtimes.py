@@ -16,6 +16,7 @@ from edgevlm.bench.noise import noise_buffers
 from edgevlm.bench.seeded import TextModel, decoder_bundle
 from edgevlm.errors import UserError
 from edgevlm.runtime.engine import KVType, load_engine
+from edgevlm.runtime.plugins import names
 from edgevlm.runtime.positions import rope_tables
 
 OURS = "edgevlm"
@@ -65,7 +66,7 @@ class RuntimeKind:
 
 RUNTIMES = {
     OURS: RuntimeKind(
-        "edgevlm.bench.speed.runtimes:Ours", ("fp32", "fp16", "int8", "int4", "int4-zp"), ("fp32", "fp16"),
+        "edgevlm.bench.speed.runtimes:Ours", tuple(names("precisions")), ("fp32", "fp16"),
         "pip install 'edgevlm[cpu]'",
     ),
     "llama.cpp": RuntimeKind(

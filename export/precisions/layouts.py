@@ -72,7 +72,7 @@ class Dense(Layout):
         weight = tensors[0]
         if np.dtype(self.dtype) != np.float32:
             weight = graph.cast(weight, f"{weight}.float32", np.float32)
-        return graph.node(op, [rows, weight], [name], **attributes)
+        return graph.node(op, [rows, weight], [name], "", **attributes)
 
     def bytes_per_weight(self, group: int | None = None) -> float:
         return np.dtype(self.dtype).itemsize
@@ -234,7 +234,7 @@ def _half_scales(wanted: Float32) -> NDArray[np.float16]:
 def _half_product(graph: GraphBuilder, op: str, name: str, rows: str, weight: str, **attributes: int) -> str:
     """The product in float16 of float32 rows, in float32."""
     half = graph.cast(rows, f"{name}.rows", np.float16)
-    product = graph.node(op, [half, weight], [f"{name}.half"], **attributes)
+    product = graph.node(op, [half, weight], [f"{name}.half"], "", **attributes)
     return graph.cast(product, name, np.float32)
 
 

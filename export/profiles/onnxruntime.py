@@ -14,6 +14,7 @@ from edgevlm.export.kv import Memory
 from edgevlm.export.profiles import Profile
 from edgevlm.export.vision import PRECISIONS
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
+from edgevlm.runtime.kv import KV_TYPES
 
 
 @dataclass(slots=True)
@@ -46,4 +47,4 @@ class Fused:
 
 
 VARIANTS = ("whole", "st-spattn", "projections", "fp32-kv", "cut")
-PROFILE = Profile(ONNXRUNTIME, OPSET, IR_VERSION, Fused, Memory, ("fp32", "fp16", "int8"), VARIANTS, PRECISIONS)
+PROFILE = Profile(ONNXRUNTIME, OPSET, IR_VERSION, Fused, Memory, KV_TYPES, VARIANTS, PRECISIONS)

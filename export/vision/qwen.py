@@ -133,9 +133,9 @@ class Mlp(nn.Module):
         self.add_module(last, nn.Linear(inner, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first, last, gate = (getattr(self, name) if name else None for name in self.names)
-        inner = self.act(first(x)) if gate is None else self.act(gate(x)) * first(x)
-        out: torch.Tensor = last(inner)
+        first, last, gate = self.names
+        inner = self.act(getattr(self, gate or first)(x))
+        out: torch.Tensor = getattr(self, last)(inner * getattr(self, first)(x) if gate else inner)
         return out
 
 
