@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from edgevlm.apps.commands.cli_options import Json, Threads
-from edgevlm.errors import UserError
+from edgevlm.errors import UserError, nearest
 
 EPILOG = (
     "Needs: random-weight models ('seeded-...'), exports and transformers need edgevlm[export]; "
@@ -19,84 +18,40 @@ EPILOG = (
 )
 
 
-class Speed(str, Enum):
-    """What ``bench speed`` measures."""
-
-    decode = "decode"
-    prefill = "prefill"
-    vision = "vision"
-    precision = "precision"
-    kv = "kv"
-    per_layer = "per-layer"
-    st_spattn = "st-spattn"
-
-
-class StreamPart(str, Enum):
-    """What ``bench stream`` measures."""
-
-    growth = "growth"
-    breakdown = "breakdown"
-    against = "against"
-
-
-class MemoryPart(str, Enum):
-    """What ``bench memory`` measures."""
-
-    longrun = "longrun"
-    snapshot = "snapshot"
-    store = "store"
-    retrieval = "retrieval"
-
-
-class Device(str, Enum):
-    """Where a cache is."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Attention(str, Enum):
-    """How transformers computes attention."""
-
-    eager = "eager"
-    sdpa = "sdpa"
-
-
-# measurement -> its module and function, and what needs edgevlm[export] in words
-MEASUREMENTS = {
-    Speed.decode: ("speed.decoder:decode", "bench speed decode"),
-    Speed.prefill: ("speed.decoder:prefill", "bench speed prefill"),
-    Speed.vision: ("speed.vision:vision", "bench speed vision"),
-    Speed.precision: ("speed.precision:weights", "bench speed precision"),
-    Speed.kv: ("speed.precision:kv_cache", "bench speed kv"),
-    Speed.per_layer: ("speed.graphs:per_layer", "bench speed per-layer"),
-    Speed.st_spattn: ("speed.graphs:st_spattn", "bench speed st-spattn"),
-    StreamPart.growth: ("stream.growth:growth", "bench stream"),
-    StreamPart.breakdown: ("stream.breakdown:breakdown", "bench stream breakdown"),
-    StreamPart.against: ("stream.against:against", "bench stream against"),
-    MemoryPart.longrun: ("memory.longrun:longrun", "bench memory longrun"),
-    MemoryPart.snapshot: ("memory.snapshot:snapshot", "bench memory snapshot"),
-    MemoryPart.store: ("memory.store:store", "bench memory store"),
-    MemoryPart.retrieval: ("memory.retrieval:retrieval", "bench memory retrieval"),
-    "compression": ("compression:compression", "bench compression"),
-    "camera": ("camera:camera", "bench camera"),
-    "vrex": ("vrex:vrex", "bench vrex"),
+# what each command measures -> its module and function; the first is measured unless another is named
+SPEED = {
+    "decode": "speed.decoder:decode",
+    "prefill": "speed.decoder:prefill",
+    "vision": "speed.vision:vision",
+    "precision": "speed.precision:weights",
+    "kv": "speed.precision:kv_cache",
+    "per-layer": "speed.graphs:per_layer",
+    "st-spattn": "speed.graphs:st_spattn",
+}
+STREAM = {
+    "growth": "stream.growth:growth",
+    "breakdown": "stream.breakdown:breakdown",
+    "against": "stream.against:against",
+}
+MEMORY = {
+    "longrun": "memory.longrun:longrun",
+    "snapshot": "memory.snapshot:snapshot",
+    "store": "memory.store:store",
+    "retrieval": "memory.retrieval:retrieval",
 }
 
-Names = Annotated[str | None, typer.Option(metavar="NAME,...")]
 Models = Annotated[
     str | None, typer.Option("--model", metavar="NAME,...", help="Measure these: demo, seeded-0.5b or a bundle.")
 ]
 Policies = Annotated[list[str] | None, typer.Option("--policy", metavar="NAME[:K=V,...],...", help="Compare these policies.")]
 Budget = Annotated[str | None, typer.Option(metavar="N|6k", help="Keep this many vision tokens per layer.")]
-Numbers = Annotated[str | None, typer.Option(metavar="N,...")]
 Rounds = Annotated[int | None, typer.Option(metavar="N", help="Take medians over this many rounds.", min=1)]
 Camera = Annotated[str | None, typer.Option(metavar="SRC", help="Watch a camera, as for run.")]
 Video = Annotated[str | None, typer.Option(metavar="FILE", help="Watch a recording, as for run.")]
 
 
 def speed(
-    what: Annotated[Speed, typer.Argument(metavar="|".join(Speed), help="Choose the measurement.")] = Speed.decode,
+    what: Annotated[str, typer.Argument(metavar="|".join(SPEED), help="Choose the measurement.")] = "decode",
     model: Annotated[
         str | None,
         typer.Option(metavar="NAME,...", help="Measure these: seeded-135m|0.5b|3b, demo, a checkpoint or bundle."),
@@ -127,9 +82,10 @@ def speed(
     fp32 one. per-layer times per-layer graphs, st-spattn PureKV's sparse prefill, each beside the full graph.
     """
     _measure(
-        what, as_json, model=_names(model), tower=_names(tower), against=_names(against), held=_numbers("--held", held),
-        frames=_numbers("--frames", frames), tokens_per_frame=tokens_per_frame, precisions=_names(precisions), kv=_names(kv),
-        layers=layers, tokens=tokens, text=text, turns=turns, threads=threads, rounds=rounds,
+        SPEED, what, "speed", as_json, model=_names(model), tower=_names(tower), against=_names(against),
+        held=_numbers("--held", held), frames=_numbers("--frames", frames), tokens_per_frame=tokens_per_frame,
+        precisions=_names(precisions), kv=_names(kv), layers=layers, tokens=tokens, text=text, turns=turns, threads=threads,
+        rounds=rounds,
     )  # fmt: skip
 
 
@@ -155,25 +111,25 @@ def compression(
     ] = None,
     threads: Threads = None,
     rounds: Rounds = None,
-    device: Annotated[Device | None, typer.Option(help="cuda: time its kernels beside a copy.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="cuda: time its kernels beside a copy.")] = None,
     as_json: Json = False,
 ) -> None:
     """Time policies' compression beside numpy and one plain read."""
     from edgevlm.runtime.kv import KV_TYPES
 
     dtypes = [*KV_TYPES] if dtype == "all" else _names(dtype)
+    if device not in (None, "cpu", "cuda"):
+        raise UserError(f"--device {device}: there is cpu, cuda")
     if unknown := [name for name in dtypes or () if name not in KV_TYPES]:
         raise UserError(f"--dtype {unknown[0]}: there is {', '.join(KV_TYPES)}")
     _measure(
-        "compression", as_json, policy=_policies(policy), layers=layers, kv_heads=kv_heads, head_dim=head_dim, tokens=tokens,
-        dtype=dtypes, threads=threads, rounds=rounds, device=device and device.value,
+        {"": "compression:compression"}, "", "compression", as_json, policy=_policies(policy), layers=layers,
+        kv_heads=kv_heads, head_dim=head_dim, tokens=tokens, dtype=dtypes, threads=threads, rounds=rounds, device=device,
     )  # fmt: skip
 
 
 def stream(
-    what: Annotated[
-        StreamPart, typer.Argument(metavar="|".join(StreamPart), help="Choose the measurement.")
-    ] = StreamPart.growth,
+    what: Annotated[str, typer.Argument(metavar="|".join(STREAM), help="Choose the measurement.")] = "growth",
     model: Models = None,
     policy: Policies = None,
     budget: Budget = None,
@@ -196,7 +152,9 @@ def stream(
         float | None, typer.Option(metavar="S", help="Measure power at rest for so many seconds.", show_default="10", min=0)
     ] = None,
     precisions: Annotated[str | None, typer.Option(metavar="NAME,...", help="Compare these, for against.")] = None,
-    attention: Annotated[Attention | None, typer.Option(help="Set transformers' attention, for against.")] = None,
+    attention: Annotated[
+        str | None, typer.Option(metavar="sdpa|eager", help="Set transformers' attention, for against.")
+    ] = None,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -208,18 +166,18 @@ def stream(
     """
     if fps is not None and not 0 < fps <= 1000:
         raise UserError(f"--fps {fps:g}: give a rate above 0, up to 1000")
+    if attention not in (None, "sdpa", "eager"):
+        raise UserError(f"--attention {attention}: there is sdpa, eager")
     _measure(
-        what, as_json, model=_names(model), policy=_policies(policy), budget=_budget(budget), camera=camera, video=video,
-        fps=fps, frames=_numbers("--frames", frames), chunk=_numbers("--chunk", chunk), questions=questions,
-        answer_tokens=answer_tokens, idle=idle, precisions=_names(precisions), attention=attention and attention.value,
+        STREAM, what, "stream", as_json, model=_names(model), policy=_policies(policy), budget=_budget(budget),
+        camera=camera, video=video, fps=fps, frames=_numbers("--frames", frames), chunk=_numbers("--chunk", chunk),
+        questions=questions, answer_tokens=answer_tokens, idle=idle, precisions=_names(precisions), attention=attention,
         threads=threads,
     )  # fmt: skip
 
 
 def memory(
-    what: Annotated[
-        MemoryPart, typer.Argument(metavar="|".join(MemoryPart), help="Choose the measurement.")
-    ] = MemoryPart.longrun,
+    what: Annotated[str, typer.Argument(metavar="|".join(MEMORY), help="Choose the measurement.")] = "longrun",
     model: Models = None,
     policy: Policies = None,
     budget: Budget = None,
@@ -256,10 +214,10 @@ def memory(
     retrieval says what policies fetch, and its cost beside a plain window.
     """
     _measure(
-        what, as_json, model=_names(model), policy=_policies(policy), budget=_budget(budget), seed=seed, questions=questions,
-        frames=None if frames is None else [frames], chunk=None if chunk is None else [chunk], host_bytes=host_bytes,
-        file_bytes=file_bytes, cold=cold or None, clusters=clusters, asked=asked, rounds=rounds, directory=directory,
-        threads=threads,
+        MEMORY, what, "memory", as_json, model=_names(model), policy=_policies(policy), budget=_budget(budget), seed=seed,
+        questions=questions, frames=None if frames is None else [frames], chunk=None if chunk is None else [chunk],
+        host_bytes=host_bytes, file_bytes=file_bytes, cold=cold or None, clusters=clusters, asked=asked, rounds=rounds,
+        directory=directory, threads=threads,
     )  # fmt: skip
 
 
@@ -276,8 +234,8 @@ def camera(
 ) -> None:
     """Time a frame from camera to answer, stage by stage."""
     _measure(
-        "camera", as_json, camera=camera, video=video, model=model, frames=frames, fps=fps, realtime=realtime, inline=inline,
-        threads=threads,
+        {"": "camera:camera"}, "", "camera", as_json, camera=camera, video=video, model=model, frames=frames, fps=fps,
+        realtime=realtime, inline=inline, threads=threads,
     )  # fmt: skip
 
 
@@ -292,25 +250,31 @@ def vrex(
     as_json: Json = False,
 ) -> None:
     """Model V-Rex's accelerator beside its paper's figures."""
-    _measure("vrex", as_json, prefill_ratio=prefill_ratio, generation_ratio=generation_ratio, ratios=ratios)
+    _measure(
+        {"": "vrex:vrex"}, "", "vrex", as_json, prefill_ratio=prefill_ratio, generation_ratio=generation_ratio, ratios=ratios
+    )
 
 
-def _measure(what: Speed | StreamPart | MemoryPart | str, as_json: bool, **typed: Any) -> None:
-    """Run a measurement with the options that were typed (not None) and print its lines. Raises UserError."""
+def _measure(known: dict[str, str], what: str, command: str, as_json: bool, **typed: Any) -> None:
+    """Run one of the ``known`` measurements with the options that were typed (not None) and print its lines.
+
+    Raises UserError for another, for an option that it does not take, and where a package that it needs is not installed.
+    """
     from edgevlm.bench.output import measure_and_print
     from edgevlm.packages import needed
     from edgevlm.progress import progress
 
-    path, command = MEASUREMENTS[what]
-    module, _, name = path.partition(":")
+    if what not in known:
+        raise UserError(f"bench {command} {what}: {nearest(what, known)}")
+    command, (module, _, name) = f"bench {command} {what}".rstrip(), known[what].partition(":")
     with progress("loading"):
         function: Callable[..., Iterable[dict[str, Any]]] = getattr(needed(f"edgevlm.bench.{module}", command), name)
-        known = inspect.signature(function).parameters
+        takes = inspect.signature(function).parameters
         given = {key: value for key, value in typed.items() if value is not None}
-        if unknown := [key for key in given if key not in known]:
-            takes = ", ".join(f"--{key.replace('_', '-')}" for key in typed if key in known)
-            raise UserError(f"--{unknown[0].replace('_', '-')}: is not for {command}, which takes {takes}")
-        if lacking := [key for key, one in known.items() if one.default is inspect.Parameter.empty and key not in given]:
+        if unknown := [key for key in given if key not in takes]:
+            options = ", ".join(f"--{key.replace('_', '-')}" for key in typed if key in takes)
+            raise UserError(f"--{unknown[0].replace('_', '-')}: is not for {command}, which takes {options}")
+        if lacking := [key for key, one in takes.items() if one.default is inspect.Parameter.empty and key not in given]:
             raise UserError(f"{command}: give --{lacking[0].replace('_', '-')}")
         measure_and_print(function, given, as_json)
 
