@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from edgevlm.runtime.jsonlines import LineWriter, read_lines
 
 
 class Journal:
     """Steps in the order in which they were finished, each with a JSON value; kept in ``path``, or nowhere.
 
-    A line that a kill cut short, and everything behind it, is as if it had not been written.
+    A last line that a kill cut short is as if it had not been written.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path = path
-        self._steps: dict[str, tuple[str, Any]] = {}  # step -> (what it belongs to, its value)
-        whole = 0
-        if path is not None and path.exists():
-            for line in path.read_bytes().splitlines(keepends=True):
-                try:
-                    step, group, value = json.loads(line) if line.endswith(b"\n") else None  # type: ignore[misc]
-                except (TypeError, ValueError):
-                    break
-                self._steps[step] = (group, value)
-                whole += len(line)
-            os.truncate(path, whole)
+        self._file = None if path is None else LineWriter(path, sync=True)
+        lines = [] if path is None else read_lines(path)
+        self._steps: dict[str, tuple[str, Any]] = {step: (group, value) for step, group, value in lines}
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -48,8 +39,5 @@ class Journal:
     def finish(self, step: str, value: Any, group: str = "") -> None:
         """Note a step; the files that it wrote lie on the disk already. Raises OSError."""
         self._steps[step] = (group, value)
-        if self._path is not None:
-            with self._path.open("ab") as stream:
-                stream.write(json.dumps([step, group, value]).encode() + b"\n")
-                stream.flush()
-                os.fsync(stream.fileno())
+        if self._file is not None:
+            self._file.append([step, group, value])

@@ -132,7 +132,7 @@ def lines_of(place: Path) -> list[Line]:
     """The objects of a file, or of results.jsonl in a directory. Raises UserError."""
     path = place / NAME if place.is_dir() else place
     try:
-        found = read_lines(path)
+        found = read_lines(path, finite=True)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); edgevlm bench all --out DIR writes one") from None
     except ValueError as error:
@@ -149,7 +149,7 @@ class ResultsWriter:
         self.path = folder / NAME
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lines = LineWriter(self.path)
+            self._lines = LineWriter(self.path, exclusive=True)
         except BlockingIOError:
             raise UserError(f"{self.path}: another bench all is writing there; wait for it, or give another --out") from None
         except OSError as error:

@@ -56,6 +56,8 @@ class Forced:
         if keep:
             none, seq = np.zeros(count, np.int16), np.arange(held, held + count, dtype=np.int64)
             self.cache.commit(Rows(none.astype(np.uint8), seq, none.astype(np.int32), none, none, position))
+        else:
+            self.cache.abort()
         return found
 
     def texts(self, texts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Float32]]:

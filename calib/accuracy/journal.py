@@ -7,12 +7,12 @@ dropped and its work done again.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from edgevlm.errors import UserError
+from edgevlm.runtime.jsonlines import LineWriter, read_lines
 
 Key = tuple[Hashable, ...]
 Record = dict[str, Any]
@@ -39,7 +39,7 @@ class RunJournal:
         """
         self.records: dict[Key, Record] = {}
         self._key = key
-        self._file: IO[bytes] | None = None
+        self._file: LineWriter | None = None
         if path is None:
             return
         first = {"journal": "edgevlm bench accuracy", **header}
@@ -48,21 +48,18 @@ class RunJournal:
                 if not resume:
                     raise UserError(f"--out {path}: is there already; add --resume to continue it, or name another file")
                 self._read(path, first)
-            self._file = path.open("ab")
-            if not self._file.tell():
-                self._write(first)
+            self._file = LineWriter(path)
+            if not path.stat().st_size:
+                self._file.append(first)
         except OSError as error:
             raise UserError(f"--out {path}: cannot be written ({error.strerror})") from None
 
     def _read(self, path: Path, wanted: Record) -> None:
-        """Take the records, and cut what a kill left of a last line. Raises UserError."""
-        raw = path.read_bytes()
-        complete, _, torn = raw.rpartition(b"\n")
-        if _line(wanted).startswith(raw):
-            path.write_bytes(b"")
-            return
+        """Take the records. Raises UserError."""
+        if (json.dumps(wanted, ensure_ascii=False) + "\n").encode().startswith(path.read_bytes()):
+            return  # nothing but the header, or a part of it
         try:
-            lines = [json.loads(line) for line in complete.splitlines()]
+            lines = read_lines(path)
             found = lines[0] if lines else {}
             if found.get("journal") != wanted["journal"]:
                 raise ValueError
@@ -73,19 +70,12 @@ class RunJournal:
         if other:
             differences = ", ".join(f"{name} {found.get(name)} there, {wanted.get(name)} now" for name in other)
             raise UserError(f"--out {path}: was made with other settings ({differences}); name another file")
-        if torn:
-            os.truncate(path, len(raw) - len(torn))
 
     def add(self, record: Record) -> None:
         """Append one record, on disk before this returns."""
         self.records[self._key(record)] = record
         if self._file is not None:
-            self._write(record)
-
-    def _write(self, record: Mapping[str, object]) -> None:
-        assert self._file is not None
-        self._file.write(_line(record))
-        self._file.flush()
+            self._file.append(record)
 
     def close(self) -> None:
         if self._file is not None:
@@ -96,7 +86,3 @@ class RunJournal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _line(record: Mapping[str, object]) -> bytes:
-    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
