@@ -1,7 +1,6 @@
 """edgevlm: watch a video stream within a fixed memory budget and answer questions about it."""
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,7 +10,7 @@ if TYPE_CHECKING:
     from edgevlm.runtime.model import Model
     from edgevlm.runtime.session import Session
 
-__version__ = version("edgevlm")
+__version__: str
 __all__ = ["Answer", "Model", "Session", "UserError", "__version__", "open_source"]
 
 _PUBLIC = {
@@ -25,6 +24,10 @@ _PUBLIC = {
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for when it is asked for, so that the command starts at once."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("edgevlm")
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)

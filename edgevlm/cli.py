@@ -11,7 +11,6 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from edgevlm import __version__
 from edgevlm.apps.commands.lazy import lazy_app
 from edgevlm.apps.credentials import mask_argv, mask_credentials
 from edgevlm.errors import UserError
@@ -47,6 +46,8 @@ app = lazy_app(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from edgevlm import __version__
+
         typer.echo(f"edgevlm {__version__}")
         raise typer.Exit
 

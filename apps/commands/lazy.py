@@ -33,7 +33,7 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
-        if name in self.targets:
+        if name is not None and name in self.targets:
             command = self.load(name)
         if command is not None and not hasattr(command, "commands") and not {"--help", "-h"} & set(rest):
             check_environment(f"{ctx.auto_envvar_prefix}_{str(name).upper()}_", f"{ctx.command_path} {name}", command)
@@ -44,7 +44,7 @@ class LazyGroup(TyperGroup):
         return load_command(name, self.targets[name])
 
     def get_params(self, ctx: Any) -> list[Any]:
-        params = super().get_params(ctx)
+        params: list[Any] = list(super().get_params(ctx))
         for param in params:
             param.allow_from_autoenv = False  # EDGEVLM_VERSION=1 is not --version
         return params

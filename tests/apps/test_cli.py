@@ -227,10 +227,10 @@ def test_a_closed_stdout_is_a_quiet_end():
     assert "Traceback" not in done.stderr
 
 
-HEAVY = ("numpy", "rich", "edgevlm.runtime", "edgevlm.engines", "edgevlm.bench", "edgevlm.apps.run")
+HEAVY = ("numpy", "rich", "edgevlm.runtime", "edgevlm.engines", "edgevlm.bench.commands", "edgevlm.apps.run")
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"], ["bench", "--help"]])
 def test_version_and_help_load_neither_numpy_nor_any_room(arguments):
     code = f"import sys\nfrom edgevlm.cli import app\nsys.argv[1:] = {arguments}\ntry:\n app()\nfinally:\n print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
