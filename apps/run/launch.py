@@ -20,7 +20,7 @@ from edgevlm.apps.run.frame_preparation import FramePreparation, Gate, parse_gat
 from edgevlm.apps.run.loop import SAMPLE_EVERY, RunLoop, RunPlan
 from edgevlm.apps.run.memory_view import MemoryWatch
 from edgevlm.apps.run.shutdown import silence_what_is_gone
-from edgevlm.apps.sources import RECORDED, Source, SourceOptions, check_source, kind_of, open_source
+from edgevlm.apps.sources import Source, SourceOptions, check_source, comes_to_an_end, open_source
 from edgevlm.errors import UserError
 from edgevlm.progress import progress
 from edgevlm.runtime.auto import check_policy
@@ -71,8 +71,7 @@ def launch(request: RunRequest) -> None:
     is_demo_source = request.video is None and request.camera in (None, "demo")
     interactive = not request.as_json and is_terminal()
     plan = make_plan(request)
-    kind = kind_of(request.camera, request.video)[0]
-    endless = kind not in RECORDED and plan.frames is None and plan.seconds is None
+    endless = not comes_to_an_end(request.camera, request.video) and plan.frames is None and plan.seconds is None
     if is_demo_source and endless and (not interactive or plan.end):
         plan.frames = DEMO_FRAMES
     elif endless and plan.end:

@@ -1,18 +1,26 @@
-"""The registry of sources: one file and one line each."""
+"""Sources of frames: edgevlm's own kinds, those of other packages, and classes in a user's file.
+
+Each is an entry point of the group ``edgevlm.sources``: called with what to open and :class:`SourceOptions`, it returns a
+:class:`Source`. A package's kind ``name`` is opened by ``--camera name`` or ``name://rest``, a file's by ``./file.py:Class``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.sources.base import Frame, Source, SourceOptions, State
-from edgevlm.apps.sources.kinds import RECORDED, kind_of
+from edgevlm.apps.sources.gstreamer import is_pipeline
 from edgevlm.errors import SourceError
+from edgevlm.runtime.paths import look
+from edgevlm.runtime.plugins import is_file, load_class, names, split_options
 
 __all__ = [
-    "RECORDED", "Frame", "Source", "SourceOptions", "State", "check_source", "kind_of", "open_source",
+    "Frame", "Source", "SourceOptions", "State", "check_source", "comes_to_an_end", "kind_of", "open_source",
 ]  # fmt: skip
+
+OWN = ("csi", "demo", "folder", "gstreamer", "network", "stdin", "usb", "video")
+RECORDED = ("video", "folder", "stdin")  # those of them that come to an end
 
 
 def open_source(camera: str | None = None, video: str | None = None, options: SourceOptions | None = None) -> Source:
@@ -23,7 +31,7 @@ def open_source(camera: str | None = None, video: str | None = None, options: So
     options = options or SourceOptions()
     check_source(camera, video)
     kind, target = kind_of(camera, video)
-    return _played(SOURCES[kind](str(target), options), options)
+    return _played(load_class("sources", kind)(target, options), options)
 
 
 def check_source(camera: str | None, video: str | None) -> None:
@@ -51,63 +59,92 @@ def _played(source: Source, options: SourceOptions) -> Source:
     return ReadAhead(source)
 
 
-def _demo(target: str, options: SourceOptions) -> Source:
+def open_demo(target: str, options: SourceOptions) -> Source:
     from edgevlm.apps.sources.demo import DemoSource
 
     return DemoSource(options.fps, options.seed)
 
 
-def _video(target: str, options: SourceOptions) -> Source:
+def open_video(target: str, options: SourceOptions) -> Source:
     from edgevlm.apps.sources.video import VideoSource
 
     return VideoSource(target, options.fps, options.decode)
 
 
-def _folder(target: str, options: SourceOptions) -> Source:
+def open_folder(target: str, options: SourceOptions) -> Source:
     from edgevlm.apps.sources.folder import FolderSource
 
     return FolderSource(target, options.fps, options.camera_fps)
 
 
-def _stdin(target: str, options: SourceOptions) -> Source:
+def open_stdin(target: str, options: SourceOptions) -> Source:
     from edgevlm.apps.sources.stdin import StdinSource
 
     return StdinSource(options.fps, options.camera_fps)
 
 
-def _usb(target: str, options: SourceOptions) -> Source:
+def open_usb(target: str, options: SourceOptions) -> Source:
     from edgevlm.apps.sources.live import LiveSource
     from edgevlm.apps.sources.usb import UsbConnection
 
     return LiveSource(target, lambda: UsbConnection(target, options), options)
 
 
-def _csi(target: str, options: SourceOptions) -> Source:
+def open_csi(target: str, options: SourceOptions) -> Source:
     from edgevlm.apps.sources.gstreamer import csi_pipeline
 
-    return _gstreamer(csi_pipeline(target, options), options, target)
+    return open_gstreamer(csi_pipeline(target, options), options, target)
 
 
-def _gstreamer(target: str, options: SourceOptions, name: str | None = None) -> Source:
+def open_gstreamer(target: str, options: SourceOptions, name: str | None = None) -> Source:
     from edgevlm.apps.sources.gstreamer import connect
     from edgevlm.apps.sources.live import LiveSource
 
     return LiveSource(name or mask_credentials(target), lambda: connect(target, options), options)
 
 
-def _network(target: str, options: SourceOptions) -> Source:
-    from edgevlm.apps.sources.network import open_network
+def open_network(target: str, options: SourceOptions) -> Source:
+    from edgevlm.apps.sources.live import LiveSource
+    from edgevlm.apps.sources.network import connect
 
-    return open_network(target, options)
+    return LiveSource(mask_credentials(target), lambda: connect(target, options), options)
 
 
-SOURCES: dict[str, Callable[[str, SourceOptions], Source]] = {
-    "demo": _demo,
-    "video": _video,
-    "folder": _folder,
-    "stdin": _stdin,
-    "usb": _usb,
-    "csi": _csi,
-    "gstreamer": _gstreamer,
-    "network": _network,
-}
+def kind_of(camera: str | None, video: str | None) -> tuple[str, str]:
+    """The kind, a name of the group ``edgevlm.sources`` or ``file.py:Class``, and what to open; the demo by default.
+
+    Raises SourceError for what is none.
+    """
+    if video is not None:
+        if video == "-":
+            return "stdin", video
+        return ("folder" if look(video) == "folder" else "video"), video
+    if camera in (None, "demo"):
+        return "demo", "demo"
+    assert camera is not None
+    if camera == "-":
+        return "stdin", camera
+    if is_file(camera):
+        return split_options(camera)
+    if (name := camera.partition("://")[0]) in names("sources") and name not in OWN:
+        return name, camera.partition("://")[2]
+    if camera.isdigit() or camera.startswith("/dev/"):
+        return "usb", camera
+    if is_pipeline(camera):
+        return "gstreamer", camera
+    if camera.startswith("csi://"):
+        return "csi", camera
+    if "://" in camera:
+        return "network", camera
+    if (found := look(camera)) != "nothing":
+        return ("folder" if found == "folder" else "video"), camera
+    raise SourceError(
+        f"--camera {mask_credentials(camera)}: there is nothing there; give demo, an index like 0, /dev/videoN, csi://0, a "
+        "URL, a GStreamer pipeline with ' ! ' in it, - for stdin, or a folder of pictures; for a file use --video"
+    )
+
+
+def comes_to_an_end(camera: str | None, video: str | None) -> bool:
+    """Whether a source is a recording; a demo and a camera go on for ever."""
+    kind, _ = kind_of(camera, video)
+    return kind in RECORDED if kind in OWN else not getattr(load_class("sources", kind), "live", False)

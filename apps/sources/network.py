@@ -18,10 +18,8 @@ from urllib.request import (
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.apps.credentials import mask_credentials
-from edgevlm.apps.sources.base import Connection, Grabbed, Source, SourceOptions, SourceRefused
+from edgevlm.apps.sources.base import Connection, Grabbed, SourceOptions, SourceRefused
 from edgevlm.apps.sources.ffmpeg import WRONG_PASSWORD, FfmpegConnection
-from edgevlm.apps.sources.live import LiveSource
 from edgevlm.apps.sources.opencv import load_cv2
 from edgevlm.errors import SourceError
 
@@ -31,11 +29,6 @@ UNMENDABLE = {
     404: "no such stream there (404); check the path of the address",
 }
 OUT_OF_TIME = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
-
-
-def open_network(url: str, options: SourceOptions) -> Source:
-    """A live source for an RTSP, RTSPS, HTTP(S) or other URL that FFmpeg reads. Raises SourceError, one line."""
-    return LiveSource(mask_credentials(url), lambda: connect(url, options), options)
 
 
 def connect(url: str, options: SourceOptions) -> Connection:

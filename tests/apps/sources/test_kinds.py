@@ -74,7 +74,7 @@ def test_wrong_options_are_one_line(options, says):
 def test_a_wrong_size_is_one_line(size):
     done = CliRunner().invoke(app, ["run", "--size", size])
     assert isinstance(done.exception, UserError)
-    assert "like 1280x720" in str(done.exception)
+    assert "like 640x480" in str(done.exception)
 
 
 @pytest.fixture
