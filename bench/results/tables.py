@@ -201,6 +201,18 @@ def accuracy(lines: Sequence[Line]) -> Table:
     return ["policy", *(f"{frames}: {budget.replace('%', ' %')}" for frames, budget in ordered)], rows
 
 
+def accuracy_short(lines: Sequence[Line]) -> Table:
+    """:func:`accuracy` of 128 frames at small budgets."""
+    small = ("100%", "12.5%", "6.25%", "3%")
+    return accuracy([line for line in lines if line.get("frames") == 128 and line.get("budget") in small])
+
+
+def against_short(lines: Sequence[Line]) -> Table:
+    """:func:`against` without what the stages take."""
+    heads, rows = against(lines)
+    return [heads[column] for column in (0, 1, 2, 4, 5)], [[row[column] for column in (0, 1, 2, 4, 5)] for row in rows]
+
+
 def longstream(lines: Sequence[Line]) -> Table:
     """The longest streams: share right by budget; at the largest budget also by how long ago, and what it costs."""
     own = [
@@ -272,6 +284,7 @@ def _guidance(line: Line) -> float:
 
 TABLES: dict[str, Callable[[Sequence[Line]], Table]] = {
     "accuracy": accuracy,
+    "accuracy-short": accuracy_short,
     "breakdown": by_policy([
         _breakdown("LLaVA-OneVision-0.5B's decoder, no vision: compression", "seeded-0.5b", _share),
         _breakdown("LLaVA-OneVision-0.5B's decoder, no vision: guidance", "seeded-0.5b", _guidance),
@@ -298,6 +311,7 @@ TABLES: dict[str, Callable[[Sequence[Line]], Table]] = {
     }),
     "stream": stream,
     "stream-against": against,
+    "stream-against-short": against_short,
     "vision": listing(
         {"bench": "vision", "tower": "siglip-so400m-384", "batch": 1, "against": TRANSFORMERS},
         {
