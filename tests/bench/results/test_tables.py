@@ -195,5 +195,5 @@ def test_precisions_a_tower_and_sparse_prefill():
 def test_a_mark_without_results_or_of_another_name_is_refused():
     with pytest.raises(UserError, match="no lines for this table"):
         filled("<!-- bench: stream -->\n<!-- /bench -->", runs_of(LINES, "-"))
-    with pytest.raises(UserError, match="there is no such table; there is accuracy, breakdown, compression"):
+    with pytest.raises(UserError, match="there is no such table; there is accuracy, accuracy-short, breakdown, compression"):
         filled("<!-- bench: speed -->\n<!-- /bench -->", runs_of(LINES, "-"))
