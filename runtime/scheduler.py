@@ -16,6 +16,7 @@ T = TypeVar("T")
 class Task(NamedTuple):
     """A call that waits for its turn, and where its result goes."""
 
+    session: object
     future: Future[Any]
     call: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -35,9 +36,9 @@ class Task(NamedTuple):
 class Scheduler:
     """Runs one task at a time: urgent ones first, in the order submitted, then those of the sessions in turn.
 
-    Engine, caches and policies of a model are touched by this thread alone, so nothing else needs a lock. A session's own tasks
-    keep their order; a session that submits much delays the others by one task at the most. The thread starts with the first
-    task, and again where the system had none to give.
+    Between two urgent tasks one of a session that waits for no urgent one has its turn: a camera that is asked without end does
+    not stop the others. Engine, caches and policies of a model are touched by this thread alone, so nothing else needs a lock.
+    The thread starts with the first task.
     """
 
     def __init__(self) -> None:
@@ -46,6 +47,7 @@ class Scheduler:
         self._queues: dict[object, deque[Task]] = {}  # of sessions with tasks, the one served longest ago first
         self._thread: threading.Thread | None = None
         self._stopped = False
+        self._was_urgent = False  # the task before
 
     @property
     def waiting(self) -> int:
@@ -59,7 +61,7 @@ class Scheduler:
 
         Raises UserError after :meth:`stop`, and when the system starts no thread.
         """
-        task = Task(Future(), call, arguments)
+        task = Task(session, Future(), call, arguments)
         with self._changed:
             if self._stopped:
                 raise UserError("the model is closed; load it again")
@@ -120,12 +122,17 @@ class Scheduler:
             self._changed.wait_for(lambda: self._urgent or self._queues or self._stopped)
             if self._stopped:
                 return False
-            task = self._urgent.popleft() if self._urgent else self._next()
+            task = self._next()
         task.run()
         return True
 
     def _next(self) -> Task:
-        session = next(iter(self._queues))
+        asking = {task.session for task in self._urgent if not task.future.cancelled()}
+        session = next((each for each in self._queues if each not in asking), None)
+        if self._urgent and (session is None or not self._was_urgent):
+            self._was_urgent = True
+            return self._urgent.popleft()
+        self._was_urgent = False
         queue = self._queues.pop(session)
         task = queue.popleft()
         if queue:

@@ -46,8 +46,9 @@ def test_urgent_tasks_go_first_in_the_order_submitted_and_sessions_take_turns():
     held.submit("c", "c1")
     held.submit("b", "question 1", urgent=True)
     held.submit("a", "question 2", urgent=True)
-    assert held.scheduler.waiting == 9
-    assert held.go() == ["question 1", "question 2", "a1", "b1", "c1", "a2", "b2", "a3", "b3"]
+    held.submit("b", "question 3", urgent=True)
+    assert held.scheduler.waiting == 10
+    assert held.go() == ["question 1", "c1", "question 2", "a1", "question 3", "b1", "a2", "b2", "a3", "b3"]
 
 
 def test_a_cancelled_task_frees_its_place_at_once():
