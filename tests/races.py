@@ -7,6 +7,7 @@ without an order between them.
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 from edgevlm.calib.demo.world import World
@@ -14,7 +15,7 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.snapshots import SnapshotWriter
 
-FRAMES = 48
+FRAMES, QUESTIONS = 24, 3
 QUESTION = "how many objects are there now?"
 
 
@@ -31,16 +32,17 @@ def main(policies: list[str]) -> None:
     for policy in policies:
         with tempfile.TemporaryDirectory() as folder:
             writers = [SnapshotWriter(Path(folder, str(seed)), 0.05, print) for seed in range(2)]
-            sessions = [Session.open(model, policy=policy, budget=256, chunk=4, state=writer) for writer in writers]
+            sessions = [Session.open(model, policy=policy, budget=128, chunk=4, state=writer) for writer in writers]
             over, reads = threading.Event(), [0]
 
             def read(sessions=sessions, over=over, reads=reads):
                 while not over.is_set():
                     reads[0] += sum(repr(session.stats) != "" for session in sessions)
+                    time.sleep(0.002)
 
-            def ask(session, over=over):
-                while not over.is_set():
-                    answer = session.ask(QUESTION, "talk", max_tokens=6)
+            def ask(session):
+                for _ in range(QUESTIONS):
+                    answer = session.ask(QUESTION, "talk", max_tokens=4)
                     next(iter(answer), None)
                     session.ask(QUESTION).cancel()
                     answer.wait()

@@ -1,33 +1,49 @@
 #!/usr/bin/env bash
-# Build the extension with AddressSanitizer and UBSan beside the tree, and run the cache's tests against that build.
-# Usage: tests/sanitize.sh [pytest arguments]      PYTHON=... picks the interpreter.
+# Build the extension with sanitizers beside the tree, and run tests against that build.
+# Usage: tests/sanitize.sh [pytest arguments]    AddressSanitizer and UBSan over the cache's tests
+#        tests/sanitize.sh thread [policies]     ThreadSanitizer over sessions that share a model (tests/races.py)
+# PYTHON=... picks the interpreter. ThreadSanitizer sees our C++, pthread locks and nothing else: CPython, numpy and ONNX Runtime
+# are not instrumented, and what only they touch is not reported.
 set -euo pipefail
 tree=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-export EDGEVLM_SANITIZE=address,undefined
+kind=address,undefined symbols="__asan_report_load __ubsan_handle" libraries="libasan.so libubsan.so" start=__asan_init
+if [ "${1:-}" = thread ]; then
+    shift
+    kind=thread symbols=__tsan_func_entry libraries=libtsan.so start=__tsan_init
+fi
+export EDGEVLM_SANITIZE=$kind
 cd "$tree"
 "$python" setup.py --quiet build_py --build-lib "$work/lib" 2>"$work/build_py.log" || { cat "$work/build_py.log" >&2; exit 1; }
 "$python" setup.py --quiet build_ext --build-lib "$work/lib" --build-temp "$work/temp"
 cd "$work"  # away from the tree, so that it cannot be imported instead
 
 gcc=${CC:-gcc}
-export LD_PRELOAD="$($gcc -print-file-name=libasan.so) $($gcc -print-file-name=libubsan.so)"
+preload=
+for library in $libraries; do preload="$preload $($gcc -print-file-name=$library)"; done
 export ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:abort_on_error=1
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+export TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1:report_signal_unsafe=0
 export PYTHONPATH=$work/lib PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1
+run() { LD_PRELOAD=$preload setarch -R "$python" "$@"; }  # ThreadSanitizer's shadow memory wants addresses where they were
 
-"$python" - "$work" <<'CHECK'
+run - "$work" $start $symbols <<'CHECK'
 import ctypes, sys
 from edgevlm.runtime import _native
 
-assert _native.__file__.startswith(sys.argv[1]), f"the tests would load {_native.__file__}"
+folder, start, *symbols = sys.argv[1:]
+assert _native.__file__.startswith(folder), f"the tests would load {_native.__file__}"
 code = open(_native.__file__, "rb").read()
-for symbol in (b"__asan_report_load", b"__ubsan_handle"):
-    assert symbol in code, f"{_native.__file__} is not instrumented: no {symbol.decode()}"
-assert hasattr(ctypes.CDLL(None), "__asan_init"), "AddressSanitizer is not loaded"
+for symbol in symbols:
+    assert symbol.encode() in code, f"{_native.__file__} is not instrumented: no {symbol}"
+assert hasattr(ctypes.CDLL(None), start), "the sanitizer is not loaded"
 print("sanitized:", _native.__file__)
 CHECK
-"$python" -m pytest "$tree/tests/cache" -c "$tree/pyproject.toml" --rootdir "$tree" -p no:cacheprovider "$@"
+if [ $kind = thread ]; then
+    run "$tree/tests/races.py" "$@"
+else
+    run -m pytest "$tree/tests/cache" -c "$tree/pyproject.toml" --rootdir "$tree" -p no:cacheprovider "$@"
+fi
