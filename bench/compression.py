@@ -25,9 +25,8 @@ from edgevlm.errors import UserError
 from edgevlm.runtime import _native, kernels, reference
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.bundle import Progress
-from edgevlm.runtime.cache import KVCache, Rows
+from edgevlm.runtime.cache import Kind, KVCache, Rows
 from edgevlm.runtime.engine import KVBuffer, arrays_of
-from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape, create_policy, evicting
 from edgevlm.runtime.policies.retrieval import Retrieval
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from edgevlm.runtime import kernels, reference
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 
 Array = Any
 

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.cache import Kind, KVCache
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.kernels import attention_mass, value_norms
-from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Appended, Needs
 from edgevlm.runtime.policies.baselines import Full

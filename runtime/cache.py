@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Literal
 
 import numpy as np
@@ -18,19 +19,31 @@ from edgevlm.errors import CacheError
 from edgevlm.runtime import _native
 from edgevlm.runtime._native import Mark
 from edgevlm.runtime.engine import KVBuffer
-from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.kv import DTYPES, KVScales
 
-PARTS = ("key", "value", "kind", "seq", "frame", "row", "col", "position")  # of a layer, in the order of its memory
+ROW_DTYPES = {"kind": np.uint8, "seq": np.int64, "frame": np.int32, "row": np.int16, "col": np.int16, "position": np.int32}
+"""What is known of a row beside its key and value, in the order of a layer's memory."""
 
-__all__ = ["PARTS", "KVCache", "Kind", "Mark", "Rows"]
+PARTS = ("key", "value", *ROW_DTYPES)  # of a layer, in the order of its memory
+
+__all__ = ["PARTS", "ROW_DTYPES", "KVCache", "Kind", "Mark", "Rows", "row_bytes"]
+
+
+class Kind(IntEnum):
+    """What a row is, stored as uint8 beside it."""
+
+    PREFIX = 0  # the system prompt and everything up to the first vision token: never evicted, outside |M|
+    VISION = 1
+    SUMMARY = 2  # made by a policy from what it evicted: counts in |M|
+    TEXT = 3  # a question, an answer, or text inside the stream
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is known of n new rows; the same in every layer and head. dtypes must be exactly these.
+    """What is known of n new rows; the same in every layer and head. dtypes must be exactly those of :data:`ROW_DTYPES`.
 
-    seq: the token's place in the stream. frame, row, col: its frame and patch. position: rotary, not negative.
+    seq: the token's place in the stream. frame, row, col: its frame (-1 for text that belongs to none) and patch. position:
+    rotary, not negative.
     """
 
     kind: NDArray[np.uint8]  # [n], see Kind
@@ -42,6 +55,29 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.kind)
+
+    @property
+    def arrays(self) -> tuple[NDArray, ...]:
+        """The arrays, in the order of :data:`ROW_DTYPES`."""
+        return tuple(getattr(self, name) for name in ROW_DTYPES)
+
+    @classmethod
+    def text(cls, position: NDArray[np.int32], kind: Kind = Kind.TEXT, frame: int = -1) -> Rows:
+        """Rows at positions ``[n, axes]`` that are no patches; their ``seq`` is 0 to n - 1."""
+        count = len(position)
+        zeros = np.zeros(count, np.int16)
+        order = np.arange(count, dtype=np.int64)
+        return cls(np.full(count, kind, np.uint8), order, np.full(count, frame, np.int32), zeros, zeros, position)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """One after the other."""
+        return cls(*(np.concatenate(of) for of in zip(*(part.arrays for part in parts), strict=True)))
+
+
+def row_bytes(axes: int) -> int:
+    """Bytes of what is known of a row of one KV head, beside its key and value."""
+    return sum(np.dtype(dtype).itemsize * (axes if name == "position" else 1) for name, dtype in ROW_DTYPES.items())
 
 
 class KVCache:
@@ -218,7 +254,7 @@ class KVCache:
     def commit(self, rows: Rows) -> None:
         """Publish the reserved rows. If ``rows`` is refused they stay reserved: abort, or commit them rightly."""
         check_kind(rows.kind)
-        self.native.commit(rows.kind, rows.seq, rows.frame, rows.row, rows.col, rows.position)
+        self.native.commit(*rows.arrays)
 
     def abort(self) -> None:
         """Forget the reserved rows, and whatever an engine has written there."""
@@ -232,7 +268,7 @@ class KVCache:
         Marks taken before are stale. Raises CacheFull if the layer has no room.
         """
         check_kind(rows.kind)
-        self.native.append(layer, key, value, rows.kind, rows.seq, rows.frame, rows.row, rows.col, rows.position)
+        self.native.append(layer, key, value, *rows.arrays)
 
     def mark(self) -> Mark:
         """This moment, to :meth:`rollback` to."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.runtime.cache import Rows
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind, Rows
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.positions import Layout, Positions
 
@@ -19,30 +18,18 @@ _FURTHEST = 10 * 365.25 * 86400.0  # seconds: no stream is announced by a longer
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
-    """Rows to append, ``embeds`` float32 ``[S, width]``, and what is known of each but its ``seq``."""
+class Embedded:
+    """Rows to append: ``embeds`` float32 ``[n, width]``, and what is known of each; ``seq`` counts from 0."""
 
     embeds: Float32
-    kind: NDArray[np.uint8]  # [S]
-    frame: NDArray[np.int32]  # [S]; -1 for text that belongs to none
-    row: NDArray[np.int16]  # [S]
-    col: NDArray[np.int16]  # [S]
-    position: NDArray[np.int32]  # [S, axes]
+    rows: Rows
 
     def __len__(self) -> int:
-        return len(self.kind)
-
-    @classmethod
-    def text(cls, embeds: Float32, position: NDArray[np.int32], kind: Kind = Kind.TEXT, frame: int = -1) -> Labelled:
-        """Rows of text, ``[S, hidden]``, at positions ``[S, axes]``."""
-        count = len(embeds)
-        place = np.zeros(count, np.int16)
-        return cls(embeds, np.full(count, kind, np.uint8), np.full(count, frame, np.int32), place, place, position)
+        return len(self.rows)
 
     def at(self, seq: int) -> Rows:
-        """The same as metadata, the first row in place ``seq`` of the stream."""
-        order = np.arange(seq, seq + len(self), dtype=np.int64)
-        return Rows(self.kind, order, self.frame, self.row, self.col, self.position)
+        """The rows, the first in place ``seq`` of the stream."""
+        return replace(self.rows, seq=np.arange(seq, seq + len(self), dtype=np.int64))
 
 
 class Framing:
@@ -62,7 +49,7 @@ class Framing:
         """The most rows that a frame, or a group of frames with one grid, appends."""
         return self.vision.tokens_per_frame + self.most_text
 
-    def rows(self, features: Float32, seconds: Float64, first: int, positions: Positions) -> Labelled:
+    def rows(self, features: Float32, seconds: Float64, first: int, positions: Positions) -> Embedded:
         """The rows of grids ``features [G, tokens_per_frame, width]``, of frames numbered from ``first`` on.
 
         seconds: float64 ``[G, 2]``, of the first and the last frame of each. Takes their positions.
@@ -73,18 +60,16 @@ class Framing:
             parts += [self._text(before, first + index, positions)] if before else []
             parts.append(self._grid(grid, first + index, positions.frame(float(since))))
             parts += [self._text(after, first + index, positions)] if after else []
-        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in Labelled.__slots__}
-        return Labelled(**joined)
+        return Embedded(np.concatenate([part.embeds for part in parts]), Rows.joined([part.rows for part in parts]))
 
-    def _grid(self, features: Float32, frame: int, position: NDArray[np.int32]) -> Labelled:
-        vision = Labelled.text(features, position, Kind.VISION, frame)
-        return replace(vision, row=self._row, col=self._col)
+    def _grid(self, features: Float32, frame: int, position: NDArray[np.int32]) -> Embedded:
+        return Embedded(features, replace(Rows.text(position, Kind.VISION, frame), row=self._row, col=self._col))
 
-    def _text(self, ids: list[int], frame: int, positions: Positions) -> Labelled:
+    def _text(self, ids: list[int], frame: int, positions: Positions) -> Embedded:
         embeds = np.zeros((len(ids), self.width), np.float32)
         known = self.model.engine.embed(np.asarray(ids, np.int64))
         embeds[:, : known.shape[1]] = known
-        return Labelled.text(embeds, positions.take(len(ids)), frame=frame)
+        return Embedded(embeds, Rows.text(positions.take(len(ids)), frame=frame))
 
     def _around(self, seconds: float) -> tuple[list[int], list[int]]:
         """Token ids of the text before and after a grid."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from edgevlm.errors import CacheError
-from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.cache import Kind, KVCache
 from edgevlm.runtime.engine import FramePattern
-from edgevlm.runtime.kinds import Kind
 
 
 def frame_pattern(cache: KVCache, prefix: int, frame: int, grid: tuple[int, int]) -> FramePattern:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import allocate, check_budget, frames_ahead
+from edgevlm.runtime.cache import Kind, Rows
 from edgevlm.runtime.engine import Decoder, FramePattern, StepResult
-from edgevlm.runtime.framing import Framing, Labelled
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.framing import Embedded, Framing
 from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.layerwise import LayerByLayer
 from edgevlm.runtime.model import Model
@@ -197,18 +197,18 @@ class Stream:
         self.policy.after_append(self.cache, appended)
         self.stats = self.stats.plus(compress_ms=1e3 * (time.perf_counter() - started))
 
-    def _append_vision(self, piece: Float32, seconds: Float64) -> tuple[Labelled, StepResult]:
+    def _append_vision(self, piece: Float32, seconds: Float64) -> tuple[Rows, StepResult]:
         started, before = time.perf_counter(), self.positions.mark()
         sparsely = self.sparse is not None and self.frames > 0
         pattern = frame_pattern(self.cache, self.prefix, self.frames, self.model.bundle.vision.grid) if sparsely else None
         try:
-            rows = self.framing.rows(piece, seconds, self.frames, self.positions)
-            result = self._append(rows, (), pattern)
+            tokens = self.framing.rows(piece, seconds, self.frames, self.positions)
+            result = self._append(tokens, (), pattern)
         except BaseException:
             self.positions.restore(before)
             raise
         self.stats = self.stats.plus(prefill_ms=1e3 * (time.perf_counter() - started))
-        return rows, result
+        return tokens.rows, result
 
     def _make_room(self, rows: int) -> None:
         """Compress before an append that would cross |M|, and re-index when it is due."""
@@ -315,26 +315,26 @@ class Stream:
         """Append rows of text ``[S, hidden]`` that belong to no frame."""
         before = self.positions.mark()
         try:
-            return self._append(Labelled.text(embeds, self.positions.take(len(embeds)), kind), logit_rows)
+            return self._append(Embedded(embeds, Rows.text(self.positions.take(len(embeds)), kind)), logit_rows)
         except BaseException:
             self.positions.restore(before)
             raise
 
-    def _append(self, rows: Labelled, logit_rows: Sequence[int], pattern: FramePattern | None = None) -> StepResult:
+    def _append(self, tokens: Embedded, logit_rows: Sequence[int], pattern: FramePattern | None = None) -> StepResult:
         """Append and publish rows, through the sparse prefill graph when there is a pattern."""
-        self.cache.reserve(len(rows))
+        self.cache.reserve(len(tokens))
         if self._by_layer is not None:
-            alone: Phase = "answer" if len(rows) == 1 else "question"
-            self._by_layer.phase = "prefill" if (rows.kind == Kind.VISION).any() else alone
+            alone: Phase = "answer" if len(tokens) == 1 else "question"
+            self._by_layer.phase = "prefill" if (tokens.rows.kind == Kind.VISION).any() else alone
         try:
-            cos, sin = rope_tables(rows.position, self.inv_freq, self.cache.pair_axis)
+            cos, sin = rope_tables(tokens.rows.position, self.inv_freq, self.cache.pair_axis)
             if pattern is None or self.sparse is None:
-                result = self.decoder.step(rows.embeds, cos, sin, self.cache.lengths, logit_rows)
+                result = self.decoder.step(tokens.embeds, cos, sin, self.cache.lengths, logit_rows)
             else:
-                result = self.sparse.step(rows.embeds, cos, sin, self.cache.lengths, logit_rows, pattern)
+                result = self.sparse.step(tokens.embeds, cos, sin, self.cache.lengths, logit_rows, pattern)
         except BaseException:
             self.cache.abort()
             raise
-        self.cache.commit(rows.at(self._seq))
-        self._seq += len(rows)
+        self.cache.commit(tokens.at(self._seq))
+        self._seq += len(tokens)
         return result

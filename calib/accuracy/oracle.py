@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.calib.accuracy.cases import Case
-from edgevlm.runtime.cache import KVCache
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind, KVCache
 from edgevlm.runtime.policies.base import Policy
 
 Float32 = NDArray[np.float32]

@@ -24,9 +24,8 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO, chosen_policy
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.bundle import MANIFEST, hash_file
-from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.cache import Kind, KVCache
 from edgevlm.runtime.engine import Engine, Float32
-from edgevlm.runtime.kinds import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.positions import Reindexing

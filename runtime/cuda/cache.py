@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
 from edgevlm.runtime import _native
-from edgevlm.runtime.cache import KVCache, Mark, Rows, check_kind, pair_axes, per_layer
+from edgevlm.runtime.cache import ROW_DTYPES, KVCache, Mark, Rows, check_kind, pair_axes, per_layer
 from edgevlm.runtime.cuda import calls, kernels
 from edgevlm.runtime.cuda.calls import DeviceRows, aligned, require_rows
 from edgevlm.runtime.cuda.driver import Driver, open_driver
@@ -156,7 +156,7 @@ class CudaCache(KVCache):
             require_rows(name, array, np.dtype(np.float32), wanted)
         start = self._length(layer)
         tiny = np.zeros((*wanted[:2], 2), np.float32)
-        self.native.append(layer, tiny, tiny, rows.kind, rows.seq, rows.frame, rows.row, rows.col, rows.position)
+        self.native.append(layer, tiny, tiny, *rows.arrays)
         self._write(layer, start, numbers)
 
     def rollback(self, mark: Mark) -> None:
@@ -196,7 +196,7 @@ class CudaCache(KVCache):
             require_rows(name, array, self.dtype, wanted)
         was = self._length(layer)
         tiny = np.zeros((*wanted[:-1], 2), np.float16)
-        self.native.load(layer, tiny, tiny, *(held[name] for name in ("kind", "seq", "frame", "row", "col", "position")))
+        self.native.load(layer, tiny, tiny, *(held[name] for name in ROW_DTYPES))
         self.known[layer] = 0
         self._write(layer, 0, numbers)
         self._clear(layer, int(self.lengths[layer]), was)

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime import _native
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.cuda import calls
 from edgevlm.runtime.cuda.calls import TILE, Call, DeviceRows, LayersCall, Masks, Workspace, blocks, named, one_layer
 from edgevlm.runtime.cuda.driver import Driver
-from edgevlm.runtime.kinds import Kind
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cuda.cache import CudaCache

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime import kernels
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies.base import Appended, Float32, newest
 from edgevlm.runtime.stateful import Stateful
 

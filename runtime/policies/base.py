@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgevlm.errors import UserError
 from edgevlm.runtime import kernels
 from edgevlm.runtime.bundle import FADING
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.plugins import split_options
 from edgevlm.runtime.stateful import Stateful
 

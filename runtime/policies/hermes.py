@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import CacheError
 from edgevlm.runtime import kernels
-from edgevlm.runtime.cache import Rows
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind, Rows
 from edgevlm.runtime.policies.base import (
     Bool,
     Context,

@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from edgevlm.runtime import kernels
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies.base import Bool, Context, Float32, Policy, StreamShape, frame_text, newest, setting, tokens_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from edgevlm.runtime import kernels
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies.attention import SeqScores
 from edgevlm.runtime.policies.base import Bool, Context, Float32, SteadyTarget, StreamShape, setting
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from edgevlm.runtime import kernels
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies.attention import CrossLayer, layer_number
 from edgevlm.runtime.policies.base import Appended, Bool, Context, Float32, Needs, Policy, StreamShape, newest, setting
 

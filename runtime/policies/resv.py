@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies.base import Appended, Bool, Float32, setting
 from edgevlm.runtime.policies.retrieval import Int32, Int64, Retrieval, block_of, row_bytes
 from edgevlm.runtime.retrieval.cluster_pages import ClusterPages

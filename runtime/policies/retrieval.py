@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies.base import Appended, Bool, Float32, Guide, Needs, Plan, Policy, StreamShape, setting
 from edgevlm.runtime.policies.baselines import SlidingWindow
 from edgevlm.runtime.retrieval.stats import Phase, RetrievalStats

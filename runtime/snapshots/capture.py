@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from edgevlm import __version__
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle, DecoderSpec, VisionSpec
+from edgevlm.runtime.cache import row_bytes
 from edgevlm.runtime.chunk import chunk_bytes
 from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.snapshots.format import ALIGNMENT, Arrays, Snapshot, padding
@@ -91,15 +92,12 @@ def restore(snapshot: Snapshot, stream: Stream, chunk: Chunk, conversations: Con
         ) from error
 
 
-METADATA = 1 + 8 + 4 + 2 + 2  # bytes of a row's kind, seq, frame, row and col; a position has four on each axis
-
-
 def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: int, item: int) -> int:
     """Bytes of a captured stream: ``rows`` of all layers together, elements of ``item`` bytes, and a chunk not yet appended.
 
     What a policy keeps is known only when it keeps it; the buffer grows by it.
     """
-    held = rows * decoder.kv_heads * (2 * decoder.head_dim * item + METADATA + 4 * decoder.axes)
+    held = rows * decoder.kv_heads * (2 * decoder.head_dim * item + row_bytes(decoder.axes))
     features = chunk // vision.group * vision.tokens_per_frame * decoder.row_width * np.dtype(np.float32).itemsize
     return held + features + chunk_bytes(chunk, vision) + 8 * ALIGNMENT * (decoder.layers + 1)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from edgevlm.errors import CacheError
 from edgevlm.runtime import _native, kernels, reference
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.kv import codes
 
 QUICK = settings(deadline=None, max_examples=100)

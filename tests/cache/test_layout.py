@@ -9,7 +9,7 @@ import pytest
 
 from edgevlm.errors import CacheError
 from edgevlm.runtime import kernels
-from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.cache import PARTS, ROW_DTYPES, KVCache
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_views_show_the_valid_rows_where_the_buffers_are(kit):
         assert cache.key(layer).ctypes.data == buffer.key_address
         np.testing.assert_array_equal(cache.key(layer), key[:, :6])
         np.testing.assert_array_equal(cache.value(layer), value[:, :6])
-        for name in ("kind", "seq", "frame", "row", "col", "position"):
+        for name in ROW_DTYPES:
             view, given = getattr(cache, name)(layer), getattr(new, name)
             assert view.dtype == given.dtype
             np.testing.assert_array_equal(view, np.stack([given] * 2))
@@ -70,7 +70,7 @@ def test_views_show_the_valid_rows_where_the_buffers_are(kit):
 def test_views_are_read_only(kit):
     cache = kit.make()
     kit.append(cache, 3)
-    for name in ("key", "value", "kind", "seq", "frame", "row", "col", "position"):
+    for name in PARTS:
         view = getattr(cache, name)(0)
         with pytest.raises(ValueError, match="read-only"):
             view[0, 0] = 0

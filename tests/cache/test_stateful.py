@@ -7,8 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from edgevlm.errors import CacheError, CacheFull
 from edgevlm.runtime import kernels, reference
+from edgevlm.runtime.cache import PARTS
 
-NAMES = ("key", "value", "kind", "seq", "frame", "row", "col", "position")
 LAYERS, CAPACITIES = 3, [24, 30, 40]
 
 
@@ -52,10 +52,10 @@ class Twin(RuleBasedStateMachine):
         for layer, buffer in zip(self.held, self.cache.buffers(), strict=True):
             length = layer["key"].shape[1]
             new = dict(zip(("key", "value"), (array[:, length : length + n] for array in self.kit.memory(buffer)), strict=True))
-            for name in NAMES[2:]:
+            for name in PARTS[2:]:
                 array = getattr(rows, name)
                 new[name] = np.broadcast_to(array, (self.heads, *array.shape))
-            for name in NAMES:
+            for name in PARTS:
                 layer[name] = np.concatenate([layer[name], new[name]], axis=1)
         self.cache.commit(rows)
         self.next += n
@@ -98,7 +98,7 @@ class Twin(RuleBasedStateMachine):
         evicted = self.cache.evict(keep)
         for layer, mask in zip(self.held, keep, strict=True):
             if mask is not None:
-                layer.update(zip(NAMES, reference.evict([layer[name] for name in NAMES], mask), strict=True))
+                layer.update(zip(PARTS, reference.evict([layer[name] for name in PARTS], mask), strict=True))
         assert evicted == sum(before) - sum(self.length)
         if evicted:
             self.restructured()
@@ -140,7 +140,7 @@ class Twin(RuleBasedStateMachine):
         self.cache.append(layer, key, value, rows)
         scale, kind = (self.cache.key_scale(layer), self.cache.value_scale(layer)), self.kit.numpy
         new = {"key": self.kit.stored(key, scale[0], kind), "value": self.kit.stored(value, scale[1], kind)}
-        for name in NAMES:
+        for name in PARTS:
             array = new.get(name)
             if array is None:
                 array = np.broadcast_to(getattr(rows, name), (self.heads, *getattr(rows, name).shape))
@@ -154,7 +154,7 @@ class Twin(RuleBasedStateMachine):
         assert self.cache.nbytes == self.nbytes
         assert self.cache.allocations == 1
         for layer, held in enumerate(self.held):
-            for name in NAMES:
+            for name in PARTS:
                 np.testing.assert_array_equal(getattr(self.cache, name)(layer), held[name])
 
     @rule()

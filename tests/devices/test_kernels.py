@@ -6,8 +6,8 @@ from cuda_backend import backend
 
 from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime import kernels, reference
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.cuda.calls import turns_of
-from edgevlm.runtime.kinds import Kind
 
 WIDTHS = [2, 6, 16, 20, 80, 128, 272]  # in pieces of one number and of 16 bytes; one lane a row, all 32, and more than once
 DTYPES = {"fp32": np.float32, "fp16": np.float16}

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 from cuda_backend import backend, memory
 
-from edgevlm.runtime.cache import Rows
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind, Rows
 from edgevlm.runtime.kv import KVScales, codes
 from edgevlm.runtime.policies import Appended
 from edgevlm.runtime.reference import rotate

@@ -4,7 +4,7 @@ import numpy as np
 from policies import reference_attention
 from policies.filled import HEADS, Filled
 
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 
 
 class PureKV:

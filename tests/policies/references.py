@@ -6,7 +6,7 @@ from policies.reference_boosted import Boosted, BoostedH2O
 from policies.reference_last_seen import LastSeen
 from policies.reference_purekv import PureKV
 
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 
 BOTH = (Kind.PREFIX, Kind.VISION)
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from edgevlm.cli import app
 from edgevlm.errors import UserError
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies import Policy, StreamShape, create_policy, find_policy
 
 EXAMPLE = Path(__file__).parents[2] / "examples/my_policy.py"

@@ -9,7 +9,7 @@ from policies.filled import DIM, HEADS, INV_FREQ, PREFIX, Filled
 
 from edgevlm.errors import UserError
 from edgevlm.export.families import load_family
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies import Guidance, StreamShape, create_policy
 
 pytestmark = pytest.mark.usefixtures("kv")

@@ -5,8 +5,7 @@ import pytest
 from policies.filled import INV_FREQ, PREFIX, scales
 
 from edgevlm.errors import CacheError
-from edgevlm.runtime.cache import KVCache, Rows
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind, KVCache, Rows
 from edgevlm.runtime.policies import Guidance, StreamShape, create_policy
 from edgevlm.runtime.policies.hermes import summary_of
 from edgevlm.runtime.reference import rotate

@@ -10,7 +10,7 @@ from reference_decoder import ReferenceDecoder
 
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Guidance, StreamShape, create_policy
 from edgevlm.runtime.policies.hermes import normalised

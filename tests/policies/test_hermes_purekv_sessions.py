@@ -8,7 +8,7 @@ from pictures import frames
 
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.policies.hermes import guidance_attention

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from policies import reference_infinipot_v as reference
 from policies.filled import DIM, HEADS, INV_FREQ, PREFIX, Filled, rows_of, write
 
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies import StreamShape, create_policy
 
 pytestmark = pytest.mark.usefixtures("kv")

@@ -6,7 +6,7 @@ from pictures import frames
 from policies.filled import HEADS, PREFIX, Filled
 from policies.reference_infinipot_v import cosine
 
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.session import Session, TextBudget
 

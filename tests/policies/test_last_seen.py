@@ -9,7 +9,7 @@ from policies.reference_infinipot_v import NearTieError
 from policies.reference_last_seen import LastSeen
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies import StreamShape, create_policy
 
 CASES = [

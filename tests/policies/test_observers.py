@@ -9,7 +9,7 @@ from policies.filled import DIM, GROUP, HEADS, PREFIX, STORAGE, Filled, play
 from policies.references import BOTH, Accumulated, snapkv_of, vision
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.policies.attention import QueryWindow, SeqScores
 

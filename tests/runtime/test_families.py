@@ -13,7 +13,7 @@ from edgevlm.calib.trace import Clip, ClipTracer
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.budget import TextBudget
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.session import Session

@@ -12,7 +12,7 @@ import pytest
 
 import edgevlm
 from edgevlm.errors import UserError
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies.baselines import SlidingWindow
 from edgevlm.runtime.session import Session
 

@@ -6,7 +6,7 @@ from memory import arena
 from pictures import frames
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.session import Session, TextBudget
 
 FIRST, SECOND = "what color was the square?", "how many circle are there now"

@@ -11,8 +11,7 @@ from reference_decoder import ReferenceDecoder
 
 from edgevlm.errors import CacheError, UserError
 from edgevlm.export import export_checkpoint
-from edgevlm.runtime.cache import KVCache, Rows
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind, KVCache, Rows
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import POLICIES, Needs, Policy
 from edgevlm.runtime.session import Session, TextBudget

@@ -10,7 +10,7 @@ from edgevlm.calib.accuracy.cases import make_case, seed_words
 from edgevlm.calib.accuracy.compare import Comparison
 from edgevlm.calib.accuracy.variants import Budget, Variant, VariantRun
 from edgevlm.calib.accuracy.worker import GUIDED, AccuracySettings, CaseTask, Worker, draw_turns, take_turns
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.policies.baselines import Full
 from edgevlm.runtime.stream import Stream

@@ -17,7 +17,7 @@ from edgevlm.bench.stream.torch_baseline import chosen, load
 from edgevlm.bench.timing import Took
 from edgevlm.cli import app
 from edgevlm.errors import UserError
-from edgevlm.runtime.kinds import Kind
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies.infinipot_v import official_choice
 from edgevlm.runtime.session import Session, TextBudget
