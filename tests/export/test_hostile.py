@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from test_refusals import NORMED, SHAPE, SHARD, config, cut, tensor, text, with_nan, without
+from test_refusals import NORMED, SHAPE, SHARD, config, cut, text
 
 from edgevlm.cli import main
 
@@ -66,8 +66,6 @@ def without_special_tokens(folder: Path) -> None:
 TURNS = "{% for m in messages %}{{ '<image>' }}{% endfor %}"
 GROWING = "{% set n = namespace(t='aa') %}{% for i in range(60) %}{% set n.t = n.t OP n.t %}{% endfor %}{{ n.t }}"
 CASES: list[tuple[Change, str]] = [
-    (config(model_type="llava_onevison"), "'llava_onevison' is not known; did you mean 'llava_onevision'"),
-    (without(SHARD), f"{SHARD}: is named in {INDEX} but is missing"),
     (cut(SHARD), f"{SHARD}: is damaged or truncated"),
     (mapped("../../etc/passwd"), "names '../../etc/passwd', which lies outside the checkpoint's folder"),
     (mapped("/etc/passwd"), "names '/etc/passwd', which lies outside the checkpoint's folder"),
@@ -76,10 +74,7 @@ CASES: list[tuple[Change, str]] = [
     (linked(SHARD), f"{SHARD}: is a link out of the checkpoint's folder"),
     (linked("tokenizer.json"), "tokenizer.json: is a link out of the checkpoint's folder"),
     (linked("config.json"), "config.json: is a link out of the checkpoint's folder"),
-    (tensor(NORMED, lambda weights: weights.int()), "is int32; give the checkpoint before quantisation"),
-    (tensor(NORMED, with_nan), "holds NaN or infinity"),
     (pickled, "pytorch_model.bin: pickled weights can run code and are not read; convert them"),
-    (config(text__vocab_size=300), "tokens and the model embeds 300; save the tokenizer that belongs to the model"),
     (without_special_tokens, "tokenizer.json: token"),
     (text("config.json", "[" * 100_000), "config.json: is not valid JSON"),
     (text("chat_template.jinja", "<image>{{ ''.__class__.__mro__[1].__subclasses__() }}"), "does not render (access to"),
