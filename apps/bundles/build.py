@@ -13,7 +13,7 @@ from edgevlm.engines.tensorrt.jobs import WORKSPACE, Settings
 from edgevlm.errors import UserError
 from edgevlm.packages import needed
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.cuda.driver import Device, open_driver
+from edgevlm.runtime.cuda.driver import CudaDevice, open_driver
 from edgevlm.runtime.model import bundle_folder
 
 MODULE = "edgevlm.engines.tensorrt.build"
@@ -68,7 +68,7 @@ def capacity_for(bundle: str, budget: int | None) -> int:
     return -(-model.capacity(tokens) // ROUND) * ROUND
 
 
-def check_device(name: str, found: Device) -> None:
+def check_device(name: str, found: CudaDevice) -> None:
     """Raise UserError where this machine's GPU is not the named device's."""
     device = load_device(name)
     wanted = device["compute_capability"]

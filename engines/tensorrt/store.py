@@ -22,12 +22,12 @@ from typing import Any
 from edgevlm.errors import UserError
 from edgevlm.runtime.atomic import flush, reason
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.cuda.driver import Device
+from edgevlm.runtime.cuda.driver import CudaDevice
 
 FOLDER, TIMINGS, PLAN, LOCK, NEW = "engines", "timing.cache", ".plan", ".lock", ".new"
 
 
-def engine_key(device: Device, tensorrt: str, bundle: Bundle) -> str:
+def engine_key(device: CudaDevice, tensorrt: str, bundle: Bundle) -> str:
     """Of a GPU, a TensorRT version and the bundle's precisions: ``orin-sm87-trt10.3.0-int4-kv-fp16-vision-fp32``."""
     name = re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-") or "gpu"
     major, minor = device.compute_capability

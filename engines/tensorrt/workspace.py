@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgevlm.engines.tensorrt.api import Context, Loaded
 from edgevlm.engines.tensorrt.jobs import Dims
-from edgevlm.runtime.cuda.driver import Driver, Graph, Memory, Stream
+from edgevlm.runtime.cuda.driver import CudaStream, DeviceMemory, Driver, Graph
 
 SCRATCH = "scratch"
 
@@ -21,7 +21,7 @@ class Blocks:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._held: dict[str, Memory] = {}
+        self._held: dict[str, DeviceMemory] = {}
 
     def at(self, name: str, nbytes: int) -> int:
         """The address of at least ``nbytes`` bytes, not cleared; another one when that is more than ever before."""
@@ -134,7 +134,7 @@ class Replayed:
     cannot be recorded none is.
     """
 
-    def __init__(self, driver: Driver, stream: Stream, context: Context) -> None:
+    def __init__(self, driver: Driver, stream: CudaStream, context: Context) -> None:
         self._driver, self._stream, self._context = driver, stream, context
         self._graph: Graph | None = None
         self._version = -1  # of the context when it last ran

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import CacheError
-from edgevlm.runtime.cuda.driver import Driver, Memory
+from edgevlm.runtime.cuda.driver import DeviceMemory, Driver
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cuda.cache import CudaCache
@@ -113,12 +113,12 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-class Workspace:
+class KernelWorkspace:
     """Device memory for one call at a time, and the page-locked host memory that its inputs and results go through."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self._held: dict[str, Memory] = {}
+        self._held: dict[str, DeviceMemory] = {}
         weakref.finalize(self, _free_all, driver, self._held)
 
     @property
@@ -135,7 +135,7 @@ class Workspace:
         assert host is not None
         return host[:nbytes]
 
-    def _at_least(self, name: str, nbytes: int, mapped: bool | None) -> Memory:
+    def _at_least(self, name: str, nbytes: int, mapped: bool | None) -> DeviceMemory:
         held = self._held.get(name)
         if held is not None and held.nbytes >= nbytes:
             return held
@@ -146,16 +146,16 @@ class Workspace:
         return self._held[name]
 
 
-def _free_all(driver: Driver, held: dict[str, Memory]) -> None:
+def _free_all(driver: Driver, held: dict[str, DeviceMemory]) -> None:
     for memory in held.values():
         driver.free(memory)
     held.clear()
 
 
-class Call:
+class KernelCall:
     """The arrays of one call by name. Name all of them, then :meth:`lay_out` gives each its address, ``call[name]``."""
 
-    def __init__(self, space: Workspace) -> None:
+    def __init__(self, space: KernelWorkspace) -> None:
         self._space = space
         self._inputs: dict[str, Sequence[NDArray]] = {}
         self._shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {}  # of what is made on the device
@@ -281,7 +281,7 @@ class LayersCall:
         self.cache, self.kernels, self.layers = cache, cache.kernels, layers
         self.table = cache.table(layers, cache.lengths if lengths is None else lengths)
         self.lengths = [int(n) for n in self.table["rows"]]
-        self.call = Call(self.kernels.space)
+        self.call = KernelCall(self.kernels.space)
         self.call.put("layers", self.table)
 
     @property

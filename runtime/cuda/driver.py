@@ -91,7 +91,7 @@ class OutOfMemoryError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class CudaDevice:
     """What the driver says of a device. integrated: it shares the host's memory, as a Jetson's does."""
 
     name: str
@@ -102,7 +102,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class DeviceMemory:
     """A block of memory that a device sees at ``address``, aligned to 256 bytes or more.
 
     host: uint8 ``[nbytes]``, the same bytes where the block is the host's own, mapped and never copied; else None.
@@ -113,7 +113,7 @@ class Memory:
     host: NDArray[np.uint8] | None = field(repr=False)
 
 
-class Stream:
+class CudaStream:
     """Work that is done in order. handle: the ``CUstream``."""
 
     def __init__(self, driver: Driver, handle: int) -> None:
@@ -130,7 +130,7 @@ class Event:
     def __init__(self, driver: Driver, handle: int) -> None:
         self._driver, self._handle = driver, handle
 
-    def record(self, stream: Stream) -> None:
+    def record(self, stream: CudaStream) -> None:
         self._driver.call("cuEventRecord", self._handle, stream.handle)
 
     def ms_since(self, earlier: Event) -> float:
@@ -195,14 +195,14 @@ class Driver:
         self.call("cuMemGetInfo_v2", byref(free), byref(total))
         return free.value
 
-    def allocate(self, nbytes: int, mapped: bool | None = None) -> Memory:
+    def allocate(self, nbytes: int, mapped: bool | None = None) -> DeviceMemory:
         """At least one byte, not cleared; ``mapped`` in the host's memory, unless said so where that is the device's as well.
 
         Raises UserError where there is not that much.
         """
         try:
             if not (self.device.integrated if mapped is None else mapped):
-                return Memory(self.made(c_uint64, "cuMemAlloc_v2", nbytes), nbytes, None)
+                return DeviceMemory(self.made(c_uint64, "cuMemAlloc_v2", nbytes), nbytes, None)
             start = self.made(c_void_p, "cuMemHostAlloc", nbytes, CONSTANTS["CU_MEMHOSTALLOC_DEVICEMAP"])
         except OutOfMemoryError:
             raise UserError(
@@ -210,55 +210,55 @@ class Driver:
                 "a lower --budget, or end what else uses the device"
             ) from None
         address = self.made(c_uint64, "cuMemHostGetDevicePointer_v2", start, 0)
-        return Memory(address, nbytes, np.ctypeslib.as_array((c_ubyte * nbytes).from_address(start)))
+        return DeviceMemory(address, nbytes, np.ctypeslib.as_array((c_ubyte * nbytes).from_address(start)))
 
-    def free(self, memory: Memory) -> None:
+    def free(self, memory: DeviceMemory) -> None:
         if memory.host is None:
             self.call("cuMemFree_v2", memory.address)
         else:
             self.call("cuMemFreeHost", memory.host.ctypes.data)
 
-    def copy_in(self, address: int, array: NDArray, stream: Stream | None = None) -> None:
+    def copy_in(self, address: int, array: NDArray, stream: CudaStream | None = None) -> None:
         """A dense array to the device. It may change as soon as the stream is synchronised, not before."""
         if source := _dense(array):
             self.call("cuMemcpyHtoDAsync_v2", address, source, array.nbytes, self._handle(stream))
 
-    def copy_out(self, array: NDArray, address: int, stream: Stream | None = None) -> None:
+    def copy_out(self, array: NDArray, address: int, stream: CudaStream | None = None) -> None:
         """From the device to a dense array, complete once the stream is synchronised."""
         if target := _dense(array):
             self.call("cuMemcpyDtoHAsync_v2", target, address, array.nbytes, self._handle(stream))
 
-    def copy_rows_in(self, address: int, pitch: int, array: NDArray, stream: Stream | None = None) -> None:
+    def copy_rows_in(self, address: int, pitch: int, array: NDArray, stream: CudaStream | None = None) -> None:
         """``array [rows, ...]``, each row dense, to ``pitch`` bytes apart on the device."""
         own_pitch, width = _dense_rows(array)
         self._copy_2d(
             stream, width, len(array), srcHost=array.ctypes.data, srcPitch=own_pitch, dstDevice=address, dstPitch=pitch
         )
 
-    def copy_rows_out(self, array: NDArray, address: int, pitch: int, stream: Stream | None = None) -> None:
+    def copy_rows_out(self, array: NDArray, address: int, pitch: int, stream: CudaStream | None = None) -> None:
         """Rows ``pitch`` bytes apart on the device to ``array [rows, ...]``, each row dense."""
         own_pitch, width = _dense_rows(array)
         self._copy_2d(
             stream, width, len(array), srcDevice=address, srcPitch=pitch, dstHost=array.ctypes.data, dstPitch=own_pitch
         )
 
-    def copy(self, to: int, from_: int, nbytes: int, stream: Stream | None = None) -> None:
+    def copy(self, to: int, from_: int, nbytes: int, stream: CudaStream | None = None) -> None:
         """Within the device."""
         self.call("cuMemcpyDtoDAsync_v2", to, from_, nbytes, self._handle(stream))
 
     def copy_rows(
-        self, to: int, to_pitch: int, from_: int, from_pitch: int, width: int, rows: int, stream: Stream | None = None
+        self, to: int, to_pitch: int, from_: int, from_pitch: int, width: int, rows: int, stream: CudaStream | None = None
     ) -> None:
         """Within the device: ``width`` bytes of each of ``rows`` rows."""
         self._copy_2d(stream, width, rows, srcDevice=from_, srcPitch=from_pitch, dstDevice=to, dstPitch=to_pitch)
 
-    def clear(self, address: int, pitch: int, width: int, rows: int, stream: Stream | None = None) -> None:
+    def clear(self, address: int, pitch: int, width: int, rows: int, stream: CudaStream | None = None) -> None:
         """Zero ``width`` bytes of each of ``rows`` rows, ``pitch`` apart."""
         if width and rows:
             self.call("cuMemsetD2D8Async", address, pitch, 0, width, rows, self._handle(stream))
 
-    def stream(self) -> Stream:
-        return Stream(self, self.made(c_void_p, "cuStreamCreate", CONSTANTS["CU_STREAM_NON_BLOCKING"]))
+    def stream(self) -> CudaStream:
+        return CudaStream(self, self.made(c_void_p, "cuStreamCreate", CONSTANTS["CU_STREAM_NON_BLOCKING"]))
 
     def event(self) -> Event:
         return Event(self, self.made(c_void_p, "cuEventCreate", 0))
@@ -273,14 +273,14 @@ class Driver:
         return handle
 
     def launch(
-        self, function: int, grid: tuple[int, int, int], block: int, arguments: bytes, stream: Stream | None = None
+        self, function: int, grid: tuple[int, int, int], block: int, arguments: bytes, stream: CudaStream | None = None
     ) -> None:
         """arguments: the bytes of the one struct that each of our kernels takes."""
         struct = ctypes.create_string_buffer(arguments, len(arguments))
         parameters = (c_void_p * 1)(ctypes.addressof(struct))
         self.call("cuLaunchKernel", function, *grid, block, 1, 1, 0, self._handle(stream), parameters, None)
 
-    def record(self, work: Callable[[], None], stream: Stream) -> Graph:
+    def record(self, work: Callable[[], None], stream: CudaStream) -> Graph:
         """What ``work`` asks of ``stream``, not done now but whenever it is replayed. Raises what ``work`` raises, too."""
         recorded = c_void_p()
         self.call("cuStreamBeginCapture_v2", stream.handle, CONSTANTS["CU_STREAM_CAPTURE_MODE_RELAXED"])
@@ -296,11 +296,11 @@ class Driver:
             if recorded:
                 self.call("cuGraphDestroy", recorded)
 
-    def replay(self, graph: Graph, stream: Stream) -> None:
+    def replay(self, graph: Graph, stream: CudaStream) -> None:
         """All of it, in order behind what ``stream`` has to do already."""
         self.call("cuGraphLaunch", graph.handle, stream.handle)
 
-    def _copy_2d(self, stream: Stream | None, width: int, rows: int, **sides: int) -> None:
+    def _copy_2d(self, stream: CudaStream | None, width: int, rows: int, **sides: int) -> None:
         if width and rows:
             kinds = {
                 f"{name[:3]}MemoryType": f"CU_MEMORYTYPE_{name[3:].upper()}" for name in sides if not name.endswith("Pitch")
@@ -309,7 +309,7 @@ class Driver:
             call = Memcpy2D(WidthInBytes=width, Height=rows, **sides, **types)
             self.call("cuMemcpy2DAsync_v2", byref(call), self._handle(stream))
 
-    def _describe(self, device: int) -> Device:
+    def _describe(self, device: int) -> CudaDevice:
         name = ctypes.create_string_buffer(128)
         self.call("cuDeviceGetName", name, len(name), device)
         major, minor, integrated = (
@@ -317,7 +317,7 @@ class Driver:
             for attribute in ("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "INTEGRATED")
         )
         version = self.made(c_int, "cuDriverGetVersion")
-        return Device(
+        return CudaDevice(
             name=name.value.decode(),
             compute_capability=(major, minor),
             integrated=bool(integrated),
@@ -325,7 +325,7 @@ class Driver:
             cuda=f"{version // 1000}.{version % 1000 // 10}",
         )
 
-    def _handle(self, stream: Stream | None) -> int:
+    def _handle(self, stream: CudaStream | None) -> int:
         return (stream or self.main).handle
 
 

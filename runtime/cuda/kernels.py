@@ -18,7 +18,17 @@ from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime import _native
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.cuda import calls
-from edgevlm.runtime.cuda.calls import TILE, Call, DeviceRows, LayersCall, Masks, Workspace, blocks, named, one_layer
+from edgevlm.runtime.cuda.calls import (
+    TILE,
+    DeviceRows,
+    KernelCall,
+    KernelWorkspace,
+    LayersCall,
+    Masks,
+    blocks,
+    named,
+    one_layer,
+)
 from edgevlm.runtime.cuda.driver import Driver
 
 if TYPE_CHECKING:
@@ -56,7 +66,7 @@ class Kernels:
     def __init__(self, driver: Driver) -> None:
         _module(driver)
         self.driver = driver
-        self.space = Workspace(driver)
+        self.space = KernelWorkspace(driver)
 
     def launch(self, name: str, grid: tuple[int, int, int], call: ctypes.Structure) -> None:
         """One kernel; nothing for a grid without blocks."""
@@ -70,18 +80,18 @@ class Kernels:
         wide = pairs % each == 0 and not (starts % 16).any()
         return calls.Rows(layers=address, heads=0, pairs=pairs, lanes=calls.lanes_of(pairs, each if wide else 1), wide=wide)
 
-    def put_turns(self, call: Call, inv_freq: NDArray[np.float64], pair_axis: NDArray[np.uint8] | None) -> None:
+    def put_turns(self, call: KernelCall, inv_freq: NDArray[np.float64], pair_axis: NDArray[np.uint8] | None) -> None:
         """The two inputs that :meth:`turns` reads."""
         call.put("turns", calls.turns_of(inv_freq))
         call.put("axis", np.zeros(len(inv_freq), np.uint8) if pair_axis is None else np.ascontiguousarray(pair_axis))
 
     @staticmethod
-    def turns(call: Call, axes: int, *, on: bool = True) -> ctypes.Structure:
+    def turns(call: KernelCall, axes: int, *, on: bool = True) -> ctypes.Structure:
         return calls.Turns(turns=call["turns"], axis=call["axis"], axes=axes, on=on)
 
     def value_norms(self, value: DeviceRows) -> Float32:
         heads, n, width = value.shape
-        call = Call(self.space)
+        call = KernelCall(self.space)
         call.room("norm", (heads, n), np.float32)
         table = one_layer(value)
         call.put("layers", table)
@@ -106,7 +116,7 @@ class Kernels:
         if len(query) % heads or query.shape[2:] != (width,):
             raise CacheError(f"query must be [a multiple of {heads}, w, {width}], not {list(query.shape)}")
         own = 0 if own_key is None else own_key.shape[1]
-        call, queries = Call(self.space), query.shape[1]
+        call, queries = KernelCall(self.space), query.shape[1]
         call.put("query", np.ascontiguousarray(query, np.float32))
         call.put("query_seq", np.ascontiguousarray(query_seq, np.int64))
         call.put("seq", np.ascontiguousarray(seq, np.int64))
@@ -141,7 +151,7 @@ class Kernels:
     def top_k(self, scores: Float32, seq: NDArray[np.int64], candidates: Bool, k: int) -> Bool:
         """Of scores in the host's memory; policies use the C++ kernel for those."""
         heads, n = scores.shape
-        call = Call(self.space)
+        call = KernelCall(self.space)
         call.put("score", np.ascontiguousarray(scores, np.float32))
         call.put("seq", np.ascontiguousarray(seq, np.int64))
         call.put("candidate", np.ascontiguousarray(candidates, np.bool_))

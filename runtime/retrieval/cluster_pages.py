@@ -21,7 +21,7 @@ MAX_GAPS = 8  # a run is compacted when more than this part of it is missing: a 
 
 
 @dataclass(slots=True)
-class Run:
+class PageRun:
     """Some rows of a cluster, PAGE_ROWS to a block and the last block what is left: numbers ``first``, ``first + 1``, ...
 
     missing: of ``rows``, those of blocks that are lost. block: the rows themselves, as long as the store has none of them.
@@ -91,7 +91,7 @@ class ClusterPages(Stateful):
         """
         old = np.flatnonzero(home >= 0)
         gone = old[home[old] != old]
-        runs_of = {slot: [Run(len(part), block=part)] for slot, part in parts.items()}
+        runs_of = {slot: [PageRun(len(part), block=part)] for slot, part in parts.items()}
         runs_of |= {slot: [] for slot in home[gone].tolist() if slot not in runs_of}
         for slot in old[np.isin(home[old], list(runs_of))].tolist():
             runs_of[int(home[slot])] += self._runs(layer, head, slot)
@@ -119,7 +119,7 @@ class ClusterPages(Stateful):
         """Runs of which much is missing get numbers without gaps; returns rows found lost on the way, as :meth:`mark_lost`."""
         before = self.held
         for at in zip(*np.nonzero(MAX_GAPS * self.missing > self.rows), strict=True):
-            run = Run(int(self.rows[at]), int(self.first[at]), int(self.missing[at]))
+            run = PageRun(int(self.rows[at]), int(self.first[at]), int(self.missing[at]))
             full, tail = run.rows // PAGE_ROWS, run.rows % PAGE_ROWS
             pages, last = store.renumber(run.pages[:full]), store.renumber(run.pages[full:])
             rows = PAGE_ROWS * len(pages) + tail * len(last)
@@ -127,11 +127,11 @@ class ClusterPages(Stateful):
         lost: Int32 = before - self.held
         return lost
 
-    def _runs(self, layer: int, head: int, slot: int) -> list[Run]:
+    def _runs(self, layer: int, head: int, slot: int) -> list[PageRun]:
         of = zip(*(array[layer, head, slot].tolist() for array in (self.rows, self.first, self.missing)), strict=True)
-        return [Run(rows, first, missing) for rows, first, missing in of if rows]
+        return [PageRun(rows, first, missing) for rows, first, missing in of if rows]
 
-    def _write(self, layer: int, head: int, runs_of: Mapping[int, list[Run]]) -> None:
+    def _write(self, layer: int, head: int, runs_of: Mapping[int, list[PageRun]]) -> None:
         for slot, of_slot in runs_of.items():
             of_slot.sort(key=lambda run: run.rows)
             for array in (self.rows, self.missing):
@@ -142,7 +142,7 @@ class ClusterPages(Stateful):
                 self.first[where], self.rows[where], self.missing[where] = run.first, run.rows, run.missing
 
 
-def merge_runs(store: Store, runs: list[Run]) -> int:
+def merge_runs(store: Store, runs: list[PageRun]) -> int:
     """Join those of like sizes until there are few enough, and put what is left to put; returns rows found lost on the way."""
     lost = 0
     while len(runs) > MAX_RUNS:
@@ -161,7 +161,7 @@ def merge_runs(store: Store, runs: list[Run]) -> int:
     return lost
 
 
-def _join(store: Store, small: Run, large: Run) -> int:
+def _join(store: Store, small: PageRun, large: PageRun) -> int:
     """``large`` gets the rows of ``small`` behind its own; returns rows found lost on the way.
 
     Full pages stay as they are and get numbers that follow one another; what is read and put anew is less than a page of each.
@@ -172,7 +172,7 @@ def _join(store: Store, small: Run, large: Run) -> int:
         if not of_small or store.append(large.pages[-1], of_small[0]):
             large.rows += sum(map(len, of_small))
             return before - large.held
-        small = Run(len(of_small[0]), block=of_small[0])
+        small = PageRun(len(of_small[0]), block=of_small[0])
     full = [number for run in (large, small) for number in run.pages[: run.rows // PAGE_ROWS] if run.block is None]
     rest = [block for run in (large, small) for block in _rest(store, run)]
     pages = store.renumber(full)
@@ -182,7 +182,7 @@ def _join(store: Store, small: Run, large: Run) -> int:
     return before - large.rows
 
 
-def _rest(store: Store, run: Run) -> list[Block]:
+def _rest(store: Store, run: PageRun) -> list[Block]:
     """What fills no page of a run, or all that is not in the store yet; the store has it no more then."""
     if run.block is not None:
         return [run.block]

@@ -77,7 +77,7 @@ class RecordHeader:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Record:
+class BlockRecord:
     """A block in a buffer that can be written as it is once it is sealed; the block's arrays are read-only views of it."""
 
     buffer: NDArray[np.uint8]
@@ -88,7 +88,7 @@ class Record:
         return self.buffer.nbytes
 
     @staticmethod
-    def of(block: Block) -> Record:
+    def of(block: Block) -> BlockRecord:
         """A copy of a block. Raises ValueError for a dtype that no cache has."""
         heads, rows, head_dim = block.key.shape
         buffer = np.empty(record_bytes(block), np.uint8)
@@ -100,7 +100,7 @@ class Record:
         for view, part in zip(views.parts, block.parts, strict=True):
             view[:] = part
             view.flags.writeable = False
-        return Record(buffer, views)
+        return BlockRecord(buffer, views)
 
     def seal(self, number: int, stamp: int) -> None:
         """Write the block's number, a stamp and the checksum into the header."""

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from edgevlm.runtime.store.block import Block, Record, joined, record_bytes
+from edgevlm.runtime.store.block import Block, BlockRecord, joined, record_bytes
 
 
 @dataclass(slots=True)
@@ -14,7 +14,7 @@ class Resident:
     """What is here of one block: all its rows, or None; and, in order, the records that the file does not have yet."""
 
     rows: Block | None = None
-    unwritten: list[Record] = field(default_factory=list)
+    unwritten: list[BlockRecord] = field(default_factory=list)
 
     @property
     def evictable(self) -> bool:
@@ -57,10 +57,10 @@ class HostMemory:
                     order.move_to_end(number)
         return rows
 
-    def put(self, number: int, record: Record) -> None:
+    def put(self, number: int, record: BlockRecord) -> None:
         self._set(number, Resident(record.block, [record]))
 
-    def append(self, number: int, record: Record) -> None:
+    def append(self, number: int, record: BlockRecord) -> None:
         held = self.find(number)
         rows = None if held.rows is None else joined([held.rows, record.block])
         self._set(number, Resident(rows, [*held.unwritten, record]))
@@ -73,7 +73,7 @@ class HostMemory:
                 return
         self._set(number, Resident(block, self.find(number).unwritten))
 
-    def written(self, number: int, record: Record) -> bool:
+    def written(self, number: int, record: BlockRecord) -> bool:
         """A record is in the file now. Returns whether it was the block's last."""
         held = self.find(number)
         if record not in held.unwritten:
@@ -82,7 +82,7 @@ class HostMemory:
         self._set(number, Resident(held.rows, rest))
         return not rest
 
-    def replace(self, number: int, count: int, record: Record) -> None:
+    def replace(self, number: int, count: int, record: BlockRecord) -> None:
         """One record instead of those in the file and the first ``count`` unwritten ones."""
         held = self.find(number)
         rows = record.block if held.rows is not None and count == len(held.unwritten) else held.rows

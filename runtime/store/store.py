@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.store.block import ALIGNMENT, Block, Record, joined
+from edgevlm.runtime.store.block import ALIGNMENT, Block, BlockRecord, joined
 from edgevlm.runtime.store.file import StoreFile
 from edgevlm.runtime.store.tables import Notify, StoreStats, StoreTables
 from edgevlm.runtime.store.threads import PATIENCE_S, RETRY_S, Readers, Writer
@@ -111,7 +111,7 @@ class Store:
 
     def put(self, block: Block) -> int:
         """Keep a copy of a block; returns its number: from 0 up, one after another. Never raises for a disk that fails."""
-        tables, record = self._tables, Record.of(block)
+        tables, record = self._tables, BlockRecord.of(block)
         with tables.changed:
             self._make_room(record.nbytes)
             number, self._next = self._next, self._next + 1
@@ -123,14 +123,14 @@ class Store:
 
     def append(self, number: int, block: Block) -> bool:
         """Add rows behind those of a block already there; False when that is lost, and nothing is kept."""
-        tables, record = self._tables, Record.of(block)
+        tables, record = self._tables, BlockRecord.of(block)
         with tables.changed:
             self._make_room(record.nbytes)
             there = number in tables.ring.blocks
             if there:
                 self._readers.forget(number)
                 if self._writer is None and (rows := tables.memory.use(number)) is not None:
-                    tables.memory.put(number, Record.of(joined([rows, block])))
+                    tables.memory.put(number, BlockRecord.of(joined([rows, block])))
                 else:
                     tables.memory.append(number, record)
                 self._write_soon(number)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from edgevlm.runtime.atomic import reason
-from edgevlm.runtime.store.block import Block, Record
+from edgevlm.runtime.store.block import Block, BlockRecord
 from edgevlm.runtime.store.file import StoreFile
 from edgevlm.runtime.store.ring import MAX_RECORDS
 from edgevlm.runtime.store.tables import StoreTables
@@ -229,7 +229,7 @@ class Writer:
         """Join a block's records, in the file and unwritten, into one to be written."""
         tables = self._tables
         found = tables.rows(number)
-        record = Record.of(found[0]) if found is not None else None
+        record = BlockRecord.of(found[0]) if found is not None else None
         with tables.changed:
             if found is None or record is None or number not in tables.ring.blocks:
                 return self._done(number)

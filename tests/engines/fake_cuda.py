@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.runtime.cuda.driver import Device, Memory
+from edgevlm.runtime.cuda.driver import CudaDevice, DeviceMemory
 
-ORIN = Device("Orin", (8, 7), True, 8 << 30, "12.6")
-CARD = Device("NVIDIA T4", (7, 5), False, 16 << 30, "12.6")
+ORIN = CudaDevice("Orin", (8, 7), True, 8 << 30, "12.6")
+CARD = CudaDevice("NVIDIA T4", (7, 5), False, 16 << 30, "12.6")
 ALIGNMENT = 256
 
 
@@ -52,7 +52,7 @@ class FakeGraph:
 class FakeDriver:
     """See :class:`edgevlm.runtime.cuda.driver.Driver`."""
 
-    def __init__(self, device: Device = ORIN, free: int = 4 << 30) -> None:
+    def __init__(self, device: CudaDevice = ORIN, free: int = 4 << 30) -> None:
         self.device, self.free_now = device, free
         self.main = self.stream()
         self.held: dict[int, NDArray[np.uint8]] = {}
@@ -62,13 +62,13 @@ class FakeDriver:
     def free_bytes(self) -> int:
         return self.free_now
 
-    def allocate(self, nbytes: int, mapped: bool | None = None) -> Memory:
+    def allocate(self, nbytes: int, mapped: bool | None = None) -> DeviceMemory:
         block = np.full(nbytes + ALIGNMENT, 0xFF, np.uint8)  # NaN, and lengths that nobody has
         address = -(-block.ctypes.data // ALIGNMENT) * ALIGNMENT
         self.held[address] = block
-        return Memory(address, nbytes, None)
+        return DeviceMemory(address, nbytes, None)
 
-    def free(self, memory: Memory) -> None:
+    def free(self, memory: DeviceMemory) -> None:
         self.held.pop(memory.address)[:] = 0xFF
 
     def copy_in(self, address: int, array: NDArray, stream: Any = None) -> None:

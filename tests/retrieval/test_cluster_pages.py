@@ -5,7 +5,7 @@ import pytest
 from stored import PlainStore
 
 from edgevlm.runtime.retrieval import cluster_pages
-from edgevlm.runtime.retrieval.cluster_pages import MAX_RUNS, PAGE_ROWS, ClusterPages, Run, merge_runs
+from edgevlm.runtime.retrieval.cluster_pages import MAX_RUNS, PAGE_ROWS, ClusterPages, PageRun, merge_runs
 from edgevlm.runtime.store import Block, Store, StoreSettings, joined
 
 
@@ -45,7 +45,7 @@ def test_rows_are_written_again_a_few_times_however_large_the_cluster():
     store, runs, count, random = Counting(), [], 0, np.random.default_rng(0)
     for _ in range(2000):
         new = int(random.integers(1, 12))
-        runs.append(Run(new, block=block(range(count, count + new))))
+        runs.append(PageRun(new, block=block(range(count, count + new))))
         count += new
         assert merge_runs(store, runs) == 0
         assert len(runs) <= MAX_RUNS

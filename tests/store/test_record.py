@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from stored import ARRAYS, block, same
 
-from edgevlm.runtime.store.block import Record, header_of, read_record, record_bytes
+from edgevlm.runtime.store.block import BlockRecord, header_of, read_record, record_bytes
 
 
 def sealed(of, number=7, stamp=2**64 - 1):
-    record = Record.of(of)
+    record = BlockRecord.of(of)
     record.seal(number, stamp)
     return record.buffer.tobytes()
 
@@ -25,8 +25,8 @@ def test_a_block_comes_back_as_it_was(dtype, heads, rows, head_dim, axes):
 
 def test_a_view_of_the_cache_is_copied_and_cannot_be_written_through():
     wide = block(1, 20, 2, 8)
-    record = Record.of(wide[:9])
-    wanted = Record.of(wide[:9]).block
+    record = BlockRecord.of(wide[:9])
+    wanted = BlockRecord.of(wide[:9]).block
     wide.key[:] = 0
     assert same(record.block, wanted)
     for name in ARRAYS:
