@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgevlm.apps.planning.plan import PlanRequest, make_plan
-from edgevlm.engines.devices import Device, load_device
+from edgevlm.engines.devices import DeviceProfile, load_device
 from edgevlm.errors import UserError
 from edgevlm.export.precisions import load_precision
 from edgevlm.packages import needs
@@ -61,7 +61,7 @@ def target_for(
     return ExportTarget(profile, chosen, kept, line)
 
 
-def _release(device: Device, jetpack: str | None) -> dict[str, str]:
+def _release(device: DeviceProfile, jetpack: str | None) -> dict[str, str]:
     """The versions that belong together; raises UserError for a JetPack that the device has not."""
     releases: list[dict[str, str]] = device["releases"]
     if jetpack is None:

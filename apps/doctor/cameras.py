@@ -19,7 +19,7 @@ SHOWN = 4  # modes in a line for a person
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CameraEntry:
     """``camera``: what to give to --camera; ``problem``: why it would not do, None where it does."""
 
     camera: str
@@ -63,7 +63,7 @@ class Ability:
 class Found:
     """All there is to list."""
 
-    cameras: list[Entry] = field(default_factory=list)
+    cameras: list[CameraEntry] = field(default_factory=list)
     abilities: list[Ability] = field(default_factory=list)
 
 
@@ -71,7 +71,7 @@ def look_around(root: Path = ROOT) -> Found:
     """Ask every device and look through it, and see what GStreamer and the platform offer."""
     probed = [probe(device, root, see=look_through) for device in devices(root)]
     sensors = [each for each in probed if each.described is not None and each.described.driver == CSI_DRIVER]
-    cameras = [Entry("demo", "demo", "the world that the embedded model was taught", None)]
+    cameras = [CameraEntry("demo", "demo", "the world that the embedded model was taught", None)]
     cameras += [_usb(each) for each in probed if each not in sensors]
     cameras += [_csi(number, each) for number, each in enumerate(sensors)]
     abilities = [
@@ -100,7 +100,7 @@ def look_through(path: Path) -> str | None:
 def list_cameras(as_json: bool, root: Path = ROOT) -> Iterator[str]:
     """The lines of the command."""
     found = look_around(root)
-    entries: list[Entry | Ability] = [*found.cameras, *found.abilities]
+    entries: list[CameraEntry | Ability] = [*found.cameras, *found.abilities]
     if as_json:
         yield from (json.dumps(entry.line()) for entry in entries)
         return
@@ -111,17 +111,17 @@ def list_cameras(as_json: bool, root: Path = ROOT) -> Iterator[str]:
     yield from map(str, found.abilities)
 
 
-def _usb(probed: Probed) -> Entry:
+def _usb(probed: Probed) -> CameraEntry:
     device = probed.device
     modes = tuple(map(str, probed.described.modes)) if probed.described else ()
-    return Entry(str(device.path), device.bus, device.name, probed.problem, modes, tuple(map(str, device.links)))
+    return CameraEntry(str(device.path), device.bus, device.name, probed.problem, modes, tuple(map(str, device.links)))
 
 
-def _csi(number: int, probed: Probed) -> Entry:
+def _csi(number: int, probed: Probed) -> CameraEntry:
     problem = None
     if opencv_problem() is not None and not has_element(CSI_ELEMENT):
         problem = pygobject_problem() or f"GStreamer has no {CSI_ELEMENT}: sudo apt install nvidia-l4t-gstreamer"
-    return Entry(f"csi://{number}", "csi", probed.device.name, problem, links=(str(probed.device.path),))
+    return CameraEntry(f"csi://{number}", "csi", probed.device.name, problem, links=(str(probed.device.path),))
 
 
 def cameras(machine: Machine) -> Iterator[Finding]:

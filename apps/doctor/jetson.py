@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from edgevlm.engines.devices import Device, device_names, load_device
+from edgevlm.engines.devices import DeviceProfile, device_names, load_device
 from edgevlm.engines.devices.machine import Finding, Machine
 
 GPU_CLOCKS = ("sys/class/devfreq/17000000.gpu", "sys/class/devfreq/17000000.ga10b")  # of JetPack 6 and 7, and of 5
@@ -26,7 +26,7 @@ def module_of(machine: Machine) -> str | None:
     return str(found[-1]) if found else None
 
 
-def profile_of(machine: Machine) -> Device | None:
+def profile_of(machine: Machine) -> DeviceProfile | None:
     """The profile of the module; of two, the one whose power modes are those of the machine."""
     module, modes = module_of(machine), set(power_modes(machine).values())
     fitting = [device for device in map(load_device, device_names()) if module in device.modules]

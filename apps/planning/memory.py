@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgevlm.apps.planning.model import PlannedModel, layer_matrices
-from edgevlm.engines.devices import Device
+from edgevlm.engines.devices import DeviceProfile
 from edgevlm.engines.tensorrt.jobs import RUNTIME, build_need
 from edgevlm.errors import UserError
 from edgevlm.export.footprint import needed_memory
@@ -21,7 +21,7 @@ POLICY_ROW = 12  # bytes that a policy may keep of a row in each layer and KV he
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class PlannedMemory:
     """Bytes of each part while a stream runs, and the peaks of making what it runs.
 
     weights; kv: the arena of the cache; policy: what it may keep beside it; activations: working memory of the decoder;
@@ -164,10 +164,10 @@ def export_peak(model: PlannedModel) -> int:
     return needed_memory(FLOAT * layer_matrices(model.hidden, model.heads, model.kv_heads, model.head_dim, model.inner))
 
 
-def memory_of(model: PlannedModel, device: Device, precision: str, kv: str, budget: int, chunk: int) -> Memory:
+def memory_of(model: PlannedModel, device: DeviceProfile, precision: str, kv: str, budget: int, chunk: int) -> PlannedMemory:
     """Every part, for a stream of ``budget`` vision tokens a layer that takes ``chunk`` frames at once."""
     weights, kind = weights_of(model, precision, device.kind), device.kind
-    return Memory(
+    return PlannedMemory(
         weights=resident_weights(model, weights, precision, kind),
         kv=arena_bytes(model, budget, kv),
         policy=policy_bytes(model, budget),

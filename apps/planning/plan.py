@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from edgevlm.apps.planning.memory import Memory, memory_of
+from edgevlm.apps.planning.memory import PlannedMemory, memory_of
 from edgevlm.apps.planning.model import PlannedModel, model_of
 from edgevlm.apps.planning.speed import Roofline, Speed, bound_by, fits, largest_budget, speed_of
 from edgevlm.engines.devices import load_device
@@ -42,20 +42,20 @@ class PlanRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class DevicePlan:
     """A plan: what was asked, and all that follows."""
 
     roofline: Roofline
     budget: int
     fps: float
     chunk: int
-    memory: Memory
+    memory: PlannedMemory
     speed: Speed
 
     def line(self) -> dict[str, Any]:
         """As JSON: the fields of :data:`FIRST`, then the rest. MB are 1e6 bytes."""
         memory, speed, roofline = self.memory, self.speed, self.roofline
-        megabytes = {f"{name}_mb": round(getattr(memory, name) / 1e6, 1) for name in Memory.__slots__} | {
+        megabytes = {f"{name}_mb": round(getattr(memory, name) / 1e6, 1) for name in PlannedMemory.__slots__} | {
             "total_mb": round(memory.total / 1e6, 1)
         }
         known = megabytes | {
@@ -84,7 +84,7 @@ class Planned:
         return {name: known.pop(name) for name in FIRST} | known
 
 
-def make_plan(request: PlanRequest) -> Planned:
+def make_plan(request: PlanRequest) -> DevicePlan:
     """Work a plan out. Raises UserError for a device, model, precision or budget that is none."""
     device, model = load_device(request.device), model_of(request.model, request.camera)
     is_made = bool(model.files) or model.precision != "fp32"
@@ -103,7 +103,7 @@ def make_plan(request: PlanRequest) -> Planned:
         )
     roofline = Roofline(model, device, precision, kv)
     memory = memory_of(model, device, precision, kv, budget, request.chunk)
-    return Planned(roofline, budget, request.fps, request.chunk, memory, speed_of(roofline, budget, request.chunk))
+    return DevicePlan(roofline, budget, request.fps, request.chunk, memory, speed_of(roofline, budget, request.chunk))
 
 
 def default_budget(model: PlannedModel) -> int:
@@ -113,13 +113,13 @@ def default_budget(model: PlannedModel) -> int:
     return max(wanted, model.least_budget)
 
 
-def describe(plan: Planned) -> Iterator[str]:
+def describe(plan: DevicePlan) -> Iterator[str]:
     """A plan for a person."""
     line, device, model = plan.line(), plan.roofline.device, plan.roofline.model
     yield f"{model.name} ({model.family}) on {device.title}: {line['precision']} weights, {line['kv']} cache"
     yield f"budget {plan.budget} tokens a layer, {line['tokens_per_frame']:g} rows a frame, {plan.fps:g} frames a second asked"
     yield ""
-    for part in Memory.__slots__[:6]:
+    for part in PlannedMemory.__slots__[:6]:
         yield f"  {part:<12}{line[f'{part}_mb']:>10.1f} MB"
     verdict = "fits" if line["fits"] else "does not fit"
     yield f"  {'total':<12}{line['total_mb']:>10.1f} MB: {verdict} in {line['usable_mb']:.0f} MB beside the system"
@@ -140,7 +140,7 @@ def describe(plan: Planned) -> Iterator[str]:
         yield "  largest     no budget fits and keeps up: take a smaller model, fewer --fps or a smaller --precision"
 
 
-def compare(plan: Planned, request: PlanRequest) -> dict[str, Any]:
+def compare(plan: DevicePlan, request: PlanRequest) -> dict[str, Any]:
     """The plan's total beside what a process took."""
     from edgevlm.apps.planning.measure import measured_bytes
 

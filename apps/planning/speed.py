@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgevlm.apps.planning.memory import Memory, memory_of, weights_of
+from edgevlm.apps.planning.memory import PlannedMemory, memory_of, weights_of
 from edgevlm.apps.planning.model import PlannedModel
-from edgevlm.engines.devices import Device
+from edgevlm.engines.devices import DeviceProfile
 from edgevlm.export.precisions import load_precision
 from edgevlm.runtime.kv import DTYPES
 
@@ -21,7 +21,7 @@ TERMS = ("vision", "compute", "memory bandwidth")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RooflineCall:
     """Seconds of arithmetic and of memory traffic; they overlap, so that a call takes the longer of the two."""
 
     compute: float
@@ -42,7 +42,7 @@ class Roofline:
     """A model at a precision on a device. kv: what keys and values are kept as."""
 
     model: PlannedModel
-    device: Device
+    device: DeviceProfile
     precision: str
     kv: str
 
@@ -72,7 +72,7 @@ class Roofline:
         """Bytes a second."""
         return 1e9 * float(self.device["bandwidth_gb_s"]) * BANDWIDTH_EFFICIENCY
 
-    def vision(self) -> Call:
+    def vision(self) -> RooflineCall:
         """One grid through the tower.
 
         Operations: 2 P_block N + 2 P_projector R + 4 B N A W, for N patches, R projected rows, B blocks of width W in which a
@@ -82,9 +82,9 @@ class Roofline:
         attention = 4 * tower.blocks * tower.patches * tower.attended * tower.width
         matrices = 2 * (tower.block_parameters * tower.patches + tower.projector_parameters * tower.projected)
         weights = weights_of(self.model, self.precision, self.device.kind).tower
-        return Call((matrices + attention) / self.tower_rate, weights / self.bandwidth)
+        return RooflineCall((matrices + attention) / self.tower_rate, weights / self.bandwidth)
 
-    def prefill(self, rows: int, held: int, calls: float = 1.0, logits: bool = False) -> Call:
+    def prefill(self, rows: int, held: int, calls: float = 1.0, logits: bool = False) -> RooflineCall:
         """``rows`` rows after ``held`` in ``calls`` calls of the decoder.
 
         Operations: 2 P rows for P parameters of the layers' matrices, 4 L H D rows (held + rows / 2) of attention, and 2 V E of
@@ -97,13 +97,13 @@ class Roofline:
         if logits:
             operations += 2 * model.table
             read += weights.head or weights.embedding
-        return Call(operations / self.rate, read / self.bandwidth)
+        return RooflineCall(operations / self.rate, read / self.bandwidth)
 
     def kv_bytes(self, rows: int) -> float:
         """Keys and values of ``rows`` rows in every layer, bytes."""
         return 2 * self.model.layers * self.model.kv_heads * self.model.head_dim * rows * DTYPES[self.kv].itemsize
 
-    def token(self, held: int) -> Call:
+    def token(self, held: int) -> RooflineCall:
         """One token of an answer with ``held`` rows in the cache."""
         return self.prefill(1, held, logits=True)
 
@@ -153,7 +153,7 @@ def speed_of(roofline: Roofline, budget: int, chunk: int) -> Speed:
     )
 
 
-def fits(roofline: Roofline, memory: Memory) -> bool:
+def fits(roofline: Roofline, memory: PlannedMemory) -> bool:
     """Whether a stream fits beside what the system takes."""
     return memory.total <= roofline.device.usable_bytes
 
@@ -183,6 +183,6 @@ def largest_budget(roofline: Roofline, chunk: int, fps: float) -> int:
     return largest(model.least_budget, model.most_budget, lambda budget: can_run(roofline, budget, chunk, fps))
 
 
-def bound_by(roofline: Roofline, memory: Memory, speed: Speed) -> str:
+def bound_by(roofline: Roofline, memory: PlannedMemory, speed: Speed) -> str:
     """The term that binds: ``memory size`` of what does not fit, else what takes most of a frame's time."""
     return speed.bound_by if fits(roofline, memory) else "memory size"

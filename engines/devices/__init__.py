@@ -38,7 +38,7 @@ FIGURES = {
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure, its source's key in :attr:`Device.sources`, and whether it was looked up there."""
+    """A figure, its source's key in :attr:`DeviceProfile.sources`, and whether it was looked up there."""
 
     value: Any
     source: str
@@ -46,7 +46,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FigureSource:
     """A document, and where it can be read; None for what is worked out, or allowed for, here."""
 
     document: str
@@ -54,7 +54,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceProfile:
     """One device. ``device["bandwidth_gb_s"]`` is a figure's value; :data:`FIGURES` says what each is, and its unit."""
 
     name: str
@@ -62,7 +62,7 @@ class Device:
     kind: str
     modules: tuple[str, ...]
     figures: Mapping[str, Figure]
-    sources: Mapping[str, Source]
+    sources: Mapping[str, FigureSource]
 
     def __getitem__(self, figure: str) -> Any:
         return self.figures[figure].value
@@ -79,17 +79,17 @@ def device_names() -> list[str]:
 
 
 @cache
-def load_device(name: str) -> Device:
+def load_device(name: str) -> DeviceProfile:
     """The device of a name; raises UserError, one line that names the nearest, for one that there is not."""
     known = device_names()
     if name not in known:
         raise UserError(f"no device is called {name!r}; {nearest(name, known)}")
     data = json.loads(files(__name__).joinpath(f"{name}.json").read_text(encoding="utf-8"))
-    return Device(
+    return DeviceProfile(
         name=name,
         title=data["title"],
         kind=data["kind"],
         modules=tuple(data["modules"]),
         figures={key: Figure(**figure) for key, figure in data["figures"].items()},
-        sources={key: Source(**source) for key, source in data["sources"].items()},
+        sources={key: FigureSource(**source) for key, source in data["sources"].items()},
     )

@@ -17,7 +17,7 @@ from typer import Context
 from typer.main import get_group
 from typer.testing import CliRunner
 
-from edgevlm.cli import app
+from edgevlm.cli import app, main
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import demo_bundle
 
@@ -99,8 +99,8 @@ def test_another_source_is_warned_about():
 @pytest.mark.parametrize("chunk", [1, 16])
 def test_policies_and_chunks(policy, chunk):
     budget = [] if policy == "full" else ["--budget", "256"]
-    done = edgevlm("run", "--policy", policy, *budget, "--chunk", chunk, "--frames", 40, "--json", "--ask", COUNT)
-    summary = events(done)[-1]
+    typed = ["run", "--policy", policy, *budget, "--chunk", str(chunk), "--frames", "40", "--json", "--ask", COUNT]
+    summary = events(CliRunner().invoke(app, typed))[-1]
     assert summary["cache_tokens"] == 640 if policy == "full" else summary["cache_tokens"] <= 256
 
 
@@ -155,13 +155,15 @@ MISTAKES = [
 @pytest.mark.parametrize(
     ("arguments", "says"), MISTAKES, ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else ""
 )
-def test_a_mistake_is_one_line_and_exit_code_2(arguments, says):
-    done = edgevlm("run", *arguments)
-    assert done.returncode == 2
-    assert re.search(says, done.stderr)
-    assert done.stderr.count("\n") == 1
-    assert "secret" not in done.stderr
-    assert done.stdout == ""
+def test_a_mistake_is_one_line_and_exit_code_2(arguments, says, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["edgevlm", "run", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    out, err = capsys.readouterr()
+    assert (end.value.code, out) == (2, "")
+    assert re.search(says, err)
+    assert err.count("\n") == 1
+    assert "secret" not in err
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
@@ -254,12 +256,14 @@ def test_the_version_is_printed_when_asked_for_alone():
         ("EDGEVLM_RUN_XYZZY", "see edgevlm run --help"),
     ],
 )
-def test_a_variable_that_sets_nothing_names_the_nearest(name, says):
-    done = edgevlm("run", "--frames", 2, env={**os.environ, name: "1"})
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"edgevlm: {name}: edgevlm run has no such option; {says}\n"
-    assert edgevlm("run", "--help", env={**os.environ, name: "1"}).returncode == 0
-    assert edgevlm("policies", env={**os.environ, name: "1"}).returncode == 0, "another command's"
+def test_a_variable_that_sets_nothing_names_the_nearest(name, says, monkeypatch, capsys):
+    monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(sys, "argv", ["edgevlm", "run", "--frames", "2"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert (end.value.code, capsys.readouterr()) == (2, ("", f"edgevlm: {name}: edgevlm run has no such option; {says}\n"))
+    assert CliRunner().invoke(app, ["run", "--help"]).exit_code == 0
+    assert CliRunner().invoke(app, ["policies"]).exit_code == 0, "another command's"
 
 
 def commands(group, path=()):

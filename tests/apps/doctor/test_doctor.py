@@ -256,9 +256,9 @@ def test_a_module_without_a_profile_is_told(tmp_path):
 
 def test_each_camera_is_told_with_its_reason(tmp_path, monkeypatch):
     entries = [
-        listing.Entry("demo", "demo", "the world", None),
-        listing.Entry("/dev/video0", "usb", "A webcam", None),
-        listing.Entry("/dev/video2", "usb", "Another", "is in use by obs (process 7); end that one"),
+        listing.CameraEntry("demo", "demo", "the world", None),
+        listing.CameraEntry("/dev/video0", "usb", "A webcam", None),
+        listing.CameraEntry("/dev/video2", "usb", "Another", "is in use by obs (process 7); end that one"),
     ]
     monkeypatch.setattr(listing, "look_around", lambda root: listing.Found(entries))
     good, bad = doctor.CHECKS["cameras"](machine(tmp_path))
