@@ -1,1 +1,1 @@
-"""``edgevlm bench accuracy``: at which budget which policy still knows what happened. docs/accuracy.md has the rules."""
+"""``edgevlm bench accuracy``: at which budget which policy still knows what happened. Rules: docs/internals/accuracy.md."""

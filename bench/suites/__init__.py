@@ -1,4 +1,4 @@
-"""Published benchmarks, by name. docs/benchmarks.md says where their data is had."""
+"""Published benchmarks, by name. docs/internals/published-benchmarks.md says where their data is had."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from edgevlm.apps.bundles.cache import resolve_model
 from edgevlm.apps.run.launch import parse_count, to_stderr
 from edgevlm.bench.accuracy.command import resume_hint
 from edgevlm.bench.suites import suite_of
+from edgevlm.bench.suites.dataset import GUIDE
 from edgevlm.bench.suites.fields import shown
 from edgevlm.bench.suites.judge import Judge
 from edgevlm.bench.suites.run import SuiteJob, SuiteResults, evaluate
@@ -48,7 +49,7 @@ def job_of(
 ) -> SuiteJob:  # fmt: skip
     """What to run, from what was typed. Raises UserError for what cannot be."""
     if data is None:
-        raise UserError(f"--suite {suite}: name the folder of its data with --data DIR (docs/benchmarks.md)")
+        raise UserError(f"--suite {suite}: name the folder of its data with --data DIR ({GUIDE})")
     if not data.is_dir():
         raise UserError(f"--data {data}: is not a folder; give the one that the benchmark was downloaded to")
     if not 0 < fps <= 1000:

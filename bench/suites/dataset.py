@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +13,7 @@ from edgevlm.bench.suites.fields import Fields, Malformed, shown
 from edgevlm.bench.suites.schema import SuiteQuestion
 from edgevlm.errors import UserError
 
+GUIDE = "docs/internals/published-benchmarks.md"  # says where data is had
 FOLDERS = ("", "videos", "video", "data")  # where videos are looked for under the data folder
 SUFFIXES = ("", ".mp4", ".mkv", ".webm", ".avi", ".mov")
 
@@ -47,20 +47,18 @@ class Dataset:
         """
         found = [path for name in names for path in sorted(self.root.glob(name)) if path.is_file()]
         if not found:
-            raise UserError(
-                f"--data {self.root}: has no {' or '.join(names)}; download the annotations there (docs/benchmarks.md)"
-            )
+            raise UserError(f"--data {self.root}: has no {' or '.join(names)}; download the annotations there ({GUIDE})")
         return list(dict.fromkeys(path.relative_to(self.root).as_posix() for path in found))
 
     def read(self, name: str) -> Any:
-        """What a file holds, by its suffix: JSON, JSON lines, CSV with a head line, or parquet. Raises UserError, one line."""
+        """What a file holds, by its suffix: JSON, JSON lines or parquet. Raises UserError, one line."""
         path = self.root / name
-        readers = {".jsonl": _json_lines, ".csv": _csv, ".parquet": _parquet}
+        readers = {".jsonl": _json_lines, ".parquet": _parquet}
         try:
             return readers.get(path.suffix.lower(), _json)(path)
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-        except (ValueError, RecursionError, csv.Error) as error:
+        except (ValueError, RecursionError) as error:
             why = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
             raise UserError(f"{path}: is damaged or another kind of file ({why}); download it again") from None
 
@@ -129,11 +127,6 @@ def _json(path: Path) -> Any:
 
 def _json_lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-
-
-def _csv(path: Path) -> list[Any]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def _parquet(path: Path) -> list[Any]:

@@ -13,7 +13,7 @@ import psutil
 
 from edgevlm import __version__
 from edgevlm.bench.suites import suite_of
-from edgevlm.bench.suites.dataset import Dataset
+from edgevlm.bench.suites.dataset import GUIDE, Dataset
 from edgevlm.bench.suites.fields import shown
 from edgevlm.bench.suites.judge import Judge
 from edgevlm.bench.suites.schema import SuiteQuestion
@@ -76,10 +76,10 @@ def read_questions(suite: str, data: Dataset) -> list[SuiteQuestion]:
     questions = list(suite_of(suite).read(data))
     if not questions:
         first = f"; the first: {data.findings[0]}" if data.findings else ""
-        raise UserError(f"--data {data.root}: holds no question that can be read{first}; see docs/benchmarks.md")
+        raise UserError(f"--data {data.root}: holds no question that can be read{first}; see {GUIDE}")
     if all(question.video in data.missing for question in questions):
         lacking = f"none of {len(data.missing)} videos is there, {shown(questions[0].video)} for one"
-        raise UserError(f"--data {data.root}: {lacking}; see docs/benchmarks.md")
+        raise UserError(f"--data {data.root}: {lacking}; see {GUIDE}")
     return questions
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -366,6 +366,10 @@ def map_workers(
         raise UserError(
             "a worker was killed, perhaps for want of memory; give fewer --workers, and --resume with --out"
         ) from None
+    except BaseException:
+        for process in active_children():  # a piece of work takes longer than anybody who pressed ctrl-C waits
+            process.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 

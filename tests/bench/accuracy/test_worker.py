@@ -1,13 +1,16 @@
 """What a result reports: the overlap of planted caches, and the answers that a plain session gives."""
 
+import time
 from dataclasses import replace
+from functools import partial
+from pydoc import locate
 
 import numpy as np
 import pytest
 from policies.filled import PREFIX, Filled
 
 from edgevlm.calib.accuracy.cases import make_case, seed_words
-from edgevlm.calib.accuracy.worker import FeatureCache, held_tokens, overlap, run_case
+from edgevlm.calib.accuracy.worker import FeatureCache, held_tokens, map_workers, overlap, run_case
 from edgevlm.runtime.policies import create_policy
 from edgevlm.runtime.session import Session
 
@@ -77,3 +80,12 @@ def test_features_are_encoded_once_a_stream(demo):
     run_case(model, case, create_policy("sliding-window"), 64)
     assert calls == [8] * 6
     assert not np.array_equal(one.kept, other.kept)
+
+
+def test_an_interrupt_does_not_wait_for_work_in_progress():
+    results = map_workers(time.sleep, partial(locate, "time.sleep"), [0, 0, 60, 60], 2)
+    next(results)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        results.throw(KeyboardInterrupt)
+    assert time.monotonic() - began < 5
