@@ -22,7 +22,7 @@ from edgevlm.bench.noise import as_stored, noise_scales
 from edgevlm.bench.output import prefixed
 from edgevlm.bench.timing import spread, timed
 from edgevlm.errors import UserError
-from edgevlm.runtime import _native, kernels, reference
+from edgevlm.runtime import _native, kernels
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.cache import Kind, KVCache, Rows
@@ -198,7 +198,7 @@ def _with_numpy(policy: Policy, cache: KVCache, appended: Appended | None, guida
     assert plan is not None, "the memory is full"
     for layer, keep in enumerate(plan.keep):
         if keep is not None:
-            reference.evict([cache.key(layer), cache.value(layer)], keep)
+            numpy_kernels.evict([cache.key(layer), cache.value(layer)], keep)
 
 
 def _queries(policy: Policy, memory: FilledCache, rows: Rows | None) -> Appended | None:

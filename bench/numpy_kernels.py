@@ -1,4 +1,4 @@
-"""The kernels as a vectorised numpy rendition in float32: what a policy would cost without C++. Not exact to the last places.
+"""The kernels in vectorised numpy, float32: what a policy would cost without C++. tests/reference.py has a plain one in float64.
 
 :func:`in_place` puts them where policies look for the kernels, so that one policy file is measured both ways.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from edgevlm.runtime import kernels, reference
+from edgevlm.runtime import kernels
 from edgevlm.runtime.cache import Kind
 
 Array = Any
@@ -112,7 +112,7 @@ def infinipot_select(
 ) -> list[Array]:  # fmt: skip
     """Layer by layer, of the functions above and below."""
     vision = [cache.kind(layer) == Kind.VISION for layer in range(cache.layers)]
-    recent = [reference.newest_frames(cache.frame(layer), held, recent_frames) for layer, held in enumerate(vision)]
+    recent = [newest_frames(cache.frame(layer), held, recent_frames) for layer, held in enumerate(vision)]
     keep = []
     for layer, (similarity, norms) in enumerate(infinipot_scores(cache, recent, vision, rotated=rotated)):
         seq, new, held = cache.seq(layer), recent[layer], vision[layer]
@@ -170,6 +170,21 @@ def attention_mass(
     return scores.sum(1, dtype=np.float32)[:, :held]
 
 
+def newest_frames(frame: Array, among: Array, count: int) -> Array:
+    return among & np.isin(frame, np.unique(frame[among])[-count:] if count else [])
+
+
+def evict(arrays: Sequence[Array], keep: Array) -> list[Array]:
+    """What is left of arrays ``[H, n, ...]``: the k-th hole among the first m rows takes the k-th kept row behind them."""
+    kept = int(keep[0].sum())
+    left = [array[:, :kept].copy() for array in arrays]
+    for head, mine in enumerate(keep):
+        holes, survivors = np.flatnonzero(~mine[:kept]), kept + np.flatnonzero(mine[kept:])
+        for out, array in zip(left, arrays, strict=True):
+            out[head, holes] = array[head, survivors]
+    return left
+
+
 KERNELS = {
     "temporal_similarity": temporal_similarity,
     "value_norms": value_norms,
@@ -180,7 +195,7 @@ KERNELS = {
     "attention_mass": attention_mass,
     "top_k": top_k,
     "index_of": index_of,
-    "newest_frames": reference.newest_frames,
+    "newest_frames": newest_frames,
 }
 
 

@@ -3,7 +3,7 @@
 Arrays may be strided views of a :class:`~edgevlm.runtime.cache.KVCache`; keys and values must be dense in their last
 axis, float32 or float16; other arrays whose rows are not dense are copied. dtypes must be exactly those stated, else
 CacheError. Kernels given a view of a cache work in that cache's own scratch, one call at a time, and allocate nothing but
-the result. :mod:`edgevlm.runtime.reference` has a plain numpy twin of each. Rows and caches on a CUDA device go to the
+the result. tests/reference.py has a plain numpy twin of each, in float64. Rows and caches on a CUDA device go to the
 kernels there (:mod:`edgevlm.runtime.cuda.kernels`): the same choices of the same scores, sums within float32 rounding.
 
 Inner loops are those of the best instruction set the processor has: avx512, avx2, neon or scalar, or the one that

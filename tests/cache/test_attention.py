@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgevlm.errors import CacheError
-from edgevlm.runtime import _native, kernels, reference
+from edgevlm.runtime import _native, kernels
 from edgevlm.runtime.kv import codes
 
 pytestmark = pytest.mark.usefixtures("isa")

@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgevlm.errors import CacheError
-from edgevlm.runtime import kernels, reference
+from edgevlm.runtime import kernels
 
 pytestmark = pytest.mark.usefixtures("isa")
 

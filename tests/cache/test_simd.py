@@ -6,9 +6,10 @@ import sys
 
 import numpy as np
 import pytest
+import reference
 
 from edgevlm.errors import CacheError
-from edgevlm.runtime import _native, kernels, reference
+from edgevlm.runtime import _native, kernels
 
 pytestmark = pytest.mark.cpu
 

@@ -1,12 +1,13 @@
 """Any sequence of operations, checked after each against plain arrays that do the same."""
 
 import numpy as np
+import reference
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from edgevlm.errors import CacheError, CacheFull
-from edgevlm.runtime import kernels, reference
+from edgevlm.runtime import kernels
 from edgevlm.runtime.cache import PARTS
 
 LAYERS, CAPACITIES = 3, [24, 30, 40]

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+import reference
 from cuda_backend import backend
 
 from edgevlm.errors import CacheError, UserError
-from edgevlm.runtime import kernels, reference
+from edgevlm.runtime import kernels
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.cuda.calls import turns_of
 

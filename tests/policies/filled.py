@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 from cuda_backend import backend, memory
+from reference import rotate
 
 from edgevlm.runtime.cache import Kind, Rows
 from edgevlm.runtime.kv import KVScales, codes
 from edgevlm.runtime.policies import Appended
-from edgevlm.runtime.reference import rotate
 
 HEADS, DIM, PREFIX = 2, 8, 3  # KV heads, head size, rows of the prefix
 GROUP = 2  # query heads of a KV head

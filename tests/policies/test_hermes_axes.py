@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from policies.filled import INV_FREQ, PREFIX, scales
+from reference import rotate
 
 from edgevlm.errors import CacheError
 from edgevlm.runtime.cache import Kind, KVCache, Rows
 from edgevlm.runtime.policies import Guidance, StreamShape, create_policy
 from edgevlm.runtime.policies.hermes import summary_of
-from edgevlm.runtime.reference import rotate
 
 HEADS, DIM, LAYERS, GRID = 2, 8, 10, (2, 3)
 PER_FRAME = GRID[0] * GRID[1]

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from policies.filled import GROUP, HEADS, INV_FREQ, PAIR_AXIS, PREFIX, STORAGE, Filled, told
 from policies.reference_resv import ReferenceClusters
+from reference import rotate
 from stored import PlainStore
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.policies.resv import ReSV
-from edgevlm.runtime.reference import rotate
 from edgevlm.runtime.retrieval import cluster_pages
 from edgevlm.runtime.store import joined
 

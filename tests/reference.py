@@ -1,4 +1,4 @@
-"""Slow, plain float64 twins of the cache's kernels, to test those against. Nothing at run time uses them."""
+"""Slow, plain float64 twins of the kernels and of what the cache does, to test those against."""
 
 from __future__ import annotations
 
