@@ -1,4 +1,4 @@
-"""The kernels in vectorised numpy, float32: what a policy would cost without C++. tests/reference.py has a plain one in float64.
+"""The kernels in vectorised numpy, float32: what a policy would cost without C++. tests/reference.py has plain float64 ones.
 
 :func:`in_place` puts them where policies look for the kernels, so that one policy file is measured both ways.
 """
