@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edgevlm.bench.results.journal import number
+from edgevlm.bench.results.journal import lines_of, number
 from edgevlm.errors import UserError
 
 TITLES = {"infinigen": "InfiniGen", "infinigenp": "InfiniGenP", "rekv": "ReKV", "resv": "ReSV"}  # policy -> method
@@ -227,25 +227,14 @@ def read_ratios(path: Path) -> dict[str, tuple[float, float]]:
 
     Raises UserError for a file that cannot be read, a ratio that is none, or no line of a policy that the model knows.
     """
-    try:
-        texts = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--ratios {path}: cannot be read ({getattr(error, 'strerror', None) or 'no text'})") from None
     found = {}
-    for position, text in enumerate(texts, 1):
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        title = TITLES.get(str(line.get("policy")).partition(":")[0]) if isinstance(line, dict) else None
+    for line in lines_of(path):
+        title = TITLES.get(str(line.get("policy")).partition(":")[0])
         if title and line.get("bench") == "retrieval":
-            pair = []
-            for name in ("prefill_ratio", "answer_ratio"):
-                value = number(line, name)
-                if value is None or not 0 <= value <= 1:
-                    raise UserError(f"--ratios {path}, line {position}: {name} is {line.get(name)!r}, not from 0 to 1")
-                pair.append(value)
-            found[title] = (pair[0], pair[1])
+            pair = [number(line, name) for name in ("prefill_ratio", "answer_ratio")]
+            if not all(value is not None and 0 <= value <= 1 for value in pair):
+                raise UserError(f"--ratios {path}: {line['policy']} has a prefill_ratio or answer_ratio not from 0 to 1")
+            found[title] = (pair[0] or 0.0, pair[1] or 0.0)
     if not found:
         raise UserError(f"--ratios {path}: no line of bench memory retrieval is of {', '.join(TITLES)}; give its --json output")
     return found

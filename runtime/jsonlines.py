@@ -15,7 +15,7 @@ def read_lines(path: Path, *, finite: bool = False) -> list[Any]:
 
     Raises OSError, and ValueError naming the line that is not JSON; with ``finite`` NaN and infinities are not.
     """
-    strict = {"parse_float": _finite, "parse_constant": _finite} if finite else {}
+    strict: Any = {"parse_float": _finite, "parse_constant": _finite} if finite else {}
     found, raw = [], path.read_bytes()
     for number, text in enumerate(raw.split(b"\n"), start=1):
         try:

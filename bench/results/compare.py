@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from edgevlm.bench.output import SPREADS, Line
@@ -29,30 +28,10 @@ MORE_IS_BETTER = ("fps", "fps_ratio", "tokens_ratio")
 Place = tuple[tuple[str, Any], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """``worse``: how many times worse the new median is; ``apart``: the spreads do not overlap, or there are none."""
-
-    place: Place
-    field: str
-    new: float
-    old: float
-    worse: float
-    apart: bool
-
-    def line(self, margin: float) -> Line:
-        """As printed; ``verdict`` is ``worse`` for more than ``margin`` (0.2 is 20 %) and not by chance."""
-        verdict = "" if self.worse <= 1 + margin else "worse" if self.apart else "chance"
-        place = " ".join(f"{key.replace('_', ' ')} {value}" for key, value in self.place if key != "nth")
-        return {
-            "bench": "change", "field": self.field, "new": self.new, "old": self.old, "times_worse": round(self.worse, 4),
-            "verdict": verdict, "place": place,
-        }  # fmt: skip
-
-
 def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[Line]:
-    """A line for each timed field of what both runs measured, worst first.
+    """A line for each timed field of what both runs measured, worst first: how many times worse the new median is.
 
+    ``verdict`` is ``worse`` where that is more than ``margin`` (0.2 is 20 %) and the spreads do not overlap, else ``chance``.
     Raises UserError for two machines, unless forced, and for runs without a common line.
     """
     if not force and (apart := difference(new.section("machine"), old.section("machine"))):
@@ -61,8 +40,8 @@ def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[L
     common = [place for place in ours if place in theirs]
     if not common:
         raise UserError(f"{new.id} and {old.id} have no line in common: run the same commands")
-    changes = [change for place in common for change in _changes(place, ours[place], theirs[place])]
-    return [change.line(margin) for change in sorted(changes, key=lambda change: -change.worse)]
+    changes = [change for place in common for change in _changes(place, ours[place], theirs[place], margin)]
+    return sorted(changes, key=lambda change: -change["times_worse"])
 
 
 def any_worse(changes: Sequence[Line]) -> bool:
@@ -91,7 +70,7 @@ def _placed(lines: Sequence[Line]) -> dict[Place, Line]:
     return placed
 
 
-def _changes(place: Place, new: Line, old: Line) -> Iterator[Change]:
+def _changes(place: Place, new: Line, old: Line, margin: float) -> Iterator[Line]:
     for name in TIMED:
         one, other = number(new, name), number(old, name)
         if one is None or other is None or one <= 0 or other <= 0 or (name, new.get("bench")) == ("ratio", "prefill-pattern"):
@@ -103,4 +82,9 @@ def _changes(place: Place, new: Line, old: Line) -> Iterator[Change]:
         else:
             low, high, old_low, old_high = (bound or 0.0 for bound in bounds)
             apart = low > old_high or high < old_low
-        yield Change(place, name, one, other, other / one if name in MORE_IS_BETTER else one / other, apart)
+        worse = other / one if name in MORE_IS_BETTER else one / other
+        yield {
+            "bench": "change", "field": name, "new": one, "old": other, "times_worse": round(worse, 4),
+            "verdict": "" if worse <= 1 + margin else "worse" if apart else "chance",
+            "place": " ".join(f"{key.replace('_', ' ')} {value}" for key, value in place if key != "nth"),
+        }  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import secrets
 import shlex
 import subprocess
@@ -191,17 +190,12 @@ def _pass_on(stream: IO[str], said: list[str], tell: Note) -> None:
 
 
 def _object(text: str) -> Line | None:
-    """The object of a line, numbers that JSON does not have replaced by None; None for anything else."""
+    """The object of a line, NaN and infinities replaced by None; None for anything else."""
     try:
-        line = json.loads(text, parse_constant=lambda name: None, parse_float=_finite)
+        line = json.loads(text, parse_constant=lambda name: None)
     except (ValueError, RecursionError):
         return None
     return line if isinstance(line, dict) else None
-
-
-def _finite(text: str) -> float | None:
-    value = float(text)
-    return value if math.isfinite(value) else None
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -167,8 +167,8 @@ def test_a_password_in_a_command_is_written_nowhere(tmp_path):
 
 
 def test_a_number_that_is_none_is_null_in_the_results(tmp_path):
-    assert module._object('{"kl": NaN, "ms": 1e999, "x": -Infinity, "y": 2.5}') == {
-        "kl": None, "ms": None, "x": None, "y": 2.5,
+    assert module._object('{"kl": NaN, "x": -Infinity, "y": 2.5}') == {
+        "kl": None, "x": None, "y": 2.5,
     }  # fmt: skip
     assert module._object("[" * 100_000) is None
 
