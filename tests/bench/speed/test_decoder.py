@@ -1,6 +1,7 @@
 """The speed benches through the real command, on tiny models: their lines, their ratios and what they refuse."""
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -133,3 +134,16 @@ def test_vision(monkeypatch, name, batch):
 def test_refusals(tiny, command, says):
     with pytest.raises(UserError, match=says):
         bench(*command)
+
+
+def test_a_package_that_is_missing_is_named_in_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    for name in [
+        name for name in sys.modules if name.startswith(("edgevlm.bench.speed.", "edgevlm.bench.seeded", "edgevlm.export"))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(UserError, match=r"^bench speed decode needs the package onnx, .*pip install 'edgevlm\[export\]'$"):
+        bench("decode", "--model", "demo")
+    done = CliRunner().invoke(app, ["bench", "speed", "--help"])
+    assert "edgevlm[export]" in done.stdout
+    assert "llama-cpp-python and gguf" in " ".join(done.stdout.split())
