@@ -36,7 +36,7 @@ def draw_chart(report: Report, axes: Any) -> None:
     settings = report.comparison.settings
     axes.set_title(f"{settings.suite}, {settings.frames} frames, seed {settings.seed}: questions about before, fraction right")
     policies = list(dict.fromkeys(row.policy for row in rows))
-    axes.set_prop_cycle(color=colormaps["tab20"].colors)
+    axes.set_prop_cycle(color=colormaps["tab20"](range(20)))
     for number, policy in enumerate(policies):
         own = sorted((row for row in rows if row.policy == policy), key=_percent)
         if policy == FULL:
