@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -125,7 +125,8 @@ def _restored(name: str, value: object, state: State) -> object:
     if isinstance(value, str):
         return array.tobytes().decode()
     if not isinstance(value, np.ndarray):
-        return type(value)(array.item())
+        scalar: Callable[[object], object] = type(value)
+        return scalar(array.item())
     if array.dtype != value.dtype or (value.size and array.shape != value.shape):
         raise ValueError(f"{name} is {array.dtype} {list(array.shape)} and not {value.dtype} {list(value.shape)}")
     return array.copy()

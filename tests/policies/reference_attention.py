@@ -1,10 +1,12 @@
-"""Attention as SnapKV and H2O score by it, written down in float64, one row at a time.
+"""SnapKV, H2O and PureKV, alone and as a booster, written down in float64, one row at a time: slow, and meant to be read.
 
 A token is a dict with seq, position and key, as `Filled.heads` makes it; a head is a list of tokens, the prefix among them.
 """
 
 import numpy as np
-from policies.filled import DIM, GROUP, turned
+from policies.filled import DIM, GROUP, HEADS, Filled, turned
+
+from edgevlm.runtime.cache import Kind
 
 
 def row_attention(head, query, seq):
@@ -59,3 +61,96 @@ def h2o(accumulated, target, vision, recent):
     seqs = sorted(vision)
     newest = seqs[len(seqs) - int(recent * target) :]
     return set(newest) | best({seq: accumulated[seq] for seq in seqs if seq not in newest}, target - len(newest))
+
+
+class PureKV:
+    """What every head keeps; remembers the last score that the CLIE layer gave each token it has held."""
+
+    def __init__(self, filled: Filled, clie=2, window=32, values=True, cross=True):
+        self.filled, self.window, self.values = filled, window, values
+        self.clie = min(clie if cross else filled.cache.layers, filled.cache.layers - 1)
+        self.remembered = [{} for _ in range(HEADS)]
+        self.from_memory = 0  # tokens that were ranked by a score of an earlier compression
+
+    def mass(self, layer, head, recent):
+        """Eq. 2: seq -> S of all tokens that a head of a low layer holds."""
+        there = self.filled.heads(layer, (Kind.PREFIX, Kind.VISION))[head]
+        return mass(there, head, self.filled.bare[layer], recent)
+
+    def importance(self, layer, head, recent):
+        """Eqs. 3 and 4: seq -> S ||V|| of the tokens of a head that are not among the ``recent`` newest."""
+        mass = self.mass(min(layer, self.clie), head, recent)
+        if layer == self.clie:
+            self.remembered[head].update(mass)
+        scores = {}
+        for token in self.filled.heads(layer)[head]:
+            seq = token["seq"]
+            if seq in recent:
+                continue
+            self.from_memory += seq not in mass
+            attended = mass[seq] if seq in mass else self.remembered[head].get(seq, 0.0)
+            scores[seq] = attended * (np.linalg.norm(token["value"].astype(np.float64)) if self.values else 1.0)
+        return scores
+
+    def expected(self, layer, target):
+        kept = []
+        for head in range(HEADS):
+            seqs = sorted(token["seq"] for token in self.filled.heads(layer)[head])
+            w = min(self.window, target // 2)
+            recent = seqs[len(seqs) - w :]
+            kept.append(set(recent) | best(self.importance(layer, head, recent), target - w))
+        return kept
+
+
+class Boosted(PureKV):
+    """What every head keeps under a policy with ``clie``: PureKV's score in the place of its attention term (Tab. 6)."""
+
+    def seqs(self, layer, head):
+        return sorted(token["seq"] for token in self.filled.heads(layer)[head])
+
+    def snapkv(self, layer, target):
+        """SnapKV with a pool of the largest of 7."""
+        return [self._snapkv(layer, head, target, self.seqs(layer, head)) for head in range(HEADS)]
+
+    def _snapkv(self, layer, head, target, seqs):
+        if target <= self.window:
+            return set(seqs[len(seqs) - target :])
+        observers = seqs[-self.window :]
+        scores = self.importance(layer, head, observers)
+        return set(observers) | best(pooled(scores, 7, "max"), target - self.window)
+
+    def streaming_llm(self, layer, target, sinks=4, important=0.5):
+        return [self._streaming(layer, self.seqs(layer, h), h, target, min(sinks, target), important) for h in range(HEADS)]
+
+    def _streaming(self, layer, seqs, head, target, sinks, important):
+        top = int(important * (target - sinks))
+        window = seqs[len(seqs) - (target - sinks - top) :]
+        observers = window[-32:]
+        scores = self.importance(layer, head, observers) if observers else {}
+        fixed = set(seqs[:sinks]) | set(window)
+        return fixed | best({seq: score for seq, score in scores.items() if seq not in fixed}, top)
+
+
+class BoostedH2O(Boosted):
+    """Sums of the low layers: a token that one of them has dropped keeps the sum it had."""
+
+    def __init__(self, filled, **settings):
+        super().__init__(filled, **settings)
+        self.sums = [[{} for _ in range(HEADS)] for _ in range(self.clie + 1)]
+
+    def appended(self, layer, seqs):
+        for head in range(HEADS if layer <= self.clie else 0):
+            for seq, new in super().mass(layer, head, seqs).items():
+                self.sums[layer][head][seq] = self.sums[layer][head].get(seq, 0.0) + new
+
+    def mass(self, layer, head, recent):
+        held = {token["seq"] for token in self.filled.heads(layer)[head]}
+        return {seq: total for seq, total in self.sums[layer][head].items() if seq in held}
+
+    def h2o(self, layer, target, recent=0.5):
+        kept = []
+        for head in range(HEADS):
+            seqs = self.seqs(layer, head)
+            newest = seqs[len(seqs) - int(recent * target) :]
+            kept.append(set(newest) | best(self.importance(layer, head, newest), target - len(newest)))
+        return kept

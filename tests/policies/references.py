@@ -2,9 +2,8 @@
 
 from policies import reference_attention, reference_baselines, reference_infinipot_v
 from policies.filled import HEADS, INV_FREQ
-from policies.reference_boosted import Boosted, BoostedH2O
+from policies.reference_attention import Boosted, BoostedH2O, PureKV
 from policies.reference_last_seen import LastSeen
-from policies.reference_purekv import PureKV
 
 from edgevlm.runtime.cache import Kind
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policies.filled import DIM, GROUP, HEADS, PREFIX, STORAGE, Filled, play, told
-from policies.reference_boosted import Boosted, BoostedH2O
+from policies.reference_attention import Boosted, BoostedH2O
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import StreamShape, create_policy

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policies.filled import DIM, HEADS, PREFIX, STORAGE, Filled, play, told
-from policies.reference_purekv import PureKV
+from policies.reference_attention import PureKV
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import StreamShape, create_policy
