@@ -168,11 +168,11 @@ class Scripted:
             def __init__(self, text):
                 self.text = text
 
-        def answered(seat, question, prompt):
-            self.asked.append((prompt, seat._seen_s))
+        def answered(viewer, question, prompt):
+            self.asked.append((prompt, viewer._seen_s))
             if prompt != "now?":
                 return Said("a square")
-            return Said("Yes." if seat._seen_s >= yes_from else "No.")
+            return Said("Yes." if viewer._seen_s >= yes_from else "No.")
 
         monkeypatch.setattr(Viewer, "_answered", answered)
 
