@@ -1,0 +1,31 @@
+"""A model family of your own: `edgevlm export CHECKPOINT` where config.json's model_type is the entry point's name.
+
+[project.entry-points."edgevlm.families"]
+my_vlm = "my_package.my_family:MyVLM"
+"""
+
+from edgevlm.export.families import Family, FamilyParts, block_parameters, square_geometry
+
+
+class MyVLM(Family):
+    """SigLIP, a projector of two linears, every patch a token; text around frames and the like are attributes of Family."""
+
+    content_type = "video"  # what the chat template calls a frame
+
+    def parts(self, checkpoint, camera):
+        """The tower to trace, and the grid of a frame's tokens."""
+        from edgevlm.export.vision.square import SquareTower
+
+        vision = SquareTower(checkpoint)
+        return FamilyParts(vision, (vision.side, vision.side))
+
+    def geometry(self, config, sized):
+        """The same in numbers, from config.json alone: what `edgevlm plan` counts with."""
+        vision, hidden = config["vision_config"], config["text_config"]["hidden_size"]
+        width, inner, patch = (vision[key] for key in ("hidden_size", "intermediate_size", "patch_size"))
+        patches, blocks = (vision["image_size"] // patch) ** 2, vision["num_hidden_layers"]
+        projector = width * hidden + hidden * hidden + 2 * hidden
+        stem = 3 * patch * patch * width + patches * width + width
+        parameters = stem + blocks * (block_parameters(width, inner) + 4 * width) + projector
+        rows = {"projector_parameters": projector, "projected": patches, "tokens": patches}
+        return square_geometry(vision, parameters, blocks, patches, **rows)
