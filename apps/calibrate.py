@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm import __version__
-from edgevlm.apps.run.launch import parse_count
 from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.apps.sources.video import check_readable
 from edgevlm.calib import Clip, as_calibrated, calibrate, check_writable, write_calibration
@@ -26,6 +25,7 @@ from edgevlm.export.kv_scales import FRAMES as SCALE_FRAMES
 from edgevlm.export.kv_scales import measured_scales
 from edgevlm.runtime.auto import AUTO, FALLBACK
 from edgevlm.runtime.auto import describe as describe_choice
+from edgevlm.runtime.budget import parse_budget
 from edgevlm.runtime.bundle import MANIFEST, Bundle, Progress, hash_file
 from edgevlm.runtime.calibration import Calibration
 from edgevlm.runtime.choices import Choices
@@ -109,7 +109,7 @@ def _policies(text: str) -> list[str]:
 
 def _budgets(text: str) -> list[Budget | int]:
     parts = filter(None, (part.strip() for part in text.split(",")))
-    return [parse_budgets(part)[0] if part.endswith("%") else parse_count(part) for part in parts]
+    return [parse_budgets(part)[0] if part.endswith("%") else parse_budget(part) for part in parts]
 
 
 def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Path, Findings]:

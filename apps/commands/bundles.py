@@ -102,9 +102,9 @@ def build(
 
     with progress("starting") as step:
         from edgevlm.apps.bundles import build as command
-        from edgevlm.apps.run.launch import parse_count
+        from edgevlm.runtime.budget import parse_budget
 
-        wanted = None if budget is None else parse_count(budget)
+        wanted = None if budget is None else parse_budget(budget)
         request = command.BuildRequest(bundle, device, wanted, workspace, probes, force)
         for line in command.build(request, note, step, json):
             typer.echo(line)

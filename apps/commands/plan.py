@@ -35,12 +35,12 @@ def plan(
 
     with progress("planning"):
         from edgevlm.apps.planning import plan as command
-        from edgevlm.apps.run.launch import parse_count
+        from edgevlm.runtime.budget import parse_budget
 
         if published:
             lines = list(command.show_published(json))
         else:
-            wanted = None if budget is None else parse_count(budget)
+            wanted = None if budget is None else parse_budget(budget)
             width, height = parse_size("--frame-size", frame_size)
             request = command.PlanRequest(model, device, wanted, precision, kv, fps, chunk, (height, width))
             lines = list(command.show(request, json, measure))

@@ -143,11 +143,13 @@ def run(
     from edgevlm.progress import progress
 
     with progress("starting"):
-        from edgevlm.apps.run.launch import RunRequest, launch, list_questions
+        from edgevlm.apps.run.launch import RunRequest, launch
         from edgevlm.apps.sources.base import SourceOptions
 
     if questions:
-        typer.echo("\n".join(list_questions()))
+        from edgevlm.calib.demo.questions import all_questions
+
+        typer.echo("\n".join(all_questions()))
         return
     source = SourceOptions(
         size=parse_size("--size", size) if size else None, pixel_format=pixel_format, decode=decode, camera_fps=camera_fps,

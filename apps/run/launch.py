@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgevlm.apps.bundles.cache import resolve_model
 from edgevlm.apps.run.comparison import Comparison
-from edgevlm.apps.run.events import JsonOutput, Output, TextOutput, to_stderr
+from edgevlm.apps.run.events import JsonOutput, TextOutput, to_stderr
 from edgevlm.apps.run.frame_preparation import FramePreparation, Gate, parse_gate
 from edgevlm.apps.run.loop import SAMPLE_EVERY, RunLoop, RunPlan
 from edgevlm.apps.run.memory_view import MemoryWatch
@@ -24,6 +25,7 @@ from edgevlm.apps.sources import Source, SourceOptions, check_source, comes_to_a
 from edgevlm.errors import UserError
 from edgevlm.progress import progress
 from edgevlm.runtime.auto import check_policy
+from edgevlm.runtime.budget import parse_budget
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.plugins import load_class
@@ -31,6 +33,9 @@ from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.snapshots import SnapshotWriter
 from edgevlm.runtime.store import StoreSettings
+
+if TYPE_CHECKING:
+    from edgevlm.apps.terminal.screen import Screen
 
 DEMO_FRAMES = 128  # of the demo without a terminal: more than its memory holds
 DEMO_BUDGET = "512"  # tokens of the demo on a terminal: 32 frames, so that forgetting is soon to be seen
@@ -82,6 +87,8 @@ def launch(request: RunRequest) -> None:
     if compares and request.realtime is None:
         options = replace(options, speed=DEMO_SPEED, rule=options.rule or "block")
     budget = request.budget or (DEMO_BUDGET if compares else None)
+    if budget is not None:
+        parse_budget(budget)
     check_policy(request.policy)
     store = parse_store(request.store_bytes, request.host_bytes)
     gate = Gate(rule) if (rule := parse_gate(request.gate)) else None
@@ -100,7 +107,7 @@ def launch(request: RunRequest) -> None:
             """Anew, with what was asked for at first where nothing else is."""
             given = tokens or budget
             session = Session.open(
-                model, policy=policy or request.policy, budget=parse_count(given) if given is not None else None,
+                model, policy=policy or request.policy, budget=given,
                 chunk=request.chunk, reindexing=request.reindexing, state=state, store=store,
             )  # fmt: skip
             session.notify = output.notice
@@ -156,7 +163,7 @@ def opening_lines(session: Session, source: Source, model: Model, plan: RunPlan,
         yield session.basis
 
 
-def listening(output: Output, run: RunLoop, request: RunRequest) -> AbstractContextManager[None]:
+def listening(output: JsonOutput | TextOutput | Screen, run: RunLoop, request: RunRequest) -> AbstractContextManager[None]:
     """Questions typed at the terminal or piped into stdin, where that is not the video."""
     from edgevlm.apps.terminal.commands import piped_questions, stdin_lines
 
@@ -185,7 +192,7 @@ def make_plan(request: RunRequest) -> RunPlan:
     return RunPlan(request.frames, request.seconds, list(request.ask), [parse_ask_at(text) for text in request.ask_at])
 
 
-def make_output(request: RunRequest, drawn: bool, with_truth: bool) -> Output:
+def make_output(request: RunRequest, drawn: bool, with_truth: bool) -> JsonOutput | TextOutput | Screen:
     """``with_truth``: JSON answers of the program's own questions carry it; for a person it is always shown."""
     if request.as_json:
         return JsonOutput(with_truth, request.quiet)
@@ -194,14 +201,6 @@ def make_output(request: RunRequest, drawn: bool, with_truth: bool) -> Output:
     from edgevlm.apps.terminal.screen import Screen
 
     return Screen(quiet=request.quiet)
-
-
-def parse_count(text: str) -> int:
-    """``6k`` is 6,000."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([kK]?)", text.strip())
-    if not match:
-        raise UserError(f"--budget {text}: give a number of tokens, like 512 or 6k")
-    return int(float(match[1]) * (1000 if match[2] else 1))
 
 
 def parse_store(file: str | None, host: str | None) -> StoreSettings | None:
@@ -230,12 +229,6 @@ def parse_ask_at(text: str) -> tuple[float, str]:
         return seconds, question.strip()
     except ValueError:
         raise UserError(f"--ask-at {text}: give seconds, a colon and the question, like 60:'who came in?'") from None
-
-
-def list_questions() -> list[str]:
-    from edgevlm.calib.demo.questions import all_questions
-
-    return all_questions()
 
 
 def skip_to_snapshot(source: Source, writer: SnapshotWriter, plan: RunPlan, gate: Gate | None = None) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edgevlm.apps.run.loop import RunLoop
+from edgevlm.calib.demo.questions import all_questions
 from edgevlm.errors import UserError, nearest
 from edgevlm.runtime.plugins import names
 
@@ -58,7 +59,7 @@ class Commands:
             return list(GENERAL)
         now = scene.sample(self._run.random) if scene is not None else []
         gone = [fact.question for fact in scene.departed()[:6]] if scene is not None else []
-        return [*now, *gone, *(text for text in demo_questions() if "<" not in text)]
+        return [*now, *gone, *(text for text in all_questions() if "<" not in text)]
 
     def _command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
@@ -76,7 +77,7 @@ class Commands:
         self._say("anything else is a question about what has been seen so far")
 
     def _questions(self, _: str) -> None:
-        known = demo_questions() if self._run.session.model.is_demo else ["any question in plain words, such as:", *GENERAL]
+        known = all_questions() if self._run.session.model.is_demo else ["any question in plain words, such as:", *GENERAL]
         for question in known:
             self._say(question)
 
@@ -124,13 +125,6 @@ class Commands:
 
     def _quit(self, _: str) -> None:
         self._run.shutdown.ask()
-
-
-def demo_questions() -> list[str]:
-    """What the demo model can be asked, with ``<color>`` and ``<shape>`` open."""
-    from edgevlm.calib.demo.questions import all_questions
-
-    return all_questions()
 
 
 @contextmanager

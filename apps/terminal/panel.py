@@ -86,7 +86,7 @@ def comparison_panel(view: ComparisonView, image: Image, columns: int, lines: in
 
 
 def _beside(text: list[Line], image: Image, wide: int, high: int) -> Panel:
-    blank = [[] for _ in range(high - len(text))]
+    blank: list[Line] = [[] for _ in range(high - len(text))]
     return Panel([[("", " " * (wide + 2)), *line] for line in [*text, *blank]], [Placement(0, 0, wide, high, image)])
 
 

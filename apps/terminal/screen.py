@@ -25,12 +25,13 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.styles import Style
 
-from edgevlm.apps.run.comparison import Comparison
+from edgevlm.apps.run.comparison import Comparison, ComparisonView
 from edgevlm.apps.run.events import AnswerEvent, StatsEvent
 from edgevlm.apps.run.loop import RunLoop
-from edgevlm.apps.terminal.commands import COMMANDS, Commands, demo_questions
+from edgevlm.apps.terminal.commands import COMMANDS, Commands
 from edgevlm.apps.terminal.panel import Panel, Placement, clock, comparison_panel, watching_panel
 from edgevlm.apps.terminal.picture import KITTY_CLEAR, Capabilities, capabilities, draw
+from edgevlm.calib.demo.questions import all_questions
 from edgevlm.calib.demo.world import COLORS, SHAPES
 
 REFRESH_S = 0.25
@@ -199,7 +200,7 @@ class Screen:
         view = observer.view if observer is not None else None
         if view is None or frame is None or not lines:
             return Panel([], [])
-        if isinstance(observer, Comparison):
+        if isinstance(view, ComparisonView):
             return comparison_panel(view, frame.image, columns, lines, self._able)
         return watching_panel(view, frame.image, columns, lines, self._able)
 
@@ -263,7 +264,7 @@ class TypedCompleter(Completer):
 
     def __init__(self, act: Commands) -> None:
         self._act = act
-        self._known = [text for question in demo_questions() for text in filled(question)]
+        self._known = [text for question in all_questions() for text in filled(question)]
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         typed = document.text_before_cursor.lstrip()

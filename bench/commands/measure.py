@@ -299,6 +299,6 @@ def _policies(texts: list[str] | None) -> list[str] | None:
 
 
 def _budget(text: str | None) -> int | None:
-    from edgevlm.apps.run.launch import parse_count
+    from edgevlm.runtime.budget import parse_budget
 
-    return None if text is None else parse_count(text)
+    return None if text is None else parse_budget(text)

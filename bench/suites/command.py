@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm.apps.bundles.cache import resolve_model
-from edgevlm.apps.run.launch import parse_count, to_stderr
+from edgevlm.apps.run.events import to_stderr
 from edgevlm.bench.accuracy.command import resume_hint
 from edgevlm.bench.suites import suite_of
 from edgevlm.bench.suites.dataset import GUIDE
@@ -23,6 +23,7 @@ from edgevlm.bench.suites.scoring import Column, Record, ScoredAnswer, Tally, ma
 from edgevlm.calib.accuracy.variants import FULL, VariantRun, parse_variants, split
 from edgevlm.errors import UserError
 from edgevlm.progress import progress
+from edgevlm.runtime.budget import parse_budget
 
 WIDE = 10  # characters of a head that still goes on top of a table
 NAMED = 5  # of a list that is longer, on the report for people
@@ -69,7 +70,7 @@ def job_of(
 
 def parse_token_budgets(text: str) -> dict[str, int]:
     """``3k,6k``: vision tokens per layer, by what was typed. Raises UserError."""
-    budgets = {part: parse_count(part) for part in filter(None, (part.strip() for part in text.split(",")))}
+    budgets = {part: parse_budget(part) for part in filter(None, (part.strip() for part in text.split(",")))}
     if not budgets or not all(0 < tokens < math.inf for tokens in budgets.values()):
         raise UserError(f"--budget {text}: give vision tokens per layer, like 6k or 3k,6k")
     return budgets
