@@ -129,7 +129,7 @@ def launch(request: RunRequest) -> None:
             open_session=open_session if writer is None else None,
         )  # fmt: skip
         run.check()
-        for line in opening_lines(session, source, model, plan, drawn, compares):
+        for line in opening_lines(session, source, model, plan, request.as_json, drawn, compares):
             output.notice(line)
     except BaseException:
         if source is not None:
@@ -148,12 +148,14 @@ def launch(request: RunRequest) -> None:
             raise
 
 
-def opening_lines(session: Session, source: Source, model: Model, plan: RunPlan, drawn: bool, compares: bool) -> Iterator[str]:
+def opening_lines(
+    session: Session, source: Source, model: Model, plan: RunPlan, as_json: bool, drawn: bool, compares: bool
+) -> Iterator[str]:
     """The first thing somebody reads: what this is and what to do; then what the policy rests on, where nobody watches it."""
     if compares:
         yield "This camera shows a made-up world of coloured shapes. A small model watches it: ask it what it saw."
         yield "Three memories watch the same frames: watch what each forgets. /help lists commands, ctrl-D ends."
-    elif plan.sample is not None:
+    elif plan.sample is not None and not as_json:
         yield f"A small model watches a made-up world of coloured shapes; two questions every {SAMPLE_EVERY} frames."
     elif model.is_demo and source.name != "demo":
         yield "note: the demo model only knows its own world; give --model BUNDLE for real pictures"

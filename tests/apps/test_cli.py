@@ -34,10 +34,10 @@ def events(done):
 
 
 STATS = {
-    "event", "frames", "dropped", "drops", "gated", "fps", "policy", "cache_tokens", "cache_bytes", "compressions",
-    "compress_ms", "rss_bytes", "source_state", "source_problem", "reconnects",
+    "event", "schema", "time", "frames", "dropped", "drops", "gated", "fps", "policy", "cache_tokens", "cache_bytes",
+    "compressions", "compress_ms", "rss_bytes", "source_state", "source_problem", "reconnects",
 }  # fmt: skip
-ANSWER = {"event", "time_s", "question", "text", "token_ids", "ttft_ms", "tpot_ms"}
+ANSWER = {"event", "schema", "time", "time_s", "question", "text", "token_ids", "ttft_ms", "tpot_ms"}
 
 
 def test_the_json_of_a_run():

@@ -261,7 +261,7 @@ def test_a_budget_at_which_nobody_can_run_is_left_out_and_named():
         (["--policies", "auto"], "--policies auto: name policies that have a budget"),
         (["--policies", "oracle"], "--policies oracle: name policies that have a budget"),
         (["--policies", "full"], "--policies full: name policies that have a budget"),
-        (["--budget", "many"], "--budget many: give a number of tokens"),
+        (["--budget", "many"], "budget 'many': give a number of tokens"),
         (["--budget", "120%"], "--budget 120%: give percentages"),
         (["--frames", "16", "--budget", "256"], "--budget 256: must lie within a clip's 256 tokens"),
         (["--frames", "16", "--budget", "8", "--streams", "2"], "none of the policies can run at it"),
