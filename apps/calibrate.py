@@ -27,8 +27,7 @@ from edgevlm.runtime.auto import AUTO, FALLBACK
 from edgevlm.runtime.auto import describe as describe_choice
 from edgevlm.runtime.budget import parse_budget
 from edgevlm.runtime.bundle import MANIFEST, Bundle, Progress, hash_file
-from edgevlm.runtime.calibration import Calibration
-from edgevlm.runtime.choices import Choices
+from edgevlm.runtime.calibration import Calibration, Choices
 from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.model import Model, bundle_folder, is_demo
 from edgevlm.runtime.policies import evicting

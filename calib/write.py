@@ -15,8 +15,7 @@ from pathlib import Path
 from edgevlm.errors import UserError
 from edgevlm.runtime.atomic import atomic_directory, check_target
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
-from edgevlm.runtime.calibration import CALIBRATION, Calibration
-from edgevlm.runtime.choices import CHOICES, Choices
+from edgevlm.runtime.calibration import CALIBRATION, CHOICES, Calibration, Choices
 from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.model import Model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.choices import Choice, Choices
+from edgevlm.runtime.calibration import Choice, Choices
 from edgevlm.runtime.policies import Policy, create_policy, evicting
 
 AUTO = "auto"

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import BundleError
-from edgevlm.runtime.calibration import CALIBRATION, Calibration
-from edgevlm.runtime.choices import CHOICES, Choices
+from edgevlm.runtime.calibration import CALIBRATION, CHOICES, Calibration, Choices
 from edgevlm.runtime.engine import KVType
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES, EngineShapes
 from edgevlm.runtime.kv import KV_TYPES, SCALES, KVScales

@@ -90,10 +90,11 @@ def as_policy(policy: str | Policy | type[Policy]) -> Policy:
     if isinstance(policy, str):
         return create_policy(FALLBACK if policy == AUTO else policy)
     if isinstance(policy, type) and issubclass(policy, Policy):
+        made = policy
         try:
-            policy = policy()
+            policy = made()
         except (TypeError, ValueError) as error:  # abstract, or with settings that have no default
-            raise UserError(f"policy {policy.__name__}: {error}; give one that is made already") from None
+            raise UserError(f"policy {made.__name__}: {error}; give one that is made already") from None
     if not isinstance(policy, Policy):
         raise UserError(f"a policy is a name, a subclass of Policy or an instance of one, not {policy!r}")
     return policy

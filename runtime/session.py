@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.answer import Answer, FinishReason, Request, generate
+from edgevlm.runtime.answer import Answer, FinishReason, Request, Sampler, generate
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Chat, Conversations
@@ -27,7 +27,6 @@ from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.preprocess import Pixels, Preprocessor
 from edgevlm.runtime.pressure import Pressure
-from edgevlm.runtime.sampling import Sampler
 from edgevlm.runtime.snapshots.capture import CaptureBuffer, capture, identity, restore
 from edgevlm.runtime.snapshots.writer import SnapshotWriter
 from edgevlm.runtime.stats import Progress, SessionStats
@@ -127,7 +126,7 @@ class Session:
                 writer.start()
         except BaseException:
             if opening is not None and not opening.cancel():  # after an interrupt: what is being opened is closed again
-                opening.add_done_callback(lambda done: done.exception() or done.result()._stream.close())
+                opening.add_done_callback(_close_opened)
             if writer is not None:
                 writer.close()
             if isinstance(loaded, Model) and loaded is not model:
@@ -380,3 +379,9 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _close_opened(opening: Future[Session]) -> None:
+    """On the model's thread: let go of a session that nobody waits for any more."""
+    if opening.exception() is None:
+        opening.result()._stream.close()

@@ -15,7 +15,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.budget import allocate, check_budget, frames_ahead
 from edgevlm.runtime.cache import Kind, Rows
 from edgevlm.runtime.engine import Decoder, FramePattern, StepResult
-from edgevlm.runtime.framing import Embedded, Framing
+from edgevlm.runtime.framing import Embedded, Framing, frame_pattern
 from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.layerwise import LayerByLayer
 from edgevlm.runtime.model import Model
@@ -23,7 +23,6 @@ from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape
 from edgevlm.runtime.policies.retrieval import Phase, Retrieval
 from edgevlm.runtime.positions import Positions, Reindexing, rope_tables
 from edgevlm.runtime.snapshots.capture import capture_bytes
-from edgevlm.runtime.st_spattn import frame_pattern
 from edgevlm.runtime.stateful import add_prefix, strip_prefix
 from edgevlm.runtime.stats import MemoryStats
 from edgevlm.runtime.store import Store, StoreUse

@@ -23,8 +23,8 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.auto import FALLBACK
 from edgevlm.runtime.budget import TextBudget, default_budget
 from edgevlm.runtime.bundle import Progress
+from edgevlm.runtime.calibration import Candidate, Choice, Choices, Measure
 from edgevlm.runtime.chat import Chat
-from edgevlm.runtime.choices import Candidate, Choice, Choices, Measure
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import create_policy, evicting
 

@@ -1,4 +1,4 @@
-// What a row is, as runtime/kinds.py numbers it; the kinds that kernels tell apart.
+// What a row is, as runtime/cache.py numbers it; the kinds that kernels tell apart.
 #pragma once
 
 #include <cstdint>

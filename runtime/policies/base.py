@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from edgevlm.runtime.plugins import split_options
 from edgevlm.runtime.stateful import Stateful
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from edgevlm.runtime.cache import KVCache, Rows
     from edgevlm.runtime.calibration import Calibration
 

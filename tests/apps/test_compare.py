@@ -16,8 +16,7 @@ from edgevlm.calib.accuracy.select_policy import BudgetComparison, ComparisonInp
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.calibration import Calibration
-from edgevlm.runtime.choices import Candidate
+from edgevlm.runtime.calibration import Calibration, Candidate
 from edgevlm.runtime.model import Model, bundle_folder
 from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.policies.baselines import SlidingWindow

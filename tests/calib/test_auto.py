@@ -10,8 +10,8 @@ from edgevlm.calib import write_calibration
 from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.auto import check_policy, chosen_policy
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
-from edgevlm.runtime.choices import CHOICES as FILE
-from edgevlm.runtime.choices import Candidate, Choice, Choices
+from edgevlm.runtime.calibration import CHOICES as FILE
+from edgevlm.runtime.calibration import Candidate, Choice, Choices
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.session import Session

@@ -6,7 +6,7 @@ import pytest
 from edgevlm.calib.accuracy.intervals import mean, mean_difference
 from edgevlm.calib.accuracy.select_policy import MeasuredCandidate, select_policy
 from edgevlm.runtime.auto import FALLBACK
-from edgevlm.runtime.choices import Candidate
+from edgevlm.runtime.calibration import Candidate
 
 CLUSTERS, EACH = 40, 6
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgevlm.runtime.sampling import Sampler
+from edgevlm.runtime.answer import Sampler
 
 LOGITS = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
 
