@@ -150,7 +150,7 @@ class Policy(Stateful):
         if "name" not in vars(cls):
             cls.name = cls.__name__
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         written = any(getattr(cls, name) is not getattr(Policy, name) for name in ("score", "compress", "before_append"))
         if cls.bounded and not written:
             raise TypeError(f"{cls.__name__} defines neither score() nor compress()")
