@@ -19,8 +19,6 @@ from edgevlm.runtime.plugins import split_options
 from edgevlm.runtime.stateful import Stateful
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from edgevlm.runtime.cache import KVCache, Rows
     from edgevlm.runtime.calibration import Calibration
 
