@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 
 from edgevlm.apps.doctor import cameras, gpu, jetson, software
-from edgevlm.engines.devices.machine import FAIL, Finding, Machine
+from edgevlm.engines.devices.machine import FAIL, Finding, Machine, Outcome
 
-Check = Callable[[Machine], Iterable[Finding]]
+Check = Callable[[Machine], Iterable[Outcome]]
 
 CHECKS: dict[str, Check] = {
     "python": software.version,
@@ -41,7 +41,8 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
     machine = machine or Machine()
     for name, check in CHECKS.items():
         try:
-            yield from check(machine)
+            for outcome in check(machine):
+                yield Finding(name, *outcome)
         except Exception as error:
             yield Finding(name, "warn", f"the check failed ({error!r})", "please report this")
 

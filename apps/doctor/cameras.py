@@ -12,7 +12,7 @@ from edgevlm.apps.sources.devices import CSI_DRIVER, ROOT, Probed, devices, prob
 from edgevlm.apps.sources.gstreamer import CSI_ELEMENT, has_element, opencv_problem, pygobject_problem
 from edgevlm.apps.sources.hardware import jetson_problem, vaapi_problem
 from edgevlm.apps.sources.usb import UsbConnection
-from edgevlm.engines.devices.machine import Finding, Machine
+from edgevlm.engines.devices.machine import Machine, Outcome
 from edgevlm.errors import UserError
 
 SHOWN = 4  # modes in a line for a person
@@ -36,11 +36,11 @@ class CameraEntry:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        said = self.problem or ", ".join(self.modes[:SHOWN]) + (
+        text = self.problem or ", ".join(self.modes[:SHOWN]) + (
             f" and {len(self.modes) - SHOWN} more" if self.modes[SHOWN:] else ""
         )
         lines = [
-            f"{self.camera:<13} {'usable' if self.problem is None else 'no':<8}{self.name}" + (f": {said}" if said else "")
+            f"{self.camera:<13} {'usable' if self.problem is None else 'no':<8}{self.name}" + (f": {text}" if text else "")
         ]
         return "\n".join([*lines, *(f"{'':<22}also {link}" for link in self.links)])
 
@@ -124,19 +124,19 @@ def _csi(number: int, probed: Probed) -> CameraEntry:
     return CameraEntry(f"csi://{number}", "csi", probed.device.name, problem, links=(str(probed.device.path),))
 
 
-def cameras(machine: Machine) -> Iterator[Finding]:
+def cameras(machine: Machine) -> Iterator[Outcome]:
     """Every camera but the demo: whether it gives a picture, and why not."""
     found = machine.within(lambda: look_around(machine.root))
     if found is None:
-        yield Finding("cameras", "warn", f"one gave no answer in {machine.limit_s:g} s", "unplug it and plug it in again")
+        yield "warn", f"one gave no answer in {machine.limit_s:g} s", "unplug it and plug it in again"
         return
     entries = [entry for entry in found.cameras if entry.kind != "demo"]
     if not entries:
-        yield Finding("cameras", "ok", "no /dev/videoN found: the demo, files and URLs can be watched")
+        yield "ok", "no /dev/videoN found: the demo, files and URLs can be watched"
     for entry in entries:
         status, _, fix = (entry.problem or "").partition("; ")
-        said = f"{entry.camera} ({entry.name})"
+        text = f"{entry.camera} ({entry.name})"
         if entry.problem is None:
-            yield Finding("cameras", "ok", f"{said} gives pictures")
+            yield "ok", f"{text} gives pictures"
         else:
-            yield Finding("cameras", "warn", f"{said}: {status}", fix or "edgevlm cameras says more")
+            yield "warn", f"{text}: {status}", fix or "edgevlm cameras says more"

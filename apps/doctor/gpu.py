@@ -6,10 +6,9 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from typing import Literal
 
 from edgevlm.apps.doctor.jetson import is_jetson, toolkit_of
-from edgevlm.engines.devices.machine import Finding, Machine
+from edgevlm.engines.devices.machine import Machine, Outcome, Status
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 
 ON_CPU = {"onnxruntime-cpu"}  # engines that need no GPU
@@ -32,73 +31,72 @@ def _on_pci(machine: Machine) -> bool:
     return any(machine.read(str(vendor.relative_to(machine.root))) == NVIDIA for vendor in found)
 
 
-def gpu(machine: Machine) -> Iterator[Finding]:
+def gpu(machine: Machine) -> Iterator[Outcome]:
     """The GPU and its driver."""
     version = machine.read("proc/driver/nvidia/version")
     nodes = [node for node in NODES if machine.path(node).exists()]
     if version is not None:
         number = re.search(r"Kernel Module[^\d]*([\d.]+)", version)
-        yield Finding("gpu", "ok", f"NVIDIA's driver {number[1] if number else 'of an unknown version'}")
+        yield "ok", f"NVIDIA's driver {number[1] if number else 'of an unknown version'}"
     elif is_jetson(machine) and nodes:
-        yield Finding("gpu", "ok", f"the Jetson's own ({', '.join('/' + node for node in nodes)})")
+        yield "ok", f"the Jetson's own ({', '.join('/' + node for node in nodes)})"
     elif is_jetson(machine):
         fix = "a container needs --runtime nvidia; else reinstall nvidia-l4t-core"
-        yield Finding("gpu", "warn", "the Jetson's GPU has no node under /dev: not found", fix)
+        yield "warn", "the Jetson's GPU has no node under /dev: not found", fix
     elif _on_pci(machine):
-        yield Finding("gpu", "warn", "an NVIDIA GPU without a driver", "install NVIDIA's driver, or go on with the CPU")
+        yield "warn", "an NVIDIA GPU without a driver", "install NVIDIA's driver, or go on with the CPU"
     else:
-        yield Finding("gpu", "ok", "no NVIDIA GPU found: models run on the CPU")
+        yield "ok", "no NVIDIA GPU found: models run on the CPU"
 
 
-def in_use(machine: Machine) -> Iterator[Finding]:
+def in_use(machine: Machine) -> Iterator[Outcome]:
     """Whether ONNX Runtime here could use the GPU, asked in a process of its own, and whether an engine of edgevlm does."""
     if not has_gpu(machine):
         return
-    said = machine.run([sys.executable, "-c", ASK])
-    if said is None:
-        yield Finding("gpu in use", "warn", "ONNX Runtime gave no answer", f"see what fails: {sys.executable} -c '{ASK}'")
+    text = machine.run([sys.executable, "-c", ASK])
+    if text is None:
+        yield "warn", "ONNX Runtime gave no answer", f"see what fails: {sys.executable} -c '{ASK}'"
         return
-    providers = [name for name in said.split() if name in FASTER]
+    providers = [name for name in text.split() if name in FASTER]
     if not providers:
         fix = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu (on a Jetson its JetPack's wheel)"
-        yield Finding("gpu in use", "warn", f"no: ONNX Runtime has only {said.strip() or 'nothing'}", fix)
+        yield "warn", f"no: ONNX Runtime has only {text.strip() or 'nothing'}", fix
     else:
-        yield Finding(
-            "gpu in use",
+        yield (
             "ok",
             f"ONNX Runtime was built with {', '.join(providers)}: run --engine onnxruntime-cuda tells whether they start",
         )
 
 
-def permissions(machine: Machine) -> Iterator[Finding]:
+def permissions(machine: Machine) -> Iterator[Outcome]:
     """Whether this user may open the GPU's nodes; that stops a run only where the engine of runs needs them."""
     found = [machine.path(node) for node in NODES if machine.path(node).exists()]
     found += sorted(machine.path("dev/dri").glob("renderD*"))
     closed = [str(path.relative_to(machine.root)) for path in found if not os.access(path, os.R_OK | os.W_OK)]
     if closed:
         fix = "sudo usermod -aG video,render $USER, and log in again"
-        status: Literal["fail", "warn"] = "fail" if DEFAULT_ENGINE not in ON_CPU else "warn"
-        yield Finding("permissions", status, f"/{', /'.join(closed)} may not be opened", fix)
+        status: Status = "fail" if DEFAULT_ENGINE not in ON_CPU else "warn"
+        yield status, f"/{', /'.join(closed)} may not be opened", fix
     elif found:
-        yield Finding("permissions", "ok", f"{len(found)} device nodes may be opened")
+        yield "ok", f"{len(found)} device nodes may be opened"
 
 
-def cudnn(machine: Machine) -> Iterator[Finding]:
+def cudnn(machine: Machine) -> Iterator[Outcome]:
     """cuDNN, which ONNX Runtime loads on a GPU: of the system's packages, of a wheel, or a library where loaders look."""
     if not has_gpu(machine):
         return
     found = _debs(machine, r"libcudnn\d+(?:-cuda-\d+)?") | _wheels(machine, r"nvidia-cudnn(?:-cu\d+)?") | _libraries(machine)
-    said = ", ".join(f"{version} ({where})" for where, version in sorted(found.items()))
+    text = ", ".join(f"{version} ({where})" for where, version in sorted(found.items()))
     fix = "sudo apt install nvidia-jetpack" if is_jetson(machine) else INSTALL_CUDNN
     if not found:
-        yield Finding("cudnn", "warn", "not found: ONNX Runtime falls back to the CPU without it", fix)
+        yield "warn", "not found: ONNX Runtime falls back to the CPU without it", fix
     elif not any(version.split(".")[0] == CUDNN for version in found.values()):
-        yield Finding("cudnn", "warn", f"{said}, and ONNX Runtime loads cuDNN {CUDNN}", fix)
+        yield "warn", f"{text}, and ONNX Runtime loads cuDNN {CUDNN}", fix
     else:
-        yield Finding("cudnn", "ok", said)
+        yield "ok", text
 
 
-def runtime(machine: Machine) -> Iterator[Finding]:
+def runtime(machine: Machine) -> Iterator[Outcome]:
     """CUDA's runtime libraries on a GPU that is no Jetson's, whose CUDA has a check of its own."""
     if not has_gpu(machine) or is_jetson(machine):
         return
@@ -106,13 +104,13 @@ def runtime(machine: Machine) -> Iterator[Finding]:
     if toolkit := toolkit_of(machine):
         found["/usr/local/cuda"] = toolkit
     if found:
-        said = ", ".join(f"{version} ({where})" for where, version in sorted(found.items()))
-        yield Finding("cuda runtime", "ok", said)
+        text = ", ".join(f"{version} ({where})" for where, version in sorted(found.items()))
+        yield "ok", text
     else:
-        yield Finding("cuda runtime", "warn", "CUDA's libraries: not found", "install NVIDIA's cuda-toolkit")
+        yield "warn", "CUDA's libraries: not found", "install NVIDIA's cuda-toolkit"
 
 
-def wheels(machine: Machine) -> Iterator[Finding]:
+def wheels(machine: Machine) -> Iterator[Outcome]:
     """The packages that engines on a GPU, and the meter of its power, import."""
     if not has_gpu(machine):
         return
@@ -122,9 +120,9 @@ def wheels(machine: Machine) -> Iterator[Finding]:
     missing = [name for name in wanted if name not in packages]
     if missing:
         fix = "install the onnxruntime-gpu wheel of its JetPack" if is_jetson(machine) else "pip install 'edgevlm[cuda]'"
-        yield Finding("cuda wheels", "warn", f"not found: {', '.join(missing)}", fix)
+        yield "warn", f"not found: {', '.join(missing)}", fix
     else:
-        yield Finding("cuda wheels", "ok", ", ".join(there))
+        yield "ok", ", ".join(there)
 
 
 def _debs(machine: Machine, name: str) -> dict[str, str]:

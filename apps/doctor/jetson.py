@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from edgevlm.engines.devices import DeviceProfile, device_names, load_device
-from edgevlm.engines.devices.machine import Finding, Machine
+from edgevlm.engines.devices.machine import Machine, Outcome
 
 GPU_CLOCKS = ("sys/class/devfreq/17000000.gpu", "sys/class/devfreq/17000000.ga10b")  # of JetPack 6 and 7, and of 5
 CMA_KB = 64_000  # free, that a CSI camera's pipeline can be given
@@ -53,29 +53,29 @@ def power_modes(machine: Machine) -> dict[int, str]:
     return {int(number): name for number, name in re.findall(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=([^\s>]+)", text)}
 
 
-def device(machine: Machine) -> Iterator[Finding]:
+def device(machine: Machine) -> Iterator[Outcome]:
     """Which Jetson it is."""
     if not is_jetson(machine):
         return
     model, module, profile = machine.read("proc/device-tree/model"), module_of(machine), profile_of(machine)
-    said = f"{model or 'a Jetson of an unknown name'}, module {module or 'not found'}"
+    text = f"{model or 'a Jetson of an unknown name'}, module {module or 'not found'}"
     if profile is None:
-        yield Finding("device", "warn", f"{said}: no profile is of it", f"give --device one of {', '.join(device_names())}")
+        yield "warn", f"{text}: no profile is of it", f"give --device one of {', '.join(device_names())}"
     else:
-        yield Finding("device", "ok", f"{said}: --device {profile.name}")
+        yield "ok", f"{text}: --device {profile.name}"
 
 
-def jetpack(machine: Machine) -> Iterator[Finding]:
+def jetpack(machine: Machine) -> Iterator[Outcome]:
     """Whether its JetPack is one that there are versions for."""
     if not is_jetson(machine):
         return
     version, release = l4t_of(machine), release_of(machine)
     if version is None:
-        yield Finding("jetpack", "warn", "/etc/nv_tegra_release: not found", "mount it into the container")
+        yield "warn", "/etc/nv_tegra_release: not found", "mount it into the container"
     elif release is None:
-        yield Finding("jetpack", "fail", f"Jetson Linux {version}", "flash JetPack 6.2 or newer, which has a newer Python")
+        yield "fail", f"Jetson Linux {version}", "flash JetPack 6.2 or newer, which has a newer Python"
     else:
-        yield Finding("jetpack", "ok", f"Jetson Linux {version}, of JetPack {release['jetpack'].split('.')[0]}")
+        yield "ok", f"Jetson Linux {version}, of JetPack {release['jetpack'].split('.')[0]}"
 
 
 def toolkit_of(machine: Machine) -> str | None:
@@ -87,52 +87,50 @@ def toolkit_of(machine: Machine) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def cuda(machine: Machine) -> Iterator[Finding]:
+def cuda(machine: Machine) -> Iterator[Outcome]:
     """CUDA's toolkit, beside the release's."""
     release = release_of(machine)
     if release is None:
         return
-    yield _belongs(
-        "cuda", toolkit_of(machine), release["cuda"], "sudo apt install nvidia-jetpack, and /usr/local/cuda/bin in PATH"
-    )
+    yield _beside(toolkit_of(machine), release["cuda"], "sudo apt install nvidia-jetpack, and /usr/local/cuda/bin in PATH")
 
 
-def tensorrt(machine: Machine) -> Iterator[Finding]:
+def tensorrt(machine: Machine) -> Iterator[Outcome]:
     """TensorRT's runtime library, beside the release's."""
     release = release_of(machine)
     if release is None:
         return
     status = machine.read("var/lib/dpkg/status") or ""
     found = re.search(r"^Package: libnvinfer10\n(?:.+\n)*?Version: ([\d.]+)", status, re.MULTILINE)
-    yield _belongs("tensorrt", found[1] if found else None, release["tensorrt"], "sudo apt install nvidia-jetpack")
+    yield _beside(found[1] if found else None, release["tensorrt"], "sudo apt install nvidia-jetpack")
 
 
-def _belongs(name: str, found: str | None, wanted: str, fix: str) -> Finding:
+def _beside(found: str | None, wanted: str, fix: str) -> Outcome:
     if found is None:
-        return Finding(name, "warn", f"not found; {wanted} belongs to this release", fix)
+        return "warn", f"not found; {wanted} belongs to this release", fix
     if found.split(".")[:2] != wanted.split("."):
-        return Finding(name, "warn", f"{found}, and {wanted} belongs to this release", fix)
-    return Finding(name, "ok", found)
+        return "warn", f"{found}, and {wanted} belongs to this release", fix
+    return "ok", found
 
 
-def cma(machine: Machine) -> Iterator[Finding]:
+def cma(machine: Machine) -> Iterator[Outcome]:
     """Contiguous memory, which CSI cameras and the decoders are given."""
     if not is_jetson(machine):
         return
     fields = machine.fields("proc/meminfo")
     sizes = [fields.get(name, "").split(" ")[0] for name in ("CmaFree", "CmaTotal")]
     if not all(size.isdigit() for size in sizes):
-        yield Finding("cma", "warn", "/proc/meminfo says nothing of CMA: not found")
+        yield "warn", "/proc/meminfo says nothing of CMA: not found"
         return
     free, total = map(int, sizes)
-    said = f"{free / 1e3:.0f} of {total / 1e3:.0f} MB contiguous memory free"
+    text = f"{free / 1e3:.0f} of {total / 1e3:.0f} MB contiguous memory free"
     if free < CMA_KB:
-        yield Finding("cma", "warn", said, "add cma=256M to APPEND in /boot/extlinux/extlinux.conf and reboot")
+        yield "warn", text, "add cma=256M to APPEND in /boot/extlinux/extlinux.conf and reboot"
     else:
-        yield Finding("cma", "ok", said)
+        yield "ok", text
 
 
-def swap(machine: Machine) -> Iterator[Finding]:
+def swap(machine: Machine) -> Iterator[Outcome]:
     """Swap, on a Jetson of little memory."""
     fields = machine.fields("proc/meminfo")
     sizes = [fields.get(name, "").split(" ")[0] for name in ("MemTotal", "SwapTotal")]
@@ -141,26 +139,26 @@ def swap(machine: Machine) -> Iterator[Finding]:
     total, swapped = map(int, sizes)
     if total < SMALL_KB and not swapped:
         fix = "sudo fallocate -l 8G /swap && sudo chmod 600 /swap && sudo mkswap /swap && sudo swapon /swap (on NVMe)"
-        yield Finding("swap", "warn", f"none beside {total / 1e6:.1f} GB of memory", fix)
+        yield "warn", f"none beside {total / 1e6:.1f} GB of memory", fix
     else:
-        yield Finding("swap", "ok", f"{swapped / 1e6:.1f} GB")
+        yield "ok", f"{swapped / 1e6:.1f} GB"
 
 
-def power_mode(machine: Machine) -> Iterator[Finding]:
+def power_mode(machine: Machine) -> Iterator[Outcome]:
     """Whether the fastest power mode is set: MAXN_SUPER, else MAXN, else that of most watts."""
     if not is_jetson(machine):
         return
     modes = power_modes(machine)
     found = re.search(r"pmode:\s*(\d+)", machine.read("var/lib/nvpmodel/status") or "")
     if not modes or found is None:
-        yield Finding("power mode", "warn", "not found", "ask it: sudo nvpmodel -q")
+        yield "warn", "not found", "ask it: sudo nvpmodel -q"
         return
     now, best = int(found[1]), max(modes, key=lambda number: _rank(modes[number]))
-    said = f"{modes.get(now, 'of an unknown name')} (mode {now})"
+    text = f"{modes.get(now, 'of an unknown name')} (mode {now})"
     if now == best or _rank(modes.get(now, "")) == _rank(modes[best]):
-        yield Finding("power mode", "ok", said)
+        yield "ok", text
     else:
-        yield Finding("power mode", "warn", f"{said}; {modes[best]} is faster", f"sudo nvpmodel -m {best}")
+        yield "warn", f"{text}; {modes[best]} is faster", f"sudo nvpmodel -m {best}"
 
 
 def _rank(name: str) -> tuple[bool, bool, int]:
@@ -168,17 +166,15 @@ def _rank(name: str) -> tuple[bool, bool, int]:
     return name == "MAXN_SUPER", name.startswith("MAXN"), int(watts[1]) if watts else 0
 
 
-def clocks(machine: Machine) -> Iterator[Finding]:
+def clocks(machine: Machine) -> Iterator[Outcome]:
     """Whether the GPU's clock is held at its highest, so that the first frames are as fast as later ones."""
     if not is_jetson(machine):
         return
     place = next((place for place in GPU_CLOCKS if machine.path(place).exists()), None)
     low, high = (machine.number(f"{place}/{name}") if place else None for name in ("min_freq", "max_freq"))
     if low is None or high is None:
-        yield Finding("clocks", "warn", "the GPU's clock: not found")
+        yield "warn", "the GPU's clock: not found"
     elif low < high:
-        yield Finding(
-            "clocks", "warn", f"the GPU's clock goes from {low / 1e6:.0f} to {high / 1e6:.0f} MHz", "sudo jetson_clocks"
-        )
+        yield "warn", f"the GPU's clock goes from {low / 1e6:.0f} to {high / 1e6:.0f} MHz", "sudo jetson_clocks"
     else:
-        yield Finding("clocks", "ok", f"the GPU's clock is held at {high / 1e6:.0f} MHz")
+        yield "ok", f"the GPU's clock is held at {high / 1e6:.0f} MHz"

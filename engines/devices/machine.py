@@ -15,12 +15,16 @@ LIMIT_S = 10.0  # of one probe
 T = TypeVar("T")
 
 
+Status = Literal["ok", "warn", "fail"]
+Outcome = tuple[Status, str] | tuple[Status, str, str]  # of a check: its status, what was found, and how to fix it
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """status: ``ok``, ``warn`` (works, but worse than it could), ``fail`` (a run would fail). fix: how, if there is a way."""
 
     check: str
-    status: Literal["ok", "warn", "fail"]
+    status: Status
     found: str
     fix: str = ""
 

@@ -36,7 +36,8 @@ def findings(of):
 
 
 def only(check, of):
-    (finding,) = doctor.CHECKS[check](of)
+    (outcome,) = doctor.CHECKS[check](of)
+    finding = Finding(check, *outcome)
     assert "\n" not in finding.found + finding.fix
     return finding
 
@@ -261,7 +262,7 @@ def test_each_camera_is_told_with_its_reason(tmp_path, monkeypatch):
         listing.CameraEntry("/dev/video2", "usb", "Another", "is in use by obs (process 7); end that one"),
     ]
     monkeypatch.setattr(listing, "look_around", lambda root: listing.Found(entries))
-    good, bad = doctor.CHECKS["cameras"](machine(tmp_path))
+    good, bad = findings(machine(tmp_path))["cameras"]
     assert (good.status, good.found) == ("ok", "/dev/video0 (A webcam) gives pictures")
     assert (bad.status, bad.fix) == ("warn", "end that one")
 

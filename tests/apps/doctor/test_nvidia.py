@@ -24,7 +24,8 @@ def put(root, name, text=""):
 
 
 def only(check, root, packages=CUDA):
-    (finding,) = doctor.CHECKS[check](Machine(root, lambda: packages, lambda command: None))
+    (outcome,) = doctor.CHECKS[check](Machine(root, lambda: packages, lambda command: None))
+    finding = Finding(check, *outcome)
     assert "\n" not in finding.found + finding.fix
     return finding
 
