@@ -1,1 +1,1 @@
-"""Results of benches in one file that only grows: written by ``bench all``, read by ``bench report`` and ``bench compare``."""
+"""Results in one file that only grows: written by ``bench all``, read and compared by ``bench report``."""

@@ -46,7 +46,7 @@ def test_one_bundle_of_several_precisions(options: list[str], video: Path, tmp_p
     *_, answer, summary = edgevlm(*asked, "--budget", 160, "--policy", "purekv:st_spattn=on", "--state", tmp_path / "state")
     assert answer["event"] == "answer"
     assert summary["compressions"] > 0
-    (measured,) = edgevlm("bench", "kv-precision", "--model", bundle, "--tokens", 96, "--json")
+    (measured,) = edgevlm("bench", "speed", "kv", "--model", bundle, "--tokens", 96, "--json")
     assert (measured["bench"], measured["kv"]) == ("kv-precision", options[options.index("--kv") + 1])
     assert 0 <= measured["kl"] <= measured["kl_most"]
     assert 0 < measured["top1"] <= 1
