@@ -32,8 +32,7 @@ from typing import Any
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import Backbone, DecoderShape, LayerWeights
 from edgevlm.export.checkpoint import Checkpoint
-from edgevlm.export.graph import GraphBuilder, WeightsFile
-from edgevlm.export.journal import Journal
+from edgevlm.export.graph import GraphBuilder, Journal, WeightsFile
 from edgevlm.export.layers import DecoderGraph, PerLayerGraphs, Projections
 from edgevlm.export.precisions import DEFAULT_PRECISION, Float32, Layout, Stored
 from edgevlm.export.precisions.table import head_table, write_table

@@ -1,9 +1,9 @@
-"""Writing an ONNX graph by hand: a thin builder over ``onnx.helper`` and one file of external weights."""
+"""Writing an ONNX graph by hand: a thin builder over ``onnx.helper``, one file of external weights, a journal of its steps."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import DTypeLike, NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from edgevlm.export.journal import Journal
+from edgevlm.runtime.jsonlines import LineWriter, read_lines
 
 OPSET = 18
 IR_VERSION = 10  # what ONNX Runtime 1.22 reads
@@ -67,6 +67,40 @@ def pairs(codes: NDArray[Any]) -> NDArray[np.uint8]:
     """int4 numbers in row-major order, two in a byte, the first in its low half. Their count must be even."""
     nibbles = codes.astype(np.int8).reshape(-1, 2).view(np.uint8)
     return np.bitwise_or(nibbles[:, 0] & 15, np.left_shift(nibbles[:, 1], 4), dtype=np.uint8)
+
+
+class Journal:
+    """Steps in the order in which they were finished, each with a JSON value; kept in ``path``, or nowhere.
+
+    A last line that a kill cut short is as if it had not been written.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._file = None if path is None else LineWriter(path, sync=True)
+        lines = [] if path is None else read_lines(path)
+        self._steps: dict[str, tuple[str, Any]] = {step: (group, value) for step, group, value in lines}
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def has(self, step: str) -> bool:
+        return step in self._steps
+
+    def values(self, group: str) -> list[Any]:
+        """The values of the steps that belong to ``group``."""
+        return [value for owner, value in self._steps.values() if owner == group]
+
+    def once(self, step: str, work: Callable[[], Any]) -> Any:
+        """What ``work`` returned, a JSON value, when the step was done: it is called only if it was not."""
+        if step not in self._steps:
+            self.finish(step, work())
+        return self._steps[step][1]
+
+    def finish(self, step: str, value: Any, group: str = "") -> None:
+        """Note a step; the files that it wrote lie on the disk already. Raises OSError."""
+        self._steps[step] = (group, value)
+        if self._file is not None:
+            self._file.append([step, group, value])
 
 
 class WeightsFile:

@@ -20,8 +20,7 @@ from edgevlm.export.fingerprint import fingerprint
 from edgevlm.export.footprint import PeakMemory, bundle_bytes, check_disk, check_memory, describe, layer_bytes
 from edgevlm.export.frames import frame_preparation
 from edgevlm.export.gguf import text_tensors
-from edgevlm.export.graph import save_array
-from edgevlm.export.journal import Journal
+from edgevlm.export.graph import Journal, save_array
 from edgevlm.export.kv_scales import add_scales, check_scales
 from edgevlm.export.prequantised import PREQUANTISED, check_no_zero_points, prequantised, stored_in
 from edgevlm.export.profiles import Profile, load_profile

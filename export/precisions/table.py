@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto
 
-from edgevlm.export.graph import GraphBuilder, WeightsFile, external_tensor, save_slices, tensor_type
-from edgevlm.export.journal import Journal
+from edgevlm.export.graph import GraphBuilder, Journal, WeightsFile, external_tensor, save_slices, tensor_type
 from edgevlm.export.precisions import Float32, Layout, Parts
 
 FILES = {"weight": "embedding.npy", "codes": "embedding.npy", "scales": "embedding-scales.npy"}  # part -> file

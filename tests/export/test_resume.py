@@ -19,7 +19,7 @@ from edgevlm.export import export_checkpoint, writer
 from edgevlm.export import fingerprint as fingerprints
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.fingerprint import fingerprint
-from edgevlm.export.journal import Journal
+from edgevlm.export.graph import Journal
 from edgevlm.runtime.atomic import atomic_directory
 from edgevlm.runtime.bundle import Bundle
 
