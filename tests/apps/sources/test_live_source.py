@@ -94,18 +94,18 @@ def until(condition, seconds=30):
 def test_it_runs_stalls_runs_again_and_is_connected_anew(live):
     first, second = Scripted().say(Grabbed()), Scripted()
     source = live(Camera(first, second))
-    trouble = SourceStatus(source)
+    status = SourceStatus(source)
     assert source.read().image.shape == (2, 3, 3)
-    assert (source.state, source.problem, trouble.news()) == (State.RUNNING, None, None)
+    assert (source.state, source.problem, status.news()) == (State.RUNNING, None, None)
     until(lambda: source.state is State.STALLED)
-    assert trouble.news() == "camera: stalled (no frame for 0.25 s)"
+    assert status.news() == "camera: stalled (no frame for 0.25 s)"
     first.say(Grabbed())
     source.read()
     assert (source.state, source.reconnects) == (State.RUNNING, 0)
-    assert trouble.news().startswith("camera: running again after ")
+    assert status.news().startswith("camera: running again after ")
     until(lambda: source.state is State.RECONNECTING)
-    assert trouble.news() == "camera: reconnecting (no frame for 0.6 s)"
-    assert trouble.news() is None, "once is enough"
+    assert status.news() == "camera: reconnecting (no frame for 0.6 s)"
+    assert status.news() is None, "once is enough"
     second.say(Grabbed())
     source.read()
     assert (source.state, source.reconnects, source.problem) == (State.RUNNING, 1, None)
