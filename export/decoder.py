@@ -12,8 +12,8 @@ K is 0, but for DeepStack: then columns ``(1 + l) E ..`` of a row are added to i
 to q, k, v), ``attend`` (the only one that knows the cache) and ``finish`` (to residual again), so that a graph can be
 cut between them.
 
-What differs by profile, norms, rotary positions and ``attend``, is in :mod:`edgevlm.export.profiles`; docs/engines.md has the
-inputs and outputs of those for TensorRT.
+What differs by profile, norms, rotary positions and ``attend``, is in :mod:`edgevlm.export.profiles`; docs/internals/engines.md
+has the inputs and outputs of those for TensorRT.
 
 Graphs of one builder (:mod:`edgevlm.export.layers`) and one weights file: ``whole``; ``st-spattn`` for the prefill of frames,
 in which the layers from one on attend by the pattern of :mod:`edgevlm.export.st_spattn` and which has its two inputs more; and

@@ -29,7 +29,7 @@ from edgevlm.runtime.stream import Stream
 Frames = Iterable[NDArray[np.uint8]]
 Encode = Callable[[str], Sequence[int]]
 
-HEADROOM = 1.25  # scales hold so many times what was seen: docs/models.md has what less and more would cost
+HEADROOM = 1.25  # scales hold so many times what was seen: docs/internals/models.md has what less and more would cost
 FRAMES = 8
 ANSWER = 16  # tokens
 RANDOM = 128  # tokens of the whole vocabulary, so that rare ones are not cut

@@ -1,6 +1,6 @@
 """The ring cache: one block of memory a stream, rows appended in place, evicted rows replaced from the tail.
 
-The layout stands where it is allocated, in ``csrc/cache.cpp``; docs/architecture.md says why rows are in no order.
+The layout stands where it is allocated, in ``csrc/cache.cpp``; docs/internals/architecture.md says why rows are in no order.
 Every misuse raises :class:`~edgevlm.errors.CacheError` before a byte is changed; rows that do not fit raise
 :class:`~edgevlm.errors.CacheFull`.
 """

@@ -1,6 +1,6 @@
 """Profiles: what kind of graphs a bundle holds, named by the first TensorRT version that takes them.
 
-docs/engines.md has their inputs and outputs.
+docs/internals/engines.md has their inputs and outputs.
 """
 
 from __future__ import annotations

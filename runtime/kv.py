@@ -35,7 +35,7 @@ class KVScales:
 
         key: ``[layers, kv_heads, head_dim / 2]``, lengths; value: ``[layers, kv_heads, head_dim]``, magnitudes; headroom: how
         many times as much they hold. The channels of a head of values share the scale of the largest: with one each, more
-        numbers of other inputs are cut, which costs more than the finer codes give (docs/models.md).
+        numbers of other inputs are cut, which costs more than the finer codes give (docs/internals/models.md).
         """
         largest = np.concatenate([key, key], -1), np.broadcast_to(value.max(-1, keepdims=True), value.shape)
         return cls(*(_usable(headroom * part / MOST) for part in largest))

@@ -96,7 +96,7 @@ class Frame:
 
 
 class State(str, Enum):
-    """What a source is doing; docs/cameras.md draws which state follows which."""
+    """What a source is doing; docs/guide/cameras.md draws which state follows which."""
 
     INITIALISING = "initialising"  # nothing has been read yet
     RUNNING = "running"  # frames come

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import av
 
 WRONG_PASSWORD = "wrong or no user and password (401); they stand in the address, before the host and an at sign"
-LOW_LATENCY = {  # docs/cameras.md has what they save
+LOW_LATENCY = {  # docs/guide/cameras.md has what they save
     "rtsp_transport": "tcp",
     "fflags": "nobuffer",
     "flags": "low_delay",

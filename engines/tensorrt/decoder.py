@@ -1,7 +1,7 @@
 """A decoder bound to one stream's memory on the device.
 
 Three kinds of calls, each with a context of its own whose addresses stay: one token, a chunk's rows, a question's. Keys and
-values are read where the cache has them; docs/engines.md has the graphs' inputs and outputs.
+values are read where the cache has them; docs/internals/engines.md has the graphs' inputs and outputs.
 """
 
 from __future__ import annotations

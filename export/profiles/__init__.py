@@ -1,7 +1,7 @@
 """Profiles: how the decoder builder writes graphs for one kind of runtime.
 
 They differ in the operators of norms and rotary positions, in the cache, and in how matrices lie; the rest of the decoder is
-the same. docs/engines.md has the inputs and outputs.
+the same. docs/internals/engines.md has the inputs and outputs.
 """
 
 from __future__ import annotations

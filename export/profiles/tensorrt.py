@@ -1,6 +1,6 @@
 """TensorRT: norms and rotary positions in operators that every version from 10.3 on has, and the cache in two ways.
 
-A layer is read as far as the input ``columns{l}`` is long, and the mask is made in the graph (docs/engines.md).
+A layer is read as far as the input ``columns{l}`` is long, and the mask is made in the graph (docs/internals/engines.md).
 """
 
 from __future__ import annotations

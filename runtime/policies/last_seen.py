@@ -40,7 +40,7 @@ class LastSeen(SteadyTarget):
     )
 
     name: ClassVar[str] = "last-seen"
-    paper: ClassVar[str] = "ours, docs/our-policy.md"
+    paper: ClassVar[str] = "ours, docs/internals/last-seen.md"
     state_fields = ("_known", "_since")
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """One snapshot in one file: a preamble, a JSON header that says what follows, and arrays as raw bytes. Nothing is pickled.
 
 Everything is little-endian and padded with zeros to 64 bytes; every byte of the file is under one of its checksums (CRC-32).
-docs/state.md draws the layout.
+docs/internals/snapshots.md draws the layout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The file of a store: a header, then records. It grows in steps, and one process uses it at a time. docs/store.md draws it."""
+"""The file of a store: a header, then records. It grows in steps, and one process uses it at a time.
+
+docs/internals/store.md draws it.
+"""
 
 from __future__ import annotations
 

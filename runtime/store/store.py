@@ -1,4 +1,7 @@
-"""A store of blocks in host memory and one file: written through, read ahead, both within their bytes. docs/store.md."""
+"""A store of blocks in host memory and one file: written through, read ahead, both within their bytes.
+
+docs/internals/store.md has the rules.
+"""
 
 from __future__ import annotations
 

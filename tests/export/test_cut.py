@@ -3,7 +3,7 @@
 Rounding activations (``accuracy_level`` 4) turns a small difference into one of a 127th wherever a number lies between two
 codes. A call of other rows, or rows a hundred thousandth away, make small differences; matrices that ONNX Runtime did not pack
 are multiplied without that rounding. With level 0 all agree as two computations in float32 do. (In a model as small as this one
-last bits seldom meet such a number; what they do to 30 layers is in docs/models.md.)
+last bits seldom meet such a number; what they do to 30 layers is in docs/internals/models.md.)
 """
 
 from __future__ import annotations

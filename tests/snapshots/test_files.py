@@ -46,7 +46,7 @@ def test_it_reads_what_was_written(tmp_path):
 
 
 def test_the_layout_is_the_documented_one(tmp_path):
-    """Read by hand, as docs/state.md says, without the module."""
+    """Read by hand, as docs/internals/snapshots.md says, without the module."""
     raw = written(tmp_path / "a").read_bytes()
     magic, version, checksum, start = struct.unpack_from("<8sIIQ", raw)
     assert (magic, version, start % 64) == (b"EDGEVLM\x1a", FORMAT, 0)
