@@ -1,6 +1,7 @@
 """A block: the rows of one cluster of one layer, contiguous, in memory and as a record of the file.
 
-docs/internals/store.md draws it."""
+docs/internals/store.md draws it.
+"""
 
 from __future__ import annotations
 
