@@ -22,8 +22,9 @@ class Calibration:
     tokens. thresholds: tau1 < tau2 < tau3 on it (InfiniPot-V, Alg. 2). ages: share of the attention to vision tokens that goes
     to frames of each age, newest first. recency: the share of the newest tenth of the frames; flat: that share were attention
     even. periodicity: autocorrelation of log attention at the lag of one frame. classes: HERMES's, by the rule in
-    docs/internals/calibration.md; middle_from, deep_from: the depths that fit them best. agreement: per candidate CLIE layer 0,
-    1, ... Spearman's correlation of PureKV's estimate with the layer's own importance, null up to the candidate; clie: the best one.
+    docs/internals/calibration.md; middle_from, deep_from: the depths that fit them best. agreement: per candidate CLIE layer
+    0, 1, ... Spearman's correlation of PureKV's estimate with the layer's own importance, null up to the candidate; clie: the
+    best one.
     """
 
     edgevlm: str
