@@ -206,6 +206,11 @@ class Policy(Stateful):
         """
         return False
 
+    @property
+    def keeps_whole_frames(self) -> bool:
+        """Whether targets are rounded down to whole frames."""
+        return False
+
     def score(self, cache: KVCache, layer: int) -> NDArray[np.floating]:
         """How much each row of ``layer`` matters, ``[kv_heads, n]``: the highest stay, of equal ones the newer."""
         raise NotImplementedError
@@ -237,6 +242,8 @@ class Policy(Stateful):
             return None
         text = {layer: frame_text(cache, layer) for layer in due}
         targets = {layer: max(0, wanted[layer] - int(text[layer][0].sum())) for layer in due}
+        if self.keeps_whole_frames:
+            targets = {layer: target - target % self.shape.tokens_per_frame for layer, target in targets.items()}
         chosen, keep = self.compress(cache, targets, Context(rows, guide)), {}
         for layer in due:
             mask = self._with_fixed(cache, layer, chosen.get(layer))

@@ -110,6 +110,10 @@ class InfiniPotV(Policy):
         return self.mode == "official"
 
     @property
+    def keeps_whole_frames(self) -> bool:
+        return self.mode == "official"
+
+    @property
     def recent_frames(self) -> int:
         """r = ceil(recent * f), f = |M| / p, at least 1."""
         return max(1, math.ceil(self.recent * self.budget / self.shape.tokens_per_frame - 1e-9))
@@ -117,10 +121,8 @@ class InfiniPotV(Policy):
     def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
         if self.mode == "official":
             frame = self.shape.tokens_per_frame
-            return {
-                layer: official_choice(cache, layer, target - target % frame, frame, self.alpha, self.recent)
-                for layer, target in targets.items()
-            }
+            chosen = targets.items()
+            return {layer: official_choice(cache, layer, target, frame, self.alpha, self.recent) for layer, target in chosen}
         recent_rows, equal = self.recent_frames * self.shape.tokens_per_frame, set(targets.values())
         if all(recent_rows > target for target in equal):
             return {layer: self._newest(cache, layer, target) for layer, target in targets.items()}

@@ -73,7 +73,7 @@ class Shadow:
 def test_greedy_tokens_equal_the_numpy_decoder(model, checkpoint, policy, reindexing):
     per_frame = model.bundle.vision.tokens_per_frame
     room = TextBudget(16, 64, 16)
-    with Session.open(model, policy=policy, budget=6 * per_frame, chunk=2, reindexing=reindexing, room=room) as session:
+    with Session.open(model, policy=policy, budget=6 * per_frame, chunk=2, reindexing=reindexing, text_budget=room) as session:
         stream = session._stream
         stream.positions.limit = 240
         shadow = Shadow(checkpoint, stream)
@@ -99,7 +99,7 @@ def test_greedy_tokens_equal_the_numpy_decoder(model, checkpoint, policy, reinde
 def test_answers_under_a_guided_memory_equal_the_numpy_decoder(model, checkpoint):
     """The first token as of the whole memory, the others of what is left, and the second question of that."""
     per_frame, room = model.bundle.vision.tokens_per_frame, TextBudget(16, 64, 16)
-    with Session.open(model, policy="snapkv-guided:target=0.2", budget=30 * per_frame, chunk=2, room=room) as session:
+    with Session.open(model, policy="snapkv-guided:target=0.2", budget=30 * per_frame, chunk=2, text_budget=room) as session:
         stream = session._stream
         shadow = Shadow(checkpoint, stream)
         ids = model.encode(session._chat.prefix)
