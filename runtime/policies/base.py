@@ -298,9 +298,10 @@ class Policy(Stateful):
 
     def keep_top(self, cache: KVCache, layer: int, score: NDArray[np.floating], target: int) -> Bool:
         """The protected rows, and of the others the best by ``score`` ``[kv_heads, n_l]`` until ``target`` count in |M|."""
-        fixed = self.protected(cache, layer)
-        if score.shape != fixed.shape:
-            raise UserError(f"policy {self.name}: a score of layer {layer} is {list(score.shape)}, not {list(fixed.shape)}")
+        fixed, shape = self.protected(cache, layer), getattr(score, "shape", None)
+        if shape != fixed.shape:
+            given = type(score).__name__ if shape is None else list(shape)
+            raise UserError(f"policy {self.name}: a score of layer {layer} is {given}, not an array {list(fixed.shape)}")
         if self.keeps_first_frame:
             target -= int((fixed[0] & (cache.kind(layer)[0] == Kind.VISION)).sum())
         return fixed | kernels.top_k(np.ascontiguousarray(score, np.float32), cache.seq(layer), ~fixed, max(0, target))

@@ -100,7 +100,7 @@ def test_a_score_of_another_shape_and_none_at_all_are_told():
         def score(self, cache, layer):
             return np.zeros(len(cache.seq(layer)[0]))
 
-    with pytest.raises(UserError, match=r"policy Flat: a score of layer 0 is \[19\], not \[2, 19\]"):
+    with pytest.raises(UserError, match=r"policy Flat: a score of layer 0 is \[19\], not an array \[2, 19\]"):
         watched(Flat())
     with pytest.raises(TypeError, match=r"Neither defines neither score\(\) nor compress\(\)"):
         type("Neither", (Policy,), {})()
