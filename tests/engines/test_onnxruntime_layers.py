@@ -222,7 +222,7 @@ def test_two_streams_on_one_engine_do_not_meet(exported: Any) -> None:
     assert (other.logits() == expected).all()
 
 
-def test_an_engine_of_the_cut_decoder_alone_opens_no_whole_one(exported: Any) -> None:
+def test_an_engine_of_the_per_layer_decoder_alone_opens_no_full_graph(exported: Any) -> None:
     class Owner:
         def __init__(self) -> None:
             self.memory = np.zeros((2, 1, 2, 32, 16), np.float32)
@@ -234,7 +234,7 @@ def test_an_engine_of_the_cut_decoder_alone_opens_no_whole_one(exported: Any) ->
     pairs = zip(address, owners, strict=True)
     decoder = engine.bind_layers([KVBuffer(k, v, (1, 2, 32, 16), np.dtype(np.float32), o) for (k, v), o in pairs])
     assert engine._decoders == {}
-    sessions = engine._cut
+    sessions = engine._per_layer
     assert engine.bind_layers(decoder._buffers)._sessions == tuple(sessions)
     del owners, pairs, sessions
     engine.close()

@@ -223,8 +223,8 @@ class Machine:
         self.session = Session.open(model, policy="sliding-window", budget=budget, chunk=chunk, text_budget=ROOM)
         read = lambda: Available(self.free * MEMORY // 16, MEMORY)  # noqa: E731
         self.session._pressure = Pressure(chunk, self.said.append, read, lambda: self.now)
-        self.spared = []
-        monkeypatch.setattr(model.engine, "spare", self.spared.append)
+        self.released = []
+        monkeypatch.setattr(model.engine, "release_memory", self.released.append)
         self.appended, append = [], self.session._stream.append_frames
         self.session._stream.append_frames = lambda features, *rest: (
             self.appended.append(len(features)) or append(features, *rest)
@@ -250,7 +250,7 @@ def test_short_memory_makes_chunks_smaller_until_there_is_enough(model, monkeypa
     machine.free = 2.1
     machine.watch(images, 2 + 4 + 8)
     assert machine.appended[-3:] == [2, 4, 8]
-    assert machine.spared == [False, False, True, True, True, True, True, True, True, True, False]
+    assert machine.released == [False, False, True, True, True, True, True, True, True, True, False]
     assert machine.said[3:] == ["there is enough memory again: frames are taken in 8 at a time"]
     machine.session.close()
 
