@@ -97,7 +97,7 @@ def test_what_was_typed_wrong_is_one_line(typed, said):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(("more", "said"), [([], "--out FILE would have"), (["--out", "run.jsonl"], "with --resume goes on")])
+@pytest.mark.parametrize(("more", "said"), [([], "--out FILE would have"), (["--out", "run.jsonl"], "with --resume continues")])
 def test_ctrl_c_says_how_to_resume(monkeypatch, capsys, tmp_path, more, said):
     def stopped(*args, **kwargs):
         raise KeyboardInterrupt
