@@ -12,7 +12,6 @@ settings.register_profile("fresh", deadline=None)
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # a job in the background has it ignored; tests of ctrl-C, and children, do not
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:  # a job in the background has them ignored; tests of signals do not
+        signal.signal(number, handler)
