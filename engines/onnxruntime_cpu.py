@@ -88,6 +88,8 @@ class OnnxRuntimeCpu:
         options.log_severity_level = 4  # what goes wrong is raised
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.add_session_config_entry("session.disable_prepacking", "0" if copies or self._stored[0] else "1")
+        # a processor without VNNI adds up 8-bit products in 16 bits, which overflow; this makes it take wider ones
+        options.add_session_config_entry("session.x64quantprecision", "1")
         for key, value in entries.items():
             options.add_session_config_entry(key, value)
         if not copies and self._stored[1]:  # else float16 matrices become float32 in memory

@@ -86,7 +86,7 @@ def test_a_precision_of_whole_numbers_runs_and_an_unknown_one_is_one_line(bundle
     assert done.returncode == 0, done.stderr
     assert any(json.loads(line)["event"] == "answer" for line in done.stdout.splitlines())
     for options, says in (
-        (["--precision", "int44"], "--precision 'int44' is not known; did you mean 'int4'"),
+        (["--precision", "int44"], "--precision 'int44' is not known; did you mean 'int4'?"),
         (["--scaling", "awq"], "--scaling awq is for whole numbers, not for fp32; give --precision int4, int4-zp or int8 too"),
     ):
         done = edgevlm("export", checkpoint, "--out", bundle.parent / "other", *options)

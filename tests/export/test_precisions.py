@@ -15,9 +15,10 @@ from reference_blocks import matrices, with_stored_numbers
 from runner import Runner
 
 from edgevlm.errors import UserError
-from edgevlm.export import export_checkpoint, precisions, vision
+from edgevlm.export import export_checkpoint, precisions, profiles, vision
 from edgevlm.export.precisions.layouts import Blocks
 from edgevlm.runtime.engine import FramePattern
+from edgevlm.runtime.plugins import names
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tied": {"family": "llava_onevision", "layers": 2, "heads": 7, "kv_heads": 1, "head_dim": 16, "tied": True, "side": 4},
@@ -61,8 +62,8 @@ def exact(precision: str, monkeypatch: Any) -> None:
     def of_level_0(layout: Any) -> Any:
         return replace(layout, level=0) if isinstance(layout, Blocks) else layout
 
-    made = precisions.Precision(of_level_0(chosen.matrices), of_level_0(chosen.table))
-    monkeypatch.setattr(f"{precisions.PRECISIONS[precision]}.PRECISION", made)
+    layouts = precisions.Layouts(*map(of_level_0, chosen.onnxruntime))
+    monkeypatch.setattr(profiles, "load_precision", lambda name: replace(chosen, onnxruntime=layouts))
 
 
 def frames_and_a_question(runner: Runner) -> np.ndarray:
@@ -126,7 +127,7 @@ def test_rounding_of_activations_is_small_and_there(tmp_path: Path, monkeypatch:
 def test_a_tied_embedding_is_stored_once_and_every_bundle_is_smaller(tmp_path: Path) -> None:
     checkpoint = checkpoint_of("tied", tmp_path / "checkpoint")
     sizes = {}
-    for precision in precisions.PRECISIONS:
+    for precision in names("precisions", own=True):
         bundle = export_checkpoint(checkpoint, tmp_path / precision, precision=precision)
         sizes[precision] = sum(path.stat().st_size for path in bundle.glob("decoder.weights"))
         vocab, hidden = Runner(bundle).bundle.decoder.vocab, 96

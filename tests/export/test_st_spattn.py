@@ -129,7 +129,7 @@ def test_the_pattern_matters(exported: Any, which: int) -> None:
     for other in (dense, blind):
         for layer, (ours, theirs) in enumerate(zip(t.runner.keys, other.runner.keys, strict=True)):
             difference = np.abs(ours - theirs)[:, :, last].max()
-            assert (difference < 1e-5) if layer <= t.start else (difference > 1e-3), f"layer {layer}"
+            assert (difference < 1e-4) if layer <= t.start else (difference > 1e-3), f"layer {layer}"
 
 
 @pytest.mark.parametrize("which", range(len(SHAPES)))
@@ -195,7 +195,7 @@ def test_what_does_not_fit_changes_nothing(exported: Any) -> None:
         (CacheError, "shared slots", t.sparse, r.past_len, FramePattern(int(r.past_len[0]) + 1, good.previous)),
         (CacheError, "slots of valid rows", t.sparse, r.past_len, FramePattern(good.shared, high)),
         (CacheError, "slots of valid rows", t.sparse, r.past_len, FramePattern(good.shared, low)),
-        (CacheFull, "room for 256", t.sparse, full, good),
+        (CacheFull, "more do not fit", t.sparse, full, good),
     ]
     for kind, message, decoder, past, pattern in cases:
         with pytest.raises(kind, match=message):

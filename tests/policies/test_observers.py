@@ -189,8 +189,8 @@ def test_selection_under_a_question(target, pool, storage):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("snapkv:window=0", "1 or more"),
-        ("snapkv:kernel=4", "kernel odd"),
+        ("snapkv:window=0", "window must be at least 1, not 0"),
+        ("snapkv:kernel=4", "kernel must be odd"),
         ("snapkv:pool=mean", "does not fit pool"),
         ("snapkv-guided:target=0", "target must be above 0"),
         ("h2o:recent=2", "recent must be at least 0"),

@@ -83,7 +83,7 @@ def test_the_demo_compares_three_memories_and_answers_from_each(tmp_path):
         terminal.type("/hepl\r")
         terminal.until(r"there is no command /hepl; did you mean '/help'\?")
         terminal.type(f"/save frame {tmp_path}/frame.png\r")
-        terminal.until(r"saved .*56x56")
+        terminal.until(r"(?s)saved .*\(56x56")
         terminal.type("/budget 256\r")
         terminal.until(r"policy last-seen, budget 256 tokens a layer; memory starts empty")
         terminal.until(r"256 of 256 tokens +256 of 256 tokens")
