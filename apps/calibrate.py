@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm import __version__
+from edgevlm.apps.schemas import json_line
 from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.apps.sources.video import check_readable
 from edgevlm.calib import Clip, as_calibrated, calibrate, check_writable, write_calibration
@@ -215,8 +214,8 @@ def video_clip(path: Path) -> Clip:
 
 def as_json(written: Path, found: Findings) -> str:
     """The lines of ``--json``: the bundle and what was measured of its layers, then of each policy."""
-    first = {"event": "calibration", "bundle": str(written), **(asdict(found.layers) if found.layers else {})}
-    return "\n".join(map(json.dumps, [first, *(policy_lines(found.policies) if found.policies else ())]))
+    first = json_line("calibration", {"bundle": str(written), **(asdict(found.layers) if found.layers else {})})
+    return "\n".join([first, *(policy_lines(found.policies) if found.policies else ())])
 
 
 def describe(written: Path, found: Findings) -> str:
@@ -251,16 +250,16 @@ def describe_layers(calibration: Calibration) -> list[str]:
     ]
 
 
-def policy_lines(choices: Choices) -> Iterator[dict[str, Any]]:
-    """The objects of ``--json``: one a policy and budget, then what was chosen there."""
+def policy_lines(choices: Choices) -> Iterator[str]:
+    """The lines of ``--json``: one a policy and budget, then what was chosen there."""
     for choice in choices.budgets:
         for of in choice.candidates:
             fields = {name: value for name, value in asdict(of).items() if value is not None}
-            yield {"calibrate": "policy", "budget": choice.budget, "measure": choices.measure, **fields}
+            yield json_line("candidate", {"budget": choice.budget, "measure": choices.measure, **fields})
         for policy, why in choice.skipped:
-            yield {"calibrate": "skipped", "budget": choice.budget, "policy": policy, "reason": why}
+            yield json_line("skipped", {"budget": choice.budget, "policy": policy, "reason": why})
         chosen = {"policy": choice.chosen or FALLBACK, "clearly_better": choice.chosen is not None}
-        yield {"calibrate": "choice", "budget": choice.budget, "measure": choices.measure, **chosen}
+        yield json_line("choice", {"budget": choice.budget, "measure": choices.measure, **chosen})
 
 
 def policy_table(choices: Choices) -> Iterator[str]:

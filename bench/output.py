@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import typer
 
 from edgevlm.apps.commands.cli_options import note
+from edgevlm.bench.schemas import bench_line
 from edgevlm.progress import progress
 from edgevlm.runtime.bundle import Progress
 
@@ -102,7 +102,7 @@ class Table:
 
     def print(self, line: Line) -> None:
         if self._as_json:
-            typer.echo(json.dumps(line))
+            typer.echo(bench_line(line))
             return
         names = [name for name in COLUMNS.get(str(line.get("bench")), " ".join(line)).split() if name in line]
         heads = [head(name, line) for name in names]

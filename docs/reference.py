@@ -1,4 +1,9 @@
-"""Reference pages made from the code when the site is built: the command line, the Python names, the JSON lines."""
+"""Reference pages made from the code: the command line and the Python names when the site is built, the JSON lines by
+
+    python docs/reference.py
+
+which writes reference/json.md and reference/json-schema.json; a test checks that they are current.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import edgevlm
@@ -16,7 +22,7 @@ def on_files(files: Any, config: Any) -> Any:
     """A hook of mkdocs: add the pages."""
     from mkdocs.structure.files import File
 
-    for name, page in (("cli", cli()), ("python", python()), ("json", json_lines())):
+    for name, page in (("cli", cli()), ("python", python())):
         files.append(File.generated(config, f"reference/{name}.md", content=page))
     return files
 
@@ -86,10 +92,46 @@ def _plain(thing: Any) -> str:
 
 
 def json_lines() -> str:
-    """The schema of every line that ``edgevlm run --json`` prints."""
-    from edgevlm.apps.run import events
+    """Every field of every line that ``--json`` prints."""
+    from edgevlm.apps.schemas import LINES
+    from edgevlm.bench.schemas import FIELDS
 
-    parts = ["# JSON\n\n`--json` prints one object a line on stdout. Every kind of line has a schema (JSON Schema 2020-12).\n"]
-    for name, schema in getattr(events, "SCHEMAS", {}).items():
-        parts.append(f"## `{name}`\n\n```json\n{json.dumps(schema, indent=2)}\n```\n")
-    return "\n".join(parts)
+    parts = [JSON_INTRO]
+    for command, kinds in LINES.items():
+        parts.append(f"## `edgevlm {command} --json`\n")
+        for kind, fields in kinds.items():
+            parts += [f"### `{kind}`\n", _table(fields)]
+    return "\n".join([*parts, JSON_BENCH, _table(FIELDS)])
+
+
+JSON_INTRO = """# JSON
+
+With `--json` a command prints one object per line on stdout. `event` says what a line is, or `bench` which measurement;
+`schema` is the version of these tables, 1 today. Later versions may add fields, so ignore those you do not know. A field
+marked `?` may be missing. [json-schema.json](json-schema.json) has the same as JSON Schema (2020-12), by `event`, and under
+`bench` for all measurements.
+"""
+JSON_BENCH = """## `edgevlm bench .. --json`
+
+Every measurement prints some of these fields. Times are milliseconds, `mb` is 10^6 bytes, and null is not measured.
+"""
+
+
+def json_schemas() -> str:
+    from edgevlm.apps.schemas import SCHEMAS
+    from edgevlm.bench.schemas import bench_schema
+
+    each = (f"{json.dumps(kind)}: {json.dumps(schema)}" for kind, schema in [*SCHEMAS.items(), ("bench", bench_schema())])
+    return "{\n" + ",\n".join(each) + "\n}\n"
+
+
+def _table(fields: Any) -> str:
+    rows = (f"| `{name}` | {kind.replace('|', ' or ')} | {text} |" for name, (kind, text) in fields.items())
+    return "\n".join(["| field | type | |", "|---|---|---|", *rows, ""])
+
+
+if __name__ == "__main__":
+    folder = Path(__file__).parent / "reference"
+    folder.mkdir(exist_ok=True)
+    for name, text in (("json.md", json_lines()), ("json-schema.json", json_schemas())):
+        (folder / name).write_text(text)

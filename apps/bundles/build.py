@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 from edgevlm.apps.planning.model import plan_bundle
 from edgevlm.apps.planning.plan import default_budget
+from edgevlm.apps.schemas import json_line
 from edgevlm.engines.devices import load_device
 from edgevlm.engines.tensorrt.jobs import WORKSPACE, Settings
 from edgevlm.errors import UserError
@@ -50,7 +50,7 @@ def build(
         check_device(request.device, driver.device)
     for made in builder.build_engines(bundle, settings, driver, tell, progress):
         if as_json:
-            yield json.dumps(asdict(made) | {"capacity": settings.capacity})
+            yield json_line("engine", asdict(made) | {"capacity": settings.capacity})
         else:
             yield f"{made.path}  {made.bytes / 1e6:.0f} MB{'  (was there)' if made.kept else ''}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -12,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from edgevlm.apps.schemas import json_line
 from edgevlm.errors import BundleError, UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.export.checkpoint import ConfigOnly, checkpoint_folder
@@ -106,7 +106,7 @@ def list_bundles(as_json: bool) -> Iterator[str]:
             size = sum(record.bytes for record in bundle.files.values())
             facts = {"bundle": folder.name, "family": bundle.family, **precisions(bundle), "bytes": size, "path": str(folder)}
             text = f"{folder.name}  {bundle.family}  {description(folder)}  {size / 1e6:.0f} MB  {folder}"
-            yield json.dumps(facts) if as_json else text
+            yield json_line("bundle", facts) if as_json else text
 
 
 def precisions(bundle: Bundle) -> dict[str, str | None]:

@@ -1,17 +1,17 @@
-"""``edgevlm policies``: what there is to choose from, read from the policies' settings and docstrings."""
+"""``edgevlm policies``: the policies and their settings, read from their dataclass fields and docstrings."""
 
 from __future__ import annotations
 
 import inspect
-import json
 import shutil
 import textwrap
-from dataclasses import dataclass
-from typing import Literal, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
 from edgevlm.apps.commands.cli_options import Json
+from edgevlm.apps.schemas import json_line
 from edgevlm.runtime.auto import AUTO, FALLBACK
 from edgevlm.runtime.plugins import names
 from edgevlm.runtime.policies import POLICIES, Policy, find_policy, setting_fields
@@ -36,7 +36,7 @@ class Setting:
 class Description:
     """``ours``: what is not as the paper has it, or needed deciding; empty for baselines without a paper."""
 
-    name: str
+    policy: str
     paper: str
     idea: str
     settings: list[Setting]
@@ -65,19 +65,27 @@ CHOSEN = Description(
 )
 
 
-def policies(json: Json = False) -> None:
+def policies(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME|FILE.py:CLASS]", help="Show this policy.", show_default="all")
+    ] = None,
+    json: Json = False,
+) -> None:
     """List the policies and their settings.
 
     With each: its paper, its defaults and what differs from the paper.
     """
-    typer.echo(list_policies(json))
+    typer.echo(list_policies(json, name))
 
 
-def list_policies(as_json: bool) -> str:
-    """All of them, those of other packages too, and auto: a JSON object a line, or a page for a person."""
-    described = [*(describe(find_policy(name)) for name in dict.fromkeys([*POLICIES, *names("policies")])), CHOSEN]
+def list_policies(as_json: bool, name: str | None = None) -> str:
+    """One policy, or all, installed ones too, and auto: a JSON object a line, or a page for a person."""
+    if name is None:
+        described = [*map(describe, map(find_policy, dict.fromkeys([*POLICIES, *names("policies")]))), CHOSEN]
+    else:
+        described = [CHOSEN if name == AUTO else describe(find_policy(name))]
     if as_json:
-        return "\n".join(json.dumps(_record(one)) for one in described)
+        return "\n".join(json_line("policy", asdict(one)) for one in described)
     width = min(shutil.get_terminal_size().columns, 128)
     return "\n\n".join([*(_page(one, width) for one in described), textwrap.fill(LEGEND, width)])
 
@@ -88,15 +96,8 @@ def _choices(kind: object) -> list[str]:
     return list(get_args(kind)) if get_origin(kind) is Literal else []
 
 
-def _record(one: Description) -> dict[str, object]:
-    settings = [
-        {"name": each.name, "default": each.default, "choices": each.choices, "meaning": each.meaning} for each in one.settings
-    ]
-    return {"policy": one.name, "paper": one.paper, "idea": one.idea, "settings": settings, "ours": one.ours}
-
-
 def _page(one: Description, width: int) -> str:
-    lines = [f"{one.name}   {one.paper}", _indented(one.idea, "  ", "  ", width)]
+    lines = [f"{one.policy}   {one.paper}", _indented(one.idea, "  ", "  ", width)]
     for each in one.settings:
         choices = f" ({'|'.join(each.choices)})" if each.choices else ""
         lines.append(_indented(f"{each.name}={_typed(each.default)}{choices}  {each.meaning}", "    ", "        ", width))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 
 from edgevlm.apps.doctor import cameras, gpu, jetson, software
+from edgevlm.apps.schemas import json_line
 from edgevlm.engines.devices.machine import FAIL, Finding, Machine, Outcome
 
 Check = Callable[[Machine], Iterable[Outcome]]
@@ -50,7 +51,7 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
 def report(as_json: bool, machine: Machine | None = None) -> tuple[list[str], bool]:
     """The lines of the command, and whether this machine is ready for a run."""
     found = list(examine(machine))
-    lines = [json.dumps(finding.line()) if as_json else str(finding) for finding in found]
+    lines = [json_line("finding", asdict(finding)) if as_json else str(finding) for finding in found]
     counted = {status: sum(finding.status == status for finding in found) for status in ("ok", "warn", "fail")}
     if not as_json:
         verdict = "not ready" if counted[FAIL] else "ready"

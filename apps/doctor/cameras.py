@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edgevlm.apps.schemas import json_line
 from edgevlm.apps.sources.base import SourceOptions
 from edgevlm.apps.sources.devices import CSI_DRIVER, ROOT, Probed, devices, probe
 from edgevlm.apps.sources.gstreamer import CSI_ELEMENT, has_element, opencv_problem, pygobject_problem
@@ -29,11 +29,9 @@ class CameraEntry:
     modes: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
 
-    def line(self) -> dict[str, object]:
-        return {
-            "event": "camera", "camera": self.camera, "kind": self.kind, "name": self.name, "usable": self.problem is None,
-            "reason": self.problem, "modes": list(self.modes), "links": list(self.links),
-        }  # fmt: skip
+    def as_json(self) -> str:
+        fields = {"camera": self.camera, "kind": self.kind, "name": self.name, "usable": self.problem is None}
+        return json_line("camera", {**fields, "reason": self.problem, "modes": self.modes, "links": self.links})
 
     def __str__(self) -> str:
         text = self.problem or ", ".join(self.modes[:SHOWN]) + (
@@ -52,8 +50,8 @@ class Ability:
     name: str
     problem: str | None
 
-    def line(self) -> dict[str, object]:
-        return {"event": "ability", "name": self.name, "usable": self.problem is None, "reason": self.problem}
+    def as_json(self) -> str:
+        return json_line("ability", {"name": self.name, "usable": self.problem is None, "reason": self.problem})
 
     def __str__(self) -> str:
         return f"{self.name:<33} {'yes' if self.problem is None else 'no: ' + self.problem}"
@@ -102,7 +100,7 @@ def list_cameras(as_json: bool, root: Path = ROOT) -> Iterator[str]:
     found = look_around(root)
     entries: list[CameraEntry | Ability] = [*found.cameras, *found.abilities]
     if as_json:
-        yield from (json.dumps(entry.line()) for entry in entries)
+        yield from (entry.as_json() for entry in entries)
         return
     yield from map(str, found.cameras)
     if len(found.cameras) == 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import psutil
 
 from edgevlm.apps.doctor.jetson import GPU_CLOCKS, power_modes
+from edgevlm.apps.schemas import json_line
 from edgevlm.engines.devices.machine import Machine
 from edgevlm.engines.power import NOT_MEASURED, Meter, Reading, find_meter
 from edgevlm.engines.power.energy import Energy, gained
@@ -51,7 +51,7 @@ def show_power(
         for line in _lines(machine, energy.meter, interval_s, seconds, as_json):
             yield True, line
     if meter is not None:
-        yield True, json.dumps({"event": "energy", **energy.figures()}) if as_json else _summary(energy)
+        yield True, json_line("energy", energy.figures()) if as_json else _summary(energy)
 
 
 def _lines(machine: Machine, meter: Meter, interval_s: float, seconds: float | None, as_json: bool) -> Iterator[str]:
@@ -73,9 +73,9 @@ def _line(machine: Machine, watts: Mapping[str, float | None], summed: Sequence[
     memory, clocks = psutil.virtual_memory(), clocks_of(machine)
     if as_json:
         rails = {rail: None if value is None else round(value, 3) for rail, value in watts.items()}
-        said: dict[str, Any] = {"event": "power", "time_s": round(at_s, 3), "watts": None if total is None else round(total, 3)}
+        said: dict[str, Any] = {"time_s": round(at_s, 3), "watts": None if total is None else round(total, 3)}
         said |= {"rails": rails, "mode": mode_of(machine), "clocks_mhz": {name: round(mhz) for name, mhz in clocks.items()}}
-        return json.dumps(said | {"cpu_percent": psutil.cpu_percent(), "memory_mb": round(memory.used / 1e6)})
+        return json_line("power", said | {"cpu_percent": psutil.cpu_percent(), "memory_mb": round(memory.used / 1e6)})
     rails_said = "".join(f"  {rail} {NOT_MEASURED if value is None else f'{value:.2f} W'}" for rail, value in watts.items())
     clocks_said = "".join(f"  {name} {mhz:.0f} MHz" for name, mhz in clocks.items())
     said_total = NOT_MEASURED if total is None else f"{total:.2f} W"

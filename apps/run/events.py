@@ -1,21 +1,16 @@
-"""What a run reports: answers and statistics, as JSON lines or text on stdout; everything else goes to stderr.
-
-SCHEMAS describes the JSON lines, and SCHEMA is its version.
-"""
+"""What a run reports: answers and statistics, as JSON lines or text on stdout; everything else goes to stderr."""
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from typing import Any, Protocol
+from typing import Protocol
 
+from edgevlm.apps.schemas import json_line
 from edgevlm.runtime.store import StoreUse
-
-SCHEMA = 1  # raised when a field changes its meaning or goes; readers ignore fields that they do not know
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +86,16 @@ class Output(Protocol):
 
 
 class JsonOutput:
-    """One JSON object a line on stdout, in ASCII; ``with_truth`` beside answers, where it is known."""
+    """One JSON object a line on stdout, in ASCII."""
 
-    def __init__(self, with_truth: bool = False, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False) -> None:
         self._lock = threading.Lock()
-        self._with_truth, self._quiet = with_truth, quiet
+        self._quiet = quiet
 
     def answer(self, answer: AnswerEvent) -> None:
         fields = asdict(answer)
         del fields["others"]
-        if answer.truth is None or not self._with_truth:
+        if answer.truth is None:
             del fields["truth"]
         self._line("answer", fields)
 
@@ -119,7 +114,7 @@ class JsonOutput:
 
     def _line(self, event: str, fields: dict[str, object]) -> None:
         with self._lock:
-            print(json.dumps({"event": event, "schema": SCHEMA, "time": wall_clock(), **_rounded(fields)}), flush=True)
+            print(json_line(event, {"time": wall_clock(), **_rounded(fields)}), flush=True)
 
 
 class TextOutput:
@@ -167,54 +162,3 @@ def _fields(stats: StatsEvent) -> dict[str, object]:
 
 def _rounded(fields: dict[str, object]) -> dict[str, object]:
     return {key: round(value, 3) if isinstance(value, float) else value for key, value in fields.items()}
-
-
-_ANSWER = {
-    "time_s": ("number", "The stream's time at the newest frame that the answer knows of, seconds."),
-    "question": ("string", "As it was asked."),
-    "text": ("string", "The answer."),
-    "token_ids": ("array", "The answer's tokens, integers of the model's vocabulary."),
-    "ttft_ms": ("number", "Milliseconds from the question to the first token."),
-    "tpot_ms": ("number", "Milliseconds of each further token, on average."),
-    "truth": (["string", "null"], "The right answer; beside the demo's own questions only."),
-}
-_STATS = {
-    "frames": ("integer", "Frames watched."),
-    "dropped": ("integer", "Frames that were due and are lost."),
-    "drops": ("object", "Those by cause: replaced, corrupt, keyframe, late."),
-    "gated": ("integer", "Near-static frames that the gate held back."),
-    "fps": ("number", "Frames watched a second, since the line before; in a summary over the whole run."),
-    "policy": ("string", "The policy in use, also under auto."),
-    "cache_tokens": ("integer", "Vision tokens held in the fullest layer."),
-    "cache_bytes": ("integer", "Bytes of the cache, which stay what they are."),
-    "compressions": ("integer", "Times that the policy made room."),
-    "compress_ms": ("number", "Milliseconds that took, in all."),
-    "rss_bytes": ("integer", "Resident memory of the process."),
-    "source_state": ("string", "initialising, running, stalled, reconnecting, ended or failed."),
-    "source_problem": (["string", "null"], "Why the source is not running, without credentials."),
-    "reconnects": ("integer", "Times that frames came again after the connection broke."),
-    "store": ("object", "Bytes that a retrieval policy keeps off the device, and what it counted; only with such a policy."),
-}
-
-
-def _schema(event: str, fields: dict[str, tuple[Any, str]], optional: tuple[str, ...]) -> dict[str, Any]:
-    common = {
-        "event": {"const": event},
-        "schema": {"const": SCHEMA, "description": "Version of this schema. Later ones may add fields."},
-        "time": {"type": "string", "format": "date-time", "description": "When the line was written, RFC 3339, UTC."},
-    }
-    described = {name: {"type": kind, "description": text} for name, (kind, text) in fields.items()}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "type": "object",
-        "properties": {**common, **described},
-        "required": [*common, *(name for name in fields if name not in optional)],
-        "additionalProperties": False,
-    }
-
-
-SCHEMAS = {
-    "answer": _schema("answer", _ANSWER, ("truth",)),
-    "stats": _schema("stats", _STATS, ("store",)),
-    "summary": _schema("summary", _STATS, ("store",)),
-}

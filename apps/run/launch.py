@@ -114,7 +114,7 @@ def launch(request: RunRequest) -> None:
             return session
 
         own_questions = model.is_demo and is_demo_source and not plan.questions
-        output = make_output(request, drawn, with_truth=own_questions)
+        output = make_output(request, drawn)
         session = open_session(None, None, writer)
         if writer is not None:
             writer.source, writer.notify = source.name, output.notice
@@ -194,10 +194,9 @@ def make_plan(request: RunRequest) -> RunPlan:
     return RunPlan(request.frames, request.seconds, list(request.ask), [parse_ask_at(text) for text in request.ask_at])
 
 
-def make_output(request: RunRequest, drawn: bool, with_truth: bool) -> JsonOutput | TextOutput | Screen:
-    """``with_truth``: JSON answers of the program's own questions carry it; for a person it is always shown."""
+def make_output(request: RunRequest, drawn: bool) -> JsonOutput | TextOutput | Screen:
     if request.as_json:
-        return JsonOutput(with_truth, request.quiet)
+        return JsonOutput(request.quiet)
     if not drawn:
         return TextOutput(request.quiet, with_stats=request.stats_every is not None)
     from edgevlm.apps.terminal.screen import Screen

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
 
+from edgevlm.apps.schemas import json_line
 from edgevlm.errors import SnapshotError, UserError
 from edgevlm.runtime.paths import look
 from edgevlm.runtime.snapshots.capture import described
@@ -25,8 +25,8 @@ def show_state(folder: Path, as_json: bool) -> tuple[str, bool]:
 
 def as_record(path: Path, found: Snapshot | SnapshotError) -> str:
     if isinstance(found, SnapshotError):
-        return json.dumps({"snapshot": path.name, "usable": False, "reason": str(found)})
-    return json.dumps({"snapshot": path.name, "usable": True, **facts(found)})
+        return json_line("snapshot", {"snapshot": path.name, "usable": False, "reason": str(found)})
+    return json_line("snapshot", {"snapshot": path.name, "usable": True, **facts(found)})
 
 
 def facts(snapshot: Snapshot) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm.bench.accuracy.report import describe, describe_turns, make_report, turn_rows
+from edgevlm.bench.schemas import bench_line
 from edgevlm.calib.accuracy.cases import LONGSTREAM, seed_words
 from edgevlm.calib.accuracy.compare import compare
 from edgevlm.calib.accuracy.variants import Variant, parse_budgets, parse_tokens, parse_variants
@@ -88,7 +88,7 @@ def reference(against: str | None, variants: list[Variant]) -> str:
 
 
 def _json_lines(lines: list[dict[str, Any]]) -> str:
-    return "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
+    return "\n".join(map(bench_line, lines))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -87,7 +88,8 @@ def report(
     if extract is not None:
         from edgevlm.bench.results.report import extract as extracted
 
-        _print(extracted(extract), as_json=True)
+        for line in extracted(extract):
+            typer.echo(json.dumps(line))
         return
     if not results or (out is None and tables is None and baseline is None):
         raise UserError("give results and where they go: edgevlm bench report DIR --out report.html, or --tables README.md")

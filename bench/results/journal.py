@@ -22,7 +22,7 @@ NAME = "results.jsonl"
 
 @dataclass(slots=True)
 class Entry:
-    """One command of a run: its lines without ``run`` and ``entry``; ``seconds`` is None until it has succeeded."""
+    """One command of a run: its lines without ``run``, ``entry`` and ``schema``; ``seconds`` is None until it has succeeded."""
 
     name: str
     command: str = ""
@@ -77,7 +77,7 @@ class Run:
         elif event == "failed":
             entry.error = str(line.get("error", ""))
         elif "bench" in line:
-            entry.lines.append({key: value for key, value in line.items() if key not in ("run", "entry")})
+            entry.lines.append({key: value for key, value in line.items() if key not in ("run", "entry", "schema")})
 
 
 def number(line: Line, key: str) -> float | None:

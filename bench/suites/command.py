@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
 import re
@@ -14,6 +13,7 @@ from typing import Any
 from edgevlm.apps.bundles.cache import resolve_model
 from edgevlm.apps.run.events import to_stderr
 from edgevlm.bench.accuracy.command import resume_hint
+from edgevlm.bench.schemas import bench_line
 from edgevlm.bench.suites import suite_of
 from edgevlm.bench.suites.dataset import GUIDE
 from edgevlm.bench.suites.fields import shown
@@ -40,7 +40,7 @@ def run_published(job: SuiteJob, judge: Judge | None, as_json: bool) -> str:
         results = evaluate(job, step, step.print, judge)
     _submit(results)
     if as_json:
-        return "\n".join(json.dumps(line, ensure_ascii=False) for line in lines(results))
+        return "\n".join(map(bench_line, lines(results)))
     return describe(results)
 
 

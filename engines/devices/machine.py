@@ -28,9 +28,6 @@ class Finding:
     found: str
     fix: str = ""
 
-    def line(self) -> dict[str, str]:
-        return {"event": "finding", "check": self.check, "status": self.status, "found": self.found, "fix": self.fix}
-
     def __str__(self) -> str:
         said = f"{self.status:<5}{self.check:<13}{self.found}"
         return f"{said}\n{'':<18}-> {self.fix}" if self.fix else said

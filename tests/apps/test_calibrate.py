@@ -34,7 +34,7 @@ def test_the_demo_is_measured_on_its_own_world(tmp_path):
     event = json.loads(done.stdout)
     assert (event["event"], event["bundle"], event["frames"]) == ("calibration", str(out), [20] * 4)
     measured = Bundle.load(out).calibration()
-    fields = {name: value for name, value in event.items() if name not in ("event", "bundle")}
+    fields = {name: value for name, value in event.items() if name not in ("event", "schema", "bundle")}
     assert Calibration.from_json(json.dumps({"format": 1, **fields}).encode()) == measured
     assert "<svg" in plot.read_text()
     done = edgevlm("run", "--model", out, "--frames", 8, "--budget", 64, "--policy", "infinipot-v")

@@ -24,7 +24,7 @@ from edgevlm.runtime.policies.infinipot_v import InfiniPotV
 from edgevlm.runtime.session import Session
 
 COMMAND = [sys.executable, "-m", "edgevlm"]
-FIELDS = {"calibrate", "policy", "budget", "measure", "value", "ci_low", "ci_high", "compress_ms", "bytes", "tokens"}
+FIELDS = {"event", "schema", "policy", "budget", "measure", "value", "ci_low", "ci_high", "compress_ms", "bytes", "tokens"}
 DEMO = ("calibrate", "demo", "--frames", "16", "--streams", "2", "--budget", "64", "--threads", "1")
 
 
@@ -65,14 +65,14 @@ def demo_bundle(tmp_path):
 def test_the_demo_is_compared_by_its_questions_and_auto_runs_the_choice(demo_bundle):
     layers, *found = lines(edgevlm(*DEMO, "--policies", "sliding-window,uniform", "--out", demo_bundle, "--json"))
     assert layers["event"] == "calibration"
-    policies = [line for line in found if line["calibrate"] == "policy"]
-    (choice,) = (line for line in found if line["calibrate"] == "choice")
+    policies = [line for line in found if line["event"] == "candidate"]
+    (choice,) = (line for line in found if line["event"] == "choice")
     assert [set(line) for line in policies] == [FIELDS] * 2
     assert [line["policy"] for line in policies] == ["sliding-window", "uniform"]
     assert all((line["measure"], line["budget"]) == ("streamqa", 64) for line in policies)
     assert all(0 <= line["ci_low"] <= line["value"] <= line["ci_high"] <= 1 for line in policies)
     assert choice == {
-        "calibrate": "choice", "budget": 64, "measure": "streamqa", "policy": "infinipot-v", "clearly_better": False
+        "event": "choice", "schema": 1, "budget": 64, "measure": "streamqa", "policy": "infinipot-v", "clearly_better": False
     }, "two streams tell nothing apart"  # fmt: skip
     kept = Bundle.load(demo_bundle).choices()
     assert (kept.measure, kept.frames, kept.watched) == ("streamqa", 16, ("2 demo worlds, seed 11",))
@@ -127,7 +127,7 @@ def test_any_checkpoint_is_compared_by_agreement_with_full_kv(bundle, video, tmp
     options = ("--video", video, "--policies", "sliding-window,h2o", "--budget", "25%,64", "--frames", 24, "--threads", 1)
     ask = ("--ask", "what color was the square?")
     _, *found = lines(edgevlm("calibrate", bundle, *options, *ask, "--out", out, "--json"))
-    policies = [line for line in found if line["calibrate"] == "policy"]
+    policies = [line for line in found if line["event"] == "candidate"]
     assert [(line["policy"], line["budget"]) for line in policies] == [
         (name, budget) for budget in (64, 96) for name in ("sliding-window", "h2o")
     ], "25 % of 24 frames of 16 tokens are 96"
@@ -208,7 +208,7 @@ def test_a_kill_keeps_what_was_measured(demo_bundle):
     records[1] = json.dumps(first | {"compress_ms": 1e9})  # a mark that a session sat anew would not bear
     found[0].write_text("\n".join(records) + "\n")
     event, *found = lines(edgevlm(*arguments))
-    marked = [line for line in found if line["calibrate"] == "policy" and line["compress_ms"] > 1e6]
+    marked = [line for line in found if line["event"] == "candidate" and line["compress_ms"] > 1e6]
     assert len(marked) == (first["policy"] != "full")
     assert event["date"] == layers.date, "the layers were not measured again"
     assert list(demo_bundle.parent.iterdir()) == [demo_bundle]

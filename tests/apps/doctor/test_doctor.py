@@ -301,7 +301,7 @@ def test_the_report_counts_and_says_whether_a_run_would_stop(tmp_path):
     assert lines[-1].startswith("ready: ")
     lines, healthy = doctor.report(True, machine(tmp_path, packages={}))
     assert not healthy
-    assert all(set(json.loads(line)) == {"event", "check", "status", "found", "fix"} for line in lines)
+    assert all(set(json.loads(line)) == {"event", "schema", "check", "status", "found", "fix"} for line in lines)
 
 
 def test_this_machine():

@@ -1,0 +1,225 @@
+"""The objects that commands print with ``--json``, one a line: their schemas, and :func:`json_line`, which writes them.
+
+``docs/reference.py`` makes docs/reference/json.md from SCHEMAS. A field's name ends in ``?`` where it may be missing; its type
+is one of JSON Schema's, or several joined by ``|``. The lines of ``edgevlm bench`` are in :mod:`edgevlm.bench.schemas`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+SCHEMA = 1  # raised when a field changes its meaning or goes; readers ignore fields that they do not know
+
+Fields = Mapping[str, tuple[str, str]]  # name: type and meaning
+
+
+def json_line(event: str, fields: Mapping[str, object]) -> str:
+    """One line in ASCII: ``event`` and the schema's version before ``fields``."""
+    return json.dumps({"event": event, "schema": SCHEMA, **fields})
+
+
+def schema_of(kind: str, fields: Fields, name: str = "event") -> dict[str, Any]:
+    """JSON Schema 2020-12 of one kind of line; ``name``: the field that says the kind."""
+    common = {
+        name: {"const": kind},
+        "schema": {"const": SCHEMA, "description": "Version of this schema. Later ones may add fields."},
+    }
+    described = {
+        field.rstrip("?"): {"type": types if len(types := kinds.split("|")) > 1 else kinds, "description": text}
+        for field, (kinds, text) in fields.items()
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {**common, **described},
+        "required": [*common, *(field for field in fields if not field.endswith("?"))],
+        "additionalProperties": False,
+    }
+
+
+_TIME: Fields = {"time": ("string", "Wall-clock time of the line: RFC 3339, UTC.")}
+_STATS: Fields = {
+    **_TIME,
+    "frames": ("integer", "Frames watched."),
+    "dropped": ("integer", "Frames that were due and were lost."),
+    "drops": ("object", "Dropped frames by cause: replaced, corrupt, keyframe, late."),
+    "gated": ("integer", "Still frames that the gate held back; not in frames."),
+    "fps": ("number", "Frames watched per second since the last line; in a summary, over the whole run."),
+    "policy": ("string", "The policy in use; under auto, the one it chose."),
+    "cache_tokens": ("integer", "Vision tokens held in the fullest layer."),
+    "cache_bytes": ("integer", "Size of the KV cache, which is allocated once."),
+    "compressions": ("integer", "How often the policy has compressed the cache."),
+    "compress_ms": ("number", "Milliseconds spent on compression in all."),
+    "rss_bytes": ("integer", "Resident memory of the process."),
+    "source_state": ("string", "initialising, running, stalled, reconnecting, ended or failed."),
+    "source_problem": ("string|null", "Why the source is not running, without credentials."),
+    "reconnects": ("integer", "How often the source delivered frames again after a lost connection."),
+    "store?": ("object", "Bytes a retrieval policy keeps off the device, and its counters; only with such a policy."),
+}
+
+# command: kind of line: fields
+LINES: dict[str, dict[str, Fields]] = {
+    "run": {
+        "answer": {
+            **_TIME,
+            "time_s": ("number", "Stream time of the newest frame the answer takes into account, in seconds."),
+            "question": ("string", "The question as asked."),
+            "text": ("string", "The answer."),
+            "token_ids": ("array", "Token ids of the answer."),
+            "ttft_ms": ("number", "Time to first token, in milliseconds."),
+            "tpot_ms": ("number", "Mean time of each further token, in milliseconds."),
+            "truth?": ("string", "The right answer; only for a question about the demo world that has one."),
+        },
+        "stats": _STATS,
+        "summary": _STATS,
+    },
+    "doctor": {
+        "finding": {
+            "check": ("string", "What was checked."),
+            "status": ("string", "ok, warn or fail."),
+            "found": ("string", "What was found."),
+            "fix": ("string", "How to fix it; empty where nothing is wrong."),
+        }
+    },
+    "cameras": {
+        "camera": {
+            "camera": ("string", "What to give run --camera."),
+            "kind": ("string", "demo, usb, csi or another bus."),
+            "name": ("string", "The camera's own name."),
+            "usable": ("boolean", "Whether it delivered a picture."),
+            "reason": ("string|null", "Why not."),
+            "modes": ("array", "Pixel formats, sizes and frame rates it offers."),
+            "links": ("array", "Other paths of the same camera."),
+        },
+        "ability": {
+            "name": ("string", "A way of reading or decoding video."),
+            "usable": ("boolean", "Whether this machine has it."),
+            "reason": ("string|null", "Why not."),
+        },
+    },
+    "power": {
+        "power": {
+            "time_s": ("number", "Seconds since the command started."),
+            "watts": ("number|null", "Mean power since the last line: the sum of the summed rails; null if not measured."),
+            "rails": ("object", "Watts of each rail; null where it was not measured."),
+            "mode": ("string|null", "A Jetson's power mode."),
+            "clocks_mhz": ("object", "Clocks of GPU, memory and first CPU core, in MHz."),
+            "cpu_percent": ("number", "CPU use since the last line, over all cores."),
+            "memory_mb": ("integer", "System memory in use."),
+        },
+        "energy": {
+            "meter": ("string", "What measured."),
+            "joules": ("number|null", "Energy in all; null if not measured throughout."),
+            "watts": ("number|null", "Mean power."),
+            "idle_watts": ("number|null", "Power of the idle machine, where it was measured first."),
+            "net_joules": ("number|null", "Energy above idle."),
+            "summed": ("array", "The rails that make up the total."),
+            "rails": ("object", "Of each rail: joules, and gap_s, seconds without a reading."),
+        },
+    },
+    "policies": {
+        "policy": {
+            "policy": ("string", "Its name."),
+            "paper": ("string", "Where it was published."),
+            "idea": ("string", "What it keeps."),
+            "settings": ("array", "Of each setting: name, default, choices and meaning."),
+            "ours": ("string", "What differs from the paper; may be empty."),
+        }
+    },
+    "bundles": {
+        "bundle": {
+            "bundle": ("string", "Its name in the bundle cache."),
+            "family": ("string", "Model family."),
+            "precision": ("string", "Precision of the decoder's weights."),
+            "scaling": ("string|null", "How the weights were scaled before rounding, such as awq."),
+            "kv": ("string", "Precision of keys and values."),
+            "vision_precision": ("string", "Precision of the vision tower."),
+            "profile": ("string", "The runtime its graphs are for."),
+            "bytes": ("integer", "Size of its files."),
+            "path": ("string", "Its directory."),
+        }
+    },
+    "build": {
+        "engine": {
+            "graph": ("string", "The graph that was built."),
+            "path": ("string", "The engine's file."),
+            "bytes": ("integer", "Its size."),
+            "kept": ("boolean", "Whether it existed and was kept."),
+            "capacity": ("integer", "Rows of each layer's cache it supports."),
+        }
+    },
+    "state show": {
+        "snapshot": {
+            "snapshot": ("string", "The file's name."),
+            "usable": ("boolean", "Whether it can be resumed from. If false, reason is the only other field."),
+            "reason?": ("string", "Why it cannot be used."),
+            "bytes?": ("integer", "Its size."),
+            "edgevlm?": ("string", "Version that wrote it."),
+            "written?": ("number", "When, in seconds since 1970."),
+            "source?": ("string|null", "What was watched, without credentials."),
+            "model?": ("string", "SHA-256 of the model's bundle."),
+            "name?": ("string", "The model's name."),
+            "policy?": ("string", "Policy with its settings."),
+            "budget?": ("integer", "Vision tokens kept per layer."),
+            "dtype?": ("string", "Precision of keys and values."),
+            "chunk?": ("integer", "Frames encoded at once."),
+            "reindexing?": ("string", "lazy or eager."),
+            "text budget?": ("array", "Tokens reserved for conversation, question and answer."),
+            "system prompt?": ("string", "Hash of the system prompt."),
+            "frames?": ("integer", "Frames watched."),
+            "time_s?": ("number", "Stream time of the newest frame, in seconds."),
+            "waiting?": ("integer", "Frames of an unfinished chunk."),
+            "rows?": ("integer", "Tokens in the fullest layer."),
+            "compressions?": ("integer", "How often the policy has compressed the cache."),
+            "turns?": ("object", "Turns of each conversation."),
+        }
+    },
+    "calibrate": {
+        "calibration": {
+            "bundle": ("string", "The bundle that was written."),
+            "edgevlm?": ("string", "Version that measured. This and what follows is missing with --no-layers."),
+            "date?": ("string", "When: ISO 8601, UTC."),
+            "clips?": ("array", "What was watched."),
+            "frames?": ("array", "Frames of each clip."),
+            "questions?": ("array", "Questions asked."),
+            "cv?": ("array", "Per layer: coefficient of variation of the value norms."),
+            "thresholds?": ("array", "InfiniPot-V's three thresholds on cv."),
+            "ages?": ("array", "Per layer: fraction of attention by age of frame, newest first."),
+            "recency?": ("array", "Per layer: fraction of attention on the newest tenth of the frames."),
+            "flat?": ("number", "What recency would be if attention were even."),
+            "periodicity?": ("array", "Per layer: autocorrelation of log attention at a lag of one frame."),
+            "classes?": ("array", "Per layer: shallow, middle or deep (HERMES)."),
+            "middle_from?": ("integer", "First middle layer."),
+            "deep_from?": ("integer", "First deep layer."),
+            "agreement?": ("array", "Per candidate layer: Spearman's rank correlation with every layer above it (PureKV)."),
+            "clie?": ("integer", "The candidate that ranks best."),
+        },
+        "candidate": {
+            "budget": ("integer", "Vision tokens per layer."),
+            "measure": ("string", "kl (agreement with full KV, in nats) or accuracy (questions answered right)."),
+            "policy": ("string", "The policy measured."),
+            "tokens": ("integer", "The budget at which it takes no more bytes than a plain window."),
+            "value": ("number", "The measure."),
+            "ci_low": ("number", "Lower end of the 95 % interval."),
+            "ci_high": ("number", "Upper end."),
+            "compress_ms": ("number", "Mean time of compression per stream, in milliseconds."),
+            "bytes": ("integer", "Most bytes that cache and policy took together."),
+            "top1?": ("number", "Fraction of next tokens equal to full KV's; with kl only."),
+        },
+        "skipped": {
+            "budget": ("integer", "Vision tokens per layer."),
+            "policy": ("string", "A policy that was not measured at it."),
+            "reason": ("string", "Why."),
+        },
+        "choice": {
+            "budget": ("integer", "Vision tokens per layer."),
+            "measure": ("string", "As in candidate."),
+            "policy": ("string", "What auto uses at this budget."),
+            "clearly_better": ("boolean", "Whether it beat the fallback; if false, it is the fallback."),
+        },
+    },
+}
+
+SCHEMAS = {kind: schema_of(kind, fields) for kinds in LINES.values() for kind, fields in kinds.items()}
