@@ -25,7 +25,7 @@ import importlib.util
 import re
 import sys
 import traceback
-from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
+from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -76,12 +76,10 @@ def split_options(text: str) -> tuple[str, str]:
 
 
 def _own(group: str) -> dict[str, EntryPoint]:
-    """edgevlm's entry points: read first, as one file is found sooner than all that is installed."""
-    try:
-        points = distribution("edgevlm").entry_points
-    except PackageNotFoundError:
-        return {}
-    return {point.name: point for point in points if point.group == f"edgevlm.{group}"}
+    """edgevlm's entry points. A stale ``edgevlm.egg-info`` beside the sources is found first: what is installed wins over it."""
+    found = [each for each in distributions(name="edgevlm") if each.entry_points.select(group=f"edgevlm.{group}")]
+    found.sort(key=lambda each: each.read_text("METADATA") is None)  # which an egg-info has not
+    return {point.name: point for point in found[0].entry_points.select(group=f"edgevlm.{group}")} if found else {}
 
 
 def _from_file(text: str) -> Any:

@@ -21,7 +21,7 @@ def records():
 def test_the_json_has_every_policy_on_a_line_of_its_own():
     assert list(records()) == [*POLICIES, "auto"]
     for record in records().values():
-        assert set(record) == {"policy", "paper", "idea", "settings", "ours"}
+        assert set(record) == {"event", "schema", "policy", "paper", "idea", "settings", "ours"}
         assert record["paper"]
         assert record["idea"].endswith(".")
 
