@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from edgevlm.bench.compression import GROUP, CacheShape, FilledCache
+from edgevlm.bench.noise import GROUP, CacheShape, FilledCache
 from edgevlm.runtime import kernels as host_kernels
 from edgevlm.runtime.cuda.cache import CudaCache
 from edgevlm.runtime.cuda.driver import Event

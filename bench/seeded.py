@@ -21,7 +21,8 @@ from edgevlm.export.checkpoint import Checkpoint, with_defaults
 from edgevlm.export.decoder import WEIGHTS, write_decoder
 from edgevlm.export.graph import GraphBuilder, WeightsFile
 from edgevlm.runtime.bundle import Bundle, ChatSpec, DecoderSpec, FileRecord, Progress, VisionSpec
-from edgevlm.runtime.engine import KVType, load_engine
+from edgevlm.runtime.engine import load_engine
+from edgevlm.runtime.kv import KVType
 from edgevlm.runtime.model import Model
 
 VISION = "vision.onnx"

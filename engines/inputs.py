@@ -9,8 +9,8 @@ import numpy as np
 
 from edgevlm.errors import CacheError, CacheFull, UserError
 from edgevlm.runtime.bundle import Bundle, DecoderSpec, VisionSpec
-from edgevlm.runtime.engine import Float32, Int32, Int64, KVBuffer, KVType
-from edgevlm.runtime.kv import DTYPES
+from edgevlm.runtime.engine import Float32, Int32, Int64, KVBuffer
+from edgevlm.runtime.kv import DTYPES, KVType
 
 PER_LAYER = re.compile(r"cut\d+")  # names of those graphs in a bundle
 HALF = 128  # the code of an embedding that stands for 0

@@ -14,7 +14,7 @@ from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 if TYPE_CHECKING:
     from edgevlm.export.scaling import Sampler, Samples
     from edgevlm.runtime.bundle import Progress
-    from edgevlm.runtime.engine import KVType
+    from edgevlm.runtime.kv import KVType
 
 __all__ = ["export_checkpoint"]
 

@@ -39,8 +39,8 @@ from edgevlm.export.precisions.table import head_table, write_table
 from edgevlm.export.profiles import Profile, load_profile
 from edgevlm.export.scaling import Samples, in_blocks, scaled
 from edgevlm.runtime.bundle import Progress
-from edgevlm.runtime.engine import KVType
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
+from edgevlm.runtime.kv import KVType
 
 GRAPHS = {  # variant -> file; of cut{l} decoder-cut-{l}.onnx
     "whole": "decoder.onnx",

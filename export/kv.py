@@ -15,8 +15,7 @@ from onnx import TensorProto
 
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.graph import GraphBuilder, tensor_type
-from edgevlm.runtime.engine import KVType
-from edgevlm.runtime.kv import DTYPES
+from edgevlm.runtime.kv import DTYPES, KVType
 
 PARTS = ("key", "value")
 

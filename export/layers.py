@@ -15,7 +15,7 @@ from edgevlm.export.precisions import Float32, Stored
 from edgevlm.export.precisions.table import Table
 from edgevlm.export.profiles import Cache, Operators, Profile
 from edgevlm.export.st_spattn import SparseAttention
-from edgevlm.runtime.engine import KVType
+from edgevlm.runtime.kv import KVType
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ from edgevlm.export.profiles import Profile, load_profile
 from edgevlm.export.scaling import Sampler, Samples, in_blocks
 from edgevlm.runtime.atomic import atomic_directory, check_target, journal_of
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, Progress, hash_file, seal_manifest
-from edgevlm.runtime.engine import KVType
+from edgevlm.runtime.kv import KVType
 
 CLOSING = "closing.npy"
 CHUNK = 8  # frames, as a session encodes at once

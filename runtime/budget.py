@@ -10,8 +10,8 @@ import numpy as np
 import psutil
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.bundle import Bundle, DecoderSpec, VisionSpec
+from edgevlm.runtime.cache import KVCache, row_bytes
 from edgevlm.runtime.chunk import chunk_bytes
 from edgevlm.runtime.engine import KVPlace
 from edgevlm.runtime.framing import Framing
@@ -132,3 +132,14 @@ def allocate(
     from edgevlm.runtime.cuda.cache import CudaCache
 
     return CudaCache(*shape, **rotary, scales=bundle.kv_scales())  # which sees for itself whether the device has room
+
+
+def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: int, item: int) -> int:
+    """Bytes that a snapshot of a stream copies: ``rows`` of all layers together, elements of ``item`` bytes, and a chunk.
+
+    What a policy keeps is known only when it keeps it; the buffer grows by it.
+    """
+    held = rows * decoder.kv_heads * (2 * decoder.head_dim * item + row_bytes(decoder.axes))
+    features = chunk // vision.group * vision.tokens_per_frame * decoder.row_width * np.dtype(np.float32).itemsize
+    alignment = 512 * (decoder.layers + 1)
+    return held + features + chunk_bytes(chunk, vision) + alignment

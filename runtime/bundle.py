@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import BundleError
 from edgevlm.runtime.calibration import CALIBRATION, CHOICES, Calibration, Choices
-from edgevlm.runtime.engine import KVType
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES, EngineShapes
-from edgevlm.runtime.kv import KV_TYPES, SCALES, KVScales
+from edgevlm.runtime.kv import KV_TYPES, SCALES, KVScales, KVType
 from edgevlm.runtime.paths import look
 
 FORMAT = 3  # written; 2 adds position axes, frame groups and frame text, 3 the profile: older readers would leave them out

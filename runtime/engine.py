@@ -8,22 +8,19 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.plugins import load_class
-
-if TYPE_CHECKING:
-    from edgevlm.runtime.bundle import Bundle
 
 DEFAULT_ENGINE = "onnxruntime-cpu"
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
-KVType = str  # what keys and values are stored as: a name of edgevlm.runtime.kv.DTYPES
 KVPlace = Literal["host", "cuda"]  # whose memory they lie in
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.runtime.engine import KVType
-
+KVType = str  # what keys and values are stored as: a name of DTYPES
 DTYPES: dict[KVType, np.dtype] = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "int8": np.dtype(np.int8)}
 KV_TYPES = tuple(DTYPES)
 SCALES = "kv-scales.npy"  # of a bundle

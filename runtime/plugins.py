@@ -76,9 +76,9 @@ def split_options(text: str) -> tuple[str, str]:
 
 
 def _own(group: str) -> dict[str, EntryPoint]:
-    """edgevlm's entry points. A stale ``edgevlm.egg-info`` beside the sources is found first: what is installed wins over it."""
+    """edgevlm's entry points. A stale ``edgevlm.egg-info`` beside the sources is found first; what is installed wins."""
     found = [each for each in distributions(name="edgevlm") if each.entry_points.select(group=f"edgevlm.{group}")]
-    found.sort(key=lambda each: each.read_text("METADATA") is None)  # which an egg-info has not
+    found.sort(key=lambda each: each.read_text("METADATA") is None)  # an egg-info has none
     return {point.name: point for point in found[0].entry_points.select(group=f"edgevlm.{group}")} if found else {}
 
 

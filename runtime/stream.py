@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.budget import allocate, check_budget, frames_ahead
+from edgevlm.runtime.budget import allocate, capture_bytes, check_budget, frames_ahead
 from edgevlm.runtime.cache import Kind, Rows
 from edgevlm.runtime.engine import Decoder, FramePattern, StepResult
 from edgevlm.runtime.framing import Embedded, Framing, frame_pattern
@@ -22,7 +22,6 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape
 from edgevlm.runtime.policies.retrieval import Phase, Retrieval
 from edgevlm.runtime.positions import Positions, Reindexing, rope_tables
-from edgevlm.runtime.snapshots.capture import capture_bytes
 from edgevlm.runtime.stateful import add_prefix, strip_prefix
 from edgevlm.runtime.stats import MemoryStats
 from edgevlm.runtime.store import Store, StoreUse

@@ -10,8 +10,8 @@ from edgevlm.engines.devices import DeviceProfile, load_device
 from edgevlm.errors import UserError
 from edgevlm.export.precisions import load_precision
 from edgevlm.packages import needs
-from edgevlm.runtime.engine import KVType
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, profile_for
+from edgevlm.runtime.kv import KVType
 
 DEFAULT_KV: dict[str, KVType] = {"cpu": "fp32", "cuda": "fp16"}  # of profile onnxruntime
 PRECISIONS = ("fp16", "int8", "int4")  # tried in this order

@@ -143,7 +143,7 @@ def run(
     from edgevlm.progress import progress
 
     with progress("starting"):
-        from edgevlm.apps.run.launch import RunRequest, launch
+        from edgevlm.apps.launch import RunRequest, launch
         from edgevlm.apps.sources.base import SourceOptions
 
     if questions:

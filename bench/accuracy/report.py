@@ -11,9 +11,9 @@ import numpy as np
 
 from edgevlm.calib.accuracy.cases import GAP_NAMES, LONGSTREAM, gap_name
 from edgevlm.calib.accuracy.compare import ENTERS, Comparison, Pick, clusters
-from edgevlm.calib.accuracy.intervals import Estimate, difference, fraction_right
 from edgevlm.calib.accuracy.variants import ORACLE, Variant, VariantRun
 from edgevlm.calib.demo.questions import is_about_now
+from edgevlm.calib.intervals import Estimate, difference, fraction_right
 
 NOW, BACKWARD = "now", "backward"
 UNSEEN = "unseen"  # what a long stream never showed

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from edgevlm.bench.noise import noise_buffers
 from edgevlm.bench.seeded import TextModel, decoder_bundle
 from edgevlm.errors import UserError
-from edgevlm.runtime.engine import KVType, load_engine
+from edgevlm.runtime.engine import load_engine
+from edgevlm.runtime.kv import KVType
 from edgevlm.runtime.plugins import names
 from edgevlm.runtime.positions import rope_tables
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from edgevlm.bench.suites.schema import Suite
+from edgevlm.bench.suites.scoring import Suite
 
 SUITES = {
     "streamingbench": "streamingbench:SUITE",

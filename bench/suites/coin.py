@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from edgevlm.bench.suites.dataset import Dataset
 from edgevlm.bench.suites.fields import Fields, Malformed, clip_of, seconds_of
-from edgevlm.bench.suites.schema import Suite, SuiteQuestion
-from edgevlm.bench.suites.scoring import Column, Tally
+from edgevlm.bench.suites.schema import SuiteQuestion
+from edgevlm.bench.suites.scoring import Column, Suite, Tally
 
 AHEAD = 5  # steps asked for at most
 BRIEFLY = "Format your answer concisely. No extra text output."

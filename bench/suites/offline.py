@@ -8,8 +8,8 @@ from typing import Any
 
 from edgevlm.bench.suites.dataset import Dataset
 from edgevlm.bench.suites.fields import LETTERS, Fields, Malformed, listed, shown
-from edgevlm.bench.suites.schema import Suite, SuiteQuestion
-from edgevlm.bench.suites.scoring import Column, Record, Tally, chosen_letter, mean
+from edgevlm.bench.suites.schema import SuiteQuestion
+from edgevlm.bench.suites.scoring import Column, Record, Suite, Tally, chosen_letter, mean
 from edgevlm.errors import UserError
 
 LETTER_ONLY = """Select the best answer to the following multiple-choice question based on the video. Respond with only the \

@@ -7,8 +7,8 @@ from functools import partial
 
 from edgevlm.bench.suites.dataset import Dataset
 from edgevlm.bench.suites.fields import Fields, Malformed, listed, shown
-from edgevlm.bench.suites.schema import Suite, SuiteQuestion
-from edgevlm.bench.suites.scoring import Column, Tally, mean
+from edgevlm.bench.suites.schema import SuiteQuestion
+from edgevlm.bench.suites.scoring import Column, Suite, Tally, mean
 
 TASKS = {
     "Real-time": ("OCR", "ACR", "ATR", "STU", "FPD", "OJR"),

@@ -7,8 +7,8 @@ from functools import partial
 
 from edgevlm.bench.suites.dataset import Dataset
 from edgevlm.bench.suites.fields import Fields
-from edgevlm.bench.suites.schema import Suite, SuiteQuestion
-from edgevlm.bench.suites.scoring import Column, Tally
+from edgevlm.bench.suites.schema import SuiteQuestion
+from edgevlm.bench.suites.scoring import Column, Suite, Tally
 
 FILES = {"ego4d_oe.json": "RVS-Ego", "movienet_oe.json": "RVS-Movie"}
 HEADS = {"RVS-Ego": "ego", "RVS-Movie": "movie"}

@@ -1,14 +1,8 @@
-"""One schema for all suites: what is asked of which video and when, and how an answer is scored."""
+"""A question of any suite: what is asked of which video and when, and how an answer is scored."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from edgevlm.bench.suites.dataset import Dataset
-    from edgevlm.bench.suites.scoring import Column, Record, Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +48,3 @@ class SuiteQuestion:
     def due_s(self) -> float | None:
         """When it is asked first, seconds of the video; None: at the video's end."""
         return self.time_s if self.time_s is not None or self.clip is None else self.clip[1]
-
-
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """A published benchmark. read: the questions of a data folder; columns: its table's, of what was answered.
-
-    submission: of a run's answers the rows, with their head, that the benchmark's server takes.
-    """
-
-    title: str
-    read: Callable[[Dataset], Iterable[SuiteQuestion]]
-    columns: Callable[[Tally], Iterator[Column]]
-    submission: Callable[[Iterable[Record]], list[tuple[str, str]]] | None = None

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgevlm.bench.suites.dataset import Dataset
 from edgevlm.bench.suites.fields import LETTERS
-from edgevlm.calib.accuracy.intervals import Estimate, fraction_right
+from edgevlm.bench.suites.schema import SuiteQuestion
+from edgevlm.calib.intervals import Estimate, fraction_right
 
 Record = dict[str, Any]
 Marks = tuple[bool, ...]
@@ -170,3 +172,16 @@ def mean(head: str, name: str, columns: Sequence[Column]) -> Column:
     """The mean of the columns that have a value, each counting the same."""
     values = [column.value for column in columns if column.value is not None]
     return Column(head, name, sum(values) / len(values) if values else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A published benchmark. read: the questions of a data folder; columns: its table's, of what was answered.
+
+    submission: of a run's answers the rows, with their head, that the benchmark's server takes.
+    """
+
+    title: str
+    read: Callable[[Dataset], Iterable[SuiteQuestion]]
+    columns: Callable[[Tally], Iterator[Column]]
+    submission: Callable[[Iterable[Record]], list[tuple[str, str]]] | None = None

@@ -8,8 +8,8 @@ from typing import Any
 
 from edgevlm.bench.suites.dataset import Dataset
 from edgevlm.bench.suites.fields import LETTERS, Fields, listed
-from edgevlm.bench.suites.schema import Poll, Suite, SuiteQuestion
-from edgevlm.bench.suites.scoring import Column, Tally
+from edgevlm.bench.suites.schema import Poll, SuiteQuestion
+from edgevlm.bench.suites.scoring import Column, Suite, Tally
 
 REAL, OMNI, CONTEXTUAL = "Real-time visual", "Omni-source", "Contextual"
 HEADS = {

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm import __version__
-from edgevlm.calib.accuracy.intervals import Estimate, fraction_right
 from edgevlm.calib.accuracy.journal import Record, RunJournal
 from edgevlm.calib.accuracy.oracle import ORACLES
 from edgevlm.calib.accuracy.variants import ORACLE, Budget, SkippedRun, Variant, VariantRun
 from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker, run_all
 from edgevlm.calib.demo.questions import OFFERED
+from edgevlm.calib.intervals import Estimate, fraction_right
 from edgevlm.runtime.model import Model
 
 ENTERS = 0.9  # of full KV's answers to a kind must be right, else the kind is left out

@@ -13,11 +13,11 @@ import numpy as np
 
 from edgevlm import __version__
 from edgevlm.calib.accuracy.compare import compare, correct_answers
-from edgevlm.calib.accuracy.intervals import Estimate, Values, fraction_right, is_told_apart, mean
 from edgevlm.calib.accuracy.journal import Record, RunJournal
 from edgevlm.calib.accuracy.policy_divergence import QUESTIONS, DivergenceMeter
 from edgevlm.calib.accuracy.variants import PLAIN, Budget, parse_budgets, parse_variants, reason_of
 from edgevlm.calib.accuracy.worker import AccuracySettings
+from edgevlm.calib.intervals import Estimate, Values, fraction_right, is_told_apart, mean
 from edgevlm.calib.trace import Clip
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import FALLBACK

@@ -17,8 +17,8 @@ from edgevlm.errors import UserError, nearest
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.graph import GraphBuilder
 from edgevlm.export.precisions import Layouts, load_precision
-from edgevlm.runtime.engine import KVType
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES
+from edgevlm.runtime.kv import KVType
 from edgevlm.runtime.plugins import names
 
 

@@ -14,9 +14,8 @@ from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.graph import GraphBuilder
 from edgevlm.export.kv import PARTS, stored_as
 from edgevlm.export.profiles import Profile
-from edgevlm.runtime.engine import KVType
 from edgevlm.runtime.graph_profiles import TENSORRT_10_3, TENSORRT_10_15
-from edgevlm.runtime.kv import DTYPES
+from edgevlm.runtime.kv import DTYPES, KVType
 
 KV_TYPES: tuple[KVType, ...] = ("fp32", "fp16")
 UNSEEN = {"fp32": np.float32(-1e30), "fp16": np.float16(-6e4)}  # a logit whose weight is exactly 0

@@ -7,26 +7,22 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm import __version__
 from edgevlm.errors import UserError
-from edgevlm.runtime.bundle import Bundle, DecoderSpec, VisionSpec
-from edgevlm.runtime.cache import row_bytes
-from edgevlm.runtime.chunk import chunk_bytes
+from edgevlm.runtime.budget import TextBudget
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.chat import Chat, Conversations
+from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.policies import Policy
-from edgevlm.runtime.snapshots.format import ALIGNMENT, Arrays, Snapshot, padding
+from edgevlm.runtime.snapshots.format import Arrays, Snapshot, padding
 from edgevlm.runtime.stateful import add_prefix, strip_prefix
-
-if TYPE_CHECKING:
-    from edgevlm.runtime.budget import TextBudget
-    from edgevlm.runtime.chat import Chat, Conversations
-    from edgevlm.runtime.chunk import Chunk
-    from edgevlm.runtime.stats import Progress
-    from edgevlm.runtime.stream import Stream
+from edgevlm.runtime.stats import Progress
+from edgevlm.runtime.stream import Stream
 
 
 def identity(stream: Stream, chat: Chat, text: TextBudget) -> dict[str, Any]:
@@ -90,16 +86,6 @@ def restore(snapshot: Snapshot, stream: Stream, chunk: Chunk, conversations: Con
             f"{snapshot.path}: edgevlm {about['edgevlm']} wrote it, and {__version__} cannot go on from it "
             f"({type(error).__name__}: {error}); use that edgevlm, or choose another folder"
         ) from error
-
-
-def capture_bytes(decoder: DecoderSpec, vision: VisionSpec, rows: int, chunk: int, item: int) -> int:
-    """Bytes of a captured stream: ``rows`` of all layers together, elements of ``item`` bytes, and a chunk not yet appended.
-
-    What a policy keeps is known only when it keeps it; the buffer grows by it.
-    """
-    held = rows * decoder.kv_heads * (2 * decoder.head_dim * item + row_bytes(decoder.axes))
-    features = chunk // vision.group * vision.tokens_per_frame * decoder.row_width * np.dtype(np.float32).itemsize
-    return held + features + chunk_bytes(chunk, vision) + 8 * ALIGNMENT * (decoder.layers + 1)
 
 
 class CaptureBuffer:

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from edgevlm import __version__
 from edgevlm.errors import UserError
@@ -17,11 +19,19 @@ from edgevlm.runtime.atomic import reason
 from edgevlm.runtime.snapshots.capture import CaptureBuffer, described
 from edgevlm.runtime.snapshots.directory import SnapshotDirectory
 from edgevlm.runtime.snapshots.format import Snapshot
-
-if TYPE_CHECKING:
-    from edgevlm.runtime.session import Session
+from edgevlm.runtime.store import Store
 
 Notify = Callable[[str], object]
+
+
+class Captured(Protocol):
+    """What the writer needs of a session. ``_version`` changes whenever the session does."""
+
+    @property
+    def _version(self) -> object: ...
+    @property
+    def store(self) -> Store | None: ...
+    def _capture(self, buffer: CaptureBuffer) -> tuple[dict[str, Any], dict[str, NDArray], float]: ...
 
 
 class SnapshotWriter:
@@ -52,7 +62,7 @@ class SnapshotWriter:
     def directory(self) -> Path:
         return self._directory.path
 
-    def attach(self, session: Session, identity: dict[str, Any], nbytes: int) -> Snapshot | None:
+    def attach(self, session: Captured, identity: dict[str, Any], nbytes: int) -> Snapshot | None:
         """The snapshot for ``session`` to go on from, if there is one; called once, by the session.
 
         nbytes: of the second buffer. Raises UserError for a directory that holds another session.

@@ -112,7 +112,7 @@ def test_the_reindexing_rule_reaches_the_session(monkeypatch, typed, rule):
         given.update(settings)
         raise UserError("enough")
 
-    monkeypatch.setattr("edgevlm.apps.run.launch.Session.open", refuse)
+    monkeypatch.setattr("edgevlm.apps.launch.Session.open", refuse)
     result = CliRunner().invoke(app, ["run", "--frames", "2", *typed])
     assert "enough" in str(result.exception)
     assert given["reindexing"] == rule

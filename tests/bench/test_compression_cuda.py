@@ -7,7 +7,7 @@ from cuda_backend import shim_driver
 from typer.testing import CliRunner
 
 from edgevlm.bench import compression_cuda
-from edgevlm.bench.compression import CacheShape
+from edgevlm.bench.noise import CacheShape
 from edgevlm.cli import app
 from edgevlm.errors import UserError
 

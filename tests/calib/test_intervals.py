@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgevlm.calib.accuracy.intervals import difference, fraction_right
+from edgevlm.calib.intervals import difference, fraction_right
 
 Z = 1.959964
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from edgevlm.calib.accuracy.intervals import mean, mean_difference
 from edgevlm.calib.accuracy.select_policy import MeasuredCandidate, select_policy
+from edgevlm.calib.intervals import mean, mean_difference
 from edgevlm.runtime.auto import FALLBACK
 from edgevlm.runtime.calibration import Candidate
 

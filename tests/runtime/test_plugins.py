@@ -36,6 +36,19 @@ def package(tmp_path, monkeypatch):
     return install
 
 
+@pytest.mark.parametrize("points", [None, "", "[edgevlm.policies]\nold = edgevlm.gone:Old\n"])
+def test_a_stale_egg_info_beside_the_sources_hides_nothing(tmp_path, monkeypatch, points):
+    known = {group: names(group) for group in ("engines", "policies")}
+    stale = tmp_path / "edgevlm.egg-info"
+    stale.mkdir()
+    (stale / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: edgevlm\nVersion: 0.0.1\n")
+    if points is not None:
+        (stale / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(tmp_path)
+    for group, all_of in known.items():
+        assert names(group, own=True) == all_of
+
+
 @pytest.mark.parametrize("group", ["engines", "families", "policies", "precisions", "sources"])
 def test_all_of_our_own_can_be_loaded(group):
     for name in names(group):

@@ -8,7 +8,7 @@ from pictures import frames
 from retrieval.anything import Anything
 from typer.testing import CliRunner
 
-from edgevlm.apps.run.launch import parse_bytes, parse_store
+from edgevlm.apps.launch import parse_bytes, parse_store
 from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import LlavaForConditionalGeneration
 
-from edgevlm.calib.accuracy.intervals import Estimate, mean
+from edgevlm.calib.intervals import Estimate, mean
 
 from ..questions import KINDS, draw
 from .batch import FACTS, UNKNOWN, Batch, BatchPlan, Turn, collate, make_stream, place, write_block

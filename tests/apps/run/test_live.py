@@ -9,7 +9,7 @@ from cameras import MjpegCamera
 from typer.testing import CliRunner
 
 import edgevlm.runtime.session as session_module
-from edgevlm.apps.run import launch
+from edgevlm.apps import launch
 from edgevlm.apps.run.events import TextOutput
 from edgevlm.apps.run.loop import RunLoop, RunPlan
 from edgevlm.apps.sources import SourceOptions, open_source
@@ -31,7 +31,7 @@ def slow_load(monkeypatch):
         time.sleep(LOADING)
         return load(*arguments, **settings)
 
-    monkeypatch.setattr("edgevlm.apps.run.launch.Model.load", slowly)
+    monkeypatch.setattr("edgevlm.apps.launch.Model.load", slowly)
 
 
 def run(*arguments):
@@ -66,7 +66,7 @@ def test_stats_come_while_it_runs_and_drops_are_counted(monkeypatch):
         time.sleep(0.2)
         watch(*arguments)
 
-    monkeypatch.setattr("edgevlm.apps.run.launch.Session.watch", slowly)
+    monkeypatch.setattr("edgevlm.apps.launch.Session.watch", slowly)
     with MjpegCamera(frames=1000) as camera:
         lines, _ = run("--camera", camera.url, "--fps", 50, "--seconds", 3)
     during = of_kind(lines, "stats")
@@ -122,7 +122,7 @@ def test_nothing_is_answered_before_the_first_frame():
 
 def test_a_question_that_does_not_fit_is_refused_before_anything_is_watched(monkeypatch):
     watched = []
-    monkeypatch.setattr("edgevlm.apps.run.launch.Session.watch", lambda *_: watched.append(1))
+    monkeypatch.setattr("edgevlm.apps.launch.Session.watch", lambda *_: watched.append(1))
     monkeypatch.setattr("edgevlm.apps.run.loop.RunLoop._as_taught", lambda _, text: text)
     for planned in (["--ask-at", "2:" + 160 * "red ", "--ask", COUNT], ["--ask", "<image> " + COUNT], ["--ask", "caf\udce9"]):
         done = CliRunner().invoke(app, ["run", "--frames", "8", *planned])

@@ -90,7 +90,7 @@ def interrupted(module, number):
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("module", ["typer", "edgevlm.apps.run.launch", "numpy", "onnxruntime", "edgevlm.calib.demo.world"])
+@pytest.mark.parametrize("module", ["typer", "edgevlm.apps.launch", "numpy", "onnxruntime", "edgevlm.calib.demo.world"])
 def test_an_interrupt_while_it_loads_is_quiet(module):
     done = interrupted(module, signal.SIGINT)
     assert done.returncode in (-signal.SIGINT, 130)
@@ -116,6 +116,6 @@ def test_threads_reach_the_engine(monkeypatch):
     from edgevlm.runtime.model import Model
 
     loaded, load = [], Model.load
-    monkeypatch.setattr("edgevlm.apps.run.launch.Model.load", lambda *a, **k: loaded.append(load(*a, **k)) or loaded[0])
+    monkeypatch.setattr("edgevlm.apps.launch.Model.load", lambda *a, **k: loaded.append(load(*a, **k)) or loaded[0])
     assert CliRunner().invoke(app, ["run", "--frames", "2", "--threads", "3"]).exit_code == 0
     assert loaded[0].engine.threads == 3
