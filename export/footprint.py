@@ -14,7 +14,6 @@ from edgevlm.errors import UserError
 if TYPE_CHECKING:  # a plan asks this module too, and needs none of them
     from edgevlm.export.backbones import DecoderShape
     from edgevlm.export.precisions import Layouts
-    from edgevlm.export.vision import VisionFeatures
 
 FLOAT = 4  # bytes of a weight of the tower, and of any that is being read
 WORKING = 1 << 30  # bytes that an export may take beside its largest layer
@@ -28,10 +27,9 @@ def layer_bytes(shape: DecoderShape) -> int:
     return FLOAT * (attention + 3 * shape.hidden * shape.intermediate)
 
 
-def bundle_bytes(shape: DecoderShape, vision: VisionFeatures, layouts: Layouts) -> int:
-    """About what a bundle takes on the disk."""
+def bundle_bytes(shape: DecoderShape, tower: int, layouts: Layouts) -> int:
+    """About what a bundle takes on the disk, of a tower of ``tower`` numbers."""
     tables = shape.vocab * shape.hidden * (1 if shape.tied else 2)
-    tower = sum(parameter.numel() for parameter in vision.parameters())
     layers = layer_bytes(shape) // FLOAT * shape.layers
     return int(layers * layouts.matrices.bytes_per_weight() + tables * layouts.table.bytes_per_weight() + FLOAT * tower)
 

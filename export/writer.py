@@ -80,7 +80,7 @@ def write_bundle(
         check_memory(source, layer)
         key = fingerprint(source, options.facts())
         with atomic_directory(out_dir, force=force, key=key, notice=notice) as folder:
-            check_disk(out_dir, folder, bundle_bytes(model.shape, model.parts.vision, profile.precision(precision)))
+            check_disk(out_dir, folder, bundle_bytes(model.shape, model.tower_parameters, profile.precision(precision)))
             samples = options.sampled(folder.parent)
             _write(model, folder, Journal(journal_of(folder)), progress, precision, samples)
     notice(describe(memory.bytes, layer))
@@ -98,6 +98,7 @@ class _Model:
     backbone: Backbone
     shape: DecoderShape
     parts: FamilyParts
+    tower_parameters: int
     chat: dict[str, Any]
     tokenizer: str
     frames: dict[str, Any]
@@ -114,6 +115,7 @@ def _read(checkpoint: Checkpoint, options: Options, check_out: Callable[[], None
     if options.text_gguf is not None:
         checkpoint.take_text(text_tensors(options.text_gguf, checkpoint.section("text_config")))
     parts = family_parts(checkpoint, family, options.camera)
+    tower_parameters = vision.count_parameters(parts.vision, checkpoint)
     shape = _with_parts(shape, family, parts)
     talk, tokenizer = chat(checkpoint, family, shape.vocab)
     frames = frame_preparation(checkpoint, family.processors, parts.vision.size, is_sized=family.is_sized)
@@ -124,16 +126,16 @@ def _read(checkpoint: Checkpoint, options: Options, check_out: Callable[[], None
         limit = min(shape.model_limit, _trained_length(checkpoint, shape))
         closing = 0 if parts.closing is None else len(parts.closing)
         check_scales(limit, math.prod(parts.grid), (family.before, family.after), closing, talk, tokenizer)
-    return _Model(checkpoint, options, model_type, family, backbone, shape, parts, talk, tokenizer, frames)
+    return _Model(checkpoint, options, model_type, family, backbone, shape, parts, tower_parameters, talk, tokenizer, frames)
 
 
 def _write(model: _Model, folder: Path, journal: Journal, progress: Progress, precision: str, samples: Samples | None) -> None:
     """The files of the bundle, but for what ``journal`` has."""
     checkpoint, parts, shape, options = model.checkpoint, model.parts, model.shape, model.options
-    progress("tracing the vision tower")
-    profile = load_profile(options.profile)
-    write_tower = partial(vision.write_vision, parts.vision, folder, model.frames["precision"], checkpoint, profile.is_tensorrt)
-    tokens, _ = journal.once(vision.GRAPH, write_tower)
+    progress("writing the vision tower")
+    profile, tokens = load_profile(options.profile), math.prod(parts.grid)
+    tower = partial(vision.write_vision, parts.vision, checkpoint, folder, model.frames["precision"], profile.is_tensorrt)
+    journal.once(vision.GRAPH, tower)
     sparse = not (model.family.before or model.family.after)
     made = decoder.write_decoder(
         checkpoint, model.backbone, shape, folder, progress, options.st_spattn_from, sparse, precision, samples,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,7 +25,7 @@ from edgevlm.errors import UserError, nearest
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.families import load_family
-from edgevlm.export.vision import GRAPH, VisionFeatures, check_precision, write_vision
+from edgevlm.export.vision import GRAPH, check_precision, write_vision
 from edgevlm.export.writer import family_parts
 from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.engine import Engine, load_engine
@@ -84,6 +84,9 @@ class SeededCheckpoint(Checkpoint):
     def tensor(self, name: str, shape: tuple[int, ...]) -> Float32:
         return SeededTensors().tensor(name, shape)
 
+    def rows(self, name: str, shape: tuple[int, ...]) -> Iterator[Float32]:
+        yield self.tensor(name, shape)
+
     def check(self, name: str, shape: tuple[int, ...]) -> Any:
         """Every tensor is there, of any shape."""
 
@@ -91,57 +94,50 @@ class SeededCheckpoint(Checkpoint):
         return {}
 
 
-def traceable(tower: VisionTower, folder: Path) -> VisionFeatures:
-    """The exporter's module of ``tower``; its configuration is written into ``folder``."""
+def checkpoint_of(tower: VisionTower, folder: Path) -> SeededCheckpoint:
+    """A checkpoint of ``tower``; its configuration is written into ``folder``."""
     text = {"model_type": "qwen2", "hidden_size": 896}
     config = {"model_type": tower.family, "vision_config": tower.vision, "text_config": text, "vision_feature_layer": -1}
     config |= {"vision_feature_select_strategy": "full", "projector_hidden_act": "gelu"}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 1, "max_pixels": tower.side**2}))
-    checkpoint = SeededCheckpoint(folder)
-    module = family_parts(checkpoint, load_family(tower.family, folder), (tower.side, tower.side)).vision
-    filled = module.state_dict()
-    for name, source in module.sources.items():
-        filled[name] = torch.from_numpy(checkpoint.tensor(source, tuple(filled[name].shape)))
-    module.load_state_dict(filled, assign=True)
-    module.sources = {}
-    return module
+    return SeededCheckpoint(folder)
 
 
-def engine_of(module: VisionFeatures, folder: Path, precision: str, threads: int) -> Engine:
-    """An engine whose bundle has ``module`` for a tower, and a decoder of no size worth naming."""
+def engine_of(tower: VisionTower, checkpoint: Checkpoint, folder: Path, precision: str, threads: int) -> Engine:
+    """An engine whose bundle has ``tower``, and a decoder of no size worth naming."""
     shape = DecoderShape(1, 1, 1, 8, 8, 8, 8, norm_eps=1e-6, rope_theta=1e4, model_limit=64, tied=True)
     bundle = decoder_bundle(folder, shape)
-    tokens, _ = write_vision(module, folder, precision)
+    parts = family_parts(checkpoint, load_family(tower.family, folder), (tower.side, tower.side))
+    made = parts.vision
+    write_vision(made, checkpoint, folder, precision)
     spec = replace(
-        bundle.vision, graph=GRAPH, size=module.size, tokens_per_frame=tokens, group=module.group, precision=precision
+        bundle.vision, graph=GRAPH, size=made.size, tokens_per_frame=prod(parts.grid), group=made.group, precision=precision
     )
     return load_engine("onnxruntime-cpu", replace(bundle, vision=spec), threads=threads)
 
 
-def reference(tower: VisionTower, module: VisionFeatures) -> Callable[[Float32], object]:
-    """transformers' own tower with the weights of ``module``: takes ``[F, 3, side, side]``, the last filling its group."""
+def reference(tower: VisionTower, checkpoint: Checkpoint) -> Callable[[Float32], object]:
+    """transformers' own tower with the weights of ``checkpoint``: takes ``[F, 3, side, side]``, the last filling its group."""
     settings = {key: value for key, value in tower.vision.items() if key != "model_type"}
     kind = getattr(transformers, tower.reference, None) or getattr(
         transformers.models.qwen2_5_vl.modeling_qwen2_5_vl, tower.reference
     )
-    with torch.device("meta"):
-        model = kind(kind.config_class(**settings)).eval()
-    if module.group == 1:
-        inner = getattr(model, "vision_model", model)
-        inner.embeddings, inner.encoder.layers = module.embeddings, module.encoder.layers
-        inner.post_layernorm.to_empty(device="cpu")
+    model = kind(kind.config_class(**settings)).eval()
+    for name, parameter in model.named_parameters():
+        canonical = f"vision.{name.removeprefix('vision_model.')}"
+        parameter.data = torch.from_numpy(checkpoint.tensor(canonical, tuple(parameter.shape)))
+    if tower.family != "qwen2_5_vl":
         return lambda frames: model(torch.from_numpy(frames))
-    model.load_state_dict(module.state_dict(), assign=True)
-    rotary, width = type(model.rotary_pos_emb), tower.vision["hidden_size"] // tower.vision["num_heads"] // 2
-    model.rotary_pos_emb = rotary(model.config if "config" in inspect.signature(rotary).parameters else width)
-    edge = tower.side // tower.vision["patch_size"]
+    patch, merge, group = (tower.vision[key] for key in ("patch_size", "spatial_merge_size", "temporal_patch_size"))
+    edge = tower.side // patch
 
     def run(frames: Float32) -> object:
-        whole = np.concatenate([frames, np.repeat(frames[-1:], -len(frames) % module.group, 0)])
-        groups = torch.from_numpy(whole.reshape(-1, 3 * module.group, *module.size))
-        rows = module.grid.cut(groups)
-        return model(rows.flatten(0, 1), torch.tensor([[len(rows), edge, edge]]))
+        whole = np.concatenate([frames, np.repeat(frames[-1:], -len(frames) % group, 0)])
+        squares = (edge // merge, merge, patch)
+        cut = whole.reshape(-1, group, 3, *squares, *squares).transpose(0, 3, 6, 4, 7, 2, 1, 5, 8)
+        patches = torch.from_numpy(np.ascontiguousarray(cut).reshape(-1, 3 * group * patch * patch))
+        return model(patches, torch.tensor([[len(whole) // group, edge, edge]]))
 
     return run
 
@@ -189,17 +185,17 @@ def _encoders(
     """Runtime and precision -> what encodes frames."""
     encoders: dict[tuple[str, str], Encode] = {}
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="edgevlm-bench-")))
-    progress("drawing random weights")
-    module = traceable(tower, folder)
+    checkpoint = checkpoint_of(tower, folder)
     for precision in precisions:
-        progress(f"tracing in {precision}")
+        progress(f"random weights in {precision}")
         place = folder / precision
         place.mkdir()
-        engine = engine_of(module, place, precision, threads)
+        engine = engine_of(tower, checkpoint, place, precision, threads)
         stack.callback(engine.close)
         encoders[OURS, precision] = engine.encode
     if beside:
-        encoders[OTHER, "fp32"] = reference(tower, module)
+        progress("the same in transformers")
+        encoders[OTHER, "fp32"] = reference(tower, checkpoint)
     return encoders
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.families import Config, Family, FamilyParts, FrameSize, TowerGeometry, block_parameters, square_geometry
 from edgevlm.runtime.bundle import VisionSpec
-
-if TYPE_CHECKING:
-    import torch
 
 PATCH = 14  # pixels, of every CLIP and SigLIP tower that LLaVA is published with
 
@@ -63,24 +60,22 @@ class LlavaNextVideo(Llava):
     processors = Family.processors
 
     def parts(self, checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
-        from torch import nn
-
+        from edgevlm.export.vision.layers import VisionGraph, averaging
         from edgevlm.export.vision.square import SquareTower
 
-        config, pools = checkpoint.config, {"average": nn.AvgPool2d, "max": nn.MaxPool2d}
+        config, vision = checkpoint.config, SquareTower(checkpoint)
         mode, stride = config.get("spatial_pool_mode", "average"), int(config.get("spatial_pool_stride", 2))
-        if mode not in pools:
-            raise UserError(f"config.json: spatial_pool_mode {mode!r} cannot be exported; {' and '.join(map(repr, pools))} can")
-        vision, pool = SquareTower(checkpoint), pools[mode](stride, stride)
+        if mode not in ("average", "max"):
+            raise UserError(f"config.json: spatial_pool_mode {mode!r} cannot be exported; 'average' and 'max' can")
+        side, few = vision.side, vision.side // stride
 
-        def pooled(rows: torch.Tensor) -> torch.Tensor:
-            """``[F, side * side, width]`` to ``[F, (side // stride) ** 2, width]``."""
-            grid = rows.unflatten(1, (vision.side, vision.side)).permute(0, 3, 1, 2)
-            small: torch.Tensor = pool(grid)
-            return small.flatten(2).transpose(1, 2)
+        def pool(g: VisionGraph, rows: str, width: int) -> str:
+            if mode == "max":
+                return g.max_pool("pooled", rows, width, side, stride)
+            return g.resample("pooled", rows, width, averaging(side, stride))
 
-        vision.before = pooled
-        return FamilyParts(vision, (vision.side // stride, vision.side // stride))
+        vision.before, vision.tokens = pool, few**2
+        return FamilyParts(vision, (few, few))
 
     def pooled(self, side: int, config: Config) -> tuple[int, int]:
         tokens = (side // int(config.get("spatial_pool_stride", 2))) ** 2
@@ -93,23 +88,14 @@ class LlavaOnevision(LlavaNextVideo):
     closing_rows: ClassVar[int] = 1
 
     def parts(self, checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
-        from torch import nn
-
+        from edgevlm.export.vision.layers import bilinear
         from edgevlm.export.vision.square import SquareTower
 
-        hidden = int(checkpoint.section("text_config")["hidden_size"])
         vision = SquareTower(checkpoint)
-        side = vision.side
-        pooled = math.ceil(side / 2)
-
-        def pool(rows: torch.Tensor) -> torch.Tensor:
-            """``[F, side * side, hidden]`` to ``[F, pooled * pooled, hidden]``, as transformers' ``apply_pooling``."""
-            grid = rows.unflatten(1, (side, side)).permute(0, 3, 1, 2)
-            small = nn.functional.interpolate(grid, size=(pooled, pooled), mode="bilinear")
-            return small.permute(0, 2, 3, 1).flatten(1, 2)
-
-        vision.after = pool
-        return FamilyParts(vision, (pooled, pooled), closing=checkpoint.tensor("image_newline", (hidden,))[None])
+        few = math.ceil(vision.side / 2)
+        vision.after = lambda g, rows, width: g.resample("pooled", rows, width, bilinear(vision.side, few))
+        vision.tokens = few**2
+        return FamilyParts(vision, (few, few), closing=checkpoint.tensor("image_newline", (vision.width,))[None])
 
     def pooled(self, side: int, config: Config) -> tuple[int, int]:
         return side**2, math.ceil(side / 2) ** 2

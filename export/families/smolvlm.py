@@ -36,7 +36,7 @@ class SmolVLM(Family):
     def parts(self, checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
         from edgevlm.export.vision.square import SmolVLMTower
 
-        tower = SmolVLMTower(checkpoint, self.vision_type).eval()
+        tower = SmolVLMTower(checkpoint, self.vision_type)
         few = tower.side // tower.scale
         return FamilyParts(tower, (few, few), longest_edge=self._longest_edge(checkpoint, tower.size[0]))
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgevlm.export.vision import VisionFeatures
 from edgevlm.export.vision.attention import attend
+from edgevlm.export.vision.traced import VisionFeatures
 
 Windows = list[tuple[int, int]]  # (how many, patches in each), one after another
 

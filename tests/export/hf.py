@@ -17,7 +17,8 @@ def load(folder: Path, family: str) -> Any:
     """The checkpoint as transformers runs it, float32."""
     import transformers
 
-    kind = getattr(transformers, f"{CLASSES[family]}ForConditionalGeneration")
+    names = CLASSES | {"llava": "Llava", "llava_next_video": "LlavaNextVideo", "llava_onevision": "LlavaOnevision"}
+    kind = getattr(transformers, f"{names[family]}ForConditionalGeneration")
     return kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
 
 

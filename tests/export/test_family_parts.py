@@ -86,8 +86,9 @@ def test_what_is_left_out_is_the_default_of_transformers(tmp_path: Path) -> None
     for key in ("vision_feature_layer", "vision_feature_select_strategy"):
         del config[key]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    vision: Any = parts(tmp_path).vision
-    assert (vision.chosen, vision.skipped) == ([1], 1)
+    checkpoint = Checkpoint(tmp_path)
+    vision: Any = load_family("llava", tmp_path).parts(checkpoint, (42, 42)).vision
+    assert (vision.chosen, vision.is_clip) == ([1], True)
 
 
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [

@@ -188,7 +188,7 @@ def test_too_few_positions_for_scales_are_noticed_before_anything_is_written(
     fewest = _fewest(exported(family, layers=1).bundle)
     with pytest.raises(UserError, match=rf"the model's {fewest - 1} positions hold no frame and question, .*--kv fp16"):
         export(fewest - 1)
-    assert "tracing the vision tower" not in steps
+    assert "writing the vision tower" not in steps
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
     export(fewest)
     assert Bundle.load(tmp_path / "out").limit == fewest

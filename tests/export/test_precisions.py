@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from reference_blocks import matrices, with_stored_numbers
 from runner import Runner
 
 from edgevlm.errors import UserError
-from edgevlm.export import export_checkpoint, precisions, profiles, vision
+from edgevlm.export import export_checkpoint, precisions, profiles
 from edgevlm.export.precisions.layouts import Blocks
 from edgevlm.runtime.engine import FramePattern
 from edgevlm.runtime.plugins import names
@@ -36,23 +35,6 @@ def checkpoint_of(which: str, folder: Path) -> Path:
     shape = dict(SHAPES[which])
     family = shape.pop("family")
     return (make_more if family == "qwen3_vl" else make_checkpoint)(folder, family, **shape)
-
-
-@pytest.fixture(autouse=True)
-def traced_once(monkeypatch: Any, tmp_path: Path) -> None:
-    """Tracing the tower takes most of an export's time, and it is the same in every precision."""
-    trace, done = vision.write_vision, {}
-
-    def write(module: Any, folder: Path, *arguments: Any) -> Any:
-        if not done:
-            done["sizes"] = trace(module, folder, *arguments)
-            for name in (vision.GRAPH, vision.WEIGHTS):
-                shutil.copy(folder / name, tmp_path / name)
-        for name in (vision.GRAPH, vision.WEIGHTS):
-            shutil.copy(tmp_path / name, folder / name)
-        return done["sizes"]
-
-    monkeypatch.setattr(vision, "write_vision", write)
 
 
 def exact(precision: str, monkeypatch: Any) -> None:

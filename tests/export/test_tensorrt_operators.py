@@ -54,7 +54,7 @@ def test_every_family_and_precision(tmp_path: Path, family: str) -> None:
     assert {op for name, op in seen if name == TENSORRT_10_15} >= {"TensorScatter", "Attention", "DequantizeLinear"}
     assert not {op for name, op in seen if name == TENSORRT_10_3} & {"TensorScatter", "Attention"}
     for precision in ("fp32", "fp16"):
-        write_vision(parts.vision, tmp_path, precision, checkpoint, standard=True)
+        write_vision(parts.vision, checkpoint, tmp_path, precision, standard=True)
         for name in PROFILES:
             Allowed.load(name).check(tmp_path / GRAPH)
 

@@ -1,0 +1,255 @@
+"""What vision towers are made of, as nodes of a graph: linears in each precision, norms, activations, attention, pooling.
+
+Linears in ``int8`` (ONNX Runtime): weights have one scale per output channel, activations one per call. Per call, the ``F``
+frames of it together, an activation ``x`` is rounded to ``round(x / s) + z`` with ``s`` and ``z`` that span its smallest and
+largest number and 0 (ONNX's DynamicQuantizeLinear); a weight column ``w`` to ``round(w / t)``, ``t = max|w| / 127``. The
+product adds up whole numbers. Linears in ``fp16`` (TensorRT): the product and its weights, with a Cast on either side;
+attention too. The first convolution, norms, activations and sums stay float32.
+
+Attention is, for ONNX Runtime, one node, which never holds the scores of all pairs at once. Graphs without its operators have
+product, softmax and product, the chain that TensorRT merges into one kernel where it has one; QUERIES queries at a time, so
+that where it has none the scores of those and all keys are held, ``[B, heads, QUERIES, N]``, and not those of all pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import pi, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.errors import UserError, nearest
+from edgevlm.export.checkpoint import Checkpoint
+from edgevlm.export.graph import GraphBuilder
+
+QUERIES = 1024
+SMALL = 64  # numbers of a constant that is kept in the graph itself, at most
+# transformers' name -> the function in it, and what its argument is multiplied by
+ACTIVATIONS = {
+    "gelu": ("Erf", sqrt(0.5)), "gelu_pytorch_tanh": ("Tanh", sqrt(2 / pi)), "gelu_new": ("Tanh", sqrt(2 / pi)),
+    "quick_gelu": ("Sigmoid", 1.702), "silu": ("Sigmoid", 1.0), "swish": ("Sigmoid", 1.0),
+}  # fmt: skip
+Float32 = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class VisionGraph:
+    """A tower's graph under construction: methods add nodes and return the tensor that these give.
+
+    A layer's name is that of its tensors in the checkpoint (``vision.encoder.layers.0.mlp.fc1``), which are read when it is
+    added, one at a time. Rows are float32 ``[B, N, width]``. precision: of linears. standard: without ONNX Runtime's own
+    operators.
+    """
+
+    graph: GraphBuilder
+    checkpoint: Checkpoint
+    precision: str = "fp32"
+    standard: bool = False
+
+    def constant(self, name: str, array: NDArray[Any]) -> str:
+        """An array, kept in the graph or, unless it is small, in the weights file."""
+        return self.graph.constant(name, array) if array.size <= SMALL else self.graph.weight(name, array)
+
+    def integers(self, *numbers: int) -> str:
+        """A shape, axes or lengths: int64."""
+        return self.graph.constant(f"int64.{'.'.join(map(str, numbers))}", np.array(numbers, np.int64))
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Float32:
+        """A tensor of the checkpoint, to compute with. Raises UserError if it is missing or not of ``shape``."""
+        return self.checkpoint.tensor(name, shape)
+
+    def weight(self, name: str, shape: tuple[int, ...]) -> str:
+        """A tensor of the checkpoint in the graph, float32. Raises UserError if it is missing or not of ``shape``."""
+        self.checkpoint.check(name, shape)
+        rows = self.checkpoint.rows(name, shape)
+        self.graph.initializers.append(self.graph.weights.add_slices(name, shape, np.float32, rows))
+        return name
+
+    def node(self, op: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
+        """A node of one of ONNX's own operators."""
+        return self.graph.node(op, inputs, [name], **attributes)
+
+    def add(self, name: str, left: str, right: str) -> str:
+        return self.node("Add", [left, right], name)
+
+    def mul(self, name: str, left: str, right: str | float) -> str:
+        """The product by elements, or with a number."""
+        if isinstance(right, float):
+            right = self.graph.constant(f"float.{right!r}", np.float32(right))
+        return self.node("Mul", [left, right], name)
+
+    def reshape(self, name: str, rows: str, *shape: int) -> str:
+        """0 keeps a dimension, -1 is what is left."""
+        return self.node("Reshape", [rows, self.integers(*shape)], name)
+
+    def transpose(self, name: str, rows: str, *axes: int) -> str:
+        return self.node("Transpose", [rows], name, perm=axes)
+
+    def split(self, name: str, rows: str, sizes: Sequence[int], axis: int = -1) -> list[str]:
+        """Parts of these sizes."""
+        names = [f"{name}.{index}" for index in range(len(sizes))]
+        self.graph.node("Split", [rows, self.integers(*sizes)], names, axis=axis)
+        return names
+
+    def patches(self, name: str, pixels: str, width: int, patch: int, *, bias: bool = True) -> str:
+        """The convolution over squares of ``patch`` pixels: ``[F, 3, H, W]`` to ``[F, patches, width]``."""
+        inputs = [pixels, self.weight(f"{name}.weight", (width, 3, patch, patch))]
+        inputs += [self.weight(f"{name}.bias", (width,))] if bias else []
+        grid = self.node("Conv", inputs, name, kernel_shape=[patch, patch], strides=[patch, patch])
+        return self.transpose(f"{name}.rows", self.reshape(f"{name}.joined", grid, 0, width, -1), 0, 2, 1)
+
+    def linear(self, name: str, rows: str, columns: int, width: int, *, bias: bool = True, activation: str = "") -> str:
+        """``activation(rows @ weight.T + bias)`` of rows ``columns`` wide.
+
+        Raises UserError for a weight that fp16 cannot hold.
+        """
+        weight, vector = f"{name}.weight", self.weight(f"{name}.bias", (width,)) if bias else ""
+        if self.precision == "int8":
+            product, vector = self._int8(name, rows, weight, (width, columns), vector), ""
+        elif self.precision == "fp16":
+            product = self._fp16(name, rows, weight, (width, columns))
+        else:
+            matrix = self.graph.weight(weight, self.tensor(weight, (width, columns)).T)
+            product = self.node("MatMul", [rows, matrix], name)
+        if activation:
+            return self.activation(f"{name}.{activation}", activation, product, vector)
+        return self.add(f"{name}.biased", product, vector) if vector else product
+
+    def layer_norm(self, name: str, rows: str, width: int, epsilon: float, skip: str = "") -> tuple[str, str]:
+        """The norm of ``rows + skip`` on the last axis; returns it and the sum."""
+        vectors = [self.weight(f"{name}.{part}", (width,)) for part in ("weight", "bias")]
+        if skip and not self.standard:
+            outputs = [name, "", "", f"{name}.sum"]
+            self.graph.fused("SkipLayerNormalization", [rows, skip, *vectors], outputs, epsilon=epsilon)
+            return name, outputs[-1]
+        total = self.add(f"{name}.sum", rows, skip) if skip else rows
+        return self.node("LayerNormalization", [total, *vectors], name, axis=-1, epsilon=epsilon), total
+
+    def rms_norm(self, name: str, rows: str, width: int, epsilon: float, skip: str = "") -> tuple[str, str]:
+        """``x / sqrt(mean(x^2) + epsilon) * weight`` of ``x = rows + skip``; returns it and the sum."""
+        weight, outputs = self.weight(f"{name}.weight", (width,)), [name, "", "", f"{name}.sum"]
+        if skip and not self.standard:
+            self.graph.fused("SkipSimplifiedLayerNormalization", [rows, skip, weight], outputs, epsilon=epsilon)
+            return name, outputs[-1]
+        total = self.add(outputs[-1], rows, skip) if skip else rows
+        if not self.standard:
+            attributes: dict[str, Any] = {"axis": -1, "epsilon": epsilon, "stash_type": 1}
+            return self.node("SimplifiedLayerNormalization", [total, weight], name, **attributes), total
+        squares = self.mul(f"{name}.squares", total, total)
+        mean = self.node("ReduceMean", [squares, self.integers(-1)], f"{name}.mean", keepdims=1)
+        raised = self.add(f"{name}.raised", mean, self.graph.constant(f"float.{epsilon!r}", np.float32(epsilon)))
+        normed = self.node("Div", [total, self.node("Sqrt", [raised], f"{name}.root")], f"{name}.normed")
+        return self.mul(f"{name}.scaled", normed, weight), total
+
+    def activation(self, name: str, kind: str, rows: str, bias: str = "") -> str:
+        """An activation, by transformers' name, of ``rows + bias``. Raises UserError for one that there is not."""
+        if kind not in ACTIVATIONS:
+            raise UserError(f"config.json: activation {kind!r} cannot be exported; {nearest(kind, ACTIVATIONS)}")
+        function, factor = ACTIVATIONS[kind]
+        if function != "Sigmoid" and not self.standard:
+            op = "FastGelu" if function == "Tanh" else "BiasGelu" if bias else "Gelu"
+            return self.graph.fused(op, [rows, bias] if bias else [rows], [name])
+        x = self.add(f"{name}.biased", rows, bias) if bias else rows
+        if function == "Sigmoid" and not self.standard:
+            return self.graph.fused("QuickGelu", [x], [name], alpha=factor)
+        inner = x
+        if function == "Tanh":  # of sqrt(2 / pi) (x + .044715 x^3)
+            cube = self.mul(f"{name}.cube", self.mul(f"{name}.square", x, x), x)
+            inner = self.add(f"{name}.inner", x, self.mul(f"{name}.small", cube, 0.044715))
+        found = self.node(function, [self.mul(f"{name}.argument", inner, factor)], f"{name}.{function}")
+        if function == "Sigmoid":
+            return self.mul(name, x, found)
+        one = self.graph.constant("float.1.0", np.float32(1))
+        return self.mul(name, self.mul(f"{name}.half", x, 0.5), self.add(f"{name}.raised", found, one))
+
+    def attention(self, name: str, query: str, key: str, value: str, *, rows: int, heads: int, scale: float) -> str:
+        """``softmax(scale * q k') v`` of each head, of ``[B, rows, heads * head_dim]`` each."""
+        if not self.standard:
+            attributes = {"num_heads": heads, "scale": scale}
+            return self.graph.fused("MultiHeadAttention", [query, key, value], [name], **attributes)
+        given = {"query": (self.mul(f"{name}.scaled", query, scale), 0, 2, 1, 3), "key": (key, 0, 2, 3, 1)}
+        parts = []
+        for part, (tensor, *axes) in (given | {"value": (value, 0, 2, 1, 3)}).items():
+            turned = self.transpose(f"{name}.{part}", self.reshape(f"{name}.{part}.heads", tensor, 0, 0, heads, -1), *axes)
+            parts.append(self._half(turned, turned))
+        (q, k, v), sizes = parts, [min(QUERIES, rows - start) for start in range(0, rows, QUERIES)]
+        attended = []
+        for index, some in enumerate(self.split(f"{name}.queries", q, sizes, axis=2) if len(sizes) > 1 else [q]):
+            weights = self.node("Softmax", [self.node("MatMul", [some, k], f"{name}.scores{index}")], f"{name}.weights{index}")
+            attended.append(self.node("MatMul", [weights, v], f"{name}.attended{index}"))
+        joined = self.node("Concat", attended, f"{name}.attended", axis=2) if len(sizes) > 1 else attended[0]
+        by_row = self.reshape(f"{name}.joined", self.transpose(f"{name}.rows", joined, 0, 2, 1, 3), 0, 0, -1)
+        return self.graph.cast(by_row, f"{name}.float", np.float32) if self.precision == "fp16" else by_row
+
+    def resample(self, name: str, rows: str, width: int, matrix: Float32) -> str:
+        """Rows ``[F, side * side, width]`` of a square, resampled along both edges by a matrix ``[few, side]``."""
+        few, side = matrix.shape
+        along = self.constant(f"{name}.matrix", matrix)
+        lines = self.node("MatMul", [along, self.reshape(f"{name}.lines", rows, 0, side, side * width)], f"{name}.fewer")
+        cells = self.node("MatMul", [along, self.reshape(f"{name}.columns", lines, -1, side, width)], f"{name}.cells")
+        return self.reshape(name, cells, -1, few * few, width)
+
+    def max_pool(self, name: str, rows: str, width: int, side: int, stride: int) -> str:
+        """The largest number of each channel in squares of ``stride`` x ``stride`` rows."""
+        grid = self.reshape(f"{name}.grid", self.transpose(f"{name}.channels", rows, 0, 2, 1), 0, width, side, side)
+        small = self.node("MaxPool", [grid], f"{name}.small", kernel_shape=[stride, stride], strides=[stride, stride])
+        return self.transpose(name, self.reshape(f"{name}.joined", small, 0, width, -1), 0, 2, 1)
+
+    def shuffle(self, name: str, rows: str, width: int, side: int, scale: int) -> str:
+        """Squares of ``scale`` x ``scale`` rows joined into one row each: ``[F, (side / scale)^2, width * scale^2]``."""
+        few = side // scale
+        cut = self.reshape(f"{name}.cut", rows, -1, few, scale, few, scale * width)
+        turned = self.transpose(f"{name}.squares", cut, 0, 1, 3, 2, 4)
+        return self.reshape(name, turned, -1, few * few, scale * scale * width)
+
+    def _int8(self, name: str, rows: str, weight: str, shape: tuple[int, int], bias: str) -> str:
+        codes, scales = np.empty(shape, np.int8), np.empty(shape[0], np.float32)
+        start = 0
+        for some in self.checkpoint.rows(weight, shape):
+            here = slice(start, start + len(some))
+            codes[here], scales[here] = round_rows(some)
+            start += len(some)
+        parts: dict[str, NDArray[Any]] = {"codes": codes.T, "scales": scales, "zeros": np.zeros(len(scales), np.int8)}
+        inputs = [rows, *(self.graph.weight(f"{weight}.{part}", array) for part, array in parts.items())]
+        return self.graph.fused("DynamicQuantizeMatMul", [*inputs, bias] if bias else inputs, [name])
+
+    def _fp16(self, name: str, rows: str, weight: str, shape: tuple[int, int]) -> str:
+        half, start = np.empty(shape, np.float16), 0
+        for some in self.checkpoint.rows(weight, shape):
+            if (largest := np.abs(some).max(initial=0)) > np.finfo(np.float16).max:
+                raise UserError(f"a weight of {largest:.0f} in the tower does not fit in fp16; give --vision-precision fp32")
+            half[start : start + len(some)] = some
+            start += len(some)
+        inputs = [self._half(rows, name), self.graph.weight(weight, half.T)]
+        return self.graph.cast(self.node("MatMul", inputs, f"{name}.half"), name, np.float32)
+
+    def _half(self, rows: str, name: str) -> str:
+        """Rows as products take them."""
+        return self.graph.cast(rows, f"{name}.rows", np.float16) if self.precision == "fp16" else rows
+
+
+def round_rows(weight: Float32) -> tuple[NDArray[np.int8], Float32]:
+    """``weight [out, in]`` as codes of its shape and scales ``[out]``; a row of zeros has scale 1."""
+    largest = np.abs(weight).max(1)
+    scales = np.where(largest == 0, 1, largest / 127).astype(np.float32)
+    return np.rint(weight / scales[:, None]).astype(np.int8), scales
+
+
+def averaging(side: int, stride: int) -> Float32:
+    """Means of ``stride`` neighbours each: ``[side // stride, side]``. What is left at the end is dropped."""
+    means = np.repeat(np.eye(side // stride, dtype=np.float32) / np.float32(stride), stride, 1)
+    return np.pad(means, ((0, 0), (0, side - means.shape[1])))
+
+
+def bilinear(side: int, few: int, *, corners: bool = False) -> Float32:
+    """torch's linear interpolation of ``side`` places at ``few``: ``[few, side]``. corners: the outermost places coincide."""
+    scale = (side - 1) / max(1, few - 1) if corners else side / few
+    at = np.arange(few) * scale if corners else np.maximum((np.arange(few) + 0.5) * scale - 0.5, 0)
+    low = np.minimum(at.astype(np.int64), side - 1)
+    matrix, rows = np.zeros((few, side), np.float32), np.arange(few)
+    matrix[rows, low] += 1 - (at - low)
+    matrix[rows, np.minimum(low + 1, side - 1)] += at - low
+    return matrix
