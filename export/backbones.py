@@ -145,7 +145,7 @@ class Backbone:
             places = [f"{attention if part in 'qkvo' else mlp}.{part}_proj" for part in parts]
             pairs = list(zip(places, (sizes[part] for part in parts), strict=True))
             weight: Float32 | Stored
-            if packing is not None and f"{places[0]}.qweight" in checkpoint.names:
+            if packing is not None and f"{places[0]}.qweight" in checkpoint.tensors:
                 weight = joined([read_packed(checkpoint, packing, place, size) for place, size in pairs])
             else:
                 weight = np.empty((sum(size[0] for _, size in pairs), pairs[0][1][1]), np.float32)

@@ -1,4 +1,4 @@
-"""A checkpoint folder as ``save_pretrained`` writes it: JSON and safetensors, read directly, slices of one tensor at a time.
+"""A checkpoint folder as ``save_pretrained`` writes it: JSON and safetensors, slices of one tensor at a time.
 
 Nothing is unpickled, no code from the folder runs, nothing is fetched from a network, no path in it leads out of it.
 """
@@ -9,7 +9,6 @@ import copy
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
+from edgevlm.export.safetensors import AGAIN, SafeTensor, read_safetensors
 from edgevlm.runtime.paths import look, refuse_address
 
 # Tensor names differ between transformers versions; these are the names that the exporter asks for.
@@ -33,13 +33,13 @@ _CANONICAL = (
 )
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 SLICE = 4 << 20  # numbers that are converted at once
-AGAIN = "download or save the checkpoint again"
 _ROTARY = ("rope_parameters", "rope_scaling", "rope_theta")
+_DEFAULTS = Path(__file__).with_name("config_defaults.json")  # tests/export/test_config_defaults.py writes it
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth", "model.ckpt.index", "tf_model.h5")
 
 
 class Unread(Protocol):
-    """A tensor in a file, not read yet. ``name`` and ``kind`` (of number) are the file's own words."""
+    """A tensor in a file, not read yet. ``name``: the file's own word."""
 
     @property
     def path(self) -> Path: ...
@@ -48,42 +48,11 @@ class Unread(Protocol):
     def name(self) -> str: ...
 
     @property
-    def kind(self) -> str: ...
-
-    @property
     def shape(self) -> tuple[int, ...]: ...
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
         """Rows ``[start, stop)`` as float32. Raises UserError for numbers that are no floating point of 16 bits or more."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class SafeTensor:
-    """A tensor of a safetensors file; ``reader`` is the open file."""
-
-    path: Path
-    name: str
-    reader: Any
-
-    @property
-    def kind(self) -> str:
-        return str(self.reader.get_slice(self.name).get_dtype())
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.reader.get_slice(self.name).get_shape())
-
-    def rows(self, start: int, stop: int) -> NDArray[np.float32]:
-        """See :class:`Unread`."""
-        tensor = self.reader.get_tensor(self.name)
-        if not tensor.is_floating_point() or tensor.element_size() < 2:
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise UserError(
-                f"{self.path}: tensor {self.name!r} is {kind}; give the checkpoint before quantisation, in float32 or 16 bits"
-            )
-        array: NDArray[np.float32] = tensor[start:stop].float().numpy()
-        return array
 
 
 def checkpoint_folder(path: str | Path) -> Path:
@@ -105,9 +74,7 @@ class Checkpoint:
         if config is None:
             raise UserError(f"{self.folder / 'config.json'}: is missing; give the folder that save_pretrained wrote")
         self.config: dict[str, Any] = _with_text_config(config)
-        self.names = self._index()  # canonical name -> (file, name in the file)
-        self.instead: dict[str, Unread] = {}
-        self._open: tuple[Path, Any] | None = None
+        self.tensors: dict[str, Unread] = self._read_headers()  # by canonical name
         self._reads = True
 
     @property
@@ -174,16 +141,15 @@ class Checkpoint:
     def integers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.int32]:
         """The tensor of canonical ``name``, which is int32, checked to have ``shape``."""
         stored = self.check(name, shape)
-        array: NDArray[np.int32] = self._reader(stored.path).get_tensor(stored.name).numpy()
-        if array.dtype != np.int32:
-            raise UserError(f"{stored.path}: tensor {stored.name!r} is {array.dtype}, not int32; {AGAIN}")
-        return array
+        if not isinstance(stored, SafeTensor):
+            raise UserError(f"{stored.path}: tensor {stored.name!r} is not int32; {AGAIN}")
+        return stored.integers()
 
     def check(self, name: str, shape: tuple[int, ...]) -> Unread:
         """The tensor of canonical ``name``, unread. Raises UserError if it is missing or not of ``shape``."""
-        if name not in self.names and name not in self.instead:
+        if name not in self.tensors:
             raise UserError(f"{self.folder}: the checkpoint has no tensor {name!r}; {AGAIN}")
-        tensor = self.instead.get(name) or SafeTensor(*self.names[name], self._reader(self.names[name][0]))
+        tensor = self.tensors[name]
         if tensor.shape != shape:
             means = f"has shape {tensor.shape} where config.json means {shape}"
             raise UserError(f"{tensor.path}: tensor {tensor.name!r} {means}; {AGAIN}")
@@ -191,8 +157,7 @@ class Checkpoint:
 
     def take_text(self, tensors: dict[str, Unread]) -> None:
         """From now on the text half's tensors are these, by canonical name, and no others."""
-        self.instead = tensors
-        self.names = {name: place for name, place in self.names.items() if not name.startswith("text.")}
+        self.tensors = {name: each for name, each in self.tensors.items() if not name.startswith("text.")} | tensors
 
     def without_reading(self) -> Checkpoint:
         """The same checkpoint with all tensors zero, for steps of an export whose weights are written already."""
@@ -200,23 +165,23 @@ class Checkpoint:
         other._reads = False
         return other
 
-    def _index(self) -> dict[str, tuple[Path, str]]:
-        """Canonical name -> (file, name in the file); opens each file once, so that a damaged one is found at the start."""
+    def _read_headers(self) -> dict[str, Unread]:
+        """Canonical name -> tensor; reads the header of each file, so that a damaged one is found at the start."""
         index = self.json(_INDEX)
         if index is not None:
-            stored, named_in = index.get("weight_map"), _INDEX
+            stored = index.get("weight_map")
             if not isinstance(stored, dict) or not all(isinstance(file, str) for file in stored.values()):
                 raise UserError(f"{self.folder / _INDEX}: has no weight_map of file names; {AGAIN}")
+            held = {file: read_safetensors(inside(self.folder, file, _INDEX)) for file in sorted(set(stored.values()))}
         elif look(self.folder / _SINGLE) == "file":
-            stored, named_in = dict.fromkeys(open_shard(inside(self.folder, _SINGLE, _SINGLE)).keys(), _SINGLE), _SINGLE
+            held = {_SINGLE: read_safetensors(inside(self.folder, _SINGLE, _SINGLE))}
+            stored = dict.fromkeys(held[_SINGLE], _SINGLE)
         else:
             raise self._no_weights()
-        files = {file: inside(self.folder, file, named_in) for file in sorted(set(stored.values()))}
-        held = {file: set(open_shard(path).keys()) for file, path in files.items()}
         for name, file in stored.items():
             if name not in held[file]:
-                raise UserError(f"{files[file]}: has no tensor {name!r}, which {named_in} says it holds; {AGAIN}")
-        return {_canonical(name): (files[file], name) for name, file in stored.items()}
+                raise UserError(f"{self.folder / file}: has no tensor {name!r}, which {_INDEX} says it holds; {AGAIN}")
+        return {_canonical(name): held[file][name] for name, file in stored.items()}
 
     def _no_weights(self) -> UserError:
         pickled = next((name for name in _PICKLES if (self.folder / name).exists()), None)
@@ -227,17 +192,11 @@ class Checkpoint:
             "(transformers: from_pretrained, then save_pretrained) and export that folder"
         )
 
-    def _reader(self, path: Path) -> Any:
-        """An open safetensors file; the last one stays open, since shards are read in order."""
-        if self._open is None or self._open[0] != path:
-            self._open = (path, open_shard(path))
-        return self._open[1]
-
 
 class ConfigOnly(Checkpoint):
     """A checkpoint's JSON files. Its weights may be anywhere, or nowhere."""
 
-    def _index(self) -> dict[str, tuple[Path, str]]:
+    def _read_headers(self) -> dict[str, Unread]:
         return {}
 
 
@@ -262,32 +221,22 @@ def with_defaults(section: dict[str, Any], kind: str = "") -> dict[str, Any]:
     kind: the type to go by, where early checkpoints call a section by the whole model's name. Of rotary settings, which have
     had several names, all or none are the default's.
     """
-    missing = {key: value for key, value in _defaults(kind or str(section.get("model_type"))).items() if key not in section}
-    if any(section.get(key) is not None for key in _ROTARY):
-        missing = {key: value for key, value in missing.items() if key not in _ROTARY}
-    return missing | section
+    defaults = dict(_defaults().get(kind or str(section.get("model_type")), {}))
+    if any(section.get(key) is not None for key in _ROTARY) and "rope_parameters" in defaults:
+        defaults["rope_theta"] = defaults.pop("rope_parameters")["rope_theta"]
+    return defaults | section
+
+
+def processor_defaults(model_type: str) -> dict[str, Any]:
+    """What transformers takes where a model type's processor file leaves out mean, standard deviation or resampling."""
+    return _defaults().get(f"{model_type}/processor", {})
 
 
 @cache
-def _defaults(model_type: str) -> dict[str, Any]:
-    import transformers
-
-    mapping = transformers.CONFIG_MAPPING
-
-    if model_type not in mapping:
-        return {}
-    values: dict[str, Any] = mapping[model_type]().to_dict()
-    return values
-
-
-def open_shard(path: Path) -> Any:
-    """A safetensors file, mapped. Raises UserError for one that is damaged."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: is damaged or truncated ({error}); {AGAIN}") from None
+def _defaults() -> dict[str, dict[str, Any]]:
+    """Model type -> what transformers takes where ``config.json`` leaves it out."""
+    table: dict[str, dict[str, Any]] = json.loads(_DEFAULTS.read_text())
+    return table
 
 
 def inside(folder: Path, name: str, named_in: str) -> Path:

@@ -68,6 +68,7 @@ def _version(package: str) -> str:
 def _exporter() -> str:
     """The exporter's own files, so that a bundle of a changed one is not taken for the new one's."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
+    for path in sorted(Path(__file__).parent.rglob("*")):
+        if path.suffix in (".py", ".json"):
+            digest.update(path.read_bytes())
     return digest.hexdigest()

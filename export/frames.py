@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from edgevlm.errors import UserError
-from edgevlm.export.checkpoint import Checkpoint
+from edgevlm.export.checkpoint import Checkpoint, processor_defaults
 from edgevlm.runtime.preprocess import SUPPORT
 
 _RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # PIL's numbers
@@ -31,7 +31,7 @@ def frame_preparation(
     if config.get("do_pad") and processors == ("image_processor",):
         raise UserError(f"{file}: do_pad (padding frames to a square) cannot be exported; set it to false")
     mean, std = (_triple(file, config, key) for key in ("image_mean", "image_std"))
-    resample = config.get("resample", 3)
+    resample = config.get("resample")
     if resample not in range(len(_RESAMPLE)):
         raise UserError(f"{file}: resample {resample!r} is not one of PIL's modes 0 to 5")
     if _RESAMPLE[resample] not in SUPPORT:
@@ -48,14 +48,14 @@ def frame_preparation(
 
 
 def processor(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
-    """The file that says how frames are prepared, and what it says: the first of ``processors`` that is there."""
-    joint = checkpoint.json(_JOINT) or {}
+    """The first file of ``processors`` that is there, and what it says, or transformers' default, of preparing frames."""
+    joint, defaults = checkpoint.json(_JOINT) or {}, processor_defaults(str(checkpoint.config.get("model_type")))
     for name in processors:
         if isinstance(joint.get(name), dict):
-            return f"{checkpoint.folder / _JOINT} ({name})", joint[name]
+            return f"{checkpoint.folder / _JOINT} ({name})", defaults | joint[name]
         own = checkpoint.json(_FILES[name])
         if own is not None:
-            return str(checkpoint.folder / _FILES[name]), own
+            return str(checkpoint.folder / _FILES[name]), defaults | own
     wanted = " or ".join(_FILES[name] for name in processors)
     raise UserError(
         f"{checkpoint.folder / _JOINT}: is missing ({wanted} would do too); "

@@ -43,10 +43,6 @@ class GgufTensor:
     order: NDArray[np.int64] | None = None
 
     @property
-    def kind(self) -> str:
-        return str(self.tensor.tensor_type.name)
-
-    @property
     def shape(self) -> tuple[int, ...]:
         return tuple(int(size) for size in reversed(self.tensor.shape))
 

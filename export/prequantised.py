@@ -113,7 +113,7 @@ def check_no_zero_points(config: dict[str, Any], folder: Path) -> None:
 def read_packed(checkpoint: Checkpoint, packing: Prequantised, place: str, size: tuple[int, int]) -> Stored:
     """The matrix ``size`` (out, in) at ``place``. Raises UserError where tensors are missing, or are not what they must be."""
     shapes = packing.shapes(size)
-    if f"{place}.g_idx" in checkpoint.names:
+    if f"{place}.g_idx" in checkpoint.tensors:
         check_order(checkpoint.integers(f"{place}.g_idx", size[1:]), packing.group)
     qweight, qzeros = (checkpoint.integers(f"{place}.{part}", shapes[part]) for part in ("qweight", "qzeros"))
     return packing.stored(qweight, qzeros, checkpoint.tensor(f"{place}.scales", shapes["scales"]))

@@ -1,6 +1,6 @@
 """Model families, one class each: all that export, plan and policies must know of one and of no other.
 
-A family is an entry point ``edgevlm.families`` whose name is ``model_type`` in config.json. Nothing here imports torch or onnx
+A family is an entry point ``edgevlm.families`` whose name is ``model_type`` in config.json. Nothing here imports onnx
 before :meth:`Family.parts` is called, so that ``edgevlm plan`` runs without them.
 """
 
@@ -90,11 +90,7 @@ class Family:
     closing_rows: ClassVar[int] = 0
     merge: ClassVar[int] = 1  # patches along the edge of what becomes a token
     fading: ClassVar[tuple[str, str]] = FADING  # HERMES's k and omega: see DecoderSpec
-
-    @property
-    def template(self) -> str:
-        """The chat template where the checkpoint's own writes no place for a video."""
-        return ""
+    template: ClassVar[str] = ""  # the chat template where the checkpoint's own writes no place for a video
 
     def parts(self, checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
         """The tower, for frames of ``camera`` (height, width); raises UserError for a checkpoint it cannot express."""

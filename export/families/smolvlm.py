@@ -26,12 +26,12 @@ class SmolVLM(Family):
     ending: ClassVar[str] = "\n\n"
     text_tokens: ClassVar[int] = 15
     merge: ClassVar[int] = 4
-
-    @property
-    def template(self) -> str:
-        from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
-
-        return str(DEFAULT_CHAT_TEMPLATE)
+    template: ClassVar[str] = (  # renders as the default of transformers' processor
+        "<|im_start|>{% for message in messages %}{{ message.role.capitalize() }}:"
+        "{{ '' if message.content[0].type == 'image' else ' ' }}{% for item in message.content %}"
+        "{{ item.text if item.type == 'text' else '<' ~ item.type ~ '>' }}{% endfor %}"
+        "<end_of_utterance>{{ '\n' }}{% endfor %}{{ 'Assistant:' if add_generation_prompt else '' }}"
+    )
 
     def parts(self, checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
         from edgevlm.export.vision.square import SmolVLMTower

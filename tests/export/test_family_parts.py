@@ -71,7 +71,7 @@ def test_settings_beside_the_tower_are_the_decoder_s(tmp_path: Path) -> None:
     save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(flat))
     published = Checkpoint(folder)
-    assert published.names.keys() == nested.names.keys()
+    assert published.tensors.keys() == nested.tensors.keys()
     assert _decoder_shape(published)[1] == _decoder_shape(nested)[1]
     assert _decoder_shape(published)[1].sections == (4, 2, 2)
     pixels = torch.ones(1, 6, *parts(folder).vision.size)

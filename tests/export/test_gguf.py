@@ -41,9 +41,8 @@ def write(checkpoint: Path, path: Path, arch: str, kind: str = "F32", **changes:
         writer.add_uint32(f"{arch}.{name}", value)
     writer.add_float32(f"{arch}.rope.freq_base", config["rope_parameters"]["rope_theta"])
     source = Checkpoint(checkpoint)
-    for name in sorted(name for name in source.names if name.startswith("text.")):
-        stored = source.names[name]
-        shape = tuple(source._reader(stored[0]).get_slice(stored[1]).get_shape())
+    for name in sorted(name for name in source.tensors if name.startswith("text.")):
+        shape = source.tensors[name].shape
         array = source.tensor(name, shape)
         part, what = name.removeprefix("text.").rsplit(".", 1)
         heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}

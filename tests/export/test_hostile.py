@@ -174,7 +174,7 @@ def test_the_links_of_the_hub_s_cache_are_followed(exported: Any, tmp_path: Path
     for number, path in enumerate(sorted(made.iterdir())):
         shutil.copy(path, blobs / str(number))
         (snapshot / path.name).symlink_to(os.path.join("..", "..", "blobs", str(number)))
-    assert Checkpoint(snapshot).names.keys() == Checkpoint(made).names.keys()
+    assert Checkpoint(snapshot).tensors.keys() == Checkpoint(made).tensors.keys()
 
 
 def test_a_bundle_of_another_version(exported: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -1,0 +1,91 @@
+"""Prompts against transformers' own rendering, wherever a checkpoint keeps its template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from more_checkpoints import make_more
+
+from edgevlm.export.chat import chat
+from edgevlm.export.checkpoint import Checkpoint
+from edgevlm.export.families import load_family
+from edgevlm.runtime.bundle import ChatSpec
+from edgevlm.runtime.chat import Chat
+
+FAMILIES = ("llava", "llava_next_video", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm")
+TURNS = [("How many {{ dogs }}?", " Two.\n"), ("And cats?", "<none>")]
+
+
+def spec_of(folder: Path) -> ChatSpec:
+    checkpoint = Checkpoint(folder)
+    family = load_family(checkpoint.config["model_type"], folder)
+    return ChatSpec(**chat(checkpoint, family, checkpoint.section("text_config")["vocab_size"])[0])
+
+
+def check(spec: ChatSpec, tokenizer: Any, template: str | None = None, system: str | None = None) -> None:
+    """What transformers renders is our prefix, the video's place and our suffix, but for what its processor adds there."""
+    messages = [] if system is None else [{"role": "system", "content": [{"type": "text", "text": system}]}]
+    for index, (question, answer) in enumerate([*TURNS, ("What now?", "")]):
+        video = [{"type": spec.content_type}] if index == 0 else []
+        messages.append({"role": "user", "content": [*video, {"type": "text", "text": question}]})
+        messages += [{"role": "assistant", "content": [{"type": "text", "text": answer}]}] if answer else []
+    wanted = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True)
+    ours = Chat(spec, system)
+    assert ours.prefix.endswith(spec.opening)
+    said = ours.suffix(TURNS, "What now?")
+    assert said.startswith(spec.ending)
+    found = ours.prefix.removesuffix(spec.opening) + spec.placeholder + said.removeprefix(spec.ending)
+    assert found == wanted
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_are_transformers_s(exported: Any, family: str) -> None:
+    import transformers
+
+    folder = exported(family).checkpoint
+    spec, tokenizer = spec_of(folder), transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    check(spec, tokenizer)
+    check(spec, tokenizer, system="Be brief.")
+    assert tokenizer.eos_token_id in spec.stop_ids
+
+
+def in_tokenizer_config(folder: Path, template: str) -> None:
+    change(folder / "tokenizer_config.json", template)
+
+
+def named(folder: Path, template: str) -> None:
+    change(folder / "tokenizer_config.json", [{"name": "tools", "template": "x"}, {"name": "default", "template": template}])
+
+
+def of_the_processor(folder: Path, template: str) -> None:
+    change(folder / "chat_template.json", template)
+
+
+def change(file: Path, template: Any) -> None:
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(content | {"chat_template": template}))
+
+
+@pytest.mark.parametrize("put", [in_tokenizer_config, named, of_the_processor])
+def test_older_checkpoints_keep_it_elsewhere(tmp_path: Path, put: Callable[[Path, str], None]) -> None:
+    folder = make_more(tmp_path, "qwen2_vl")
+    spec, file = spec_of(folder), folder / "chat_template.jinja"
+    put(folder, file.read_text())
+    file.unlink()
+    assert spec_of(folder) == spec
+
+
+def test_smolvlm_s_default_template(exported: Any) -> None:
+    import transformers
+    from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
+
+    folder = exported("smolvlm").checkpoint
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    spec = replace(spec_of(folder), template=load_family("smolvlm", "").template)
+    for system in (None, "Be brief."):
+        check(spec, tokenizer, DEFAULT_CHAT_TEMPLATE, system)
