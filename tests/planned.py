@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from edgevlm.apps.planning.plan import PlanRequest, make_plan
+from edgevlm.apps.planning.plan import PlanRequest, choose
 from edgevlm.apps.planning.published import qwen3
 from edgevlm.apps.planning.speed import Roofline
 from edgevlm.engines.devices import load_device
@@ -19,11 +19,5 @@ def with_figures(device, **values):
     return replace(device, figures={**device.figures, **figures})
 
 
-def make_line(model=SMALL, **asked):
-    from edgevlm.apps.planning import plan as command
-
-    saved, command.model_of = command.model_of, lambda name, camera: model
-    try:
-        return make_plan(PlanRequest("a model", **asked)).line()
-    finally:
-        command.model_of = saved
+def make_line(model=SMALL, device="cpu", **asked):
+    return choose(model, load_device(device), PlanRequest("a model", device, **asked)).line()

@@ -14,7 +14,6 @@ from edgevlm.runtime.graph_profiles import ONNXRUNTIME, profile_for
 from edgevlm.runtime.kv import KVType
 
 DEFAULT_KV: dict[str, KVType] = {"cpu": "fp32", "cuda": "fp16"}  # of profile onnxruntime
-PRECISIONS = ("fp16", "int8", "int4")  # tried in this order
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +31,8 @@ def target_for(
 ) -> ExportTarget:
     """The target of a device. jetpack: its release, the newest unless given. precision, kv: what was asked for, if it was.
 
-    On a Jetson weights have the first of PRECISIONS with which a run's usual budget fits by ``edgevlm plan``, keys and values
-    are fp16; for a graphics card too, whose engine takes no other. Raises UserError for a device, release or precision that
+    On a Jetson ``edgevlm plan`` chooses the weights; keys and values are fp16, for a graphics card too, whose engine takes no
+    other. Raises UserError for a device, release or precision that
     there is not.
     """
     device = load_device(name)
@@ -53,7 +52,8 @@ def target_for(
     if precision is not None:
         written.precision(precision)
     check_no_zero_points(ConfigOnly(checkpoint).config, checkpoint)
-    chosen, taken = _fitting(checkpoint, name, (precision,) if precision else PRECISIONS, kept, camera)
+    plan = make_plan(PlanRequest(str(checkpoint), name, precision=precision, kv=kept, camera=camera))
+    chosen, taken = plan.roofline.precision, plan.memory.total
     line = (
         f"{name} with JetPack {release['jetpack']}, TensorRT {release['tensorrt']}: profile {profile}, {chosen} weights, "
         f"{kept} keys and values; a run takes {taken / 1e6:,.0f} of {device.usable_bytes / 1e6:,.0f} MB (edgevlm plan)"
@@ -75,12 +75,3 @@ def _release(device: DeviceProfile, jetpack: str | None) -> dict[str, str]:
             else f"{device.name} has no JetPack; leave --jetpack out"
         )
     return found[0]
-
-
-def _fitting(checkpoint: Path, device: str, precisions: tuple[str, ...], kv: str, camera: tuple[int, int]) -> tuple[str, int]:
-    """The first precision whose plan fits, else the last, and the bytes that a run takes."""
-    for precision in precisions:
-        plan = make_plan(PlanRequest(str(checkpoint), device, precision=precision, kv=kv, camera=camera))
-        if plan.line()["fits"]:
-            break
-    return precision, plan.memory.total

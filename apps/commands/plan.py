@@ -11,13 +11,23 @@ from edgevlm.apps.commands.cli_options import KV, Json, parse_size
 
 def plan(
     model: Annotated[str, typer.Argument(metavar="demo|BUNDLE|CHECKPOINT", help="Plan for this model.")] = "demo",
-    device: Annotated[str, typer.Option(metavar="NAME", help="Plan for orin-nano-8, orin-agx-64, cpu, cuda, ..")] = "cpu",
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Plan for orin-nano-8, orin-agx-64, cpu, cuda, ..", show_default="this machine"),
+    ] = None,
     budget: Annotated[
-        str | None, typer.Option(metavar="N|6k", help="Keep this many vision tokens per layer.", show_default="as run")
+        str | None,
+        typer.Option(
+            metavar="N|6k", help="Keep this many vision tokens per layer.", show_default="as run, less where only that fits"
+        ),
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Store weights as this.", show_default="the model's, else int4 on Jetson"),
+        typer.Option(metavar="NAME", help="Store weights as this.", show_default="the most accurate that keeps up"),
+    ] = None,
+    vision_precision: Annotated[
+        str | None,
+        typer.Option(metavar="fp32|int8", help="Store a CPU's vision tower as this.", show_default="by --precision"),
     ] = None,
     kv: KV = None,
     fps: Annotated[float, typer.Option(metavar="N", help="Keep up with this many frames a second.")] = 2.0,
@@ -42,7 +52,8 @@ def plan(
         else:
             wanted = None if budget is None else parse_budget(budget)
             width, height = parse_size("--frame-size", frame_size)
-            request = command.PlanRequest(model, device, wanted, precision, kv, fps, chunk, (height, width))
+            size = height, width
+            request = command.PlanRequest(model, device, wanted, precision, kv, fps, chunk, size, vision_precision)
             lines = list(command.show(request, json, measure))
     for line in lines:
         typer.echo(line)

@@ -10,6 +10,7 @@ from edgevlm.apps.planning.model import PlannedModel, layer_matrices
 from edgevlm.engines.devices import DeviceProfile
 from edgevlm.engines.tensorrt.jobs import RUNTIME, build_need
 from edgevlm.errors import UserError
+from edgevlm.export.families import TowerGeometry
 from edgevlm.export.footprint import needed_memory
 from edgevlm.export.precisions import load_precision
 from edgevlm.runtime.cache import KVCache
@@ -80,8 +81,14 @@ def weights_of(model: PlannedModel, precision: str, kind: str) -> Weights:
         layers=round(model.matrices * layouts.matrices.bytes_per_weight(model.group) + model.vectors * other),
         embedding=table,
         head=0 if model.tied else table,
-        tower=round(model.tower.parameters * other),
+        tower=round(_tower_bytes(model.tower, other)),
     )
+
+
+def _tower_bytes(tower: TowerGeometry, other: int) -> int:
+    """Its linears in 8 bits, where they are stored so, and the rest in ``other`` bytes a number."""
+    linears = tower.block_parameters + tower.projector_parameters if tower.precision == "int8" else 0
+    return linears + other * (tower.parameters - linears)
 
 
 def arena_bytes(model: PlannedModel, budget: int, kv: str) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edgevlm.apps.planning.memory import PlannedMemory, memory_of
 from edgevlm.apps.planning.model import PlannedModel, model_of
 from edgevlm.apps.planning.speed import Roofline, Speed, bound_by, fits, largest_budget, speed_of
-from edgevlm.engines.devices import load_device
+from edgevlm.apps.planning.this_machine import assumptions, this_machine
+from edgevlm.engines.devices import DeviceProfile, load_device
 from edgevlm.errors import UserError
 from edgevlm.export.precisions import load_precision
 from edgevlm.runtime.budget import DEFAULT_BUDGET
@@ -22,23 +23,28 @@ FIRST = (
 )  # fmt: skip
 
 
+PRECISIONS = {"cpu": ("fp32", "int8", "int4"), "cuda": ("fp16", "int8", "int4"), "jetson": ("fp16", "int8", "int4")}
+"""What weights are chosen from, the most accurate first; a CPU computes float16 as float32, and gains nothing by it."""
+NEARLY = 0.9  # of the fastest rate: where nothing keeps up, weights this fast that are more accurate are chosen
+
+
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What was asked for.
+    """What was asked for; None is chosen, by :func:`choose`.
 
-    None stands for the bundle's own precision, or that of a checkpoint which is rounded already, else int4 on a Jetson and fp32
-    elsewhere; for fp16 keys and values on a
-    GPU and the bundle's on a CPU; for a run's default budget. camera: (height, width) of its frames.
+    device: of :mod:`edgevlm.engines.devices`; None is this machine. vision_precision: of the tower's linears on a CPU. kv: of
+    keys and values. camera: (height, width) of its frames.
     """
 
     model: str
-    device: str
+    device: str | None = None
     budget: int | None = None
     precision: str | None = None
     kv: str | None = None
     fps: float = 2.0
     chunk: int = 8
     camera: tuple[int, int] = (480, 640)
+    vision_precision: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,16 @@ class DevicePlan:
     memory: PlannedMemory
     speed: Speed
 
+    @property
+    def fits(self) -> bool:
+        """Whether a stream fits beside what the system takes."""
+        return fits(self.roofline, self.memory)
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether the frames asked for are kept up with."""
+        return self.speed.prefill_fps >= self.fps
+
     def line(self) -> dict[str, Any]:
         """As JSON: the fields of :data:`FIRST`, then the rest. MB are 1e6 bytes."""
         memory, speed, roofline = self.memory, self.speed, self.roofline
@@ -59,23 +75,24 @@ class DevicePlan:
             "total_mb": round(memory.total / 1e6, 1)
         }
         known = megabytes | {
-            "fits": fits(roofline, memory),
+            "fits": self.fits,
             "prefill_fps": round(speed.prefill_fps, 3),
             "ttft_ms": round(speed.ttft_ms, 1),
             "tokens_per_s": round(speed.tokens_per_s, 2),
-            "j_per_frame": round(speed.j_per_frame, 3),
+            "j_per_frame": None if speed.j_per_frame is None else round(speed.j_per_frame, 3),
             "bound_by": bound_by(roofline, memory, speed),
             "model": roofline.model.name,
             "family": roofline.model.family,
             "device": roofline.device.name,
             "precision": roofline.precision,
+            "vision_precision": roofline.model.tower.precision,
             "kv": roofline.kv,
             "budget": self.budget,
             "fps": self.fps,
             "usable_mb": round(roofline.device.usable_bytes / 1e6, 1),
-            "keeps_up": speed.prefill_fps >= self.fps,
+            "keeps_up": self.keeps_up,
             "largest_budget": largest_budget(roofline, self.chunk, self.fps),
-            "largest_fps": round(speed.prefill_fps, 3) if fits(roofline, memory) else 0.0,
+            "largest_fps": round(speed.prefill_fps, 3) if self.fits else 0.0,
             "tokens_per_frame": roofline.model.tower.rows / roofline.model.tower.group,
             "vision_ms": round(speed.vision_ms, 2),
             "prefill_ms": round(speed.prefill_ms, 2),
@@ -86,24 +103,68 @@ class DevicePlan:
 
 def make_plan(request: PlanRequest) -> DevicePlan:
     """Work a plan out. Raises UserError for a device, model, precision or budget that is none."""
-    device, model = load_device(request.device), model_of(request.model, request.camera)
-    is_made = bool(model.files) or model.precision != "fp32"
-    precision = request.precision or (model.precision if is_made else "int4" if device.kind == "jetson" else "fp32")
-    load_precision(precision)
+    device = this_machine() if request.device is None else load_device(request.device)
+    return choose(model_of(request.model, request.camera), device, request)
+
+
+def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> DevicePlan:
+    """The plan of what was asked for and, for the rest, what suits a model and a device: these three say all.
+
+    The most accurate weights with which the usual budget fits and ``request.fps`` are kept up with, or half that budget; where
+    none keep up the fastest that fit, where none fit the smallest. Raises UserError for a precision or budget that is none.
+    """
+    if not request.fps > 0 or request.chunk < 1:
+        raise UserError("--fps must be above 0 and --chunk 1 or more")
     kv = request.kv or (model.kv if device.kind == "cpu" else "fp16")
     if kv not in KV_TYPES:
         raise UserError(f"--kv {kv!r} is not known; give {', '.join(KV_TYPES)}")
-    if not request.fps > 0 or request.chunk < 1:
-        raise UserError("--fps must be above 0 and --chunk 1 or more")
-    budget = default_budget(model) if request.budget is None else request.budget
-    if not model.least_budget <= budget <= model.most_budget:
+    if request.vision_precision not in (None, "fp32", "fp16", "int8"):
+        raise UserError(f"--vision-precision {request.vision_precision!r} is not known; give fp32, fp16 or int8")
+    if request.budget is not None and not model.least_budget <= request.budget <= model.most_budget:
         raise UserError(
-            f"a budget of {budget} tokens does not suit {model.name}: two frames take {model.least_budget} and its positions "
-            f"leave room for {model.most_budget}"
+            f"a budget of {request.budget} tokens does not suit {model.name}: two frames take {model.least_budget} and its "
+            f"positions leave room for {model.most_budget}"
         )
-    roofline = Roofline(model, device, precision, kv)
-    memory = memory_of(model, device, precision, kv, budget, request.chunk)
-    return DevicePlan(roofline, budget, request.fps, request.chunk, memory, speed_of(roofline, budget, request.chunk))
+    plans = []
+    for precision in precisions(model, device, request.precision):
+        tower = request.vision_precision or tower_precision(model, device, precision)
+        stored = replace(model, tower=replace(model.tower, precision=tower))
+        roofline = Roofline(stored, device, precision, kv)
+        budget = suited_budget(roofline, request) if request.budget is None else request.budget
+        memory = memory_of(stored, device, precision, kv, budget, request.chunk)
+        plan = DevicePlan(roofline, budget, request.fps, request.chunk, memory, speed_of(roofline, budget, request.chunk))
+        plans.append(plan)
+    if keeping := [plan for plan in plans if plan.fits and plan.keeps_up]:
+        return max(keeping, key=lambda plan: plan.budget)  # the first of equals
+    if fitting := [plan for plan in plans if plan.fits]:
+        enough = NEARLY * max(plan.speed.prefill_fps for plan in fitting)
+        return next(plan for plan in fitting if plan.speed.prefill_fps >= enough)
+    return min(plans, key=lambda plan: plan.memory.total)
+
+
+def precisions(model: PlannedModel, device: DeviceProfile, asked: str | None) -> tuple[str, ...]:
+    """Those to choose from: what was asked for, or what a bundle or a rounded checkpoint is stored as, alone."""
+    if asked is not None:
+        load_precision(asked)
+        return (asked,)
+    return (model.precision,) if model.files or model.precision != "fp32" else PRECISIONS[device.kind]
+
+
+def tower_precision(model: PlannedModel, device: DeviceProfile, precision: str) -> str:
+    """8 bits on a CPU beside whole numbers in the decoder; a bundle's own."""
+    if model.files or device.kind != "cpu":
+        return model.tower.precision
+    return "int8" if load_precision(precision).onnxruntime.matrices.is_integer else "fp32"
+
+
+def suited_budget(roofline: Roofline, request: PlanRequest) -> int:
+    """A run's usual budget; less, in whole frames, where only that fits, or half of it and more where that keeps up."""
+    rows, usual = roofline.model.tower.rows, default_budget(roofline.model)
+    for fps, least in ((request.fps, usual // 2), (0.0, 1)):
+        budget = min(usual, largest_budget(roofline, request.chunk, fps)) // rows * rows
+        if budget >= least:
+            return budget
+    return usual
 
 
 def default_budget(model: PlannedModel) -> int:
@@ -116,8 +177,12 @@ def default_budget(model: PlannedModel) -> int:
 def describe(plan: DevicePlan) -> Iterator[str]:
     """A plan for a person."""
     line, device, model = plan.line(), plan.roofline.device, plan.roofline.model
-    yield f"{model.name} ({model.family}) on {device.title}: {line['precision']} weights, {line['kv']} cache"
-    yield f"budget {plan.budget} tokens a layer, {line['tokens_per_frame']:g} rows a frame, {plan.fps:g} frames a second asked"
+    yield f"{model.name} ({model.family}) on {device.title}"
+    tower = f", {line['vision_precision']} tower" if device.kind == "cpu" else ""
+    yield f"{line['precision']} weights{tower}, {line['kv']} cache, budget {plan.budget} tokens a layer"
+    yield f"{line['tokens_per_frame']:g} rows a frame, {plan.fps:g} frames a second asked"
+    if assumed := assumptions(device):
+        yield assumed
     yield ""
     for part in PlannedMemory.__slots__[:6]:
         yield f"  {part:<12}{line[f'{part}_mb']:>10.1f} MB"
@@ -131,7 +196,8 @@ def describe(plan: DevicePlan) -> Iterator[str]:
     verdict = "keeps up" if line["keeps_up"] else "does not keep up"
     yield f"  frames      {line['prefill_fps']:>10.2f} a second ({parts}): {verdict}"
     yield f"  answers     {line['ttft_ms']:>10.1f} ms to the first token, then {line['tokens_per_s']:.1f} tokens a second"
-    yield f"  energy      {line['j_per_frame']:>10.3f} J a frame at the most ({device['max_watts']} W)"
+    if line["j_per_frame"] is not None:
+        yield f"  energy      {line['j_per_frame']:>10.3f} J a frame at the most ({device['max_watts']} W)"
     yield f"  bound by    {line['bound_by']}"
     if line["largest_budget"]:
         most = f"{line['largest_fps']:.2f} frames a second at this budget"

@@ -63,7 +63,9 @@ class Roofline:
 
     @property
     def tower_rate(self) -> float:
-        """The tower's: float16 on a GPU, float32 on a CPU and with float32 weights."""
+        """The tower's: float16 on a GPU, float32 with float32 weights; on a CPU as its linears are stored."""
+        if self.device.kind == "cpu" and self.model.tower.precision == "int8":
+            return 1e12 * float(self.device["int8_tops"]) * COMPUTE_EFFICIENCY
         plain = self.device.kind == "cpu" or self.precision == "fp32"
         return 1e12 * float(self.device["fp32_tflops" if plain else "fp16_tflops"]) * COMPUTE_EFFICIENCY
 
@@ -112,14 +114,15 @@ class Roofline:
 class Speed:
     """What a stream at a budget would do: frames a second, milliseconds to an answer's first token, tokens a second, joules.
 
-    joules a frame are an upper bound: the device's largest power budget for as long as a frame takes. bound_by: the term that
+    joules a frame are an upper bound: the device's largest power budget for as long as a frame takes; None where that is not
+    known. bound_by: the term that
     takes most of a frame's time, one of :data:`TERMS`.
     """
 
     prefill_fps: float
     ttft_ms: float
     tokens_per_s: float
-    j_per_frame: float
+    j_per_frame: float | None
     bound_by: str
     vision_ms: float
     prefill_ms: float
@@ -140,12 +143,13 @@ def speed_of(roofline: Roofline, budget: int, chunk: int) -> Speed:
     frame = (vision.seconds + prefill.seconds + compression) / tower.group
     shares = {"vision": vision.seconds, prefill.term: prefill.seconds}
     shares["memory bandwidth"] = shares.get("memory bandwidth", 0.0) + compression
+    watts = roofline.device["max_watts"]
     question = roofline.prefill(QUESTION, held, logits=True).seconds
     return Speed(
         prefill_fps=1 / frame,
         ttft_ms=1e3 * question,
         tokens_per_s=1 / roofline.token(held + QUESTION).seconds,
-        j_per_frame=float(roofline.device["max_watts"]) * frame,
+        j_per_frame=None if watts is None else float(watts) * frame,
         bound_by=max(TERMS, key=lambda term: shares.get(term, 0.0)),
         vision_ms=1e3 * vision.seconds / tower.group,
         prefill_ms=1e3 * prefill.seconds / tower.group,

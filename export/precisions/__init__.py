@@ -6,6 +6,7 @@ Imports neither onnx nor ml_dtypes, so that ``edgevlm plan`` can ask how many by
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -79,6 +80,7 @@ class Stored:
         return self.layout.multiply(graph, name, rows, tensors, self.shape)
 
 
+@cache  # a plan asks hundreds of times, and every look goes through all installed packages
 def load_precision(name: str) -> Precision:
     """The precision called ``name``; raises UserError naming the nearest known one."""
     if name not in (known := names("precisions")):

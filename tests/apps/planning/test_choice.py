@@ -1,0 +1,110 @@
+"""What a plan chooses for a model and a machine, and this machine as Linux describes it. No hardware is looked at."""
+
+from dataclasses import replace
+
+import pytest
+from planned import MODEL, SMALL, with_figures
+
+from edgevlm.apps.planning.plan import PlanRequest, choose, default_budget
+from edgevlm.apps.planning.this_machine import assumptions, this_machine
+from edgevlm.engines.devices import load_device
+from edgevlm.engines.devices.machine import Machine
+
+USUAL = default_budget(SMALL)
+
+
+def chosen(device, model=SMALL, **asked):
+    plan = choose(model, device, PlanRequest("a model", **asked))
+    return plan.roofline.precision, plan.roofline.model.tower.precision, plan.budget
+
+
+def cpu(times=1.0, gib=64):
+    """The example CPU, so many times as fast."""
+    device = load_device("cpu")
+    rates = {name: times * device[name] for name in ("fp32_tflops", "int8_tops", "bandwidth_gb_s")}
+    return with_figures(device, usable_mib=gib << 10, **rates)
+
+
+def test_the_most_accurate_weights_that_keep_up_are_chosen():
+    assert chosen(cpu(100)) == ("fp32", "fp32", USUAL)
+    assert chosen(cpu(5)) == ("int8", "int8", USUAL)
+    assert chosen(cpu(5), fps=0.1) == ("fp32", "fp32", USUAL)
+
+
+def test_where_nothing_keeps_up_the_fastest_that_fit_are_chosen():
+    assert chosen(cpu(0.01)) == ("int8", "int8", USUAL)
+    plan = choose(SMALL, cpu(0.01), PlanRequest("a model"))
+    assert (plan.fits, plan.keeps_up) == (True, False)
+
+
+def test_where_memory_is_short_weights_shrink_and_then_the_budget():
+    fast = load_device("orin-agx-64")
+    room = {gib: with_figures(fast, usable_mib=int(gib * 1024), system_mib=0) for gib in (16, 4.2, 3.2, 1)}
+    assert [chosen(device)[0] for device in room.values()] == ["fp16", "int8", "int4", "int4"]
+    need = choose(SMALL, fast, PlanRequest("a model", precision="int4")).memory.total
+    short = choose(SMALL, with_figures(fast, usable_mib=(need >> 20) - 50, system_mib=0), PlanRequest("a model"))
+    assert short.fits
+    assert 0 < short.budget < USUAL
+    assert short.budget % SMALL.tower.rows == 0
+    tight = choose(SMALL, with_figures(fast, usable_mib=1000, system_mib=0), PlanRequest("a model"))
+    assert not tight.fits
+
+
+@pytest.mark.parametrize(
+    ("asked", "same"),
+    [
+        ({"precision": "int4"}, lambda plan: plan.roofline.precision == "int4"),
+        ({"vision_precision": "int8"}, lambda plan: plan.roofline.model.tower.precision == "int8"),
+        ({"kv": "int8"}, lambda plan: plan.roofline.kv == "int8"),
+        ({"budget": 5000}, lambda plan: plan.budget == 5000),
+        ({"fps": 0.5}, lambda plan: plan.fps == 0.5),
+    ],
+)
+@pytest.mark.parametrize("device", [cpu(100), cpu(0.01), cpu(1, gib=2), load_device("orin-nano-8")])
+def test_what_was_asked_for_is_not_second_guessed(device, asked, same):
+    assert same(choose(MODEL, device, PlanRequest("a model", **asked)))
+
+
+def test_a_bundle_and_rounded_weights_stay_as_they_are():
+    bundle = replace(SMALL, files={"decoder": 1, "embedding": 1, "vision": 1}, precision="int8")
+    assert chosen(cpu(100), bundle)[:2] == ("int8", "fp32")
+    assert chosen(cpu(100), replace(SMALL, precision="int4-zp"))[:2] == ("int4-zp", "int8")
+
+
+# This machine.
+
+
+def described(root, cpuinfo, **files):
+    for name, text in {"proc/cpuinfo": cpuinfo, "proc/meminfo": "MemTotal:       16384000 kB\n", **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Machine(root=root)
+
+
+def test_memory_cores_and_clock_are_linuxs(tmp_path):
+    files = {"sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "3000000\n", "sys/fs/cgroup/memory.max": "max\n"}
+    device = this_machine(described(tmp_path, "model name : A CPU\nflags : sse2 avx2 fma\n", **files), cores=8)
+    example = load_device("cpu")
+    assert {name: device[name] for name in ("fp32_tflops", "int8_tops", "bandwidth_gb_s")} == pytest.approx(
+        {"fp32_tflops": 0.768, "int8_tops": 1.536, "bandwidth_gb_s": example["bandwidth_gb_s"]}
+    )
+    assert (device.kind, device["usable_mib"], device["max_watts"]) == ("cpu", 16000, None)
+    assert "A CPU, 8 cores with AVX2 at 3.0 GHz, 16 GiB" in device.title
+    assert "assumed: 51.2 GB/s" in assumptions(device)
+    assert assumptions(example) == ""
+    assert device.figures["bandwidth_gb_s"].checked is False
+    assert choose(SMALL, device, PlanRequest("a model")).line()["j_per_frame"] is None
+
+
+def test_a_cgroup_bounds_the_memory_and_little_is_assumed_of_little(tmp_path):
+    machine = described(tmp_path, "Features : fp asimd asimddp\n", **{"sys/fs/cgroup/memory.max": str(1 << 30)})
+    device = this_machine(machine, cores=4)
+    assert (device["usable_mib"], device["system_mib"], device["bandwidth_gb_s"]) == (1024, 256, 25.6)
+    assert device["int8_tops"] == 4 * device["fp32_tflops"]
+
+
+def test_a_jetson_is_its_module(tmp_path):
+    compatible = "nvidia,p3768-0000+p3767-0003\0nvidia,p3767-0003\0nvidia,tegra234\0"
+    machine = described(tmp_path, "", **{"proc/device-tree/compatible": compatible})
+    assert this_machine(machine).title.startswith("Jetson Orin Nano")
