@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgevlm.apps.bundles.cache import resolve_model
+from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.run.comparison import Comparison
 from edgevlm.apps.run.events import JsonOutput, TextOutput, to_stderr
 from edgevlm.apps.run.frame_preparation import FramePreparation, Gate, parse_gate

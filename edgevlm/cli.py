@@ -22,7 +22,7 @@ COMMANDS = {  # in the order of --help
     "plan": ("edgevlm.apps.commands.plan:plan", "Estimate memory and speed before building anything."),
     "export": ("edgevlm.apps.commands.bundles:export", "Turn a checkpoint into a bundle that edgevlm runs."),
     "build": ("edgevlm.apps.commands.bundles:build", "Build a bundle's TensorRT engines on this device."),
-    "bundles": ("edgevlm.apps.commands.bundles:bundles", "List or remove cached bundles."),
+    "bundles": ("edgevlm.apps.commands.bundles:bundles", "List, share, verify and remove bundles."),
     "policies": ("edgevlm.apps.commands.policies:policies", "List the policies and their settings."),
     "calibrate": ("edgevlm.apps.commands.calibrate:calibrate", "Choose the best policy for a model."),
     "doctor": ("edgevlm.apps.commands.machine:doctor", "Check this machine and suggest fixes."),

@@ -8,11 +8,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
-from typing import Any
+from typing import Any, Protocol
 
 PATIENCE_S = 0.8  # from ctrl-C until a call that does not return to Python is abandoned
 
 _shown: Step | None = None  # rich draws one display at a time: what is shown inside another's block joins it
+
+
+class Report(Protocol):
+    """What is told of work as it goes on: what is being done and, of a known number, how many are done."""
+
+    def __call__(self, what: str, done: int | None = None, total: int | None = None, /) -> object: ...
 
 
 class Step:

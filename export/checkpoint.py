@@ -32,6 +32,11 @@ _CANONICAL = (
     (re.compile(r"^model\.image_newline$"), "image_newline"),
 )
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+FILES = (  # what is read beside the weights
+    "config.json", "generation_config.json", "preprocessor_config.json", "video_preprocessor_config.json",
+    "processor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "chat_template.jinja", "chat_template.json", _INDEX,
+)  # fmt: skip
 SLICE = 4 << 20  # numbers that are converted at once
 _ROTARY = ("rope_parameters", "rope_scaling", "rope_theta")
 _DEFAULTS = Path(__file__).with_name("config_defaults.json")  # tests/export/test_config_defaults.py writes it
@@ -65,6 +70,13 @@ def checkpoint_folder(path: str | Path) -> Path:
     return Path(path)
 
 
+def snapshot_of(folder: Path) -> tuple[str, str] | None:
+    """Repository and commit of a snapshot in the cache of the Hugging Face Hub; None for any other folder."""
+    folder = folder.resolve()
+    kind, *names = folder.parent.parent.name.split("--")
+    return ("/".join(names), folder.name) if folder.parent.name == "snapshots" and kind == "models" and names else None
+
+
 class Checkpoint:
     """Configuration files and tensors of one folder. Every failure is a UserError naming the file."""
 
@@ -79,8 +91,14 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """The folder's own name: what a bundle remembers of where it came from."""
-        return self.folder.resolve().name
+        """The folder's own name, or the repository's: what a bundle remembers of where it came from."""
+        snapshot = snapshot_of(self.folder)
+        return self.folder.resolve().name if snapshot is None else snapshot[0]
+
+    @property
+    def source(self) -> str:
+        """Its name, and the commit where it is the hub's."""
+        return "@".join(snapshot_of(self.folder) or (self.name,))
 
     def json(self, name: str) -> dict[str, Any] | None:
         """A JSON object of the folder, or None if there is no such file."""
@@ -165,19 +183,23 @@ class Checkpoint:
         other._reads = False
         return other
 
+    def weight_files(self) -> list[str]:
+        """The names of the safetensors files, there or not. Raises UserError for a damaged index."""
+        index = self.json(_INDEX)
+        if index is None:
+            return [_SINGLE]
+        stored = index.get("weight_map")
+        if not isinstance(stored, dict) or not all(isinstance(file, str) for file in stored.values()):
+            raise UserError(f"{self.folder / _INDEX}: has no weight_map of file names; {AGAIN}")
+        return sorted(set(stored.values()))
+
     def _read_headers(self) -> dict[str, Unread]:
         """Canonical name -> tensor; reads the header of each file, so that a damaged one is found at the start."""
-        index = self.json(_INDEX)
-        if index is not None:
-            stored = index.get("weight_map")
-            if not isinstance(stored, dict) or not all(isinstance(file, str) for file in stored.values()):
-                raise UserError(f"{self.folder / _INDEX}: has no weight_map of file names; {AGAIN}")
-            held = {file: read_safetensors(inside(self.folder, file, _INDEX)) for file in sorted(set(stored.values()))}
-        elif look(self.folder / _SINGLE) == "file":
-            held = {_SINGLE: read_safetensors(inside(self.folder, _SINGLE, _SINGLE))}
-            stored = dict.fromkeys(held[_SINGLE], _SINGLE)
-        else:
+        files, index = self.weight_files(), self.json(_INDEX)
+        if index is None and look(self.folder / _SINGLE) != "file":
             raise self._no_weights()
+        held = {file: read_safetensors(inside(self.folder, file, _SINGLE if index is None else _INDEX)) for file in files}
+        stored = dict.fromkeys(held[_SINGLE], _SINGLE) if index is None else index["weight_map"]
         for name, file in stored.items():
             if name not in held[file]:
                 raise UserError(f"{self.folder / file}: has no tensor {name!r}, which {_INDEX} says it holds; {AGAIN}")

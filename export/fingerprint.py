@@ -14,6 +14,7 @@ import numpy as np
 
 from edgevlm import __version__
 from edgevlm.errors import UserError
+from edgevlm.export.checkpoint import snapshot_of
 from edgevlm.runtime.bundle import FORMAT
 
 _WRITERS = ("onnx", "onnxscript", "torch", "transformers")
@@ -24,11 +25,13 @@ _LARGE = 64 << 20  # bytes; files as large are known by size and time
 def fingerprint(folder: Path, options: dict[str, Any]) -> str:
     """SHA-256, in hexadecimal, of all that decides the bytes of a bundle.
 
-    ``folder``: small files by their content, weights and other large ones by name, size and time of change. ``options``: JSON
-    values; a path stands for the file there, arrays by name for their bytes. Raises UserError for what cannot be read.
+    ``folder``: small files by their content, weights and other large ones by name, size and time of change; a snapshot of the
+    Hugging Face Hub by its commit. ``options``: JSON values; a path stands for the file there, arrays by name for their bytes.
+    Raises UserError for what cannot be read.
     """
     try:
-        files = [_file(path) for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
+        snapshot = snapshot_of(folder)
+        files = [list(snapshot)] if snapshot else [_file(path) for path in sorted(folder.iterdir()) if _counts(path)]
         settings = {name: _setting(value) for name, value in options.items()}
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror}); give a file that can") from None
@@ -48,6 +51,10 @@ def _setting(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: hashlib.sha256(np.ascontiguousarray(array).data).hexdigest() for name, array in value.items()}
     return value
+
+
+def _counts(path: Path) -> bool:
+    return path.is_file() and not path.name.startswith(".")
 
 
 def _file(path: Path) -> list[Any]:

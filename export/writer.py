@@ -150,7 +150,7 @@ def _write(model: _Model, folder: Path, journal: Journal, progress: Progress, pr
         "format": FORMAT,
         "edgevlm": __version__,
         "family": model.name,
-        "source": checkpoint.name,
+        "source": checkpoint.source,
         "profile": profile.name,
         "decoder": _decoder_section(checkpoint, model.family, shape, made)
         | {"precision": precision, "scaling": None if samples is None else "awq", "kv": options.kv},

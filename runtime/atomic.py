@@ -35,13 +35,18 @@ _BUNDLE, _KEY, _JOURNAL = "bundle", "key", "journal"
 
 @contextmanager
 def atomic_directory(
-    out_dir: str | Path, *, force: bool = False, key: str | None = None, notice: Callable[[str], object] | None = None
+    out_dir: str | Path,
+    *,
+    force: bool = False,
+    key: str | None = None,
+    keep: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
+    notice: Callable[[str], object] | None = None,
 ) -> Iterator[Path]:
     """Yield a folder of its own; when the block ends well it becomes ``out_dir``.
 
     An existing bundle is replaced only with ``force`` and only then, in one step; anything else that exists is never
     touched. What a killed run left behind is removed by the next, or, where both have the same ``key``, yielded as it was left:
-    :func:`journal_of` then says what is finished. A block that is interrupted leaves its folder for that only with a key.
+    :func:`journal_of` then says what is finished. With a key, a block that ends with one of ``keep`` leaves its folder.
     ``notice`` is told of both. Raises UserError for every failure to write.
     """
     target, tell = Path(os.path.abspath(out_dir)), notice or (lambda _: None)
@@ -51,7 +56,7 @@ def atomic_directory(
         work, lock = _left_behind(target, key, tell) or _new(target, key)
     except OSError as error:
         raise UserError(f"{target.parent}: cannot be written ({reason(error, target.parent)}); choose another --out") from None
-    folder, keep = work / _BUNDLE, False
+    folder, kept = work / _BUNDLE, False
     try:
         yield folder
         os.chmod(folder, 0o777 & ~_umask())
@@ -60,9 +65,9 @@ def atomic_directory(
         check_target(target, force)
         _replace(folder, target)
         flush(target.parent)
-    except KeyboardInterrupt:
-        keep = key is not None
-        if keep:
+    except keep:
+        kept = key is not None
+        if kept:
             tell("stopped; the same command goes on from here")
         raise
     except OSError as error:
@@ -70,7 +75,7 @@ def atomic_directory(
             f"{target}: the bundle could not be written ({reason(error, target.parent)}); nothing was changed"
         ) from None
     finally:
-        if not keep:
+        if not kept:
             shutil.rmtree(work, ignore_errors=True)  # after an exchange it holds the bundle that was replaced
         os.close(lock)
 

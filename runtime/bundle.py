@@ -30,6 +30,7 @@ _QWEN_FADING = ["20/12", "0.75/0.6"]  # of bundles written before their manifest
 MANIFEST = "bundle.json"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _CHECKSUM = re.compile(rb'"checksum": "([0-9a-f]{64})"')
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _BLANK = b"0" * 64
 _BLOCK = 1 << 22
 
@@ -139,7 +140,7 @@ class ChatSpec:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A verified bundle. Paths come from :meth:`file` only.
+    """A bundle, checked. Paths come from :meth:`file` only.
 
     profile: what its graphs are written for, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`; shapes: the largest
     calls that engines are made for, None with profile onnxruntime, whose graphs take any.
@@ -166,7 +167,7 @@ class Bundle:
         folder = Path(path)
         manifest = _read_manifest(folder)
         try:
-            files = {name: FileRecord(int(r["bytes"]), str(r["sha256"])) for name, r in manifest["files"].items()}
+            files = _records(folder, manifest)
             _check_files(folder, files, verify, progress)
             bundle = cls(
                 path=folder,
@@ -256,6 +257,18 @@ class Bundle:
             raise BundleError(f"{path}: {error}; compare again (edgevlm calibrate {self.path})") from None
 
 
+def listed_files(folder: Path) -> dict[str, FileRecord]:
+    """What the manifest in ``folder`` lists: its checksum and the names are checked, none of the files is looked at.
+
+    Raises BundleError.
+    """
+    manifest = _read_manifest(folder)
+    try:
+        return _records(folder, manifest)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _bad(folder / MANIFEST, f"does not list its files ({error!r})") from None
+
+
 def seal_manifest(manifest: Mapping[str, Any]) -> bytes:
     """The bytes of ``bundle.json`` for ``manifest`` (whose ``checksum``, if any, is replaced)."""
     body = {**{k: v for k, v in manifest.items() if k != "checksum"}, "checksum": _BLANK.decode()}
@@ -283,7 +296,9 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     path, found = folder / MANIFEST, look(folder)
     if found != "folder":
         what = "no such bundle folder" if found == "nothing" else "is a file, not a bundle folder"
-        raise BundleError(f"{folder}: {what}; give demo, or the folder that edgevlm export wrote")
+        raise BundleError(
+            f"{folder}: {what}; give demo, what edgevlm export wrote, a checkpoint, or ORG/NAME of a model on the hub"
+        )
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
@@ -306,12 +321,23 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def _records(folder: Path, manifest: Mapping[str, Any]) -> dict[str, FileRecord]:
+    """The files of a manifest by name; raises BundleError for one that may lie elsewhere, ValueError for no record."""
+    files = {name: FileRecord(int(record["bytes"]), str(record["sha256"])) for name, record in manifest["files"].items()}
+    for name, record in files.items():
+        if not _PLAIN_NAME.fullmatch(name):
+            raise _bad(folder / MANIFEST, f"names {name!r}, which may lie outside the bundle folder")
+        if record.bytes < 0 or not _DIGEST.fullmatch(record.sha256):
+            raise ValueError(name)
+    return files
+
+
 def _check_files(folder: Path, files: Mapping[str, FileRecord], verify: Verify, progress: Progress | None) -> None:
     for name, record in files.items():
         if progress is not None:
             progress(f"verifying {name}")
         path = folder / name
-        if not _PLAIN_NAME.fullmatch(name) or path.is_symlink():
+        if path.is_symlink():
             raise _bad(folder / MANIFEST, f"names {name!r}, which may lie outside the bundle folder")
         try:
             size = path.stat().st_size

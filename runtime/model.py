@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -38,13 +39,13 @@ class Model:
 
     @classmethod
     def load(cls, name: str | Path, *, engine: str = DEFAULT_ENGINE, threads: int | None = None) -> Model:
-        """Load ``demo`` or a bundle directory; every file is verified.
+        """Load ``demo`` or a bundle directory; from the package ``edgevlm`` also a checkpoint's, or ``ORG/NAME`` of the hub.
 
         engine: a backend's name. threads: of one call of it, 1 to 256, the physical cores unless given. Raises BundleError for
-        a bundle that is missing, damaged or of another version; UserError for an engine that is unknown or not installed, or
+        a bundle that is missing, truncated or of another version; UserError for an engine that is unknown or not installed, or
         that refuses the bundle or the number of threads.
         """
-        bundle = Bundle.load(bundle_folder(name))
+        bundle = Bundle.load(bundle_folder(find_model(name, engine)), verify="size")
         try:
             tokenizer = Tokenizer.from_file(str(bundle.file(bundle.chat.tokenizer)))
         except Exception as error:  # tokenizers raises bare Exception
@@ -69,6 +70,13 @@ class Model:
         """
         self.scheduler.close()
         self.engine.close()
+
+
+def _as_given(name: str | Path, engine: str) -> str | Path:
+    return name
+
+
+find_model: Callable[[str | Path, str], str | Path] = _as_given  # the facade puts one here that knows checkpoints and the hub
 
 
 def bundle_folder(name: str | Path) -> Path:

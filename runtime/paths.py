@@ -19,7 +19,7 @@ _ADDRESS = re.compile(r"(?i)[a-z][a-z0-9+.-]+:/")  # a Path has folded the secon
 def refuse_address(path: str | Path) -> None:
     """Raise UserError for what is an address and not a path, without repeating it: it may hold a password."""
     if _ADDRESS.match(str(path)) and look(path) == "nothing":
-        raise UserError("a model is a folder here, and no address: download it, and give the folder")
+        raise UserError("a model is a folder, or ORG/NAME on the Hugging Face hub, and no address; give one of these")
 
 
 def look(path: str | Path) -> Found:

@@ -94,7 +94,8 @@ class Session:
     ) -> Session:
         """Allocate the memory of one stream and append the prefix.
 
-        model: ``demo``, a bundle's directory, or a loaded model, which is not closed with the session.
+        model: ``demo``, a bundle's directory, or a loaded model, which is not closed with the session; from the package
+        ``edgevlm`` also a checkpoint's directory, exported once, or ``ORG/NAME[@revision]`` of the hub, downloaded once.
         policy: ``name`` or ``name:setting=value,...``, ``./mine.py:Mine``, a class or an instance of your own, for this session
         alone, or ``auto`` for the one that was found best on this model.
         budget: vision tokens per layer (|M|), a number or text like ``"6k"``; for ``full`` the declared capacity.

@@ -18,10 +18,7 @@ from edgevlm.export.checkpoint import ConfigOnly, checkpoint_folder
 from edgevlm.export.fingerprint import fingerprint
 from edgevlm.packages import needed
 from edgevlm.runtime.bundle import MANIFEST, Bundle
-from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
-from edgevlm.runtime.paths import look, refuse_address
-from edgevlm.runtime.plugins import load_class
 
 Tell = Callable[[str], object]
 DIGITS = 10  # of a cached bundle's name that stand for the checkpoint, and as many for its options
@@ -38,41 +35,13 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgevlm" / "bundles"
 
 
-def resolve_model(model: str, progress: Tell, notice: Tell, engine: str = DEFAULT_ENGINE) -> str:
-    """What ``--model`` means: ``demo`` and bundles as they are, for a checkpoint's folder its cached bundle.
-
-    Prefers the bundle of default options where ``engine`` runs it, then the one other that it runs; exports the default one
-    where none is cached. Raises UserError where several others are, or where the engine does not run what would be exported.
-    """
-    refuse_address(model)
-    folder = Path(model)
-    if model == "demo" or look(folder) != "folder" or (folder / MANIFEST).exists() or not (folder / "config.json").exists():
-        return model
-    default = cached_path(folder, scaled=False)
-    backend = load_class("engines", engine)
-    hint = getattr(backend, "export_hint", "")  # of engines that do not run what is exported by default
-    found = []
-    if hint or not _is_complete(default):
-        siblings = [path for path in _cached() if path.name.startswith(default.name[:-DIGITS])]
-        found = [path for path in siblings if _is_complete(path) and _runs(path, backend)]
-    if len(found) > 1:
-        named = "; ".join(f"{path} ({description(path)})" for path in found)
-        raise UserError(f"{model}: several bundles of it are cached; give one of them as --model: {named}")
-    if found:
-        notice(f"{found[0].name}: the cached bundle of this checkpoint, {description(found[0])}")
-        return str(found[0])
-    if hint:
-        raise UserError(f"{model}: no bundle of it that {engine} runs is cached; make one: {hint.format(model)}")
-    return str(cached_bundle(folder, progress, notice))
-
-
 def cached_bundle(
     checkpoint: Path, progress: Tell, notice: Tell, *, force: bool = False, scaled: bool = False, **options: Any
 ) -> Path:
     """The cached bundle of a checkpoint with these options of ``export_checkpoint``; exported if missing, or by ``force``."""
     target = cached_path(checkpoint, scaled=scaled, **options)
-    with _locked(target, notice):
-        if force or not _is_complete(target):
+    with locked(lock_of(target), "another process is exporting this checkpoint; waiting for it", notice):
+        if force or not is_complete(target):
             exporter(scaled)(checkpoint, target, progress=progress, notice=notice, force=True, **DEFAULTS | options)
     return target
 
@@ -94,13 +63,18 @@ def cached_path(checkpoint: Path, *, scaled: bool, **options: Any) -> Path:
     options["precision"] = stored_in(ConfigOnly(folder).config, options["text_gguf"], options["precision"])
     options["vision_precision"] = profile.vision_precision(options["vision_precision"], options["precision"])
     options["samples"] = needed("edgevlm.apps.bundles.awq", "exporting").source() if scaled else {}
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", folder.resolve().name).lstrip(".-")[:64] or "checkpoint"
+    name = plain_name(ConfigOnly(folder).name)
     return cache_folder() / f"{name}-{fingerprint(folder, {})[:DIGITS]}-{fingerprint(folder, options)[:DIGITS]}"
+
+
+def plain_name(text: str) -> str:
+    """``text`` as the beginning of a cached bundle's name."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip(".-")[:64] or "checkpoint"
 
 
 def list_bundles(as_json: bool) -> Iterator[str]:
     """A line for each cached bundle: name, family, precisions, size and path."""
-    for folder in _cached():
+    for folder in cached():
         with suppress(BundleError):
             bundle = Bundle.load(folder, verify="size")
             size = sum(record.bytes for record in bundle.files.values())
@@ -126,9 +100,9 @@ def description(folder: Path) -> str:
 
 def remove_bundles(name: str) -> list[Path]:
     """Remove a cached bundle, or ``all`` and unfinished exports; returns the paths removed. Raises UserError."""
-    folders = [folder for folder in _cached() if name in ("all", folder.name)]
+    folders = [folder for folder in cached() if name in ("all", folder.name)]
     if not folders and name != "all":
-        raise UserError(f"no bundle {name!r} in {cache_folder()}; edgevlm bundles lists them")
+        raise UserError(f"no bundle {name!r} in {cache_folder()}; edgevlm bundles list names them")
     if name == "all":
         folders += [path for path in cache_folder().glob(".*.edgevlm-*") if not _is_locked(path)]
     for folder in folders:
@@ -136,16 +110,11 @@ def remove_bundles(name: str) -> list[Path]:
     return folders
 
 
-def _runs(folder: Path, backend: Any) -> bool:
-    bundle = Bundle.load(folder, verify="size")
-    return bool(backend.takes(bundle)) if hasattr(backend, "takes") else bundle.profile == ONNXRUNTIME
-
-
-def _cached() -> list[Path]:
+def cached() -> list[Path]:
     return sorted(path.parent for path in cache_folder().glob(f"*/{MANIFEST}"))
 
 
-def _is_complete(target: Path) -> bool:
+def is_complete(target: Path) -> bool:
     try:
         Bundle.load(target, verify="size")
     except BundleError:
@@ -166,21 +135,29 @@ def _is_locked(folder: Path) -> bool:
 
 
 @contextmanager
-def _locked(target: Path, notice: Tell) -> Iterator[None]:
-    """Of several processes that want the same bundle, one exports it and the others wait."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(target.with_name(f".{target.name}.lock"), os.O_CREAT | os.O_RDWR, 0o666)
-    except OSError as error:
-        where = f"{target.parent}: bundles cannot be cached there ({error.strerror})"
-        raise UserError(f"{where}; name another folder in EDGEVLM_CACHE, or use edgevlm export --out") from None
+def locked(file: Path, waiting: str, notice: Tell) -> Iterator[None]:
+    """Of several processes that lock ``file`` one is in the block and the others wait, which they say. Raises OSError."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(file, os.O_CREAT | os.O_RDWR, 0o666)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            notice("another process is exporting this checkpoint; waiting for it")
+            notice(waiting)
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked meanwhile holds the file open too
         os.close(handle)
+
+
+def lock_of(target: Path) -> Path:
+    """The file that is locked while a cached bundle is made; raises UserError where the cache cannot be written."""
+    lock = target.with_name(f".{target.name}.lock")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock.touch()
+    except OSError as error:
+        where = f"{target.parent}: bundles cannot be cached there ({error.strerror})"
+        raise UserError(f"{where}; name another folder in EDGEVLM_CACHE, or use --out") from None
+    return lock

@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 from edgevlm.apps.commands.cli_options import KV, Json, note, parse_size
+from edgevlm.apps.commands.lazy import lazy_app
 
 
 def export(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Read this Hugging Face checkpoint directory.")],
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Export this folder, or ORG/NAME of the hub.")],
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the bundle there.", show_default="the bundle cache")
     ] = None,
@@ -61,14 +62,15 @@ def export(
     with progress("starting") as step:
         from edgevlm.apps.bundles.cache import cached_bundle, exporter
         from edgevlm.apps.bundles.export_target import ExportTarget, target_for
-        from edgevlm.export.checkpoint import checkpoint_folder
+        from edgevlm.apps.bundles.resolve import resolve_checkpoint
         from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
         step("reading the checkpoint")
+        folder = resolve_checkpoint(checkpoint, step, note)
         wanted: Any = kv
         target = ExportTarget(ONNXRUNTIME, precision, wanted or "fp32", "")
         if device is not None:
-            target = target_for(checkpoint_folder(checkpoint), device, jetpack, precision, wanted, (height, width))
+            target = target_for(folder, device, jetpack, precision, wanted, (height, width))
             note(target.line)
         options: dict[str, Any] = {
             "st_spattn_from": st_spattn, "camera": (height, width), "text_gguf": text_gguf, "precision": target.precision,
@@ -76,9 +78,9 @@ def export(
         }  # fmt: skip
         scaled = scaling != "none"
         if out is None:
-            path = cached_bundle(checkpoint, step, note, force=force, scaled=scaled, **options)
+            path = cached_bundle(folder, step, note, force=force, scaled=scaled, **options)
         else:
-            path = exporter(scaled)(checkpoint, out, progress=step, notice=note, force=force, **options)
+            path = exporter(scaled)(folder, out, progress=step, notice=note, force=force, **options)
     typer.echo(str(path))
 
 
@@ -102,29 +104,104 @@ def build(
 
     with progress("starting") as step:
         from edgevlm.apps.bundles import build as command
+        from edgevlm.apps.bundles.resolve import resolve_model
         from edgevlm.runtime.budget import parse_budget
 
         wanted = None if budget is None else parse_budget(budget)
-        request = command.BuildRequest(bundle, device, wanted, workspace, probes, force)
+        request = command.BuildRequest(resolve_model(bundle, step, note, "tensorrt"), device, wanted, workspace, probes, force)
         for line in command.build(request, note, step, json):
             typer.echo(line)
 
 
-def bundles(
-    remove: Annotated[
-        str | None, typer.Option(metavar="NAME|all", help="Remove a bundle, or all and unfinished exports.")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """List or remove cached bundles.
+bundles = lazy_app(
+    {
+        "list": (f"{__name__}:list_bundles", "List the cached bundles."),
+        "verify": (f"{__name__}:verify", "Check every byte of bundles."),
+        "pull": (f"{__name__}:pull", "Download a bundle from the hub."),
+        "push": (f"{__name__}:push", "Upload a bundle to the hub."),
+        "remove": (f"{__name__}:remove", "Remove cached bundles."),
+    },
+    name="bundles",
+    help="List, share, verify and remove bundles. EDGEVLM_CACHE names another directory for cached ones.",
+)
 
-    EDGEVLM_CACHE names another directory for them.
-    """
-    from edgevlm.apps.bundles.cache import list_bundles, remove_bundles
 
-    if remove is not None:
-        for path in remove_bundles(remove):
-            note(f"removed {path}")
-        return
-    for line in list_bundles(json):
+def list_bundles(json: Json = False) -> None:
+    """List the cached bundles: name, family, precisions, size and directory."""
+    from edgevlm.apps.bundles import cache
+
+    for line in cache.list_bundles(json):
         typer.echo(line)
+
+
+def verify(
+    bundles: Annotated[
+        list[str] | None, typer.Argument(metavar="[BUNDLE]...", help="Check these.", show_default="all cached")
+    ] = None,
+) -> None:
+    """Check every byte of bundles against their manifests.
+
+    A run compares sizes only. Exits with status 1 where a bundle is damaged.
+    """
+    from edgevlm.progress import progress
+
+    damaged = False
+    with progress("starting") as step:
+        from edgevlm.apps.bundles import shared
+
+        for line, whole in shared.verify(bundles or [], step):
+            damaged |= not whole
+            typer.echo(line)
+    if damaged:
+        raise typer.Exit(1)
+
+
+def pull(
+    name: Annotated[str, typer.Argument(metavar="ORG/NAME[@REV]", help="Download this bundle.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the bundle there.", show_default="the bundle cache")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
+) -> None:
+    """Download a bundle from the hub, and print its directory.
+
+    Every byte is checked against the bundle's manifest. Interrupted, the same command resumes.
+    """
+    from edgevlm.progress import progress
+
+    with progress("asking the hub") as step:
+        from edgevlm.apps.bundles import shared
+        from edgevlm.apps.bundles.hub import Repository, required_id
+
+        path = shared.pull(Repository(required_id(name), note), step, note, out, force=force)
+    typer.echo(str(path))
+
+
+def push(
+    bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="Upload this bundle.")],
+    name: Annotated[str, typer.Argument(metavar="ORG/NAME[@BRANCH]", help="Upload to this repository.")],
+    public: Annotated[bool, typer.Option("--public", help="Let everybody read a new repository.")] = False,
+) -> None:
+    """Upload a bundle to the hub, and print its address.
+
+    Needs a token that may write (HF_TOKEN). The repository is created private unless it exists.
+    """
+    from edgevlm.progress import progress
+
+    with progress("starting") as step:
+        from edgevlm.apps.bundles import shared
+        from edgevlm.apps.bundles.hub import required_id
+
+        target = required_id(name)
+        loaded = shared.checked(bundle, step)
+    typer.echo(shared.upload(loaded, target, public=public))
+
+
+def remove(
+    name: Annotated[str, typer.Argument(metavar="NAME|all", help="Remove this, or all and unfinished exports.")],
+) -> None:
+    """Remove cached bundles."""
+    from edgevlm.apps.bundles.cache import remove_bundles
+
+    for path in remove_bundles(name):
+        note(f"removed {path}")

@@ -20,7 +20,7 @@ Each option has a variable: EDGEVLM_CALIBRATE_VIDEO is --video, and so on. EDGEV
 
 
 def calibrate(
-    bundle: Annotated[str, typer.Argument(metavar="demo|BUNDLE", help="Measure this model.")],
+    bundle: Annotated[str, typer.Argument(metavar="demo|BUNDLE|CHECKPOINT|ORG/NAME", help="Measure this model.")],
     video: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="Measure on this clip; repeatable.", show_default="demo: its own world"),
@@ -69,8 +69,10 @@ def calibrate(
 
     with progress("starting") as step:
         from edgevlm.apps import calibrate as command
+        from edgevlm.apps.bundles.resolve import resolve_model
 
         comparison = command.parse_comparison(policies, budget, measure, tuple(ask or lines("EDGEVLM_CALIBRATE_ASK")), streams)
-        request = command.CalibrateRequest(bundle, video or [], frames, out, plot, threads, comparison, layers)
+        model = resolve_model(bundle, step, note)
+        request = command.CalibrateRequest(model, video or [], frames, out, plot, threads, comparison, layers)
         result = command.start(request, step, note)
     typer.echo((command.as_json if json else command.describe)(*result))

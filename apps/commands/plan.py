@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.cli_options import KV, Json, parse_size
+from edgevlm.apps.commands.cli_options import KV, Json, note, parse_size
 
 
 def plan(
-    model: Annotated[str, typer.Argument(metavar="demo|BUNDLE|CHECKPOINT", help="Plan for this model.")] = "demo",
+    model: Annotated[str, typer.Argument(metavar="demo|BUNDLE|CHECKPOINT|ORG/NAME", help="Plan for this model.")] = "demo",
     device: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Plan for orin-nano-8, orin-agx-64, cpu, cuda, ..", show_default="this machine"),
@@ -39,11 +39,12 @@ def plan(
 ) -> None:
     """Estimate memory and speed before building anything.
 
-    Of a checkpoint only its config.json is read.
+    Of a checkpoint only its config.json is read, or downloaded.
     """
     from edgevlm.progress import progress
 
-    with progress("planning"):
+    with progress("planning") as step:
+        from edgevlm.apps.bundles.resolve import resolve_config
         from edgevlm.apps.planning import plan as command
         from edgevlm.runtime.budget import parse_budget
 
@@ -52,8 +53,9 @@ def plan(
         else:
             wanted = None if budget is None else parse_budget(budget)
             width, height = parse_size("--frame-size", frame_size)
+            folder = resolve_config(model, step, note)
             size = height, width
-            request = command.PlanRequest(model, device, wanted, precision, kv, fps, chunk, size, vision_precision)
+            request = command.PlanRequest(folder, device, wanted, precision, kv, fps, chunk, size, vision_precision)
             lines = list(command.show(request, json, measure))
     for line in lines:
         typer.echo(line)

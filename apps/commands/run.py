@@ -13,7 +13,7 @@ EPILOG = """
 \b
 Examples:
   edgevlm run                                     watch the demo and ask
-  edgevlm run --camera 0 --model BUNDLE           watch a webcam
+  edgevlm run --camera 0 --model ORG/NAME         watch a webcam
   edgevlm run --camera rtsp://HOST/PATH --model BUNDLE --state DIR
   edgevlm run --video shop.mp4 --model BUNDLE --ask "Who came in?" --json
 
@@ -28,7 +28,7 @@ def run(
         typer.Option(metavar="SRC", help="Watch demo, 0, /dev/video0, csi://0, URL, pipeline or -.", show_default="demo"),
     ] = None,
     video: Annotated[str | None, typer.Option(metavar="FILE", help="Watch a video file, or a folder of pictures.")] = None,
-    model: Annotated[str, typer.Option(metavar="MODEL", help="Use demo, a bundle, or a checkpoint (exported once).")] = "demo",
+    model: Annotated[str, typer.Option(metavar="MODEL", help="Use demo, a bundle, a checkpoint, or ORG/NAME.")] = "demo",
     ask: Annotated[
         list[str] | None,
         typer.Option(metavar="TEXT", help="Ask this at the end of the stream.", allow_from_autoenv=False),

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json
+from edgevlm.apps.commands.cli_options import Json, note
 from edgevlm.bench.suites import SUITES
 from edgevlm.errors import UserError
 
@@ -46,7 +46,7 @@ def accuracy(
             show_default="the suite's, below",
         ),
     ] = None,
-    model: Annotated[str, typer.Option(metavar="demo|BUNDLE", help="Ask this model.")] = "demo",
+    model: Annotated[str, typer.Option(metavar="demo|BUNDLE|ORG/NAME", help="Ask this model.")] = "demo",
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep finished work here, one JSON line each.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the work in --out.")] = False,
     workers: Annotated[int, typer.Option(metavar="N", help="Work in this many processes.", min=1, max=256)] = 1,
@@ -94,10 +94,14 @@ def accuracy(
         job = job_of(name, data, model, policies, budget, fps, out, resume, workers)
         typer.echo(run_published(job, judge, as_json))
         return
+    from edgevlm.apps.bundles.resolve import resolve_model
     from edgevlm.bench.accuracy.command import run_demo_suite
     from edgevlm.calib.accuracy.worker import AccuracySettings
+    from edgevlm.progress import progress
 
-    settings = AccuracySettings(model, frames, seed, turns, name)
+    with progress("reading the model") as step:
+        folder = resolve_model(model, step, note)
+    settings = AccuracySettings(folder, frames, seed, turns, name)
     typer.echo(run_demo_suite(settings, policies, budget, streams, against, out, resume, workers, plot, as_json))
 
 

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json, Threads
+from edgevlm.apps.commands.cli_options import Json, Threads, note
 from edgevlm.errors import UserError, nearest
+from edgevlm.progress import Report
 
 EPILOG = (
     "Needs: random-weight models ('seeded-...'), exports and transformers need edgevlm[export]; "
@@ -40,8 +41,10 @@ MEMORY = {
     "retrieval": "memory.retrieval:retrieval",
 }
 
+OF_CHECKPOINTS = ("precision", "against")  # export what they measure
+
 Models = Annotated[
-    str | None, typer.Option("--model", metavar="NAME,...", help="Measure these: demo, seeded-0.5b or a bundle.")
+    str | None, typer.Option("--model", metavar="NAME,...", help="Measure these: demo, seeded-0.5b, a bundle, ORG/NAME.")
 ]
 Policies = Annotated[list[str] | None, typer.Option("--policy", metavar="NAME[:K=V,...],...", help="Compare these policies.")]
 Budget = Annotated[str | None, typer.Option(metavar="N|6k", help="Keep this many vision tokens per layer.")]
@@ -267,7 +270,7 @@ def _measure(known: dict[str, str], what: str, command: str, as_json: bool, **ty
     if what not in known:
         raise UserError(f"bench {command} {what}: {nearest(what, known)}")
     command, (module, _, name) = f"bench {command} {what}".rstrip(), known[what].partition(":")
-    with progress("loading"):
+    with progress("loading") as step:
         function: Callable[..., Iterable[dict[str, Any]]] = getattr(needed(f"edgevlm.bench.{module}", command), name)
         takes = inspect.signature(function).parameters
         given = {key: value for key, value in typed.items() if value is not None}
@@ -276,7 +279,20 @@ def _measure(known: dict[str, str], what: str, command: str, as_json: bool, **ty
             raise UserError(f"--{unknown[0].replace('_', '-')}: is not for {command}, which takes {options}")
         if lacking := [key for key, one in takes.items() if one.default is inspect.Parameter.empty and key not in given]:
             raise UserError(f"{command}: give --{lacking[0].replace('_', '-')}")
+        if "model" in given:
+            given["model"] = _resolved(given["model"], step, is_checkpoint=what in OF_CHECKPOINTS)
         measure_and_print(function, given, as_json)
+
+
+def _resolved(names: str | list[str], progress: Report, *, is_checkpoint: bool) -> Any:
+    """Folders in place of checkpoints and of names on the hub. Raises UserError."""
+    from edgevlm.apps.bundles.resolve import resolve_checkpoint, resolve_model
+
+    if not isinstance(names, str):
+        return [_resolved(name, progress, is_checkpoint=is_checkpoint) for name in names]
+    if is_checkpoint:
+        return names if names.startswith("seeded-") else str(resolve_checkpoint(names, progress, note))
+    return resolve_model(names, progress, note)
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -121,7 +121,7 @@ def weights(
                 path = export_checkpoint(checkpoint, folder / "other", precision=rounding, samples=samples, force=True)
             other = Model.load(path, threads=threads)
             progress(f"comparing {name}")
-            place_of = {"bench": "precision", "model": checkpoint.resolve().name, "precision": name}
+            place_of = {"bench": "precision", "model": ConfigOnly(checkpoint).name, "precision": name}
             yield place_of | compare_weights(plain, Forced(other, other.bundle, PASSAGE), texts, expected)
             other.close()
         fp32.close()

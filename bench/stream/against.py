@@ -125,7 +125,8 @@ def against(
         baseline = baseline_of(load(folder, attention), first)
         sides = _turns(sessions, baseline, count, work, progress)
         place = {
-            "bench": "stream-against", "model": folder.name, "policy": POLICY, "budget": first.budget, "chunk": work.chunk,
+            "bench": "stream-against", "model": ConfigOnly(folder).name, "policy": POLICY, "budget": first.budget,
+            "chunk": work.chunk,
             "frames": count, "threads": threads, "attention": attention,
         }  # fmt: skip
     for (runtime, precision), side in sides.items():

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from edgevlm.apps.bundles.cache import resolve_model
+from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.run.events import to_stderr
 from edgevlm.bench.accuracy.command import resume_hint
 from edgevlm.bench.schemas import bench_line
@@ -62,7 +62,7 @@ def job_of(
     for label in missing:
         to_stderr(f"left out: {label}, which the installed policies have no setting for")
     return SuiteJob(
-        suite=suite, data=data, model=resolve_model(model, lambda what: None, to_stderr), fps=fps,
+        suite=suite, data=data, model=resolve_model(model, lambda *told: None, to_stderr), fps=fps,
         variants=[variant for variant in variants if not variant.is_oracle], budgets=parse_token_budgets(budget),
         full=FULL in named, out=out, resume=resume, workers=workers, threads=max(1, (os.cpu_count() or 1) // workers),
     )  # fmt: skip

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from edgevlm.apps.bundles import cache as bundles
+from edgevlm.apps.bundles import resolve
 from edgevlm.apps.commands.cli_options import check_kv
 from edgevlm.cli import main
 from edgevlm.engines.onnxruntime_cuda import OnnxRuntimeCuda
@@ -79,7 +80,7 @@ def test_run_takes_the_one_that_is_kept_and_asks_which_of_several(made, monkeypa
     checkpoint, exports = made
     of_int8, of_fp16 = (bundles.cached_bundle(checkpoint, print, print, kv=kv) for kv in ("int8", "fp16"))
     bundles.remove_bundles(of_fp16.name)
-    assert bundles.resolve_model(str(checkpoint), print, print) == str(of_int8)
+    assert resolve.resolve_model(str(checkpoint), print, print) == str(of_int8)
     assert "fp32 weights, int8 cache, fp32 tower" in capsys.readouterr().out
     bundles.cached_bundle(checkpoint, print, print, kv="fp16")
     assert edgevlm(monkeypatch, "run", "--model", checkpoint, "--frames", "2") == 2
@@ -87,10 +88,10 @@ def test_run_takes_the_one_that_is_kept_and_asks_which_of_several(made, monkeypa
     assert "several bundles of it are cached; give one of them as --model" in said
     assert f"{of_int8} (fp32 weights, int8 cache, fp32 tower)" in said
     assert str(of_fp16) in said
-    assert edgevlm(monkeypatch, "bundles") == 0
+    assert edgevlm(monkeypatch, "bundles", "list") == 0
     assert "fp32 weights, fp16 cache, fp32 tower" in capsys.readouterr().out
     default = bundles.cached_bundle(checkpoint, print, print)
-    assert bundles.resolve_model(str(checkpoint), print, print) == str(default)
+    assert resolve.resolve_model(str(checkpoint), print, print) == str(default)
     assert len(exports) == 4
 
 
@@ -116,7 +117,7 @@ def test_an_engine_that_runs_no_default_bundle_is_refused_before_one_is_exported
     bundles.cached_bundle(checkpoint, print, print)  # of default options: not for these engines
     bundles.cached_bundle(checkpoint, print, print, kv="int8")
     with pytest.raises(UserError, match="make one"):
-        bundles.resolve_model(str(checkpoint), print, print, engine)
+        resolve.resolve_model(str(checkpoint), print, print, engine)
     assert len(exports) == 2
 
 
@@ -129,10 +130,10 @@ def test_an_engine_takes_the_kept_bundle_that_it_runs(made, monkeypatch):
     largest = {"frames": 8, "rows": 64, "question": 64}
     (for_jetson / MANIFEST).write_bytes(seal_manifest({**manifest, "profile": "tensorrt-10.3", "shapes": largest}))
     assert OnnxRuntimeCuda.kv_types == ("fp16",)
-    assert bundles.resolve_model(str(checkpoint), print, print, "onnxruntime-cuda") == str(for_cuda)
+    assert resolve.resolve_model(str(checkpoint), print, print, "onnxruntime-cuda") == str(for_cuda)
     on_jetson = SimpleNamespace(export_hint="export", takes=lambda bundle: bundle.profile == "tensorrt-10.3")
-    monkeypatch.setattr(bundles, "load_class", lambda group, name: on_jetson)
-    assert bundles.resolve_model(str(checkpoint), print, print, "tensorrt") == str(for_jetson)
+    monkeypatch.setattr(resolve, "load_class", lambda group, name: on_jetson)
+    assert resolve.resolve_model(str(checkpoint), print, print, "tensorrt") == str(for_jetson)
     assert len(exports) == 3
 
 
@@ -142,7 +143,7 @@ def test_a_damaged_bundle_is_made_again_and_one_beside_it_is_not_looked_at(made)
     beside = bundles.cached_bundle(checkpoint, print, print, kv="fp16")
     for folder in (default, beside):
         (folder / "bundle.json").write_text("{")
-    assert bundles.resolve_model(str(checkpoint), print, print) == str(default)
+    assert resolve.resolve_model(str(checkpoint), print, print) == str(default)
     assert len(exports) == 3
     Bundle.load(default)
 
@@ -151,7 +152,7 @@ def test_what_is_kept_of_another_checkpoint_of_the_name_is_not_taken(made):
     checkpoint, exports = made
     bundles.cached_bundle(checkpoint, print, print, kv="fp16")
     os.utime(checkpoint / "model.safetensors", (1, 1))
-    assert bundles.resolve_model(str(checkpoint), print, print) == str(bundles.cached_bundle(checkpoint, print, print))
+    assert resolve.resolve_model(str(checkpoint), print, print) == str(bundles.cached_bundle(checkpoint, print, print))
     assert len(exports) == 2
 
 
@@ -170,7 +171,7 @@ def test_nothing_is_exported_for_a_run_that_cannot_begin(made, monkeypatch, tmp_
 def test_an_address_is_no_model_and_is_not_repeated(made, monkeypatch, capsys, command):
     assert edgevlm(monkeypatch, *command, "https://u:secret@h/x") == 2
     said = capsys.readouterr().err
-    assert said.endswith("a model is a folder here, and no address: download it, and give the folder\n")
+    assert said.endswith("a model is a folder, or ORG/NAME on the Hugging Face hub, and no address; give one of these\n")
     assert "secret" not in said
 
 
@@ -186,7 +187,7 @@ def test_a_damaged_one_is_made_again(made, monkeypatch):
 def test_listed_and_removed(made, monkeypatch, capsys):
     checkpoint, _ = made
     path = bundles.cached_bundle(checkpoint, print, print)
-    assert edgevlm(monkeypatch, "bundles", "--json") == 0
+    assert edgevlm(monkeypatch, "bundles", "list", "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts == {
         "bundle": path.name, "family": "llava", "precision": "fp32", "scaling": None, "kv": "fp32", "vision_precision": "fp32",
@@ -194,14 +195,14 @@ def test_listed_and_removed(made, monkeypatch, capsys):
         "bytes": facts["bytes"], "path": str(path),
     }  # fmt: skip
     assert facts["bytes"] == sum(file.stat().st_size for file in path.iterdir() if file.name != "bundle.json")
-    assert edgevlm(monkeypatch, "bundles", "--remove", "nothing") == 2
+    assert edgevlm(monkeypatch, "bundles", "remove", "nothing") == 2
     assert capsys.readouterr().err.startswith("edgevlm: no bundle 'nothing' in ")
-    assert edgevlm(monkeypatch, "bundles", "--remove", path.name) == 0
+    assert edgevlm(monkeypatch, "bundles", "remove", path.name) == 0
     assert capsys.readouterr().err == f"removed {path}\n"
     bundles.cached_bundle(checkpoint, print, print)
     (bundles.cache_folder() / ".shop.edgevlm-left").mkdir()
-    assert edgevlm(monkeypatch, "bundles", "--remove", "all") == 0
-    assert edgevlm(monkeypatch, "bundles") == 0
+    assert edgevlm(monkeypatch, "bundles", "remove", "all") == 0
+    assert edgevlm(monkeypatch, "bundles", "list") == 0
     assert capsys.readouterr().out == ""
     assert [item.name for item in bundles.cache_folder().iterdir()] == [f".{path.name}.lock"]
 
@@ -256,7 +257,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(made, monkeypatch, tmp_path)
 def test_what_is_no_checkpoint_is_left_as_it_is(exported, tmp_path):
     bundle = str(exported("llava", **SHAPE).bundle)
     for model in ("demo", bundle, str(tmp_path), str(tmp_path / "nowhere")):
-        assert bundles.resolve_model(model, print, print) == model
+        assert resolve.resolve_model(model, print, print) == model
 
 
 def test_the_precisions_that_can_be_typed_are_those_that_there_are():

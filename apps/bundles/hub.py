@@ -1,0 +1,338 @@
+"""Models by their name on the Hugging Face hub, ``ORG/NAME[@revision]``, downloaded into the cache of ``huggingface_hub``.
+
+That library knows endpoint, token, proxies, cache and protocol. Transfers are done here: it keeps no part of a file from one
+run to the next, and checks no hash.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from edgevlm.apps.bundles.cache import Tell, locked
+from edgevlm.errors import UserError
+from edgevlm.progress import Report
+from edgevlm.runtime.bundle import MANIFEST, hash_file
+from edgevlm.runtime.paths import look
+
+TIMEOUT_S = 10.0
+PAUSES_S = (1, 2, 4, 8, 8)  # between attempts of which none brought a byte
+MB = 1_000_000
+_NAME = r"[A-Za-z0-9][\w.-]{0,95}"
+_ID = re.compile(rf"({_NAME}/{_NAME})(?:@(\w[\w.-]*(?:/\w[\w.-]*)*))?", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+class HubError(UserError):
+    """The hub does not give what was asked for. ``what`` is the message without its advice."""
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(f"{what}; {advice}")
+        self.what = what
+
+
+@dataclass(frozen=True, slots=True)
+class HubId:
+    """A repository's name, and a branch, tag or commit of it."""
+
+    repo: str
+    revision: str = "main"
+
+    def __str__(self) -> str:
+        return self.repo if self.revision == "main" else f"{self.repo}@{self.revision}"
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a repository. digest: SHA-256 of large files, git's SHA-1 of others; the cache names its blob by it."""
+
+    name: str
+    bytes: int
+    digest: str
+
+
+def hub_id(model: str) -> HubId | None:
+    """The repository that ``model`` names; None where it means a folder, which wins over a repository of its name.
+
+    ``hf:ORG/NAME`` is always a repository. Raises UserError for ``hf:`` and no such name.
+    """
+    forced = model.startswith("hf:")
+    match = _ID.fullmatch(model.removeprefix("hf:"))
+    if forced and match is None:
+        raise UserError(f"{model}: is no name on the hub; give ORG/NAME or ORG/NAME@REVISION")
+    if match is None or (not forced and look(model) != "nothing"):
+        return None
+    return HubId(match[1], match[2] or "main")
+
+
+def required_id(name: str) -> HubId:
+    """The repository of that name, whatever folders there are. Raises UserError for what names none."""
+    found = hub_id(name if name.startswith("hf:") else f"hf:{name}")
+    assert found is not None
+    return found
+
+
+class Repository:
+    """A repository at one commit, and its ``folder`` in the hub's cache with whatever of it has been downloaded."""
+
+    def __init__(self, name: HubId, notice: Tell) -> None:
+        """Ask the hub for the revision's commit; where it does not say, go on with the one that was downloaded last.
+
+        Nothing is asked for a commit that is there. Raises HubError.
+        """
+        from huggingface_hub import constants
+        from huggingface_hub.file_download import repo_folder_name
+
+        self.name = name
+        self.home = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name.repo, repo_type="model")
+        self.problem: HubError | None = None  # why the hub cannot be asked; what is missing is missing then
+        self._listed: Mapping[str, HubFile] | None = None
+        known = self._known()
+        if known is not None and known == name.revision:
+            self.commit = known
+            return
+        try:
+            self.commit, self._listed = self._ask(name.revision, notice)
+        except HubError as error:
+            if known is None:
+                raise
+            if not constants.HF_HUB_OFFLINE:
+                notice(f"{error.what}; using the copy downloaded before, commit {known[:12]}")
+            self.commit, self._listed, self.problem = known, {}, error
+
+    @property
+    def folder(self) -> Path:
+        """Its files, as links to the cache's blobs."""
+        return self.home / "snapshots" / self.commit
+
+    @property
+    def files(self) -> Mapping[str, HubFile]:
+        """All of its files, as the hub lists them; none where it cannot be asked."""
+        if self._listed is None:
+            try:
+                _, self._listed = self._ask(self.commit, lambda _: None)
+            except HubError as error:
+                self._listed, self.problem = {}, error
+        return self._listed
+
+    def has(self, name: str) -> bool:
+        """Whether it has such a file; asks the hub only if it is not downloaded."""
+        return (self.folder / name).exists() or name in self.files
+
+    def remember(self) -> None:
+        """From now on this commit is what the revision means while the hub cannot be asked."""
+        if self.name.revision != self.commit:
+            ref = self.home / "refs" / self.name.revision
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            part = ref.with_name(f".{ref.name}.{os.getpid()}")
+            part.write_text(self.commit)
+            part.replace(ref)
+
+    def fetch(self, names: Iterable[str], progress: Report, notice: Tell) -> Path:
+        """Its folder, with these files in it; those that it does not have are left out. Raises HubError."""
+        wanted = [self.files[name] for name in names if not (self.folder / name).exists() and name in self.files]
+        if wanted:
+            try:
+                self._fetch(wanted, progress, notice)
+            except OSError as error:
+                raise explain(error, self.name, self.home) from None
+        return self.folder
+
+    def download(self, files: Mapping[Path, HubFile], progress: Report) -> None:
+        """Each file to its path, from where a former run stopped; what arrives is checked against its hash. Raises HubError.
+
+        No path may be there; the one with ``.part`` added holds what has arrived.
+        """
+        from huggingface_hub import hf_hub_url
+
+        parts = {path.with_name(f"{path.name}.part"): (path, file) for path, file in files.items()}
+        try:
+            held = sum(part.stat().st_size for part in parts if part.exists())
+            check_space(next(iter(files)).parent, sum(file.bytes for file in files.values()) - held, self.name)
+            before, total = 0, sum(file.bytes for file in files.values())
+            for part, (path, file) in parts.items():
+
+                def tell(arrived: int, before: int = before) -> None:
+                    progress(f"downloading {self.name} (MB)", (before + arrived) // MB, total // MB)
+
+                _receive(hf_hub_url(self.name.repo, file.name, revision=self.commit), part, file, tell)
+                progress(f"checking {file.name}")
+                if digest(part, file.digest) != file.digest:
+                    part.unlink()
+                    what = f"{self.name}: what arrived as {file.name} is not what the hub lists (another hash)"
+                    raise HubError(what, "it was changed on the way: run the same command again")
+                part.replace(path)
+                before += file.bytes
+        except Exception as error:
+            raise explain(error, self.name, self.home) from None
+
+    def _fetch(self, wanted: list[HubFile], progress: Report, notice: Tell) -> None:
+        blobs = self.home / "blobs"
+        for folder in (blobs, self.folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        with locked(self.home / ".edgevlm.lock", f"another process is downloading {self.name}; waiting for it", notice):
+            missing = {blobs / file.digest: file for file in wanted if not (blobs / file.digest).exists()}
+            if missing:
+                self.download(missing, progress)
+            for file in wanted:
+                link, blob = self.folder / file.name, blobs / file.digest
+                link.unlink(missing_ok=True)  # of a blob that is gone
+                try:
+                    link.symlink_to(os.path.relpath(blob, link.parent))
+                except PermissionError:  # a file system without links
+                    shutil.copyfile(blob, link)
+
+    def _known(self) -> str | None:
+        """The commit of the revision that is in the cache."""
+        revision = self.name.revision
+        ref = self.home / "refs" / revision
+        commit = revision if _COMMIT.fullmatch(revision) else ref.read_text().strip() if ref.is_file() else ""
+        folder = self.home / "snapshots" / commit
+        return commit if commit and any((folder / name).exists() for name in ("config.json", MANIFEST)) else None
+
+    def _ask(self, revision: str, notice: Tell) -> tuple[str, Mapping[str, HubFile]]:
+        """The hub's commit and files of a revision."""
+        from huggingface_hub import HfApi
+
+        try:
+            info = HfApi(library_name="edgevlm").model_info(
+                self.name.repo, revision=revision, files_metadata=True, timeout=TIMEOUT_S
+            )
+            listed = (
+                HubFile(each.rfilename, int(each.size or 0), str(each.lfs.sha256 if each.lfs else each.blob_id))
+                for each in info.siblings or ()
+            )
+            files = {file.name: file for file in listed if _is_plain(file.name)}
+            if not _COMMIT.fullmatch(str(info.sha)) or not all(_DIGEST.fullmatch(file.digest) for file in files.values()):
+                raise ValueError("names no commit, or files without a hash")
+        except Exception as error:
+            raise explain(error, self.name, self.home) from None
+        if info.id != self.name.repo:
+            notice(f"{self.name.repo} is called {info.id} now")
+        return str(info.sha), files
+
+
+def _is_plain(name: str) -> bool:
+    """Whether it is a file beside the others and not in a folder: no other is read."""
+    return re.fullmatch(r"[\w][\w.-]*", name, re.ASCII) is not None
+
+
+def check_space(folder: Path, needed: int, name: HubId) -> None:
+    """Raise HubError where ``needed`` bytes do not fit on the disk of ``folder``."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        what = f"{name}: {needed / 1e6:,.0f} MB are to be downloaded and {free / 1e6:,.0f} MB are free in {folder}"
+        raise HubError(what, "make room, or name a folder on another disk (HF_HOME for checkpoints, EDGEVLM_CACHE for bundles)")
+
+
+def digest(path: Path, like: str) -> str:
+    """The hash of a file, of the kind of ``like``."""
+    if len(like) == 64:
+        return hash_file(path).sha256
+    data = path.read_bytes()  # small: what is large has the other one
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def _receive(url: str, part: Path, file: HubFile, tell: Any) -> None:
+    """All of a file at ``url`` into ``part``, which may have its beginning; attempts go on while any brings something."""
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+
+    failures = 0
+    with part.open("ab") as stream:
+        if stream.tell() > file.bytes:
+            _rewind(stream)
+        while (begin := stream.tell()) < file.bytes:
+            try:
+                _receive_some(url, stream, file, tell)
+            except HTTPError as error:
+                failures = 0 if stream.tell() > begin else failures + 1
+                if failures == len(PAUSES_S) or (isinstance(error, HfHubHTTPError) and error.response.status_code < 500):
+                    raise
+                time.sleep(PAUSES_S[failures])
+        tell(file.bytes)
+
+
+def _receive_some(url: str, stream: BinaryIO, file: HubFile, tell: Any) -> None:
+    """What comes of one request, which asks for what ``stream`` lacks."""
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    begin = stream.tell()
+    headers = build_hf_headers(library_name="edgevlm") | {"Accept-Encoding": "identity"}
+    if begin:
+        headers["Range"] = f"bytes={begin}-"
+    with get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_S) as response:
+        hf_raise_for_status(response)
+        if begin and not response.headers.get("Content-Range", "").startswith(f"bytes {begin}-"):
+            _rewind(stream)
+        for block in response.iter_bytes():
+            stream.write(block[: file.bytes + 1 - stream.tell()])  # a byte too many, and its hash is another
+            tell(stream.tell())
+            if stream.tell() > file.bytes:
+                return
+
+
+def _rewind(stream: BinaryIO) -> None:
+    stream.truncate(0)
+    stream.seek(0)
+
+
+def explain(error: Exception, name: HubId, folder: Path) -> HubError:
+    """What went wrong with a repository in one line, and what to do. folder: what was written to, if it was the disk."""
+    from huggingface_hub import constants, errors, get_token
+
+    if isinstance(error, HubError):
+        return error
+    host = re.sub(r".*@|/.*", "", constants.ENDPOINT.partition("://")[2])
+    page, has_token = f"{constants.ENDPOINT}/{name.repo}", get_token() is not None
+    response = getattr(error, "response", None)
+    status = 0 if response is None else int(response.status_code)
+    found: tuple[str, str]
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        found = f"{name} is not downloaded, and HF_HUB_OFFLINE is set", "unset it once, or give a folder"
+    elif isinstance(error, errors.HFValidationError):
+        found = f"{name} is no name of a model on the hub", "give ORG/NAME"
+    elif isinstance(error, errors.RevisionNotFoundError):
+        found = f"{name.repo} has no branch, tag or commit {name.revision!r}", f"see {page}/tree/main for those it has"
+    elif isinstance(error, errors.GatedRepoError):
+        token = "set HF_TOKEN to a token of that account" if not has_token else "with the account of your token"
+        found = f"{name.repo} is gated", f"accept its terms at {page}, {token}, and run the same command again"
+    elif status == 401 and has_token:
+        found = f"{host} refuses your token", f"make another at {constants.ENDPOINT}/settings/tokens and set HF_TOKEN"
+    elif status in (401, 404):
+        may = "give a token that may read it" if has_token else "set HF_TOKEN"
+        found = f"{name.repo} is no folder here, and {host} has no such model", f"check its name; if it is private, {may}"
+    elif status == 403:
+        found = f"{host} forbids {name.repo} to your token", f"give it access at {constants.ENDPOINT}/settings/tokens"
+    elif status == 429 and response is not None:
+        found = f"{host} has had too many requests from you", f"run the same command again {_when(response.headers)}"
+        if not has_token:
+            found = found[0], f"{found[1]}, or set HF_TOKEN for a higher limit"
+    elif status:
+        found = f"{host} answers {status} for {name.repo}", "run the same command again later"
+    elif isinstance(error, errors.HTTPError):
+        why = str(error) or type(error).__name__
+        found = f"{host} cannot be reached ({why})", "check the network and run the same command again"
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        found = f"{name}: the disk of {folder} is full", "make room, and the same command goes on where this one stopped"
+    elif isinstance(error, OSError):
+        where = error.filename or folder
+        found = f"{where}: cannot be written ({error.strerror or error})", "name another folder in HF_HOME or EDGEVLM_CACHE"
+    else:
+        found = f"{host} does not answer as the hub does ({error})", "check HF_ENDPOINT"
+    return HubError(*found)
+
+
+def _when(headers: Mapping[str, str]) -> str:
+    """When a rate limit ends, by its headers."""
+    limit = re.search(r";\s*t=(\d+)", headers.get("ratelimit", ""))
+    after = headers.get("Retry-After", limit[1] if limit else "")
+    return f"in {after} seconds" if after.isdecimal() else "in some minutes"

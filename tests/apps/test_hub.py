@@ -1,0 +1,363 @@
+"""Models by their name on the hub, which is a server on loopback here."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from fake_hub import FakeHub, endpoint_of, serving
+
+from edgevlm.apps.bundles import cache, hub, resolve
+from edgevlm.apps.bundles.hub import HubError, HubId, hub_id
+from edgevlm.cli import main
+from edgevlm.errors import UserError
+from edgevlm.runtime.bundle import MANIFEST, Bundle
+
+NAME = "shop/tiny-llava"
+SHAPE = {"layers": 3, "heads": 6, "kv_heads": 2}
+
+
+def quiet(*told):
+    pass
+
+
+@pytest.fixture
+def world(exported, tmp_path, monkeypatch):
+    """A hub with a checkpoint and its bundle, empty caches, no pauses."""
+    fake, made = FakeHub(), exported("llava", **SHAPE)
+    with serving(fake) as url:
+        fake.url = fake.cdn = url
+        variables = endpoint_of(url, tmp_path / "hf", monkeypatch)
+        monkeypatch.setenv("EDGEVLM_CACHE", str(tmp_path / "bundles"))
+        monkeypatch.setattr(hub, "PAUSES_S", (0, 0))
+        files = {path.name: path.read_bytes() for path in made.checkpoint.iterdir()}
+        commit = fake.add(NAME, files | {"README.md": b"read me", "pytorch_model.bin": b"pickle" * 999}, "v1")
+        yield SimpleNamespace(
+            hub=fake, commit=commit, made=made, files=files, variables=variables, cache=tmp_path / "hf" / "hub"
+        )
+
+
+def edgevlm(monkeypatch, *arguments):
+    """The command, in this process; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["edgevlm", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(str(end.value.code or 0))
+
+
+def test_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop" / "here").mkdir(parents=True)
+    assert hub_id("shop/there") == hub_id("hf:shop/there") == HubId("shop/there")
+    assert hub_id("shop/there@refs/pr/1") == HubId("shop/there", "refs/pr/1")
+    assert hub_id("hf:shop/here") == HubId("shop/here")
+    for model in ("demo", "shop/here", "./shop/there", "/shop/there", "shop", "a/b/c", "../shop/x", "a/b@../x", "a/b@"):
+        assert hub_id(model) is None
+    with pytest.raises(UserError, match="hf:shop: is no name on the hub"):
+        hub_id("hf:shop")
+
+
+def test_a_run_downloads_what_an_export_reads_once_and_then_needs_no_network(world, monkeypatch, capsys):
+    arguments = ["run", "--model", NAME, "--frames", "2", "--ask", "how many?", "--json"]
+    assert edgevlm(monkeypatch, *arguments) == 0
+    first = capsys.readouterr()
+    assert json.loads(first.out.splitlines()[-1])["frames"] == 2
+    assert sorted(world.hub.fetched()) == sorted(set(world.files) & {*resolve.FILES, "model.safetensors"})
+    (bundle,) = cache.cached()
+    assert bundle.name.startswith("shop-tiny-llava-")
+    assert Bundle.load(bundle).source == f"{NAME}@{world.commit}"
+    world.hub.requests.clear()
+    assert edgevlm(monkeypatch, *arguments) == 0
+    assert [path for _, path, _ in world.hub.requests] == [f"/api/models/{NAME}/revision/main"]
+    world.hub.requests.clear()
+    for blob in (world.cache / "models--shop--tiny-llava" / "blobs").iterdir():
+        if blob.stat().st_size > 100_000:
+            blob.unlink()  # the weights: the bundle is all that is needed now
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert edgevlm(monkeypatch, *arguments[:2], f"{NAME}@main", *arguments[3:]) == 0
+    assert edgevlm(monkeypatch, *arguments[:2], f"{NAME}@{world.commit}", *arguments[3:]) == 0
+    assert world.hub.requests == []
+    assert len(cache.cached()) == 1
+    capsys.readouterr()
+    assert edgevlm(monkeypatch, "run", "--model", "shop/other") == 2
+    assert capsys.readouterr().err == (
+        "edgevlm: shop/other is not downloaded, and HF_HUB_OFFLINE is set; unset it once, or give a folder\n"
+    )
+
+
+def test_a_plan_fetches_the_configuration_alone(world, monkeypatch, capsys):
+    assert edgevlm(monkeypatch, "plan", f"{NAME}@v1") == 0
+    assert capsys.readouterr().out.startswith(f"{NAME} (llava) on ")
+    assert world.hub.fetched() == ["config.json"]
+
+
+def test_shards_are_those_of_the_index(world):
+    files = {name: data for name, data in world.files.items() if name != "model.safetensors"}
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    shards = {f"{name}.safetensors": name.encode() * 999 for name in ("model-1", "model-2", "model-fp16", "adapter_model")}
+    world.hub.add("shop/sharded", files | shards | {"model.safetensors.index.json": json.dumps(index).encode()})
+    folder = resolve.resolve_checkpoint("shop/sharded", quiet, quiet)
+    assert sorted(path.name for path in folder.glob("*.safetensors")) == ["model-1.safetensors", "model-2.safetensors"]
+
+
+def cut_and_resume(world, seed, times):
+    """Download while the connection is cut after random bytes; every byte arrives, and little of it twice."""
+    draw, largest = random.Random(seed), max(map(len, world.files.values()))
+    world.hub.cuts = [draw.randrange(1, largest // times) for _ in range(times)]
+    folder = resolve.resolve_checkpoint(NAME, quiet, quiet)
+    assert world.hub.cuts == []
+    resumed = [headers for _, path, headers in world.hub.requests if "/cdn/" in path and "range" in headers]
+    assert len(resumed) == times
+    for path in folder.iterdir():
+        assert path.read_bytes() == world.files[path.name]
+
+
+def test_a_connection_that_is_cut_is_taken_up_where_it_broke(world):
+    cut_and_resume(world, 0, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_fifty_cuts(world, seed):
+    cut_and_resume(world, seed, 50)
+
+
+def test_what_arrived_before_a_dead_line_is_kept_for_the_next_run(world):
+    world.hub.cuts = [0, 0, 70_000]
+    with pytest.raises(HubError, match=r"127.0.0.1:\d+ cannot be reached .*; check the network and run the same command again"):
+        resolve.resolve_checkpoint(NAME, quiet, quiet)
+    (part,) = world.cache.glob("**/*.part")
+    held = part.stat().st_size
+    assert held > 0
+    world.hub.requests.clear()
+    told = []
+    resolve.resolve_checkpoint(NAME, lambda *what: told.append(what), quiet)
+    assert [headers["range"] for _, path, headers in world.hub.requests if "range" in headers and "/cdn/" in path] == [
+        f"bytes={held}-"
+    ]
+    assert told[-1] == ("checking model.safetensors",)
+
+
+def test_ctrl_c_ends_within_a_second_and_leaves_what_arrived(world, tmp_path):
+    """The server sends half of the weights and then nothing."""
+    weights = world.files["model.safetensors"]
+
+    def stall(kind, path, headers):
+        if kind == "GET" and path.endswith("model.safetensors"):
+            return 200, {"Content-Length": str(len(weights))}, "x" * 10_000
+        return None
+
+    world.hub.answer = stall
+    command = [sys.executable, "-m", "edgevlm", "export", NAME]
+    process = subprocess.Popen(command, env=os.environ | world.variables, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while not any(part.stat().st_size for part in world.cache.glob("**/*.part")) and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    begun = time.monotonic()
+    assert process.wait(30) == 130
+    assert time.monotonic() - begun < 5
+    assert process.stderr.read() == ""
+    (part,) = world.cache.glob("**/*.part")
+    assert part.stat().st_size > 0
+
+
+BYTES = ("no hub", "downloading")  # whatever they are
+NONE = f"{NAME} is no folder here, and HOST has no such model; check its name; if it is private, set HF_TOKEN"
+ANSWERS = {
+    "no such model": (404, {"X-Error-Code": "RepoNotFound"}, NONE),
+    "without a token": (401, {}, NONE),
+    "gated": (403, {"X-Error-Code": "GatedRepo"}, f"{NAME} is gated; accept its terms at http://HOST/{NAME}, set HF_TOKEN"),
+    "forbidden": (403, {}, f"HOST forbids {NAME} to your token; give it access at http://HOST/settings/tokens"),
+    "no such revision": (404, {"X-Error-Code": "RevisionNotFound"}, f"{NAME} has no branch, tag or commit 'main'; see http"),
+    "rate": (429, {"Retry-After": "77"}, "HOST has had too many requests from you; run the same command again in 77 seconds"),
+    "broken": (503, {}, f"HOST answers 503 for {NAME}; run the same command again later"),
+    "no hub": (200, {}, "HOST does not answer as the hub does ("),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "when"), [(kind, when) for kind in ANSWERS for when in ("asked", "downloading") if (kind, when) != BYTES]
+)
+def test_what_the_hub_refuses_is_one_line(world, monkeypatch, capsys, kind, when):
+    status, headers, says = ANSWERS[kind]
+
+    def refuse(method, path, _):
+        return (status, headers, {"error": "no"}) if ("/resolve/" in path) == (when == "downloading") else None
+
+    world.hub.answer = refuse
+    assert edgevlm(monkeypatch, "run", "--model", NAME) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"edgevlm: {says.replace('HOST', world.hub.url[7:])}")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "says"),
+    [
+        (401, {}, "HOST refuses your token; make another at http://HOST/settings/tokens and set HF_TOKEN"),
+        (
+            403,
+            {"X-Error-Code": "GatedRepo"},
+            f"{NAME} is gated; accept its terms at http://HOST/{NAME}, with the account of your",
+        ),
+    ],
+)
+def test_with_a_token_the_advice_is_another_and_the_token_is_not_shown(world, monkeypatch, capsys, status, headers, says):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    world.hub.answer = lambda *_: (status, headers, {"error": "no"})
+    assert edgevlm(monkeypatch, "plan", NAME) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"edgevlm: {says.replace('HOST', world.hub.url[7:])}")
+    assert "secret" not in said
+    assert world.hub.requests[-1][2]["authorization"] == "Bearer hf_secret"
+
+
+def test_no_token_follows_a_redirect_to_another_host(world, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    other = FakeHub()
+    other.blobs = world.hub.blobs
+    with serving(other) as url:
+        world.hub.cdn = url.replace("127.0.0.1", "localhost")
+        resolve.resolve_checkpoint(NAME, quiet, quiet)
+    assert other.requests
+    assert all("authorization" not in headers for _, _, headers in other.requests)
+    assert all(headers["authorization"] == "Bearer hf_secret" for _, _, headers in world.hub.requests)
+
+
+def test_a_renamed_repository_is_found_and_named(world):
+    told = []
+    world.hub.renamed["shop/old"] = NAME
+    folder = resolve.resolve_checkpoint("shop/old", quiet, told.append)
+    assert (folder / "model.safetensors").read_bytes() == world.files["model.safetensors"]
+    assert told == [f"shop/old is called {NAME} now"]
+
+
+def test_a_file_that_changes_while_it_is_downloaded_is_refused(world):
+    weights = world.files["model.safetensors"]
+    good = world.hub.digest(weights)
+    world.hub.blobs[good] = bytes(reversed(weights))
+    with pytest.raises(HubError, match=r"what arrived as model.safetensors is not what the hub lists .*run the same"):
+        resolve.resolve_checkpoint(NAME, quiet, quiet)
+    assert not list(world.cache.glob("**/*.part"))
+    world.hub.blobs[good] = weights
+    resolve.resolve_checkpoint(NAME, quiet, quiet)
+
+
+def test_what_never_ends_is_not_written(world):
+    world.hub.blobs[world.hub.digest(world.files["model.safetensors"])] += b"x" * 1_000_000
+    with pytest.raises(HubError, match="is not what the hub lists"):
+        resolve.resolve_checkpoint(NAME, quiet, quiet)
+
+
+def test_the_disk_is_looked_at_before(world, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
+    with pytest.raises(HubError, match=r"0 MB are to be downloaded and 0 MB are free in .*; make room, or name a folder"):
+        resolve.resolve_checkpoint(NAME, quiet, quiet)
+    assert not any("model.safetensors" in path for _, path, _ in world.hub.requests)
+
+
+def test_a_disk_that_fills_up_meanwhile_is_one_line(world, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(hub, "_receive_some", full)
+    with pytest.raises(HubError, match=r"the disk of .* is full; make room, and the same command goes on"):
+        resolve.resolve_checkpoint(NAME, quiet, quiet)
+
+
+def test_a_moved_branch_is_followed_and_the_old_copy_serves_while_the_hub_is_away(world):
+    old = resolve.resolve_checkpoint(NAME, quiet, quiet)
+    world.hub.add(NAME, {**world.files, "generation_config.json": b'{"eos_token_id": 1}'})
+    assert resolve.resolve_checkpoint(NAME, quiet, quiet) != old
+    assert resolve.resolve_checkpoint(f"{NAME}@v1", quiet, quiet) == old
+    told = []
+    world.hub.answer = lambda *_: (500, {}, {})
+    assert resolve.resolve_checkpoint(f"{NAME}@v1", quiet, told.append) == old
+    assert told == [f"{world.hub.url[7:]} answers 500 for {NAME}; using the copy downloaded before, commit {world.commit[:12]}"]
+
+
+def test_pickled_weights_alone_are_refused(world):
+    files = {name: data for name, data in world.files.items() if name != "model.safetensors"}
+    world.hub.add("shop/pickled", files | {"pytorch_model.bin": b"x" * 9999})
+    with pytest.raises(HubError, match=r"shop/pickled has no model.safetensors; only safetensors are read"):
+        resolve.resolve_checkpoint("shop/pickled", quiet, quiet)
+    assert "pytorch_model.bin" not in world.hub.fetched()
+
+
+def test_a_session_opens_a_name_through_the_facade(world):
+    """In a process of its own: it is the package that teaches the runtime names."""
+    world.hub.add("shop/bundle", world.made.bundle)
+    code = "from edgevlm import Session; s = Session.open('shop/bundle', budget=64); print(s.budget)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "64\n"), done.stderr
+
+
+def test_a_bundle_goes_from_one_machine_to_another(world, monkeypatch, capsys, tmp_path):
+    shared = "shop/tiny-bundle"
+    assert edgevlm(monkeypatch, "bundles", "push", world.made.bundle, shared) == 2
+    assert "pushing needs a token; make one that may write at " in capsys.readouterr().err
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert edgevlm(monkeypatch, "bundles", "push", world.made.bundle, shared) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{world.hub.url}/{shared}\n"
+    assert "secret" not in said.err
+    assert world.hub.private == {shared: True}
+    pushed = world.hub.commits[world.hub.repos[shared]["main"]]
+    assert set(pushed) == {path.name for path in world.made.bundle.iterdir()} | {"README.md"}
+    for name in (shared, f"hf:{shared}"):
+        assert edgevlm(monkeypatch, "run", "--model", name, "--frames", "2") == 0
+    (kept,) = cache.cached()
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == {
+        path.name: path.read_bytes() for path in world.made.bundle.iterdir()
+    }
+    capsys.readouterr()
+    assert edgevlm(monkeypatch, "bundles", "pull", shared, "--out", tmp_path / "here") == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'here'}\n"
+    assert edgevlm(monkeypatch, "bundles", "verify", tmp_path / "here", kept.name) == 0
+    assert capsys.readouterr().out.count("files are as bundle.json says\n") == 2
+    weights = tmp_path / "here" / "decoder.weights"
+    weights.write_bytes(bytes(weights.stat().st_size))
+    assert edgevlm(monkeypatch, "bundles", "verify", tmp_path / "here") == 1
+    assert "decoder.weights: is damaged (its SHA-256 does not match)" in capsys.readouterr().out
+
+
+def bundle_files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_pull_that_is_cut_is_taken_up_and_whatever_is_not_the_manifests_is_refused(world, monkeypatch, tmp_path):
+    files = bundle_files(world.made.bundle)
+    world.hub.add("shop/bundle", files)
+    world.hub.cuts = [0, 0, 0, 5000]
+    with pytest.raises(HubError, match="cannot be reached"):
+        resolve.resolve_model("shop/bundle", quiet, quiet)
+    assert cache.cached() == []
+    Bundle.load(resolve.resolve_model("shop/bundle", quiet, quiet))
+    assert any("range" in headers for _, _, headers in world.hub.requests)
+    changed = files["decoder.weights"][::-1]
+    world.hub.add("shop/changed", files | {"decoder.weights": changed})
+    with pytest.raises(HubError, match=r"what arrived as decoder.weights is not what the hub lists"):
+        resolve.resolve_model("shop/changed", quiet, quiet)
+    world.hub.add("shop/short", files | {"decoder.weights": changed[1:]})
+    with pytest.raises(HubError, match=r"shop/short lacks the decoder.weights that its bundle.json lists; push"):
+        resolve.resolve_model("shop/short", quiet, quiet)
+    assert len(cache.cached()) == 1
+
+
+@pytest.mark.parametrize("name", ["../../up", "/etc/passwd", "a/b", ""])
+def test_a_pulled_manifest_names_plain_files(world, name):
+    from edgevlm.runtime.bundle import seal_manifest
+
+    files = bundle_files(world.made.bundle)
+    manifest = json.loads(files[MANIFEST])
+    manifest["files"][name] = manifest["files"]["decoder.weights"]
+    world.hub.add("shop/evil", {**files, MANIFEST: seal_manifest(manifest)})
+    with pytest.raises(UserError, match="which may lie outside the bundle folder"):
+        resolve.resolve_model("shop/evil", quiet, quiet)
+    assert world.hub.fetched() == [MANIFEST]
