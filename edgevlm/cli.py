@@ -20,6 +20,7 @@ ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or t
 COMMANDS = {  # in the order of --help
     "run": ("edgevlm.apps.commands.run:run", "Watch a stream and answer questions about it."),
     "plan": ("edgevlm.apps.commands.plan:plan", "Estimate memory and speed before building anything."),
+    "models": ("edgevlm.apps.commands.models:models", "List models, their memory and their speed here."),
     "export": ("edgevlm.apps.commands.bundles:export", "Turn a checkpoint into a bundle that edgevlm runs."),
     "build": ("edgevlm.apps.commands.bundles:build", "Build a bundle's TensorRT engines on this device."),
     "bundles": ("edgevlm.apps.commands.bundles:bundles", "List, share, verify and remove bundles."),
@@ -31,7 +32,7 @@ COMMANDS = {  # in the order of --help
     "state": ("edgevlm.apps.commands.state:app", "Inspect saved state."),
     "bench": ("edgevlm.bench.cli:app", "Measure speed, memory and accuracy."),
 }
-MODELS = ("plan", "export", "build", "bundles", "policies", "calibrate")
+MODELS = ("plan", "models", "export", "build", "bundles", "policies", "calibrate")
 PANELS = {name: "Models and policies" if name in MODELS else "This machine" for name in COMMANDS if name != "run"}
 
 app = lazy_app(

@@ -27,6 +27,10 @@ Budget = Annotated[
     str | None,
     typer.Option(metavar="N|6k", help="Keep this many vision tokens per layer.", show_default="6144; others: as run"),
 ]
+Device = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Plan for orin-nano-8, orin-agx-64, cpu, cuda, ..", show_default="this machine"),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 KV = Annotated[
     str | None,

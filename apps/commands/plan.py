@@ -6,15 +6,12 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.cli_options import KV, Json, note, parse_size
+from edgevlm.apps.commands.cli_options import KV, Device, Json, note, parse_size
 
 
 def plan(
     model: Annotated[str, typer.Argument(metavar="demo|BUNDLE|CHECKPOINT|ORG/NAME", help="Plan for this model.")] = "demo",
-    device: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Plan for orin-nano-8, orin-agx-64, cpu, cuda, ..", show_default="this machine"),
-    ] = None,
+    device: Device = None,
     budget: Annotated[
         str | None,
         typer.Option(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from textwrap import wrap
 from typing import Any
 
 from edgevlm.apps.planning.memory import PlannedMemory, memory_of
 from edgevlm.apps.planning.model import PlannedModel, model_of
 from edgevlm.apps.planning.speed import Roofline, Speed, bound_by, fits, largest_budget, speed_of
-from edgevlm.apps.planning.this_machine import assumptions, this_machine
-from edgevlm.engines.devices import DeviceProfile, load_device
+from edgevlm.apps.planning.this_machine import assumptions, device_named
+from edgevlm.apps.schemas import json_line
+from edgevlm.engines.devices import DeviceProfile
 from edgevlm.errors import UserError
 from edgevlm.export.precisions import load_precision
 from edgevlm.runtime.budget import DEFAULT_BUDGET
@@ -103,7 +104,7 @@ class DevicePlan:
 
 def make_plan(request: PlanRequest) -> DevicePlan:
     """Work a plan out. Raises UserError for a device, model, precision or budget that is none."""
-    device = this_machine() if request.device is None else load_device(request.device)
+    device = device_named(request.device)
     return choose(model_of(request.model, request.camera), device, request)
 
 
@@ -177,12 +178,11 @@ def default_budget(model: PlannedModel) -> int:
 def describe(plan: DevicePlan) -> Iterator[str]:
     """A plan for a person."""
     line, device, model = plan.line(), plan.roofline.device, plan.roofline.model
-    yield f"{model.name} ({model.family}) on {device.title}"
+    yield from wrap(f"{model.name} ({model.family}) on {device.title}", 80)
     tower = f", {line['vision_precision']} tower" if device.kind == "cpu" else ""
     yield f"{line['precision']} weights{tower}, {line['kv']} cache, budget {plan.budget} tokens a layer"
     yield f"{line['tokens_per_frame']:g} rows a frame, {plan.fps:g} frames a second asked"
-    if assumed := assumptions(device):
-        yield assumed
+    yield from wrap(assumptions(device), 80)
     yield ""
     for part in PlannedMemory.__slots__[:6]:
         yield f"  {part:<12}{line[f'{part}_mb']:>10.1f} MB"
@@ -213,7 +213,7 @@ def compare(plan: DevicePlan, request: PlanRequest) -> dict[str, Any]:
     measured = measured_bytes(plan.roofline.model, request.model, plan.budget, plan.chunk)
     total = plan.memory.total
     return {
-        "event": "measured", "planned_mb": round(total / 1e6, 1), "measured_mb": round(measured / 1e6, 1),
+        "planned_mb": round(total / 1e6, 1), "measured_mb": round(measured / 1e6, 1),
         "error": round(total / measured - 1, 4),
     }  # fmt: skip
 
@@ -223,11 +223,11 @@ def show(request: PlanRequest, as_json: bool, measure: bool) -> Iterator[str]:
     plan = make_plan(request)
     if measure and not is_measurable(plan.roofline):
         raise UserError("--measure runs demo or a bundle on this CPU as it is; leave --device, --precision and --kv out")
-    yield from [json.dumps(plan.line())] if as_json else describe(plan)
+    yield from [json_line("plan", plan.line())] if as_json else describe(plan)
     if measure:
         found = compare(plan, request)
         said = f"  measured    {found['measured_mb']:>10.1f} MB: the plan is {100 * found['error']:+.1f} % off"
-        yield json.dumps(found) if as_json else said
+        yield json_line("measured", found) if as_json else said
 
 
 def is_measurable(roofline: Roofline) -> bool:
@@ -244,4 +244,4 @@ def show_published(as_json: bool) -> Iterator[str]:
     if not as_json:
         yield f"{'device':<13}{'model':<15}{'figure':<14}{'published':>10}{'planned':>10}{'error':>10}"
     for row in rows():
-        yield json.dumps(row.line()) if as_json else str(row)
+        yield json_line("published", row.line()) if as_json else str(row)

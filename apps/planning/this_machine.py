@@ -60,6 +60,11 @@ def this_cpu(machine: Machine, cores: int | None = None) -> DeviceProfile:
     return DeviceProfile(NAME, title, "cpu", (), figures, {**load_device("cpu").sources, **SOURCES})
 
 
+def device_named(name: str | None) -> DeviceProfile:
+    """The device of a name, this machine for None; raises UserError for one that there is not."""
+    return this_machine() if name is None else load_device(name)
+
+
 def assumptions(device: DeviceProfile) -> str:
     """What of this machine's figures was not read from it, in words; empty for a device of the package."""
     if device.name != NAME:

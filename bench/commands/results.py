@@ -21,7 +21,7 @@ Force = Annotated[bool, typer.Option("--force", help="Compare runs of different 
 
 
 def all_benches(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Append to DIR/results.jsonl.")],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Append to DIR/results.jsonl.", show_default="needed")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Run short commands, mostly of the demo.")] = False,
     only: Annotated[str | None, typer.Option(metavar="NAME,...", help="Run only these of the plan.")] = None,
     also: Annotated[
@@ -47,6 +47,8 @@ def all_benches(
         for entry in entries:
             typer.echo(f"{entry.command}   # {duration(entry.seconds)}")
         return
+    if out is None:
+        raise UserError("give --out DIR, where results are kept; --plan prints what would run")
     earlier = None if baseline is None else last_run(baseline)
     try:
         with progress("reading the results") as step:

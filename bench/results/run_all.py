@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import IO
 
 from edgevlm.apps.credentials import mask_credentials
+from edgevlm.bench.cli import COMMANDS
 from edgevlm.bench.output import Line
 from edgevlm.bench.results import environment
 from edgevlm.bench.results.journal import ResultsWriter, Run, lines_of, runs_of
 from edgevlm.engines.devices.machine import Machine
-from edgevlm.errors import UserError
+from edgevlm.errors import UserError, nearest
 
 PROGRAM = [sys.executable, "-m", "edgevlm", "bench"]
 PATIENCE_S = 10.0  # for a process that was asked to end
@@ -86,7 +87,7 @@ FULL = (
 def planned(quick: bool, only: str | None, also: Sequence[str]) -> list[Planned]:
     """The plan; ``only``: entries or commands by name, separated by commas; ``also``: further commands.
 
-    Raises UserError for a name that is not in the plan and for a command that is empty.
+    Raises UserError for a name that is not in the plan and for a command that there is not.
     """
     plan = [*(QUICK if quick else FULL)]
     if only is not None:
@@ -103,6 +104,8 @@ def planned(quick: bool, only: str | None, also: Sequence[str]) -> list[Planned]
             raise UserError(f"--also {text!r}: {error}") from None
         if not words:
             raise UserError("--also: give a command as after edgevlm bench, such as 'speed decode --model CHECKPOINT'")
+        if words[0] not in COMMANDS:
+            raise UserError(f"--also {text!r}: there is no edgevlm bench {words[0]}; {nearest(words[0], list(COMMANDS))}")
         plan.append(Planned(mask_credentials(shlex.join(words)), shlex.join(words)))
     return plan
 

@@ -9,7 +9,18 @@ from edgevlm.engines import devices
 from edgevlm.engines.devices import FIGURES, KINDS, device_names, load_device
 from edgevlm.errors import UserError
 
-NAMES = ["cpu", "cuda", "orin-agx-32", "orin-agx-64", "orin-nano-8", "orin-nano-super", "orin-nx-16", "orin-nx-8"]
+NAMES = [
+    "cpu",
+    "cuda",
+    "laptop",
+    "orin-agx-32",
+    "orin-agx-64",
+    "orin-nano-8",
+    "orin-nano-super",
+    "orin-nx-16",
+    "orin-nx-8",
+    "small-pc",
+]
 JETSONS = [name for name in NAMES if name.startswith("orin")]
 VERSIONS = {"jetpack", "l4t", "ubuntu", "python", "cuda", "tensorrt", "onnxruntime"}
 

@@ -144,25 +144,31 @@ def test_two_at_once_are_refused(tmp_path):
 
 
 def test_the_command(tmp_path):
-    done = CliRunner().invoke(app, ["bench", "all", "--quick", "--out", "out", "--only", "good", "--also", "other -x 1"])
+    done = CliRunner().invoke(app, ["bench", "all", "--quick", "--out", "out", "--only", "good", "--also", "vrex -x 1"])
     assert done.exit_code == 0, done.output
-    assert asked(tmp_path) == ["good", "other"]
+    assert asked(tmp_path) == ["good", "vrex"]
     done = CliRunner().invoke(app, ["bench", "all", "--quick", "--out", "out"])
     assert done.exit_code == 1
     assert "failed: edgevlm bench bad --json: here: give another" in done.stdout
-    done = CliRunner().invoke(app, ["bench", "all", "--quick", "--out", "out", "--plan"])
+    done = CliRunner().invoke(app, ["bench", "all", "--quick", "--plan"])
     assert done.stdout.splitlines()[0] == "edgevlm bench good --x 'a b' --json   # 1 s"
 
 
+def test_results_need_a_place():
+    done = CliRunner().invoke(app, ["bench", "all", "--quick"])
+    assert isinstance(done.exception, UserError)
+    assert "give --out DIR" in str(done.exception)
+
+
 def test_a_password_in_a_command_is_written_nowhere(tmp_path):
-    other = "other --camera rtsp://bob:hunter2@cam/1"
+    other = "vrex --camera rtsp://bob:hunter2@cam/1"
     options = ["bench", "all", "--quick", "--out", "out", "--only", "good", "--also", other]
     for more in (["--plan"], [], []):
         done = CliRunner().invoke(app, [*options, *more])
         assert done.exit_code == 0
         assert "rtsp://***@cam/1" in done.output or "0 of 2 commands to do" in done.output
         assert "hunter2" not in done.output
-    assert asked(tmp_path) == ["good", "other"]
+    assert asked(tmp_path) == ["good", "vrex"]
     assert "hunter2" not in (tmp_path / "out/results.jsonl").read_text()
 
 
@@ -188,6 +194,7 @@ def test_what_is_not_asked_for_now_does_not_count(tmp_path):
         (["--only", ","], "nothing is not planned"),
         (["--also", "'"], "--also"),
         (["--also", " "], "give a command"),
+        (["--also", "sped decode"], "there is no edgevlm bench sped; did you mean 'speed'?"),
         (["--baseline", "nowhere"], "nowhere: cannot be read"),
         (["--fail-over", "many"], "--fail-over 'many': give percent, such as 20%"),
     ],
