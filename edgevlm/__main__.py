@@ -21,7 +21,7 @@ def main() -> None:
             raise
         with suppress(OSError, ValueError):
             sys.stdout.flush()
-        os._exit(INTERRUPTED)  # all is cleaned up; to unload torch takes seconds more
+        os._exit(INTERRUPTED)  # all is cleaned up; to unload packages takes seconds more
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import snapshot_of
 from edgevlm.runtime.bundle import FORMAT
 
-_WRITERS = ("onnx", "onnxscript", "torch", "transformers")
+_WRITERS = ("onnx",)
 _MEASURERS = ("onnxruntime", "onnxruntime-gpu")  # what scales and samples are measured with
 _LARGE = 64 << 20  # bytes; files as large are known by size and time
 

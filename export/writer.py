@@ -27,6 +27,7 @@ from edgevlm.export.profiles import Profile, load_profile
 from edgevlm.export.scaling import Sampler, Samples, in_blocks
 from edgevlm.runtime.atomic import atomic_directory, check_target, journal_of
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, Progress, hash_file, seal_manifest
+from edgevlm.runtime.graph_profiles import vision_precision
 from edgevlm.runtime.kv import KVType
 
 CLOSING = "closing.npy"
@@ -72,7 +73,7 @@ def write_bundle(
     profile.check_kv(options.kv)
     precision = _precision(checkpoint, options.precision, options.samples, profile, options.text_gguf)
     options = replace(
-        options, precision=precision, vision_precision=profile.vision_precision(options.vision_precision, precision)
+        options, precision=precision, vision_precision=vision_precision(profile.name, options.vision_precision, precision)
     )
     with PeakMemory() as memory:
         model = _read(checkpoint, options, lambda: check_target(out_dir, force), progress)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgevlm.errors import UserError
+from edgevlm.errors import UserError, nearest
 
 ONNXRUNTIME = "onnxruntime"
 TENSORRT_10_3 = "tensorrt-10.3"
 TENSORRT_10_15 = "tensorrt-10.15"
 PROFILES = (ONNXRUNTIME, TENSORRT_10_3, TENSORRT_10_15)  # oldest first
+TOWERS = {ONNXRUNTIME: ("fp32", "int8"), TENSORRT_10_3: ("fp32", "fp16"), TENSORRT_10_15: ("fp32", "fp16")}  # precisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,21 @@ def profile_for(tensorrt: str | None) -> str:
     if not fitting:
         raise UserError(f"TensorRT {tensorrt} is too old: graphs are written for 10.3 and newer; upgrade JetPack")
     return fitting[-1]
+
+
+def check_profile(name: str) -> None:
+    """Raises UserError naming the nearest known profile."""
+    if name not in PROFILES:
+        raise UserError(f"no profile is called {name!r}; {nearest(name, PROFILES)}")
+
+
+def vision_precision(profile: str, wanted: str | None, precision: str) -> str:
+    """A tower's precision; unless one is wanted, that of the products. Raises UserError for one that it cannot have."""
+    check_profile(profile)
+    chosen = wanted or ("fp16" if profile != ONNXRUNTIME and precision != "fp32" else "fp32")
+    if chosen not in TOWERS[profile]:
+        raise UserError(f"--vision-precision {chosen!r} is not known for {profile}; there is {' and '.join(TOWERS[profile])}")
+    return chosen
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -11,14 +11,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from edgevlm.apps.bundles.export_process import export_apart
 from edgevlm.apps.schemas import json_line
 from edgevlm.errors import BundleError, UserError
-from edgevlm.export import export_checkpoint
 from edgevlm.export.checkpoint import ConfigOnly, checkpoint_folder
 from edgevlm.export.fingerprint import fingerprint
+from edgevlm.export.prequantised import stored_in
 from edgevlm.packages import needed
 from edgevlm.runtime.bundle import MANIFEST, Bundle
-from edgevlm.runtime.graph_profiles import ONNXRUNTIME
+from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 
 Tell = Callable[[str], object]
 DIGITS = 10  # of a cached bundle's name that stand for the checkpoint, and as many for its options
@@ -42,14 +43,9 @@ def cached_bundle(
     target = cached_path(checkpoint, scaled=scaled, **options)
     with locked(lock_of(target), "another process is exporting this checkpoint; waiting for it", notice):
         if force or not is_complete(target):
-            exporter(scaled)(checkpoint, target, progress=progress, notice=notice, force=True, **DEFAULTS | options)
+            chosen = DEFAULTS | options | {"force": True}
+            export_apart(checkpoint, target, scaled=scaled, progress=progress, notice=notice, **chosen)
     return target
-
-
-def exporter(scaled: bool) -> Callable[..., Path]:
-    """``export_checkpoint``, or for AWQ's scales the one that measures them first."""
-    export: Callable[..., Path] = needed("edgevlm.apps.bundles.awq", "exporting").export_scaled if scaled else export_checkpoint
-    return export
 
 
 def cached_path(checkpoint: Path, *, scaled: bool, **options: Any) -> Path:
@@ -58,10 +54,8 @@ def cached_path(checkpoint: Path, *, scaled: bool, **options: Any) -> Path:
     Raises UserError for a folder that is no checkpoint.
     """
     folder, options = checkpoint_folder(checkpoint), DEFAULTS | options
-    stored_in = needed("edgevlm.export.prequantised", "reading a checkpoint").stored_in
-    profile = needed("edgevlm.export.profiles", "reading a checkpoint").load_profile(options["profile"])
     options["precision"] = stored_in(ConfigOnly(folder).config, options["text_gguf"], options["precision"])
-    options["vision_precision"] = profile.vision_precision(options["vision_precision"], options["precision"])
+    options["vision_precision"] = vision_precision(options["profile"], options["vision_precision"], options["precision"])
     options["samples"] = needed("edgevlm.apps.bundles.awq", "exporting").source() if scaled else {}
     name = plain_name(ConfigOnly(folder).name)
     return cache_folder() / f"{name}-{fingerprint(folder, {})[:DIGITS]}-{fingerprint(folder, options)[:DIGITS]}"

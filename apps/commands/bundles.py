@@ -60,7 +60,8 @@ def export(
     if device is None and jetpack is not None:
         raise UserError("--jetpack goes with --device; give both")
     with progress("starting") as step:
-        from edgevlm.apps.bundles.cache import cached_bundle, exporter
+        from edgevlm.apps.bundles.cache import cached_bundle
+        from edgevlm.apps.bundles.export_process import exporter
         from edgevlm.apps.bundles.export_target import ExportTarget, target_for
         from edgevlm.apps.bundles.resolve import resolve_checkpoint
         from edgevlm.runtime.graph_profiles import ONNXRUNTIME

@@ -18,7 +18,6 @@ from edgevlm.export.checkpoint import ConfigOnly, with_defaults
 from edgevlm.export.families import Family, FrameSize, TowerGeometry, load_family
 from edgevlm.export.frames import frame_size
 from edgevlm.export.prequantised import PREQUANTISED, prequantised
-from edgevlm.packages import needs
 from edgevlm.runtime.bundle import MANIFEST, Bundle, VisionSpec
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import bundle_folder
@@ -109,11 +108,10 @@ def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
     packing = prequantised(checkpoint.config)
     where = checkpoint.folder / "config.json"
     family = load_family(str(checkpoint.config.get("model_type")), where)
-    with needs("reading a checkpoint"):
-        config = with_defaults(checkpoint.config) | {
-            "text_config": with_defaults(checkpoint.section("text_config")),
-            "vision_config": with_defaults(checkpoint.section("vision_config"), family.vision_type),
-        }
+    config = with_defaults(checkpoint.config) | {
+        "text_config": with_defaults(checkpoint.section("text_config")),
+        "vision_config": with_defaults(checkpoint.section("vision_config"), family.vision_type),
+    }
 
     def sized(factor: int, budget: tuple[int, int], sharing: int) -> tuple[int, int]:
         return frame_size(checkpoint, family.processors, camera, factor, budget, sharing, needs_file=False)

@@ -14,7 +14,7 @@ from edgevlm.errors import UserError, nearest
 from edgevlm.progress import Report
 
 EPILOG = (
-    "Needs: random-weight models ('seeded-...'), exports and transformers need edgevlm[export]; "
+    "Needs: --against transformers, and vision, need torch and transformers; "
     "--against llama.cpp needs llama-cpp-python and gguf; charts need edgevlm[report]."
 )
 

@@ -75,7 +75,7 @@ RUNTIMES = {
         "CMAKE_ARGS=-DGGML_NATIVE=ON pip install gguf llama-cpp-python (it compiles for some minutes)",
     ),
     "transformers": RuntimeKind(
-        "edgevlm.bench.speed.torch_decoder:TorchDecoder", ("fp32",), ("fp32",), "pip install 'edgevlm[export]'"
+        "edgevlm.bench.speed.torch_decoder:TorchDecoder", ("fp32",), ("fp32",), "pip install torch transformers"
     ),
 }  # fmt: skip
 

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edgevlm.errors import UserError, nearest
+from edgevlm.errors import UserError
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.graph import GraphBuilder
 from edgevlm.export.precisions import Layouts, load_precision
-from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES
+from edgevlm.runtime.graph_profiles import ONNXRUNTIME, check_profile
 from edgevlm.runtime.kv import KVType
 from edgevlm.runtime.plugins import names
 
@@ -52,10 +52,7 @@ class Cache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """opset, ir_version: of decoder graphs. kv: what keys and values may be. variants: the decoder graphs there are.
-
-    vision: the precisions of towers.
-    """
+    """opset, ir_version: of decoder graphs. kv: what keys and values may be. variants: the decoder graphs there are."""
 
     name: str
     opset: int
@@ -64,7 +61,6 @@ class Profile:
     cache: Callable[[GraphBuilder, DecoderShape, KVType], Cache]
     kv: tuple[KVType, ...]
     variants: tuple[str, ...]
-    vision: tuple[str, ...]
 
     @property
     def is_tensorrt(self) -> bool:
@@ -84,13 +80,6 @@ class Profile:
         if kv not in self.kv:
             raise UserError(f"--kv {kv} cannot be written for {self.name}; give {' or '.join(self.kv)}")
 
-    def vision_precision(self, wanted: str | None, precision: str) -> str:
-        """The tower's precision; unless one is wanted, that of the products. Raises UserError for one that it cannot have."""
-        chosen = wanted or ("fp16" if self.is_tensorrt and precision != "fp32" else "fp32")
-        if chosen not in self.vision:
-            raise UserError(f"--vision-precision {chosen!r} is not known for {self.name}; there is {' and '.join(self.vision)}")
-        return chosen
-
     def check_operators(self, graphs: Iterable[Path]) -> None:
         """Assert that TensorRT's parser has every operator of these graphs, for the types they use it with."""
         if self.is_tensorrt:
@@ -107,8 +96,7 @@ class Profile:
 
 def load_profile(name: str) -> Profile:
     """The profile called ``name``; raises UserError naming the nearest known one."""
-    if name not in PROFILES:
-        raise UserError(f"no profile is called {name!r}; {nearest(name, PROFILES)}")
+    check_profile(name)
     from edgevlm.export.profiles import onnxruntime, tensorrt
 
     return onnxruntime.PROFILE if name == ONNXRUNTIME else tensorrt.PROFILES[name]

@@ -12,7 +12,6 @@ from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.graph import IR_VERSION, OPSET, GraphBuilder
 from edgevlm.export.kv import Memory
 from edgevlm.export.profiles import Profile
-from edgevlm.export.vision import PRECISIONS
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 from edgevlm.runtime.kv import KV_TYPES
 
@@ -47,4 +46,4 @@ class Fused:
 
 
 VARIANTS = ("whole", "st-spattn", "projections", "fp32-kv", "cut")
-PROFILE = Profile(ONNXRUNTIME, OPSET, IR_VERSION, Fused, Memory, KV_TYPES, VARIANTS, PRECISIONS)
+PROFILE = Profile(ONNXRUNTIME, OPSET, IR_VERSION, Fused, Memory, KV_TYPES, VARIANTS)

@@ -32,7 +32,7 @@ def made(exported, tmp_path, monkeypatch):
         exports.append(options)
         shutil.copytree(exported("llava", **SHAPE, kv=options["kv"]).bundle, target, dirs_exist_ok=True)
 
-    monkeypatch.setattr(bundles, "export_checkpoint", export)
+    monkeypatch.setattr(bundles, "export_apart", export)
     return checkpoint, exports
 
 
@@ -190,8 +190,8 @@ def test_listed_and_removed(made, monkeypatch, capsys):
     assert edgevlm(monkeypatch, "bundles", "list", "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts == {
-        "bundle": path.name, "family": "llava", "precision": "fp32", "scaling": None, "kv": "fp32", "vision_precision": "fp32",
-        "profile": "onnxruntime",
+        "event": "bundle", "schema": 1, "bundle": path.name, "family": "llava", "precision": "fp32", "scaling": None,
+        "kv": "fp32", "vision_precision": "fp32", "profile": "onnxruntime",
         "bytes": facts["bytes"], "path": str(path),
     }  # fmt: skip
     assert facts["bytes"] == sum(file.stat().st_size for file in path.iterdir() if file.name != "bundle.json")
@@ -210,7 +210,7 @@ def test_listed_and_removed(made, monkeypatch, capsys):
 def test_one_process_makes_it_and_the_others_wait(made, monkeypatch, tmp_path):
     """The first is in the middle of it until the second has said that it waits."""
     checkpoint, _ = made
-    context, export = multiprocessing.get_context("fork"), bundles.export_checkpoint
+    context, export = multiprocessing.get_context("fork"), bundles.export_apart
     begun, waits, exports = context.Event(), context.Event(), context.Value("i", 0)
 
     def slow(folder, target, **options):
@@ -226,7 +226,7 @@ def test_one_process_makes_it_and_the_others_wait(made, monkeypatch, tmp_path):
         assert line == "another process is exporting this checkpoint; waiting for it"
         waits.set()
 
-    monkeypatch.setattr(bundles, "export_checkpoint", slow)
+    monkeypatch.setattr(bundles, "export_apart", slow)
     first = context.Process(target=want, args=(print,))
     first.start()
     assert begun.wait(60)

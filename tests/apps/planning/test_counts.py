@@ -161,20 +161,15 @@ import sys
 for package in ("ml_dtypes", "onnx", "torch", "transformers", "safetensors"):
     sys.modules[package] = None
 from edgevlm.apps.planning.plan import PlanRequest, make_plan, show_published
-from edgevlm.errors import UserError
 print(make_plan(PlanRequest("demo", "cpu")).memory.weights > 0, len(list(show_published(False))) > 20)
-try:
-    make_plan(PlanRequest(sys.argv[1], "cpu"))
-except UserError as error:
-    print(error)
+print(make_plan(PlanRequest(sys.argv[1], "cpu")).memory.weights > 0)
 """
 
 
-def test_bundles_and_published_models_are_planned_without_the_packages_of_an_export_and_a_checkpoint_says_which(exported):
+def test_plans_need_no_package_of_an_export(exported):
     checkpoint = exported("llava_onevision", side=5, tied=True).checkpoint
     done = subprocess.run([sys.executable, "-c", WITHOUT, checkpoint], capture_output=True, text=True, check=False)
-    line = "reading a checkpoint needs the package transformers, which is not installed: pip install 'edgevlm[export]'"
-    assert done.stdout.splitlines() == ["True True", line], done.stderr
+    assert done.stdout.splitlines() == ["True True", "True"], done.stderr
 
 
 def test_shapes_are_those_that_onnx_reads(made):

@@ -142,8 +142,8 @@ def test_a_package_that_is_missing_is_named_in_one_line(monkeypatch):
         name for name in sys.modules if name.startswith(("edgevlm.bench.speed.", "edgevlm.bench.seeded", "edgevlm.export"))
     ]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(UserError, match=r"^bench speed decode needs the package onnx, .*pip install 'edgevlm\[export\]'$"):
+    with pytest.raises(UserError, match=r"^bench speed decode needs the package onnx, .*pip install onnx$"):
         bench("decode", "--model", "demo")
     done = CliRunner().invoke(app, ["bench", "speed", "--help"])
-    assert "edgevlm[export]" in done.stdout
+    assert "need torch and transformers" in " ".join(done.stdout.split())
     assert "llama-cpp-python and gguf" in " ".join(done.stdout.split())

@@ -1,0 +1,82 @@
+"""Exports by a process of their own: what is said comes through, ctrl-C ends both, and nothing stays in memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from edgevlm.apps.bundles.cache import cached_bundle
+from edgevlm.apps.bundles.export_process import export_apart
+from edgevlm.errors import UserError
+
+WATCH = [sys.executable, "-m", "edgevlm", "run", "--frames", "4", "--ask", "how many?", "--json", "--threads", "1", "--model"]
+
+
+@pytest.fixture
+def checkpoint(exported, tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("EDGEVLM_CACHE", str(tmp_path / "cache"))
+    return exported("llava", layers=3, heads=6, kv_heads=2).checkpoint
+
+
+def apart(checkpoint: Path, out: Path, progress: Any = print, **options: Any) -> list[str]:
+    notices: list[str] = []
+    camera = {"camera": (480, 640)}
+    export_apart(checkpoint, out, scaled=False, progress=progress, notice=notices.append, **camera | options)
+    return notices
+
+
+def test_the_bundle_is_the_same_and_is_told_of(exported, checkpoint, tmp_path):
+    steps: list[str] = []
+    notices = apart(checkpoint, tmp_path / "out", steps.append)
+    there = exported("llava", layers=3, heads=6, kv_heads=2).bundle
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == {
+        path.name: path.read_bytes() for path in there.iterdir()
+    }
+    assert "decoder layer 2 of 3" in steps
+    assert notices[-1].startswith("peak memory")
+
+
+def test_what_cannot_be_exported_is_one_line(checkpoint, tmp_path):
+    with pytest.raises(UserError, match="--vision-precision 'int3' is not known"):
+        apart(checkpoint, tmp_path / "out", vision_precision="int3")
+
+
+def test_an_interrupt_ends_the_export(checkpoint, tmp_path):
+    """As ctrl-C does it: raised in whatever is running, here the progress."""
+    children: list[psutil.Process] = []
+
+    def interrupted(step: str) -> None:
+        children.extend(psutil.Process().children())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        apart(checkpoint, tmp_path / "out", interrupted)
+    assert children
+    assert not any(child.is_running() for child in children)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_that_is_killed_says_so(checkpoint, tmp_path):
+    def killed(step: str) -> None:
+        for child in psutil.Process().children():
+            child.kill()
+
+    with pytest.raises(UserError, match=r"the export was ended by signal 9; end other programs and give the command again$"):
+        apart(checkpoint, tmp_path / "out", killed)
+
+
+def test_a_run_of_a_checkpoint_takes_the_memory_of_a_run_of_its_bundle(checkpoint):
+    def taken(model: object) -> int:
+        done = subprocess.run([*WATCH, str(model)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return int(json.loads(done.stdout.splitlines()[-1])["rss_bytes"])
+
+    exporting = taken(checkpoint)
+    by_path = taken(cached_bundle(checkpoint, print, print))
+    assert exporting < 1.2 * by_path, (exporting, by_path)  # with onnx in memory it takes 1.6 times as much
