@@ -26,10 +26,13 @@ def cosine(a, b):
 def tar_scores(past, recent, inv_freq, rotated):
     """Eq. 4: minus the mean cosine with the tokens at the same patch of the recent frames that still hold it; +1 without."""
     key = (lambda token: token["key"].astype(np.float64)) if rotated else (lambda token: unrotated(token, inv_freq))
+    recents = {}
+    for token in recent:
+        recents.setdefault((token["row"], token["col"]), []).append(key(token))
     scores = []
     for token in past:
-        there = [other for other in recent if (other["row"], other["col"]) == (token["row"], token["col"])]
-        cosines = [cosine(key(token), key(other)) for other in there]
+        mine, there = key(token), recents.get((token["row"], token["col"]), [])
+        cosines = [cosine(mine, other) for other in there]
         scores.append(-sum(cosines) / len(cosines) if cosines else 1.0)
     return scores
 
@@ -44,15 +47,16 @@ def frame_scores(past, scores):
 
 def van_scores(tokens, window):
     """Value norms averaged over the window of patches around each token in its own frame, absent patches left out."""
-    reach = window // 2
+    reach, frames = window // 2, {}
+    for token in tokens:
+        norm = np.linalg.norm(token["value"].astype(np.float64))
+        frames.setdefault(token["frame"], []).append((int(token["row"]), int(token["col"]), norm))
     scores = []
     for token in tokens:
         near = [
-            np.linalg.norm(other["value"].astype(np.float64))
-            for other in tokens
-            if other["frame"] == token["frame"]
-            and abs(int(other["row"]) - int(token["row"])) <= reach
-            and abs(int(other["col"]) - int(token["col"])) <= reach
+            norm
+            for row, col, norm in frames[token["frame"]]
+            if abs(row - int(token["row"])) <= reach and abs(col - int(token["col"])) <= reach
         ]
         scores.append(sum(near) / len(near))
     return scores

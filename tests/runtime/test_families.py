@@ -96,8 +96,7 @@ def test_a_question_in_the_middle_of_a_group_leaves_no_trace(model):
     assert memories[0] == memories[1]
 
 
-@pytest.mark.parametrize("policy", ["infinipot-v", "hermes", "uniform"])
-@pytest.mark.parametrize("reindexing", ["lazy", "eager"])
+@pytest.mark.parametrize(("policy", "reindexing"), [("infinipot-v", "lazy"), ("hermes", "eager"), ("uniform", "lazy")])
 def test_keys_are_those_of_transformers_at_the_new_positions(model, checkpoint, family, policy, reindexing):
     """Layer 0 sees nothing but a row's own embedding: its keys are the projection of that, rotated to where it now is."""
     oracle = load(checkpoint, family)

@@ -64,7 +64,7 @@ BOUNDED = [
 def test_the_cap_holds_inside_every_chunk_size(model, policy):
     per_frame = model.bundle.vision.tokens_per_frame
     budget = 5 * per_frame + 3
-    for chunk in range(1, 9):
+    for chunk in (1, 3, 8):
         with Session.open(model, policy=policy, budget=budget, chunk=chunk, text_budget=TextBudget(16, 64, 8)) as session:
             stream = session._stream
             step, seen = stream.decoder.step, []

@@ -118,11 +118,11 @@ class Shadow:
             head.keep(range(len(head) - rows))
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 5])
 @pytest.mark.parametrize(
-    ("policy", "at_once"), [("lottery", 4), ("purekv:st_spattn=on", 2), ("purekv:st_spattn=on,values=off", 2)]
+    ("policy", "at_once", "chunk"),
+    [("lottery", 4, 1), ("lottery", 4, 5), ("purekv:st_spattn=on", 2, 2), ("purekv:st_spattn=on,values=off", 2, 5)],
 )
-def test_answers_equal_the_numpy_decoder(made, chunk, policy, at_once):
+def test_answers_equal_the_numpy_decoder(made, policy, at_once, chunk):
     """With evictions other in every head and layer, two re-indexings, and a question in the middle."""
     model, checkpoint = made
     p = model.bundle.vision.tokens_per_frame
