@@ -6,7 +6,7 @@ from edgevlm.apps.commands.lazy import lazy_app
 
 COMMANDS = {  # in the order of --help
     "speed": ("edgevlm.bench.commands.measure:speed", "Time decode, prefill, vision, precisions and graphs."),
-    "compression": ("edgevlm.bench.commands.measure:compression", "Time compression beside numpy and a plain read."),
+    "compression": ("edgevlm.bench.commands.measure:compression", "Time compression beside a plain read."),
     "stream": ("edgevlm.bench.commands.measure:stream", "Watch a stream grow: speed, memory, energy."),
     "memory": ("edgevlm.bench.commands.measure:memory", "Measure long runs, snapshots, stores and retrieval."),
     "accuracy": ("edgevlm.bench.commands.accuracy:accuracy", "Compare what policies still know."),

@@ -1,13 +1,12 @@
-"""What a compression costs: each policy beside the same with numpy, and beside one plain read of the keys and values it holds.
+"""What a compression costs: each policy beside one plain read of the keys and values it holds.
 
 A pass is everything a policy does from one compression to the next: its scores, its choice, and the eviction. Guidance
-forwards are no part of it; their queries, and those of probed layers, are noise. All three are timed in turn, round by
-round, on the same cache, which is filled up again in between. The first round is cold and apart.
+forwards are no part of it; their queries, and those of probed layers, are noise. Both are timed in turn, round by round,
+on the same cache, which is filled up again in between. The first round is cold and apart.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -17,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from edgevlm.bench import numpy_kernels
 from edgevlm.bench.noise import GROUP, CacheShape, FilledCache
 from edgevlm.bench.output import prefixed
 from edgevlm.bench.timing import spread, timed
@@ -47,7 +45,7 @@ def compression(
 ) -> Iterator[dict[str, Any]]:
     """A line for each policy (``all``: every one that evicts) and dtype of keys and values; milliseconds, medians of rounds.
 
-    ``pass_over_read``: one compression over one plain read, round by round; ``reference_ms``: the same with numpy. With
+    ``pass_over_read``: one compression over one plain read, round by round; With
     ``device="cuda"`` a line for each part of a compression, beside a copy within the device. Raises UserError for a policy that
     does not evict, and without a device.
     """
@@ -79,20 +77,18 @@ def measure(
         cold, *times = _rounds(create_policy(text), shape, dtype, rounds, progress)
     finally:
         kernels.set_threads(before)
-    passes, reads, others = zip(*times, strict=True)
+    passes, reads = zip(*times, strict=True)
     over = spread([one / read for one, read in zip(passes, reads, strict=True)], "pass_over_read", "pass_low", "pass_high", 2)
     took = spread(passes, "ms")
     return {
         "bench": "compression", "policy": text, "dtype": dtype, "threads": threads, **asdict(shape),
         "ms": took.pop("ms"), "read_ms": round(median(reads), 3), "pass_over_read": over.pop("pass_over_read"),
-        "reference_ms": round(median(others), 3), **took, **over, "cold_ms": round(cold[0], 3),
+        **took, **over, "cold_ms": round(cold[0], 3),
     }  # fmt: skip
 
 
-def _rounds(
-    policy: Policy, shape: CacheShape, dtype: str, rounds: int, progress: Progress
-) -> Iterator[tuple[float, float, float]]:
-    """(pass, plain read, numpy) in milliseconds, of a first round that is not to be counted and of ``rounds`` more."""
+def _rounds(policy: Policy, shape: CacheShape, dtype: str, rounds: int, progress: Progress) -> Iterator[tuple[float, float]]:
+    """(pass, plain read) in milliseconds, of a first round that is not to be counted and of ``rounds`` more."""
     memory = FilledCache(shape, dtype)
     cache = memory.cache
     policy.attach(shape.tokens, StreamShape(shape.layers, shape.side**2, 0))
@@ -100,11 +96,8 @@ def _rounds(
         progress(f"round {number} of {rounds}")
         appended = _queries(policy, memory, memory.fill())
         guidance = _guidance(policy, memory)
-        twin = copy.deepcopy(policy)
         read = timed(lambda: _native.read(cache.native))
-        slow = timed(partial(_with_numpy, twin, cache, appended, guidance))
-        fast = timed(partial(_compress, policy, cache, appended, guidance))
-        yield fast, read, slow
+        yield timed(partial(_compress, policy, cache, appended, guidance)), read
 
 
 def _compress(policy: Policy, cache: KVCache, appended: Appended | None, guidance: Guidance) -> None:
@@ -115,18 +108,6 @@ def _compress(policy: Policy, cache: KVCache, appended: Appended | None, guidanc
     cache.evict(plan.keep)
     for layer, new in plan.add.items():
         cache.append(layer, new.key, new.value, new.rows)
-
-
-def _with_numpy(policy: Policy, cache: KVCache, appended: Appended | None, guidance: Guidance) -> None:
-    """The same with numpy; what is left of keys and values goes to new arrays, and the cache stays as it is."""
-    with numpy_kernels.in_place():
-        if appended is not None:
-            policy.after_append(cache, appended)
-        plan = policy.before_append(cache, policy.shape.tokens_per_frame, lambda: guidance)
-    assert plan is not None, "the memory is full"
-    for layer, keep in enumerate(plan.keep):
-        if keep is not None:
-            numpy_kernels.evict([cache.key(layer), cache.value(layer)], keep)
 
 
 def _queries(policy: Policy, memory: FilledCache, rows: Rows | None) -> Appended | None:

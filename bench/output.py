@@ -43,7 +43,7 @@ COLUMNS = {
     "kv-precision": "model kv tokens turns kl kl_most top1 bytes_per_token saturated",
     "per-layer": "model precision kv held rows full_ms per_layer_ms ratio",
     "prefill-pattern": "layers frames held dense_ms st_spattn_ms ratio",
-    "compression": "policy dtype ms read_ms pass_over_read reference_ms part gb_s copy_gb_s share_of_copy",
+    "compression": "policy dtype ms read_ms pass_over_read part gb_s copy_gb_s share_of_copy",
     "stream": "policy chunk frames peak_rss_mb cache_mb fps ttft_ms_p50 tokens_per_s compress_share joules_per_frame stopped",
     "breakdown": "model policy budget frame_ms fps vision_ms prefill_ms compress_ms guidance_ms reindex_ms compress_share",
     "stream-against": "runtime precision fps ms_per_frame ttft_ms tokens_per_s against fps_ratio tokens_ratio same_answers",

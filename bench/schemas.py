@@ -168,7 +168,6 @@ _NUMBERS = {
     "ratio": "Our time over that of against, median of rounds; st-spattn: dense over sparse.",
     "read_mb": "MB that one token reads.",
     "read_ms": "A plain read of all keys and values.",
-    "reference_ms": "The same compression in numpy.",
     "reindex_ms": "Renumbering positions, per frame.",
     "reindexings": "How often positions were renumbered.",
     "resv": "Fitted constant: time of ReSV's prediction.",

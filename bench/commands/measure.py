@@ -117,7 +117,7 @@ def compression(
     device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="cuda: time its kernels beside a copy.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Time policies' compression beside numpy and one plain read."""
+    """Time policies' compression beside one plain read."""
     from edgevlm.runtime.kv import KV_TYPES
 
     dtypes = [*KV_TYPES] if dtype == "all" else _names(dtype)

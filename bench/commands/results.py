@@ -71,21 +71,19 @@ def all_benches(
 def report(
     results: Annotated[list[str] | None, typer.Argument(metavar="DIR|FILE[#ID]...", show_default=False)] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page of charts and tables.")] = None,
-    tables: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Rewrite a document's marked tables.")] = None,
     extract: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Print the JSON lines inside a page.")] = None,
     baseline: Baseline = None,
     fail_over: FailOver = "20%",
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Report results as a page or tables, or compare runs.
+    """Report results as a page, or compare runs.
 
     With --baseline the last run of the results is compared line by line; the exit status is 1 where it is slower by more than
     --fail-over and not by chance. The page holds its own JSON. Charts need edgevlm[report].
     """
     from edgevlm.bench.results.compare import compare, parse_margin
     from edgevlm.bench.results.journal import last_run, read_runs
-    from edgevlm.bench.results.tables import rewrite
 
     if extract is not None:
         from edgevlm.bench.results.report import extract as extracted
@@ -93,8 +91,8 @@ def report(
         for line in extracted(extract):
             typer.echo(json.dumps(line))
         return
-    if not results or (out is None and tables is None and baseline is None):
-        raise UserError("give results and where they go: edgevlm bench report DIR --out report.html, or --tables README.md")
+    if not results or (out is None and baseline is None):
+        raise UserError("give results and where they go: edgevlm bench report DIR --out report.html")
     runs, margin = read_runs(results), parse_margin(fail_over)
     if not runs:
         raise UserError(f"{', '.join(results)}: no results yet; edgevlm bench all --out DIR makes some")
@@ -104,8 +102,6 @@ def report(
 
         write(out, runs, [] if earlier is None else compare(runs[-1], earlier, margin, force=force))
         note(f"wrote {out}: {len(runs)} runs, {sum(len(run.lines) for run in runs)} lines")
-    if tables is not None:
-        note(f"{tables}: {', '.join(rewrite(tables, runs)) or 'no tables between bench marks'}")
     if earlier is not None and _compare(runs[-1], earlier, margin, force, as_json):
         raise typer.Exit(1)
 

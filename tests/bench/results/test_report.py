@@ -241,7 +241,6 @@ def test_files_that_are_no_results(tmp_path, content, says):
         (["nowhere", "--out", "x.html"], "nowhere: cannot be read"),
         (["empty.jsonl", "--out", "x.html"], "no results yet"),
         (["good.jsonl", "--out", "no/x.html"], "--out no/x.html: cannot be written"),
-        (["good.jsonl", "--tables", "no.md"], "--tables no.md: cannot be read"),
         (["--extract", "good.jsonl"], "holds no results"),
         (["--extract", "nowhere"], "--extract nowhere: cannot be read"),
     ],
