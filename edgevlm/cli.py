@@ -29,7 +29,7 @@ COMMANDS = {  # in the order of --help
     "doctor": ("edgevlm.apps.commands.machine:doctor", "Check this machine and suggest fixes."),
     "cameras": ("edgevlm.apps.commands.machine:cameras", "List this machine's cameras."),
     "power": ("edgevlm.apps.commands.machine:power", "Show the power this machine draws."),
-    "state": ("edgevlm.apps.commands.state:app", "Inspect saved state."),
+    "state": ("edgevlm.apps.commands.machine:state", "Inspect saved state."),
     "bench": ("edgevlm.bench.cli:app", "Measure speed, memory and accuracy."),
 }
 MODELS = ("plan", "models", "export", "build", "bundles", "policies", "calibrate")

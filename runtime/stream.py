@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import allocate, capture_bytes, check_budget, frames_ahead
 from edgevlm.runtime.cache import Kind, Rows
-from edgevlm.runtime.engine import Decoder, FramePattern, StepResult
+from edgevlm.runtime.engine import Decoder, FramePattern, Int32, LayerDecoder, StepResult
 from edgevlm.runtime.framing import Embedded, Framing, frame_pattern
 from edgevlm.runtime.kv import DTYPES
-from edgevlm.runtime.layerwise import LayerByLayer
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape
 from edgevlm.runtime.policies.retrieval import Phase, Retrieval
@@ -336,3 +335,40 @@ class Stream:
         self.cache.commit(tokens.at(self._seq))
         self._seq += len(tokens)
         return result
+
+
+class LayerByLayer:
+    """A :class:`~edgevlm.runtime.engine.Decoder` made of a cut one and a retrieval policy.
+
+    ``phase``: of the rows that come next. ``probes``: layers whose queries a step returns.
+    """
+
+    def __init__(self, cut: LayerDecoder, policy: Retrieval, probes: Sequence[int] = ()) -> None:
+        self._cut, self._policy, self._probes = cut, policy, frozenset(probes)
+        self.phase: Phase = "prefill"
+
+    def step(
+        self,
+        embeds: Float32,
+        cos: Float32,
+        sin: Float32,
+        past_len: Int32,
+        logit_rows: Sequence[int] = (-1,),
+        pattern: FramePattern | None = None,
+    ) -> StepResult:
+        """As the protocol says; the rows appended are causal among themselves and see the working set before them."""
+        policy, compute_ms, probes = self._policy, self._policy.stats.compute_ms, {}
+        started = time.perf_counter()
+        policy.begin(cos, sin)
+        query: Float32 | None = self._cut.begin(embeds, cos, sin, logit_rows)
+        compute_ms[self.phase] += 1e3 * (time.perf_counter() - started)
+        for layer, past in enumerate(past_len):
+            assert query is not None  # but for the last layer's, there is a next
+            if layer in self._probes:
+                probes[layer] = query.copy()
+            fetched = policy.attend(layer, query, self.phase)
+            started = time.perf_counter()
+            query = self._cut.attend(layer, (past + fetched).astype(np.int32))
+            policy.working.settle(layer, len(embeds))
+            compute_ms[self.phase] += 1e3 * (time.perf_counter() - started)
+        return StepResult(self._cut.logits(), probes)

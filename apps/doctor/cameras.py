@@ -10,8 +10,8 @@ from edgevlm.apps.schemas import json_line
 from edgevlm.apps.sources.base import SourceOptions
 from edgevlm.apps.sources.devices import CSI_DRIVER, ROOT, Probed, devices, probe
 from edgevlm.apps.sources.gstreamer import CSI_ELEMENT, has_element, opencv_problem, pygobject_problem
-from edgevlm.apps.sources.hardware import jetson_problem, vaapi_problem
 from edgevlm.apps.sources.usb import UsbConnection
+from edgevlm.apps.sources.video import jetson_problem, vaapi_problem
 from edgevlm.engines.devices.machine import Machine, Outcome
 from edgevlm.errors import UserError
 

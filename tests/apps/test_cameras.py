@@ -9,7 +9,7 @@ import pytest
 from kernel import META, Camera, Machine
 
 from edgevlm.apps.doctor import cameras
-from edgevlm.apps.sources import devices, hardware
+from edgevlm.apps.sources import devices, video
 
 
 @pytest.fixture
@@ -89,19 +89,19 @@ def test_a_graphics_card_is_seen_by_its_node(tmp_path, node, mode, says):
     if node:
         (tmp_path / "dev" / "dri").mkdir(parents=True)
         (tmp_path / "dev" / "dri" / node).touch(mode)
-    problem = hardware.vaapi_problem(tmp_path)
+    problem = video.vaapi_problem(tmp_path)
     assert problem is None if says is None else says in problem
 
 
 def test_a_jetsons_decoder_needs_its_node_and_gstreamer(tmp_path, monkeypatch):
-    assert hardware.jetson_problem(tmp_path) == "this is no Jetson"
+    assert video.jetson_problem(tmp_path) == "this is no Jetson"
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "v4l2-nvdec").touch()
-    monkeypatch.setattr(hardware, "opencv_problem", lambda: "no OpenCV with it")
-    monkeypatch.setattr(hardware, "pygobject_problem", lambda: None)
-    monkeypatch.setattr(hardware, "has_element", lambda name: False)
-    assert "nvidia-l4t-gstreamer" in hardware.jetson_problem(tmp_path)
-    monkeypatch.setattr(hardware, "has_element", lambda name: name == "nvv4l2decoder")
-    assert hardware.jetson_problem(tmp_path) is None
-    monkeypatch.setattr(hardware, "opencv_problem", lambda: None)
-    assert hardware.jetson_problem(tmp_path) is None
+    monkeypatch.setattr(video, "opencv_problem", lambda: "no OpenCV with it")
+    monkeypatch.setattr(video, "pygobject_problem", lambda: None)
+    monkeypatch.setattr(video, "has_element", lambda name: False)
+    assert "nvidia-l4t-gstreamer" in video.jetson_problem(tmp_path)
+    monkeypatch.setattr(video, "has_element", lambda name: name == "nvv4l2decoder")
+    assert video.jetson_problem(tmp_path) is None
+    monkeypatch.setattr(video, "opencv_problem", lambda: None)
+    assert video.jetson_problem(tmp_path) is None

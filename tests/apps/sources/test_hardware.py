@@ -3,7 +3,7 @@
 import pytest
 from clips import clip
 
-from edgevlm.apps.sources import hardware
+from edgevlm.apps.sources import video
 from edgevlm.apps.sources.video import VideoSource
 
 
@@ -43,7 +43,7 @@ def card(tmp_path):
 def test_a_decoder_of_the_platform_is_asked_for(card, monkeypatch, decode, opens, decoder, tries, says):
     cv2, calls = pytest.importorskip("cv2"), []
     monkeypatch.setattr(cv2, "VideoCapture", FakeCapture(calls, opens, decoder))
-    capture, mode = hardware.open_file("a.mp4", decode, card)
+    capture, mode = video.open_file("a.mp4", decode, card)
     assert capture.isOpened()
     assert mode.startswith(says)
     assert bool(mode) is bool(says)
@@ -55,12 +55,12 @@ def test_a_decoder_of_the_platform_is_asked_for(card, monkeypatch, decode, opens
 def test_without_a_card_nothing_is_asked_or_said(tmp_path, monkeypatch):
     cv2, calls = pytest.importorskip("cv2"), []
     monkeypatch.setattr(cv2, "VideoCapture", FakeCapture(calls, True, 0))
-    assert hardware.open_file("a.mp4", "auto", tmp_path)[1] == ""
+    assert video.open_file("a.mp4", "auto", tmp_path)[1] == ""
     assert calls == [("a.mp4",)]
 
 
 def test_a_real_file_falls_back_and_says_so(card, monkeypatch):
-    monkeypatch.setattr(hardware.open_file, "__defaults__", (card,))
+    monkeypatch.setattr(video.open_file, "__defaults__", (card,))
     source = VideoSource(clip("bikes.mp4"), 2.0)
     assert source.mode.startswith("decoded by the CPU")
     assert source.read().image.shape[2] == 3

@@ -9,7 +9,7 @@ from edgevlm.bench.results.journal import read_runs, runs_of
 from edgevlm.errors import UserError
 
 ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path.append(str(ROOT / "docs"))
 import tables  # noqa: E402
 from tables import MARKED, filled, markdown, rewrite  # noqa: E402
 
@@ -200,3 +200,10 @@ def test_a_mark_without_results_or_of_another_name_is_refused():
         filled("<!-- bench: stream -->\n<!-- /bench -->", runs_of(LINES, "-"))
     with pytest.raises(UserError, match="there is no such table; there is accuracy, accuracy-short, breakdown, compression"):
         filled("<!-- bench: speed -->\n<!-- /bench -->", runs_of(LINES, "-"))
+
+
+def test_answers_that_end_at_once_have_no_rate():
+    line = {"bench": "stream-against", "runtime": "edgevlm", "precision": "fp32", "vision_precision": "fp32", "fps": 9.0}
+    line |= {"tokens_per_s": None, "vision_ms": 1, "prefill_ms": 2, "compress_ms": 3}
+    ratios = {"fps_ratio": 1.0, "cpu_ratio": 1.0, "tokens_ratio": None}
+    assert tables.against([line, line | ratios])[1][0][4:6] == ["-", "-"]

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from ..questions import KINDS, draw, is_about_now, subject
-from ..world import History, World
+from edgevlm.calib.demo.questions import KINDS, draw, is_about_now, subject
+from edgevlm.calib.demo.world import History, World
+
 from .model import PATCHES, TRAINED_LENGTH, prefix_ids, turn_ids
 
 UNKNOWN = -100  # a label that no loss counts

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import LlavaForConditionalGeneration
 
+from edgevlm.calib.demo.questions import KINDS, draw
 from edgevlm.calib.intervals import Estimate, mean
 
-from ..questions import KINDS, draw
 from .batch import FACTS, UNKNOWN, Batch, BatchPlan, Turn, collate, make_stream, place, write_block
 from .model import build_tokenizer, features
 

@@ -19,8 +19,8 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from ..questions import ANSWERS, KINDS
-from ..world import CELL, SIZE
+from edgevlm.calib.demo.questions import ANSWERS, KINDS
+from edgevlm.calib.demo.world import CELL, SIZE
 
 PAD, BOS, EOS, UNK, USER, ASSISTANT, IMAGE = SPECIAL = (
     "<pad>", "<bos>", "<eos>", "<unk>", "<user>", "<assistant>", "<image>",

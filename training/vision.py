@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 from transformers import LlavaForConditionalGeneration
 
-from ..world import COLORS, GRID, SHAPES, World
+from edgevlm.calib.demo.world import COLORS, GRID, SHAPES, World
+
 from .model import PATCHES, features
 
 QUADRANT_OF = np.add.outer(np.arange(GRID) // 2 * 2, np.arange(GRID) // 2).reshape(-1)  # int64 [16]
