@@ -12,7 +12,7 @@ from edgevlm.runtime import kernels
 from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.policies.retrieval import Retrieval
 
-FIELDS = ["bench", "policy", "dtype", "threads", "layers", "kv_heads", "head_dim", "tokens"]
+FIELDS = ["bench", "schema", "policy", "dtype", "threads", "layers", "kv_heads", "head_dim", "tokens"]
 FIELDS += ["ms", "read_ms", "pass_over_read", "low", "high", "pass_low", "pass_high", "cold_ms"]
 TINY = ["--layers", "4", "--kv-heads", "2", "--head-dim", "8", "--tokens", "130", "--rounds", "2"]
 
