@@ -67,6 +67,7 @@ class RunRequest:
     store_bytes: str | None = None
     host_bytes: str | None = None
     engine: str = DEFAULT_ENGINE
+    positions: str | None = None
     quiet: bool = False
     stats_every: float | None = None
 
@@ -101,7 +102,7 @@ def launch(request: RunRequest) -> None:
             bundle = resolve_model(request.model, step, to_stderr, request.engine)
         source = open_source(request.camera, request.video, options)
         with progress("verifying and loading the model"):  # a large bundle takes seconds
-            model = Model.load(bundle, engine=request.engine, threads=request.threads)
+            model = Model.load(bundle, engine=request.engine, threads=request.threads, positions=request.positions)
 
         def open_session(policy: str | None, tokens: str | None, state: SnapshotWriter | None = None) -> Session:
             """Anew, with what was asked for at first where nothing else is."""

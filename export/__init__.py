@@ -34,6 +34,7 @@ def export_checkpoint(
     vision_precision: str | None = None,
     kv: KVType = "fp32",
     profile: str = ONNXRUNTIME,
+    positions: str = "trained",
 ) -> Path:
     """Write the bundle of a Hugging Face checkpoint folder to ``out_dir`` and return its path.
 
@@ -52,6 +53,7 @@ def export_checkpoint(
     ``precision`` is fp32.
     ``kv``: what the bundle keeps keys and values as; int8's scales are measured with onnxruntime once the graphs are written.
     ``profile``: what the graphs are for, one of :data:`edgevlm.runtime.graph_profiles.PROFILES`.
+    ``positions``: where prompts behind a video of Qwen2-VL or Qwen2.5-VL go on, ``trained`` or as ``transformers`` does now.
     Raises UserError, one line, for a checkpoint that is damaged or of an unknown kind and for a disk that is full.
     """
     folder, told, noted = checkpoint_folder(checkpoint_dir), progress or _unheard, notice or _unheard
@@ -60,7 +62,7 @@ def export_checkpoint(
         # torch and transformers take seconds to import, and parts of them come later than the writer
         with needs("exporting"):
             writer: Any = import_module("edgevlm.export.writer")
-            options = writer.Options(st_spattn_from, camera, gguf, precision, samples, vision_precision, kv, profile)
+            options = writer.Options(st_spattn_from, camera, gguf, precision, samples, vision_precision, kv, profile, positions)
             path: Path = writer.write_bundle(folder, Path(out_dir), options, told, noted, force=force)
     except MemoryError:
         raise UserError(f"{folder}: does not fit in the free memory while it is exported; end other programs") from None

@@ -60,11 +60,9 @@ class DecoderShape:
         return self.kv_heads * self.head_dim
 
     def inv_freq(self) -> list[float]:
-        """The rotary frequencies exactly as transformers computes them, in float32: ``[head_dim / 2]``."""
-        import torch
-
-        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float) / self.head_dim
-        return [float(value) for value in (1.0 / (self.rope_theta**exponents))]
+        """The rotary frequencies in float32, as transformers has them: ``[head_dim / 2]``."""
+        exponents = np.arange(0, self.head_dim, 2, dtype=np.float32) / np.float32(self.head_dim)
+        return [float(value) for value in 1 / np.float32(self.rope_theta) ** exponents]
 
 
 @dataclass(frozen=True, slots=True)

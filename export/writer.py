@@ -29,6 +29,7 @@ from edgevlm.runtime.atomic import atomic_directory, check_target, journal_of
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, Progress, hash_file, seal_manifest
 from edgevlm.runtime.graph_profiles import vision_precision
 from edgevlm.runtime.kv import KVType
+from edgevlm.runtime.positions import position_rule
 
 CLOSING = "closing.npy"
 CHUNK = 8  # frames, as a session encodes at once
@@ -48,6 +49,7 @@ class Options:
     vision_precision: str | None
     kv: KVType
     profile: str
+    positions: str
 
     def facts(self) -> dict[str, Any]:
         """All of them, for a fingerprint."""
@@ -176,7 +178,7 @@ def _vision_section(model: _Model, tokens: int) -> dict[str, Any]:
         "grid": list(parts.grid),
         "closing": None if parts.closing is None else CLOSING,
         "group": parts.vision.group,
-        "positions": family.positions,
+        "positions": position_rule(family.positions, model.options.positions),
         "tokens_per_second": parts.tokens_per_second,
         "longest_edge": parts.longest_edge,
         "before": family.before,

@@ -95,7 +95,8 @@ class VisionSpec:
 
     ``group`` frames make one grid of tokens (Qwen merges two; an odd last one is repeated). ``positions`` says how these take
     theirs: ``"rows"``, the next index each; ``"video"``, one block of frame, row and column for the whole stream, in which the
-    frame advances by 1, or by ``tokens_per_second`` of the time that passes; ``"frame"``, such a block for each grid.
+    frame advances by 1, or by ``tokens_per_second`` of the time that passes; ``"frame"``, such a block for each grid;
+    ``"transformers"``, as ``"video"`` with the text behind it where transformers from 5.3 on puts it.
     ``before`` and ``after`` are text that stands around each grid; ``{seconds}``, ``{minutes}`` and ``{second}`` are its time.
     """
 
@@ -111,7 +112,7 @@ class VisionSpec:
     grid: tuple[int, int]  # its (rows, columns), row-major
     closing: str | None  # .npy file, float32 [n, hidden]: rows that close a video; null for none
     group: int = 1
-    positions: str = "rows"  # "rows" | "video" | "frame"
+    positions: str = "rows"  # "rows" | "video" | "frame" | "transformers"
     tokens_per_second: float | None = None
     before: str = ""
     after: str = ""

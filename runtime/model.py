@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import DEFAULT_ENGINE, Engine, load_engine
 from edgevlm.runtime.paths import refuse_address
+from edgevlm.runtime.positions import position_rule
 from edgevlm.runtime.scheduler import Scheduler
 
 
@@ -38,14 +39,20 @@ class Model:
         weakref.finalize(self, self.scheduler.stop)
 
     @classmethod
-    def load(cls, name: str | Path, *, engine: str = DEFAULT_ENGINE, threads: int | None = None) -> Model:
+    def load(
+        cls, name: str | Path, *, engine: str = DEFAULT_ENGINE, threads: int | None = None, positions: str | None = None
+    ) -> Model:
         """Load ``demo`` or a bundle directory; from the package ``edgevlm`` also a checkpoint's, or ``ORG/NAME`` of the hub.
 
-        engine: a backend's name. threads: of one call of it, 1 to 256, the physical cores unless given. Raises BundleError for
-        a bundle that is missing, truncated or of another version; UserError for an engine that is unknown or not installed, or
-        that refuses the bundle or the number of threads.
+        engine: a backend's name. threads: of one call of it, 1 to 256, the physical cores unless given. positions: ``trained``
+        or ``transformers``, as the bundle was exported unless given.
+        Raises BundleError for a bundle that is missing, truncated or of another version; UserError for an engine that is
+        unknown or not installed, or that refuses the bundle or the number of threads.
         """
         bundle = Bundle.load(bundle_folder(find_model(name, engine)), verify="size")
+        if positions is not None:
+            vision = bundle.vision
+            bundle = replace(bundle, vision=replace(vision, positions=position_rule(vision.positions, positions)))
         try:
             tokenizer = Tokenizer.from_file(str(bundle.file(bundle.chat.tokenizer)))
         except Exception as error:  # tokenizers raises bare Exception

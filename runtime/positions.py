@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
 
 Reindexing = Literal["lazy", "eager", "never"]
+Mark = tuple[int, int | None, int, float, int | None]
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
+VIDEO_RULES = {"trained": "video", "transformers": "transformers"}  # --positions -> how the frames of one video take positions
 _ROUNDING = 1e-6  # of a position, against 0.1 * 30 being less than 3
 
 
@@ -26,6 +28,11 @@ def rope_tables(positions: Int32, inv_freq: Float32, pair_axis: NDArray[np.uint8
     places = positions.reshape(len(positions), -1).astype(np.float32)
     angles = (places[:, :1] if pair_axis is None or places.shape[1] == 1 else places[:, pair_axis]) * inv_freq
     return np.cos(angles), np.sin(angles)
+
+
+def position_rule(rule: str, wanted: str) -> str:
+    """How frames take positions where they did so by ``rule``; ``wanted``, of VIDEO_RULES, matters to a video in one block."""
+    return VIDEO_RULES[wanted] if rule in VIDEO_RULES.values() else rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,7 @@ class Positions:
     _start: int | None = None  # where the rows and columns of the video count from
     _time: int = 0  # the newest frame's place on the first axis
     _since: float = 0.0  # seconds of the video's first frame
+    _text: int | None = None  # where text that follows the video goes on, if not from ``next``
 
     @property
     def margin(self) -> int:
@@ -71,31 +79,33 @@ class Positions:
 
         gap: positions left free behind the prefix.
         """
-        self.next, self._start = cache.reindex(prefix), None
+        self.next, self._start, self._text = cache.reindex(prefix), None, None
         if gap:
             for layer in range(cache.layers):
                 place = cache.position(layer)
                 cache.shift(layer, np.where(place < prefix, place, place + gap).astype(np.int32))
             self.next += gap
 
-    def mark(self) -> tuple[int, int | None, int, float]:
+    def mark(self) -> Mark:
         """This moment, to :meth:`restore`."""
-        return self.next, self._start, self._time, self._since
+        return self.next, self._start, self._time, self._since, self._text
 
-    def restore(self, mark: tuple[int, int | None, int, float]) -> None:
-        self.next, self._start, self._time, self._since = mark
+    def restore(self, mark: Mark) -> None:
+        self.next, self._start, self._time, self._since, self._text = (*mark, None)[:5]  # older snapshots have four
 
     def take(self, rows: int) -> Int32:
         """The positions of the next ``rows`` rows of text, ``[rows, axes]``."""
-        places = np.arange(self.next, self.next + rows, dtype=np.int32)
-        self.next += rows
-        return np.repeat(places[:, None], self.layout.axes, 1)
+        first = self.next if self._text is None else self._text
+        self.next, self._text = max(self.next, first + rows), None
+        return np.repeat(np.arange(first, first + rows, dtype=np.int32)[:, None], self.layout.axes, 1)
 
     def frame(self, seconds: float) -> Int32:
         """The positions of the tokens of the next frame, seen at ``seconds``: ``[rows * columns, axes]``.
 
         ``video``: the frame advances by 1 or by the time that passed; rows and columns count from the video's start.
         ``frame``: all three count from the next index. (Qwen2-VL, arXiv 2409.12191, sec. 2.1; Qwen2.5-VL, 2502.13923, 2.1.2.)
+        ``transformers``: as ``video``, but the rows of text that are taken next follow the largest row or column, and only
+        those after them the largest position, as in transformers from 5.3 on.
         """
         rows, columns = self.layout.grid
         if self.layout.rule == "rows":
@@ -105,7 +115,9 @@ class Positions:
         places[..., 0] = self._time
         places[..., 1] = start + np.arange(rows)[:, None]
         places[..., 2] = start + np.arange(columns)
-        self.next = max(self.next, self._time + 1, start + max(rows, columns))
+        edge = start + max(rows, columns)
+        self.next = max(self.next, self._time + 1, edge)
+        self._text = edge if self.layout.rule == "transformers" else None
         return places.reshape(-1, 3)
 
     def _begin(self, seconds: float) -> int:

@@ -25,7 +25,7 @@ Tell = Callable[[str], object]
 DIGITS = 10  # of a cached bundle's name that stand for the checkpoint, and as many for its options
 DEFAULTS: dict[str, Any] = {
     "st_spattn_from": None, "camera": (480, 640), "text_gguf": None, "precision": None, "vision_precision": None, "kv": "fp32",
-    "profile": ONNXRUNTIME,
+    "profile": ONNXRUNTIME, "positions": "trained",
 }  # fmt: skip
 
 

@@ -40,6 +40,10 @@ def export(
     ] = None,
     kv: KV = None,
     frame_size: Annotated[str, typer.Option(metavar="WxH", help="Expect frames of this size (Qwen families).")] = "640x480",
+    positions: Annotated[
+        Literal["trained", "transformers"],
+        typer.Option(metavar="trained|transformers", help="Place Qwen's prompts as trained, or as transformers does."),
+    ] = "trained",
     text_gguf: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Take the decoder's weights from this GGUF file.")
     ] = None,
@@ -75,7 +79,7 @@ def export(
             note(target.line)
         options: dict[str, Any] = {
             "st_spattn_from": st_spattn, "camera": (height, width), "text_gguf": text_gguf, "precision": target.precision,
-            "vision_precision": vision_precision, "kv": target.kv, "profile": target.profile,
+            "vision_precision": vision_precision, "kv": target.kv, "profile": target.profile, "positions": positions,
         }  # fmt: skip
         scaled = scaling != "none"
         if out is None:

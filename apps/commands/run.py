@@ -111,6 +111,15 @@ def run(
         Literal["lazy", "eager"],
         typer.Option(metavar="lazy|eager", help="Renumber positions near the limit, or always.", rich_help_panel=MEMORY),
     ] = "lazy",
+    positions: Annotated[
+        Literal["trained", "transformers"] | None,
+        typer.Option(
+            metavar="trained|transformers",
+            help="Place Qwen's prompts as trained, or as transformers does.",
+            show_default="as exported",
+            rich_help_panel=MEMORY,
+        ),
+    ] = None,
     store_bytes: Annotated[
         str | None,
         typer.Option(metavar="8G", help="Limit a retrieval policy's file; 0: none.", show_default="8G", rich_help_panel=MEMORY),
@@ -162,6 +171,6 @@ def run(
             gate=gate, realtime=realtime, reindexing=reindexing, frames=frames, seconds=seconds,
             ask=ask or lines("EDGEVLM_RUN_ASK"), ask_at=ask_at or lines("EDGEVLM_RUN_ASK_AT"), threads=threads, as_json=json,
             state=state, state_every=state_every, store_bytes=store_bytes, host_bytes=host_bytes, engine=engine,
-            quiet=quiet, stats_every=stats_every,
+            positions=positions, quiet=quiet, stats_every=stats_every,
         )
     )  # fmt: skip

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint, with_defaults
@@ -26,15 +25,12 @@ class Qwen2VL(Family):
     merge: ClassVar[int] = 2
     fading: ClassVar[tuple[str, str]] = ("20/12", "0.75/0.6")
     token_edge: ClassVar[int] = 28  # pixels, in which the budget of 128 to 768 tokens a frame is counted
-    mlp: ClassVar[dict[str, str]] = {"first": "fc1", "last": "fc2"}  # names of its linears
+    is_gated: ClassVar[bool] = False  # whether its MLPs are
     norm_vectors: ClassVar[int] = 2  # of a norm: weight and bias, or the weight alone
     is_placed: ClassVar[bool] = False  # whether patches have position embeddings, and a bias
 
     def parts(self, checkpoint: Checkpoint, camera: tuple[int, int]) -> FamilyParts:
-        import torch
-        from torch import nn
-
-        from edgevlm.export.vision.qwen import Block, Mlp, PatchGrid, RMSNorm
+        from edgevlm.export.vision.qwen import PatchGrid
 
         vision = with_defaults(checkpoint.section("vision_config"), self.vision_type)
         merge, patch, group = sizes = [vision[key] for key in ("spatial_merge_size", "patch_size", "temporal_patch_size")]
@@ -42,31 +38,19 @@ class Qwen2VL(Family):
             raise UserError("config.json: vision patches must be squares of pixels with three channels")
         edge = merge * patch
         size = frame_size(checkpoint, self.processors, camera, edge, self.budget, self.sharing(vision))
-        grid, heads = PatchGrid(size[0] // edge, size[1] // edge, merge, patch, group), int(vision["num_heads"])
-        width, inner, hidden = self.widths(vision)
-        tower, norm = self.tower(vision, grid, width, heads), RMSNorm if self.norm_vectors == 1 else nn.LayerNorm
-        with torch.device("meta"):
-            for _ in range(int(vision["depth"])):
-                tower.blocks.append(Block(width, heads, norm, Mlp(width, inner, vision["hidden_act"], **self.mlp)))
-            self.add_mergers(tower, norm, width, hidden)
-        tower.take(checkpoint, {"": "vision."})
-        return self.described(checkpoint, vision, FamilyParts(tower.eval(), (grid.rows, grid.columns)))
+        grid = PatchGrid(size[0] // edge, size[1] // edge, merge, patch, group)
+        clock = vision.get("tokens_per_second")
+        return FamilyParts(
+            self.tower(grid, vision),
+            (grid.rows, grid.columns),
+            tokens_per_second=None if clock is None else float(clock),
+            deepstack=len(vision.get("deepstack_visual_indexes", ())),
+        )
 
-    def tower(self, vision: Config, grid: PatchGrid, width: int, heads: int) -> QwenTower:
-        """The tower without blocks and mergers."""
+    def tower(self, grid: PatchGrid, vision: Config) -> QwenTower:
         from edgevlm.export.vision.qwen import QwenTower
 
-        return QwenTower(grid, width, heads)
-
-    def add_mergers(self, tower: Any, norm: Any, width: int, hidden: int) -> None:
-        """What makes a token of a square of patches."""
-        from edgevlm.export.vision.qwen import Merger
-
-        tower.merger = Merger(width, tower.grid.merge**2, hidden, norm)
-
-    def described(self, checkpoint: Checkpoint, vision: Config, parts: FamilyParts) -> FamilyParts:
-        """The parts, with what a later family adds to them."""
-        return parts
+        return QwenTower(grid, vision, *self.widths(vision))
 
     @property
     def budget(self) -> tuple[int, int]:
@@ -92,7 +76,7 @@ class Qwen2VL(Family):
         patches, joined, placed = tokens * merge**2, width * merge**2, width * self.is_placed
         constants = 2 * patches * (width // heads) + placed * patches  # rotary tables, and places resampled for this size
         embedding = 3 * group * patch * patch * width + placed
-        per_block = block_parameters(width, inner, "gate" in self.mlp)
+        per_block = block_parameters(width, inner, self.is_gated)
         mergers = (1 + taps) * (joined * joined + joined + joined * hidden + hidden)
         norms = 2 * blocks * self.norm_vectors * width + self.norm_vectors * width + taps * 2 * joined
         return TowerGeometry(
@@ -117,21 +101,16 @@ class Qwen25VL(Qwen2VL):
     """Most blocks attend inside windows, and the frame's position follows the clock (arXiv 2502.13923, sec. 2.1)."""
 
     vision_type: ClassVar[str] = "qwen2_5_vl_vision"
-    mlp: ClassVar[dict[str, str]] = {"gate": "gate_proj", "first": "up_proj", "last": "down_proj"}
+    is_gated: ClassVar[bool] = True
     norm_vectors: ClassVar[int] = 1
 
     def widths(self, vision: Config) -> tuple[int, int, int]:
         return int(vision["hidden_size"]), int(vision["intermediate_size"]), int(vision["out_hidden_size"])
 
-    def tower(self, vision: Config, grid: PatchGrid, width: int, heads: int) -> QwenTower:
-        from edgevlm.export.vision.qwen import QwenTower
+    def tower(self, grid: PatchGrid, vision: Config) -> QwenTower:
+        from edgevlm.export.vision.qwen import Qwen25Tower
 
-        tower = QwenTower(grid, width, heads, window=int(vision["window_size"]) // (grid.merge * grid.patch))
-        tower.full = set(vision["fullatt_block_indexes"])
-        return tower
-
-    def described(self, checkpoint: Checkpoint, vision: Config, parts: FamilyParts) -> FamilyParts:
-        return replace(parts, tokens_per_second=float(vision["tokens_per_second"]))
+        return Qwen25Tower(grid, vision, *self.widths(vision))
 
 
 class Qwen3VL(Qwen25VL):
@@ -144,33 +123,17 @@ class Qwen3VL(Qwen25VL):
     around: ClassVar[tuple[str, str]] = (START, END)
     text_tokens: ClassVar[int] = 11
     token_edge: ClassVar[int] = 32
-    mlp: ClassVar[dict[str, str]] = {"first": "linear_fc1", "last": "linear_fc2"}
+    is_gated: ClassVar[bool] = False
     norm_vectors: ClassVar[int] = 2
     is_placed: ClassVar[bool] = True
 
     def sharing(self, vision: Config) -> int:
         return int(vision["temporal_patch_size"])
 
-    def tower(self, vision: Config, grid: PatchGrid, width: int, heads: int) -> QwenTower:
+    def tower(self, grid: PatchGrid, vision: Config) -> QwenTower:
         from edgevlm.export.vision.qwen import Qwen3Tower
 
-        return Qwen3Tower(grid, width, heads, list(vision["deepstack_visual_indexes"]))
-
-    def add_mergers(self, tower: Any, norm: Any, width: int, hidden: int) -> None:
-        from edgevlm.export.vision.qwen import Qwen3Merger
-
-        squares = tower.grid.merge**2
-        tower.merger = Qwen3Merger(width, squares, hidden, joined=False)
-        for _ in tower.tapped:
-            tower.deepstack_merger_list.append(Qwen3Merger(width, squares, hidden, joined=True))
-
-    def described(self, checkpoint: Checkpoint, vision: Config, parts: FamilyParts) -> FamilyParts:
-        import torch
-
-        tower: Any = parts.vision
-        count, width = int(vision["num_position_embeddings"]), tower.width
-        tower.place(torch.from_numpy(checkpoint.tensor("vision.pos_embed.weight", (count, width))))
-        return replace(parts, deepstack=len(tower.tapped))
+        return Qwen3Tower(grid, vision, *self.widths(vision))
 
 
 def _attended(vision: Config, rows: int, columns: int, merge: int, patch: int, blocks: int) -> float:

@@ -42,11 +42,6 @@ def write_vision(
     precision: of its linears, fp32, fp16 (which needs ``standard``) or int8. standard: without nodes of ONNX Runtime's own;
     then attention is in the precision too.
     """
-    if not isinstance(tower, VisionTower):
-        from edgevlm.export.vision.traced import write_traced
-
-        write_traced(tower, folder, precision, checkpoint, standard)
-        return
     with (folder / WEIGHTS).open("wb") as stream:
         graph = GraphBuilder("vision", WeightsFile(stream, WEIGHTS))
         _build(tower, VisionGraph(graph, checkpoint, precision, standard))
@@ -56,8 +51,6 @@ def write_vision(
 
 def count_parameters(tower: VisionTower, checkpoint: Checkpoint) -> int:
     """Numbers that a tower stores. Raises UserError if the checkpoint lacks one of its tensors; none is read."""
-    if not isinstance(tower, VisionTower):
-        return sum(parameter.numel() for parameter in tower.parameters())
     unwritten = _Unwritten()
     _build(tower, VisionGraph(GraphBuilder("vision", unwritten), checkpoint.without_reading()))
     return unwritten.numbers

@@ -6,15 +6,18 @@ bundle is made for, and is a constant of the graph.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import nn
+import numpy as np
+from numpy.typing import NDArray
 
-from edgevlm.export.vision.attention import attend
-from edgevlm.export.vision.traced import VisionFeatures
+from edgevlm.export.vision import VisionTower
+from edgevlm.export.vision.layers import Float32, VisionGraph, bilinear
 
+EPSILON = 1e-6  # of all norms
+Int64 = NDArray[np.int64]
 Windows = list[tuple[int, int]]  # (how many, patches in each), one after another
 
 
@@ -36,217 +39,198 @@ class PatchGrid:
         return self.rows * self.columns
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, columns) of patches."""
+        return self.rows * self.merge, self.columns * self.merge
+
+    @property
     def size(self) -> tuple[int, int]:
         """(height, width) in pixels."""
-        return self.rows * self.merge * self.patch, self.columns * self.merge * self.patch
+        return self.shape[0] * self.patch, self.shape[1] * self.patch
 
-    def places(self) -> torch.Tensor:
-        """Row and column of each patch, square by square: int64 ``[patches, 2]``."""
-        m = self.merge
-        row, col = torch.meshgrid(torch.arange(self.rows * m), torch.arange(self.columns * m), indexing="ij")
-        both = torch.stack([row, col], -1).reshape(self.rows, m, self.columns, m, 2)
-        return both.transpose(1, 2).reshape(-1, 2)
+    def patches(self, squares: Int64) -> Int64:
+        """The patches of squares, row by row in each; patches and squares are numbered row by row of the frame."""
+        places = np.arange(self.squares * self.merge**2).reshape(self.rows, self.merge, self.columns, self.merge)
+        by_square = places.transpose(0, 2, 1, 3).reshape(self.squares, -1)
+        return by_square[squares].flatten()
 
-    def cut(self, pixels: torch.Tensor) -> torch.Tensor:
-        """``[G, group * 3, H, W]`` to ``[G, patches, 3 * group * patch * patch]``, square by square."""
-        m, p = self.merge, self.patch
-        cut = pixels.reshape(-1, self.group, 3, self.rows, m, p, self.columns, m, p)
-        return cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, self.squares * m * m, 3 * self.group * p * p)
-
-    def windows(self, side: int) -> tuple[torch.Tensor, Windows]:
+    def windows(self, side: int) -> tuple[Int64, Windows]:
         """Windows of ``side`` x ``side`` squares, those at the edges smaller: the squares' order, and runs of equal windows."""
-        squares = torch.arange(self.squares).reshape(self.rows, self.columns)
-        by_shape: dict[tuple[int, ...], list[torch.Tensor]] = {}
+        squares = np.arange(self.squares).reshape(self.rows, self.columns)
+        by_shape: dict[tuple[int, ...], list[Int64]] = {}
         for top in range(0, self.rows, side):
             for left in range(0, self.columns, side):
                 window = squares[top : top + side, left : left + side]
-                by_shape.setdefault(tuple(window.shape), []).append(window.flatten())
-        order = torch.cat([window for alike in by_shape.values() for window in alike])
-        return order, [(len(alike), alike[0].numel() * self.merge**2) for alike in by_shape.values()]
+                by_shape.setdefault(window.shape, []).append(window.flatten())
+        order = np.concatenate([window for alike in by_shape.values() for window in alike])
+        return order, [(len(alike), alike[0].size * self.merge**2) for alike in by_shape.values()]
 
 
-class RMSNorm(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
+class QwenTower(VisionTower):
+    """Qwen2-VL's: every patch sees its whole frame pair.
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
-
-
-class Attention(nn.Module):
-    """Full attention inside each window, queries and keys rotated."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.qkv, self.proj, self.heads = nn.Linear(width, 3 * width), nn.Linear(width, width), heads
-
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, windows: Windows) -> torch.Tensor:
-        """x: ``[G, patches, width]``; cos, sin: ``[patches, 1, head_dim]``."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)  # [G, patches, heads, head_dim]
-        q, k = (part * cos + _turned(part) * sin for part in (q, k))
-        seen, start = [], 0
-        for count, length in windows:
-            here = slice(start, start + count * length)
-            rows = [part[:, here].reshape(-1, length, *part.shape[2:]) for part in (q, k, v)]
-            attended = attend(rows[0], rows[1], rows[2], q.shape[-1] ** -0.5)
-            seen.append(attended.reshape(x.shape[0], -1, x.shape[-1]))
-            start += count * length
-        joined: torch.Tensor = self.proj(torch.cat(seen, 1))
-        return joined
-
-
-def _turned(x: torch.Tensor) -> torch.Tensor:
-    first, second = x.chunk(2, -1)
-    return torch.cat([-second, first], -1)
-
-
-class Block(nn.Module):
-    """Pre-norm attention and MLP; parts carry the checkpoint's names."""
-
-    def __init__(self, width: int, heads: int, norm: type[nn.Module], mlp: nn.Module) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = layer_norm(norm, width), layer_norm(norm, width)
-        self.attn, self.mlp = Attention(width, heads), mlp
-
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, windows: Windows) -> torch.Tensor:
-        x = x + self.attn(self.norm1(x), cos, sin, windows)
-        joined: torch.Tensor = x + self.mlp(self.norm2(x))
-        return joined
-
-
-def layer_norm(norm: type[nn.Module], width: int) -> nn.Module:
-    """``norm`` of ``width``, with the epsilon that all of these towers have."""
-    return nn.LayerNorm(width, eps=1e-6) if norm is nn.LayerNorm else norm(width)
-
-
-class Mlp(nn.Module):
-    """``last(act(first(x)))``, or with ``gate`` ``last(act(gate(x)) * first(x))``; linears carry the checkpoint's names."""
-
-    def __init__(self, width: int, inner: int, activation: str, first: str, last: str, gate: str = "") -> None:
-        super().__init__()
-        from transformers.activations import ACT2FN
-
-        self.names, self.act = (first, last, gate), ACT2FN[activation]
-        for name in filter(None, (gate, first)):
-            self.add_module(name, nn.Linear(width, inner))
-        self.add_module(last, nn.Linear(inner, width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first, last, gate = self.names
-        inner = self.act(getattr(self, gate or first)(x))
-        out: torch.Tensor = getattr(self, last)(inner * getattr(self, first)(x) if gate else inner)
-        return out
-
-
-class Merger(nn.Module):
-    """A square's patches, normed, to one token."""
-
-    def __init__(self, width: int, squares: int, hidden: int, norm: type[nn.Module]) -> None:
-        super().__init__()
-        self.ln_q, self.joined = layer_norm(norm, width), width * squares
-        self.mlp = nn.Sequential(nn.Linear(self.joined, self.joined), nn.GELU(), nn.Linear(self.joined, hidden))
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        tokens: torch.Tensor = self.mlp(self.ln_q(rows).unflatten(1, (-1, self.joined // rows.shape[-1])).flatten(2))
-        return tokens
-
-
-class Qwen3Merger(nn.Module):
-    """A square's patches to one token, normed before they are joined, or, ``joined``, after."""
-
-    def __init__(self, width: int, squares: int, hidden: int, *, joined: bool) -> None:
-        super().__init__()
-        inner = width * squares
-        self.squares, self.norms_joined, self.act_fn = squares, joined, nn.GELU()
-        self.norm = nn.LayerNorm(inner if joined else width, eps=1e-6)
-        self.linear_fc1, self.linear_fc2 = nn.Linear(inner, inner), nn.Linear(inner, hidden)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        normed = rows if self.norms_joined else self.norm(rows)
-        joined = normed.unflatten(1, (-1, self.squares)).flatten(2)
-        tokens: torch.Tensor = self.linear_fc2(self.act_fn(self.linear_fc1(self.norm(joined) if self.norms_joined else joined)))
-        return tokens
-
-
-class QwenTower(VisionFeatures):
-    """Blocks between ``patch_embed`` and ``merger``: Qwen2-VL's and Qwen2.5-VL's. Families fill the parts in.
-
-    ``window``: squares along the edge of a window; all blocks but those in ``full`` attend inside windows. 0 for no windows.
+    vision: ``vision_config``, complete. inner: width of a block's MLP. hidden: of what the tower gives.
     """
 
-    def __init__(self, grid: PatchGrid, width: int, heads: int, *, bias: bool = False, window: int = 0) -> None:
-        super().__init__()
-        self.grid, self.size, self.group, self.width = grid, grid.size, grid.group, width
-        self.patch_embed = nn.Module()
-        patch = (grid.group, grid.patch, grid.patch)
-        self.patch_embed.proj = nn.Conv3d(3, width, patch, patch, bias=bias)
-        self.blocks: Any = nn.ModuleList()
-        self.full: set[int] = set()
-        patches = grid.squares * grid.merge**2
-        self.everything: Windows = [(1, patches)]
-        order, self.parts = grid.windows(window) if window else (torch.arange(grid.squares), self.everything)
-        self.order, self.back = order, torch.argsort(order)
-        cos, sin = _tables(grid.places(), width // heads)
-        self.cos, self.sin = (self.ordered(table[None])[0][:, None] for table in (cos, sin))
+    def __init__(self, grid: PatchGrid, vision: Mapping[str, Any], width: int, inner: int, hidden: int) -> None:
+        self.grid, self.size, self.group = grid, grid.size, grid.group
+        self.tokens, self.width, self.hidden = grid.squares, hidden, hidden
+        self.columns, self.inner, self.activation = width, inner, str(vision["hidden_act"])
+        self.depth, self.heads = int(vision["depth"]), int(vision["num_heads"])
+        self.theta = float((vision.get("rope_parameters") or {}).get("rope_theta", 10000.0))
+        self.everything: Windows = [(1, grid.squares * grid.merge**2)]
+        self.order, self.windows = np.arange(grid.squares), self.everything
+        self.full: set[int] = set()  # blocks that see everything where the others see windows
 
-    def ordered(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows ``[G, patches, n]`` in the order of windows."""
-        return rows.unflatten(1, (self.grid.squares, -1))[:, self.order].flatten(1, 2)
+    def add_nodes(self, graph: VisionGraph, pixels: str) -> str:
+        rows, delta = self.embed(graph, pixels), ""
+        self.tables(graph)
+        tapped = []
+        for layer in range(self.depth):
+            rows, delta = self.block(graph, layer, rows, delta)
+            tapped += self.tap(graph, layer, rows, delta)
+        tokens = self.merged(graph, "vision.merger", rows, delta)
+        return graph.node("Concat", [tokens, *tapped], "vision.tokens", axis=-1) if tapped else tokens
 
-    def embed(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Pixels to patch embeddings ``[G, patches, width]``, square by square."""
-        proj = self.patch_embed.proj
-        rows: torch.Tensor = nn.functional.linear(self.grid.cut(pixels), proj.weight.flatten(1), proj.bias)
-        return rows
+    def embed(self, g: VisionGraph, pixels: str) -> str:
+        """Patch embeddings ``[G, patches, columns]`` in the order of windows, square by square."""
+        rows = g.patches("vision.patch_embed.proj", pixels, self.columns, self.grid.patch, bias=False, group=self.group)
+        return self.gather(g, "vision.ordered", rows, self.grid.patches(self.order))
 
-    def run(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
-        windows = self.everything if layer in self.full else self.parts
-        out: torch.Tensor = self.blocks[layer](rows, self.cos, self.sin, windows)
-        return out
+    def block(self, g: VisionGraph, layer: int, rows: str, delta: str) -> tuple[str, str]:
+        """Pre-norm attention and MLP of ``rows + delta``, returned in the same way."""
+        name = f"vision.blocks.{layer}"
+        normed, rows = self.norm(g, f"{name}.norm1", rows, delta)
+        windows = self.everything if layer in self.full else self.windows
+        attended = self.attention(g, f"{name}.attn", normed, windows)
+        normed, rows = self.norm(g, f"{name}.norm2", rows, attended)
+        return rows, self.mlp(g, f"{name}.mlp", normed)
 
-    def merged(self, merger: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-        """Patches through a merger, one token a square, in row-major order again: ``[G, squares, hidden]``."""
-        tokens: torch.Tensor = merger(rows)
-        return tokens[:, self.back]
+    def norm(self, g: VisionGraph, name: str, rows: str, skip: str = "") -> tuple[str, str]:
+        return g.layer_norm(name, rows, self.columns, EPSILON, skip)
 
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        rows = self.ordered(self.embed(pixel_values))
-        for layer in range(len(self.blocks)):
-            rows = self.run(layer, rows)
-        return self.merged(self.merger, rows)
+    def mlp(self, g: VisionGraph, name: str, rows: str) -> str:
+        inner = g.linear(f"{name}.fc1", rows, self.columns, self.inner, activation=self.activation)
+        return g.linear(f"{name}.fc2", inner, self.inner, self.columns)
+
+    def merged(self, g: VisionGraph, name: str, rows: str, delta: str) -> str:
+        """A square's patches, normed, to one token, in row-major order again: ``[G, squares, hidden]``."""
+        normed, _ = self.norm(g, f"{name}.ln_q", rows, delta)
+        return self.projected(g, name, self.joined(g, name, normed), ("mlp.0", "mlp.2"))
+
+    def joined(self, g: VisionGraph, name: str, rows: str) -> str:
+        """The patches of each square side by side."""
+        return g.reshape(f"{name}.joined", rows, 0, self.grid.squares, -1)
+
+    def projected(self, g: VisionGraph, name: str, rows: str, linears: tuple[str, str]) -> str:
+        joined = self.columns * self.grid.merge**2
+        inner = g.linear(f"{name}.{linears[0]}", rows, joined, joined, activation="gelu")
+        tokens = g.linear(f"{name}.{linears[1]}", inner, joined, self.hidden)
+        return self.gather(g, f"{name}.tokens", tokens, np.argsort(self.order))
+
+    def tap(self, g: VisionGraph, layer: int, rows: str, delta: str) -> list[str]:
+        """What the tower gives of a layer beside its last one's: ``[G, squares, hidden]`` each."""
+        return []
+
+    def attention(self, g: VisionGraph, name: str, rows: str, windows: Windows) -> str:
+        """Full attention inside each window, queries and keys rotated."""
+        width, heads = self.columns, self.heads
+        query, key, value = g.split(f"{name}.parts", g.linear(f"{name}.qkv", rows, width, 3 * width), [width] * 3)
+        parts = [self.rotated(g, f"{name}.turned_query", query), self.rotated(g, f"{name}.turned_key", key), value]
+        if len(windows) > 1:
+            sizes = [count * length for count, length in windows]
+            runs = zip(*(g.split(f"{part}.run", part, sizes, axis=1) for part in parts), strict=True)
+        else:
+            runs = iter([parts])
+        seen = []
+        for index, ((count, length), run) in enumerate(zip(windows, runs, strict=True)):
+            cut = run if count == 1 else [g.reshape(f"{part}.windows", part, -1, length, width) for part in run]
+            at = f"{name}.{index}"
+            attended = g.attention(at, *cut, rows=length, heads=heads, scale=(width // heads) ** -0.5)
+            seen.append(attended if count == 1 else g.reshape(f"{at}.run", attended, -1, count * length, width))
+        joined = seen[0] if len(seen) == 1 else g.node("Concat", seen, f"{name}.seen", axis=1)
+        return g.linear(f"{name}.proj", joined, width, width)
+
+    def tables(self, g: VisionGraph) -> None:
+        """cos and sin of each patch: half of a head's pairs turn by its row, half by its column."""
+        half = self.columns // self.heads // 2
+        inv_freq = 1.0 / np.float32(self.theta) ** (np.arange(0, half, 2, dtype=np.float32) / np.float32(half))
+        places = np.stack(np.divmod(self.grid.patches(self.order), self.grid.shape[1]), -1).astype(np.float32)
+        angles = (places[..., None] * inv_freq).reshape(len(places), half)
+        for name, table in (("vision.cos", np.cos(angles)), ("vision.sin", np.sin(angles))):
+            g.constant(name, table[:, None] if g.standard else table)
+
+    def rotated(self, g: VisionGraph, name: str, rows: str) -> str:
+        """``(a, b)`` of each head to ``(a cos - b sin, b cos + a sin)``."""
+        if not g.standard:
+            return g.graph.fused(
+                "RotaryEmbedding", [rows, g.integers(0), "vision.cos", "vision.sin"], [name], num_heads=self.heads
+            )
+        half = self.columns // self.heads // 2
+        heads = g.reshape(f"{name}.by_head", rows, 0, 0, self.heads, 2 * half)
+        a, b = g.split(f"{name}.half", heads, [half, half])
+        first = g.node("Sub", [g.mul(f"{name}.ac", a, "vision.cos"), g.mul(f"{name}.bs", b, "vision.sin")], f"{name}.a")
+        second = g.add(f"{name}.b", g.mul(f"{name}.bc", b, "vision.cos"), g.mul(f"{name}.as", a, "vision.sin"))
+        return g.reshape(name, g.node("Concat", [first, second], f"{name}.turned", axis=-1), 0, 0, -1)
+
+    def gather(self, g: VisionGraph, name: str, rows: str, order: Int64) -> str:
+        """Rows in another order, if it is another."""
+        if np.array_equal(order, np.arange(len(order))):
+            return rows
+        return g.node("Gather", [rows, g.graph.constant(f"{name}.order", order)], name, axis=1)
+
+
+class Qwen25Tower(QwenTower):
+    """Qwen2.5-VL's: blocks but those in ``fullatt_block_indexes`` attend inside windows; RMS norms, gated MLPs."""
+
+    def __init__(self, grid: PatchGrid, vision: Mapping[str, Any], width: int, inner: int, hidden: int) -> None:
+        super().__init__(grid, vision, width, inner, hidden)
+        self.order, self.windows = grid.windows(int(vision["window_size"]) // (grid.merge * grid.patch))
+        self.full = set(vision["fullatt_block_indexes"])
+
+    def norm(self, g: VisionGraph, name: str, rows: str, skip: str = "") -> tuple[str, str]:
+        return g.rms_norm(name, rows, self.columns, EPSILON, skip)
+
+    def mlp(self, g: VisionGraph, name: str, rows: str) -> str:
+        gate = g.linear(f"{name}.gate_proj", rows, self.columns, self.inner, activation=self.activation)
+        up = g.linear(f"{name}.up_proj", rows, self.columns, self.inner)
+        return g.linear(f"{name}.down_proj", g.mul(f"{name}.gated", gate, up), self.inner, self.columns)
 
 
 class Qwen3Tower(QwenTower):
-    """Tokens ``[G, squares, (1 + K) hidden]``: the embedding, then what K blocks give to the decoder's first K layers."""
+    """Qwen3-VL's: tokens ``[G, squares, (1 + K) hidden]``, the embedding, then what K blocks give to the decoder's first K."""
 
-    def __init__(self, grid: PatchGrid, width: int, heads: int, tapped: list[int]) -> None:
-        super().__init__(grid, width, heads, bias=True)
-        self.tapped = tapped
-        self.deepstack_merger_list: nn.ModuleList = nn.ModuleList()
+    def __init__(self, grid: PatchGrid, vision: Mapping[str, Any], width: int, inner: int, hidden: int) -> None:
+        super().__init__(grid, vision, width, inner, hidden)
+        self.tapped = list(vision["deepstack_visual_indexes"])
+        self.width, self.places = (1 + len(self.tapped)) * hidden, int(vision["num_position_embeddings"])
 
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        rows = self.embed(pixel_values) + self.places
-        further = {}
-        for layer in range(len(self.blocks)):
-            rows = self.run(layer, rows)
-            if layer in self.tapped:
-                at = self.tapped.index(layer)
-                further[at] = self.merged(self.deepstack_merger_list[at], rows)
-        return torch.cat([self.merged(self.merger, rows), *(further[at] for at in sorted(further))], -1)
+    def embed(self, g: VisionGraph, pixels: str) -> str:
+        rows = g.patches("vision.patch_embed.proj", pixels, self.columns, self.grid.patch, group=self.group)
+        placed = g.add("vision.placed", rows, g.constant("vision.places", self.resampled(g)))
+        return self.gather(g, "vision.ordered", placed, self.grid.patches(self.order))
 
-    def place(self, table: torch.Tensor) -> None:
-        """Resample a square table of position embeddings ``[n * n, width]`` at each patch, bilinear: ``[patches, width]``."""
-        grid, side = self.grid, int(len(table) ** 0.5)
-        square = table.reshape(1, side, side, -1).permute(0, 3, 1, 2)
-        size = (grid.rows * grid.merge, grid.columns * grid.merge)
-        drawn = nn.functional.interpolate(square, size=size, mode="bilinear", align_corners=True)[0]
-        row, col = grid.places().unbind(-1)
-        self.places = drawn[:, row, col].T.contiguous()
+    def resampled(self, g: VisionGraph) -> Float32:
+        """The square table of position embeddings at each patch, bilinear: ``[patches, columns]``."""
+        side = round(self.places**0.5)
+        table = g.tensor("vision.pos_embed.weight", (self.places, self.columns)).reshape(side, side, -1)
+        down, across = (bilinear(side, few, corners=True) for few in self.grid.shape)
+        drawn: Float32 = np.einsum("rs,cl,slw->rcw", down, across, table, optimize=True)
+        return drawn.reshape(-1, self.columns).astype(np.float32)
 
+    def mlp(self, g: VisionGraph, name: str, rows: str) -> str:
+        inner = g.linear(f"{name}.linear_fc1", rows, self.columns, self.inner, activation=self.activation)
+        return g.linear(f"{name}.linear_fc2", inner, self.inner, self.columns)
 
-def _tables(places: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin ``[patches, head_dim]``: a quarter of the pairs' frequencies for rows, the same for columns."""
-    inv_freq = 1.0 / (10000.0 ** (torch.arange(0, head_dim // 2, 2, dtype=torch.float) / (head_dim // 2)))
-    angles = (places[..., None].float() * inv_freq).flatten(1).repeat(1, 2)
-    return angles.cos(), angles.sin()
+    def merged(self, g: VisionGraph, name: str, rows: str, delta: str) -> str:
+        normed, _ = self.norm(g, f"{name}.norm", rows, delta)
+        return self.projected(g, name, self.joined(g, name, normed), ("linear_fc1", "linear_fc2"))
+
+    def tap(self, g: VisionGraph, layer: int, rows: str, delta: str) -> list[str]:
+        """Normed after the patches of a square are joined, not before."""
+        if layer not in self.tapped:
+            return []
+        name = f"vision.deepstack_merger_list.{self.tapped.index(layer)}"
+        joined = self.joined(g, name, g.add(f"{name}.rows", rows, delta))
+        normed, _ = g.layer_norm(f"{name}.norm", joined, self.columns * self.grid.merge**2, EPSILON)
+        return [self.projected(g, name, normed, ("linear_fc1", "linear_fc2"))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "onnxscript", "safetensors", "cv2", "tensorrt")
+HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "safetensors", "cv2", "tensorrt")
 
 
 def test_runtime_and_engines_import_nothing_heavy() -> None:

@@ -47,15 +47,19 @@ def make_tokenizer() -> Any:
     return fast
 
 
-def stretch(model: Any, scale: float) -> None:
-    """Decoder layers ``scale`` times as they are initialised; biases, and norms of heads, random."""
+def stretch(model: Any, scale: float, *, sharp: bool = False) -> None:
+    """Decoder layers ``scale`` times as they are initialised; biases, and norms of heads, random.
+
+    sharp: the tower's too, which then makes more of what it sees than of its biases.
+    """
+    layers = ["language_model.layers", "text_model.layers", "lm_head", *(["vis", "connector", "projector"] if sharp else [])]
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(std=0.3)
             elif name.endswith(("q_norm.weight", "k_norm.weight")):
                 parameter.normal_(1.0, 0.3)
-            elif parameter.ndim > 1 and ("language_model.layers" in name or "text_model.layers" in name or "lm_head" in name):
+            elif parameter.ndim > 1 and any(layer in name for layer in layers):
                 parameter.mul_(scale)
 
 
@@ -83,6 +87,7 @@ def make_checkpoint(
     backbone: str = "qwen2",
     tower: str = "siglip",
     biases: bool = False,
+    sharp: bool = False,
 ) -> Path:
     """Save a random ``family`` checkpoint in ``folder`` and return it.
 
@@ -127,7 +132,7 @@ def make_checkpoint(
         model = t.LlavaOnevisionForConditionalGeneration(config)
     if trained_length is not None:
         model.config.edgevlm_trained_length = trained_length
-    stretch(model, scale)
+    stretch(model, scale, sharp=sharp)
     model.to(dtype).save_pretrained(folder, max_shard_size=shard_size)
     tokenizer.save_pretrained(folder)
     frames = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-OPTIONS = ("st_spattn_from", "kv", "precision", "vision_precision", "profile")
+OPTIONS = ("st_spattn_from", "kv", "precision", "vision_precision", "profile", "positions")
 
 
 @dataclass(frozen=True)

@@ -11,25 +11,30 @@ from more_checkpoints import CLASSES
 from numpy.typing import NDArray
 
 Float32 = NDArray[np.float32]
+LLAVA = {"llava": "Llava", "llava_next_video": "LlavaNextVideo", "llava_onevision": "LlavaOnevision"}
 
 
 def load(folder: Path, family: str) -> Any:
     """The checkpoint as transformers runs it, float32."""
     import transformers
 
-    names = CLASSES | {"llava": "Llava", "llava_next_video": "LlavaNextVideo", "llava_onevision": "LlavaOnevision"}
-    kind = getattr(transformers, f"{names[family]}ForConditionalGeneration")
+    kind = getattr(transformers, f"{(CLASSES | LLAVA)[family]}ForConditionalGeneration")
     return kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
 
 
 class Video:
     """What a processor hands a model for frames ``pixels [F, 3, H, W]``, normalised, sampled at ``fps``.
 
-    ids: prefix, the video's own tokens and text, suffix. Written out here, not taken from the code under test.
+    ids: prefix, the video's own tokens and text, suffix. Written out here, not taken from the code under test. trained: text
+    goes on behind the largest position of the video, as it did in transformers up to 5.2 and in training; newer ones let the
+    prompt go on behind the largest row or column, which a video of many frames has passed.
     """
 
-    def __init__(self, model: Any, family: str, tokens: Any, pixels: Float32, fps: float, prefix: list[int], suffix: list[int]):
-        self.model, self.family, self.fps = model, family, fps
+    def __init__(
+        self, model: Any, family: str, tokens: Any, pixels: Float32, fps: float, prefix: list[int], suffix: list[int],
+        *, trained: bool = True,
+    ):  # fmt: skip
+        self.model, self.family, self.fps, self.trained = model, family, fps, trained
         body = self._smolvlm(tokens, pixels) if family == "smolvlm" else self._qwen(tokens, pixels)
         self.prefix, self.video = len(prefix), len(body)
         self.ids = prefix + body + suffix
@@ -63,11 +68,7 @@ class Video:
         return body
 
     def positions(self, count: int) -> torch.Tensor | None:
-        """Position ids ``[3, 1, count]`` of the ids and what follows them; None for one axis.
-
-        Text goes on behind the largest position of the video, as it did in transformers up to 5.2 and in training; newer ones
-        let it go on behind the largest row or column, which a video of many frames has passed.
-        """
+        """Position ids ``[3, 1, count]`` of the ids and what follows them; None for one axis."""
         if self.family == "smolvlm":
             return None
         ids = torch.tensor([self.ids])
@@ -78,7 +79,7 @@ class Video:
         found = self.model.model.get_rope_index(ids, kinds, video_grid_thw=grid, **times)[0]
         start = self.prefix + self.video
         self.text_moved = int(found[:, :, :start].max()) + 1 - int(found[0, 0, start])
-        found[:, :, start:] += self.text_moved
+        found[:, :, start:] += self.text_moved * self.trained
         further = torch.arange(count - len(self.ids)) + int(found.max()) + 1
         return torch.cat([found, further.expand(3, 1, -1)], 2)
 

@@ -15,8 +15,8 @@ CLASSES = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3
 FRAME = (56, 84)  # (height, width) in pixels of the tiny Qwen checkpoints' frames: not square
 
 
-def make_more(folder: Path, family: str, *, seed: int = 0, scale: float = 8.0, **shape: Any) -> Path:
-    """Save a random checkpoint of ``family`` in ``folder`` and return it. ``shape``: see the two makers."""
+def make_more(folder: Path, family: str, *, seed: int = 0, scale: float = 8.0, sharp: bool = False, **shape: Any) -> Path:
+    """Save a random checkpoint of ``family`` in ``folder`` and return it. ``shape``: see the two makers; sharp: see stretch."""
     import transformers as t
 
     torch.manual_seed(seed)
@@ -27,7 +27,7 @@ def make_more(folder: Path, family: str, *, seed: int = 0, scale: float = 8.0, *
     tokenizer.chat_template = template
     config, processor = (_qwen if family.startswith("qwen") else _smolvlm)(t, family, tokenizer, **shape)
     model: Any = getattr(t, f"{CLASSES[family]}ForConditionalGeneration")(config)
-    stretch(model, scale)
+    stretch(model, scale, sharp=sharp)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (Path(folder) / "processor_config.json").write_text(json.dumps({"video_processor": processor}))

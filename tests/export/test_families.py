@@ -82,6 +82,25 @@ def test_any_chunking_answers_as_one_forward_does(
     model.close()
 
 
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
+def test_positions_of_the_newest_transformers(exported: Any, family: str) -> None:
+    """Its get_rope_index, for a video that has passed its rows and columns; no others than these give its logits."""
+    made = exported(family, positions="transformers")
+    model, oracle = Model.load(made.bundle, threads=1), load(made.checkpoint, family)
+    pixels = np.random.default_rng(0).standard_normal((16, 3, *model.bundle.vision.size)).astype(np.float32)
+    chat = Chat(model.bundle.chat)
+    prefix, suffix = model.encode(chat.prefix), model.encode(chat.suffix([], QUESTION))
+    video = Video(oracle, family, model.encode, pixels, 1.0, prefix, suffix, trained=False)
+    tokens, logits = answer(model, watch(model, pixels, 1.0, 4), suffix, 8)
+    expected = video.logits(tokens)[len(video.ids) - 1 : -1]
+    assert float(np.abs(logits - expected).max()) < 1e-4
+    model.close()
+    trained = Model.load(made.bundle, threads=1, positions="trained")
+    _, others = answer(trained, watch(trained, pixels, 1.0, 4), suffix, 1)
+    assert float(np.abs(others[0] - expected[0]).max()) > 1e-3
+    trained.close()
+
+
 def test_the_newest_transformers_agrees_on_text_after_a_short_video(exported: Any) -> None:
     """Where a video has fewer frames than rows or columns its largest position is a row's or a column's: nothing is moved."""
     family, frames, fps, shape = SHAPES[0]

@@ -1,15 +1,18 @@
-"""What the exporter reads of a checkpoint before anything is traced: settings, names, and what a family refuses."""
+"""What the exporter reads of a checkpoint before anything is written: settings, names, and what a family refuses."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import make_checkpoint
-from hf import load
+from engine_runner import opened
+from hf import load, patchify
 from more_checkpoints import make_more
 from safetensors.torch import load_file, save_file
 
@@ -17,16 +20,22 @@ from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.families import FamilyParts, load_family
+from edgevlm.export.vision import GRAPH, write_vision
 from edgevlm.export.writer import _decoder_shape
 
 
 def parts(folder: Path, camera: tuple[int, int] = (56, 84)) -> FamilyParts:
     checkpoint = Checkpoint(folder)
     found: FamilyParts = load_family(checkpoint.config["model_type"], folder).parts(checkpoint, camera)
-    sources, shapes = found.vision.sources, found.vision.state_dict()
-    state = {name: torch.from_numpy(checkpoint.tensor(sources[name], tuple(shapes[name].shape))) for name in sources}
-    found.vision.load_state_dict(state, assign=True)
     return found
+
+
+def features(folder: Path, made: FamilyParts, pixels: np.ndarray, precision: str = "fp32", standard: bool = False) -> Any:
+    """What the tower's graph gives."""
+    out = folder.with_name(f"tower-{precision}-{standard}")
+    out.mkdir(exist_ok=True)
+    write_vision(made.vision, Checkpoint(folder), out, precision, standard)
+    return opened(out / GRAPH).run(None, {"pixel_values": pixels})[0]
 
 
 def change(folder: Path, section: str, **settings: Any) -> None:
@@ -35,21 +44,35 @@ def change(folder: Path, section: str, **settings: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize("camera", [(56, 84), (98, 56), (40, 150), (14, 14)])
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-def test_towers_equal_those_of_transformers_at_any_grid(tmp_path: Path, family: str, camera: tuple[int, int]) -> None:
-    """Windows that the grid divides and that it does not; the features of every layer that DeepStack taps."""
-    made = parts(make_more(tmp_path, family), camera)
-    tower: Any = made.vision
-    pixels = torch.randn(2, 6, *tower.size, generator=torch.Generator().manual_seed(0))
-    grid = torch.tensor([[2, 2 * made.grid[0], 2 * made.grid[1]]])
-    with torch.no_grad():
-        found = tower(pixels)
-        theirs = load(tmp_path, family).model.get_video_features(tower.grid.cut(pixels).flatten(0, 1), grid)
-    layers = [theirs.pooler_output, *getattr(theirs, "deepstack_features", [])]
-    expected = torch.cat([torch.cat(list(layer)) for layer in layers], -1).reshape(found.shape)
-    assert float((found - expected).abs().max()) < 1e-5
-    assert float(expected.std()) > 0.1
+def test_towers_equal_those_of_transformers_at_any_grid(tmp_path: Path, family: str) -> None:
+    """Windows that the grid divides and that it does not; the features of every layer that DeepStack taps; each alone."""
+    folder = make_more(tmp_path / "checkpoint", family, depth=3, sharp=True)
+    model = load(folder, family).model
+    for camera in [(56, 84), (98, 56), (40, 150), (14, 14), (126, 154)]:
+        made = parts(folder, camera)
+        pixels = np.random.default_rng(0).standard_normal((2, 6, *made.vision.size)).astype(np.float32)
+        patches, grid = patchify(pixels.reshape(4, 3, *made.vision.size), 7, 2)
+        with torch.no_grad():
+            theirs = model.get_video_features(patches, torch.tensor([grid]))
+        layers = [theirs.pooler_output, *getattr(theirs, "deepstack_features", [])]
+        expected = torch.cat([torch.cat(list(layer)) for layer in layers], -1).reshape(2, math.prod(made.grid), -1).numpy()
+        deviation = expected.std()
+        for standard in (False, True):
+            assert np.abs(features(folder, made, pixels, "fp32", standard) - expected).max() < 1e-5 * deviation
+        assert np.abs(features(folder, made, pixels, "fp16", standard=True) - expected).max() < 0.02 * deviation
+        alone = np.concatenate([features(folder, made, pixels[index : index + 1]) for index in range(2)])
+        assert np.abs(alone - expected).max() < 1e-5 * deviation
+        assert math.prod(made.grid) == 1 or expected.std(1).mean() > 0.2 * deviation, "what is seen matters"
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_eight_bits_stay_near(tmp_path: Path, family: str) -> None:
+    folder = make_more(tmp_path / "checkpoint", family)
+    made = parts(folder, (98, 56))
+    pixels = np.random.default_rng(0).standard_normal((1, 6, *made.vision.size)).astype(np.float32)
+    exact, rounded = (features(folder, made, pixels, precision) for precision in ("fp32", "int8"))
+    assert 1e-4 < np.abs(rounded - exact).max() / exact.std() < 0.1
 
 
 def test_settings_beside_the_tower_are_the_decoder_s(tmp_path: Path) -> None:
@@ -74,9 +97,8 @@ def test_settings_beside_the_tower_are_the_decoder_s(tmp_path: Path) -> None:
     assert published.tensors.keys() == nested.tensors.keys()
     assert _decoder_shape(published)[1] == _decoder_shape(nested)[1]
     assert _decoder_shape(published)[1].sections == (4, 2, 2)
-    pixels = torch.ones(1, 6, *parts(folder).vision.size)
-    with torch.no_grad():
-        assert parts(folder).vision(pixels).isfinite().all()
+    made = parts(folder)
+    assert np.isfinite(features(folder, made, np.ones((1, 6, *made.vision.size), np.float32))).all()
 
 
 def test_what_is_left_out_is_the_default_of_transformers(tmp_path: Path) -> None:
@@ -102,7 +124,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("qwen2_vl", "text_config", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "mrope_section is None"),
     ("qwen2_vl", "text_config", {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [4, 4, 4]}}, "must be three numbers"),
     ("smolvlm", "", {"scale_factor": 4}, "6 patches a side cannot be shuffled"),
-    ("smolvlm", "vision_config", {"image_size": 64}, "has shape"),
+    ("smolvlm", "vision_config", {"intermediate_size": 64}, "has shape"),
 ]
 
 

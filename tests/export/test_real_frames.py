@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from clips import clip
+from hf import patchify
 from numpy.typing import NDArray
 
 from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.export.frames import fitted
-from edgevlm.export.vision.qwen import PatchGrid
 from edgevlm.runtime.bundle import VisionSpec
 from edgevlm.runtime.preprocess import Preprocessor
 
@@ -110,10 +109,8 @@ def ours(family: Family, images: list[NDArray[np.uint8]]) -> Float32:
     pixels = np.stack([Preprocessor(spec)(image) for image in images])
     if not family.patch:
         return pixels
-    height, width = spec.size
-    grid = PatchGrid(height // family.patch // 2, width // family.patch // 2, 2, family.patch, 2)
-    cut: Float32 = grid.cut(torch.from_numpy(pixels.reshape(-1, 6, height, width))).numpy()
-    return cut
+    patches, (pairs, *_) = patchify(pixels, family.patch, 2)
+    return patches.numpy().reshape(pairs, -1, patches.shape[-1])
 
 
 def levels(family: Family, found: Float32, theirs: Any) -> Float32:

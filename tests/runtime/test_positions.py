@@ -1,5 +1,7 @@
 """The places that frames take, by layout: worked out by hand. (Whole videos: tests/export/test_families.py.)"""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -39,6 +41,19 @@ def test_no_frame_goes_back_or_so_far_that_no_text_would_fit(seconds, place):
     positions.frame(0.0)
     assert positions.frame(seconds)[0, 0] == place
     assert positions.next + positions.text_rows <= positions.limit
+
+
+def test_transformers_lets_the_prompt_stand_among_the_frames_and_the_answer_behind_them():
+    positions = Positions(2048, 64, layout=replace(CLOCK, rule="transformers"), next=10)
+    positions.frame(0.0)
+    positions.frame(5.0)
+    mark = positions.mark()
+    for _ in range(2):
+        assert positions.take(4).tolist() == [[13 + row] * 3 for row in range(4)]
+        assert positions.take(1).tolist() == [[21] * 3]
+        positions.restore(mark)
+    assert positions.take(20)[-1].tolist() == [32] * 3
+    assert positions.take(1).tolist() == [[33] * 3]
 
 
 def test_each_frame_has_a_block_of_its_own():
