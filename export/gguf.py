@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.export.checkpoint import Unread, with_defaults
+from edgevlm.export.checkpoint import Checkpoint, Unread, with_defaults
 from edgevlm.runtime.paths import look
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -62,11 +62,43 @@ def text_tensors(path: Path, text_config: dict[str, Any]) -> dict[str, Unread]:
     Raises UserError if the file is missing or damaged, if it is of another model, or if the package gguf is not installed.
     """
     reader = _open(path)
+    arch, config = _architecture(path, reader), with_defaults(text_config)
+    _check(path, reader, arch, config)
+    return _tensors(path, reader, arch, config)
+
+
+class GgufCheckpoint(Checkpoint):
+    """A GGUF file as a checkpoint of a language model alone, by the settings that the file holds itself.
+
+    ``folder`` is the file. Raises UserError if it is missing, damaged or of another architecture.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.folder, self._gguf = path, _open(path)
+        arch = _architecture(path, self._gguf)
+        text = {key: self.field(f"{arch}.{name}") for name, key in _SETTINGS.items()}
+        text |= {"model_type": arch, "max_position_embeddings": self.field(f"{arch}.context_length")}
+        lacking = [key for key, value in text.items() if value is None]
+        if lacking:
+            raise UserError(f"{path}: does not say what its {lacking[0]} is; download it again")
+        self.tensors, self._reads = _tensors(path, self._gguf, arch, text), True
+        self.config = {"text_config": text | {"vocab_size": self.tensors["text.embed_tokens.weight"].shape[0]}}
+        self.tied = "text.lm_head.weight" not in self.tensors
+
+    def field(self, name: str) -> Any:
+        """What the file says of ``name``; None where it says nothing."""
+        return _field(self._gguf, name)
+
+
+def _architecture(path: Path, reader: Any) -> str:
     arch = _field(reader, "general.architecture")
     if arch not in ARCHITECTURES:
         raise UserError(f"{path}: architecture {arch!r} cannot be read; GGUF is read of {', '.join(ARCHITECTURES)}")
-    config = with_defaults(text_config)
-    _check(path, reader, str(arch), config)
+    return str(arch)
+
+
+def _tensors(path: Path, reader: Any, arch: str, config: dict[str, Any]) -> dict[str, Unread]:
+    """The file's tensors by canonical name."""
     tensors: dict[str, Unread] = {}
     for tensor in reader.tensors:
         if (name := _canonical(tensor.name)) is not None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from edgevlm.bench.accuracy.report import describe, describe_turns, make_report, turn_rows
 from edgevlm.bench.schemas import bench_line
 from edgevlm.calib.accuracy.cases import LONGSTREAM, seed_words
 from edgevlm.calib.accuracy.compare import compare
+from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
 from edgevlm.calib.accuracy.variants import Variant, parse_budgets, parse_tokens, parse_variants
 from edgevlm.calib.accuracy.worker import GUIDED, AccuracySettings
 from edgevlm.calib.plots import check_plot
@@ -38,7 +41,8 @@ def run_demo_suite(
     budgets = parse_tokens(budget) if settings.suite == LONGSTREAM else parse_budgets(budget)
     variants = variants_of(policies, bool(settings.turns))
     against = reference(against, variants)
-    with progress("loading the model") as step, resume_hint(out):
+    with progress("loading the model") as step, resume_hint(out), model_folder(settings) as folder:
+        settings = replace(settings, model=folder)
         comparison = compare(
             settings, variants, budgets, streams, out=out, resume=resume, workers=workers, progress=step
         )  # fmt: skip
@@ -53,6 +57,18 @@ def run_demo_suite(
     return _json_lines(list(report.lines())) if as_json else describe(report)
 
 
+@contextmanager
+def model_folder(settings: AccuracySettings) -> Iterator[str]:
+    """The model's name; of text-facts the bundle that its GGUF file is made, for as long as the context lasts."""
+    if settings.suite != TEXT_FACTS:
+        yield settings.model
+        return
+    from edgevlm.bench.accuracy.text_bundle import text_bundle
+
+    with TemporaryDirectory(prefix="edgevlm-text-") as folder:
+        yield str(text_bundle(Path(settings.model), Path(folder)))
+
+
 def check(settings: AccuracySettings, plot: Path | None) -> None:
     """Raise UserError for settings that do not go together."""
     try:
@@ -61,6 +77,10 @@ def check(settings: AccuracySettings, plot: Path | None) -> None:
         raise UserError(f"--seed {settings.seed}: give a number from 0 up, or test for the seeds kept for reports") from None
     if settings.suite == LONGSTREAM and (plot or settings.turns):
         raise UserError(f"--suite {LONGSTREAM} asks one way and has no plot; leave out --plot and --turns")
+    if settings.suite == TEXT_FACTS and (plot or settings.turns or not settings.model.endswith(".gguf")):
+        raise UserError(
+            f"--suite {TEXT_FACTS} asks a language model's --model FILE.gguf, one way; leave out --plot and --turns"
+        )
     if plot is not None and settings.turns:
         raise UserError("--plot draws one question each; leave out --turns")
     if plot is not None:

@@ -89,7 +89,7 @@ def _head(comparison: Comparison, policy: str, budget: str, kind: str, of: Estim
 def make_report(comparison: Comparison, against: str) -> Report:
     """Rows of all runs, the oracles but the best of each budget left out."""
     kinds = comparison.kinds()
-    entered = [kind for kind, of in kinds.items() if of.value >= ENTERS]
+    entered = [kind for kind, of in kinds.items() if of.value >= comparison.enters]
     groups = _groups(entered, comparison.settings.suite == LONGSTREAM)
     backward = _groups(entered, is_long=False)[BACKWARD]
     runs, oracles = _without_lesser_oracles(comparison, backward)
@@ -98,7 +98,7 @@ def make_report(comparison: Comparison, against: str) -> Report:
         other = next((c for c in comparison.runs if (c.label, c.budget) == (against, run.budget)), None)
         for name, pick in groups.items():
             rows += _row(comparison, run, other, name, pick, oracles.get(run.budget, {}) if _is_oracle(run) else {})
-    return Report(comparison, against, rows, {kind: of for kind, of in kinds.items() if of.value < ENTERS})
+    return Report(comparison, against, rows, {kind: of for kind, of in kinds.items() if kind not in entered})
 
 
 def _row(

@@ -12,8 +12,9 @@ from edgevlm.apps.commands.cli_options import Json, note
 from edgevlm.bench.suites import SUITES
 from edgevlm.errors import UserError
 
-DEMO = ("streamqa", "streamqa-hard", "longstream")
-BUDGETS = {"longstream": "256,512", "demo": "50%,25%,12.5%,6.25%,3%", "published": "6k"}
+TEXT_FACTS = "text-facts"
+DEMO = ("streamqa", "streamqa-hard", "longstream", TEXT_FACTS)
+BUDGETS = {"longstream": "256,512", TEXT_FACTS: "12.5%,6.25%", "demo": "50%,25%,12.5%,6.25%,3%", "published": "6k"}
 DEMO_ONLY = ("frames", "streams", "seed", "against", "turns", "plot")
 PUBLISHED_ONLY = ("data", "fps", "judge_url", "judge_model")
 WORLD, PUBLISHED = "Demo world", "Published benchmarks"
@@ -23,6 +24,7 @@ Suites of the demo world, and their usual budgets:
   streamqa       one question of each kind after the last frame ({BUDGETS["demo"]})
   streamqa-hard  the background moves and is cut, more happens (the same)
   longstream     what was last shown up to thousands of frames ago ({BUDGETS["longstream"]})
+  text-facts     who came by, in text that --model FILE.gguf reads ({BUDGETS[TEXT_FACTS]})
 
 Published benchmarks ({BUDGETS["published"]}), read from --data: {", ".join(SUITES)}. Each video is decoded once, and a question
 sees what came before its time. The key of --judge-url is read from EDGEVLM_JUDGE_KEY.
@@ -46,7 +48,7 @@ def accuracy(
             show_default="the suite's, below",
         ),
     ] = None,
-    model: Annotated[str, typer.Option(metavar="demo|BUNDLE|ORG/NAME", help="Ask this model.")] = "demo",
+    model: Annotated[str, typer.Option(metavar="demo|BUNDLE|ORG/NAME|FILE.gguf", help="Ask this model.")] = "demo",
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep finished work here, one JSON line each.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the work in --out.")] = False,
     workers: Annotated[int, typer.Option(metavar="N", help="Work in this many processes.", min=1, max=256)] = 1,
@@ -100,7 +102,7 @@ def accuracy(
     from edgevlm.progress import progress
 
     with progress("reading the model") as step:
-        folder = resolve_model(model, step, note)
+        folder = model if name == TEXT_FACTS else resolve_model(model, step, note)
     settings = AccuracySettings(folder, frames, seed, turns, name)
     typer.echo(run_demo_suite(settings, policies, budget, streams, against, out, resume, workers, plot, as_json))
 

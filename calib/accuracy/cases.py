@@ -60,6 +60,9 @@ class CaseQuestion:
     def is_about_now(self) -> bool:
         return demo.is_about_now(self.kind)
 
+    def is_right(self, answer: str) -> bool:
+        return answer == self.answer
+
 
 @dataclass(frozen=True, slots=True)
 class Case:

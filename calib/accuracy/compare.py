@@ -10,9 +10,9 @@ from typing import Any
 from edgevlm import __version__
 from edgevlm.calib.accuracy.journal import Record, RunJournal
 from edgevlm.calib.accuracy.oracle import ORACLES
+from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
 from edgevlm.calib.accuracy.variants import ORACLE, Budget, SkippedRun, Variant, VariantRun
 from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker, run_all
-from edgevlm.calib.demo.questions import OFFERED
 from edgevlm.calib.intervals import Estimate, fraction_right
 from edgevlm.runtime.model import Model
 
@@ -30,6 +30,11 @@ class Comparison:
     runs: list[VariantRun]
     skipped: list[SkippedRun]
     records: dict[VariantRun, list[Record]]
+
+    @property
+    def enters(self) -> float:
+        """How often full KV must answer a kind right, or it is left out; kinds of text always enter."""
+        return 0.0 if self.settings.suite == TEXT_FACTS else ENTERS
 
     def kinds(self) -> dict[str, Estimate]:
         """Of each kind of question how often the ceiling is right."""
@@ -56,12 +61,12 @@ def compare(
     """
     worker = Worker(settings, model)
     ceiling = worker.ceiling()
-    header = {"edgevlm": __version__, **asdict(settings), "model": worker.identity, "kinds": list(OFFERED)}
+    header = {"edgevlm": __version__, **asdict(settings), "model": worker.identity, "kinds": worker.kinds}
     with RunJournal(out, header, resume) as journal:
         found: list[VariantRun | SkippedRun] = [ceiling]
         for number, budget in enumerate(budgets):
             progress("budgets of equal bytes", number, len(budgets))
-            found += worker.runs(expand(variants), budget)
+            found += worker.runs(expand(variants, settings.suite), budget)
         runs = [run for run in found if isinstance(run, VariantRun)]
         skipped = [skip for skip in found if isinstance(skip, SkippedRun)]
         tasks = [CaseTask(run, stream) for stream in range(streams) for run in runs]
@@ -75,9 +80,9 @@ def compare(
     return Comparison(settings, runs, skipped, records)
 
 
-def expand(variants: Sequence[Variant]) -> list[Variant]:
-    """``oracle`` is a row for each of the oracles, of which the report names the best."""
-    oracles = [Variant(f"{ORACLE}/{name}") for name in ORACLES]
+def expand(variants: Sequence[Variant], suite: str) -> list[Variant]:
+    """``oracle`` is a row for each of the oracles, of which the report names the best; on text they hardly differ: one."""
+    oracles = [Variant(f"{ORACLE}/{name}") for name in (("spread",) if suite == TEXT_FACTS else ORACLES)]
     return [row for variant in variants for row in (oracles if variant.label == ORACLE else [variant])]
 
 
@@ -93,5 +98,5 @@ def of_kinds(kinds: Collection[str]) -> Pick:
 
 def correct_answers(comparison: Comparison, run: VariantRun) -> list[list[bool]]:
     """Whether each answer of a run is right, a list a stream; kinds that full KV answers too seldom are left out."""
-    entered = {kind for kind, of in comparison.kinds().items() if of.value >= ENTERS}
+    entered = {kind for kind, of in comparison.kinds().items() if of.value >= comparison.enters}
     return clusters(comparison.records[run], of_kinds(entered))

@@ -87,6 +87,26 @@ class NullDecoder:
         return StepResult(logits, dict.fromkeys(self._probes, queries))
 
 
+class NullLayers:
+    """A :class:`NullDecoder` driven layer by layer."""
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        self._spec, self._rows, self._asked = spec, 0, 0
+
+    def begin(self, embeds: Float32, cos: Float32, sin: Float32, logit_rows: Sequence[int] = (-1,)) -> Float32:
+        self._rows, self._asked = len(embeds), len(logit_rows)
+        return self._query()
+
+    def attend(self, layer: int, past: Int32) -> Float32 | None:
+        return None if layer == self._spec.layers - 1 else self._query()
+
+    def logits(self) -> Float32:
+        return np.zeros((self._asked, self._spec.vocab), np.float32)
+
+    def _query(self) -> Float32:
+        return np.zeros((self._spec.heads, self._rows, self._spec.head_dim), np.float32)
+
+
 class NullEngine:
     """An engine but for its decoders."""
 
@@ -97,6 +117,9 @@ class NullEngine:
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "whole") -> NullDecoder:
         return NullDecoder(self._spec, probes)
+
+    def bind_layers(self, buffers: Sequence[KVBuffer]) -> NullLayers:
+        return NullLayers(self._spec)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)

@@ -15,16 +15,19 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.calib.accuracy.cases import LONGSTREAM, Case, CaseQuestion, make_case, seed_words
+from edgevlm.calib.accuracy.cases import LONGSTREAM, SUITES, Case, CaseQuestion, make_case, seed_words
 from edgevlm.calib.accuracy.journal import Record
-from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token
+from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token, peak_bytes
 from edgevlm.calib.accuracy.oracle import make_oracle
+from edgevlm.calib.accuracy.text_facts import KINDS, TEXT_FACTS, TEXT_ROOM, make_text_case, text_model
 from edgevlm.calib.accuracy.variants import FULL, ORACLE, PLAIN, Budget, SkippedRun, Variant, VariantRun, equal_byte_runs
+from edgevlm.calib.demo.questions import OFFERED
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO, chosen_policy
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.bundle import MANIFEST, hash_file
 from edgevlm.runtime.cache import Kind, KVCache
+from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.engine import Engine, Float32
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy, create_policy
@@ -34,6 +37,7 @@ from edgevlm.runtime.session import Session
 CHUNK = 8  # frames encoded and appended at once, as a session does by default
 ROOM = TextBudget(80, 80, 80)  # more than what is asked and answered here takes, and no position that a stream needs
 MEASURED = 256  # frames of a long stream in which a policy's bytes are measured: all of its arrays are there by then
+MEASURED_TEXT = 16  # likewise, of a stream of text, whose budget is a few frames
 GUIDED = "snapkv-guided"  # holds whole streams and compresses them under a question: what that does to the questions after it
 CEILING = VariantRun(f"{ORACLE}/spread+frame", "ceiling", 1024)
 """What stands in for full KV where a stream is too long for it: the evidence is kept, and half of the positions are free."""
@@ -132,11 +136,16 @@ class Worker:
     def __init__(self, settings: AccuracySettings, model: Model | None = None) -> None:
         self.settings, self.words = settings, seed_words(settings.seed)
         model = model or Model.load(settings.model, threads=1)
+        self._text = settings.suite == TEXT_FACTS
+        self._room = TEXT_ROOM if self._text else ROOM
+        if self._text:
+            model = text_model(model)
         self._features = FeatureCache(model.engine)
         self.model = replace(model, engine=cast(Engine, self._features))
         self.per_frame = model.bundle.vision.tokens_per_frame
         self._long = settings.suite == LONGSTREAM
-        self._stream, self._case = -1, make_case(self.words, 0, 1, settings.suite)
+        self._stream = -1
+        self._case = self._make(0, settings.frames if self._text else 1)
         patches = self._case.owners.shape[1]
         if self.per_frame != patches:
             raise UserError(
@@ -149,11 +158,21 @@ class Worker:
         """What a journal's header says of this model: the hash of its manifest, which lists the hashes of its files."""
         return model_identity(self.model)
 
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of question that may be asked."""
+        return list(KINDS if self._text else OFFERED)
+
     def case(self, stream: int) -> Case:
         if stream != self._stream:
             self._features.clear()
-            self._stream, self._case = stream, make_case(self.words, stream, self.settings.frames, self.settings.suite)
+            self._stream, self._case = stream, self._make(stream, self.settings.frames)
         return self._case
+
+    def _make(self, stream: int, frames: int) -> Case:
+        if self._text:
+            return make_text_case(self.words, stream, frames, self.model.encode)
+        return make_case(self.words, stream, frames, self.settings.suite)
 
     def perform(self, task: CaseTask) -> Record:
         """One policy at one budget on one stream."""
@@ -164,10 +183,10 @@ class Worker:
         if self.settings.turns:
             order = [*self.words, task.stream, 2]
             return key | take_turns(self.model, case, policy, tokens, reindexing, self.settings.turns, order)
-        result = run_case(self.model, case, policy(), tokens, reindexing)
+        result = run_case(self.model, case, policy(), tokens, reindexing, room=self._room)
         if run.allowed and result.bytes > run.allowed:
             raise RuntimeError(f"{run.label} at {run.budget} took {result.bytes} bytes and was allowed {run.allowed}")
-        return key | result.record(with_kept=task.stream == 0 and not self._long)
+        return key | result.record(with_kept=task.stream == 0 and self.settings.suite in SUITES)
 
     def _policy_factory(self, run: VariantRun, case: Case) -> tuple[Callable[[], Policy], int]:
         """What makes the policy, and its |M|: for the guided one the whole stream, of which a question leaves the run's."""
@@ -194,7 +213,7 @@ class Worker:
         if self._long:
             return CEILING
         frames, full = self.settings.frames, create_policy("full")
-        Session.open(self.model, policy=full, text_budget=ROOM).close()  # with all it can have
+        Session.open(self.model, policy=full, text_budget=self._room).close()  # with all it can have
         most = full.budget // self.per_frame
         if frames > most:
             raise UserError(
@@ -206,6 +225,10 @@ class Worker:
     def _peak_bytes(self, variant: Variant, tokens: int) -> int:
         """Bytes that cache and policy take at most, watching one stream."""
         case, policy = self.case(0), policy_of(variant, self.model, tokens)
+        if self._text:
+            prefix = self.model.encode(Chat(self.model.bundle.chat).prefix)
+            rows = self._room.rows(self.model)
+            return peak_bytes(self.model, policy, tokens, prefix, rows, min(self.settings.frames, MEASURED_TEXT), CHUNK)
         if self._long:
             case = replace(case, frames=case.frames[:MEASURED])
         with Session.open(
@@ -229,10 +252,11 @@ def model_identity(model: Model) -> str:
 
 
 def run_case(
-    model: Model, case: Case, policy: Policy, tokens: int, reindexing: Reindexing = "lazy", chunk: int = CHUNK
-) -> CaseResult:
+    model: Model, case: Case, policy: Policy, tokens: int, reindexing: Reindexing = "lazy", chunk: int = CHUNK,
+    room: TextBudget = ROOM,
+) -> CaseResult:  # fmt: skip
     """Watch, then ask everything. Raises UserError when ``tokens`` is no budget for this policy."""
-    with Session.open(model, policy=policy, budget=tokens, reindexing=reindexing, chunk=chunk, text_budget=ROOM) as session:
+    with Session.open(model, policy=policy, budget=tokens, reindexing=reindexing, chunk=chunk, text_budget=room) as session:
         peak = watch(session, policy, case)
         held = held_tokens(session.cache, case.owners.size)
         memory = session.stats.memory
@@ -273,7 +297,7 @@ def ask(session: Session, case: Case, question: CaseQuestion, held: NDArray[np.b
         kind=question.kind,
         text=question.text,
         answer=text,
-        right=text == question.answer,
+        right=question.is_right(text),
         quarter=case.quarter(question),
         held=share,
         any=some,
