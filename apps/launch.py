@@ -99,7 +99,8 @@ def launch(request: RunRequest) -> None:
     try:
         load_class("engines", request.engine)
         with progress("reading the model") as step:  # the first time, a checkpoint is exported
-            bundle = resolve_model(request.model, step, to_stderr, request.engine)
+            notice = to_stderr if not request.quiet else lambda line: None
+            bundle = resolve_model(request.model, step, notice, request.engine)
         source = open_source(request.camera, request.video, options)
         with progress("verifying and loading the model"):  # a large bundle takes seconds
             model = Model.load(bundle, engine=request.engine, threads=request.threads, positions=request.positions)

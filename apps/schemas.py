@@ -199,7 +199,7 @@ LINES: dict[str, dict[str, Fields]] = {
             "ours": ("string", "What differs from the paper; may be empty."),
         }
     },
-    "bundles": {
+    "bundles list": {
         "bundle": {
             "bundle": ("string", "Its name in the bundle cache."),
             "family": ("string", "Model family."),

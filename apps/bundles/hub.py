@@ -165,7 +165,7 @@ class Repository:
                     progress(f"downloading {self.name} (MB)", (before + arrived) // MB, total // MB)
 
                 _receive(hf_hub_url(self.name.repo, file.name, revision=self.commit), part, file, tell)
-                progress(f"checking {file.name}")
+                progress(f"checking {file.name}", (before + file.bytes) // MB, total // MB)
                 if digest(part, file.digest) != file.digest:
                     part.unlink()
                     what = f"{self.name}: what arrived as {file.name} is not what the hub lists (another hash)"
@@ -216,7 +216,7 @@ class Repository:
                 raise ValueError("names no commit, or files without a hash")
         except Exception as error:
             raise explain(error, self.name, self.home) from None
-        if info.id != self.name.repo:
+        if info.id != self.name.repo and _ID.fullmatch(info.id):
             notice(f"{self.name.repo} is called {info.id} now")
         return str(info.sha), files
 
@@ -230,7 +230,8 @@ def check_space(folder: Path, needed: int, name: HubId) -> None:
     """Raise HubError where ``needed`` bytes do not fit on the disk of ``folder``."""
     free = shutil.disk_usage(folder).free
     if needed > free:
-        what = f"{name}: {needed / 1e6:,.0f} MB are to be downloaded and {free / 1e6:,.0f} MB are free in {folder}"
+        there = f"{free / 1e6:,.0f} MB are free on the disk of {folder.parents[1]}"
+        what = f"{name}: {needed / 1e6:,.0f} MB are to be downloaded and {there}"
         raise HubError(what, "make room, or name a folder on another disk (HF_HOME for checkpoints, EDGEVLM_CACHE for bundles)")
 
 
@@ -250,6 +251,7 @@ def _receive(url: str, part: Path, file: HubFile, tell: Any) -> None:
     with part.open("ab") as stream:
         if stream.tell() > file.bytes:
             _rewind(stream)
+        tell(stream.tell())
         while (begin := stream.tell()) < file.bytes:
             try:
                 _receive_some(url, stream, file, tell)
@@ -258,7 +260,6 @@ def _receive(url: str, part: Path, file: HubFile, tell: Any) -> None:
                 if failures == len(PAUSES_S) or (isinstance(error, HfHubHTTPError) and error.response.status_code < 500):
                     raise
                 time.sleep(PAUSES_S[failures])
-        tell(file.bytes)
 
 
 def _receive_some(url: str, stream: BinaryIO, file: HubFile, tell: Any) -> None:
@@ -295,6 +296,7 @@ def explain(error: Exception, name: HubId, folder: Path) -> HubError:
     page, has_token = f"{constants.ENDPOINT}/{name.repo}", get_token() is not None
     response = getattr(error, "response", None)
     status = 0 if response is None else int(response.status_code)
+    why = " ".join(str(error).split())[:200] or type(error).__name__  # a server may have written it
     found: tuple[str, str]
     if isinstance(error, errors.OfflineModeIsEnabled):
         found = f"{name} is not downloaded, and HF_HUB_OFFLINE is set", "unset it once, or give a folder"
@@ -319,7 +321,6 @@ def explain(error: Exception, name: HubId, folder: Path) -> HubError:
     elif status:
         found = f"{host} answers {status} for {name.repo}", "run the same command again later"
     elif isinstance(error, errors.HTTPError):
-        why = str(error) or type(error).__name__
         found = f"{host} cannot be reached ({why})", "check the network and run the same command again"
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         found = f"{name}: the disk of {folder} is full", "make room, and the same command goes on where this one stopped"
@@ -327,7 +328,7 @@ def explain(error: Exception, name: HubId, folder: Path) -> HubError:
         where = error.filename or folder
         found = f"{where}: cannot be written ({error.strerror or error})", "name another folder in HF_HOME or EDGEVLM_CACHE"
     else:
-        found = f"{host} does not answer as the hub does ({error})", "check HF_ENDPOINT"
+        found = f"{host} does not answer as the hub does ({why!a})", "check HF_ENDPOINT"
     return HubError(*found)
 
 

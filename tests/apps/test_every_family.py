@@ -1,4 +1,4 @@
-"""A folder of save_pretrained of each family, exported by the command and run by it on a real clip."""
+"""A checkpoint of each family, as save_pretrained writes it, exported and run on a real clip by its name on a hub."""
 
 import json
 import sys
@@ -6,6 +6,7 @@ import sys
 import pytest
 from checkpoints import PLACES, make_checkpoint
 from clips import clip
+from fake_hub import FakeHub, endpoint_of, serving
 from more_checkpoints import CLASSES, make_more
 
 from edgevlm.cli import main
@@ -26,14 +27,19 @@ def test_every_family_is_here():
 
 @pytest.mark.parametrize("family", names("families"))
 def test_exported_and_run(family, tmp_path, monkeypatch, capsys):
-    folder, bundle = tmp_path / "checkpoint", tmp_path / "bundle"
+    folder, name, hub = tmp_path / "checkpoint", f"shop/{family}", FakeHub()
     (make_more if family in CLASSES else make_checkpoint)(folder, family)
-    edgevlm(monkeypatch, "export", folder, "--out", bundle, "--frame-size", "84x56")
+    monkeypatch.setenv("EDGEVLM_CACHE", str(tmp_path / "bundles"))
+    with serving(hub) as url:
+        hub.url = hub.cdn = url
+        hub.add(name, folder)
+        endpoint_of(url, tmp_path / "hf", monkeypatch)
+        edgevlm(monkeypatch, "export", name, "--frame-size", "84x56")
     said = capsys.readouterr()
-    assert said.out == f"{bundle}\n"
+    assert said.out.startswith(str(tmp_path / "bundles"))
     assert "beyond the page cache" in said.err
     options = ["--video", clip("bikes.mp4"), "--frames", 8, "--budget", 64, "--ask", "how many are there now?", "--json"]
-    edgevlm(monkeypatch, "run", "--model", bundle, *options)
+    edgevlm(monkeypatch, "run", "--model", name, *options)  # the hub is gone
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     answers, summary = [line for line in lines if line["event"] == "answer"], lines[-1]
     with capsys.disabled():
