@@ -23,7 +23,7 @@ from edgevlm.bench.seeded import SeededTensors, decoder_bundle
 from edgevlm.bench.timing import Job, figures, ratio, take_turns
 from edgevlm.errors import UserError, nearest
 from edgevlm.export.backbones import DecoderShape
-from edgevlm.export.checkpoint import Checkpoint
+from edgevlm.export.checkpoint import Checkpoint, ConfigOnly
 from edgevlm.export.families import load_family
 from edgevlm.export.vision import GRAPH, check_precision, write_vision
 from edgevlm.export.writer import family_parts
@@ -78,7 +78,7 @@ TOWERS = {
 }  # fmt: skip
 
 
-class SeededCheckpoint(Checkpoint):
+class SeededCheckpoint(ConfigOnly):
     """A folder with a configuration and no weights; tensors are random, the same for the same name."""
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Float32:
@@ -89,9 +89,6 @@ class SeededCheckpoint(Checkpoint):
 
     def check(self, name: str, shape: tuple[int, ...]) -> Any:
         """Every tensor is there, of any shape."""
-
-    def _index(self) -> dict[str, tuple[Path, str]]:
-        return {}
 
 
 def checkpoint_of(tower: VisionTower, folder: Path) -> SeededCheckpoint:

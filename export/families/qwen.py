@@ -74,7 +74,7 @@ class Qwen2VL(Family):
         rows, columns = size[0] // (patch * merge), size[1] // (patch * merge)
         tokens, blocks, heads = rows * columns, int(vision["depth"]), int(vision["num_heads"])
         patches, joined, placed = tokens * merge**2, width * merge**2, width * self.is_placed
-        constants = 2 * patches * (width // heads) + placed * patches  # rotary tables, and places resampled for this size
+        constants = patches * (width // heads) + placed * patches  # rotary tables, and places resampled for this size
         embedding = 3 * group * patch * patch * width + placed
         per_block = block_parameters(width, inner, self.is_gated)
         mergers = (1 + taps) * (joined * joined + joined + joined * hidden + hidden)

@@ -83,18 +83,18 @@ def test_the_tower_has_as_many_numbers_as_the_checkpoint(made, exported):
             ):
                 used += prod(tensors.get_slice(name).get_shape())
     if model.family.startswith("qwen"):
-        used += 2 * tower.patches * tower.width // tower.heads
+        used += tower.patches * tower.width // tower.heads
     if model.family == "qwen3_vl":
         used += tower.patches * tower.width
     assert tower.parameters == used
 
 
 def test_the_tower_has_about_as_many_numbers_as_its_graph(made):
-    """The tracer stores norms that are alike, as all are at the start, once."""
+    """Matrices that resample come to a few more, and CLIP's class token, which is added to its position, to fewer."""
     model, bundle, _ = made
     graph = onnx.load(bundle.file(bundle.vision.graph), load_external_data=False).graph
     numbers = sum(prod(tensor.dims) for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT)
-    assert 0.97 * model.tower.parameters < numbers < 1.001 * model.tower.parameters
+    assert 0.997 * model.tower.parameters < numbers < 1.001 * model.tower.parameters
 
 
 def test_a_bundle_has_the_sizes_of_its_files_and_says_whether_its_head_is_tied(made):
@@ -189,7 +189,7 @@ def test_the_demo_and_its_checkpoint_agree(tmp_path):
     assert bundle.inner == 384
     counted, stored = weights_of(checkpoint, "fp32", "cpu"), weights_of(bundle, "fp32", "cpu")
     assert (counted.layers, counted.head) == (stored.layers, stored.head)
-    assert 0.9 * stored.tower < counted.tower < stored.tower, "the tracer's file begins tensors at whole pages"
+    assert 0.9 * stored.tower < counted.tower < stored.tower, "the demo's file begins tensors at whole pages"
     assert (checkpoint.tower.tokens, checkpoint.limit) == (bundle.tower.tokens, bundle.limit) == (16, 2368)
 
 
