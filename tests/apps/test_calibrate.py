@@ -2,22 +2,16 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import checkpoints
 import pytest
 from clips import clip
+from typed import edgevlm
 
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.calibration import Calibration
 from edgevlm.runtime.model import demo_bundle, is_demo
-
-
-def edgevlm(*arguments):
-    command = [sys.executable, "-m", "edgevlm", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The command as a person and a program use it: real processes, real exit codes, stdout and stderr apart."""
+"""The command as a person and a program use it: exit codes, stdout and stderr apart; signals, pipes and terminals for real."""
 
 import json
 import os
@@ -13,6 +13,7 @@ import time
 
 import pytest
 from clips import clip
+from typed import edgevlm
 from typer import Context
 from typer.main import get_group
 from typer.testing import CliRunner
@@ -22,11 +23,6 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.model import demo_bundle
 
 COUNT = "how many objects are there now?"
-
-
-def edgevlm(*arguments, **options):
-    command = [sys.executable, "-m", "edgevlm", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
 
 
 def events(done):
@@ -251,7 +247,7 @@ def test_version_and_help_load_neither_numpy_nor_any_room(arguments):
 
 def test_the_version_is_printed_when_asked_for_alone():
     assert re.fullmatch(r"edgevlm \d+\.\d+\.\d+\n", edgevlm("--version").stdout)
-    done = edgevlm("run", "--frames", 2, env={**os.environ, "EDGEVLM_VERSION": "1"})
+    done = edgevlm("run", "--frames", 2, EDGEVLM_VERSION="1")
     assert (done.returncode, done.stdout) == (0, "")
     assert "2 frames" in done.stderr
 
@@ -286,7 +282,7 @@ OURS = {path: command for path, command in ALL.items() if not path.startswith("b
 
 
 def test_run_help_fits_two_screens_of_80_columns():
-    shown = edgevlm("run", "--help", env={**os.environ, "COLUMNS": "80"}).stdout.splitlines()
+    shown = edgevlm("run", "--help", COLUMNS="80").stdout.splitlines()
     assert len(shown) <= 90
     assert max(map(len, shown)) <= 80
     headings = [line for line in shown if re.fullmatch(r"\w.*:", line)]

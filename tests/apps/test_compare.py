@@ -10,6 +10,7 @@ import checkpoints
 import cv2
 import numpy as np
 import pytest
+from typed import edgevlm
 
 from edgevlm.apps import calibrate as command
 from edgevlm.calib.accuracy.select_policy import BudgetComparison, ComparisonInput, MeasuredCandidate, _choices, budgets_of
@@ -26,10 +27,6 @@ from edgevlm.runtime.session import Session
 COMMAND = [sys.executable, "-m", "edgevlm"]
 FIELDS = {"event", "schema", "policy", "budget", "measure", "value", "ci_low", "ci_high", "compress_ms", "bytes", "tokens"}
 DEMO = ("calibrate", "demo", "--frames", "16", "--streams", "2", "--budget", "64", "--threads", "1")
-
-
-def edgevlm(*arguments):
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=180, check=False)
 
 
 def lines(done):

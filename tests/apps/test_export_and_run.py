@@ -1,17 +1,11 @@
 """A checkpoint directory exported by the command and run on real clips."""
 
 import json
-import subprocess
-import sys
 
 import checkpoints
 import pytest
 from clips import clip
-
-
-def edgevlm(*arguments):
-    command = [sys.executable, "-m", "edgevlm", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+from typed import edgevlm
 
 
 @pytest.fixture(scope="module")

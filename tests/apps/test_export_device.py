@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpoints import make_checkpoint
+from typed import edgevlm
 
 from edgevlm.apps.bundles.export_target import target_for
 from edgevlm.errors import UserError
@@ -22,11 +21,6 @@ CAMERA = (480, 640)
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("device") / "checkpoint", "llava_onevision", side=3)
-
-
-def edgevlm(*arguments: object) -> Any:
-    command = [sys.executable, "-m", "edgevlm", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,33 @@
+"""``edgevlm`` as it is typed, but in this process, which spares each test an interpreter and its imports."""
+
+import contextlib
+import io
+import os
+import signal
+import sys
+from types import SimpleNamespace
+from unittest.mock import patch
+
+from edgevlm.cli import main
+
+
+def edgevlm(*arguments, **environment):
+    """``returncode``, ``stdout`` and ``stderr`` of ``edgevlm ARGUMENTS``; nothing is on stdin."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    try:
+        with (
+            patch.object(sys, "argv", ["edgevlm", *map(str, arguments)]),
+            patch.dict(os.environ, environment),
+            open(os.devnull) as nothing,
+            patch.object(sys, "stdin", nothing),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            main()
+    except SystemExit as end:
+        code = end.code
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
