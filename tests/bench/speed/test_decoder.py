@@ -39,7 +39,7 @@ def test_decode(tiny):
     done = bench(*command, "--json")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     timed, ratios = lines[:-2], lines[-2:]
-    place = ["bench", "runtime", "model", "threads", "precision", "context", "kv"]
+    place = ["bench", "schema", "runtime", "model", "threads", "precision", "context", "kv"]
     assert all(list(line) == [*place, "ms_per_token", *SPREAD, "cpu_ms_per_token", "read_mb"] for line in timed)
     assert [(line["runtime"], line["precision"], line["context"]) for line in timed] == [
         ("edgevlm", "fp32", 5), ("transformers", "fp32", 5), ("edgevlm", "fp32", 9), ("transformers", "fp32", 9),
@@ -86,7 +86,7 @@ def test_prefill(tiny):
     assert [(line["runtime"], line["frames"]) for line in lines] == [
         ("edgevlm", 1), ("transformers", 1), ("edgevlm", 3), ("transformers", 3), ("edgevlm", 1), ("edgevlm", 3),
     ]  # fmt: skip
-    place = ["bench", "runtime", "model", "tokens_per_frame", "threads", "precision", "held", "frames"]
+    place = ["bench", "schema", "runtime", "model", "tokens_per_frame", "threads", "precision", "held", "frames"]
     assert list(lines[0]) == [*place, "ms_per_frame", *SPREAD, "cpu_ms_per_frame"]
     assert list(lines[-1]) == [*place, "against", *RATIO]
     assert {(line["bench"], line["held"], line["tokens_per_frame"]) for line in lines} == {("prefill", 20, 4)}
@@ -104,11 +104,11 @@ def test_vision(monkeypatch, name, batch):
     monkeypatch.setitem(vision.TOWERS, name, tower)
     command = ["vision", "--tower", name, "--layers", "2", "--frames", str(batch)]
     lines = [json.loads(line) for line in bench(*command, "--json").stdout.splitlines()]
-    place = ["bench", "tower", "layers", "threads", "batch", "runtime", "precision"]
+    place = ["bench", "schema", "tower", "layers", "threads", "batch", "runtime", "precision"]
     assert [list(line) for line in lines] == [
         *[[*place, "ms_per_frame", *SPREAD, "cpu_ms_per_frame", "working_mb"]] * 3,
         *[[*place, "against", *RATIO]] * 2,
-        ["bench", "tower", "layers", "threads", "runtime", "precision", "cosine", "max_error"],
+        ["bench", "schema", "tower", "layers", "threads", "runtime", "precision", "cosine", "max_error"],
     ]
     pairs = [("edgevlm", "fp32"), ("edgevlm", "int8"), ("transformers", "fp32"), ("edgevlm", "fp32"), ("edgevlm", "int8")]
     assert [(line["runtime"], line["precision"]) for line in lines[:-1]] == pairs
