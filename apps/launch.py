@@ -54,6 +54,7 @@ class RunRequest:
     budget: str | None
     chunk: int
     reindexing: Reindexing
+    append: str
     gate: str
     realtime: bool | None
     frames: int | None
@@ -110,7 +111,8 @@ def launch(request: RunRequest) -> None:
             given = tokens or budget
             session = Session.open(
                 model, policy=policy or request.policy, budget=given,
-                chunk=request.chunk, reindexing=request.reindexing, state=state, store=store,
+                chunk=request.chunk, reindexing=request.reindexing, append=request.append, state=state,
+                store=store,
             )  # fmt: skip
             session.notify = output.notice
             return session

@@ -11,6 +11,7 @@ from edgevlm.apps.schemas import SCHEMA, Fields, schema_of
 _TEXTS = {
     "against": "What a ratio or difference is to: a runtime or policy.",
     "against_kv": "Precision of that runtime's keys and values.",
+    "append": "What enters the memory: all of each frame, or what changed.",
     "at": "Where in V-Rex's paper the figure stands.",
     "attention": "Attention implementation of transformers.",
     "column": "Column of a published benchmark's table.",
@@ -56,6 +57,7 @@ _NUMBERS = {
         }.items()
     },
     "answers": "Answers compared.",
+    "appended": "Fraction of the frames' tokens that entered the memory.",
     "arena_mb": "Size of the allocated KV cache.",
     "asked": "Questions asked, or clusters fetched per round.",
     "backward": "Fraction of questions about the past answered right.",

@@ -51,21 +51,26 @@ class Framing:
         """The most rows that a frame, or a group of frames with one grid, appends."""
         return self.vision.tokens_per_frame + self.most_text
 
-    def rows(self, features: Float32, seconds: Float64, first: int, positions: Positions) -> Embedded:
+    def rows(
+        self, features: Float32, seconds: Float64, first: int, positions: Positions, tokens: NDArray[np.bool_] | None = None
+    ) -> Embedded:
         """The rows of grids ``features [G, tokens_per_frame, width]``, of frames numbered from ``first`` on.
 
-        seconds: float64 ``[G, 2]``, of the first and the last frame of each. Takes their positions.
+        seconds: float64 ``[G, 2]``, of the first and the last frame of each. Takes their positions. tokens: bool
+        ``[tokens_per_frame]``, those of each grid to append, all unless given.
         """
         parts = []
         for index, (grid, (since, until)) in enumerate(zip(features, seconds, strict=True)):
             before, after = self._around((since + until) / 2)
             parts += [self._text(before, first + index, positions)] if before else []
-            parts.append(self._grid(grid, first + index, positions.frame(float(since))))
+            parts.append(self._grid(grid, first + index, positions.frame(float(since), tokens), tokens))
             parts += [self._text(after, first + index, positions)] if after else []
         return Embedded(np.concatenate([part.embeds for part in parts]), Rows.joined([part.rows for part in parts]))
 
-    def _grid(self, features: Float32, frame: int, position: NDArray[np.int32]) -> Embedded:
-        return Embedded(features, replace(Rows.text(position, Kind.VISION, frame), row=self._row, col=self._col))
+    def _grid(self, features: Float32, frame: int, position: NDArray[np.int32], tokens: NDArray[np.bool_] | None) -> Embedded:
+        which = slice(None) if tokens is None else tokens
+        rows = replace(Rows.text(position, Kind.VISION, frame), row=self._row[which], col=self._col[which])
+        return Embedded(features[which], rows)
 
     def _text(self, ids: list[int], frame: int, positions: Positions) -> Embedded:
         embeds = np.zeros((len(ids), self.width), np.float32)

@@ -9,6 +9,7 @@ import numpy as np
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO, FALLBACK, chosen_policy
 from edgevlm.runtime.budget import TextBudget, default_budget, frames_ahead, parse_budget
+from edgevlm.runtime.changes import parse_append
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy, create_policy
@@ -42,6 +43,7 @@ class StreamSettings:
     chunk: int
     reindexing: Reindexing
     store: StoreSettings | None
+    append: str = AUTO
 
     @classmethod
     def checked(
@@ -51,6 +53,7 @@ class StreamSettings:
         chunk: int,
         reindexing: Reindexing,
         store: StoreSettings | None,
+        append: str = AUTO,
     ) -> StreamSettings:
         """What ``Session.open`` was given. Raises UserError for what is wrong whatever the model."""
         budget = parse_budget(budget) if isinstance(budget, str) else budget
@@ -60,7 +63,9 @@ class StreamSettings:
         if reindexing not in RULES:
             raise UserError(f"reindexing is {' or '.join(RULES)}, not {reindexing!r}")
         budget = None if budget is None else int(budget)
-        settings = cls(as_policy(policy), isinstance(policy, str) and policy == AUTO, budget, int(chunk), reindexing, store)
+        parse_append(append)
+        auto = isinstance(policy, str) and policy == AUTO
+        settings = cls(as_policy(policy), auto, budget, int(chunk), reindexing, store, append)
         if not settings.auto:
             check_store(settings.policy, store)
         return settings
@@ -78,7 +83,9 @@ class StreamSettings:
         check_store(policy, self.store)
         store = open_store(model, policy, writer, self.store or StoreSettings()) if isinstance(policy, Retrieval) else None
         try:
-            return Stream(model, policy, budget, prefix, rows, self.reindexing, self.chunk, writer is not None, store), why
+            append = parse_append(self.append)
+            stream = Stream(model, policy, budget, prefix, rows, self.reindexing, self.chunk, writer is not None, store, append)
+            return stream, why
         except BaseException:
             if store is not None:
                 store.close()

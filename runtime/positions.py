@@ -99,8 +99,10 @@ class Positions:
         self.next, self._text = max(self.next, first + rows), None
         return np.repeat(np.arange(first, first + rows, dtype=np.int32)[:, None], self.layout.axes, 1)
 
-    def frame(self, seconds: float) -> Int32:
+    def frame(self, seconds: float, tokens: NDArray[np.bool_] | None = None) -> Int32:
         """The positions of the tokens of the next frame, seen at ``seconds``: ``[rows * columns, axes]``.
+
+        tokens: bool ``[rows * columns]``, those that are appended, all unless given; text-like positions leave no gaps.
 
         ``video``: the frame advances by 1 or by the time that passed; rows and columns count from the video's start.
         ``frame``: all three count from the next index. (Qwen2-VL, arXiv 2409.12191, sec. 2.1; Qwen2.5-VL, 2502.13923, 2.1.2.)
@@ -109,7 +111,7 @@ class Positions:
         """
         rows, columns = self.layout.grid
         if self.layout.rule == "rows":
-            return self.take(rows * columns)
+            return self.take(rows * columns if tokens is None else int(tokens.sum()))
         start = self._begin(seconds)
         places = np.empty((rows, columns, 3), np.int32)
         places[..., 0] = self._time
@@ -118,7 +120,7 @@ class Positions:
         edge = start + max(rows, columns)
         self.next = max(self.next, self._time + 1, edge)
         self._text = edge if self.layout.rule == "transformers" else None
-        return places.reshape(-1, 3)
+        return places.reshape(-1, 3)[slice(None) if tokens is None else tokens]
 
     def _begin(self, seconds: float) -> int:
         """Set the place on the first axis; returns where rows and columns count from."""

@@ -90,6 +90,7 @@ class Session:
         bgr: bool = False,
         state: SnapshotWriter | str | Path | None = None,
         store: StoreSettings | None = None,
+        append: str = AUTO,
         engine: str = DEFAULT_ENGINE,
     ) -> Session:
         """Allocate the memory of one stream and append the prefix.
@@ -107,13 +108,15 @@ class Session:
         state: a directory to keep snapshots in and to go on from, or its SnapshotWriter, which is closed with the session.
         store: how much a policy that retrieves may keep in host memory and in one file, which lies in that directory or is a
         temporary one.
+        append: ``all`` tokens of each frame, or only those that ``changed`` since they were last appended at their patch,
+        ``changed:tau=T,refresh=N``; the newest frame is then seen whole by every question. ``auto`` is what calibration found.
         engine: the backend that loads a model given by name.
 
         Raises BundleError for a model that cannot be loaded; UserError for a policy, setting or prompt that is not one, for
         a budget or chunk that is less than a frame, passes the model's positions or does not fit in the free memory, for a
         state that is of another session, in use, or cannot be written, and for a store with a policy that retrieves nothing.
         """
-        settings = StreamSettings.checked(policy, budget, chunk, reindexing, store)
+        settings = StreamSettings.checked(policy, budget, chunk, reindexing, store, append)
         writer = SnapshotWriter(state) if isinstance(state, str | Path) else state
         loaded: Model | str | Path = model
         opening: Future[Session] | None = None
@@ -296,6 +299,7 @@ class Session:
             tokens=stream.tokens,
             cache_bytes=stream.cache.nbytes,
             policy_bytes=stream.policy.state_bytes,
+            present_bytes=stream.present_bytes,
             encode_ms=self._chunk.encode_ms,
             ttft_ms=self._ttft_ms,
             tpot_ms=self._tpot_ms,

@@ -21,6 +21,13 @@ class MemoryStats:
     reindexings: int = 0
     reindex_ms: float = 0.0
     prefill_ms: float = 0.0
+    tokens_seen: int = 0  # of frames, where only what changed is appended
+    tokens_appended: int = 0
+
+    @property
+    def appended(self) -> float:
+        """Of the tokens of frames, the fraction that entered the memory."""
+        return self.tokens_appended / self.tokens_seen if self.tokens_seen else 1.0
 
     def plus(self, **more: float) -> MemoryStats:
         """These numbers with ``more`` added to the ones named."""
@@ -68,7 +75,8 @@ class SessionStats:
     """What a session had done when it was last at work. A value: what was read once does not change.
 
     frames watched, and fps since the first of them; tokens of memory held in the fullest layer; cache_bytes allocated once at
-    start, policy_bytes that the policy now keeps beside them; ttft_ms (from ask to the first token) and tpot_ms (each further
+    start, policy_bytes that the policy now keeps beside them, present_bytes of the newest frame and the references that changes
+    are told by; ttft_ms (from ask to the first token) and tpot_ms (each further
     one) of the newest answer; state_bytes of the buffer that snapshots are taken in, snapshots written by this process, and
     held_ms, the longest that the stream waited for one; store: what lies below the device, under a policy that retrieves.
     """
@@ -83,6 +91,7 @@ class SessionStats:
     ttft_ms: float
     tpot_ms: float
     memory: MemoryStats
+    present_bytes: int = 0
     state_bytes: int = 0
     snapshots: int = 0
     held_ms: float = 0.0

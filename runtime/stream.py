@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import allocate, capture_bytes, check_budget, frames_ahead
 from edgevlm.runtime.cache import Kind, Rows
+from edgevlm.runtime.changes import AppendChanged, References
 from edgevlm.runtime.engine import Decoder, FramePattern, Int32, LayerDecoder, StepResult
 from edgevlm.runtime.framing import Embedded, Framing, frame_pattern
 from edgevlm.runtime.kv import DTYPES
@@ -29,12 +30,22 @@ Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
 
+class Present(NamedTuple):
+    """The newest frame, outside the memory: features float32 ``[tokens_per_frame, width]``, first and last seconds ``[2]``."""
+
+    features: Float32
+    seconds: Float64
+
+
 class Stream:
     """Appends prefix, frames and questions to a cache of fixed size.
 
     capacity of every layer = prefix + |M| + text budget; at no moment does a layer hold more than prefix + |M| rows of memory.
     A policy that ``appends_first`` has a chunk of frames more in both. capture_bytes: of a second buffer for ``snapshots``,
     which must fit beside the cache; it is not made here.
+
+    append: only the tokens that changed enter the memory. The newest frame is then the *present*: held outside the memory, seen
+    whole by every question, in rows set aside beside the question's; what changed in it is appended when the next one comes.
     """
 
     def __init__(
@@ -48,18 +59,27 @@ class Stream:
         chunk: int = 1,
         snapshots: bool = False,
         store: Store | None = None,
+        append: AppendChanged | None = None,
     ) -> None:
         decoder, vision = model.bundle.decoder, model.bundle.vision
         self.model, self.policy, self.budget, self.prefix = model, policy, budget, len(prefix)
         calibration = model.bundle.calibration()
-        shape = StreamShape(decoder.layers, vision.tokens_per_frame, len(prefix), decoder.fading, calibration)
+        shape = StreamShape(
+            decoder.layers, vision.tokens_per_frame, len(prefix), decoder.fading, calibration, append is not None
+        )
         policy.attach(budget, shape)
         needs = policy.needs
         self.framing = Framing(model)
         if needs.variant == "st-spattn" and self.framing.most_text:
             raise UserError(f"{policy.name} cannot prefill sparsely here: {model.bundle.family} has text between its frames")
+        if append is not None and needs.variant == "st-spattn":
+            raise UserError(f"{policy.name} prefills whole frames sparsely: leave out --append {append}")
+        self.present: Present | None = None
+        self.references = None if append is None else References(append, vision.tokens_per_frame, decoder.row_width)
         self._guidance = [] if needs.raw_layers else [self._embed(text) for text in needs.guidance]
         text_rows = max(text_rows, sum(map(len, self._guidance)))
+        if append is not None:  # a question sees what changed in the frame before a group that waits, and the present whole
+            text_rows += 2 * self.framing.rows_per_frame if vision.group > 1 else self.framing.rows_per_frame
         self.chunk = -(-chunk // vision.group) * vision.group
         ahead = frames_ahead(model, chunk) if policy.appends_first else 0
         check_budget(policy, budget, model.bundle, text_rows, len(prefix), ahead, self.framing.rows_per_frame)
@@ -98,6 +118,12 @@ class Stream:
         """Rows of memory held in the fullest layer, the prefix left out."""
         return int(self.cache.lengths.max()) - self.prefix
 
+    @property
+    def present_bytes(self) -> int:
+        """Of the present and of the references that changes are told by."""
+        references = 0 if self.references is None else self.references.state_bytes
+        return references + sum(part.nbytes for part in self.present or ())
+
     def store_use(self) -> StoreUse | None:
         """What lies below the device, if anything can."""
         if self.store is None:
@@ -112,9 +138,11 @@ class Stream:
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray]]:
         """Where the stream stands, as JSON has it, and what memory and policy hold: views, not copies."""
         numbers = {"positions": self.positions.mark(), "seq": self._seq, "frames": self.frames, "stats": asdict(self.stats)}
+        references = {} if self.references is None else add_prefix("references", self.references.state())
+        present = {} if self.present is None else add_prefix("present", self.present._asdict())
         layers = {f"layer{layer}": self.cache.held(layer) for layer in range(self.cache.layers)}
         held = {f"{layer}.{name}": part for layer, parts in layers.items() for name, part in parts.items()}
-        return numbers, held | add_prefix("policy", self.policy.state())
+        return numbers, held | add_prefix("policy", self.policy.state()) | references | present
 
     def restore(self, numbers: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
         """Go on from what :meth:`state` was of a stream of the same model and settings."""
@@ -122,6 +150,10 @@ class Stream:
             self.cache.load(layer, strip_prefix(f"layer{layer}", arrays))
         self.policy.restore(strip_prefix("policy", arrays))
         self.positions.restore(numbers["positions"])
+        if self.references is not None:
+            self.references.restore(strip_prefix("references", arrays))
+        present = strip_prefix("present", arrays)
+        self.present = Present(*(present[name].copy() for name in Present._fields)) if present else None
         self._seq, self.frames = numbers["seq"], numbers["frames"]
         self.stats = MemoryStats(**numbers["stats"])
 
@@ -133,8 +165,16 @@ class Stream:
         A piece is what fits as it is, else what one compression makes room for, and one frame at least: the least budget is a
         frame. ``coming`` more frames of the chunk will follow: the piece that they fill up waits for them. Returns how many
         were appended. Raises UserError when an unbounded policy's capacity is used up.
+
+        Where only what changed is appended, a piece is one frame; the last one is held back as the present, and counts.
         """
         seconds, done = self._seconds(features, seconds), 0
+        if self.references is not None:
+            for frame, seen in zip(features, seconds, strict=True):
+                if self.present is not None:
+                    self._append_changed(self.references, self.present)
+                self.present = Present(frame.copy(), seen.copy())
+            return len(features)
         while done < len(features):
             count = self._piece(features[done:], coming)
             if count > len(features) - done:
@@ -146,8 +186,23 @@ class Stream:
                 self._make_room(0)
         return done
 
+    def _append_changed(self, references: References, frame: Present) -> None:
+        """Append the tokens of one frame that changed since they were last appended; text around it only if there are any."""
+        tokens = references.changed(frame.features)
+        count = int(tokens.sum())
+        if count:
+            self._prepare(count + self.framing.most_text)
+            self._append_piece(frame.features[None], frame.seconds[None], tokens)
+            if self.policy.appends_first:
+                self._make_room(0)
+        else:
+            self.frames += 1
+        references.appended(frame.features, tokens)
+        self.stats = self.stats.plus(tokens_seen=len(tokens), tokens_appended=count)
+
     def _seconds(self, features: Float32, seconds: Float64 | None) -> Float64:
-        number = self.frames + np.arange(len(features), dtype=np.float64)
+        first = self.frames + (self.present is not None)
+        number = first + np.arange(len(features), dtype=np.float64)
         return np.repeat(number[:, None], 2, 1) if seconds is None else seconds
 
     def _piece(self, features: Float32, coming: int) -> int:
@@ -181,10 +236,10 @@ class Stream:
         free = int((budgets - self.cache.lengths).min()) + self.prefix
         return max(1, free // per_frame or min(self.policy.max_append, int(budgets.min()) - kept) // per_frame)
 
-    def _append_piece(self, piece: Float32, seconds: Float64) -> None:
+    def _append_piece(self, piece: Float32, seconds: Float64, chosen: NDArray[np.bool_] | None = None) -> None:
         """Append frames ``[F, tokens_per_frame, width]`` that there is room for, and tell the policy of their tokens."""
         first = self._seq
-        rows, result = self._append_vision(piece, seconds)
+        rows, result = self._append_vision(piece, seconds, chosen)
         self.frames += len(piece)
         tokens = np.flatnonzero(rows.kind == Kind.VISION)
         queries = {layer: result.probes[layer][:, tokens] for layer in self.policy.needs.probe_layers}
@@ -194,12 +249,15 @@ class Stream:
         self.policy.after_append(self.cache, appended)
         self.stats = self.stats.plus(compress_ms=1e3 * (time.perf_counter() - started))
 
-    def _append_vision(self, piece: Float32, seconds: Float64) -> tuple[Rows, StepResult]:
+    def _append_vision(
+        self, piece: Float32, seconds: Float64, chosen: NDArray[np.bool_] | None = None, ahead: int = 0
+    ) -> tuple[Rows, StepResult]:
+        """chosen: of the tokens of each frame, all unless given. ahead: how many frames these come after the next."""
         started, before = time.perf_counter(), self.positions.mark()
         sparsely = self.sparse is not None and self.frames > 0
         pattern = frame_pattern(self.cache, self.prefix, self.frames, self.model.bundle.vision.grid) if sparsely else None
         try:
-            tokens = self.framing.rows(piece, seconds, self.frames, self.positions)
+            tokens = self.framing.rows(piece, seconds, self.frames + ahead, self.positions, chosen)
             result = self._append(tokens, (), pattern)
         except BaseException:
             self.positions.restore(before)
@@ -264,13 +322,16 @@ class Stream:
 
         frames: ``[F, tokens_per_frame, width]``, of a piece that ``coming`` more belong to, to be seen inside and appended for
         good later. Room is made for the whole piece, now and not then, so that the memory is the same afterwards.
+        The present, where there is one, is seen whole; a frame that waits for others of its group takes its place.
         """
-        if frames is not None and len(frames):
+        if frames is not None and len(frames) and self.references is None:
             count = self._piece(frames, coming) if self.policy.bounded else len(frames)
             self._prepare(count * self.framing.rows_per_frame)
         mark, position, seq, evicted = self.cache.mark(), self.positions.mark(), self._seq, self.stats.evicted
         try:
-            if frames is not None and len(frames):
+            if self.references is not None:
+                self._see_present(self.references, frames, seconds)
+            elif frames is not None and len(frames):
                 self._append_vision(frames, self._seconds(frames, seconds))
             yield
         finally:
@@ -280,6 +341,18 @@ class Stream:
                 self.cache.evict([self.cache.seq(layer) < seq for layer in range(self.cache.layers)])
             self.positions.restore(position)
             self._seq = seq
+
+    def _see_present(self, references: References, waiting: Float32 | None, seconds: Float64 | None) -> None:
+        """Append the newest frame whole: the present, or the group that waits, behind what changed in the present."""
+        present, ahead = self.present, 0
+        if waiting is not None and len(waiting):
+            if present is not None:
+                tokens, ahead = references.changed(present.features), 1
+                if tokens.any():
+                    self._append_vision(present.features[None], present.seconds[None], tokens)
+            present = Present(waiting[-1], self._seconds(waiting, seconds)[-1])
+        if present is not None:
+            self._append_vision(present.features[None], present.seconds[None], ahead=ahead)
 
     def append_question(self, embeds: Float32) -> Float32:
         """Append a question's rows ``[S, hidden]``, and let a policy that asks for it compress the memory under them.

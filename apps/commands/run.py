@@ -107,6 +107,14 @@ def run(
     stall_timeout: Annotated[
         float, typer.Option(metavar="S", help="Report a stall after this long.", rich_help_panel=CAMERA)
     ] = 3.0,
+    append: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|all|changed[:tau=T]",
+            help="Append all of each frame, or what changed.",
+            rich_help_panel=MEMORY,
+        ),
+    ] = "auto",
     reindexing: Annotated[
         Literal["lazy", "eager"],
         typer.Option(metavar="lazy|eager", help="Renumber positions near the limit, or always.", rich_help_panel=MEMORY),
@@ -168,7 +176,7 @@ def run(
     launch(
         RunRequest(
             camera=camera, video=video, source=source, model=model, policy=policy, budget=budget, chunk=chunk,
-            gate=gate, realtime=realtime, reindexing=reindexing, frames=frames, seconds=seconds,
+            gate=gate, realtime=realtime, reindexing=reindexing, append=append, frames=frames, seconds=seconds,
             ask=ask or lines("EDGEVLM_RUN_ASK"), ask_at=ask_at or lines("EDGEVLM_RUN_ASK_AT"), threads=threads, as_json=json,
             state=state, state_every=state_every, store_bytes=store_bytes, host_bytes=host_bytes, engine=engine,
             positions=positions, quiet=quiet, stats_every=stats_every,

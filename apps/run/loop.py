@@ -186,6 +186,7 @@ class RunLoop:
             policy=self.session.policy,
             cache_tokens=session.tokens,
             cache_bytes=session.cache_bytes,
+            appended=round(session.memory.appended, 4),
             compressions=session.memory.compressions,
             compress_ms=session.memory.compress_ms,
             rss_bytes=self._process.memory_info().rss,

@@ -15,11 +15,12 @@ from edgevlm.bench.schemas import bench_line
 from edgevlm.calib.accuracy.cases import LONGSTREAM, seed_words
 from edgevlm.calib.accuracy.compare import compare
 from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
-from edgevlm.calib.accuracy.variants import Variant, parse_budgets, parse_tokens, parse_variants
+from edgevlm.calib.accuracy.variants import Variant, parse_budgets, parse_tokens, parse_variants, split
 from edgevlm.calib.accuracy.worker import GUIDED, AccuracySettings
 from edgevlm.calib.plots import check_plot
 from edgevlm.errors import UserError
 from edgevlm.progress import progress
+from edgevlm.runtime.changes import ALL
 
 USUAL = "infinipot-v"  # what paired differences are to, if it is there
 
@@ -29,6 +30,7 @@ def run_demo_suite(
     policies: list[str],
     budget: str,
     streams: int,
+    append: str = ALL,
     against: str | None = None,
     out: Path | None = None,
     resume: bool = False,
@@ -43,9 +45,10 @@ def run_demo_suite(
     against = reference(against, variants)
     with progress("loading the model") as step, resume_hint(out), model_folder(settings) as folder:
         settings = replace(settings, model=folder)
+        appends = list(dict.fromkeys(split(append)))
         comparison = compare(
-            settings, variants, budgets, streams, out=out, resume=resume, workers=workers, progress=step
-        )  # fmt: skip
+            settings, variants, budgets, streams, out=out, resume=resume, workers=workers, progress=step, append=appends
+        )
     if settings.turns:
         rows = list(turn_rows(comparison))
         return _json_lines([row.line(comparison) for row in rows]) if as_json else describe_turns(comparison, rows)

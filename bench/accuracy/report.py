@@ -14,6 +14,7 @@ from edgevlm.calib.accuracy.compare import ENTERS, Comparison, Pick, clusters
 from edgevlm.calib.accuracy.variants import ORACLE, Variant, VariantRun
 from edgevlm.calib.demo.questions import is_about_now
 from edgevlm.calib.intervals import Estimate, difference, fraction_right
+from edgevlm.runtime.changes import ALL
 
 NOW, BACKWARD = "now", "backward"
 UNSEEN = "unseen"  # what a long stream never showed
@@ -43,6 +44,7 @@ class ReportRow:
         settings, paired = comparison.settings, self.paired
         fields = {
             **_head(comparison, self.policy, self.budget, self.kind, self.accuracy),
+            "append": Variant(self.policy).append,
             "questions": self.accuracy.count,
             "frames": settings.frames,
             "seed": settings.seed,
@@ -87,7 +89,10 @@ def _head(comparison: Comparison, policy: str, budget: str, kind: str, of: Estim
 
 
 def make_report(comparison: Comparison, against: str) -> Report:
-    """Rows of all runs, the oracles but the best of each budget left out."""
+    """Rows of all runs, the oracles but the best of each budget left out.
+
+    A run that only what changed enters is compared with the same policy on whole frames, the others with ``against``.
+    """
     kinds = comparison.kinds()
     entered = [kind for kind, of in kinds.items() if of.value >= comparison.enters]
     groups = _groups(entered, comparison.settings.suite == LONGSTREAM)
@@ -95,7 +100,9 @@ def make_report(comparison: Comparison, against: str) -> Report:
     runs, oracles = _without_lesser_oracles(comparison, backward)
     rows: list[ReportRow] = []
     for run in runs:
-        other = next((c for c in comparison.runs if (c.label, c.budget) == (against, run.budget)), None)
+        variant = Variant(run.label)
+        wanted = against if variant.append == ALL else variant.label.removesuffix(f"@{variant.append}")
+        other = next((c for c in comparison.runs if (c.label, c.budget) == (wanted, run.budget)), None)
         for name, pick in groups.items():
             rows += _row(comparison, run, other, name, pick, oracles.get(run.budget, {}) if _is_oracle(run) else {})
     return Report(comparison, against, rows, {kind: of for kind, of in kinds.items() if kind not in entered})
@@ -123,6 +130,7 @@ def _row(
             "ttft_ms": float(np.median([result["ttft_ms"] for result in picked])),
             "compress_ms": float(np.mean([record["compress_ms"] for record in records])),
             "compressions": float(np.mean([record["compressions"] for record in records])),
+            "appended": float(np.mean([record.get("appended", 1.0) for record in records])),
             "bytes": max(record["bytes"] for record in records),
             "moved": float(np.mean([result.get("moved", 0) for result in picked])),
         },
@@ -211,7 +219,11 @@ def _skipped(comparison: Comparison) -> list[str]:
 
 
 def _budget_table(budget: str, rows: list[ReportRow], against: str, width: int, ages: Mapping[str, str]) -> Iterator[str]:
-    heads = f"{'tokens':>7}{'now':>6}  {'backward':<18}{f'- {against}':<24}" + "".join(f"{name:>10}" for name in ages)
+    thinned = any(row.times["appended"] < 1 for row in rows)
+    heads = (
+        f"{'tokens':>7}{'appended' if thinned else '':>{9 * thinned}}{'now':>6}  {'backward':<18}{f'- {against}':<24}"
+        + "".join(f"{name:>10}" for name in ages)
+    )
     yield f"{budget:<{width}}{heads}{'held':>7}{'any':>6}{'ttft ms':>9}{'compress ms':>13}{'MB moved':>10}"
     for policy in dict.fromkeys(row.policy for row in rows):
         of = {row.kind: row for row in rows if row.policy == policy}
@@ -221,7 +233,8 @@ def _budget_table(budget: str, rows: list[ReportRow], against: str, width: int, 
         by_age = "".join(_share(of.get(kind), 10) for kind in ages.values())
         times = f"{main.times['ttft_ms']:>9.2f}{main.times['compress_ms']:>13.1f}{main.times['moved'] / 1e6:>10.2f}"
         yield (
-            f"{policy:<{width}}{main.run.tokens:>7}{_share(of.get(NOW))}  {_with_interval(main.accuracy):<18}"
+            f"{policy:<{width}}{main.run.tokens:>7}{_number(main.times['appended'], 9) if thinned else ''}"
+            f"{_share(of.get(NOW))}  {_with_interval(main.accuracy):<18}"
             f"{_with_interval(main.paired, signed=True):<24}{by_age}{_number(main.held, 7)}{_number(main.some, 6)}{times}"
         )
 

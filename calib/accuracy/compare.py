@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
 from edgevlm.calib.accuracy.variants import ORACLE, Budget, SkippedRun, Variant, VariantRun
 from edgevlm.calib.accuracy.worker import AccuracySettings, CaseTask, Worker, run_all
 from edgevlm.calib.intervals import Estimate, fraction_right
+from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.model import Model
 
 ENTERS = 0.9  # of full KV's answers to a kind must be right, else the kind is left out
@@ -54,19 +55,21 @@ def compare(
     workers: int = 1,
     progress: Progress = lambda what, done, total: None,
     model: Model | None = None,
+    append: Sequence[str] = (ALL,),
 ) -> Comparison:
     """Run every case, or with ``out`` and ``resume`` those that the journal does not have yet. Raises UserError.
 
-    model: one that is loaded already, for one worker.
+    model: one that is loaded already, for one worker. append: what enters the memory; each variant runs under each.
     """
     worker = Worker(settings, model)
     ceiling = worker.ceiling()
     header = {"edgevlm": __version__, **asdict(settings), "model": worker.identity, "kinds": worker.kinds}
     with RunJournal(out, header, resume) as journal:
-        found: list[VariantRun | SkippedRun] = [ceiling]
+        full = [replace(ceiling, label=Variant(ceiling.label).appending(each).label) for each in append]
+        found: list[VariantRun | SkippedRun] = list(dict.fromkeys([ceiling, *full]))
         for number, budget in enumerate(budgets):
             progress("budgets of equal bytes", number, len(budgets))
-            found += worker.runs(expand(variants, settings.suite), budget)
+            found += worker.runs([row.appending(each) for row in expand(variants, settings.suite) for each in append], budget)
         runs = [run for run in found if isinstance(run, VariantRun)]
         skipped = [skip for skip in found if isinstance(skip, SkippedRun)]
         tasks = [CaseTask(run, stream) for stream in range(streams) for run in runs]

@@ -23,14 +23,17 @@ class PeakBytes:
     def __init__(self) -> None:
         self.bytes = 0
 
-    def measure(self, cache: KVCache, policy: Policy) -> None:
-        """Raises UserError for a policy of a user's that keeps what it does not declare."""
+    def measure(self, cache: KVCache, policy: Policy, present: int = 0) -> None:
+        """present: bytes of the newest frame and of what tells changes, where these are held beside the memory.
+
+        Raises UserError for a policy of a user's that keeps what it does not declare.
+        """
         if not type(policy).__module__.startswith("edgevlm.") and (names := policy.undeclared()):
             raise UserError(
                 f"policy {policy.name} keeps arrays in {', '.join(names)}, which its state_fields must name: they count in its "
                 "bytes, and a snapshot would lose them"
             )
-        self.bytes = max(self.bytes, cache.nbytes + policy.state_bytes)
+        self.bytes = max(self.bytes, cache.nbytes + policy.state_bytes + present)
 
 
 def bytes_per_token(bundle: Bundle) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +10,7 @@ from functools import partial
 from edgevlm.calib.accuracy.memory_accounting import equal_byte_budget
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO
+from edgevlm.runtime.changes import ALL, CHANGED, parse_append
 from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.positions import Reindexing
 
@@ -73,9 +75,15 @@ PureKV Tabs. 4 and 6 and fig. 5; Mosaic Tab. IV, figs. 8 and 9(b); and those of 
 policies do not have are left out, and named."""
 
 
+_SUFFIXES = re.compile(rf"(@eager)?(@{CHANGED}[^@]*)?$")
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A policy with its settings: ``name``, ``name:setting=value,...``, either with ``@eager`` for eager re-indexing."""
+    """A policy with its settings: ``name`` or ``name:setting=value,...``.
+
+    ``@eager`` behind it is for eager re-indexing, ``@changed:tau=T`` for a memory that only what changed enters.
+    """
 
     label: str
 
@@ -85,11 +93,25 @@ class Variant:
 
     @property
     def policy(self) -> str:
-        return self.label.removesuffix("@eager")
+        return _SUFFIXES.sub("", self.label)
 
     @property
     def reindexing(self) -> Reindexing:
-        return "eager" if self.label.endswith("@eager") else "lazy"
+        return "eager" if self._suffixes[0] else "lazy"
+
+    @property
+    def append(self) -> str:
+        return (self._suffixes[1] or ALL).removeprefix("@")
+
+    @property
+    def _suffixes(self) -> tuple[str | None, str | None]:
+        found = _SUFFIXES.search(self.label)
+        return (found[1], found[2]) if found else (None, None)
+
+    def appending(self, append: str) -> Variant:
+        """The same policy under ``all`` or ``changed[:...]``. Raises UserError for what is neither."""
+        changed = parse_append(append)
+        return Variant(f"{self.label}@{changed}") if changed else self
 
     @property
     def exists(self) -> bool:

@@ -27,6 +27,7 @@ from edgevlm.runtime.auto import AUTO, chosen_policy
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.bundle import MANIFEST, hash_file
 from edgevlm.runtime.cache import Kind, KVCache
+from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.engine import Engine, Float32
 from edgevlm.runtime.model import Model
@@ -85,7 +86,10 @@ class QuestionResult:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """``kept``: per token of the stream the share of layers and KV heads that hold it. bytes: of cache and policy at most."""
+    """``kept``: per token of the stream the share of layers and KV heads that hold it. bytes: of cache and policy at most.
+
+    appended: of the tokens of the frames watched, the fraction that entered the memory.
+    """
 
     results: list[QuestionResult]
     kept: NDArray[np.float64]
@@ -93,6 +97,7 @@ class CaseResult:
     bytes: int
     compressions: int
     compress_ms: float
+    appended: float
 
     def record(self, with_kept: bool) -> Record:
         """What the journal keeps; ``kept`` in hundredths, if at all."""
@@ -101,6 +106,7 @@ class CaseResult:
             "bytes": self.bytes,
             "compressions": self.compressions,
             "compress_ms": round(self.compress_ms, 3),
+            "appended": round(self.appended, 4),
             "results": [_rounded(asdict(result)) for result in self.results],
         }
         return fields | {"kept": np.rint(100 * self.kept).astype(int).tolist()} if with_kept else fields
@@ -178,12 +184,13 @@ class Worker:
         """One policy at one budget on one stream."""
         run, case = task.run, self.case(task.stream)
         policy, tokens = self._policy_factory(run, case)
-        reindexing = Variant(run.label).reindexing
+        variant = Variant(run.label)
+        reindexing = variant.reindexing
         key = {"policy": run.label, "budget": run.budget, "stream": task.stream}
         if self.settings.turns:
             order = [*self.words, task.stream, 2]
             return key | take_turns(self.model, case, policy, tokens, reindexing, self.settings.turns, order)
-        result = run_case(self.model, case, policy(), tokens, reindexing, room=self._room)
+        result = run_case(self.model, case, policy(), tokens, reindexing, room=self._room, append=variant.append)
         if run.allowed and result.bytes > run.allowed:
             raise RuntimeError(f"{run.label} at {run.budget} took {result.bytes} bytes and was allowed {run.allowed}")
         return key | result.record(with_kept=task.stream == 0 and self.settings.suite in SUITES)
@@ -191,18 +198,18 @@ class Worker:
     def _policy_factory(self, run: VariantRun, case: Case) -> tuple[Callable[[], Policy], int]:
         """What makes the policy, and its |M|: for the guided one the whole stream, of which a question leaves the run's."""
         variant = Variant(run.label)
-        if run.label == GUIDED:
+        if variant.policy == GUIDED:
             stream_tokens = case.owners.size
             return partial(create_policy, f"{GUIDED}:target={run.tokens / stream_tokens}"), stream_tokens
         if variant.is_oracle:
-            return partial(make_oracle, run.label.removeprefix(f"{ORACLE}/"), case), run.tokens
+            return partial(make_oracle, variant.policy.removeprefix(f"{ORACLE}/"), case), run.tokens
         return partial(policy_of, variant, self.model, run.tokens), run.tokens
 
     def runs(self, variants: Sequence[Variant], budget: Budget) -> Iterator[VariantRun | SkippedRun]:
         """Each variant at the budget at which it takes no more bytes than a plain window does, or why it cannot run."""
         tokens = budget.tokens(self.settings.frames * self.per_frame)
         per_token = bytes_per_token(self.model.bundle)
-        unlimited = [variant for variant in variants if variant.is_oracle or variant.label == GUIDED]
+        unlimited = [variant for variant in variants if variant.is_oracle or variant.policy == GUIDED]
         yield from equal_byte_runs(variants, budget.text, tokens, per_token, self.per_frame, self._peak_bytes, unlimited)
 
     def ceiling(self) -> VariantRun:
@@ -232,8 +239,9 @@ class Worker:
         if self._long:
             case = replace(case, frames=case.frames[:MEASURED])
         with Session.open(
-            self.model, policy=policy, budget=tokens, reindexing=variant.reindexing, chunk=CHUNK, text_budget=ROOM
-        ) as session:
+            self.model, policy=policy, budget=tokens, reindexing=variant.reindexing, chunk=CHUNK, text_budget=ROOM,
+            append=variant.append,
+        ) as session:  # fmt: skip
             if variant == PLAIN:
                 peak = PeakBytes()
                 peak.measure(session.cache, policy)
@@ -254,15 +262,18 @@ def model_identity(model: Model) -> str:
 def run_case(
     model: Model, case: Case, policy: Policy, tokens: int, reindexing: Reindexing = "lazy", chunk: int = CHUNK,
     room: TextBudget = ROOM,
+    append: str = ALL,
 ) -> CaseResult:  # fmt: skip
     """Watch, then ask everything. Raises UserError when ``tokens`` is no budget for this policy."""
-    with Session.open(model, policy=policy, budget=tokens, reindexing=reindexing, chunk=chunk, text_budget=room) as session:
+    with Session.open(
+        model, policy=policy, budget=tokens, reindexing=reindexing, chunk=chunk, text_budget=room, append=append
+    ) as session:
         peak = watch(session, policy, case)
-        held = held_tokens(session.cache, case.owners.size)
+        held = held_tokens(session.cache, case.owners.size, model.bundle.vision.grid)
         memory = session.stats.memory
         compress_ms = memory.compress_ms + memory.guidance_ms + memory.reindex_ms
         results = [ask(session, case, question, held) for question in case.questions]
-    return CaseResult(results, held.mean((0, 1)), tokens, peak.bytes, memory.compressions, compress_ms)
+    return CaseResult(results, held.mean((0, 1)), tokens, peak.bytes, memory.compressions, compress_ms, memory.appended)
 
 
 def watch(session: Session, policy: Policy, case: Case) -> PeakBytes:
@@ -271,20 +282,21 @@ def watch(session: Session, policy: Policy, case: Case) -> PeakBytes:
     for number, frame in enumerate(case.frames):
         session.watch(frame)
         if (number + 1) % session.chunk == 0:
-            peak.measure(session.cache, policy)
+            peak.measure(session.cache, policy, session.stats.present_bytes)
     session.flush()
-    peak.measure(session.cache, policy)
+    peak.measure(session.cache, policy, session.stats.present_bytes)
     return peak
 
 
-def held_tokens(cache: KVCache, tokens: int) -> NDArray[np.bool_]:
-    """Which tokens of the stream each layer and KV head holds: bool ``[layers, kv_heads, tokens]``."""
+def held_tokens(cache: KVCache, tokens: int, grid: tuple[int, int]) -> NDArray[np.bool_]:
+    """Which tokens of a stream of frames of ``grid`` each layer and KV head holds: bool ``[layers, kv_heads, tokens]``."""
     held = np.zeros((cache.layers, cache.kv_heads, tokens), np.bool_)
+    rows, columns = grid
     for layer in range(cache.layers):
-        vision, seq = cache.kind(layer) == Kind.VISION, cache.seq(layer)
-        first = int((cache.kind(layer)[0] == Kind.PREFIX).sum())
-        for head in range(cache.kv_heads):
-            held[layer, head, seq[head, vision[head]] - first] = True
+        patch = cache.row(layer).astype(np.int64) * columns + cache.col(layer)
+        token = cache.frame(layer).astype(np.int64) * rows * columns + patch
+        for head, vision in enumerate(cache.kind(layer) == Kind.VISION):
+            held[layer, head, token[head, vision]] = True
     return held
 
 

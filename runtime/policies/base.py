@@ -51,7 +51,8 @@ class Needs:
 class StreamShape:
     """What a policy may know of the model: ``layers``, ``tokens_per_frame`` p, and ``prefix``, the rows never evicted.
 
-    fading: the model family's own k and omega of HERMES. calibration: what was measured of the model, if it was.
+    fading: the model family's own k and omega of HERMES. calibration: what was measured of the model, if it was. thinned:
+    whether frames enter with what changed alone, one token or more of the p.
     """
 
     layers: int
@@ -59,6 +60,7 @@ class StreamShape:
     prefix: int
     fading: tuple[str, str] = FADING
     calibration: Calibration | None = None
+    thinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class Mosaic(Retrieval):
                 f"give --budget {-(-self.budget * 4 // max(1, 2 * slots))} or more, or a larger index="
             )
         self._visual_bytes = visual
-        self._frames = self.window_rows // self.shape.tokens_per_frame + 2
+        self._frames = self.window_rows // (1 if self.shape.thinned else self.shape.tokens_per_frame) + 2
         self.table = ClusterTable(cache, slots)
         self.updater = ClusterUpdater(
             cache, store, self.table, self._working_rows // 2, clustering=self.clustering, eager=self.splits == "eager",

@@ -36,6 +36,7 @@ def identity(stream: Stream, chat: Chat, text: TextBudget) -> dict[str, Any]:
         "dtype": stream.cache.dtype.name,
         "chunk": stream.chunk,
         "reindexing": stream.positions.reindexing,
+        "append": "all" if stream.references is None else str(stream.references.settings),
         "text budget": [text.conversation, text.question, text.answer],
         "system prompt": hashlib.sha256(chat.prefix.encode()).hexdigest()[:16],
     }

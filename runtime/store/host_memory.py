@@ -111,6 +111,12 @@ class HostMemory:
         """Blocks with rows that the file does not have, the one used least lately first."""
         return iter(self._unwritten)
 
+    def resident_blocks(self) -> Iterator[int]:
+        """Blocks of which all rows are here, the one used least lately first, unwritten ones last."""
+        return (
+            number for order in (self._evictable, self._unwritten) for number in order if self.find(number).rows is not None
+        )
+
     def _set(self, number: int, held: Resident) -> None:
         """What is held of a block, now the one used last."""
         if (before := self._resident.pop(number, None)) is not None:

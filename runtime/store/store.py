@@ -218,15 +218,19 @@ class Store:
                 pass
             state, unwritten = tables.ring.state(), list(tables.memory.unwritten_blocks())
             token = self._file.token if self._file is not None else 0
+            resident = np.array(list(tables.memory.resident_blocks()), np.int64)
             if unwritten:
                 tables.note_once("only here", f"{len(unwritten)} clusters are in no file and will not outlive this process")
         tables.send_messages()
         written = ~np.isin(state["number"], unwritten)
         records = {name: state[name][written] for name in ("number", "offset", "nbytes", "stamp")}
-        return {**state, **records, "next": np.array(self._next), "token": np.array(token, np.uint64)}
+        numbers = {"next": np.array(self._next), "token": np.array(token, np.uint64), "resident": resident}
+        return {**state, **records, **numbers}
 
     def restore(self, state: Mapping[str, NDArray]) -> None:
         """Go on from :meth:`state`: numbers mean what they meant then; what the store no longer has is lost.
+
+        Blocks that were in host memory are read again: what policies do depends on it (:meth:`resident`).
 
         Raises KeyError or ValueError for what is no state.
         """
@@ -240,6 +244,8 @@ class Store:
             if lost:
                 tables.note(f"{len(lost)} of {len(state['numbers'])} clusters are lost: not in the file, or overwritten since")
         tables.send_messages()
+        for number in state["resident"]:
+            self.get([number])
 
     def close(self) -> None:
         """Write what is left and let go of the file. Closing it again does nothing."""

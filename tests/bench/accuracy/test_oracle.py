@@ -22,7 +22,7 @@ def answered(policy, case):
         if plan is not None:
             filled.cache.evict(plan.keep)
         filled.frame()
-    held = held_tokens(filled.cache, case.owners.size)
+    held = held_tokens(filled.cache, case.owners.size, GRID)
     assert held.sum(2).max() <= BUDGET
     return sum(overlap(held, question.evidence)[1] for question in case.questions)
 

@@ -26,7 +26,7 @@ def test_overlap_of_a_planted_cache():
     keep[1][0, PREFIX + np.array([4, 5, 6, 7])] = False
     keep[1][1, PREFIX + np.array([4, 5, 6, 0])] = False
     filled.cache.evict(keep)
-    held = held_tokens(filled.cache, 12)
+    held = held_tokens(filled.cache, 12, (2, 2))
     assert held.sum(2).tolist() == [[8, 8], [8, 8]]
     share, some = overlap(held, np.array([4, 5, 6, 7]))
     assert share == pytest.approx((4 + 2 + 0 + 1) / 16)
@@ -39,7 +39,7 @@ def test_a_question_in_the_cache_is_not_held_by_it(demo):
     with Session.open(demo, policy="full", budget=128) as session:
         for frame in case.frames:
             session.watch(frame)
-        assert held_tokens(session.cache, 128).all()
+        assert held_tokens(session.cache, 128, demo.bundle.vision.grid).all()
 
 
 @pytest.mark.parametrize("name", ["infinipot-v", "hermes"])

@@ -1,0 +1,88 @@
+"""Append only what changed: which tokens of a frame differ from those that were last appended at their patches."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.errors import UserError, nearest
+from edgevlm.runtime.stateful import Stateful
+
+Bool = NDArray[np.bool_]
+Float32 = NDArray[np.float32]
+
+AUTO, ALL, CHANGED = "auto", "all", "changed"
+TAU = 0.97
+
+
+@dataclass(frozen=True, slots=True)
+class AppendChanged:
+    """tau: a token is appended if the cosine of its feature to its patch's reference is below it. refresh: a patch is appended
+    again after so many frames whatever it shows; 0 never."""
+
+    tau: float = TAU
+    refresh: int = 0
+
+    def __str__(self) -> str:
+        return f"{CHANGED}:tau={self.tau:g}" + (f",refresh={self.refresh}" if self.refresh else "")
+
+
+def parse_append(text: str, calibrated: float | None = None) -> AppendChanged | None:
+    """``auto``, ``all`` (None) or ``changed[:tau=T,refresh=N]``. Raises UserError for anything else.
+
+    calibrated: tau as ``edgevlm calibrate`` found it for the model; ``auto`` is ``changed`` where there is one.
+    """
+    name, _, settings = text.partition(":")
+    if name not in (AUTO, ALL, CHANGED):
+        raise UserError(f"append {text!r}: {nearest(name, [AUTO, ALL, CHANGED])}")
+    if name != CHANGED:
+        if settings:
+            raise UserError(f"append {text!r}: {name} has no settings")
+        return AppendChanged(calibrated) if name == AUTO and calibrated is not None else None
+    values: dict[str, float] = {"tau": TAU if calibrated is None else calibrated, "refresh": 0}
+    for setting in filter(None, settings.split(",")):
+        match = re.fullmatch(r"(\w+)=(\d+(?:\.\d*)?|\.\d+)", setting)
+        if not match or match[1] not in values:
+            raise UserError(f"append {text!r}: give changed:tau=0.97,refresh=0")
+        values[match[1]] = float(match[2])
+    if not 0 < values["tau"] <= 1:
+        raise UserError(f"append {text!r}: tau is a cosine above 0, at most 1")
+    if values["refresh"] != int(values["refresh"]):
+        raise UserError(f"append {text!r}: refresh is a whole number of frames")
+    return AppendChanged(values["tau"], int(values["refresh"]))
+
+
+class References(Stateful):
+    """Of each patch, the feature of the token last appended there, normalised.
+
+    A frame is compared with what was *appended*, not with the frame before it, so slow drift cannot hide.
+    """
+
+    state_fields = ("_features", "_age")
+
+    def __init__(self, settings: AppendChanged, tokens: int, width: int) -> None:
+        self.settings = settings
+        self._features = np.zeros((tokens, width), np.float32)
+        self._age = np.zeros(tokens, np.int32)  # frames since a patch was appended
+
+    def changed(self, features: Float32) -> Bool:
+        """Which tokens of a frame ``[tokens, width]`` to append; ``[tokens]``. The first frame's are all."""
+        unit = _normalised(features)
+        changed: Bool = np.einsum("pw,pw->p", unit, self._features) < self.settings.tau
+        if self.settings.refresh:
+            changed |= self._age + 1 >= self.settings.refresh
+        return changed
+
+    def appended(self, features: Float32, changed: Bool) -> None:
+        """The ``changed`` tokens of a frame ``[tokens, width]`` are in the memory now."""
+        self._features[changed] = _normalised(features[changed])
+        self._age = np.where(changed, 0, self._age + 1).astype(np.int32)
+
+
+def _normalised(features: Float32) -> Float32:
+    norms = np.linalg.norm(features, axis=-1, keepdims=True)
+    unit: Float32 = features / np.maximum(norms, np.finfo(np.float32).tiny)
+    return unit

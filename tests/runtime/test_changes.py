@@ -1,0 +1,151 @@
+"""Only what changed enters the memory, and every question sees the newest frame whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from memory import arena
+from pictures import frames
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.cache import Kind
+from edgevlm.runtime.changes import AppendChanged, References, parse_append
+from edgevlm.runtime.session import Session, TextBudget
+
+QUESTION = "what color was the square?"
+ROOM = TextBudget(32, 64, 32)
+
+
+def opened(model, append, policy="full", frames=24, **more):
+    budget = frames * (model.bundle.vision.tokens_per_frame + 40)
+    return Session.open(model, policy=policy, budget=more.pop("budget", budget), append=append, text_budget=ROOM, **more)
+
+
+def answer(session):
+    said = session.ask(QUESTION, max_tokens=12)
+    said.wait()
+    return said.token_ids
+
+
+def logits(session):
+    ids = np.asarray(session.model.encode(QUESTION), np.int64)
+    with session._stream.question():
+        return session._stream.append_question(session.model.engine.embed(ids))
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_frames_that_change_everywhere_are_answered_as_whole_frames_are(model, chunk):
+    """The present is another place for the newest frame, not another answer."""
+    with opened(model, "all", chunk=chunk) as whole, opened(model, "changed:refresh=1", chunk=chunk) as changed:
+        for image in frames(11, model):
+            whole.watch(image)
+            changed.watch(image)
+        assert answer(changed) == answer(whole)
+        assert changed.stats.memory.appended == 1
+
+
+def test_a_still_picture_enters_once_and_is_seen(model):
+    images = list(frames(2, model))
+    with opened(model, "changed", chunk=2) as session:
+        for _ in range(6):
+            session.watch(images[0])
+        session.flush()
+        per_frame = model.bundle.vision.tokens_per_frame
+        groups = 6 // model.bundle.vision.group
+        held = int((session.cache.kind(0)[0] == Kind.VISION).sum())
+        assert held == (per_frame if groups > 1 else 0)
+        memory = session.stats.memory
+        assert (memory.tokens_seen, memory.tokens_appended) == ((groups - 1) * per_frame, held)
+        still = logits(session)
+        for _ in range(2):
+            session.watch(images[1])
+        session.flush()
+        assert np.abs(logits(session) - still).max() > 1e-3, "the present is another picture"
+
+
+@pytest.mark.parametrize("policy", ["full", "last-seen", "infinipot-v", "h2o", "streaming-llm", "uniform", "rekv"])
+def test_questions_leave_no_trace_and_the_cap_holds(model, policy):
+    per_frame = model.bundle.vision.tokens_per_frame + 40
+    budget = {} if policy == "full" else {"budget": 4 * per_frame}
+    with opened(model, "changed:tau=0.9999", policy, chunk=4, **budget) as asked, opened(
+        model, "changed:tau=0.9999", policy, chunk=4, **budget
+    ) as silent:  # fmt: skip
+        for number, image in enumerate(frames(23, model)):
+            asked.watch(image)
+            silent.watch(image)
+            if number % 3 == 1:
+                answer(asked)
+            assert asked.cache.lengths.max() <= asked._stream.prefix + asked.budget
+        asked.flush()
+        silent.flush()
+        assert arena(asked._stream) == arena(silent._stream)
+        assert 0 < asked.stats.memory.appended < 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "append"), [("last-seen", "changed:tau=0.9999"), ("mosaic", "changed:tau=0.9999"), ("mosaic", "all")]
+)
+def test_a_snapshot_goes_on_with_the_same_present_and_references(model, tmp_path, policy, append):
+    per_frame = model.bundle.vision.tokens_per_frame + 40
+    images = list(frames(30, model))
+
+    def resumed(state):
+        return opened(model, append, policy, chunk=4, budget=6 * per_frame, state=state)
+
+    with resumed(tmp_path / "whole") as session:
+        for image in images:
+            session.watch(image)
+        expected = answer(session)
+    with resumed(tmp_path / "parts") as session:
+        for image in images[:17]:
+            session.watch(image)
+    with resumed(tmp_path / "parts") as session:
+        for image in images[17:]:
+            session.watch(image)
+        assert answer(session) == expected
+    with pytest.raises(UserError, match="append"):
+        opened(model, "changed:tau=0.5", policy, chunk=4, budget=6 * per_frame, state=tmp_path / "parts")
+
+
+def test_slow_drift_is_compared_with_what_was_appended():
+    """Each frame looks like the one before, and not like the one that was appended."""
+    references, appended = References(AppendChanged(tau=0.99), 1, 2), []
+    for angle in np.arange(40) * 0.02:
+        feature = np.float32([[np.cos(angle), np.sin(angle)]])
+        changed = references.changed(feature)
+        references.appended(feature, changed)
+        appended.append(bool(changed[0]))
+    first = int(np.flatnonzero(appended)[1])
+    assert appended[0]
+    assert np.cos(first * 0.02) < 0.99 <= np.cos((first - 1) * 0.02)
+    assert sum(appended) == 1 + 39 // first
+
+
+def test_a_patch_is_appended_again_after_so_many_frames():
+    references, appended = References(AppendChanged(tau=0.5, refresh=3), 2, 4), []
+    for _ in range(7):
+        changed = references.changed(np.ones((2, 4), np.float32))
+        references.appended(np.ones((2, 4), np.float32), changed)
+        appended.append(changed.tolist())
+    assert appended == [[number % 3 == 0] * 2 for number in range(7)]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("chnaged", "did you mean 'changed'"),
+        ("all:tau=1", "all has no settings"),
+        ("changed:tau=2", "tau is a cosine"),
+        ("changed:tua=0.9", "give changed:tau"),
+        ("changed:refresh=1.5", "refresh is a whole number"),
+    ],
+)
+def test_wrong_settings_are_named(text, says):
+    with pytest.raises(UserError, match=says):
+        parse_append(text)
+
+
+def test_what_calibration_found_is_what_auto_means():
+    assert parse_append("auto") is parse_append("all") is parse_append("all", 0.99) is None
+    assert parse_append("auto", 0.99) == parse_append("changed", 0.99) == AppendChanged(0.99)
+    assert parse_append("changed:tau=0.9,refresh=64", 0.99) == AppendChanged(0.9, 64)
