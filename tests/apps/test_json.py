@@ -99,7 +99,7 @@ def test_measurements_are_as_their_schema_says(say, typed):
 
 def test_bundles_and_snapshots_are_as_their_schema_says(say, tmp_path):
     shutil.copytree(bundle_folder("demo"), tmp_path / "bundles" / "demo")
-    (line,) = say("bundles")
+    (line,) = say("bundles", "list")
     validate(line)
     say(*WATCH, "--frames", "8", "--state", "{folder}/state")
     (tmp_path / "state" / "0000000000.snapshot").write_bytes(b"no snapshot")
