@@ -23,8 +23,8 @@ def git_hash(data: bytes) -> str:
 class FakeHub:
     """``repos``: name -> revision -> commit; ``commits``: files by name. What came in is in ``requests``.
 
-    ``cuts``: bytes after which transfers of large files are cut, the last one first. ``answer``: called with a request, it may
-    answer in the hub's place with status, headers and an object.
+    ``cuts``: bytes after which transfers of large files are cut, the last one first; a shorter one is not. ``answer``: called
+    with a request, it may answer in the hub's place with status, headers and an object.
     """
 
     def __init__(self) -> None:
@@ -125,8 +125,8 @@ def handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             if self.command == "HEAD":
                 return
-            if hub.cuts and "/cdn/" in self.path:
-                self.wfile.write(data[begin : begin + min(hub.cuts.pop(), (len(data) - begin) // 2)])
+            if hub.cuts and "/cdn/" in self.path and begin + hub.cuts[-1] < len(data):
+                self.wfile.write(data[begin : begin + hub.cuts.pop()])
                 self.close_connection = True
             else:
                 self.wfile.write(data[begin:])
