@@ -8,15 +8,18 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgevlm.apps.bundles.choice import ExportChoice, fields, stretched
 from edgevlm.apps.bundles.resolve import resolve_model
+from edgevlm.apps.planning.plan import PlanRequest
 from edgevlm.apps.run.comparison import Comparison
-from edgevlm.apps.run.events import JsonOutput, TextOutput, to_stderr
+from edgevlm.apps.run.events import JsonOutput, Output, TextOutput, to_stderr
 from edgevlm.apps.run.frame_preparation import FramePreparation, Gate, parse_gate
 from edgevlm.apps.run.loop import SAMPLE_EVERY, RunLoop, RunPlan
 from edgevlm.apps.run.memory_view import MemoryWatch
@@ -37,6 +40,7 @@ from edgevlm.runtime.store import StoreSettings
 if TYPE_CHECKING:
     from edgevlm.apps.terminal.screen import Screen
 
+FULL = "full"  # the policy without a budget
 DEMO_FRAMES = 128  # of the demo without a terminal: more than its memory holds
 DEMO_BUDGET = "512"  # tokens of the demo on a terminal: 32 frames, so that forgetting is soon to be seen
 DEMO_SPEED = 4.0  # times the demo world's own, on a terminal
@@ -71,6 +75,10 @@ class RunRequest:
     positions: str | None = None
     quiet: bool = False
     stats_every: float | None = None
+    precision: str | None = None
+    vision_precision: str | None = None
+    kv: str | None = None
+    frame_size: tuple[int, int] | None = None  # (height, width); None: the source's own
 
 
 def launch(request: RunRequest) -> None:
@@ -100,15 +108,18 @@ def launch(request: RunRequest) -> None:
     try:
         load_class("engines", request.engine)
         with progress("reading the model") as step:  # the first time, a checkpoint is exported
-            notice = to_stderr if not request.quiet else lambda line: None
-            bundle = resolve_model(request.model, step, notice, request.engine)
+            choice, notice = make_choice(request, options), to_stderr if not request.quiet else lambda line: None
+            bundle = resolve_model(request.model, step, notice, request.engine, choice)
+        if choice.asks and choice.plan is None and request.engine == DEFAULT_ENGINE:
+            asked = "--precision, --vision-precision, --kv and --frame-size"
+            raise UserError(f"{asked} are for a checkpoint that is exported; {request.model} is as it was made")
         source = open_source(request.camera, request.video, options)
         with progress("verifying and loading the model"):  # a large bundle takes seconds
             model = Model.load(bundle, engine=request.engine, threads=request.threads, positions=request.positions)
 
         def open_session(policy: str | None, tokens: str | None, state: SnapshotWriter | None = None) -> Session:
             """Anew, with what was asked for at first where nothing else is."""
-            given = tokens or budget
+            given = tokens or budget or (None if request.policy == FULL else choice.budget)
             session = Session.open(
                 model, policy=policy or request.policy, budget=given,
                 chunk=request.chunk, reindexing=request.reindexing, append=request.append, state=state,
@@ -119,13 +130,15 @@ def launch(request: RunRequest) -> None:
 
         own_questions = model.is_demo and is_demo_source and not plan.questions
         output = make_output(request, drawn)
+        if choice.plan is not None and isinstance(output, JsonOutput):
+            output.chosen(fields(choice.plan))
         session = open_session(None, None, writer)
         if writer is not None:
             writer.source, writer.notify = source.name, output.notice
             skip_to_snapshot(source, writer, plan, gate)
         if own_questions and not compares:
             plan.sample = np.random.default_rng(request.source.seed)
-        source.prepare = FramePreparation(session.prepare, gate)
+        source.prepare = FramePreparation(session.prepare, gate, partial(warn_of_stretching, model, choice, output))
         run = RunLoop(
             session, source, output, plan,
             observer=Comparison(session, open_session) if compares else MemoryWatch(session) if drawn else None,
@@ -150,6 +163,30 @@ def launch(request: RunRequest) -> None:
     except OSError:
         if not silence_what_is_gone():  # else nobody is there to be told
             raise
+
+
+def make_choice(request: RunRequest, options: SourceOptions) -> ExportChoice:
+    """What to export, were a checkpoint given: by what was asked for, this machine, and the source's frames."""
+
+    def frame_shape() -> tuple[int, int] | None:
+        """(height, width) of the first frame. The source is opened for it, and closed; stdin can be opened but once."""
+        if "-" in (request.camera, request.video):
+            return None
+        with closing(open_source(request.camera, request.video, replace(options, realtime=False, rule=None))) as source:
+            frame = source.read()
+        return None if frame is None else (frame.image.shape[0], frame.image.shape[1])
+
+    asked = PlanRequest(
+        request.model, None, None if request.budget is None else parse_budget(request.budget), request.precision, request.kv,
+        options.fps, request.chunk, vision_precision=request.vision_precision,
+    )  # fmt: skip
+    return ExportChoice(asked, request.frame_size, frame_shape, (lambda line: None) if request.quiet else to_stderr)
+
+
+def warn_of_stretching(model: Model, choice: ExportChoice, output: Output, shape: tuple[int, int]) -> None:
+    """Say where the first frame's aspect is not the one that the bundle was made for."""
+    if not model.is_demo and (warning := stretched(model.bundle, shape, choice.plan is not None)):
+        output.notice(warning)
 
 
 def opening_lines(

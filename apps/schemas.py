@@ -63,6 +63,22 @@ _STATS: Fields = {
 # command: kind of line: fields
 LINES: dict[str, dict[str, Fields]] = {
     "run": {
+        "chosen": {
+            **_TIME,
+            "device": ("string", "What --model CHECKPOINT was chosen for. Such a run prints this line first."),
+            "precision": ("string", "Precision of the decoder's weights."),
+            "vision_precision": ("string", "Precision of the vision tower."),
+            "kv": ("string", "Precision of keys and values."),
+            "frame_size": ("array", "Width and height of the frames the model sees."),
+            "budget": ("integer", "Vision tokens kept per layer."),
+            "fps": ("number", "Frames per second asked for."),
+            "predicted_fps": ("number", "Most frames per second, as edgevlm plan predicts."),
+            "total_mb": ("number", "Memory a run takes, as edgevlm plan predicts, in 10^6 bytes."),
+            "usable_mb": ("number", "What the device has beside the system."),
+            "fits": ("boolean", "Whether total_mb fits in usable_mb."),
+            "keeps_up": ("boolean", "Whether it fits and predicted_fps reaches fps."),
+            "remedy": ("string|null", "What would help where it does not; else null."),
+        },
         "answer": {
             **_TIME,
             "time_s": ("number", "Stream time of the newest frame the answer takes into account, in seconds."),

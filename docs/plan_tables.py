@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from edgevlm.apps.planning.catalogue import CAMERA, checkpoints, figure, table
-from edgevlm.apps.planning.plan import DevicePlan, PlanRequest, choose
+from edgevlm.apps.planning.catalogue import CAMERA, checkpoints, table
+from edgevlm.apps.planning.plan import DevicePlan, PlanRequest, choose, figure
 from edgevlm.apps.planning.published import rows
 from edgevlm.engines.devices import load_device
 

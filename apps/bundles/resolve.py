@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm.apps.bundles.cache import DIGITS, Tell, cached, cached_bundle, cached_path, description, is_complete
+from edgevlm.apps.bundles.choice import ExportChoice
 from edgevlm.apps.bundles.hub import HubError, Repository, hub_id
 from edgevlm.apps.bundles.shared import pull
 from edgevlm.errors import UserError
@@ -18,48 +19,61 @@ from edgevlm.runtime.paths import look, refuse_address
 from edgevlm.runtime.plugins import load_class
 
 
-def resolve_model(model: str, progress: Report, notice: Tell, engine: str = DEFAULT_ENGINE) -> str:
+def resolve_model(
+    model: str, progress: Report, notice: Tell, engine: str = DEFAULT_ENGINE, choice: ExportChoice | None = None
+) -> str:
     """What ``--model`` means: ``demo`` and bundles as they are; for a checkpoint its cached bundle; on the hub either, fetched.
 
-    Of a checkpoint prefers the bundle of default options where ``engine`` runs it, then the one other that it runs; exports the
-    default one where none is cached. Raises UserError where several others are, where the engine does not run what would be
-    exported, and for a name that the hub does not give.
+    Of a checkpoint prefers the bundle of ``choice``, else of default options, where ``engine`` runs it, then the one other that
+    it runs and that is as was asked for; exports the first where none is cached. Raises UserError where several others are,
+    where the engine does not run what would be exported, and for a name that the hub does not give.
     """
     refuse_address(model)
     if (name := hub_id(model)) is None:
         folder = Path(model)
         if model == "demo" or look(folder) != "folder" or (folder / MANIFEST).exists() or not (folder / "config.json").exists():
             return model
-        return str(find_bundle(folder, engine, model, notice) or cached_bundle(folder, progress, notice))
+        found, options = find_bundle(folder, engine, model, notice, choice)
+        return str(found or cached_bundle(folder, progress, notice, **options))
     repository = Repository(name, notice)
     if is_bundle(repository):
         return str(pull(repository, progress, notice))
     folder = fetch_config(repository, progress, notice)
-    if (found := find_bundle(folder, engine, model, notice)) is None:
+    found, options = find_bundle(folder, engine, model, notice, choice)
+    if found is None:
         fetch_checkpoint(repository, progress, notice)
-        found = cached_bundle(folder, progress, notice)
+        found = cached_bundle(folder, progress, notice, **options)
     repository.remember()
     return str(found)
 
 
-def find_bundle(folder: Path, engine: str, model: str, notice: Tell) -> Path | None:
-    """The cached bundle of a checkpoint; None where the default one is to be exported. Raises as resolve_model does."""
-    default = cached_path(folder, scaled=False)
+def find_bundle(
+    folder: Path, engine: str, model: str, notice: Tell, choice: ExportChoice | None = None
+) -> tuple[Path | None, dict[str, Any]]:
+    """The cached bundle of a checkpoint, None where one is to be exported, and the options to export it with.
+
+    Raises as :func:`resolve_model` does.
+    """
     backend = load_class("engines", engine)
     hint = getattr(backend, "export_hint", "")  # of engines that do not run what is exported by default
-    if not hint and is_complete(default):
-        return default
-    siblings = [path for path in cached() if path.name.startswith(default.name[:-DIGITS])]
-    found = [path for path in siblings if is_complete(path) and _runs(path, backend)]
+    options = {} if hint or choice is None else choice.options(folder)
+    wanted = cached_path(folder, scaled=False, **options)
+    if not hint and is_complete(wanted):
+        return wanted, options
+    siblings = [path for path in cached() if path.name.startswith(wanted.name[:-DIGITS]) and is_complete(path)]
+    bundles = {path: Bundle.load(path, verify="size") for path in siblings}
+    found = [path for path, bundle in bundles.items() if _runs(bundle, backend) and (choice is None or choice.suits(bundle))]
     if len(found) > 1:
         named = "; ".join(f"{path} ({description(path)})" for path in found)
         raise UserError(f"{model}: several bundles of it are cached; give one of them as --model: {named}")
     if found:
         notice(f"{found[0].name}: the cached bundle of this checkpoint, {description(found[0])}")
-        return found[0]
+        if choice is not None and choice.plan is not None:
+            choice.settle(bundles[found[0]])
+        return found[0], options
     if hint:
         raise UserError(f"{model}: no bundle of it that {engine} runs is cached; make one: {hint.format(model)}")
-    return None
+    return None, options
 
 
 def resolve_checkpoint(model: str, progress: Report, notice: Tell) -> Path:
@@ -109,6 +123,5 @@ def fetch_checkpoint(repository: Repository, progress: Report, notice: Tell) -> 
     repository.fetch(weights, progress, notice)
 
 
-def _runs(folder: Path, backend: Any) -> bool:
-    bundle = Bundle.load(folder, verify="size")
+def _runs(bundle: Bundle, backend: Any) -> bool:
     return bool(backend.takes(bundle)) if hasattr(backend, "takes") else bundle.profile == ONNXRUNTIME

@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json, lines, parse_size
+from edgevlm.apps.commands.cli_options import Json, check_kv, lines, parse_size
 
 STREAM, CAMERA, MEMORY, MACHINE = "Stream", "Cameras and files", "Memory and state", "Machine"
+EXPORT = "Export of a checkpoint"
 EPILOG = """
 \b
 Examples:
@@ -138,6 +139,27 @@ def run(
     state_every: Annotated[
         float, typer.Option(metavar="S", help="Take a snapshot this often, with --state.", rich_help_panel=MEMORY)
     ] = 30.0,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Export weights as fp32, int8, int4, ..",
+            show_default="by plan",
+            rich_help_panel=EXPORT,
+        ),
+    ] = None,
+    vision_precision: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Export vision weights as this.", show_default="by plan", rich_help_panel=EXPORT),
+    ] = None,
+    kv: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Export a cache of fp32, fp16 or int8.", callback=check_kv, rich_help_panel=EXPORT),
+    ] = None,
+    frame_size: Annotated[
+        str,
+        typer.Option(metavar="auto|WxH", help="Export for such frames, or the camera's own.", rich_help_panel=EXPORT),
+    ] = "auto",
     threads: Annotated[
         int | None,
         typer.Option(
@@ -168,6 +190,7 @@ def run(
 
         typer.echo("\n".join(all_questions()))
         return
+    frames_of = None if frame_size == "auto" else parse_size("--frame-size", frame_size)
     source = SourceOptions(
         size=parse_size("--size", size) if size else None, pixel_format=pixel_format, decode=decode, camera_fps=camera_fps,
         fps=fps, rule=rule, wait=wait, seed=seed,
@@ -180,5 +203,7 @@ def run(
             ask=ask or lines("EDGEVLM_RUN_ASK"), ask_at=ask_at or lines("EDGEVLM_RUN_ASK_AT"), threads=threads, as_json=json,
             state=state, state_every=state_every, store_bytes=store_bytes, host_bytes=host_bytes, engine=engine,
             positions=positions, quiet=quiet, stats_every=stats_every,
+            precision=precision, vision_precision=vision_precision, kv=kv,
+            frame_size=None if frames_of is None else (frames_of[1], frames_of[0]),
         )
     )  # fmt: skip

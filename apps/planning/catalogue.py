@@ -14,7 +14,7 @@ from textwrap import wrap
 from typing import Any
 
 from edgevlm.apps.planning.model import PlannedModel, planned
-from edgevlm.apps.planning.plan import DevicePlan, PlanRequest, choose
+from edgevlm.apps.planning.plan import DevicePlan, PlanRequest, choose, figure
 from edgevlm.apps.planning.this_machine import assumptions, device_named
 from edgevlm.apps.schemas import json_line
 from edgevlm.engines.devices import DeviceProfile
@@ -106,8 +106,3 @@ def table(devices: dict[str, DeviceProfile], fps: float = 2.0) -> list[str]:
 def size(parameters: int) -> str:
     """``256M`` or ``2.2B``."""
     return f"{parameters / 1e9:.1f}B" if parameters >= 950e6 else f"{parameters / 1e6:.0f}M"
-
-
-def figure(rate: float) -> str:
-    """A rate in two digits."""
-    return f"{rate:.0f}" if rate >= 9.95 else f"{rate:.1f}" if rate >= 0.995 else f"{rate:.2f}"

@@ -175,6 +175,11 @@ def default_budget(model: PlannedModel) -> int:
     return max(wanted, model.least_budget)
 
 
+def figure(rate: float) -> str:
+    """A rate in two digits."""
+    return f"{rate:.0f}" if rate >= 9.95 else f"{rate:.1f}" if rate >= 0.995 else f"{rate:.2f}"
+
+
 def describe(plan: DevicePlan) -> Iterator[str]:
     """A plan for a person."""
     line, device, model = plan.line(), plan.roofline.device, plan.roofline.model

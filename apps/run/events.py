@@ -96,6 +96,10 @@ class JsonOutput:
         self._lock = threading.Lock()
         self._quiet = quiet
 
+    def chosen(self, fields: dict[str, object]) -> None:
+        """What was chosen for a checkpoint."""
+        self._line("chosen", fields)
+
     def answer(self, answer: AnswerEvent) -> None:
         fields = asdict(answer)
         del fields["others"]

@@ -98,12 +98,23 @@ def _samples(size: int) -> NDArray[np.intp]:
 
 
 class FramePreparation:
-    """The gate, where there is one; then ``prepare``, a session's, on frames that pass."""
+    """The gate, where there is one; then ``prepare``, a session's, on frames that pass.
 
-    def __init__(self, prepare: Callable[[NDArray[np.uint8]], Pixels], gate: Gate | None = None) -> None:
-        self._prepare, self._gate = prepare, gate
+    first: told the (height, width) of the first frame.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[NDArray[np.uint8]], Pixels],
+        gate: Gate | None = None,
+        first: Callable[[tuple[int, int]], object] | None = None,
+    ) -> None:
+        self._prepare, self._gate, self._first = prepare, gate, first
 
     def __call__(self, frame: Frame) -> Frame:
+        if self._first is not None:
+            self._first((frame.image.shape[0], frame.image.shape[1]))
+            self._first = None
         if self._gate is not None:
             frame = replace(frame, still=not self._gate(frame.image), gated=self._gate.gated)
         if frame.still:

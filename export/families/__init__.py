@@ -79,6 +79,7 @@ class Family:
     token_keys: ClassVar[tuple[str, ...]] = ("video_token_id", "video_token_index")  # of the placeholder, newest first
     processors: ClassVar[tuple[str, ...]] = ("video_processor", "image_processor")  # sections or files, best first
     is_sized: ClassVar[bool] = False  # whether frames are sized by the processor's pixel budget
+    keeps_aspect: ClassVar[bool] = False  # whether they are of the camera's own aspect
     positions: ClassVar[str] = "rows"  # how frames take positions: see VisionSpec
     before: ClassVar[str] = ""  # text around each frame
     after: ClassVar[str] = ""

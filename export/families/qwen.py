@@ -22,6 +22,7 @@ class Qwen2VL(Family):
     token_keys: ClassVar[tuple[str, ...]] = ("video_token_id",)
     positions: ClassVar[str] = "video"
     is_sized: ClassVar[bool] = True
+    keeps_aspect: ClassVar[bool] = True
     merge: ClassVar[int] = 2
     fading: ClassVar[tuple[str, str]] = ("20/12", "0.75/0.6")
     token_edge: ClassVar[int] = 28  # pixels, in which the budget of 128 to 768 tokens a frame is counted

@@ -286,7 +286,7 @@ def test_run_help_fits_two_screens_of_80_columns():
     assert len(shown) <= 90
     assert max(map(len, shown)) <= 80
     headings = [line for line in shown if re.fullmatch(r"\w.*:", line)]
-    assert headings == ["Options:", "Stream:", "Cameras and files:", "Memory and state:", "Machine:"]
+    assert headings == ["Options:", "Stream:", "Cameras and files:", "Memory and state:", "Export of a checkpoint:", "Machine:"]
     common = [re.match(r"  (?:-h, )?--([\w-]+)", line) for line in shown[: shown.index("Stream:")]]
     assert [found[1] for found in common if found][:7] == ["camera", "video", "model", "ask", "ask-at", "policy", "budget"]
     assert sum("EDGEVLM_RUN_MODEL" in line for line in shown) == 1, "variables are named once, at the end"

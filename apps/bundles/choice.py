@@ -1,0 +1,147 @@
+"""What ``edgevlm run`` chooses for a checkpoint that it has to export, and whether a camera's frames suit a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgevlm.apps.bundles.cache import DEFAULTS
+from edgevlm.apps.planning.model import PlannedModel, plan_checkpoint
+from edgevlm.apps.planning.plan import DevicePlan, PlanRequest, choose, default_budget, figure
+from edgevlm.apps.planning.this_machine import this_cpu
+from edgevlm.engines.devices import DeviceProfile
+from edgevlm.engines.devices.machine import Machine
+from edgevlm.export.families import load_family
+from edgevlm.runtime.bundle import Bundle
+
+Size = tuple[int, int]  # height, width
+STRETCH = 1.1  # of a frame's aspect, from which on it is said: whole patches alone stretch a small frame by some percent
+
+
+@dataclass
+class ExportChoice:
+    """Chooses what was not asked for; ``plan`` is what came of it, None as long as nothing had to be chosen.
+
+    frame_shape: the size of the source's frames, None where it cannot tell before it is watched; asked of families that keep a
+    frame's aspect, unless ``frame_size`` was given.
+    """
+
+    request: PlanRequest
+    frame_size: Size | None
+    frame_shape: Callable[[], Size | None]
+    tell: Callable[[str], object]
+    device: DeviceProfile | None = None
+    plan: DevicePlan | None = None
+
+    def options(self, folder: Path) -> dict[str, Any]:
+        """Options of ``export_checkpoint`` for a checkpoint, told in a line. Raises UserError for what cannot be planned."""
+        usual = DEFAULTS["camera"]
+        model, camera = plan_checkpoint(folder, usual), usual
+        if load_family(model.family, folder).keeps_aspect:
+            own = plan_checkpoint(folder, self.frame_size or self.frame_shape() or usual)
+            if own.tower.size != model.tower.size:  # cameras of one grid share a bundle
+                model, camera = own, own.tower.size
+        self._plan(model, self.device or this_cpu(Machine()), self.request)
+        assert self.plan is not None
+        roofline = self.plan.roofline
+        self.tell(f"chose {chosen(self.plan)}")
+        return {
+            "precision": self.request.precision if model.precision != "fp32" else roofline.precision,
+            "vision_precision": roofline.model.tower.precision,
+            "kv": roofline.kv,
+            "camera": camera,
+        }
+
+    def _plan(self, model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> None:
+        """Plan the nearest budget that a plan takes; whether the one asked for suits the policy, a session says."""
+        asked = request.budget
+        budget = None if asked is None else min(max(asked, model.least_budget), model.most_budget)
+        self.plan = choose(model, device, replace(request, budget=budget))
+
+    def suits(self, bundle: Bundle) -> bool:
+        """Whether a bundle of the checkpoint is as was asked for, and of the frame size that was chosen."""
+        stored = {"precision": bundle.decoder.precision, "kv": bundle.decoder.kv, "vision_precision": bundle.vision.precision}
+        asked = all(getattr(self.request, name) in (None, value) for name, value in stored.items())
+        is_sized = self.plan is None or not keeps_aspect(bundle) or bundle.vision.size == self.plan.roofline.model.tower.size
+        return asked and is_sized
+
+    def settle(self, bundle: Bundle) -> None:
+        """A bundle that was there is run in place of what was chosen: plan it."""
+        assert self.plan is not None
+        model, device = self.plan.roofline.model, self.plan.roofline.device
+        as_stored = replace(
+            self.request, precision=bundle.decoder.precision, kv=bundle.decoder.kv, vision_precision=bundle.vision.precision
+        )
+        self._plan(model, device, as_stored)
+        self.tell(f"it is {chosen(self.plan)}")
+
+    @property
+    def asks(self) -> bool:
+        """Whether anything was asked for that only an export can give."""
+        request = self.request
+        return any((request.precision, request.vision_precision, request.kv, self.frame_size))
+
+    @property
+    def budget(self) -> int | None:
+        """Tokens to keep where those of a run do not fit; None: as usual, or as was asked."""
+        if self.plan is None or self.request.budget is not None:
+            return None
+        return self.plan.budget if self.plan.budget < default_budget(self.plan.roofline.model) else None
+
+
+def chosen(plan: DevicePlan) -> str:
+    """A plan in a line: what is run, how fast it is predicted to be, and what to do where that falls short."""
+    model, rate = plan.roofline.model, plan.speed.prefill_fps
+    height, width = model.tower.size
+    said = (
+        f"{plan.roofline.precision} weights, {model.tower.precision} tower, {plan.roofline.kv} keys and values, frames of "
+        f"{width}x{height}, budget {plan.budget}, {plan.fps:g} fps for {plan.roofline.device.name}"
+    )
+    if not plan.fits:
+        needed, usable = plan.memory.total / 1e9, plan.roofline.device.usable_bytes / 1e9
+        return f"{said}; predicted to need {needed:.1f} GB of {usable:.1f}: {remedy(plan)}"
+    if not plan.keeps_up:
+        return f"{said}; predicted to reach {figure(rate)} fps, {figure(plan.fps - rate)} too few: {remedy(plan)}"
+    return f"{said}; predicted to reach {figure(rate)} fps"
+
+
+def remedy(plan: DevicePlan) -> str | None:
+    """What would help where a plan does not fit or keep up; None where it does."""
+    if not plan.fits:
+        return "take a smaller model (edgevlm models)"
+    if not plan.keeps_up:
+        return f"give --fps {figure(0.95 * plan.speed.prefill_fps)}, or a smaller model (edgevlm models)"
+    return None
+
+
+def fields(plan: DevicePlan) -> dict[str, Any]:
+    """The same as JSON."""
+    roofline, size = plan.roofline, plan.roofline.model.tower.size
+    return {
+        "device": roofline.device.name, "precision": roofline.precision, "vision_precision": roofline.model.tower.precision,
+        "kv": roofline.kv, "frame_size": [size[1], size[0]], "budget": plan.budget, "fps": plan.fps,
+        "predicted_fps": round(plan.speed.prefill_fps, 3), "total_mb": round(plan.memory.total / 1e6, 1),
+        "usable_mb": round(roofline.device.usable_bytes / 1e6, 1), "fits": plan.fits, "keeps_up": plan.fits and plan.keeps_up,
+        "remedy": remedy(plan),
+    }  # fmt: skip
+
+
+def keeps_aspect(bundle: Bundle) -> bool:
+    """Whether the bundle's family is trained on frames of their own aspect."""
+    return load_family(bundle.family, bundle.path).keeps_aspect
+
+
+def stretched(bundle: Bundle, shape: Size, from_checkpoint: bool) -> str | None:
+    """A warning where frames of ``shape`` lose their aspect, which the bundle's family keeps, and what mends it."""
+    (height, width), (tall, wide) = shape, bundle.vision.size
+    ratio = (width / height) / (wide / tall)
+    if 1 / STRETCH < ratio < STRETCH or not keeps_aspect(bundle):
+        return None
+    mend = f"--frame-size {width}x{height}"
+    how = f"give {mend}" if from_checkpoint else f"edgevlm export CHECKPOINT {mend} makes one that does not"
+    return (
+        f"warning: frames of {width}x{height} are stretched to this model's {wide}x{tall}, aspect {width / height:.2f} to "
+        f"{wide / tall:.2f}; {how}"
+    )

@@ -1,0 +1,151 @@
+"""What a run chooses for a checkpoint: from its config.json, a described machine and the options. Nothing is exported."""
+
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from more_checkpoints import make_more
+from planned import with_figures
+
+from edgevlm.apps.bundles.cache import DEFAULTS
+from edgevlm.apps.bundles.choice import ExportChoice, chosen, fields, stretched
+from edgevlm.apps.planning.plan import PlanRequest, default_budget
+from edgevlm.apps.schemas import SCHEMAS
+from edgevlm.engines.devices import load_device
+from edgevlm.runtime.model import bundle_folder
+
+WIDE = (720, 1280)
+SLOW = {"fp32_tflops": 1e-9, "int8_tops": 1e-7, "bandwidth_gb_s": 1e-4}
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    return make_more(tmp_path_factory.mktemp("choice") / "qwen2", "qwen2_vl")
+
+
+def choice(shape=WIDE, frame_size=None, figures=None, **asked):
+    said, looked = [], []
+
+    def frame_shape():
+        looked.append(shape)
+        return shape
+
+    device = with_figures(load_device("cpu"), **(figures or {}))
+    made = ExportChoice(PlanRequest("m", **asked), frame_size, frame_shape, said.append, device)
+    return made, said, looked
+
+
+def test_a_small_model_on_a_fast_machine_stays_exact_and_is_of_the_cameras_shape(qwen):
+    made, said, looked = choice()
+    options = made.options(qwen)
+    height, width = options.pop("camera")
+    assert options == {"precision": "fp32", "vision_precision": "fp32", "kv": "fp32"}
+    assert width / height == pytest.approx(16 / 9, rel=0.1)
+    assert looked == [WIDE]
+    assert len(said) == 1
+    assert f"chose fp32 weights, fp32 tower, fp32 keys and values, frames of {width}x{height}, budget" in said[0]
+    assert "too few" not in said[0]
+
+
+@pytest.mark.parametrize("shape", [None, (480, 640), (960, 1280)])
+def test_cameras_of_one_grid_share_the_default_bundle(qwen, shape):
+    assert choice(shape)[0].options(qwen)["camera"] == DEFAULTS["camera"]
+
+
+def test_a_given_size_asks_no_camera(qwen):
+    made, _, looked = choice(frame_size=WIDE)
+    assert made.options(qwen)["camera"] != DEFAULTS["camera"]
+    assert not looked
+
+
+def test_families_of_square_frames_ask_no_camera(exported):
+    made, _, looked = choice()
+    assert made.options(exported("llava", layers=3, heads=6, kv_heads=2).checkpoint)["camera"] == DEFAULTS["camera"]
+    assert not looked
+
+
+def test_what_falls_short_is_said_with_what_would_help(qwen):
+    made, said, _ = choice(figures=SLOW)
+    assert made.options(qwen)["precision"] == "int8"
+    assert "too few: give --fps 0." in said[0]
+    assert "or a smaller model (edgevlm models)" in said[0]
+    assert "\n" not in said[0]
+    line = fields(made.plan)
+    assert (line["fits"], line["keeps_up"], line["precision"]) == (True, False, "int8")
+    assert line["remedy"].startswith("give --fps")
+    assert SCHEMAS["chosen"]["properties"].keys() == {"event", "schema", "time", *line}
+
+
+def test_what_was_asked_for_stays(qwen):
+    made, said, _ = choice(figures=SLOW, precision="fp32", kv="int8", budget=1)
+    assert made.options(qwen) | {"camera": None} == {
+        "precision": "fp32", "vision_precision": "fp32", "kv": "int8", "camera": None,
+    }  # fmt: skip
+    assert made.budget is None
+    assert "fp32 weights" in said[0]
+
+
+def test_memory_that_is_short_is_said_and_shrinks_the_budget(qwen):
+    made, said, _ = choice(figures={"usable_mib": 20, "system_mib": 0})
+    made.options(qwen)
+    assert "GB of 0.0: take a smaller model (edgevlm models)" in said[0]
+    usual = default_budget(made.plan.roofline.model)
+    made.plan = replace(made.plan, budget=usual)
+    assert made.budget is None
+    made.plan = replace(made.plan, budget=usual - 100)
+    assert made.budget == usual - 100
+
+
+def test_a_kept_bundle_is_what_was_asked_for_or_another_is_made(qwen):
+    made, said, _ = choice()
+    made.options(qwen)
+    size = made.plan.roofline.model.tower.size
+    spec = SimpleNamespace(precision="int4", kv="fp32")
+    kept = SimpleNamespace(decoder=spec, vision=SimpleNamespace(precision="fp32", size=size), family="qwen2_vl", path="")
+    assert made.suits(kept)
+    made.settle(kept)
+    assert said[-1].startswith("it is int4 weights")
+    assert not choice(precision="int8")[0].suits(kept)
+    kept.vision.size = (168, 224)
+    assert not made.suits(kept)
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        ((480, 640), None),
+        ((600, 760), None),
+        (WIDE, "frames of 1280x720 are stretched to this model's 644x476, aspect 1.78 to 1.35; "),
+        ((1280, 720), "frames of 720x1280 are stretched to this model's 644x476, aspect 0.56 to 1.35; "),
+    ],
+)
+def test_frames_that_lose_their_aspect_are_warned_of(shape, says):
+    bundle = SimpleNamespace(family="qwen2_vl", path="", vision=SimpleNamespace(size=(476, 644)))
+    warning = stretched(bundle, shape, True)
+    assert warning is None if says is None else says in warning
+    if says:
+        mend = f"--frame-size {shape[1]}x{shape[0]}"
+        assert warning.endswith(f"give {mend}")
+        assert f"edgevlm export CHECKPOINT {mend}" in stretched(bundle, shape, False)
+    bundle.family = "smolvlm"  # squares, whatever the camera
+    assert stretched(bundle, shape, True) is None
+
+
+def test_a_bundle_cannot_be_asked_to_be_another(tmp_path, monkeypatch, capsys):
+    import sys
+
+    from edgevlm.cli import main
+
+    shutil.copytree(bundle_folder("demo"), tmp_path / "bundle")
+    monkeypatch.setattr(sys, "argv", ["edgevlm", "run", "--model", str(tmp_path / "bundle"), "--precision", "int4"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "are for a checkpoint that is exported" in capsys.readouterr().err
+
+
+def test_a_line_has_no_exponents(qwen):
+    made, _, _ = choice(fps=100_000.0)
+    made.options(qwen)
+    assert "e+" not in chosen(made.plan)
