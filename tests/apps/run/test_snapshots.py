@@ -1,4 +1,4 @@
-"""``run --state`` as real processes: killed at any moment, refused snapshots, folders that cannot be used, full disks."""
+"""``run --state``: processes killed at any moment, refused snapshots, folders that cannot be used, full disks."""
 
 import json
 import os
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from cameras import MjpegCamera, cv2
 from clips import clip
+from typed import edgevlm
 
 from edgevlm.calib.demo.world import World
 from edgevlm.runtime.model import Model
@@ -21,19 +22,18 @@ from edgevlm.runtime.snapshots.directory import snapshots, verified
 from edgevlm.runtime.snapshots.format import Snapshot
 
 COUNT = "how many objects are there now?"
-RUN = [sys.executable, "-m", "edgevlm", "run", "--json", "--threads", "1", "--no-realtime", "--policy", "infinipot-v"]
+RUN = ["run", "--json", "--threads", "1", "--no-realtime", "--policy", "infinipot-v"]
 
 
 def start(*arguments, **options):
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-    return subprocess.Popen([*RUN, *map(str, arguments)], **streams)
+    return subprocess.Popen([sys.executable, "-m", "edgevlm", *RUN, *map(str, arguments)], **streams)
 
 
-def run(*arguments, **options):
+def run(*arguments):
     """Exit code, events and what was said of a run to its end."""
-    process = start(*arguments, **options)
-    out, err = process.communicate(timeout=60)
-    return process.returncode, [json.loads(line) for line in out.splitlines()], err
+    done = edgevlm(*RUN, *arguments)
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
 def newest(folder):
