@@ -210,6 +210,30 @@ def accuracy_short(lines: Sequence[Line]) -> Table:
     return [head.removeprefix("128: ") for head in heads], rows
 
 
+def text_facts(lines: Sequence[Line]) -> Table:
+    """Facts in text that a language model recalls, test seeds: far and near ones by budget, and far ones' tokens still held."""
+    own = [line for line in lines if (line.get("suite"), line.get("seed")) == ("text-facts", "test") and "accuracy" in line]
+    at = {(line["policy"], line["budget"], line["kind"]): line for line in own}
+    budgets = sorted({line["budget"] for line in own if line["policy"] != "full"}, key=lambda text: -float(text.rstrip("%")))
+    policies = list(dict.fromkeys(line["policy"] for line in own))
+    rows = []
+    for policy in sorted(policies, key=lambda name: (name != "full", -_recalled(at, name, budgets))):
+        of_full = policy == "full"
+        far, near = (
+            [at.get((policy, "100%" if of_full else budget, kind), {}) for budget in budgets] for kind in ("backward", "now")
+        )
+        cells = [interval(line, "accuracy", "ci_low", "ci_high") for line in far]
+        cells += [decimals(line["accuracy"]) if line else "-" for line in near]
+        cells += [decimals(line["evidence_held"]) if line else "-" for line in far]
+        rows.append([{"full": "full KV", "oracle": "oracle"}.get(policy, f"`{policy}`"), *cells])
+    named = [budget.replace("%", " %") for budget in budgets]
+    return ["policy", *(f"{what}, {budget}" for what in ("far", "near", "held") for budget in named)], rows
+
+
+def _recalled(at: dict[tuple[str, str, str], Line], policy: str, budgets: Sequence[str]) -> float:
+    return sum(float(at[policy, budget, "backward"]["accuracy"]) for budget in budgets if (policy, budget, "backward") in at)
+
+
 def against_short(lines: Sequence[Line]) -> Table:
     """:func:`against` without what the stages take."""
     heads, rows = against(lines)
@@ -314,6 +338,7 @@ TABLES: dict[str, Callable[[Sequence[Line]], Table]] = {
     "stream": stream,
     "stream-against": against,
     "stream-against-short": against_short,
+    "text-facts": text_facts,
     "vision": listing(
         {"bench": "vision", "tower": "siglip-so400m-384", "batch": 1, "against": TRANSFORMERS},
         {

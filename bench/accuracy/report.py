@@ -115,7 +115,9 @@ def _row(
     ours = clusters(records, pick)
     if not any(ours):
         return
-    paired = difference(ours, clusters(comparison.records[other], pick)) if other not in (None, run) else None
+    paired = None  # of one stream there is no interval
+    if other not in (None, run) and sum(map(bool, ours)) > 1:
+        paired = difference(ours, clusters(comparison.records[other], pick))
     picked = [result for record in records for result in record["results"] if pick(result)]
     yield ReportRow(
         policy=ORACLE if _is_oracle(run) else run.label,

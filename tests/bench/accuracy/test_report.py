@@ -98,6 +98,14 @@ def test_differences_are_paired_with_the_policy_named(report):
     assert lines_of(report, "ours", "50%")["backward"]["difference"] is None, "it is not there at this budget"
 
 
+def test_one_stream_has_no_paired_interval(report):
+    comparison = report.comparison
+    first = {run: records[:1] for run, records in comparison.records.items()}
+    alone = make_report(Comparison(comparison.settings, comparison.runs, [], first), "theirs")
+    assert {row.policy for row in alone.rows} >= {"ours", "theirs"}
+    assert all(row.paired is None for row in alone.rows)
+
+
 def test_the_best_oracle_of_a_budget_is_the_bound(report):
     oracle = lines_of(report, "oracle")["backward"]
     assert oracle["accuracy"] == 0.9

@@ -195,6 +195,23 @@ def test_precisions_a_tower_and_sparse_prefill():
     assert rows(tables.TABLES["prefill-pattern"]([pattern]))[2:] == ["| 6,144 | 100 | 72 | 1.4 |"]
 
 
+def test_facts_in_text_by_budget():
+    """Full KV, which has no budget, first; then those that recall most."""
+    line = {"bench": "accuracy", "suite": "text-facts", "seed": "test", "ci_low": 0.2, "ci_high": 0.9}
+    lines = [
+        {**line, "policy": policy, "budget": budget, "kind": kind, "accuracy": accuracy, "evidence_held": held}
+        for policy, budget, far, near, held in [
+            ("full", "100%", 0.8, 1.0, 1.0), ("uniform", "12.5%", 0.25, 0.5, 0.1), ("h2o", "12.5%", 0.5, 1.0, 0.125),
+        ]
+        for kind, accuracy in (("backward", far), ("now", near))
+    ]  # fmt: skip
+    assert rows(tables.text_facts([*lines, {**lines[0], "policy": "random", "seed": "5"}])) == [
+        "| policy | far, 12.5 % | near, 12.5 % | held, 12.5 % |", "|---|---|---|---|",
+        "| full KV | .80 [.20, .90] | 1.00 | 1.00 |", "| `h2o` | .50 [.20, .90] | 1.00 | .13 |",
+        "| `uniform` | .25 [.20, .90] | .50 | .10 |",
+    ]  # fmt: skip
+
+
 def test_a_mark_without_results_or_of_another_name_is_refused():
     with pytest.raises(UserError, match="no lines for this table"):
         filled("<!-- bench: stream -->\n<!-- /bench -->", runs_of(LINES, "-"))
