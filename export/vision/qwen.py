@@ -6,7 +6,7 @@ bundle is made for, and is a constant of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,11 +137,10 @@ class QwenTower(VisionTower):
         width, heads = self.columns, self.heads
         query, key, value = g.split(f"{name}.parts", g.linear(f"{name}.qkv", rows, width, 3 * width), [width] * 3)
         parts = [self.rotated(g, f"{name}.turned_query", query), self.rotated(g, f"{name}.turned_key", key), value]
+        runs: list[Sequence[str]] = [parts]
         if len(windows) > 1:
             sizes = [count * length for count, length in windows]
-            runs = zip(*(g.split(f"{part}.run", part, sizes, axis=1) for part in parts), strict=True)
-        else:
-            runs = iter([parts])
+            runs = list(zip(*(g.split(f"{part}.run", part, sizes, axis=1) for part in parts), strict=True))
         seen = []
         for index, ((count, length), run) in enumerate(zip(windows, runs, strict=True)):
             cut = run if count == 1 else [g.reshape(f"{part}.windows", part, -1, length, width) for part in run]
