@@ -103,6 +103,10 @@ def main() -> None:
 
 
 def _fail(line: str) -> NoReturn:
+    if os.environ.get("EDGEVLM_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
     typer.echo(f"edgevlm: {line}", err=True)
     sys.exit(2)
 

@@ -12,6 +12,7 @@ from edgevlm.runtime.budget import TextBudget, default_budget, frames_ahead, par
 from edgevlm.runtime.changes import parse_append
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
+from edgevlm.runtime.plugins import blamed
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.policies.retrieval import Retrieval
 from edgevlm.runtime.positions import Reindexing
@@ -84,7 +85,8 @@ class StreamSettings:
         store = open_store(model, policy, writer, self.store or StoreSettings()) if isinstance(policy, Retrieval) else None
         try:
             append = parse_append(self.append)
-            stream = Stream(model, policy, budget, prefix, rows, self.reindexing, self.chunk, writer is not None, store, append)
+            with blamed(f"policy {policy.name}", policy):
+                stream = Stream(model, policy, budget, prefix, rows, self.reindexing, self.chunk, writer is not None, store, append)
             return stream, why
         except BaseException:
             if store is not None:

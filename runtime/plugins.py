@@ -25,6 +25,8 @@ import importlib.util
 import re
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -73,6 +75,23 @@ def split_options(text: str) -> tuple[str, str]:
         name, _, options = text.partition(":")
         return name, options
     return ":".join(filter(None, [found["path"], found["name"]])), found["options"] or ""
+
+
+@contextmanager
+def blamed(what: str, plugin: object) -> Iterator[None]:
+    """Turn an error in the file of ``plugin``'s class, unless edgevlm's own, into a UserError with file, line and error."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        kind = type(plugin)
+        path = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        if kind.__module__.startswith("edgevlm.") or not lines:
+            raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UserError(f"{what} failed: {path}, line {lines[-1]}: {reason} (EDGEVLM_DEBUG=1 shows the traceback)") from error
 
 
 def _own(group: str) -> dict[str, EntryPoint]:

@@ -23,6 +23,7 @@ from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.opening import StreamSettings, check_int
+from edgevlm.runtime.plugins import blamed
 from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.preprocess import Pixels, Preprocessor
@@ -178,7 +179,8 @@ class Session:
         self._check_open()
         chunks = self._progress.chunks
         try:
-            return work(*arguments)
+            with blamed(f"policy {self.policy}", self._stream.policy):
+                return work(*arguments)
         finally:
             progress = self._progress
             changed = progress.chunks != chunks or work not in (self._watch, self._skip)
