@@ -21,7 +21,7 @@ from edgevlm.apps.planning.plan import PlanRequest
 from edgevlm.apps.run.comparison import Comparison
 from edgevlm.apps.run.events import JsonOutput, Output, TextOutput, to_stderr
 from edgevlm.apps.run.frame_preparation import FramePreparation, Gate, parse_gate
-from edgevlm.apps.run.loop import SAMPLE_EVERY, RunLoop, RunPlan
+from edgevlm.apps.run.loop import RunLoop, RunPlan
 from edgevlm.apps.run.memory_view import MemoryWatch
 from edgevlm.apps.run.shutdown import silence_what_is_gone
 from edgevlm.apps.sources import Source, SourceOptions, check_source, comes_to_an_end, open_source
@@ -197,7 +197,7 @@ def opening_lines(
         yield "This camera shows a made-up world of coloured shapes. A small model watches it: ask it what it saw."
         yield "Three memories watch the same frames: watch what each forgets. /help lists commands, ctrl-D ends."
     elif plan.sample is not None and not as_json:
-        yield f"A small model watches a made-up world of coloured shapes; two questions every {SAMPLE_EVERY} frames."
+        yield "A small model watches a made-up world of coloured shapes. Questions on stdin replace the demo's own."
     elif model.is_demo and source.name != "demo":
         yield "note: the demo model only knows its own world; give --model BUNDLE for real pictures"
     if drawn and not compares:

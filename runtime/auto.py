@@ -48,9 +48,13 @@ def describe(choices: Choices, choice: Choice, budget: int, again: str = "edgevl
     if budget > FAR * choice.budget or choice.budget > FAR * budget:
         at += f", which is far from it; compare there ({again} --budget {budget})"
     if best is None:
-        return f"{FALLBACK}, as nothing better could be told apart {at}"
-    unit = " nats" if choices.measure == "kl" else ""
-    return f"{best.policy} ({choices.measure} {best.value:.3f}{unit} [{best.ci_low:.3f}, {best.ci_high:.3f}]) {at}"
+        return f"{FALLBACK}, as no policy was clearly better {at}"
+    if choices.measure == "kl":
+        numbers = f"KL from full KV {best.value:.3f} nats [{best.ci_low:.3f}, {best.ci_high:.3f}]"
+    else:
+        value, low, high = (100 * share for share in (best.value, best.ci_low, best.ci_high))
+        numbers = f"{value:.1f} % of the demo's questions right [{low:.1f}, {high:.1f}]"
+    return f"{best.policy} ({numbers}) {at}"
 
 
 def _newer(choices: Choices, again: str) -> str:

@@ -97,7 +97,7 @@ def _choices(kind: object) -> list[str]:
 
 
 def _page(one: Description, width: int) -> str:
-    lines = [f"{one.policy}   {one.paper}", _indented(one.idea, "  ", "  ", width)]
+    lines = [f"{one.policy}   {one.paper}".rstrip(), _indented(one.idea, "  ", "  ", width)]
     for each in one.settings:
         choices = f" ({'|'.join(each.choices)})" if each.choices else ""
         lines.append(_indented(f"{each.name}={_typed(each.default)}{choices}  {each.meaning}", "    ", "        ", width))

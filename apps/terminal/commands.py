@@ -158,6 +158,7 @@ def piped_questions(run: RunLoop, say: Callable[[str], None], descriptor: int) -
                 act(line)
             else:
                 run.plan.end.append(line)
+                run.plan.sample = None  # they replace the program's own
         if os.isatty(descriptor) and not closing.is_set():  # ctrl-D
             run.shutdown.ask()
 

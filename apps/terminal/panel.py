@@ -9,6 +9,7 @@ import numpy as np
 
 from edgevlm.apps.run.comparison import ComparisonView, LaneView
 from edgevlm.apps.run.memory_view import MemoryView, StripView
+from edgevlm.apps.sources.base import Fact
 from edgevlm.apps.terminal.picture import Capabilities, Image, fit
 
 Line = list[tuple[str, str]]  # style and text, as prompt_toolkit has them
@@ -105,7 +106,7 @@ def _side_by_side(view: ComparisonView, columns: int, lines: int, signs: Signs) 
         row("what left, and where it was", [_knows(lane, view) for lane in view.lanes]),
     ]
     for fact in view.facts[: lines - len(rows)]:
-        cells = [_mark(lane.answers.get(fact.question), fact.truth, signs, spell=True) for lane in view.lanes]
+        cells = [_mark(lane, fact, signs, spell=True) for lane in view.lanes]
         rows.append(row(f"{fact.name:<16}{fact.truth}", cells, ""))
     return rows
 
@@ -124,7 +125,7 @@ def _stacked(view: ComparisonView, columns: int, lines: int, signs: Signs) -> li
         said = f"{fact.name:<16}{fact.truth}" if label > FACT - 2 else fact.name
         line: Line = [("", said[: label - 1].ljust(label))]
         for lane, name in zip(view.lanes, names, strict=True):
-            style, text = _mark(lane.answers.get(fact.question), fact.truth, signs)
+            style, text = _mark(lane, fact, signs)
             line.append((style, text.ljust(len(name))))
         rows.append(line)
     return rows
@@ -165,16 +166,17 @@ def _longest(width: int, *texts: str) -> str:
 def _knows(lane: LaneView, view: ComparisonView) -> tuple[str, str]:
     asked = [(lane.answers[fact.question], fact.truth) for fact in view.facts if fact.question in lane.answers]
     right = sum(answer == truth for answer, truth in asked)
-    style = (
-        "" if not asked else "class:right" if right > 0.7 * len(asked) else "class:wrong" if right < 0.5 * len(asked) else ""
-    )
+    if not asked:
+        return ("class:wrong", "no longer answers") if lane.stopped_s is not None else ("class:dim", "not asked yet")
+    style = "class:right" if right > 0.7 * len(asked) else "class:wrong" if right < 0.5 * len(asked) else ""
     return style, f"knows {right} of {len(asked)}"
 
 
-def _mark(answer: str | None, truth: str, signs: Signs, spell: bool = False) -> tuple[str, str]:
+def _mark(lane: LaneView, fact: Fact, signs: Signs, spell: bool = False) -> tuple[str, str]:
+    answer = lane.answers.get(fact.question)
     if answer is None:
-        return "class:dim", "" if not spell else "not asked yet"
-    if answer == truth:
+        return "class:dim", "" if not spell else "not asked yet" if lane.stopped_s is None else "no answer"
+    if answer == fact.truth:
         return "class:right", signs.right
     return "class:wrong", f"{signs.wrong} {answer}" if spell else signs.wrong
 

@@ -92,12 +92,15 @@ class Screen:
 
     def notice(self, text: str) -> None:
         if not self._quiet:
-            self._print([("class:notice", text)])
+            self._print_wrapped("class:notice", text)
 
     def say(self, text: str) -> None:
         """An answer to a slash command."""
+        self._print_wrapped("", text)
+
+    def _print_wrapped(self, style: str, text: str) -> None:
         for line in textwrap.wrap(text, max(20, shutil.get_terminal_size().columns - 1)) or [""]:
-            self._print([("", line)])
+            self._print([(style, line)])
 
     @contextmanager
     def attached(self, run: RunLoop) -> Iterator[None]:

@@ -124,8 +124,8 @@ class Hermes(Policy):
         if self.shallow or self.deep:
             return f"{depths}, as set"
         if self.mode == "official":
-            return f"presets of mode=official, {depths}"
-        return f"presets, {depths}; this model is not calibrated (edgevlm calibrate)"
+            return f"mode=official: {depths}"
+        return f"default depths, {depths}, as the model's layers were not measured (edgevlm calibrate)"
 
     def _class(self, layer: int) -> int:
         """0 shallow, 1 middle, 2 deep."""

@@ -92,11 +92,11 @@ class InfiniPotV(Policy):
             return ""  # no window
         tau = "/".join(f"{threshold:.3g}" for threshold in self.thresholds)
         if self.tau:
-            return f"thresholds {tau}, as set" if tau else "presets, as set"
+            return f"thresholds {tau}, as set" if tau else "default thresholds, as set"
         if self.mode == "official":
-            return "presets of mode=official"
+            return "thresholds of mode=official"
         if self.shape.calibration is None:
-            return "presets; this model is not calibrated (edgevlm calibrate)"
+            return "default thresholds, as the model's layers were not measured (edgevlm calibrate)"
         return f"calibrated {self.shape.calibration.described}: thresholds {tau}"
 
     @property

@@ -60,7 +60,7 @@ class PureKV(Policy):
         if self.clie:
             return f"clie {self._cross.clie}, as set"
         if self.shape.calibration is None:
-            return "presets; this model is not calibrated (edgevlm calibrate)"
+            return "default layer, as the model's layers were not measured (edgevlm calibrate)"
         return f"calibrated {self.shape.calibration.described}: clie {self._cross.clie}"
 
     @property

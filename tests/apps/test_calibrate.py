@@ -35,7 +35,7 @@ def test_the_demo_is_measured_on_its_own_world(tmp_path):
     assert done.stderr.split("infinipot-v: ")[1].startswith("calibrated ")
     nonsense = ("--ask", "is it raining?")
     done = edgevlm("run", "--model", out, "--frames", 8, "--budget", 64, "--policy", "infinipot-v:tau=preset", *nonsense)
-    assert "infinipot-v: presets, as set\n" in done.stderr
+    assert "infinipot-v: default thresholds, as set\n" in done.stderr
     assert "never taught" in done.stdout, "a copy of the demo model is the demo model"
     assert is_demo(Bundle.load(out, verify="size"))
 

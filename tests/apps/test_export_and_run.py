@@ -36,7 +36,9 @@ def test_a_real_clip(bundle, name):
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("auto: infinipot-v, as the policies were not compared on this model (edgevlm calibrate ")
-    assert done.stderr.endswith("; infinipot-v: presets; this model is not calibrated (edgevlm calibrate)\n")
+    assert done.stderr.endswith(
+        "; infinipot-v: default thresholds, as the model's layers were not measured (edgevlm calibrate)\n"
+    )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     answers = [line for line in lines if line["event"] == "answer"]
     assert len(answers) == 2

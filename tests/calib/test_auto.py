@@ -74,7 +74,7 @@ def test_the_choice_at_the_nearest_budget_is_run(opened, budget, policy, at):
     session = opened(CHOICES, budget)
     assert session.policy == policy
     assert session._stream.policy.name == policy
-    numbers = "kl 0.250 nats [0.200, 0.300]" if policy == "hermes" else "kl 0.500 nats [0.400, 0.600]"
+    numbers = "KL from full KV 0.250 nats [0.200, 0.300]" if policy == "hermes" else "KL from full KV 0.500 nats [0.400, 0.600]"
     near = "" if budget == at else f", the measured budget nearest to {session._stream.budget}"
     first, *rest = session.basis.split("; ")
     assert first == f"auto: chose {policy} ({numbers}) at budget {at}{near}"
@@ -85,7 +85,7 @@ def test_without_a_choice_it_is_infinipot_and_says_how_to_measure(opened, copy, 
     with Session.open(bundle, policy="auto", budget=64) as session:
         assert session.policy == "infinipot-v"
         lead = f"auto: infinipot-v, as the policies were not compared on this model (edgevlm calibrate {bundle})"
-        assert session.basis.startswith(f"{lead}; infinipot-v: presets")
+        assert session.basis.startswith(f"{lead}; infinipot-v: default thresholds")
     session = opened(None, 64)
     assert session.policy == "infinipot-v"
     assert session.basis.startswith("auto: infinipot-v, as the policies were not compared")
@@ -96,7 +96,7 @@ def test_where_nothing_was_told_apart_the_fallback_runs_and_says_so(opened):
     assert Choices.from_json(undecided.to_json()) == undecided
     session = opened(undecided, 64)
     assert session.policy == "infinipot-v"
-    assert session.basis.startswith("auto: infinipot-v, as nothing better could be told apart at budget 64; ")
+    assert session.basis.startswith("auto: infinipot-v, as no policy was clearly better at budget 64; ")
 
 
 def test_a_budget_far_from_any_measured_one_is_warned_of(copy, made_up):

@@ -39,7 +39,7 @@ def test_guidance_budgets_and_smoothing_follow_the_measured_classes(made_up):
 
 def test_it_says_what_it_runs_on(made_up):
     measured = made_up(middle_from=2, deep_from=4)
-    preset = "presets, middle from layer 0, deep from 3; this model is not calibrated (edgevlm calibrate)"
+    preset = "default depths, middle from layer 0, deep from 3, as the model's layers were not measured (edgevlm calibrate)"
     assert attached("hermes").basis == preset
     assert attached("hermes", measured).basis == ("calibrated 2026-11-21 on a.mp4, 10 frames: middle from layer 2, deep from 4")
     assert attached("hermes:shallow=0.4", measured).basis == "middle from layer 2, deep from 3, as set"
@@ -59,5 +59,5 @@ def test_a_session_says_it(bundle, tmp_path, made_up, calibrated):
     with Session.open(Model.load(copy, threads=1), budget=64, policy="hermes") as session:
         assert session._stream.policy.needs.guidance_layers == tuple(range(2 if calibrated else 0, 5))
         assert session.basis.startswith(
-            "hermes: calibrated 2026-11-21" if calibrated else "hermes: presets, middle from layer 0"
+            "hermes: calibrated 2026-11-21" if calibrated else "hermes: default depths, middle from layer 0"
         )

@@ -63,11 +63,11 @@ def test_it_says_what_it_runs_on(made_up):
         policy.attach(64, StreamShape(5, 4, 3, calibration=calibration))
         return policy.basis
 
-    assert basis("infinipot-v", None).startswith("presets; this model is not calibrated")
+    assert basis("infinipot-v", None).startswith("default thresholds, as the model's layers were not measured")
     assert basis("infinipot-v", made_up()) == "calibrated 2026-11-21 on a.mp4, 10 frames: thresholds 0.15/0.25/0.35"
-    assert basis("infinipot-v:tau=preset", made_up()) == "presets, as set"
+    assert basis("infinipot-v:tau=preset", made_up()) == "default thresholds, as set"
     assert basis("infinipot-v:tau=1/2/3", made_up()) == "thresholds 1/2/3, as set"
-    assert basis("purekv", None) == "presets; this model is not calibrated (edgevlm calibrate)"
+    assert basis("purekv", None) == "default layer, as the model's layers were not measured (edgevlm calibrate)"
     assert basis("purekv", made_up()) == "calibrated 2026-11-21 on a.mp4, 10 frames: clie 0"
     assert basis("purekv:clie=2", made_up()) == "clie 2, as set"
     assert basis("purekv:cross=off", made_up()) == ""

@@ -217,6 +217,6 @@ def test_a_session_of_a_calibrated_bundle_uses_its_thresholds(copy, made_up):
         assert session.basis.startswith("infinipot-v: calibrated 2026-11-21")
     with Session.open(Model.load(copy, threads=1), budget=64, policy="infinipot-v:tau=preset") as session:
         assert [session._stream.policy._window(layer, abs(norm)) for layer, norm in enumerate(norms)] == [7, 7, 5, 3, 1]
-        assert session.basis == "infinipot-v: presets, as set"
+        assert session.basis == "infinipot-v: default thresholds, as set"
     with Session.open(Model.load(copy, threads=1), budget=64, policy="sliding-window") as session:
         assert session.basis == ""

@@ -159,7 +159,7 @@ def test_one_prompt_serves_all_layers(made):
 def test_what_it_runs_on_and_what_it_cannot(made, tmp_path):
     model = made[0]
     with Session.open(model, policy="hermes:mode=official", budget=BUDGET, text_budget=ROOM) as session:
-        assert session.basis == "hermes: presets of mode=official, middle from layer 1, deep from 7"
+        assert session.basis == "hermes: mode=official: middle from layer 1, deep from 7"
         assert session._stream.policy.needs.raw_layers == tuple(range(1, 10))
         assert not session._stream.probe_text(model.engine.embed(np.array([1]))), "frames and answers pay for no queries"
     with pytest.raises(UserError, match=r"limit of 2048 positions \(prefix \d+, text budget \d+, a chunk of 800\)"):

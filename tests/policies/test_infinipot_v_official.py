@@ -103,5 +103,5 @@ def test_a_session_in_an_arena_with_a_chunk_more():
             assert session.stats.tokens <= 130
         assert session.stats.memory.compressions == session.stats.memory.reindexings >= 3
         assert (cache.nbytes, cache.allocations) == (nbytes, 1)
-        assert session.basis == "infinipot-v: presets of mode=official"
+        assert session.basis == "infinipot-v: thresholds of mode=official"
         assert session.ask("how many objects are there now?", max_tokens=2).text
