@@ -42,7 +42,7 @@ _TEXTS = {
     "suite": "Which questions.",
     "system": "A system of the paper.",
     "tower": "Vision tower.",
-    "verdict": "worse, or chance where the spreads overlap; empty within the margin.",
+    "verdict": "worse, chance, or no spread; empty within the margin.",
     "vision_precision": "Precision of the vision tower.",
 }
 _NUMBERS = {

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from edgevlm.errors import UserError
+from edgevlm.packages import install
 from edgevlm.runtime.calibration import Calibration
 
 FORMATS = (".svg", ".png")
@@ -28,7 +29,7 @@ def new_figure(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("--plot needs matplotlib: pip install 'edgevlm[report]'") from None
+        raise UserError(f"--plot needs matplotlib: {install('report')}") from None
     return Figure(figsize=(width, height), layout="constrained")
 
 

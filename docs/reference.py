@@ -2,13 +2,12 @@
 
     python docs/reference.py
 
-which writes reference/json.md and reference/json-schema.json; a test checks that they are current.
+which writes reference/json.md; a test checks that it is current.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,21 +107,13 @@ JSON_INTRO = """# JSON
 
 With `--json` a command prints one object per line on stdout. `event` says what a line is, or `bench` which measurement;
 `schema` is the version of these tables, 1 today. Later versions may add fields, so ignore those you do not know. A field
-marked `?` may be missing. [json-schema.json](json-schema.json) has the same as JSON Schema (2020-12), by `event`, and under
-`bench` for all measurements.
+marked `?` may be missing. As JSON Schema (2020-12) the same is in Python: `edgevlm.apps.schemas.SCHEMAS` by `event`, and
+`edgevlm.bench.schemas.bench_schema()`.
 """
 JSON_BENCH = """## `edgevlm bench .. --json`
 
 Every measurement prints some of these fields. Times are milliseconds, `mb` is 10^6 bytes, and null is not measured.
 """
-
-
-def json_schemas() -> str:
-    from edgevlm.apps.schemas import SCHEMAS
-    from edgevlm.bench.schemas import bench_schema
-
-    each = (f"{json.dumps(kind)}: {json.dumps(schema)}" for kind, schema in [*SCHEMAS.items(), ("bench", bench_schema())])
-    return "{\n" + ",\n".join(each) + "\n}\n"
 
 
 def _table(fields: Any) -> str:
@@ -133,5 +124,4 @@ def _table(fields: Any) -> str:
 if __name__ == "__main__":
     folder = Path(__file__).parent / "reference"
     folder.mkdir(exist_ok=True)
-    for name, text in (("json.md", json_lines()), ("json-schema.json", json_schemas())):
-        (folder / name).write_text(text)
+    (folder / "json.md").write_text(json_lines())

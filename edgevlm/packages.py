@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from edgevlm.errors import UserError
+
+
+def install(extra: str) -> str:
+    """The command that installs what ``extra`` names: from the clone that this is, else by name."""
+    clone = Path(__file__).resolve().parents[1]
+    return f"pip install -e '{clone}[{extra}]'" if (clone / "pyproject.toml").is_file() else f"pip install 'edgevlm[{extra}]'"
 
 
 @contextmanager
@@ -20,8 +27,8 @@ def needs(what: str, extra: str | None = None) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        package = f"'edgevlm[{extra}]'" if extra else str(error.name).partition(".")[0]
-        how = "" if extra == "" else f": pip install {package}"
+        command = install(extra) if extra else f"pip install {str(error.name).partition('.')[0]}"
+        how = "" if extra == "" else f": {command}"
         raise UserError(f"{what} needs the package {error.name}, which is not installed{how}") from None
     except ImportError as error:
         if str(error.name).startswith("edgevlm"):

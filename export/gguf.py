@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint, Unread, with_defaults
+from edgevlm.packages import install
 from edgevlm.runtime.paths import look
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -115,7 +116,7 @@ def _open(path: Path) -> Any:
     try:
         from gguf import GGUFReader
     except ModuleNotFoundError:
-        raise UserError(f"{path}: reading GGUF needs the package gguf: pip install 'edgevlm[gguf]'") from None
+        raise UserError(f"{path}: reading GGUF needs the package gguf: {install('gguf')}") from None
     try:
         return GGUFReader(path)
     except Exception as error:  # numpy's and its own, for whatever is wrong with the file

@@ -86,7 +86,9 @@ class StreamSettings:
         try:
             append = parse_append(self.append)
             with blamed(f"policy {policy.name}", policy):
-                stream = Stream(model, policy, budget, prefix, rows, self.reindexing, self.chunk, writer is not None, store, append)
+                stream = Stream(
+                    model, policy, budget, prefix, rows, self.reindexing, self.chunk, writer is not None, store, append
+                )
             return stream, why
         except BaseException:
             if store is not None:

@@ -20,9 +20,11 @@ def check_kv(text: str | None) -> str | None:
     return text
 
 
-Threads = Annotated[
-    int | None, typer.Option(metavar="N", help="Use this many CPU threads.", show_default="physical cores", min=1, max=256)
-]
+def threads(default: str) -> typer.models.OptionInfo:
+    return typer.Option(metavar="N", help="Use this many CPU threads.", show_default=default, min=1, max=256)
+
+
+Threads = Annotated[int | None, threads("physical cores")]
 Budget = Annotated[
     str | None,
     typer.Option(metavar="N|6k", help="Keep this many vision tokens per layer.", show_default="6144; others: as run"),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from edgevlm.apps.doctor.jetson import is_jetson, toolkit_of
 from edgevlm.engines.devices.machine import Machine, Outcome, Status
+from edgevlm.packages import install
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 
 ON_CPU = {"onnxruntime-cpu"}  # engines that need no GPU
@@ -119,7 +120,7 @@ def wheels(machine: Machine) -> Iterator[Outcome]:
     there = [f"{name} {packages[name]}" for name in wanted if name in packages]
     missing = [name for name in wanted if name not in packages]
     if missing:
-        fix = "install the onnxruntime-gpu wheel of its JetPack" if is_jetson(machine) else "pip install 'edgevlm[cuda]'"
+        fix = "install the onnxruntime-gpu wheel of its JetPack" if is_jetson(machine) else install("cuda")
         yield "warn", f"not found: {', '.join(missing)}", fix
     else:
         yield "ok", ", ".join(there)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from edgevlm.apps.bundles.cache import cache_folder
 from edgevlm.apps.doctor.jetson import release_of
 from edgevlm.engines.devices.machine import Machine, Outcome
+from edgevlm.packages import install
 
 OLDEST = (3, 10)
 OPENCV = ("opencv-python", "opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless")
@@ -47,7 +48,7 @@ def onnxruntime(machine: Machine) -> Iterator[Outcome]:
     found = {name: version for name, version in machine.packages().items() if name.split("-")[0] == "onnxruntime"}
     text = " and ".join(f"{name} {version}" for name, version in sorted(found.items()))
     if not found:
-        yield "fail", "not found", "pip install 'edgevlm[cpu]', or on a Jetson the wheel of its JetPack"
+        yield "fail", "not found", f"{install('cpu')}, or on a Jetson the wheel of its JetPack"
     elif len(found) > 1:
         gone = " ".join(sorted(found))
         kept = "onnxruntime" if all(name == "onnxruntime" for name in found) else "onnxruntime-gpu"

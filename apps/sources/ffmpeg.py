@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from edgevlm.apps.sources.base import KEYFRAME_WAIT_S, Connection, Grabbed, SourceOptions, SourceRefused
 from edgevlm.errors import SourceError, UserError
+from edgevlm.packages import install
 
 if TYPE_CHECKING:
     import av
@@ -117,6 +118,6 @@ def _load_av() -> Any:
         import av
         import av.logging
     except ImportError:
-        raise UserError("network streams need PyAV: pip install 'edgevlm[cpu]' (or pip install av)") from None
+        raise UserError(f"network streams need PyAV: {install('cpu')} (or pip install av)") from None
     av.logging.set_level(None)  # what FFmpeg prints on its own would name the address
     return av

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
+from edgevlm.packages import install
 
 
 def load_cv2() -> Any:
@@ -19,7 +20,7 @@ def load_cv2() -> Any:
         import cv2
     except ImportError:
         raise UserError(
-            "reading cameras and video files needs OpenCV: pip install 'edgevlm[cpu]', or on a Jetson the platform's own build"
+            f"reading cameras and video files needs OpenCV: {install('cpu')}, or on a Jetson the platform's own build"
         ) from None
     return cv2
 

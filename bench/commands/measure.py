@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from edgevlm.apps.commands.cli_options import Json, Threads, note
+from edgevlm.apps.commands.cli_options import threads as threads_option
 from edgevlm.errors import UserError, nearest
 from edgevlm.progress import Report
 
@@ -74,7 +75,7 @@ def speed(
     turns: Annotated[
         int | None, typer.Option(metavar="N", help="Rotate all keys before each 64 tokens, for kv.", min=0)
     ] = None,
-    threads: Threads = None,
+    threads: Annotated[int | None, threads_option("physical cores, 1 for decode, prefill and vision")] = None,
     rounds: Rounds = None,
     as_json: Json = False,
 ) -> None:
@@ -112,7 +113,7 @@ def compression(
     dtype: Annotated[
         str | None, typer.Option(metavar="all|fp32,fp16,int8", help="Store keys and values so.", show_default="fp32")
     ] = None,
-    threads: Threads = None,
+    threads: Annotated[int | None, threads_option("1")] = None,
     rounds: Rounds = None,
     device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="cuda: time its kernels beside a copy.")] = None,
     as_json: Json = False,

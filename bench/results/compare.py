@@ -31,7 +31,8 @@ Place = tuple[tuple[str, Any], ...]
 def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[Line]:
     """A line for each timed field of what both runs measured, worst first: how many times worse the new median is.
 
-    ``verdict`` is ``worse`` where that is more than ``margin`` (0.2 is 20 %) and the spreads do not overlap, else ``chance``.
+    Where that is more than ``margin`` (0.2 is 20 %), ``verdict`` is ``worse`` if the spreads are further apart than they are
+    wide together, ``chance`` if they are not, and ``no spread`` where a line has none: measure again.
     Raises UserError for two machines, unless forced, and for runs without a common line.
     """
     if not force and (apart := difference(new.section("machine"), old.section("machine"))):
@@ -76,15 +77,19 @@ def _changes(place: Place, new: Line, old: Line, margin: float) -> Iterator[Line
         if one is None or other is None or one <= 0 or other <= 0 or (name, new.get("bench")) == ("ratio", "prefill-pattern"):
             continue
         ends = (name, name.replace("_p50", "_p95")) if name.endswith("_p50") else SPREADS.get(name, ())
-        bounds = [number(line, end) for line in (new, old) for end in ends]
-        if not bounds or None in bounds:
-            apart = True
-        else:
-            low, high, old_low, old_high = (bound or 0.0 for bound in bounds)
-            apart = low > old_high or high < old_low
+        spreads = [[number(line, end) for end in ends] for line in (new, old)]
         worse = other / one if name in MORE_IS_BETTER else one / other
         yield {
             "bench": "change", "field": name, "new": one, "old": other, "times_worse": round(worse, 4),
-            "verdict": "" if worse <= 1 + margin else "worse" if apart else "chance",
+            "verdict": "" if worse <= 1 + margin else _verdict(*spreads),
             "place": " ".join(f"{key.replace('_', ' ')} {value}" for key, value in place if key != "nth"),
         }  # fmt: skip
+
+
+def _verdict(new: list[float | None], old: list[float | None]) -> str:
+    """Whether two spreads, each widened by its own width, are apart: quartiles of a few rounds are narrower than chance is."""
+    if len(new) != 2 or None in (*new, *old):
+        return "no spread"
+    (low, high), (old_low, old_high) = ([value or 0.0 for value in spread] for spread in (new, old))
+    reach = (high - low) + (old_high - old_low)
+    return "worse" if low - old_high > reach or old_low - high > reach else "chance"

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from edgevlm.bench.noise import noise_buffers
 from edgevlm.bench.seeded import TextModel, decoder_bundle
 from edgevlm.errors import UserError
+from edgevlm.packages import install
 from edgevlm.runtime.engine import load_engine
 from edgevlm.runtime.kv import KVType
 from edgevlm.runtime.plugins import names
@@ -68,7 +69,7 @@ class RuntimeKind:
 RUNTIMES = {
     OURS: RuntimeKind(
         "edgevlm.bench.speed.runtimes:Ours", tuple(names("precisions")), ("fp32", "fp16"),
-        "pip install 'edgevlm[cpu]'",
+        install("cpu"),
     ),
     "llama.cpp": RuntimeKind(
         "edgevlm.bench.speed.llama_cpp:LlamaCpp", ("fp32", "fp16", "int8", "int4"), ("fp32", "fp16"),

@@ -12,6 +12,7 @@ from typing import Any
 from edgevlm.bench.suites.fields import Fields, Malformed, shown
 from edgevlm.bench.suites.schema import SuiteQuestion
 from edgevlm.errors import UserError
+from edgevlm.packages import install
 
 GUIDE = "docs/internals/published-benchmarks.md"  # says where data is had
 FOLDERS = ("", "videos", "video", "data")  # where videos are looked for under the data folder
@@ -134,7 +135,7 @@ def _parquet(path: Path) -> list[Any]:
         from pyarrow import ArrowException, parquet
     except ImportError:
         raise UserError(
-            f"{path}: reading parquet takes pyarrow; pip install 'edgevlm[parquet]', or convert it to JSON lines beside it"
+            f"{path}: reading parquet takes pyarrow; {install('parquet')}, or convert it to JSON lines beside it"
         ) from None
     try:
         table: list[Any] = parquet.read_table(path).to_pylist()

@@ -113,9 +113,8 @@ def test_the_documents_are_made_from_the_schemas():
     made = runpy.run_path(str(DOCS / "reference.py"))
     again = "run python docs/reference.py"
     assert (DOCS / "reference" / "json.md").read_text() == made["json_lines"](), again
-    assert (DOCS / "reference" / "json-schema.json").read_text() == made["json_schemas"](), again
-    for schema in json.loads(made["json_schemas"]()).values():
-        jsonschema.Draft202012Validator.check_schema(schema)
+    for validator in VALIDATORS.values():
+        validator.check_schema(validator.schema)
 
 
 def test_every_field_of_a_run_has_a_schema():

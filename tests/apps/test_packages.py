@@ -1,14 +1,19 @@
 """Packages that a command needs: one line where one is missing, or is there and cannot be loaded."""
 
+from pathlib import Path
+
 import pytest
 
 from edgevlm.errors import UserError
-from edgevlm.packages import needed, needs
+from edgevlm.packages import install, needed, needs
 
 
-def test_one_that_is_missing_is_named_with_what_installs_it():
-    with pytest.raises(UserError, match=r"^exporting needs the package nothing_here, .*pip install 'edgevlm\[gguf\]'"):
+def test_one_that_is_missing_is_named_with_what_installs_it(monkeypatch):
+    clone = Path(__file__).resolve().parents[2]
+    with pytest.raises(UserError, match=rf"^exporting needs the package nothing_here, .*: pip install -e '{clone}\[gguf\]'$"):
         needed("nothing_here", "exporting", "gguf")
+    monkeypatch.setattr("edgevlm.packages.__file__", "/usr/lib/python3/site-packages/edgevlm/packages.py")
+    assert install("gguf") == "pip install 'edgevlm[gguf]'"
 
 
 def test_without_an_extra_pip_s_name_is_the_module_s():

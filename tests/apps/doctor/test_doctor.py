@@ -13,6 +13,7 @@ from edgevlm.apps.doctor import cameras as listing
 from edgevlm.apps.doctor import gpu, software
 from edgevlm.apps.doctor import jetson as checks
 from edgevlm.engines.devices.machine import Finding, Machine, run
+from edgevlm.packages import install
 
 HERE = "{}.{}".format(*sys.version_info[:2])
 PROVIDERS = "TensorrtExecutionProvider CUDAExecutionProvider CPUExecutionProvider\n"
@@ -79,7 +80,7 @@ def test_an_empty_machine_says_not_found_and_guesses_nothing(tmp_path):
     assert "not found" in found["memory"][0].found
     assert "not found" in found["cpu"][0].found
     assert found["onnxruntime"][0] == Finding(
-        "onnxruntime", "fail", "not found", "pip install 'edgevlm[cpu]', or on a Jetson the wheel of its JetPack"
+        "onnxruntime", "fail", "not found", f"{install('cpu')}, or on a Jetson the wheel of its JetPack"
     )
     bare = Jetson(tmp_path)
     for name in ("etc/nvpmodel.conf", f"{GPU}/min_freq", "usr/local/cuda/version.json", "var/lib/dpkg/status", "proc/meminfo"):

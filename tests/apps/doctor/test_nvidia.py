@@ -5,6 +5,7 @@ from jetsons import Jetson
 
 from edgevlm.apps import doctor
 from edgevlm.engines.devices.machine import Finding, Machine
+from edgevlm.packages import install
 
 DEB = "Package: {}\nStatus: {}\nArchitecture: arm64\nVersion: {}\n\n"
 INSTALLED, REMOVED = "install ok installed", "deinstall ok config-files"
@@ -83,7 +84,7 @@ def test_wheels_for_a_card(card):
     assert only("cuda wheels", card, packages) == Finding("cuda wheels", "ok", "onnxruntime-gpu 1.23.2, nvidia-ml-py 12.5")
     finding = only("cuda wheels", card, {"onnxruntime": "1.23.2"})
     missing = "not found: onnxruntime-gpu, nvidia-ml-py"
-    assert finding == Finding("cuda wheels", "warn", missing, "pip install 'edgevlm[cuda]'")
+    assert finding == Finding("cuda wheels", "warn", missing, install("cuda"))
 
 
 def test_wheels_for_a_jetson(tmp_path):

@@ -32,8 +32,8 @@ def decode(ms, low=None, high=None, **more):
 
 def stream(fps, p50, p95):
     return {
-        "bench": "stream", "model": "demo", "policy": "h2o", "chunk": 8, "frames": 16, "fps": fps, "ttft_ms_p50": p50,
-        "ttft_ms_p95": p95, "joules_per_frame": None,
+        "bench": "stream", "model": "demo", "policy": "h2o", "chunk": 8, "frames": 16, "fps": fps, "fps_low": fps - 2,
+        "fps_high": fps + 2, "ttft_ms_p50": p50, "ttft_ms_p95": p95, "joules_per_frame": None,
     }  # fmt: skip
 
 
@@ -41,8 +41,11 @@ def failing(new, old, margin=0.2):
     return [change["field"] for change in compare(run_of(*new), run_of(*old), margin) if change["verdict"] == "worse"]
 
 
-def test_worse_by_more_than_the_margin_with_spreads_apart():
-    assert failing([decode(13.0, 12.5, 13.5)], [decode(10.0, 9.0, 11.0)]) == ["ms_per_token"]
+def test_worse_by_more_than_the_margin_with_spreads_well_apart():
+    assert failing([decode(13.0, 12.9, 13.1)], [decode(10.0, 9.8, 10.2)]) == ["ms_per_token"]
+    assert failing([decode(13.0, 12.5, 13.5)], [decode(10.0, 9.0, 11.0)]) == [], (
+        "quartiles of few rounds are narrower than noise"
+    )
     assert failing([decode(13.0, 10.5, 13.5)], [decode(10.0, 9.0, 11.0)]) == []
     assert failing([decode(11.9)], [decode(10.0)]) == []
     assert failing([decode(8.0)], [decode(13.0)]) == []
@@ -52,6 +55,11 @@ def test_more_frames_a_second_are_better_and_percentiles_are_a_spread():
     assert failing([stream(70, 5, 6)], [stream(100, 5, 6)]) == ["fps"]
     assert failing([stream(130, 9, 10)], [stream(100, 5, 6)]) == ["ttft_ms_p50"]
     assert failing([stream(100, 9, 10)], [stream(100, 5, 9.5)]) == []
+
+
+def test_a_field_without_a_spread_is_never_called_worse():
+    new, old = ({"bench": "accuracy", "policy": "h2o", "ttft_ms": ms} for ms in (9.0, 3.0))
+    assert [change["verdict"] for change in compare(run_of(new), run_of(old), 0.2)] == ["no spread"]
 
 
 def test_lines_are_matched_by_place_and_not_by_order():
