@@ -31,7 +31,7 @@ def frame_preparation(
     if config.get("do_pad") and processors == ("image_processor",):
         raise UserError(f"{file}: do_pad (padding frames to a square) cannot be exported; set it to false")
     mean, std = (_triple(file, config, key) for key in ("image_mean", "image_std"))
-    resample = config.get("resample")
+    resample = config.get("resample", 3)
     if resample not in range(len(_RESAMPLE)):
         raise UserError(f"{file}: resample {resample!r} is not one of PIL's modes 0 to 5")
     if _RESAMPLE[resample] not in SUPPORT:

@@ -82,7 +82,8 @@ def _places(header: Any, size: int) -> list[tuple[str, str, tuple[int, ...], int
         if name == "__metadata__":
             continue
         facts = facts if isinstance(facts, dict) else {}
-        dtype, shape, offsets = (facts.get(key) for key in ("dtype", "shape", "data_offsets"))
+        said: list[Any] = [facts.get(key) for key in ("dtype", "shape", "data_offsets")]
+        dtype, shape, offsets = said
         if not isinstance(dtype, str) or dtype not in _BITS or not _are_sizes(shape) or not _are_sizes(offsets, 2):
             raise ValueError(f"tensor {name[:80]!r} has no usable dtype, shape and data_offsets")
         if math.prod(shape) * _BITS[dtype] != 8 * (offsets[1] - offsets[0]):
