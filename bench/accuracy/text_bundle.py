@@ -31,8 +31,9 @@ def text_bundle(gguf: Path, folder: Path) -> Path:
     """
     checkpoint = GgufCheckpoint(gguf)
     tokenizer = _tokenizer(checkpoint)
-    ends = [tokenizer.token_to_id(mark) for mark in ("<|im_end|>", "<|endoftext|>")]
-    if None in ends:
+    marks = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+    known = [place for mark in marks if (place := tokenizer.token_to_id(mark)) is not None]
+    if len(known) < len(marks):
         raise UserError(
             f"{gguf}: its tokenizer has no ChatML marks; give a model that was tuned for ChatML, like SmolLM2-Instruct"
         )
@@ -40,7 +41,7 @@ def text_bundle(gguf: Path, folder: Path) -> Path:
     shape = text_backbone(config["model_type"]).shape(config, checkpoint.tied)
     made = decoder_bundle(folder, shape, tensors=checkpoint, backbone=config["model_type"])
     tokenizer.save(str(folder / TOKENIZER))
-    chat = ChatSpec(TOKENIZER, TEMPLATE, "video", STREAM, -1, {}, tuple(ends))
+    chat = ChatSpec(TOKENIZER, TEMPLATE, "video", STREAM, -1, {}, tuple(known[1:]))
     made = replace(made, edgevlm=__version__, family="text", source=gguf.name, chat=chat)
     files = {path.name: asdict(hash_file(path)) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
     sections = {name: asdict(getattr(made, name)) for name in ("decoder", "vision", "chat")}
