@@ -2,8 +2,6 @@
 
 import itertools
 import re
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +9,7 @@ import torch
 import transformers
 
 from edgevlm.calib.demo.questions import ANSWERS, KINDS, ask
-from edgevlm.calib.demo.world import COLORS
-
-sys.path.append(str(Path(__file__).parents[3]))
-from training.batch import (
+from edgevlm.calib.demo.train.batch import (
     FACTS,
     MAX_FRAMES,
     OF_OBJECTS,
@@ -26,10 +21,11 @@ from training.batch import (
     place,
     plan_batch,
 )
-from training.decoder import evaluate, forward, held_out_batch, right_answers
-from training.model import PATCHES, TRAINED_LENGTH, build_tokenizer, pixels, save_model
-from training.trainer import Trainer, TrainSettings
-from training.vision import EMPTY, make_frames
+from edgevlm.calib.demo.train.decoder import evaluate, forward, held_out_batch, right_answers
+from edgevlm.calib.demo.train.model import PATCHES, TRAINED_LENGTH, build_tokenizer, pixels, save_model
+from edgevlm.calib.demo.train.trainer import Trainer, TrainSettings
+from edgevlm.calib.demo.train.vision import EMPTY, make_frames
+from edgevlm.calib.demo.world import COLORS
 
 PLANS = [
     BatchPlan(2, 12, 4),

@@ -1,4 +1,4 @@
-"""Train the demo model on one core: `python -m training --out DIR [--minutes 90] [--resume]`."""
+"""Train the demo model on one core: `python -m edgevlm.calib.demo.train --out DIR [--minutes 90] [--resume]`."""
 
 import argparse
 from pathlib import Path
@@ -9,7 +9,7 @@ from .trainer import TrainSettings, train
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m training", description="Train the demo model on one core.")
+    parser = argparse.ArgumentParser(prog="python -m edgevlm.calib.demo.train", description="Train the demo model on one core.")
     parser.add_argument("--out", type=Path, required=True, help="gets state.pt and checkpoint/")
     parser.add_argument("--minutes", type=float, default=90, help="processor time of the whole run")
     parser.add_argument("--seed", type=int, default=0)
