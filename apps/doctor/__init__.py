@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 
-from edgevlm.apps.doctor import cameras, gpu, jetson, software
+from edgevlm.apps.doctor import cameras, gpu, software
 from edgevlm.apps.schemas import json_line
+from edgevlm.engines.devices import jetson
 from edgevlm.engines.devices.machine import FAIL, Finding, Machine, Outcome
 
 Check = Callable[[Machine], Iterable[Outcome]]

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 
-from edgevlm.apps.doctor.jetson import is_jetson, toolkit_of
+from edgevlm.engines.devices.jetson import is_jetson, toolkit_of
 from edgevlm.engines.devices.machine import Machine, Outcome, Status
 from edgevlm.packages import install
 from edgevlm.runtime.engine import DEFAULT_ENGINE

@@ -10,8 +10,8 @@ from typing import Any
 
 import psutil
 
-from edgevlm.apps.doctor.jetson import GPU_CLOCKS, power_modes
 from edgevlm.apps.schemas import json_line
+from edgevlm.engines.devices.jetson import GPU_CLOCKS, power_modes
 from edgevlm.engines.devices.machine import Machine
 from edgevlm.engines.power import NOT_MEASURED, Meter, Reading, find_meter
 from edgevlm.engines.power.energy import Energy, gained

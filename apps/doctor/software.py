@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from edgevlm.apps.bundles.cache import cache_folder
-from edgevlm.apps.doctor.jetson import release_of
+from edgevlm.engines.devices.jetson import release_of
 from edgevlm.engines.devices.machine import Machine, Outcome
 from edgevlm.packages import install
 

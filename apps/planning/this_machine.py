@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform
 
-from edgevlm.apps.doctor.jetson import is_jetson, profile_of
 from edgevlm.engines.devices import DeviceProfile, Figure, FigureSource, load_device
+from edgevlm.engines.devices.jetson import is_jetson, profile_of
 from edgevlm.engines.devices.machine import Machine
 from edgevlm.engines.threads import default_threads
 

@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 
 from edgevlm import __version__
-from edgevlm.apps.doctor.jetson import l4t_of
 from edgevlm.apps.doctor.power import clocks_of, mode_of
+from edgevlm.engines.devices.jetson import l4t_of
 from edgevlm.engines.devices.machine import Machine
 
 SOURCE = Path(__file__).resolve().parents[2]  # a checkout, where it has .git

@@ -11,7 +11,7 @@ from jetsons import GPU, Jetson
 from edgevlm.apps import doctor
 from edgevlm.apps.doctor import cameras as listing
 from edgevlm.apps.doctor import gpu, software
-from edgevlm.apps.doctor import jetson as checks
+from edgevlm.engines.devices import jetson as checks
 from edgevlm.engines.devices.machine import Finding, Machine, run
 from edgevlm.packages import install
 
