@@ -79,7 +79,7 @@ class NoiseEngine:
     def embed(self, token_ids: Int64) -> Float32:
         return self._engine.embed(token_ids)
 
-    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "whole") -> NoiseDecoder:
+    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "full") -> NoiseDecoder:
         return NoiseDecoder(self, self._engine.bind(buffers, probes, variant), buffers, probes)
 
     def bind_layers(self, buffers: Sequence[KVBuffer]) -> NoiseLayers:

@@ -57,7 +57,7 @@ def sample_activations(bundle: Bundle) -> dict[str, Float16]:
 def _with_inputs_of_matrices(bundle: Bundle) -> Any:
     """A session of the bundle's whole graph that gives what its matrices are multiplied with, too."""
     onnx, ort = import_module("onnx"), import_module("onnxruntime")
-    graph = onnx.load(bundle.file(bundle.decoder.graphs["whole"]), load_external_data=False)
+    graph = onnx.load(bundle.file(bundle.decoder.graphs["full"]), load_external_data=False)
     for layer in range(bundle.decoder.layers):
         for site in SITES.values():
             graph.graph.output.add(name=f"layer{layer}.{site}")

@@ -12,7 +12,7 @@ from edgevlm.runtime.bundle import Bundle, DecoderSpec, VisionSpec
 from edgevlm.runtime.engine import Float32, Int32, Int64, KVBuffer
 from edgevlm.runtime.kv import DTYPES, KVType
 
-PER_LAYER = re.compile(r"cut\d+")  # names of those graphs in a bundle
+PER_LAYER = re.compile(r"per-layer\d+")  # names of those graphs in a bundle
 HALF = 128  # the code of an embedding that stands for 0
 
 
@@ -39,14 +39,14 @@ def graph_of(bundle: Bundle, variant: str) -> str:
 
 def per_layer_files(bundle: Bundle) -> list[str]:
     """The files of the per-layer decoder graphs; raises UserError for a bundle that does not have them."""
-    graphs, names = bundle.decoder.graphs, [f"cut{index}" for index in range(bundle.decoder.layers + 1)]
+    graphs, names = bundle.decoder.graphs, [f"per-layer{index}" for index in range(bundle.decoder.layers + 1)]
     if any(name not in graphs for name in names):
         raise _lacks(bundle, "no per-layer decoder graphs")
     return [graphs[name] for name in names]
 
 
 def _lacks(bundle: Bundle, what: str) -> UserError:
-    there = dict.fromkeys("cut" if PER_LAYER.fullmatch(name) else name for name in bundle.decoder.graphs)
+    there = dict.fromkeys("per-layer" if PER_LAYER.fullmatch(name) else name for name in bundle.decoder.graphs)
     return UserError(
         f"{bundle.path}: has {what} (it has {', '.join(there)}); "
         "export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"

@@ -104,7 +104,7 @@ class OnnxRuntimeCpu:
     @cached_property
     def _stored(self) -> tuple[bool, bool]:
         """Whether matrices are whole numbers, and whether they are float16: the decoder's graph says so."""
-        graph = self.bundle.file(self.bundle.decoder.graphs["whole"]).read_bytes()
+        graph = self.bundle.file(self.bundle.decoder.graphs["full"]).read_bytes()
         return "MatMulNBits" in operators(graph), FLOAT16 in external_types(graph)
 
     @classmethod
@@ -134,10 +134,10 @@ class OnnxRuntimeCpu:
         """Token ids ``[N]`` to embeddings ``[N, hidden]``, gathered from the mapped file."""
         return self._embedding.rows(np.asarray(token_ids, np.int64).reshape(-1))
 
-    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "whole") -> OnnxRuntimeDecoder:
+    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "full") -> OnnxRuntimeDecoder:
         """A decoder bound to one buffer a layer, which also returns the queries of the layers in ``probes``.
 
-        A variant's graph is opened when first asked for. Only ``whole`` holds matrices in memory of its own.
+        A variant's graph is opened when first asked for. Only ``full`` holds matrices in memory of its own.
         """
         kv = "fp32" if variant == "fp32-kv" else self.bundle.decoder.kv
         check_buffers(self.bundle, buffers, kv)
@@ -146,7 +146,7 @@ class OnnxRuntimeCpu:
     def bind_layers(self, buffers: Sequence[KVBuffer]) -> OnnxRuntimeLayers:
         """The per-layer decoder bound to one buffer a layer; its graphs are opened when first asked for.
 
-        Together they hold the matrices once, packed as ``whole`` does: an engine of which this alone is asked has no ``whole``.
+        Together they hold the matrices once, packed as ``full`` does: an engine of which this alone is asked has no ``full``.
         """
         spec = self.bundle.decoder
         check_buffers(self.bundle, buffers, spec.kv)
@@ -167,7 +167,7 @@ class OnnxRuntimeCpu:
 
     def _session(self, variant: str) -> Any:
         if variant not in self._decoders:
-            self._decoders[variant] = self._open(graph_of(self.bundle, variant), copies=variant == "whole")
+            self._decoders[variant] = self._open(graph_of(self.bundle, variant), copies=variant == "full")
         return self._decoders[variant]
 
     def release_memory(self, short: bool) -> None:

@@ -87,12 +87,14 @@ class OnnxRuntimeLayers:
         return logits
 
     def _run(self, index: int) -> Float32:
-        """Run graph ``cut{index}``; returns its layer's query."""
+        """Run graph ``per-layer{index}``; returns its layer's query."""
         try:
             self._sessions[index].run_with_iobinding(self._call.bindings[index], self._calls.options)
         except Exception as error:
             self._next = self._spec.layers + 1
-            raise RuntimeError(f"ONNX Runtime failed on {self._call.size[0]} rows in graph cut{index}: {error}") from error
+            raise RuntimeError(
+                f"ONNX Runtime failed on {self._call.size[0]} rows in graph per-layer{index}: {error}"
+            ) from error
         return self._call.queries[index % 2]
 
 
@@ -125,7 +127,7 @@ class _Call:
         self.bindings = []
         for index, session in enumerate(decoder._sessions):
             names = [node.name for node in session.get_outputs() if not node.name.endswith("_out")]
-            made: dict[str, np.ndarray] = dict(zip(names, self.passed[index % 2], strict=False))  # cut0 gives no residual
+            made: dict[str, np.ndarray] = dict(zip(names, self.passed[index % 2], strict=False))  # per-layer0 gives no residual
             binding = session.io_binding()
             if index:
                 layer = index - 1

@@ -18,7 +18,7 @@ class SmallKeys(Policy):
 
     def score(self, cache, layer):
         """Higher stays, [kv_heads, n]; prefix and text are kept without being asked for."""
-        score = -np.linalg.norm(cache.numbers("key", layer), axis=-1)
+        score = -np.linalg.norm(cache.dequantize("key", layer), axis=-1)
         seq = cache.seq(layer)
         score[seq >= np.quantile(seq, 1 - self.newest)] = np.inf
         return score

@@ -10,16 +10,17 @@ Traced decoders concatenate their cache; this one appends in place to memory it 
 K is 0, but for DeepStack: then columns ``(1 + l) E ..`` of a row are added to it after layer ``l``, zeros for text.
 ``total_len[l]`` counts the rows valid in layer ``l`` after the call. A layer is three functions: ``project`` (residual
 to q, k, v), ``attend`` (the only one that knows the cache) and ``finish`` (to residual again), so that a graph can be
-cut between them.
+split between them.
 
 What differs by profile, norms, rotary positions and ``attend``, is in :mod:`edgevlm.export.profiles`; docs/internals/engines.md
 has the inputs and outputs of those for TensorRT.
 
-Graphs of one builder (:mod:`edgevlm.export.layers`) and one weights file: ``whole``; ``st-spattn`` for the prefill of frames,
+Graphs of one builder (:mod:`edgevlm.export.layers`) and one weights file: ``full``; ``st-spattn`` for the prefill of frames,
 in which the layers from one on attend by the pattern of :mod:`edgevlm.export.st_spattn` and which has its two inputs more; and
 ``projections``, which takes ``inputs_embeds``, ``cos`` and ``sin`` through ``project`` of every layer and nothing else. A
-bundle of another KV precision has ``whole`` in fp32 besides, as ``fp32-kv``: what scales are measured with, and errors.
-``cut0`` to ``cut{L}`` are ``whole`` split between the layers' projections and their attention: :class:`PerLayerGraphs`.
+bundle of another KV precision has ``full`` in fp32 besides, as ``fp32-kv``: what scales are measured with, and errors.
+``per-layer0`` to ``per-layer{L}`` are ``full`` split between the layers' projections and their attention
+(:class:`PerLayerGraphs`).
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 from edgevlm.runtime.kv import KVType
 
-GRAPHS = {  # variant -> file; of cut{l} decoder-cut-{l}.onnx
-    "whole": "decoder.onnx",
+GRAPHS = {  # variant -> file; of per-layer{l} decoder-per-layer-{l}.onnx
+    "full": "decoder.onnx",
     "st-spattn": "decoder-st-spattn.onnx",
     "projections": "decoder-projections.onnx",
     "fp32-kv": "decoder-fp32-kv.onnx",
@@ -132,7 +133,7 @@ def _variants(
     def graph(variant: str) -> GraphBuilder:
         return profile.graph(Path(GRAPHS[variant]).stem, weights, precision)
 
-    made: dict[str, DecoderGraph] = {"whole": DecoderGraph(graph("whole"), shape, profile, kv=kv)}
+    made: dict[str, DecoderGraph] = {"full": DecoderGraph(graph("full"), shape, profile, kv=kv)}
     if sparse_from is not None and "st-spattn" in profile.variants:
         made["st-spattn"] = DecoderGraph(graph("st-spattn"), shape, profile, sparse_from, kv)
     made["projections"] = Projections(graph("projections"), shape, profile)
@@ -143,7 +144,7 @@ def _variants(
 
 def _cut(profile: Profile, weights: WeightsFile, shape: DecoderShape, precision: str, kv: KVType) -> list[PerLayerGraphs]:
     """The per-layer graphs, where the profile has them."""
-    if "cut" not in profile.variants:
+    if "per-layer" not in profile.variants:
         return []
     return [PerLayerGraphs(lambda name: profile.graph(name, weights, precision), shape, profile, kv)]
 

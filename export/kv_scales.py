@@ -47,7 +47,7 @@ def in_fp32(bundle: Bundle) -> Bundle:
         return bundle
     if "fp32-kv" not in spec.graphs:
         raise UserError(f"{bundle.path}: has no fp32-kv decoder graph; export the checkpoint again with --kv {spec.kv}")
-    return replace(bundle, decoder=replace(spec, kv="fp32", graphs={"whole": spec.graphs["fp32-kv"]}))
+    return replace(bundle, decoder=replace(spec, kv="fp32", graphs={"full": spec.graphs["fp32-kv"]}))
 
 
 def measured_scales(bundle: Bundle, frames: Frames | None = None, count: int = FRAMES, threads: int | None = None) -> KVScales:
@@ -85,7 +85,7 @@ def add_scales(folder: Path, manifest: dict[str, Any], progress: Progress) -> No
     ``bundle.json`` is left as it was needed for that. Raises UserError where no engine is there to measure with.
     """
     spec = manifest["decoder"]
-    exact = {**spec, "kv": "fp32", "graphs": {"whole": spec["graphs"]["fp32-kv"]}}
+    exact = {**spec, "kv": "fp32", "graphs": {"full": spec["graphs"]["fp32-kv"]}}
     (folder / MANIFEST).write_bytes(seal_manifest({**manifest, "decoder": exact}))
     progress("measuring how far keys and values reach")
     measured_scales(Bundle.load(folder, verify="size")).save(folder / SCALES)
@@ -102,9 +102,9 @@ class Reach:
 
     def see(self, cache: KVCache) -> None:
         for layer in range(cache.layers):
-            pairs = np.hypot(*np.split(cache.numbers("key", layer), 2, -1))
+            pairs = np.hypot(*np.split(cache.dequantize("key", layer), 2, -1))
             np.maximum(self.key[layer], pairs.max(1), out=self.key[layer])
-            np.maximum(self.value[layer], np.abs(cache.numbers("value", layer)).max(1), out=self.value[layer])
+            np.maximum(self.value[layer], np.abs(cache.dequantize("value", layer)).max(1), out=self.value[layer])
 
 
 def _watch(model: Model, frames: Frames, count: int, reach: Reach) -> None:

@@ -152,16 +152,16 @@ class Projections(DecoderGraph):
 class PerLayerGraphs:
     """The L + 1 graphs of a decoder that is driven layer by layer, under construction beside the others.
 
-    ``graph`` makes an empty one of a name. ``cut0`` makes layer 0's query, key and value of the rows; ``cut{l}`` appends those
-    of layer ``l - 1`` and attends, finishes that layer and projects the next one, or, for l = L, gives the logits:
+    ``graph`` makes an empty one of a name. ``per-layer0`` makes layer 0's query, key and value of the rows; ``per-layer{l}``
+    appends those of layer ``l - 1`` and attends, finishes that layer and projects the next one, or gives the logits:
 
-        cut0     inputs_embeds [1, S, E]   cos, sin [1, S, D/2]
-        cut{l}   what cut{l-1} gave, by its names: query [1, S, Hq D], key and value [1, S, Hkv D], residual [1, S, E]
-                 (cut1's residual is inputs_embeds);   with DeepStack features{l-1} [1, S, E] after the layers that have them
-                 total_len{l-1}_{h}, last_row{l-1}_{h} (one less) int32 [1]   cos, sin, but for l = L: logit_rows int64 [R]
-                 key{l-1}_{h}, value{l-1}_{h} [1, 1, C, D], with int8 key_scale{l-1}_{h}, value_scale{l-1}_{h} [1, 1, 1, D]
-        outputs  query, key, value and the residual of layer l, in this order; of cutL logits [1, R, V]
-                 key{l-1}_{h}_out, value{l-1}_{h}_out: to be bound to the addresses of what they append to
+        per-layer0    inputs_embeds [1, S, E]   cos, sin [1, S, D/2]
+        per-layer{l}  what the one before gave, by its names: query [1, S, Hq D], key, value [1, S, Hkv D], residual [1, S, E]
+                      (inputs_embeds for l = 1); with DeepStack features{l-1} [1, S, E] after the layers that have them
+                      total_len{l-1}_{h}, last_row{l-1}_{h} (one less) int32 [1]   cos, sin, but for l = L: logit_rows int64 [R]
+                      key{l-1}_{h}, value{l-1}_{h} [1, 1, C, D], with int8 key_scale{l-1}_{h}, value_scale{l-1}_{h} [1, 1, 1, D]
+        outputs       query, key, value and the residual of layer l, in this order; of the last one logits [1, R, V]
+                      key{l-1}_{h}_out, value{l-1}_{h}_out: to be bound to the addresses of what they append to
 
     Each KV head has an attention node and a length of its own, so that between two calls a caller may put other rows before the
     new ones. ``total_len`` counts the rows valid in each head of that layer after the call.
@@ -204,12 +204,12 @@ class PerLayerGraphs:
         self.parts[-1].logits(final_norm, head)
 
     def graphs(self) -> dict[str, GraphBuilder]:
-        """``cut{l}`` -> graph, once all is made."""
-        return {f"cut{index}": part.graph for index, part in enumerate(self.parts)}
+        """``per-layer{l}`` -> graph, once all is made."""
+        return {f"per-layer{index}": part.graph for index, part in enumerate(self.parts)}
 
     def _opened(self) -> DecoderGraph:
         """A new graph, the next of them."""
-        part = DecoderGraph(self.graph(f"decoder-cut-{len(self.parts)}"), self.shape, self.profile, kv=self.kv)
+        part = DecoderGraph(self.graph(f"decoder-per-layer-{len(self.parts)}"), self.shape, self.profile, kv=self.kv)
         part.features = [f"features{layer}" for layer in range(self.shape.deepstack)]
         self.parts.append(part)
         return part

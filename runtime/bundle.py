@@ -23,8 +23,8 @@ from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES, EngineShapes
 from edgevlm.runtime.kv import KV_TYPES, SCALES, KVScales, KVType
 from edgevlm.runtime.paths import look
 
-FORMAT = 3  # written; 2 adds position axes, frame groups and frame text, 3 the profile: older readers would leave them out
-READS = (1, 2, 3)
+FORMAT = 4  # written; 2 adds position axes, frame groups and frame text, 3 the profile, 4 names graphs "full", "per-layer0", ..
+READS = (1, 2, 3, 4)
 FADING = ("20/19.5", "1.0/0.9")  # of LLaVA, in HERMES's App. D
 _QWEN_FADING = ["20/12", "0.75/0.6"]  # of bundles written before their manifest said so
 MANIFEST = "bundle.json"
@@ -62,7 +62,7 @@ class DecoderSpec:
     inv_freq: tuple[float, ...]  # (head_dim / 2,) float32 values; angle = float32(position) * float32(inv_freq)
     model_limit: int  # positions the checkpoint's configuration allows
     trained_length: int  # positions it was trained to; the session's limit is the smaller of the two
-    graphs: Mapping[str, str]  # variant -> file; "whole" is always there
+    graphs: Mapping[str, str]  # variant -> file; "full" is always there
     embedding: str  # .npy file, float32 or float16 [vocab, hidden]; with scales, codes uint8 [vocab, B, size]
     rope_sections: tuple[int, ...] | None = None  # rotary pairs that turn by frame, row, column (M-RoPE); null for 1-D
     rope_interleaved: bool = False  # the three take turns (Qwen3-VL) instead of standing one after the other
@@ -319,7 +319,14 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise BundleError(f"{path}: is of bundle format {version} and this edgevlm reads format {known}; upgrade edgevlm")
     if version not in READS:
         raise _bad(path, f"is of bundle format {version!r} and this edgevlm reads format {known}")
+    if version < 4 and isinstance(manifest.get("decoder"), dict) and isinstance(manifest["decoder"].get("graphs"), dict):
+        manifest["decoder"]["graphs"] = {_graph_name(name): file for name, file in manifest["decoder"]["graphs"].items()}
     return manifest
+
+
+def _graph_name(name: str) -> str:
+    """A decoder graph's name today; bundles of formats 1 to 3 say ``whole``, ``cut0``, ``cut1``, .."""
+    return re.sub(r"cut(?=\d+$)", "per-layer", "full" if name == "whole" else name)
 
 
 def _records(folder: Path, manifest: Mapping[str, Any]) -> dict[str, FileRecord]:

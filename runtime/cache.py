@@ -210,7 +210,7 @@ class KVCache:
         """What an int8 value counts, by channel: float32 ``[kv_heads, head_dim]``; None with other dtypes."""
         return self.native.value_scale(layer)
 
-    def numbers(
+    def dequantize(
         self, part: Literal["key", "value"], layer: int, rows: slice | NDArray[np.bool_] = slice(None)
     ) -> NDArray[np.float32]:
         """Keys or values as float32, whatever ``dtype``: ``[kv_heads, m, head_dim]`` of the ``rows`` named, a copy."""

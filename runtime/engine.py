@@ -101,7 +101,7 @@ class Decoder(Protocol):
 
 
 class LayerDecoder(Protocol):
-    """A decoder cut at its KV boundary, bound to one stream's KV buffers, for one call after another.
+    """A decoder in parts, split at its KV boundary, bound to one stream's KV buffers, for one call after another.
 
     Between the projection of a layer and its attention the caller may put rows where they are to be attended to.
     """
@@ -151,7 +151,7 @@ class Engine(Protocol):
         """Token ids ``[N]`` to embeddings ``[N, hidden]``."""
         ...
 
-    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "whole") -> Decoder:
+    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "full") -> Decoder:
         """Bind the decoder to one buffer a layer; bindings persist until the decoder is dropped.
 
         ``probes`` are the layers whose queries each step returns. ``variant`` is one of the bundle's decoder graphs; decoders

@@ -299,7 +299,7 @@ class Stream:
         held, layers = self.cache.lengths, self.policy.needs.guidance_layers
         with self.question():
             probes = self._append_text(np.concatenate(self._guidance), ()).probes
-            keys = {layer: self.cache.numbers("key", layer, slice(int(held[layer]), None)) for layer in layers}
+            keys = {layer: self.cache.dequantize("key", layer, slice(int(held[layer]), None)) for layer in layers}
         return Guidance({layer: probes[layer] for layer in layers}, keys, tuple(map(len, self._guidance)))
 
     def _project(self, texts: Sequence[str], start: int) -> Guidance:

@@ -165,7 +165,7 @@ def plan_bundle(name: str) -> PlannedModel:
         "embedding": sum(size for name, size in sizes.items() if name.startswith("embedding") and name.endswith(".npy")),
         "vision": sizes.get(VISION, 0),
     }
-    graph = bundle.file(spec.graphs["whole"])
+    graph = bundle.file(spec.graphs["full"])
     tensors = shapes_in(graph)
     inner = inner_of(tensors)
     tokenizer = Tokenizer.from_file(str(bundle.file(bundle.chat.tokenizer)))

@@ -37,7 +37,7 @@ WEIGHTS = ("decoder.weights", "embedding.npy", "embedding-scales.npy")
 class Forced:
     """A decoder with a cache of ``rows`` rows, fed given tokens whatever it would have said next."""
 
-    def __init__(self, model: Model, bundle: Bundle, rows: int, variant: str = "whole") -> None:
+    def __init__(self, model: Model, bundle: Bundle, rows: int, variant: str = "full") -> None:
         self.model, self.bundle, self.rows = model, bundle, rows
         self.cache = allocate(bundle, [rows] * bundle.decoder.layers, 1)
         self._decoder = model.engine.bind(self.cache.buffers(), variant=variant)

@@ -118,7 +118,7 @@ class NullEngine:
     def __init__(self, engine: Engine, spec: DecoderSpec) -> None:
         self._engine, self._spec = engine, spec
 
-    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "whole") -> NullDecoder:
+    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "full") -> NullDecoder:
         return NullDecoder(self._spec, probes)
 
     def bind_layers(self, buffers: Sequence[KVBuffer]) -> NullLayers:

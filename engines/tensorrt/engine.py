@@ -40,7 +40,7 @@ class TensorRT:
         self.settings = self._built_for()
         self._jobs = {job.graph: job for job in jobs_of(bundle, self.settings)}
         self._embedding = Embedding(bundle)
-        self._decoder = self._load(bundle.decoder.graphs["whole"])
+        self._decoder = self._load(bundle.decoder.graphs["full"])
         self._vision = self._calls(bundle.vision.graph)
         self._projections: Calls | None = None
 
@@ -74,17 +74,17 @@ class TensorRT:
         return self._embedding.rows(np.asarray(token_ids, np.int64).reshape(-1))
 
     def bind_layers(self, buffers: Sequence[KVBuffer]) -> LayerDecoder:
-        """No cut graphs are built for TensorRT: raises UserError."""
+        """No per-layer graphs are built for TensorRT: raises UserError."""
         raise UserError("policies that fetch rows layer by layer run on --engine onnxruntime-cpu alone")
 
-    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "whole") -> TensorRTDecoder:
+    def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "full") -> TensorRTDecoder:
         """A decoder bound to one buffer a layer, of :meth:`capacity` rows each; see the protocol.
 
         Raises UserError for probes that the engine was built without.
         """
         check_probes(self.bundle.decoder, probes)
         check_buffers(self.bundle, buffers, self.bundle.decoder.kv)
-        if variant != "whole":
+        if variant != "full":
             name = graph_of(self.bundle, variant)
             raise UserError(f"{self.bundle.path}: the decoder graph {name} keeps no memory, so that nothing can be bound to it")
         for layer, buffer in enumerate(buffers):
@@ -140,7 +140,7 @@ class TensorRT:
         return Calls(self._workspace, self._load(name), 0)
 
     def _built_for(self) -> Settings:
-        whole = self.bundle.file(self.bundle.decoder.graphs["whole"]).stem
+        whole = self.bundle.file(self.bundle.decoder.graphs["full"]).stem
         for plan in self._place.engines(whole):
             if record := self._place.record(plan):
                 return Settings(int(record.about["capacity"]), probes=bool(record.about["probes"]))

@@ -39,7 +39,7 @@ class CallShapes:
 
 
 def decoder_calls(bundle: Bundle, capacity: int) -> list[CallShapes]:
-    """Of the ``whole`` graph with ``capacity`` rows in every layer: one token, a chunk's rows, a question's rows.
+    """Of the ``full`` graph with ``capacity`` rows in every layer: one token, a chunk's rows, a question's rows.
 
     One row of logits is asked for of a chunk or a token, up to as many as there are of a question. No call has more rows than
     the memory.
@@ -84,7 +84,7 @@ def projection_calls(bundle: Bundle) -> list[CallShapes]:
 
 
 def fixed_dimensions(bundle: Bundle, capacity: int) -> dict[str, int]:
-    """Symbolic dimensions that a build of the ``whole`` graph gives a number: the rows of each layer's memory."""
+    """Symbolic dimensions that a build of the ``full`` graph gives a number: the rows of each layer's memory."""
     return {f"C{layer}": capacity for layer in range(bundle.decoder.layers)}
 
 
@@ -145,7 +145,7 @@ def jobs_of(bundle: Bundle, settings: Settings) -> list[Job]:
     sizes = fixed_dimensions(bundle, settings.capacity)
     jobs = [
         _job(bundle, bundle.vision.graph, vision_calls(bundle)),
-        _job(bundle, spec.graphs["whole"], decoder_calls(bundle, settings.capacity), sizes, probes),
+        _job(bundle, spec.graphs["full"], decoder_calls(bundle, settings.capacity), sizes, probes),
     ]
     if "projections" in spec.graphs:
         jobs.append(_job(bundle, spec.graphs["projections"], projection_calls(bundle)))

@@ -34,8 +34,8 @@ class Needs:
     for before a compression, and guidance_layers, which that forward reports on. raw_layers: instead of a forward, layers that
     project the raw embeddings of each text by itself as they are; the texts are asked for anew each time and may change.
     question_layers: layers whose queries of a question's rows it wants, to compress under the question. variant: the decoder
-    graph to prefill with; ``cut``, to be asked in every layer what is attended to. features: whether it wants what the tower
-    saw of each frame.
+    graph to prefill with; ``per-layer``, to be asked in every layer what is attended to. features: whether it wants what the
+    tower saw of each frame.
     """
 
     probe_layers: tuple[int, ...] = ()
@@ -43,7 +43,7 @@ class Needs:
     guidance_layers: tuple[int, ...] = ()
     raw_layers: tuple[int, ...] = ()
     question_layers: tuple[int, ...] = ()
-    variant: str = "whole"
+    variant: str = "full"
     features: bool = False
 
 
@@ -127,7 +127,7 @@ class Policy(Stateful):
         @dataclass
         class SmallKeys(Policy):
             def score(self, cache, layer):
-                return -np.linalg.norm(cache.numbers("key", layer), axis=-1)
+                return -np.linalg.norm(cache.dequantize("key", layer), axis=-1)
 
     The base keeps the prefix, text and, where later frames see it for good, frame 0, and of the other rows those of the highest
     score. A policy that decides over all layers at once overrides :meth:`compress` instead. One that ranks by attention names

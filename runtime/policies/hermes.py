@@ -336,7 +336,7 @@ def summary_of(cache: KVCache, layer: int, gone: Bool, weight: Float64, position
     share = weight[gone] / weight[gone].sum()
     pair_axis = np.zeros(len(cache.inv_freq), np.uint8) if cache.pair_axis is None else cache.pair_axis
     angle = (target - at[gone])[:, pair_axis] * cache.inv_freq
-    first, second = np.split(cache.numbers("key", layer, gone).astype(np.float64), 2, -1)
+    first, second = np.split(cache.dequantize("key", layer, gone).astype(np.float64), 2, -1)
     cos, sin = np.cos(angle), np.sin(angle)
     aligned = np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
     rows = Rows(
@@ -347,6 +347,6 @@ def summary_of(cache: KVCache, layer: int, gone: Bool, weight: Float64, position
         col=np.zeros(1, np.int16),
         position=target[None].astype(np.int32),
     )
-    value = cache.numbers("value", layer, gone).astype(np.float64)
+    value = cache.dequantize("value", layer, gone).astype(np.float64)
     mean = [np.einsum("n,hnd->hd", share, part)[:, None].astype(np.float32) for part in (aligned, value)]
     return NewRows(mean[0], mean[1], rows)

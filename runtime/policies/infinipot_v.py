@@ -213,7 +213,7 @@ def official_choice(cache: KVCache, layer: int, target: int, per_frame: int, alp
     vision = kind == Kind.VISION
     count = int(vision[0].sum())
     slots = np.argsort(np.where(vision, seq, np.iinfo(np.int64).max), 1, kind="stable")[:, :count]
-    held = (cache.numbers("key", layer), cache.numbers("value", layer))
+    held = (cache.dequantize("key", layer), cache.dequantize("value", layer))
     key, value = (np.take_along_axis(part, slots[..., None], 1).astype(np.float64) for part in held)
     order, everything = np.take_along_axis(seq, slots, 1), np.ones(slots.shape, np.bool_)
     rows = int(cache.row(layer)[vision].max()) + 1

@@ -65,7 +65,7 @@ class PureKV(Policy):
 
     @property
     def needs(self) -> Needs:
-        return Needs(probe_layers=self._cross.probe_layers, variant="st-spattn" if self.st_spattn else "whole")
+        return Needs(probe_layers=self._cross.probe_layers, variant="st-spattn" if self.st_spattn else "full")
 
     @property
     def max_append(self) -> int:

@@ -97,7 +97,7 @@ class ReSV(Retrieval):
     def offload(self, cache: KVCache, layer: int, leaving: Bool) -> None:
         if layer == 0:
             self.forget_lost()
-        keys, places, seq = cache.numbers("key", layer), positions_of(cache, layer), cache.seq(layer)
+        keys, places, seq = cache.dequantize("key", layer), positions_of(cache, layer), cache.seq(layer)
         if self.working.contiguous:
             for head, goes in enumerate(leaving):
                 keys[head, goes] = self._in_the_middle(keys[head, goes], places[head, goes])
@@ -136,7 +136,7 @@ class ReSV(Retrieval):
             new = (kind != Kind.PREFIX) & (seq > newest)
             rows = np.nonzero(new)[1].reshape(len(new), -1)
             rows = np.take_along_axis(rows, np.argsort(np.take_along_axis(seq, rows, 1), 1), 1)
-            held = cache.numbers("key", layer), positions_of(cache, layer)
+            held = cache.dequantize("key", layer), positions_of(cache, layer)
             keys, places = (np.take_along_axis(of, rows[..., None], 1) for of in held)
             slot, moved, forced = self.clusters.join(layer, keys, places, self.distance)
             self.stats.merged += forced

@@ -72,7 +72,7 @@ class Retrieval(Policy, ABC):
 
     @property
     def needs(self) -> Needs:
-        return replace(self.arena.needs, variant="cut")
+        return replace(self.arena.needs, variant="per-layer")
 
     @property
     def layer_budgets(self) -> Int64:

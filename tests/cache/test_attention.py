@@ -88,7 +88,7 @@ def test_it_works_in_the_scratch_of_the_cache(kit):
     query = np.random.default_rng(0).standard_normal((6, 40, 8), np.float32)
     found = kernels.attention_mass(query, np.arange(20, 60), cache.key(0), cache.seq(0), scale=cache.key_scale(0))
     assert _native.loose_allocations() == before
-    expected = reference.attention_mass(query, np.arange(20, 60), cache.numbers("key", 0), cache.seq(0))
+    expected = reference.attention_mass(query, np.arange(20, 60), cache.dequantize("key", 0), cache.seq(0))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -37,7 +37,7 @@ def filled(rng, n, dim, dtype, axes, heads=2, scale=1.0, most=5000):
 
 
 def expected(cache, valid, since, rotated=False):
-    arrays = cache.numbers("key", 0), cache.position(0), cache.seq(0), valid, cache.inv_freq, since
+    arrays = cache.dequantize("key", 0), cache.position(0), cache.seq(0), valid, cache.inv_freq, since
     return reference.newer_similarity(*arrays, rotated=rotated, pair_axis=cache.pair_axis)
 
 

@@ -37,7 +37,7 @@ def place(kit, cache, raw, position):
 def assert_stored(kit, cache, head, expected):
     """Keys of layer 0 are the ``expected`` numbers, stored, turned and rounded once more; an error of a pair turns with it."""
     scale = 1 if cache.dtype != np.int8 else cache.key_scale(0)[head]
-    error = np.abs(cache.numbers("key", 0)[head] - expected) / scale
+    error = np.abs(cache.dequantize("key", 0)[head] - expected) / scale
     assert error.max() <= 2.5 * kit.error
 
 
@@ -144,7 +144,7 @@ def test_similarity_sees_through_three_axes(kit):
         np.testing.assert_allclose(found[:, :50], 1, atol={"fp32": 1e-5, "fp16": 2e-5, "int8": 5e-3}[kit.dtype])
     ((similarity, _),) = kernels.infinipot_scores(cache, [recent], [valid])
     expected = reference.temporal_similarity(
-        cache.numbers("key", 0),
+        cache.dequantize("key", 0),
         cache.position(0),
         cache.row(0),
         cache.col(0),

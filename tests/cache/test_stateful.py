@@ -164,7 +164,7 @@ class Twin(RuleBasedStateMachine):
         among = [np.ones((self.heads, length), np.bool_) for length in self.length]
         scores = kernels.infinipot_scores(self.cache, among, among)
         for layer, (_, norms) in enumerate(scores):
-            np.testing.assert_allclose(norms, reference.value_norms(self.cache.numbers("value", layer)), rtol=2e-6)
+            np.testing.assert_allclose(norms, reference.value_norms(self.cache.dequantize("value", layer)), rtol=2e-6)
 
     @rule()
     def spoil_free_rows(self):

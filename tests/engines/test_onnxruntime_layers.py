@@ -259,7 +259,7 @@ def test_the_graphs_share_the_whole_graphs_weights(exported: Any, family: str, s
     parts = [external(name) for name in per_layer_files(bundle)]
     joined = {name: place for part in parts for name, place in part.items()}
     assert sum(map(len, parts)) == len(joined)
-    assert joined == external(bundle.decoder.graphs["whole"])
+    assert joined == external(bundle.decoder.graphs["full"])
     assert all(bundle.files[name].bytes < 20_000 for name in per_layer_files(bundle))
 
 
@@ -276,7 +276,7 @@ def test_one_attention_node_for_each_kv_head(exported: Any) -> None:
 
 def test_a_bundle_without_the_graphs_says_what_to_do(exported: Any) -> None:
     bundle = Bundle.load(exported("llava", **SHAPE).bundle)
-    older = {name: file for name, file in bundle.decoder.graphs.items() if not name.startswith("cut")}
+    older = {name: file for name, file in bundle.decoder.graphs.items() if not name.startswith("per-layer")}
     runner = Runner(bundle.path, capacity=8)
     for graphs in (older, {**bundle.decoder.graphs, "cut2": None}):
         without = {name: file for name, file in graphs.items() if file}

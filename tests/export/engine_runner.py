@@ -31,7 +31,7 @@ class EngineRunner:
         self.values = [np.full(shape, garbage, kind) for _ in range(spec.layers)]
         self.columns = np.arange(capacity, dtype=np.int32)
         self.past_len = np.zeros(spec.layers, np.int32)
-        self.session = opened(self.bundle.file(spec.graphs["whole"]))
+        self.session = opened(self.bundle.file(spec.graphs["full"]))
         self.in_place = self.bundle.profile == TENSORRT_10_15
 
     def encode(self, pixels: Float32) -> Float32:

@@ -89,7 +89,7 @@ def test_every_graph_computes_with_the_stored_numbers(tmp_path: Path, monkeypatc
     assert change > 10 * error
 
     ids = np.arange(0, runner.bundle.decoder.vocab, 7)
-    table = matrices(rounded, runner.bundle.decoder.graphs["whole"])["head"]
+    table = matrices(rounded, runner.bundle.decoder.graphs["full"])["head"]
     tied = SHAPES[which].get("tied")
     if tied:
         np.testing.assert_allclose(runner.engine.embed(ids), table[ids], rtol=1e-6)

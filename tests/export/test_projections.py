@@ -54,7 +54,7 @@ def test_only_the_first_layer_is_that_of_a_forward(exported: Any) -> None:
 def test_it_is_a_small_file_beside_the_same_weights(exported: Any) -> None:
     made = exported(SHAPES[0][0], **SHAPES[0][1])
     whole, ours = (
-        onnx.load(made.bundle / GRAPHS[variant], load_external_data=False).graph for variant in ("whole", "projections")
+        onnx.load(made.bundle / GRAPHS[variant], load_external_data=False).graph for variant in ("full", "projections")
     )
     external = [{t.name: t.SerializeToString() for t in g.initializer if t.external_data} for g in (whole, ours)]
     assert external[1]

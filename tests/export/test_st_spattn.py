@@ -211,7 +211,7 @@ def test_the_variant_is_a_small_file_beside_the_same_weights(exported: Any) -> N
         variant: {t.name: t.SerializeToString() for t in graph.initializer if t.external_data}
         for variant, graph in graphs.items()
     }
-    assert external["whole"] == external["st-spattn"]
+    assert external["full"] == external["st-spattn"]
     assert (made.bundle / GRAPHS["st-spattn"]).stat().st_size < 100_000
     count = {op: sum(node.op_type == op for node in graphs["st-spattn"].node) for op in ("GroupQueryAttention", "Softmax")}
     assert count == {"GroupQueryAttention": 3, "Softmax": 2}

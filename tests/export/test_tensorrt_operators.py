@@ -47,9 +47,9 @@ def test_every_family_and_precision(tmp_path: Path, family: str) -> None:
                 made = write_decoder(
                     checkpoint, backbone, shape, folder, lambda _: None, precision=precision, kv=kv, profile=profile.name
                 )
-                assert list(made.graphs) == ["whole", "projections"]
+                assert list(made.graphs) == ["full", "projections"]
                 profile.check_operators(folder / graph for graph in made.graphs.values())
-                nodes = onnx.load(folder / made.graphs["whole"], load_external_data=False).graph.node
+                nodes = onnx.load(folder / made.graphs["full"], load_external_data=False).graph.node
                 seen |= {(profile.name, node.op_type) for node in nodes}
     assert {op for name, op in seen if name == TENSORRT_10_15} >= {"TensorScatter", "Attention", "DequantizeLinear"}
     assert not {op for name, op in seen if name == TENSORRT_10_3} & {"TensorScatter", "Attention"}

@@ -124,11 +124,11 @@ def test_what_a_bundle_says(exported: Any) -> None:
     assert (spec.profile, spec.decoder.precision, spec.decoder.kv, spec.vision.precision) == (
         TENSORRT_10_15, "int4", "fp32", "fp16",
     )  # fmt: skip
-    assert list(spec.decoder.graphs) == ["whole", "projections"]
+    assert list(spec.decoder.graphs) == ["full", "projections"]
     assert spec.shapes is not None
     assert spec.shapes.frames == 8
     assert spec.shapes.rows == 4 * (spec.vision.tokens_per_frame + 32)
-    graph = onnx.load(spec.file(spec.decoder.graphs["whole"]), load_external_data=False)
+    graph = onnx.load(spec.file(spec.decoder.graphs["full"]), load_external_data=False)
     assert {tensor.data_type for tensor in graph.graph.initializer} >= {TensorProto.INT4, TensorProto.FLOAT16}
 
 

@@ -132,7 +132,7 @@ class Filled:
     def heads(self, layer, kinds=(Kind.VISION,)):
         """The vision tokens of a layer, or those of ``kinds``, as the references want them."""
         cache = self.cache
-        key, value = (cache.numbers(part, layer) for part in ("key", "value"))
+        key, value = (cache.dequantize(part, layer) for part in ("key", "value"))
         return [
             [
                 {

@@ -22,7 +22,7 @@ def tokens_of(cache, layer):
     """The layer as the reference wants it; all heads hold the same tokens in the same places."""
     for of in (cache.seq, cache.kind, cache.position):
         assert (of(layer) == of(layer)[:1]).all(), "heads choose alike"
-    key, value = (cache.numbers(part, layer) for part in ("key", "value"))
+    key, value = (cache.dequantize(part, layer) for part in ("key", "value"))
     return [
         {
             "kind": KINDS[Kind(int(cache.kind(layer)[0, i]))],

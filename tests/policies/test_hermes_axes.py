@@ -61,7 +61,7 @@ class Video:
         cache = self.cache
         position = cache.position(layer)[:, rows]
         at = position[..., 0] if cache.pair_axis is None else position
-        key, value = (cache.numbers(part, layer, rows) for part in ("key", "value"))
+        key, value = (cache.dequantize(part, layer, rows) for part in ("key", "value"))
         return rotate(key, -at, INV_FREQ, cache.pair_axis), value.astype(float)
 
 
@@ -112,7 +112,7 @@ def test_the_axes_matter():
     video.frame()
     gone = np.arange(PREFIX + 2 * PER_FRAME) >= PREFIX
     new = summary_of(video.cache, 0, gone, np.ones(len(gone)))
-    keys, at = video.cache.numbers("key", 0, gone), video.cache.position(0)[:, gone]
+    keys, at = video.cache.dequantize("key", 0, gone), video.cache.position(0)[:, gone]
     wrong = rotate(keys, (new.rows.position[0] - at)[..., 0], INV_FREQ).mean(1)
     assert np.abs(new.key[:, 0] - wrong).max() > 0.02, "a thousand times what float32 errs by"
 

@@ -38,7 +38,7 @@ def stream(text, where, dtype, axes, monkeypatch):
             if len(held) == 3:
                 filled.reindex()
         policy.after_append(filled.cache, told(policy, filled.frame(count=CHUNK)))
-    return held, [filled.cache.numbers("key", layer) for layer in range(LAYERS)]
+    return held, [filled.cache.dequantize("key", layer) for layer in range(LAYERS)]
 
 
 @pytest.mark.parametrize("axes", [1, 3])

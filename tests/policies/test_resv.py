@@ -67,7 +67,7 @@ class Watched:
     def held(self, layer, head):
         """Key and place of each row that the cache holds, by seq."""
         cache = self.cache
-        key, place = cache.numbers("key", layer)[head], cache.position(layer)[head].astype(np.float64)
+        key, place = cache.dequantize("key", layer)[head], cache.position(layer)[head].astype(np.float64)
         if cache.axes > 1:
             place[:, 1:] -= np.stack([cache.row(layer)[head], cache.col(layer)[head]], 1)
         return {int(seq): (key[at].astype(np.float64), place[at]) for at, seq in enumerate(cache.seq(layer)[head])}

@@ -116,10 +116,12 @@ def test_positions_leave_a_gap_behind_the_prefix():
     below = Below()
     positions = Positions(100, 4)
     cache = below.cache
-    bare = [turned(cache.numbers("key", 0)[head].astype(np.float64), -cache.position(0)[head, :, 0]) for head in range(HEADS)]
+    bare = [
+        turned(cache.dequantize("key", 0)[head].astype(np.float64), -cache.position(0)[head, :, 0]) for head in range(HEADS)
+    ]
     positions.compact(cache, PREFIX, 10)
     assert positions.next == PREFIX + 10 + 4 * FRAMES
     for head in range(HEADS):
         place = cache.position(0)[head, :, 0]
         assert sorted(place.tolist()) == [*range(PREFIX), *range(PREFIX + 10, PREFIX + 10 + 4 * FRAMES)]
-        np.testing.assert_allclose(cache.numbers("key", 0)[head], turned(bare[head], place), atol=2e-5)
+        np.testing.assert_allclose(cache.dequantize("key", 0)[head], turned(bare[head], place), atol=2e-5)

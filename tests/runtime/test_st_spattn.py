@@ -165,13 +165,13 @@ def test_one_frame_is_the_same_as_without(made):
     model, _ = made
     p = model.bundle.vision.tokens_per_frame
     texts = []
-    for policy in ("lottery", "lottery:variant=whole"):
+    for policy in ("lottery", "lottery:variant=full"):
         with Session.open(model, policy=policy, budget=4 * p, chunk=4) as session:
             session.watch(next(frames(1, model)))
             answer = session.ask(QUESTION, max_tokens=8)
             answer.wait()
             texts.append(answer.token_ids)
-            assert (session._stream.sparse is None) == policy.endswith("whole")
+            assert (session._stream.sparse is None) == policy.endswith("full")
     assert texts[0] == texts[1]
 
 
@@ -179,10 +179,10 @@ def test_the_graph_is_opened_only_when_a_policy_asks(made):
     model, _ = made
     p = model.bundle.vision.tokens_per_frame
     fresh = Model.load(model.bundle.path, threads=1)
-    with Session.open(fresh, policy="lottery:variant=whole", budget=4 * p):
-        assert list(fresh.engine._decoders) == ["whole"]
+    with Session.open(fresh, policy="lottery:variant=full", budget=4 * p):
+        assert list(fresh.engine._decoders) == ["full"]
     with Session.open(fresh, policy="lottery", budget=4 * p):
-        assert list(fresh.engine._decoders) == ["whole", "st-spattn"]
+        assert list(fresh.engine._decoders) == ["full", "st-spattn"]
     fresh.close()
 
 
@@ -247,5 +247,5 @@ def test_frame_zero_must_be_in_its_place(seen):
 
 def test_protected_rows():
     cache = a_cache([(0, 0), (1, 0), (0, 1)])
-    for variant, expected in (("whole", [1, 1, 0, 0, 0]), ("st-spattn", [1, 1, 1, 0, 1])):
+    for variant, expected in (("full", [1, 1, 0, 0, 0]), ("st-spattn", [1, 1, 1, 0, 1])):
         assert (Lottery(variant).protected(cache, 0) == np.array(expected, bool)).all()

@@ -174,7 +174,7 @@ def test_plans_need_no_package_of_an_export(exported):
 
 def test_shapes_are_those_that_onnx_reads(made):
     _, bundle, _ = made
-    for name in (bundle.decoder.graphs["whole"], bundle.vision.graph):
+    for name in (bundle.decoder.graphs["full"], bundle.vision.graph):
         graph = onnx.load(bundle.file(name), load_external_data=False).graph
         assert shapes_in(bundle.file(name)) == {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
 

@@ -32,7 +32,7 @@ def test_it_chooses_what_our_policy_chooses_of_the_same_keys(frames, budget, gri
     cache, target = filled.cache, max(1, 3 * budget // 4 // per_frame) * per_frame
     for layer in range(4):
         keep = official_choice(cache, layer, target, per_frame, 0.5, 0.125)
-        keys, values = (torch.from_numpy(cache.numbers(part, layer)[:, PREFIX:]) for part in ("key", "value"))
+        keys, values = (torch.from_numpy(cache.dequantize(part, layer)[:, PREFIX:]) for part in ("key", "value"))
         found = chosen(keys, values, budget, per_frame, grid[0], layer)
         for head, mask in enumerate(keep):
             assert (cache.kind(layer)[head, mask][:PREFIX] == Kind.PREFIX).all()
@@ -81,7 +81,7 @@ def held_alike(cache, baseline):
     for layer in range(cache.layers):
         for part, theirs in zip(("key", "value"), baseline.held(layer), strict=True):
             order = np.argsort(cache.seq(layer), 1)
-            ours = np.take_along_axis(cache.numbers(part, layer), order[..., None], 1)
+            ours = np.take_along_axis(cache.dequantize(part, layer), order[..., None], 1)
             assert ours.shape == theirs.shape
             same.append((np.abs(ours - theirs.numpy()).max(-1) < 1e-3).mean())
     return np.mean(same)

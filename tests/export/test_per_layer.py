@@ -51,7 +51,7 @@ def logits(checkpoint: Path, folder: Path, level: int, monkeypatch: Any) -> dict
     spec, none = runner.bundle.decoder, np.zeros(runner.bundle.decoder.layers, np.int32)
     sessions = [unpacked(runner.bundle.file(name)) for name in per_layer_files(runner.bundle)]
     cuts = {
-        "cut": runner.engine.bind_layers(runner.buffers),
+        "per-layer": runner.engine.bind_layers(runner.buffers),
         "unpacked": OnnxRuntimeLayers(sessions, spec, runner.buffers, Calls()),
     }
     return found | {
@@ -75,8 +75,8 @@ def test_it_is_the_rounding_of_activations(checkpoint: Path, tmp_path: Path, mon
 
     rounded, exact = differences(level4), differences(level0)
     print(f"level 4 {rounded}\nlevel 0 {exact}")
-    assert max(exact[name] for name in ("one by one", "cut", "unpacked")) < 1e-4
-    assert rounded["cut"] < 1e-4
+    assert max(exact[name] for name in ("one by one", "per-layer", "unpacked")) < 1e-4
+    assert rounded["per-layer"] < 1e-4
     assert rounded["away"] > 10 * exact["away"]
     assert max(rounded["one by one"], rounded["away"]) < rounded["unpacked"]
-    assert np.abs(level4["unpacked"] - level0["cut"]).max() < 1e-4 * level0["cut"].std()
+    assert np.abs(level4["unpacked"] - level0["per-layer"]).max() < 1e-4 * level0["per-layer"].std()
