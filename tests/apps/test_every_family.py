@@ -38,7 +38,19 @@ def test_exported_and_run(family, tmp_path, monkeypatch, capsys):
     said = capsys.readouterr()
     assert said.out.startswith(str(tmp_path / "bundles"))
     assert "beyond the page cache" in said.err
-    options = ["--video", clip("bikes.mp4"), "--frames", 8, "--budget", 64, "--ask", "how many are there now?", "--json"]
+    options = [
+        "--video",
+        clip("bikes.mp4"),
+        "--frame-size",
+        "84x56",
+        "--frames",
+        8,
+        "--budget",
+        64,
+        "--ask",
+        "how many are there now?",
+        "--json",
+    ]
     edgevlm(monkeypatch, "run", "--model", name, *options)  # the hub is gone
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     answers, summary = [line for line in lines if line["event"] == "answer"], lines[-1]

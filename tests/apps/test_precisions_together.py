@@ -52,6 +52,6 @@ def test_one_bundle_of_several_precisions(options: list[str], video: Path, tmp_p
     assert 0 < measured["top1"] <= 1
     assert measured["saturated"] < 0.01
     found = edgevlm("calibrate", bundle, "--video", video, "--policies", "uniform,last-seen", "--budget", "25%", "--json")
-    assert found[-1]["calibrate"] == "choice"
+    assert found[-1]["event"] == "choice"
     *_, summary = edgevlm(*asked, "--budget", found[-1]["budget"])
     assert summary["policy"] == found[-1]["policy"], "auto"

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from edgevlm.bench.camera import STAGES
 from edgevlm.cli import app
 
-FIELDS = ["bench", "source", "stage", "ms_p50", "ms_p95", "frames", "model", "threads", "inline", "realtime"]
+FIELDS = ["bench", "schema", "source", "stage", "ms_p50", "ms_p95", "frames", "model", "threads", "inline", "realtime"]
 
 
 def bench(*arguments):

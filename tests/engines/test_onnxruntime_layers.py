@@ -278,7 +278,7 @@ def test_a_bundle_without_the_graphs_says_what_to_do(exported: Any) -> None:
     bundle = Bundle.load(exported("llava", **SHAPE).bundle)
     older = {name: file for name, file in bundle.decoder.graphs.items() if not name.startswith("per-layer")}
     runner = Runner(bundle.path, capacity=8)
-    for graphs in (older, {**bundle.decoder.graphs, "cut2": None}):
+    for graphs in (older, {**bundle.decoder.graphs, "per-layer2": None}):
         without = {name: file for name, file in graphs.items() if file}
         engine = load_engine("onnxruntime-cpu", replace(bundle, decoder=replace(bundle.decoder, graphs=without)), threads=1)
         with pytest.raises(UserError, match=r"has no per-layer decoder graphs \(it has .*\); export the checkpoint again"):

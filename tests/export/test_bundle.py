@@ -109,8 +109,8 @@ def reseal(change: Callable[[dict[str, Any]], Any], folder: Path) -> None:
 
 
 def test_another_format(folder: Path) -> None:
-    reseal(lambda m: m.update(format=4), folder)
-    with pytest.raises(BundleError, match=r"bundle\.json: is of bundle format 4 .* reads format 1, 2, 3; upgrade edgevlm$"):
+    reseal(lambda m: m.update(format=5), folder)
+    with pytest.raises(BundleError, match=r"bundle\.json: is of bundle format 5 .* reads format 1, 2, 3, 4; upgrade edgevlm$"):
         Bundle.load(folder)
     reseal(lambda m: m.update(format=0), folder)
     assert "export the checkpoint again" in refused(folder, "format 0")

@@ -21,7 +21,7 @@ from runner import Layered, Runner
 from edgevlm.engines.inputs import per_layer_files
 from edgevlm.engines.onnxruntime_cpu import Calls
 from edgevlm.engines.onnxruntime_layers import OnnxRuntimeLayers
-from edgevlm.export import export_checkpoint, precisions
+from edgevlm.export import export_checkpoint, precisions, profiles
 from edgevlm.export.precisions import Layouts
 
 ROWS = 24
@@ -35,7 +35,7 @@ def checkpoint(tmp_path_factory: Any) -> Path:
 def logits(checkpoint: Path, folder: Path, level: int, monkeypatch: Any) -> dict[str, np.ndarray]:
     """The same rows: in one call, a hundred thousandth away, one by one, and cut."""
     layouts = Layouts(*(replace(layout, level=level) for layout in precisions.INT4.onnxruntime))  # type: ignore[type-var]
-    monkeypatch.setattr(precisions, "INT4", replace(precisions.INT4, onnxruntime=layouts))
+    monkeypatch.setattr(profiles, "load_precision", lambda name: replace(precisions.INT4, onnxruntime=layouts))
     runner = Runner(export_checkpoint(checkpoint, folder / "bundle", precision="int4"))
     embeds = (np.random.default_rng(4).standard_normal((ROWS, 96)) * 0.3).astype(np.float32)
     tables = runner.tables(np.arange(ROWS, dtype=np.int32))

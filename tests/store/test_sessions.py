@@ -71,22 +71,21 @@ def test_a_session_goes_on_with_what_lies_below(model, tmp_path):
     assert found == wanted
 
 
-def test_a_damaged_store_costs_clusters_and_no_answer(model, tmp_path):
+def test_a_damaged_store_costs_clusters_and_no_answer(model, tmp_path, caplog):
     with opened(model, tmp_path) as session:
         watch(session, frames(30, model))
-    path, said = tmp_path / "store.bin", []
+    path = tmp_path / "store.bin"
     data = bytearray(path.read_bytes())
     for at in range(5000, len(data), 3000):
         data[at] ^= 1
     path.write_bytes(data)
     with opened(model, tmp_path) as session:
-        session.notify = said.append
         assert tokens(session)
         watch(session, frames(6, model))
         assert tokens(session)
         store = session.stats.store.stats
         assert store.lost == store.damaged > 10
-    assert ["damaged" in line for line in said] == [True]
+    assert caplog.text.count("damaged") == 1
 
 
 @pytest.mark.parametrize("with_state", [True, False])

@@ -139,7 +139,7 @@ def test_terminals_that_can_less(tmp_path, environment, signs):
 
 def test_a_dumb_terminal_takes_lines(tmp_path):
     with Terminal(tmp_path, TERM="dumb") as terminal:
-        terminal.until("every 16 frames")
+        terminal.until("replace the demo's own")
         terminal.type(f"{COUNT}\r")
         terminal.until(rf"\[\d+\.\d s\] {re.escape(COUNT)}  \d   \(truth: \d\)")
         assert "\x1b" not in terminal.text

@@ -18,7 +18,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.pressure import Available
 
 WORK = GrowthWork("demo", "infinipot-v", 256, 8, (8, 24), 2.0, questions=2, answer_tokens=2, threads=1)
-FIRST = ["bench", "model", "policy", "chunk", "frames", "seconds", "threads"]
+FIRST = ["bench", "schema", "model", "policy", "chunk", "frames", "seconds", "threads"]
 
 
 def run(*arguments):
@@ -35,7 +35,7 @@ def test_lines_at_each_mark_of_each_policy_and_chunk():
     assert [(line["policy"], line["chunk"], line["frames"]) for line in lines] == [
         (policy, chunk, frames) for policy in ("full", "last-seen") for chunk in (8, 16) for frames in (8, 20, 40)
     ]
-    assert all(list(line)[:7] == FIRST for line in lines)
+    assert all(list(line)[:8] == FIRST for line in lines)
     bounded = [line for line in lines if line["policy"] == "last-seen"]
     for line in lines:
         assert line["peak_rss_mb"] > line["cache_mb"] > 0
