@@ -18,7 +18,7 @@ import numpy as np
 from edgevlm.apps.bundles.choice import ExportChoice, fields, stretched
 from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.planning.plan import PlanRequest
-from edgevlm.apps.run.comparison import Comparison
+from edgevlm.apps.run.comparison import SideBySide
 from edgevlm.apps.run.events import JsonOutput, Output, TextOutput, to_stderr
 from edgevlm.apps.run.frame_preparation import FramePreparation, Gate, parse_gate
 from edgevlm.apps.run.loop import RunLoop, RunPlan
@@ -141,7 +141,7 @@ def launch(request: RunRequest) -> None:
         source.prepare = FramePreparation(session.prepare, gate, partial(warn_of_stretching, model, choice, output))
         run = RunLoop(
             session, source, output, plan,
-            observer=Comparison(session, open_session) if compares else MemoryWatch(session) if drawn else None,
+            observer=SideBySide(session, open_session) if compares else MemoryWatch(session) if drawn else None,
             stats_every=1.0 if interactive or request.stats_every is None else request.stats_every,
             open_session=open_session if writer is None else None,
         )  # fmt: skip

@@ -12,7 +12,7 @@ from edgevlm.packages import needs
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 if TYPE_CHECKING:
-    from edgevlm.export.scaling import Sampler, Samples
+    from edgevlm.export.scaling import ActivationSampler, Samples
     from edgevlm.runtime.bundle import Progress
     from edgevlm.runtime.kv import KVType
 
@@ -30,7 +30,7 @@ def export_checkpoint(
     camera: tuple[int, int] = (480, 640),
     text_gguf: str | Path | None = None,
     precision: str | None = None,
-    samples: Samples | Sampler | None = None,
+    samples: Samples | ActivationSampler | None = None,
     vision_precision: str | None = None,
     kv: KVType = "fp32",
     profile: str = ONNXRUNTIME,

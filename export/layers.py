@@ -12,7 +12,7 @@ from edgevlm.export.backbones import DecoderShape, LayerWeights
 from edgevlm.export.graph import GraphBuilder
 from edgevlm.export.kv import HeadMemory, Memory
 from edgevlm.export.precisions import Float32, Stored
-from edgevlm.export.precisions.table import Table
+from edgevlm.export.precisions.table import WeightTable
 from edgevlm.export.profiles import Cache, Operators, Profile
 from edgevlm.export.st_spattn import SparseAttention
 from edgevlm.runtime.kv import KVType
@@ -121,7 +121,7 @@ class DecoderGraph:
         gated = g.node("Mul", [g.node("Mul", [gate, sigmoid], [f"{name}.silu"]), up], [f"{name}.gated"])
         return residual, self.linear(f"{name}.down", gated, w.down, w.down_bias)
 
-    def logits(self, final_norm: np.ndarray, head: Table) -> None:
+    def logits(self, final_norm: np.ndarray, head: WeightTable) -> None:
         """Final norm and vocabulary scores ``[1, R, V]`` of the rows that are left."""
         s, g = self.shape, self.graph
         normed, _ = self.operators.norm("final_norm", final_norm, self.residual, self.delta)
@@ -144,7 +144,7 @@ class Projections(DecoderGraph):
         self.graph.node("Identity", [key], [f"key{layer}"])
         self.graph.output(f"key{layer}", TensorProto.FLOAT, [1, "S", self.shape.kv_size])
 
-    def logits(self, final_norm: np.ndarray, head: Table) -> None:
+    def logits(self, final_norm: np.ndarray, head: WeightTable) -> None:
         """It has none."""
 
 
@@ -199,7 +199,7 @@ class PerLayerGraphs:
         part.residual = residual
         part.after(layer, w, HeadMemory(part.graph, s, self.kv).attend(layer, f"query{layer}", key, value))
 
-    def logits(self, final_norm: np.ndarray, head: Table) -> None:
+    def logits(self, final_norm: np.ndarray, head: WeightTable) -> None:
         """The last graph's end."""
         self.parts[-1].logits(final_norm, head)
 

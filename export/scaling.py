@@ -28,7 +28,7 @@ Samples = Mapping[str, NDArray[np.floating]]  # layer{l}.{qkv,gate_up,down} -> r
 
 
 @dataclass(frozen=True, slots=True)
-class Sampler:
+class ActivationSampler:
     """Makes samples, in a work folder, from what it has of them, and leaves them there. source: what they depend on."""
 
     source: str

@@ -24,7 +24,7 @@ from edgevlm.export.graph import Journal, save_array
 from edgevlm.export.kv_scales import add_scales, check_scales
 from edgevlm.export.prequantised import PREQUANTISED, check_no_zero_points, prequantised, stored_in
 from edgevlm.export.profiles import Profile, load_profile
-from edgevlm.export.scaling import Sampler, Samples, in_blocks
+from edgevlm.export.scaling import ActivationSampler, Samples, in_blocks
 from edgevlm.runtime.atomic import atomic_directory, check_target, journal_of
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, Progress, hash_file, seal_manifest
 from edgevlm.runtime.graph_profiles import vision_precision
@@ -45,7 +45,7 @@ class Options:
     camera: tuple[int, int]
     text_gguf: Path | None
     precision: str | None
-    samples: Samples | Sampler | None
+    samples: Samples | ActivationSampler | None
     vision_precision: str | None
     kv: KVType
     profile: str
@@ -54,11 +54,11 @@ class Options:
     def facts(self) -> dict[str, Any]:
         """All of them, for a fingerprint."""
         facts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return facts | {"samples": self.samples.source if isinstance(self.samples, Sampler) else self.samples or {}}
+        return facts | {"samples": self.samples.source if isinstance(self.samples, ActivationSampler) else self.samples or {}}
 
     def sampled(self, folder: Path) -> Samples | None:
         """The samples, made in the work folder ``folder`` where they are not there."""
-        return self.samples.sample(folder) if isinstance(self.samples, Sampler) else self.samples
+        return self.samples.sample(folder) if isinstance(self.samples, ActivationSampler) else self.samples
 
 
 def write_bundle(
@@ -194,7 +194,11 @@ def _engine_shapes(model: _Model, tokens: int) -> dict[str, int]:
 
 
 def _precision(
-    checkpoint: Checkpoint, wanted: str | None, samples: Samples | Sampler | None, profile: Profile, text_gguf: Path | None
+    checkpoint: Checkpoint,
+    wanted: str | None,
+    samples: Samples | ActivationSampler | None,
+    profile: Profile,
+    text_gguf: Path | None,
 ) -> str:
     """The precision to store matrices in: the one wanted, or the checkpoint's own. Raises UserError for one that cannot be."""
     packing = None if text_gguf is not None else prequantised(checkpoint.config)

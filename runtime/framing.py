@@ -12,7 +12,7 @@ from edgevlm.errors import CacheError
 from edgevlm.runtime.cache import Kind, KVCache, Rows
 from edgevlm.runtime.engine import FramePattern
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.positions import Layout, Positions
+from edgevlm.runtime.positions import FrameLayout, Positions
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -40,7 +40,7 @@ class Framing:
     def __init__(self, model: Model) -> None:
         decoder, vision = model.bundle.decoder, model.bundle.vision
         self.model, self.vision, self.width = model, vision, decoder.row_width
-        self.layout = Layout(vision.positions, vision.grid, vision.tokens_per_second, decoder.axes)
+        self.layout = FrameLayout(vision.positions, vision.grid, vision.tokens_per_second, decoder.axes)
         self.most_text = most_text(vision.before, vision.after, model.encode)
         rows, columns = vision.grid
         self._row = np.repeat(np.arange(rows, dtype=np.int16), columns)

@@ -36,7 +36,7 @@ def position_rule(rule: str, wanted: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FrameLayout:
     """How the tokens of a frame take positions: see ``positions`` of :class:`~edgevlm.runtime.bundle.VisionSpec`."""
 
     rule: str = "rows"
@@ -57,7 +57,7 @@ class Positions:
     limit: int
     text_rows: int
     reindexing: Reindexing = "lazy"
-    layout: Layout = field(default_factory=Layout)
+    layout: FrameLayout = field(default_factory=FrameLayout)
     next: int = 0
     _start: int | None = None  # where the rows and columns of the video count from
     _time: int = 0  # the newest frame's place on the first axis

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgevlm.calib import activations
 from edgevlm.export import export_checkpoint
-from edgevlm.export.scaling import Sampler, Samples, in_blocks
+from edgevlm.export.scaling import ActivationSampler, Samples, in_blocks
 from edgevlm.runtime.atomic import check_target, flush
 from edgevlm.runtime.bundle import Bundle, Progress
 from edgevlm.runtime.engine import DEFAULT_ENGINE
@@ -37,7 +37,13 @@ def export_scaled(
         return kept_samples(checkpoint, folder, progress, exact)
 
     return export_checkpoint(
-        checkpoint, out, progress=progress, force=force, precision=precision, samples=Sampler(source(), samples), **options
+        checkpoint,
+        out,
+        progress=progress,
+        force=force,
+        precision=precision,
+        samples=ActivationSampler(source(), samples),
+        **options,
     )
 
 

@@ -55,7 +55,7 @@ class ComparisonView:
     time_s: float
 
 
-class Comparison:
+class SideBySide:
     """Feeds every frame of the demo to each lane and keeps asking all of them where departed objects were.
 
     ``session`` is the run's own, which the run feeds. Used by the thread that watches; :attr:`view` by any.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import psutil
 
-from edgevlm.apps.run.comparison import Comparison
+from edgevlm.apps.run.comparison import SideBySide
 from edgevlm.apps.run.events import AnswerEvent, Output, StatsEvent
 from edgevlm.apps.run.memory_view import MemoryWatch
 from edgevlm.apps.run.shutdown import Shutdown, is_gone, silence_what_is_gone
@@ -62,7 +62,7 @@ class RunLoop:
         output: Output,
         plan: RunPlan,
         *,
-        observer: Comparison | MemoryWatch | None = None,
+        observer: SideBySide | MemoryWatch | None = None,
         stats_every: float = 1.0,
         open_session: Callable[[str | None, str | None], Session] | None = None,
     ) -> None:
@@ -103,7 +103,7 @@ class RunLoop:
 
     def ask_typed(self, text: str) -> None:
         """Ask what a person typed; in a comparison every memory, of the same frame."""
-        if isinstance(self.observer, Comparison):
+        if isinstance(self.observer, SideBySide):
             self.submit(lambda: self.ask(text, compare=True))
         else:
             self.ask(text, None if self.session.model.is_demo else "terminal")  # the demo model was taught no conversations
@@ -165,7 +165,7 @@ class RunLoop:
                     self._watchdog.step()
                     self.output.piece(piece)
             said, truth = answer.text.strip(), self._truth(text, answer.time_s)
-            others = self.observer.ask(question) if compare and isinstance(self.observer, Comparison) else ()
+            others = self.observer.ask(question) if compare and isinstance(self.observer, SideBySide) else ()
             answered = AnswerEvent(
                 answer.time_s, text, said, answer.token_ids, answer.ttft_ms, answer.tpot_ms, truth, tuple(others)
             )

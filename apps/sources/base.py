@@ -251,7 +251,7 @@ class Connection(ABC):
         """Let go of it; called by the thread that reads."""
 
 
-class Sampler:
+class FrameSampler:
     """Picks frames by their timestamps: at most ``fps`` a second, the first one always. ``fps`` None takes every frame."""
 
     def __init__(self, fps: float | None) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgevlm.apps.sources.base import Fact, Frame, Sampler, Source, StageTimer, State
+from edgevlm.apps.sources.base import Fact, Frame, FrameSampler, Source, StageTimer, State
 from edgevlm.calib.demo.questions import ask, is_about_now, parse, sample, truth
 from edgevlm.calib.demo.world import History, World
 
@@ -42,7 +42,7 @@ class DemoSource(Source):
 
     def __init__(self, fps: float | None, seed: int = 0) -> None:
         self._world = World(seed)
-        self._sampler = Sampler(fps)
+        self._sampler = FrameSampler(fps)
 
     def read(self) -> Frame | None:
         while self.state is not State.ENDED:

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from edgevlm.apps.sources.base import Frame, Sampler, Source, StageTimer, State
+from edgevlm.apps.sources.base import Frame, FrameSampler, Source, StageTimer, State
 from edgevlm.apps.sources.opencv import decode_picture
 from edgevlm.errors import SourceError
 
@@ -20,7 +20,7 @@ class FolderSource(Source):
         self.name = Path(folder).name
         self._folder = Path(folder)
         self._paths = pictures_in(self._folder)
-        self._sampler = Sampler(fps)
+        self._sampler = FrameSampler(fps)
         self._rate = rate or fps or 1.0
         self._next = self._given = 0
 

@@ -12,8 +12,8 @@ from edgevlm.apps.sources.base import (
     KEYFRAME_WAIT_S,
     Connection,
     Frame,
+    FrameSampler,
     Grabbed,
-    Sampler,
     Source,
     SourceOptions,
     SourceRefused,
@@ -140,7 +140,7 @@ class LiveSource(Source):
     def __init__(self, name: str, connect: Callable[[], Connection], options: SourceOptions) -> None:
         self.name, self.rule = name, options.rule or "drop-oldest"
         self._connect, self._options = connect, options
-        self._slot, self._sampler, self._stamps = Slot(self.rule), Sampler(options.fps), StampMender()
+        self._slot, self._sampler, self._stamps = Slot(self.rule), FrameSampler(options.fps), StampMender()
         self._backoff = Backoff(*options.backoff_s, seed=options.seed)
         self._changed = threading.Condition()
         self._closing = False

@@ -13,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.apps.sources.base import Frame, Sampler, Source, StageTimer, State
+from edgevlm.apps.sources.base import Frame, FrameSampler, Source, StageTimer, State
 from edgevlm.apps.sources.opencv import decode_picture, load_cv2
 from edgevlm.errors import SourceError
 
@@ -248,7 +248,7 @@ class StdinSource(Source):
     def __init__(self, fps: float | None, rate: float | None = None, descriptor: int | None = None) -> None:
         self._stream = ByteStream(_stdin() if descriptor is None else descriptor)
         self._decoder = open_decoder(self._stream, rate or MJPEG_FPS)
-        self._sampler = Sampler(fps)
+        self._sampler = FrameSampler(fps)
         self._frames = self._given = 0
 
     def read(self) -> Frame | None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from edgevlm.apps.sources.base import Decode, Frame, Sampler, Source, StageTimer, State
+from edgevlm.apps.sources.base import Decode, Frame, FrameSampler, Source, StageTimer, State
 from edgevlm.apps.sources.devices import ROOT
 from edgevlm.apps.sources.gstreamer import has_element, opencv_problem, pygobject_problem
 from edgevlm.apps.sources.opencv import load_cv2
@@ -34,7 +34,7 @@ class VideoSource(Source):
         self._declared = int(self._capture.get(self._cv2.CAP_PROP_FRAME_COUNT))
         rate = self._capture.get(self._cv2.CAP_PROP_FPS)
         self._period = 1 / rate if 0 < rate < 1000 else 1 / FALLBACK_FPS
-        self._sampler = Sampler(fps)
+        self._sampler = FrameSampler(fps)
         self._clock = RecordedClock(self._period)
         self._decoded = 0
 

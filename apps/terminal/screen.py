@@ -24,7 +24,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.styles import Style
 
-from edgevlm.apps.run.comparison import Comparison, ComparisonView
+from edgevlm.apps.run.comparison import ComparisonView, SideBySide
 from edgevlm.apps.run.events import AnswerEvent, StatsEvent
 from edgevlm.apps.run.loop import RunLoop
 from edgevlm.apps.terminal.commands import COMMANDS, Commands
@@ -180,7 +180,7 @@ class Screen:
     def _in_order(self, answer: AnswerEvent) -> list[tuple[str, str]]:
         """Every memory's name and answer, from the left to the right of the panel."""
         assert self._run is not None
-        assert isinstance(self._run.observer, Comparison)
+        assert isinstance(self._run.observer, SideBySide)
         said, observer = list(answer.others), self._run.observer
         said.insert(observer.own, (observer.lanes[observer.own].name, answer.text))
         return said

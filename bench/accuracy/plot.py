@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.bench.accuracy.report import BACKWARD, Report, ReportRow
+from edgevlm.bench.accuracy.report import BACKWARD, AccuracyReport, ReportRow
 from edgevlm.calib.accuracy.cases import SUITES, seed_words
 from edgevlm.calib.accuracy.variants import FULL, ORACLE, VariantRun
 from edgevlm.calib.demo.world import COLORS, GRID
@@ -18,7 +18,7 @@ from edgevlm.calib.plots import new_figure, save_figure
 FAINT = 0.93  # grey of what is not held
 
 
-def plot(report: Report, path: Path) -> None:
+def plot(report: AccuracyReport, path: Path) -> None:
     """Write the chart and, for streams whose held tokens were recorded, the strips. Raises UserError."""
     shown = runs_shown(report)
     figure = new_figure(11, 5 + 0.3 * (len(shown) + 1))
@@ -28,7 +28,7 @@ def plot(report: Report, path: Path) -> None:
     save_figure(figure, path)
 
 
-def draw_chart(report: Report, axes: Any) -> None:
+def draw_chart(report: AccuracyReport, axes: Any) -> None:
     """Shares of ``backward`` over the budget, on a logarithmic axis, with 95 % intervals; dashed: full KV and the oracle."""
     from matplotlib import colormaps
 
@@ -61,7 +61,7 @@ def draw_chart(report: Report, axes: Any) -> None:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
 
 
-def draw_strips(report: Report, shown: list[VariantRun], axes: Any) -> None:
+def draw_strips(report: AccuracyReport, shown: list[VariantRun], axes: Any) -> None:
     """The first stream: its objects, then what each policy still held at the end, the darker the more layers and heads."""
     axes.set_axis_off()
     if not shown:
@@ -83,7 +83,7 @@ def draw_strips(report: Report, shown: list[VariantRun], axes: Any) -> None:
     axes.set_title(f"the first stream at {shown[0].budget}, oldest frame left: what is held at the end", fontsize="medium")
 
 
-def runs_shown(report: Report) -> list[VariantRun]:
+def runs_shown(report: AccuracyReport) -> list[VariantRun]:
     """The runs of the budget nearest to an eighth, where policies differ and there is something to see."""
     runs = list(dict.fromkeys(row.run for row in report.rows if row.policy != FULL))
     if not runs:
@@ -92,7 +92,7 @@ def runs_shown(report: Report) -> list[VariantRun]:
     return [run for run in runs if run.budget == budget]
 
 
-def object_colours(report: Report) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def object_colours(report: AccuracyReport) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Per token of the first stream the colour of its object, ``[tokens, 3]``, and whether it has one."""
     from matplotlib.colors import to_rgb
 

@@ -61,7 +61,7 @@ class ReportRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AccuracyReport:
     """left_out: kinds that full KV answers too seldom, and how often."""
 
     comparison: Comparison
@@ -88,7 +88,7 @@ def _head(comparison: Comparison, policy: str, budget: str, kind: str, of: Estim
     }  # fmt: skip
 
 
-def make_report(comparison: Comparison, against: str) -> Report:
+def make_report(comparison: Comparison, against: str) -> AccuracyReport:
     """Rows of all runs, the oracles but the best of each budget left out.
 
     A run that only what changed enters is compared with the same policy on whole frames, the others with ``against``.
@@ -105,7 +105,7 @@ def make_report(comparison: Comparison, against: str) -> Report:
         other = next((c for c in comparison.runs if (c.label, c.budget) == (wanted, run.budget)), None)
         for name, pick in groups.items():
             rows += _row(comparison, run, other, name, pick, oracles.get(run.budget, {}) if _is_oracle(run) else {})
-    return Report(comparison, against, rows, {kind: of for kind, of in kinds.items() if kind not in entered})
+    return AccuracyReport(comparison, against, rows, {kind: of for kind, of in kinds.items() if kind not in entered})
 
 
 def _row(
@@ -191,7 +191,7 @@ def _round(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
 
-def describe(report: Report) -> str:
+def describe(report: AccuracyReport) -> str:
     """The report for people: a table a budget; below them what was left out and skipped."""
     settings, rows = report.comparison.settings, report.rows
     streams, is_long = len(next(iter(report.comparison.records.values()))), settings.suite == LONGSTREAM

@@ -36,7 +36,7 @@ OURS, OTHER = "edgevlm", "transformers"
 
 
 @dataclass(frozen=True, slots=True)
-class VisionTower:
+class TimedTower:
     """A tower: ``depth`` names its number of layers, ``side`` is a frame's in pixels, ``reference`` transformers' class."""
 
     family: str
@@ -45,7 +45,7 @@ class VisionTower:
     side: int
     reference: str
 
-    def shortened(self, layers: int | None) -> VisionTower:
+    def shortened(self, layers: int | None) -> TimedTower:
         """The tower with its first ``layers`` layers."""
         if layers is None:
             return self
@@ -54,7 +54,7 @@ class VisionTower:
 
 
 TOWERS = {
-    "siglip-so400m-384": VisionTower(
+    "siglip-so400m-384": TimedTower(
         family="llava_onevision",
         vision={
             "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
@@ -64,7 +64,7 @@ TOWERS = {
         side=384,
         reference="SiglipVisionModel",
     ),
-    "qwen2.5-vl-448": VisionTower(
+    "qwen2.5-vl-448": TimedTower(
         family="qwen2_5_vl",
         vision={
             "model_type": "qwen2_5_vl_vision", "hidden_size": 1280, "intermediate_size": 3420, "depth": 32, "num_heads": 16,
@@ -91,7 +91,7 @@ class SeededCheckpoint(ConfigOnly):
         """Every tensor is there, of any shape."""
 
 
-def checkpoint_of(tower: VisionTower, folder: Path) -> SeededCheckpoint:
+def checkpoint_of(tower: TimedTower, folder: Path) -> SeededCheckpoint:
     """A checkpoint of ``tower``; its configuration is written into ``folder``."""
     text = {"model_type": "qwen2", "hidden_size": 896}
     config = {"model_type": tower.family, "vision_config": tower.vision, "text_config": text, "vision_feature_layer": -1}
@@ -101,7 +101,7 @@ def checkpoint_of(tower: VisionTower, folder: Path) -> SeededCheckpoint:
     return SeededCheckpoint(folder)
 
 
-def engine_of(tower: VisionTower, checkpoint: Checkpoint, folder: Path, precision: str, threads: int) -> Engine:
+def engine_of(tower: TimedTower, checkpoint: Checkpoint, folder: Path, precision: str, threads: int) -> Engine:
     """An engine whose bundle has ``tower``, and a decoder of no size worth naming."""
     shape = DecoderShape(1, 1, 1, 8, 8, 8, 8, norm_eps=1e-6, rope_theta=1e4, model_limit=64, tied=True)
     bundle = decoder_bundle(folder, shape)
@@ -114,7 +114,7 @@ def engine_of(tower: VisionTower, checkpoint: Checkpoint, folder: Path, precisio
     return load_engine("onnxruntime-cpu", replace(bundle, vision=spec), threads=threads)
 
 
-def reference(tower: VisionTower, checkpoint: Checkpoint) -> Callable[[Float32], object]:
+def reference(tower: TimedTower, checkpoint: Checkpoint) -> Callable[[Float32], object]:
     """transformers' own tower with the weights of ``checkpoint``: takes ``[F, 3, side, side]``, the last filling its group."""
     settings = {key: value for key, value in tower.vision.items() if key != "model_type"}
     kind = getattr(transformers, tower.reference, None) or getattr(
@@ -177,7 +177,7 @@ def vision(
 
 
 def _encoders(
-    tower: VisionTower, precisions: Sequence[str], beside: bool, threads: int, stack: ExitStack, progress: Progress
+    tower: TimedTower, precisions: Sequence[str], beside: bool, threads: int, stack: ExitStack, progress: Progress
 ) -> dict[tuple[str, str], Encode]:
     """Runtime and precision -> what encodes frames."""
     encoders: dict[tuple[str, str], Encode] = {}
@@ -217,7 +217,7 @@ def _grows(run: Callable[[], object]) -> int:
     return int(process.memory_info().rss - before)
 
 
-def _frames(tower: VisionTower, count: int) -> Float32:
+def _frames(tower: TimedTower, count: int) -> Float32:
     return np.random.default_rng(0).standard_normal((count, 3, tower.side, tower.side), np.float32)
 
 

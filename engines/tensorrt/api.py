@@ -220,17 +220,17 @@ class Loaded:
         """The largest shape of an input in a kind of call, by its number."""
         return tuple(self._engine.get_tensor_profile_shape(tensor, call)[2])
 
-    def context(self, call: int, stream: int) -> Context:
-        """For calls of one kind, and for them alone; its working memory is given with :meth:`Context.work_in`."""
+    def context(self, call: int, stream: int) -> ExecutionContext:
+        """For calls of one kind, and for them alone; its working memory is given with :meth:`ExecutionContext.work_in`."""
         context: trt.IExecutionContext | None = self._engine.create_execution_context(
             trt.ExecutionContextAllocationStrategy.USER_MANAGED
         )
         if context is None:
             raise RuntimeError(f"{self.name}: TensorRT made no execution context ({self._log.take() or 'no reason given'})")
-        return Context(context, self.name, call, stream, self._log)
+        return ExecutionContext(context, self.name, call, stream, self._log)
 
 
-class Context:
+class ExecutionContext:
     """An engine's calls of one kind. Addresses and shapes stay as they were given until they are given again.
 
     ``version`` counts every change: what was recorded of a call is good for as long as it stays the same.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgevlm.engines.inputs import check_step
 from edgevlm.engines.tensorrt.api import Loaded
 from edgevlm.engines.tensorrt.jobs import DECODER_CALLS, ONE, QUESTION, ROWS, USUAL_QUESTION, Dims, pieces
-from edgevlm.engines.tensorrt.workspace import Blocks, Calls, Replayed, Workspace
+from edgevlm.engines.tensorrt.workspace import DeviceBlocks, EngineCalls, Replayed, Workspace
 from edgevlm.errors import CacheError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import Float32, FramePattern, Int32, KVBuffer, StepResult
@@ -38,12 +38,12 @@ class TensorRTDecoder:
         self._writes_rows = bundle.profile == TENSORRT_10_3  # new rows are outputs, and go into the memory after the call
         self._capacity = np.array([buffer.shape[2] for buffer in buffers], np.int64)
         self._most = {name: loaded.most("inputs_embeds", kind)[1] for kind, name in enumerate(DECODER_CALLS)}
-        self._own = Blocks(workspace.driver)
+        self._own = DeviceBlocks(workspace.driver)
         self._columns = self._own.at("columns", 4 * int(self._capacity.max()))
         with workspace.lock:  # another thread may be recording a graph of this stream's calls
             workspace.driver.copy_in(self._columns, np.arange(self._capacity.max(), dtype=np.int32), workspace.stream)
             workspace.stream.synchronize()
-        self._calls: dict[str, Calls] = {}
+        self._calls: dict[str, EngineCalls] = {}
         self._read = np.zeros(len(self._buffers), np.int64)
         self.replayed: Replayed | None = None
 
@@ -130,7 +130,7 @@ class TensorRTDecoder:
         self._read = np.where(stays, self._read, further)
         return self._read
 
-    def _leave(self, calls: Calls, rows: int) -> None:
+    def _leave(self, calls: EngineCalls, rows: int) -> None:
         """Bind the outputs that stay on the device: new rows of keys and values, and queries that nobody asked for."""
         spec = self._spec
         for layer in range(spec.layers):
@@ -140,7 +140,7 @@ class TensorRTDecoder:
                 for part in ("key", "value"):
                     calls.output(f"new_{part}{layer}", (1, spec.kv_heads, rows, spec.head_dim))
 
-    def _write_rows(self, calls: Calls, rows: int, past: NDArray[np.int64]) -> None:
+    def _write_rows(self, calls: EngineCalls, rows: int, past: NDArray[np.int64]) -> None:
         """New rows ``[kv_heads, S, head_dim]`` into rows ``[past, past + S)`` of ``[kv_heads, capacity, head_dim]``."""
         driver, stream, heads = self._workspace.driver, self._workspace.stream, self._spec.kv_heads
         for layer, buffer in enumerate(self._buffers):
@@ -150,11 +150,11 @@ class TensorRTDecoder:
                 to = address + int(past[layer]) * row
                 driver.copy_rows(to, buffer.shape[2] * row, new, rows * row, rows * row, heads, stream)
 
-    def _call(self, kind: str) -> Calls:
+    def _call(self, kind: str) -> EngineCalls:
         """The calls of a kind, with the addresses that they keep."""
         if kind not in self._calls:
             own = self._own if kind == ONE else None
-            calls = self._calls[kind] = Calls(self._workspace, self._loaded, DECODER_CALLS.index(kind), own)
+            calls = self._calls[kind] = EngineCalls(self._workspace, self._loaded, DECODER_CALLS.index(kind), own)
             for layer, buffer in enumerate(self._buffers):
                 calls.context.bind(f"columns{layer}", self._columns)
                 for part, address in (("key", buffer.key_address), ("value", buffer.value_address)):

@@ -17,7 +17,7 @@ from edgevlm.engines.tensorrt.build import check_profile
 from edgevlm.engines.tensorrt.decoder import TensorRTDecoder
 from edgevlm.engines.tensorrt.jobs import Dims, Settings, jobs_of, pieces
 from edgevlm.engines.tensorrt.store import EngineFolder, engine_key, read_plan
-from edgevlm.engines.tensorrt.workspace import Calls, Workspace
+from edgevlm.engines.tensorrt.workspace import EngineCalls, Workspace
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import Driver, open_driver
@@ -42,7 +42,7 @@ class TensorRT:
         self._embedding = Embedding(bundle)
         self._decoder = self._load(bundle.decoder.graphs["full"])
         self._vision = self._calls(bundle.vision.graph)
-        self._projections: Calls | None = None
+        self._projections: EngineCalls | None = None
 
     @classmethod
     def takes(cls, bundle: Bundle) -> bool:
@@ -131,13 +131,13 @@ class TensorRT:
         for name in ("_vision", "_projections", "_decoder", "_embedding"):
             self.__dict__.pop(name, None)
 
-    def _whole(self, calls: Calls, inputs: dict[str, NDArray], outputs: dict[str, Dims]) -> dict[str, NDArray]:
+    def _whole(self, calls: EngineCalls, inputs: dict[str, NDArray], outputs: dict[str, Dims]) -> dict[str, NDArray]:
         with self._workspace.lock:
             return calls.call(inputs, outputs)
 
-    def _calls(self, name: str) -> Calls:
+    def _calls(self, name: str) -> EngineCalls:
         """Of an engine that is called in one way alone."""
-        return Calls(self._workspace, self._load(name), 0)
+        return EngineCalls(self._workspace, self._load(name), 0)
 
     def _built_for(self) -> Settings:
         whole = self.bundle.file(self.bundle.decoder.graphs["full"]).stem

@@ -123,7 +123,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BuildJob:
     """One graph: the bytes of its file with the memory's size in them, the path its weights lie beside, and its calls.
 
     dropped: outputs that its engine is made without. weights: bytes of them.
@@ -138,7 +138,7 @@ class Job:
     fingerprint: str
 
 
-def jobs_of(bundle: Bundle, settings: Settings) -> list[Job]:
+def jobs_of(bundle: Bundle, settings: Settings) -> list[BuildJob]:
     """The tower, the decoder and, where there is one, the graph of projections. Raises BundleError for a file that is none."""
     spec = bundle.decoder
     probes = frozenset() if settings.probes else frozenset(f"query{layer}" for layer in range(spec.layers))
@@ -158,7 +158,7 @@ def _job(
     calls: Sequence[CallShapes],
     sizes: dict[str, int] | None = None,
     dropped: frozenset[str] = frozenset(),
-) -> Job:
+) -> BuildJob:
     path = bundle.file(name)
     try:
         model = with_dimensions(path.read_bytes(), sizes or {})
@@ -173,7 +173,7 @@ def _job(
         "dropped": sorted(dropped),
     }
     fingerprint = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-    return Job(path.stem, model, str(path), calls, dropped, sum(files.values()), fingerprint)
+    return BuildJob(path.stem, model, str(path), calls, dropped, sum(files.values()), fingerprint)
 
 
 @dataclass(frozen=True, slots=True)

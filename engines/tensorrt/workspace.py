@@ -9,14 +9,14 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.engines.tensorrt.api import Context, Loaded
+from edgevlm.engines.tensorrt.api import ExecutionContext, Loaded
 from edgevlm.engines.tensorrt.jobs import Dims
 from edgevlm.runtime.cuda.driver import CudaStream, DeviceMemory, Driver, Graph
 
 SCRATCH = "scratch"
 
 
-class Blocks:
+class DeviceBlocks:
     """Blocks of one device. What is freed must not be in use by work that is still to be done."""
 
     def __init__(self, driver: Driver) -> None:
@@ -54,7 +54,7 @@ class Workspace:
 
     def __init__(self, driver: Driver) -> None:
         self.driver, self.stream, self.lock = driver, driver.stream(), threading.RLock()
-        self.blocks, self._scratch, self._most = Blocks(driver), Blocks(driver), 1
+        self.blocks, self._scratch, self._most = DeviceBlocks(driver), DeviceBlocks(driver), 1
         self.short = False
 
     def scratch(self, nbytes: int) -> tuple[int, int]:
@@ -68,10 +68,10 @@ class Workspace:
             self.blocks.close()
 
 
-class Calls:
+class EngineCalls:
     """Calls of one kind of one engine. ``blocks``: where their arrays lie on the device, the workspace's own unless given."""
 
-    def __init__(self, workspace: Workspace, loaded: Loaded, kind: int, blocks: Blocks | None = None) -> None:
+    def __init__(self, workspace: Workspace, loaded: Loaded, kind: int, blocks: DeviceBlocks | None = None) -> None:
         self.context = loaded.context(kind, workspace.stream.handle)
         self._workspace, self._loaded, self._kind = workspace, loaded, kind
         self._blocks = blocks or workspace.blocks
@@ -134,7 +134,7 @@ class Replayed:
     cannot be recorded none is.
     """
 
-    def __init__(self, driver: Driver, stream: CudaStream, context: Context) -> None:
+    def __init__(self, driver: Driver, stream: CudaStream, context: ExecutionContext) -> None:
         self._driver, self._stream, self._context = driver, stream, context
         self._graph: Graph | None = None
         self._version = -1  # of the context when it last ran

@@ -17,7 +17,7 @@ Read = Callable[[], Iterator[Float32]]  # slices of whole rows, again each time
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class WeightTable:
     """Rows ``[vocab, hidden]`` of a layout, in files beside the graphs."""
 
     layout: Layout
@@ -35,7 +35,7 @@ class Table:
         return self.layout.multiply(graph, name, rows, [tensor.name for tensor in self.tensors], self.shape)
 
 
-def write_table(folder: Path, layout: Layout, shape: tuple[int, int], read: Read, journal: Journal) -> Table:
+def write_table(folder: Path, layout: Layout, shape: tuple[int, int], read: Read, journal: Journal) -> WeightTable:
     """Write the rows ``[vocab, hidden]`` that ``read`` gives into ``folder``, a file a part; not again. Raises OSError."""
 
     def write() -> list[tuple[str, str, int, list[int], int, int]]:
@@ -46,16 +46,16 @@ def write_table(folder: Path, layout: Layout, shape: tuple[int, int], read: Read
             written.append((f"head.{part}", FILES[part], tensor_type(dtype), list(kept), start, length))
         return written
 
-    return Table(layout, tuple(external_tensor(name, *at) for name, *at in journal.once(FILES["weight"], write)), shape)
+    return WeightTable(layout, tuple(external_tensor(name, *at) for name, *at in journal.once(FILES["weight"], write)), shape)
 
 
-def head_table(weights: WeightsFile, layout: Layout, shape: tuple[int, int], read: Read) -> Table:
+def head_table(weights: WeightsFile, layout: Layout, shape: tuple[int, int], read: Read) -> WeightTable:
     """The same rows in the graphs' weights file, for a head that is not tied. Raises OSError."""
     tensors = (
         weights.add_slices(f"head.{part}", kept, dtype, (layout.parts(rows)[part] for rows in read()))
         for part, kept, dtype in parts_of(layout, shape)
     )
-    return Table(layout, tuple(tensors), shape)
+    return WeightTable(layout, tuple(tensors), shape)
 
 
 def parts_of(layout: Layout, shape: tuple[int, int]) -> list[tuple[str, tuple[int, ...], np.dtype]]:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgevlm.runtime.positions import Layout, Positions
+from edgevlm.runtime.positions import FrameLayout, Positions
 
-CLOCK = Layout("video", (2, 3), tokens_per_second=2.0, axes=3)
+CLOCK = FrameLayout("video", (2, 3), tokens_per_second=2.0, axes=3)
 
 
 class Empty:
@@ -57,7 +57,7 @@ def test_transformers_lets_the_prompt_stand_among_the_frames_and_the_answer_behi
 
 
 def test_each_frame_has_a_block_of_its_own():
-    positions = Positions(2048, 64, layout=Layout("frame", (2, 3), axes=3), next=4)
+    positions = Positions(2048, 64, layout=FrameLayout("frame", (2, 3), axes=3), next=4)
     assert positions.take(3)[-1].tolist() == [6] * 3
     assert positions.frame(1.0)[-1].tolist() == [7, 8, 9]
     assert positions.take(1).tolist() == [[10] * 3]

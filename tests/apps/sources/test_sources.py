@@ -13,20 +13,20 @@ from clips import clip
 
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.sources import SourceError, SourceOptions, open_source
-from edgevlm.apps.sources.base import Frame, Sampler, Source, State
+from edgevlm.apps.sources.base import Frame, FrameSampler, Source, State
 from edgevlm.apps.sources.buffer import ReadAhead
 from edgevlm.errors import UserError
 
 
 def test_sampler_keeps_the_rate_by_timestamps():
-    sampler = Sampler(2)
+    sampler = FrameSampler(2)
     taken = [t for t in np.arange(100, 110, 1 / 30) if sampler.wants(t)]
     assert np.allclose(np.diff(taken), 0.5, atol=1 / 30)
     assert len(taken) == 20
 
 
 def test_sampler_takes_every_frame_of_a_slower_source_and_skips_a_gap():
-    sampler = Sampler(10)
+    sampler = FrameSampler(10)
     assert [sampler.wants(t) for t in (0, 1, 2, 50, 50.01, 50.12)] == [True, True, True, True, False, True]
 
 
@@ -35,7 +35,7 @@ def test_a_file_gives_the_frames_that_pyav_decodes(name, fps):
     path = clip(name)
     frames = list(open_source(None, str(path), SourceOptions(fps=fps)))
     times = [frame.time_s for frame in frames]
-    sampler, wanted = Sampler(fps), []
+    sampler, wanted = FrameSampler(fps), []
     with av.open(str(path)) as container:
         for decoded in container.decode(video=0):
             if sampler.wants(float(decoded.time)):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from edgevlm.bench.speed import vision as bench
 from edgevlm.cli import app
 
-TINY = bench.VisionTower(
+TINY = bench.TimedTower(
     family="llava_onevision",
     vision={
         "model_type": "siglip_vision_model", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
