@@ -229,6 +229,6 @@ def test_a_bundle_without_the_variant_says_what_to_do(exported: Any) -> None:
     runner = Runner(exported("llava", layers=3, heads=4, kv_heads=4, side=3, st_spattn_from=1).bundle)
     runner.bundle.decoder.graphs.pop("st-spattn")  # type: ignore[attr-defined]
     with pytest.raises(
-        UserError, match=r"no st-spattn decoder graph \(it has whole, projections, cut\); export the checkpoint again"
+        UserError, match=r"no st-spattn decoder graph \(it has full, projections, per-layer\); export the checkpoint again"
     ):
         runner.engine.bind(runner.buffers, variant="st-spattn")
