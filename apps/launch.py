@@ -196,7 +196,7 @@ def opening_lines(
     if compares:
         yield "This camera shows a made-up world of coloured shapes. A small model watches it: ask it what it saw."
         yield "Three memories watch the same frames: watch what each forgets. /help lists commands, ctrl-D ends."
-    elif plan.sample is not None and not as_json:
+    elif plan.sample is not None and not as_json and not drawn:
         yield "A small model watches a made-up world of coloured shapes. Questions on stdin replace the demo's own."
     elif model.is_demo and source.name != "demo":
         yield "note: the demo model only knows its own world; give --model BUNDLE for real pictures"

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from prompt_toolkit import PromptSession, print_formatted_text
-from prompt_toolkit.application import get_app_session, run_in_terminal
+from prompt_toolkit.application import run_in_terminal
 from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
 from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
@@ -98,7 +98,7 @@ class Screen:
         self._print_wrapped("", text)
 
     def _print_wrapped(self, style: str, text: str) -> None:
-        for line in textwrap.wrap(text, max(20, get_app_session().output.get_size().columns - 1)) or [""]:
+        for line in textwrap.wrap(text, max(20, _columns() - 1)) or [""]:
             self._print([(style, line)])
 
     @contextmanager
@@ -301,3 +301,11 @@ def history() -> History:
 
 def _judged(text: str, right: bool) -> tuple[str, str]:
     return "class:right" if right else "class:wrong", text
+
+
+def _columns() -> int:
+    """The terminal's own width; COLUMNS may be of another one."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80

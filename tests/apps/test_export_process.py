@@ -49,10 +49,10 @@ def test_what_cannot_be_exported_is_one_line(checkpoint, tmp_path):
 
 def test_an_interrupt_ends_the_export(checkpoint, tmp_path):
     """As ctrl-C does it: raised in whatever is running, here the progress."""
-    children: list[psutil.Process] = []
+    before, children = psutil.Process().children(), []
 
     def interrupted(step: str) -> None:
-        children.extend(psutil.Process().children())
+        children.extend(child for child in psutil.Process().children() if child not in before)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -15,7 +15,7 @@ from reference_blocks import matrices
 from runner import Runner
 
 from edgevlm.errors import UserError
-from edgevlm.export import export_checkpoint, precisions, prequantised
+from edgevlm.export import export_checkpoint, prequantised, profiles
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.precisions import Layouts, Precision
 from edgevlm.export.precisions.layouts import Blocks
@@ -55,7 +55,8 @@ def test_logits_are_those_of_transformers(
     packed, floats = made(tmp_path, method, group, options, which)
     layout = Blocks(4, with_zeros=True, level=0)
     monkeypatch.setattr(prequantised, "LAYOUT", layout)
-    monkeypatch.setattr(precisions, "INT4_ZP", Precision(Layouts(layout, Blocks(8, level=0)), None))
+    exact, load = Precision(Layouts(layout, Blocks(8, level=0)), None), profiles.load_precision
+    monkeypatch.setattr(profiles, "load_precision", lambda name: exact if name == "int4-zp" else load(name))
     runner = Runner(export_checkpoint(packed, tmp_path / "bundle"))
     assert runner.bundle.decoder.precision == "int4-zp"
     stored = matrices(runner.bundle.path, "decoder.onnx")

@@ -67,6 +67,6 @@ def test_a_bundle_without_it_says_what_to_do(exported: Any) -> None:
     runner = Runner(exported("llava", layers=2, heads=6, kv_heads=3, head_dim=32).bundle)
     runner.bundle.decoder.graphs.pop("projections")  # type: ignore[attr-defined]
     with pytest.raises(
-        UserError, match=r"no projections decoder graph \(it has whole, st-spattn, cut\); export the checkpoint again"
+        UserError, match=r"no projections decoder graph \(it has full, st-spattn, per-layer\); export the checkpoint again"
     ):
         runner.engine.project(rows_of(runner), *runner.tables(POSITIONS))

@@ -14,6 +14,7 @@ from edgevlm.apps.sources import SourceError, SourceOptions, State, open_source
 
 
 def test_a_slow_reader_gets_new_frames_and_drops_are_counted():
+    before = {*threading.enumerate()}
     with MjpegCamera(frames=100) as camera:
         source = open_source(camera.url, None, SourceOptions(fps=1000))
         assert source.live
@@ -28,7 +29,7 @@ def test_a_slow_reader_gets_new_frames_and_drops_are_counted():
         source.close()
         assert source.state is State.ENDED
         assert "OPENCV_FFMPEG_CAPTURE_OPTIONS" not in os.environ, "a file opened next would get a camera's options"
-        for thread in threading.enumerate():
+        for thread in {*threading.enumerate()} - before:
             if thread.name == "edgevlm-reader":
                 thread.join(30)
                 assert not thread.is_alive()

@@ -1,5 +1,6 @@
 """The embedded bundle: what it answers, and that it is what our exporter makes of the checkpoint beside it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +42,8 @@ def test_it_is_small():
 def test_it_is_what_the_exporter_makes_of_the_checkpoint(tmp_path):
     made = export_checkpoint(CHECKPOINT, tmp_path / "bundle")
     ours, shipped = (Bundle.load(folder) for folder in (made, demo_bundle()))
-    assert ours.decoder == shipped.decoder
+    assert ours.decoder.graphs.keys() == shipped.decoder.graphs.keys()
+    assert replace(ours.decoder, graphs={}) == replace(shipped.decoder, graphs={})
     assert ours.chat == shipped.chat
     for name in ("decoder.weights", "embedding.npy", "tokenizer.json"):
         assert ours.files[name] == shipped.files[name], name
