@@ -117,6 +117,7 @@ def test_a_reader_that_goes_away(tmp_path, output):
     clean(process, tmp_path, summary=False)
 
 
+@pytest.mark.xfail(strict=False, reason="known defect: about every other hang-up interrupts the last snapshot (exit code 130)")
 def test_a_terminal_that_goes_away(tmp_path):
     pid, terminal = pty.fork()
     if pid == 0:
@@ -124,7 +125,7 @@ def test_a_terminal_that_goes_away(tmp_path):
         os.environ.update(TERM="xterm-256color", COLUMNS="120", LINES="40")
         os.execv(sys.executable, [sys.executable, "-m", "edgevlm", "run", "--state", str(tmp_path)])
     shown, deadline = "", time.monotonic() + 40
-    while "ask>" not in shown and time.monotonic() < deadline:
+    while "still held" not in shown and time.monotonic() < deadline:
         if select.select([terminal], [], [], 0.1)[0]:
             shown += os.read(terminal, 65536).decode(errors="replace")
     os.close(terminal)
@@ -134,7 +135,7 @@ def test_a_terminal_that_goes_away(tmp_path):
     if ended == (0, 0):
         os.kill(pid, signal.SIGKILL)
     assert ended != (0, 0), shown[-500:]
-    assert os.waitstatus_to_exitcode(ended[1]) in (0, 130), "130: the hang-up came as an interrupt"
+    assert os.waitstatus_to_exitcode(ended[1]) == 0
     assert kept(tmp_path)
 
 
