@@ -17,14 +17,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Shutdown:
     """While entered, the first signal calls ``stop`` and interrupts what stands in :meth:`waiting`, and nothing else.
 
-    A second one raises KeyboardInterrupt wherever the main thread is, for those who cannot wait. SIGHUP stays ignored where it
-    is, as under nohup. Entered in another thread than the main one it changes nothing.
+    A second one raises KeyboardInterrupt wherever the main thread is, for those who cannot wait; not SIGHUP, nor the signal of
+    :meth:`ask`, for both come when a terminal goes away. SIGHUP stays ignored where it is, as under nohup. Entered in another
+    thread than the main one it changes nothing.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:
         self.asked = self.forced = False
         self._stop = stop
-        self._waiting = self._entered = False
+        self._waiting = self._entered = self._own = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Shutdown:
@@ -60,12 +61,18 @@ class Shutdown:
         if self.asked:
             return
         if signal.SIGTERM in self._before:
+            self._own = True
             os.kill(os.getpid(), signal.SIGTERM)
         else:
             self.asked = True
             self._stop()
 
-    def _signalled(self, *_: object) -> None:
+    def _signalled(self, number: int, _: object) -> None:
+        gone = number == signal.SIGHUP or (self._own and number == signal.SIGTERM)
+        if number == signal.SIGTERM:
+            self._own = False
+        if self.asked and gone:
+            return
         if self.asked:
             self.forced = True
             raise KeyboardInterrupt
