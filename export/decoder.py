@@ -93,8 +93,8 @@ def write_decoder(
     with (folder / WEIGHTS).open("r+b" if journal.values(WEIGHTS) else "w+b") as stream:
         weights = WeightsFile(stream, WEIGHTS, journal)
         variants = _variants(written_for, weights, shape, precision, sparse_from if sparse else None, kv)
-        cut = _cut(written_for, weights, shape, precision, kv)
-        writers: list[DecoderGraph | PerLayerGraphs] = [*variants.values(), *cut]
+        per_layer = _per_layer(written_for, weights, shape, precision, kv)
+        writers: list[DecoderGraph | PerLayerGraphs] = [*variants.values(), *per_layer]
         for d in writers:
             d.start()
         for layer in range(shape.layers):
@@ -118,7 +118,7 @@ def write_decoder(
             d.logits(final_norm, head)
         weights.finish("head")
         graphs = {variant: d.graph for variant, d in variants.items()}
-        for parts in cut:
+        for parts in per_layer:
             graphs |= parts.graphs()
         for graph in graphs.values():
             graph.save(folder / f"{graph.name}.onnx")
@@ -142,7 +142,7 @@ def _variants(
     return made
 
 
-def _cut(profile: Profile, weights: WeightsFile, shape: DecoderShape, precision: str, kv: KVType) -> list[PerLayerGraphs]:
+def _per_layer(profile: Profile, weights: WeightsFile, shape: DecoderShape, precision: str, kv: KVType) -> list[PerLayerGraphs]:
     """The per-layer graphs, where the profile has them."""
     if "per-layer" not in profile.variants:
         return []

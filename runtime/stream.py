@@ -411,13 +411,13 @@ class Stream:
 
 
 class LayerByLayer:
-    """A :class:`~edgevlm.runtime.engine.Decoder` made of a cut one and a retrieval policy.
+    """A :class:`~edgevlm.runtime.engine.Decoder` of per-layer graphs: a retrieval policy fetches rows for each layer.
 
-    ``phase``: of the rows that come next. ``probes``: layers whose queries a step returns.
+    ``phase``: that of the next rows. ``probes``: layers whose queries a step returns.
     """
 
-    def __init__(self, cut: LayerDecoder, policy: Retrieval, probes: Sequence[int] = ()) -> None:
-        self._cut, self._policy, self._probes = cut, policy, frozenset(probes)
+    def __init__(self, layers: LayerDecoder, policy: Retrieval, probes: Sequence[int] = ()) -> None:
+        self._layers, self._policy, self._probes = layers, policy, frozenset(probes)
         self.phase: Phase = "prefill"
 
     def step(
@@ -433,7 +433,7 @@ class LayerByLayer:
         policy, compute_ms, probes = self._policy, self._policy.stats.compute_ms, {}
         started = time.perf_counter()
         policy.begin(cos, sin)
-        query: Float32 | None = self._cut.begin(embeds, cos, sin, logit_rows)
+        query: Float32 | None = self._layers.begin(embeds, cos, sin, logit_rows)
         compute_ms[self.phase] += 1e3 * (time.perf_counter() - started)
         for layer, past in enumerate(past_len):
             assert query is not None  # but for the last layer's, there is a next
@@ -441,7 +441,7 @@ class LayerByLayer:
                 probes[layer] = query.copy()
             fetched = policy.attend(layer, query, self.phase)
             started = time.perf_counter()
-            query = self._cut.attend(layer, (past + fetched).astype(np.int32))
+            query = self._layers.attend(layer, (past + fetched).astype(np.int32))
             policy.working.settle(layer, len(embeds))
             compute_ms[self.phase] += 1e3 * (time.perf_counter() - started)
-        return StepResult(self._cut.logits(), probes)
+        return StepResult(self._layers.logits(), probes)

@@ -1,4 +1,4 @@
-"""The cut decoder: beside the whole graph, beside the readable decoder with other rows in each head, and what it refuses."""
+"""Per-layer graphs: compared with the full graph and the readable decoder with other rows in each head, and what it refuses."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def same(before: list[np.ndarray], runner: Runner) -> bool:
 
 
 @pytest.mark.parametrize(("family", "shape"), CASES, ids=lambda value: value if isinstance(value, str) else "")
-def test_it_is_the_whole_graph(exported: Any, family: str, shape: dict[str, Any]) -> None:
+def test_it_is_the_full_graph(exported: Any, family: str, shape: dict[str, Any]) -> None:
     """Frames, text, several logits and none: the same logits, queries and memory."""
     made = exported(family, **shape)
     spec = Bundle.load(made.bundle).decoder
-    whole, cut = (Runner(made.bundle, 64, probes=range(spec.layers)) for _ in range(2))
-    through, spread = layered(cut), 0.0
+    full, per_layer = (Runner(made.bundle, 64, probes=range(spec.layers)) for _ in range(2))
+    through, spread = layered(per_layer), 0.0
     for count, width, asked in ((9, spec.row_width, (-1,)), (1, spec.hidden, (0,)), (6, spec.row_width, range(6)),
                                 (6, spec.hidden, (-1, 2)), (3, spec.hidden, ()), (1, spec.hidden, (-1,))):  # fmt: skip
         given = rows(count, count, width)
-        expected = whole.step(given, asked)
-        found = cut.step(given, asked, through)
+        expected = full.step(given, asked)
+        found = per_layer.step(given, asked, through)
         assert found.logits.shape == expected.logits.shape
         spread = max(spread, float(expected.logits.std()) if asked else 0.0)
         assert np.abs(found.logits - expected.logits).max(initial=0) < 1e-4 * max(1.0, spread)
@@ -70,7 +70,7 @@ def test_it_is_the_whole_graph(exported: Any, family: str, shape: dict[str, Any]
             assert query.shape == (spec.heads, count, spec.head_dim)
             assert np.abs(query - expected.probes[layer]).max() < 1e-4
     assert spread > 1e-3
-    for mine, theirs in zip([*cut.keys, *cut.values], [*whole.keys, *whole.values], strict=True):
+    for mine, theirs in zip([*per_layer.keys, *per_layer.values], [*full.keys, *full.values], strict=True):
         assert mine.any()
         assert np.abs(mine.astype(np.float64) - theirs).max() < (1.5 if spec.kv == "int8" else 1e-4)
         assert (mine != theirs).mean() < 1e-2 or spec.kv == "fp32", "numbers next to a tie alone may differ"
@@ -84,12 +84,12 @@ def test_logits_beside_transformers(exported: Any, family: str) -> None:
     name = {"llava_onevision": "LlavaOnevision", "qwen3_vl": "Qwen3VL"}[family]
     made = exported(family)
     load = getattr(transformers, f"{name}ForConditionalGeneration").from_pretrained
-    model, cut = load(made.checkpoint, dtype=torch.float32, local_files_only=True).eval(), Runner(made.bundle)
-    ids, through = np.random.default_rng(0).integers(0, 200, 60), layered(cut)
+    model, per_layer = load(made.checkpoint, dtype=torch.float32, local_files_only=True).eval(), Runner(made.bundle)
+    ids, through = np.random.default_rng(0).integers(0, 200, 60), layered(per_layer)
     with torch.no_grad():
         expected = model(input_ids=torch.from_numpy(ids[None])).logits[0].numpy()
     parts = np.split(ids, [1, 20, 21])
-    found = np.concatenate([cut.step(cut.embed(part), range(len(part)), through).logits for part in parts])
+    found = np.concatenate([per_layer.step(per_layer.embed(part), range(len(part)), through).logits for part in parts])
     assert np.abs(found - expected).max() < 1e-4 * max(1.0, float(expected.std()))
     assert (found.argmax(1) == expected.argmax(1)).all()
 
@@ -248,8 +248,8 @@ def test_an_engine_of_the_per_layer_decoder_alone_opens_no_full_graph(exported: 
 
 
 @pytest.mark.parametrize(("family", "shape"), [("llava", {**SHAPE, "precision": "int4"}), ("qwen3_vl", {})])
-def test_the_graphs_share_the_whole_graphs_weights(exported: Any, family: str, shape: dict[str, Any]) -> None:
-    """Each matrix is in one of them, as the very bytes that the whole graph refers to; the rest of a graph is small."""
+def test_the_graphs_share_the_full_graphs_weights(exported: Any, family: str, shape: dict[str, Any]) -> None:
+    """Each matrix is in one of them, as the very bytes that the full graph refers to; the rest of a graph is small."""
     bundle = Bundle.load(exported(family, **shape).bundle)
 
     def external(name: str) -> dict[str, tuple[str, ...]]:

@@ -72,7 +72,7 @@ class Runner:
 
 
 class Layered:
-    """A cut decoder stepped as a whole one; ``queries``: those of the last step, by layer."""
+    """Per-layer graphs stepped as one decoder; ``queries``: those of the last step, by layer."""
 
     def __init__(self, decoder: LayerDecoder, kv_heads: int) -> None:
         self.decoder, self.kv_heads = decoder, kv_heads

@@ -1,4 +1,4 @@
-"""What whole numbers make of small differences: a cut decoder is the whole one, and packed otherwise it is not.
+"""What rounding to integers makes of small differences: per-layer graphs equal the full one; packed otherwise they do not.
 
 Rounding activations (``accuracy_level`` 4) turns a small difference into one of a 127th wherever a number lies between two
 codes. A call of other rows, or rows a hundred thousandth away, make small differences; matrices that ONNX Runtime did not pack
@@ -29,11 +29,13 @@ ROWS = 24
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: Any) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("cut"), "llava", layers=3, heads=6, kv_heads=2, side=2, vision_layers=1)
+    return make_checkpoint(
+        tmp_path_factory.mktemp("per-layer"), "llava", layers=3, heads=6, kv_heads=2, side=2, vision_layers=1
+    )
 
 
 def logits(checkpoint: Path, folder: Path, level: int, monkeypatch: Any) -> dict[str, np.ndarray]:
-    """The same rows: in one call, a hundred thousandth away, one by one, and cut."""
+    """The same rows: in one call, a hundred thousandth away, one by one, and by layer."""
     layouts = Layouts(*(replace(layout, level=level) for layout in precisions.INT4.onnxruntime))  # type: ignore[type-var]
     monkeypatch.setattr(profiles, "load_precision", lambda name: replace(precisions.INT4, onnxruntime=layouts))
     runner = Runner(export_checkpoint(checkpoint, folder / "bundle", precision="int4"))
@@ -45,17 +47,18 @@ def logits(checkpoint: Path, folder: Path, level: int, monkeypatch: Any) -> dict
         return runner.decoder.step(rows, *tables, runner.past_len, range(ROWS)).logits
 
     noise = np.random.default_rng(5).standard_normal(embeds.shape).astype(np.float32)
-    found = {"whole": again(embeds), "away": again(embeds * (1 + np.float32(1e-5) * noise))}
+    found = {"full": again(embeds), "away": again(embeds * (1 + np.float32(1e-5) * noise))}
     runner.past_len[:], runner.position = 0, 0
     found["one by one"] = np.concatenate([runner.step(row[None]).logits for row in embeds])
     spec, none = runner.bundle.decoder, np.zeros(runner.bundle.decoder.layers, np.int32)
     sessions = [unpacked(runner.bundle.file(name)) for name in per_layer_files(runner.bundle)]
-    cuts = {
+    per_layer = {
         "per-layer": runner.engine.bind_layers(runner.buffers),
         "unpacked": OnnxRuntimeLayers(sessions, spec, runner.buffers, Calls()),
     }
     return found | {
-        name: Layered(cut, spec.kv_heads).step(embeds, *tables, none, range(ROWS)).logits for name, cut in cuts.items()
+        name: Layered(layers, spec.kv_heads).step(embeds, *tables, none, range(ROWS)).logits
+        for name, layers in per_layer.items()
     }
 
 
@@ -71,7 +74,7 @@ def test_it_is_the_rounding_of_activations(checkpoint: Path, tmp_path: Path, mon
     level0 = logits(checkpoint, tmp_path / "0", 0, monkeypatch)
 
     def differences(found: dict[str, np.ndarray]) -> dict[str, float]:
-        return {name: float(np.abs(x - found["whole"]).max() / found["whole"].std()) for name, x in found.items()}
+        return {name: float(np.abs(x - found["full"]).max() / found["full"].std()) for name, x in found.items()}
 
     rounded, exact = differences(level4), differences(level0)
     print(f"level 4 {rounded}\nlevel 0 {exact}")
