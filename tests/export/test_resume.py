@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 import signal
-import time
+import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -56,24 +56,46 @@ def leftovers(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
 
 
-def killed_soon_after(steps: int, wait_s: float, checkpoint: Path, target: Path) -> None:
-    """Export in a process that is killed ``wait_s`` seconds after it has begun its ``steps``-th step, if it still runs."""
-    reader, told = os.pipe()
-    child = in_child(lambda: export_checkpoint(checkpoint, target, progress=lambda _: os.write(told, b".")))
-    os.close(told)
-    for _ in range(steps):
-        os.read(reader, 1)
-    time.sleep(wait_s)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    os.close(reader)
+def calls_of(work: Callable[[], object]) -> int:
+    """How many functions ``work`` calls, Python's and C's."""
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += "call" in event and "_return" not in event
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def killed_after(calls: int, checkpoint: Path, target: Path) -> None:
+    """Export in a process that kills itself at so many function calls, if it comes to as many."""
+    left = calls
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal left
+        left -= "call" in event and "_return" not in event
+        if left <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def export() -> None:
+        sys.setprofile(count)
+        export_checkpoint(checkpoint, target)
+        sys.setprofile(None)
+
+    os.waitpid(in_child(export), 0)
 
 
 def test_killed_at_random_times(exported: Any, tmp_path: Path) -> None:
     """Nothing half-written is ever at the target, at most one unfinished folder beside it, and the end is the same bytes."""
     made, rng, target, finished = exported("llava", **SHAPE), random.Random(0), tmp_path / "bundle", []
+    calls = calls_of(lambda: export_checkpoint(made.checkpoint, tmp_path / "counted"))
     while not target.exists() and len(finished) < 8:
-        killed_soon_after(rng.randint(1, 3 + len(finished)), rng.uniform(0, 0.1), made.checkpoint, target)
+        killed_after(int(rng.uniform(0.3, 0.9) * calls), made.checkpoint, target)
         left = list(tmp_path.glob(".bundle.edgevlm-*"))
         assert len(left) <= 1
         if not target.exists():
