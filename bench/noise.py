@@ -13,6 +13,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cache import Kind, KVCache, Rows
 from edgevlm.runtime.engine import (
+    ChangedTower,
     Decoder,
     Engine,
     Float32,
@@ -23,6 +24,7 @@ from edgevlm.runtime.engine import (
     KVPlace,
     LayerDecoder,
     StepResult,
+    TowerBuffer,
     arrays_of,
 )
 from edgevlm.runtime.kv import DTYPES, KVScales, KVType, codes
@@ -84,6 +86,9 @@ class NoiseEngine:
 
     def bind_layers(self, buffers: Sequence[KVBuffer]) -> NoiseLayers:
         return NoiseLayers(self, self._engine.bind_layers(buffers), buffers)
+
+    def bind_tower(self, buffer: TowerBuffer) -> ChangedTower:
+        return self._engine.bind_tower(buffer)
 
     def project(self, embeds: Float32, cos: Float32, sin: Float32) -> tuple[list[Float32], list[Float32]]:
         return self._engine.project(embeds, cos, sin)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgevlm.errors import CacheError, CacheFull, UserError
-from edgevlm.runtime.bundle import Bundle, DecoderSpec, VisionSpec
-from edgevlm.runtime.engine import Float32, Int32, Int64, KVBuffer
+from edgevlm.runtime.bundle import Bundle, ChangedTowerSpec, DecoderSpec, VisionSpec
+from edgevlm.runtime.engine import Float32, Int32, Int64, KVBuffer, TowerBuffer
 from edgevlm.runtime.kv import DTYPES, KVType
 
 PER_LAYER = re.compile(r"per-layer\d+")  # names of those graphs in a bundle
@@ -43,6 +43,18 @@ def per_layer_files(bundle: Bundle) -> list[str]:
     if any(name not in graphs for name in names):
         raise _lacks(bundle, "no per-layer decoder graphs")
     return [graphs[name] for name in names]
+
+
+def changed_spec(bundle: Bundle, buffer: TowerBuffer) -> ChangedTowerSpec:
+    """What a tower cache must be; raises UserError for a bundle without the graph, CacheError for memory of another size."""
+    if (spec := bundle.vision.changed) is None:
+        raise UserError(
+            f"{bundle.path}: has no graph that encodes changed patches alone; give --encode all, or export the checkpoint "
+            "again (edgevlm export CHECKPOINT_DIR --out DIR)"
+        )
+    if buffer.size != spec.cache_bytes:
+        raise CacheError(f"this tower keeps {spec.cache_bytes} bytes and the buffer has {buffer.size}")
+    return spec
 
 
 def _lacks(bundle: Bundle, what: str) -> UserError:

@@ -15,13 +15,23 @@ import numpy as np
 import onnxruntime as ort
 
 from edgevlm.engines.huge_pages import use_huge_pages
-from edgevlm.engines.inputs import Embedding, check_buffers, check_probes, check_step, graph_of, grouped_pixels, per_layer_files
+from edgevlm.engines.inputs import (
+    Embedding,
+    changed_spec,
+    check_buffers,
+    check_probes,
+    check_step,
+    graph_of,
+    grouped_pixels,
+    per_layer_files,
+)
 from edgevlm.engines.onnx_file import FLOAT16, external_types, operators
 from edgevlm.engines.onnxruntime_layers import SHARED, OnnxRuntimeLayers, bind_array, share_arena
+from edgevlm.engines.onnxruntime_tower import OnnxRuntimeTower
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.engine import Float32, FramePattern, Int32, Int64, KVBuffer, KVPlace, StepResult
+from edgevlm.runtime.engine import Float32, FramePattern, Int32, Int64, KVBuffer, KVPlace, StepResult, TowerBuffer
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 MAX_THREADS = 256  # ONNX Runtime starts all that it is told, for each graph
@@ -62,8 +72,8 @@ class OnnxRuntimeCpu:
         self.threads = threads or default_threads()
         self._calls = Calls(self.shrunk)
         self._embedding = Embedding(bundle)
-        self._vision = self._open(bundle.vision.graph)
         self._decoders: dict[str, Any] = {}  # by variant, opened when first bound
+        self._changed: Any = None  # and that of changed patches
         self._per_layer: list[Any] = []  # and those of the per-layer decoder
 
     def _open(self, name: str, *, copies: bool = True) -> Any:
@@ -126,6 +136,11 @@ class OnnxRuntimeCpu:
         features = [self._vision.run(["features"], {"pixel_values": call}, self._calls.options)[0] for call in calls]
         return np.concatenate(features) if len(features) > 1 else features[0]
 
+    @cached_property
+    def _vision(self) -> Any:
+        """Opened when a whole frame is first encoded: a stream that encodes changes alone never takes memory for it."""
+        return self._open(self.bundle.vision.graph)
+
     def capacity(self, rows: int) -> int:
         """Any number of rows can be bound."""
         return rows
@@ -165,6 +180,13 @@ class OnnxRuntimeCpu:
         by_head = [np.ascontiguousarray(x.reshape(len(embeds), -1, spec.head_dim).transpose(1, 0, 2)) for x in found]
         return by_head[: spec.layers], by_head[spec.layers :]
 
+    def bind_tower(self, buffer: TowerBuffer) -> OnnxRuntimeTower:
+        """The tower bound to one stream's tower cache; its graph is opened when first asked for."""
+        spec = changed_spec(self.bundle, buffer)
+        if self._changed is None:
+            self._changed = self._open(spec.graph)
+        return OnnxRuntimeTower(self._changed, self.bundle, spec, buffer, self._calls, self.kv_device)
+
     def _session(self, variant: str) -> Any:
         if variant not in self._decoders:
             self._decoders[variant] = self._open(graph_of(self.bundle, variant), copies=variant == "full")
@@ -178,6 +200,7 @@ class OnnxRuntimeCpu:
         """Let go of the sessions; decoders already bound keep what they need until they are dropped."""
         self.__dict__.pop("_vision", None)
         self.__dict__.pop("_decoders", None)
+        self.__dict__.pop("_changed", None)
         self.__dict__.pop("_per_layer", None)
         self.__dict__.pop("_embedding", None)
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edgevlm.errors import BundleError
 from edgevlm.runtime.calibration import CALIBRATION, CHOICES, Calibration, Choices
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES, EngineShapes
-from edgevlm.runtime.kv import KV_TYPES, SCALES, KVScales, KVType
+from edgevlm.runtime.kv import DTYPES, KV_TYPES, SCALES, KVScales, KVType
 from edgevlm.runtime.paths import look
 
 FORMAT = 4  # written; 2 adds position axes, frame groups and frame text, 3 the profile, 4 names graphs "full", "per-layer0", ..
@@ -85,6 +85,34 @@ class DecoderSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangedTowerSpec:
+    """The graph that encodes the changed patches of a frame alone, and what it keeps of the others between calls.
+
+    ``grid``: (rows, columns) of patches; they need not be those of tokens. For each layer it keeps keys, then values, ``[heads,
+    positions, head_dim]`` of ``kv``, and behind the last layer float32 ``[patches, width]`` for each width in ``outputs``.
+    """
+
+    graph: str
+    grid: tuple[int, int]
+    layers: int
+    heads: int
+    head_dim: int
+    positions: int  # patches, and CLIP's class token
+    outputs: tuple[int, ...] = ()
+    kv: KVType = "fp32"
+
+    @property
+    def patches(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of one stream's tower cache."""
+        row = 2 * self.layers * self.heads * self.head_dim * DTYPES[self.kv].itemsize
+        return self.positions * row + self.patches * 4 * sum(self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
 class VisionSpec:
     """How a frame becomes pixels, and pixels become rows.
 
@@ -118,6 +146,7 @@ class VisionSpec:
     after: str = ""
     longest_edge: int | None = None
     precision: str = "fp32"  # of the tower's linears: fp32 or int8
+    changed: ChangedTowerSpec | None = None  # None in bundles of before 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +205,7 @@ class Bundle:
                 family=str(manifest["family"]),
                 source=str(manifest["source"]),
                 decoder=_spec(DecoderSpec, _qwen_fading(manifest) | manifest["decoder"]),
-                vision=_spec(VisionSpec, manifest["vision"]),
+                vision=_vision_spec(manifest["vision"]),
                 chat=_spec(ChatSpec, manifest["chat"]),
                 files=files,
                 profile=str(manifest.get("profile", ONNXRUNTIME)),
@@ -189,6 +218,7 @@ class Bundle:
             bundle.decoder.embedding,
             *filter(None, [bundle.decoder.embedding_scales]),
             bundle.vision.graph,
+            *([bundle.vision.changed.graph] if bundle.vision.changed else []),
             bundle.chat.tokenizer,
         ):
             bundle.file(name)
@@ -366,6 +396,11 @@ def _check_files(folder: Path, files: Mapping[str, FileRecord], verify: Verify, 
 
 def _qwen_fading(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {"fading": _QWEN_FADING} if str(manifest["family"]).startswith("qwen") else {}
+
+
+def _vision_spec(values: Mapping[str, Any]) -> VisionSpec:
+    changed = values.get("changed")
+    return _spec(VisionSpec, {**values, "changed": None if changed is None else _spec(ChangedTowerSpec, changed)})
 
 
 def _spec(kind: type[T], values: Mapping[str, Any]) -> T:

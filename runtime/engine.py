@@ -128,6 +128,41 @@ class LayerDecoder(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class TowerBuffer:
+    """What a tower keeps of one stream's frames, owned by the caller: ``size`` bytes at ``address``.
+
+    ``owner`` keeps the memory alive for as long as an engine is bound to it. All of it is state: a copy of the bytes, put back
+    at any address, goes on as the original would.
+    """
+
+    address: int
+    size: int
+    owner: object = field(repr=False)
+
+    @classmethod
+    def of(cls, memory: NDArray[np.uint8]) -> TowerBuffer:
+        """Host memory, dense, of ``VisionSpec.changed.cache_bytes`` bytes."""
+        return cls(memory.ctypes.data, memory.nbytes, memory)
+
+
+class ChangedTower(Protocol):
+    """A tower that encodes the changed patches of a frame alone, bound to one stream's tower cache."""
+
+    def encode(self, pixels: Float32, patches: Int32) -> tuple[Float32, Int32]:
+        """Encode patches ``[n]`` of a frame; returns features ``[t, row_width]`` and the tokens ``[t]`` that these are of.
+
+        pixels: a whole frame ``[3, H, W]``, normalised, or ``[group, 3, H, W]`` for towers that merge frames. patches:
+        row-major in ``VisionSpec.changed.grid``, sorted, each once. Those left out keep the keys and values that they had.
+        Tokens are row-major in ``VisionSpec.grid``, sorted: all that are made of any of ``patches``; none for no patch.
+
+        The first call on fresh memory must have all patches; its features are those of :meth:`Engine.encode`. So are later
+        calls with all patches (they cost as much), so that no caller needs both. Raises ValueError for other shapes, before
+        a byte is changed.
+        """
+        ...
+
+
 class Engine(Protocol):
     """One loaded bundle on one backend. kv_place: where the buffers that it is bound to lie."""
 
@@ -171,6 +206,13 @@ class Engine(Protocol):
 
         embeds: ``[S, hidden]``; cos, sin: ``[S, head_dim / 2]``. Returns one ``[heads, S, head_dim]`` and one ``[kv_heads, S,
         head_dim]`` a layer. Raises UserError for a bundle without the ``projections`` graph.
+        """
+        ...
+
+    def bind_tower(self, buffer: TowerBuffer) -> ChangedTower:
+        """Bind the graph of ``VisionSpec.changed`` to one stream's tower cache; bindings persist until it is dropped.
+
+        Raises UserError for a bundle without that graph, and on a backend that cannot drive it.
         """
         ...
 

@@ -21,7 +21,7 @@ from edgevlm.engines.tensorrt.workspace import EngineCalls, Workspace
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import Driver, open_driver
-from edgevlm.runtime.engine import Float32, Int64, KVBuffer, KVPlace, LayerDecoder
+from edgevlm.runtime.engine import ChangedTower, Float32, Int64, KVBuffer, KVPlace, LayerDecoder, TowerBuffer
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 
@@ -76,6 +76,10 @@ class TensorRT:
     def bind_layers(self, buffers: Sequence[KVBuffer]) -> LayerDecoder:
         """No per-layer graphs are built for TensorRT: raises UserError."""
         raise UserError("policies that fetch rows layer by layer run on --engine onnxruntime-cpu alone")
+
+    def bind_tower(self, buffer: TowerBuffer) -> ChangedTower:
+        """No engines are built of the graph of changed patches: raises UserError."""
+        raise UserError("--encode changed runs on --engine onnxruntime-cpu and onnxruntime-cuda alone; give --encode all")
 
     def bind(self, buffers: Sequence[KVBuffer], probes: Sequence[int] = (), variant: str = "full") -> TensorRTDecoder:
         """A decoder bound to one buffer a layer, of :meth:`capacity` rows each; see the protocol.

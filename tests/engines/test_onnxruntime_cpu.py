@@ -226,4 +226,4 @@ def test_a_graph_that_cannot_be_loaded_is_one_line(exported: Any, tmp_path: Any)
     assert "\n" not in str(error.value)
     (folder / "vision.onnx").write_bytes(b"not a graph")
     with pytest.raises(UserError, match=r"vision\.onnx"):
-        load_engine("onnxruntime-cpu", bundle)
+        load_engine("onnxruntime-cpu", bundle).encode(np.zeros((1, 3, *bundle.vision.size), np.float32))
