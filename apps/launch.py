@@ -59,6 +59,7 @@ class RunRequest:
     chunk: int
     reindexing: Reindexing
     append: str
+    encode: str
     gate: str
     realtime: bool | None
     frames: int | None
@@ -122,8 +123,8 @@ def launch(request: RunRequest) -> None:
             given = tokens or budget or (None if request.policy == FULL else choice.budget)
             session = Session.open(
                 model, policy=policy or request.policy, budget=given,
-                chunk=request.chunk, reindexing=request.reindexing, append=request.append, state=state,
-                store=store,
+                chunk=request.chunk, reindexing=request.reindexing, append=request.append, encode=request.encode,
+                state=state, store=store,
             )  # fmt: skip
             session.notify = output.notice
             return session

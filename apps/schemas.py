@@ -51,6 +51,7 @@ _STATS: Fields = {
     "cache_tokens": ("integer", "Vision tokens held in the fullest layer."),
     "cache_bytes": ("integer", "Size of the KV cache, which is allocated once."),
     "appended": ("number", "Fraction of the frames' tokens that entered the memory; 1 with --append all."),
+    "encoded": ("number", "Fraction of the frames' patches that were encoded; 1 with --encode all."),
     "compressions": ("integer", "How often the policy has compressed the cache."),
     "compress_ms": ("number", "Milliseconds spent on compression in all."),
     "rss_bytes": ("integer", "Resident memory of the process."),

@@ -9,7 +9,8 @@ import numpy as np
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO, FALLBACK, chosen_policy
 from edgevlm.runtime.budget import TextBudget, default_budget, frames_ahead, parse_budget
-from edgevlm.runtime.changes import parse_append
+from edgevlm.runtime.changed_patches import EncodeSetting, parse_encode
+from edgevlm.runtime.changes import CHANGED, parse_append
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.plugins import blamed
@@ -44,7 +45,8 @@ class StreamSettings:
     chunk: int
     reindexing: Reindexing
     store: StoreSettings | None
-    append: str = AUTO
+    append: str
+    encode: EncodeSetting
 
     @classmethod
     def checked(
@@ -55,6 +57,7 @@ class StreamSettings:
         reindexing: Reindexing,
         store: StoreSettings | None,
         append: str = AUTO,
+        encode: str = AUTO,
     ) -> StreamSettings:
         """What ``Session.open`` was given. Raises UserError for what is wrong whatever the model."""
         budget = parse_budget(budget) if isinstance(budget, str) else budget
@@ -66,7 +69,7 @@ class StreamSettings:
         budget = None if budget is None else int(budget)
         parse_append(append)
         auto = isinstance(policy, str) and policy == AUTO
-        settings = cls(as_policy(policy), auto, budget, int(chunk), reindexing, store, append)
+        settings = cls(as_policy(policy), auto, budget, int(chunk), reindexing, store, append, parse_encode(encode))
         if not settings.auto:
             check_store(settings.policy, store)
         return settings
@@ -76,6 +79,8 @@ class StreamSettings:
 
         writer: of snapshots, in whose directory a store lies too. Raises UserError as ``Session.open`` does.
         """
+        if self.encode.name == CHANGED:
+            raise UserError(f"{model.bundle.path}: its vision tower encodes whole frames alone; leave out --encode changed")
         prefix, rows, budget = model.encode(chat.prefix), text.rows(model), self.budget
         if budget is None:
             ahead = frames_ahead(model, self.chunk) if self.policy.appends_first else 0

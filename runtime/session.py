@@ -92,6 +92,7 @@ class Session:
         state: SnapshotWriter | str | Path | None = None,
         store: StoreSettings | None = None,
         append: str = AUTO,
+        encode: str = AUTO,
         engine: str = DEFAULT_ENGINE,
     ) -> Session:
         """Allocate the memory of one stream and append the prefix.
@@ -111,13 +112,15 @@ class Session:
         temporary one.
         append: ``all`` tokens of each frame, or only those that ``changed`` since they were last appended at their patch,
         ``changed:tau=T,refresh=N``; the newest frame is then seen whole by every question. ``auto`` is what calibration found.
+        encode: ``all`` patches of each frame, or only those that ``changed`` since they were last encoded,
+        ``changed:interval=K,threshold=T``; every K frames the whole frame. ``auto`` is what calibration found.
         engine: the backend that loads a model given by name.
 
         Raises BundleError for a model that cannot be loaded; UserError for a policy, setting or prompt that is not one, for
         a budget or chunk that is less than a frame, passes the model's positions or does not fit in the free memory, for a
         state that is of another session, in use, or cannot be written, and for a store with a policy that retrieves nothing.
         """
-        settings = StreamSettings.checked(policy, budget, chunk, reindexing, store, append)
+        settings = StreamSettings.checked(policy, budget, chunk, reindexing, store, append, encode)
         writer = SnapshotWriter(state) if isinstance(state, str | Path) else state
         loaded: Model | str | Path = model
         opening: Future[Session] | None = None

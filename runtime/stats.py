@@ -76,9 +76,10 @@ class SessionStats:
 
     frames watched, and fps since the first of them; tokens of memory held in the fullest layer; cache_bytes allocated once at
     start, policy_bytes that the policy now keeps beside them, present_bytes of the newest frame and the references that changes
-    are told by; ttft_ms (from ask to the first token) and tpot_ms (each further
-    one) of the newest answer; state_bytes of the buffer that snapshots are taken in, snapshots written by this process, and
-    held_ms, the longest that the stream waited for one; store: what lies below the device, under a policy that retrieves.
+    are told by; encoded, of the patches of frames the fraction that was encoded, and tower_bytes of what is kept for that;
+    ttft_ms (from ask to the first token) and tpot_ms (each further one) of the newest answer; state_bytes of the buffer that
+    snapshots are taken in, snapshots written by this process, and held_ms, the longest that the stream waited for one; store:
+    what lies below the device, under a policy that retrieves.
     """
 
     frames: int
@@ -92,6 +93,8 @@ class SessionStats:
     tpot_ms: float
     memory: MemoryStats
     present_bytes: int = 0
+    encoded: float = 1.0
+    tower_bytes: int = 0
     state_bytes: int = 0
     snapshots: int = 0
     held_ms: float = 0.0

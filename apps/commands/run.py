@@ -111,8 +111,16 @@ def run(
     append: Annotated[
         str,
         typer.Option(
-            metavar="auto|all|changed[:tau=T]",
+            metavar="auto|all|changed[:..]",
             help="Append all of each frame, or what changed.",
+            rich_help_panel=MEMORY,
+        ),
+    ] = "auto",
+    encode: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|all|changed[:..]",
+            help="Encode all of each frame, or what changed.",
             rich_help_panel=MEMORY,
         ),
     ] = "auto",
@@ -199,7 +207,8 @@ def run(
     launch(
         RunRequest(
             camera=camera, video=video, source=source, model=model, policy=policy, budget=budget, chunk=chunk,
-            gate=gate, realtime=realtime, reindexing=reindexing, append=append, frames=frames, seconds=seconds,
+            gate=gate, realtime=realtime, reindexing=reindexing, append=append, encode=encode,
+            frames=frames, seconds=seconds,
             ask=ask or lines("EDGEVLM_RUN_ASK"), ask_at=ask_at or lines("EDGEVLM_RUN_ASK_AT"), threads=threads, as_json=json,
             state=state, state_every=state_every, store_bytes=store_bytes, host_bytes=host_bytes, engine=engine,
             positions=positions, quiet=quiet, stats_every=stats_every,

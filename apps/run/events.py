@@ -48,6 +48,7 @@ class StatsEvent:
     cache_tokens: int
     cache_bytes: int
     appended: float
+    encoded: float
     compressions: int
     compress_ms: float
     rss_bytes: int
@@ -62,12 +63,13 @@ class StatsEvent:
         state = f"{self.source_state} ({self.source_problem})" if self.source_problem else self.source_state
         return (
             f"{state} · {self.frames} frames{dropped}{gated} · {self.fps:.1f} fps · memory {self.cache_tokens} tokens, "
-            f"{self.cache_bytes / 1e6:.1f} MB{self._appended()}{self._offloaded()} · "
+            f"{self.cache_bytes / 1e6:.1f} MB{self._changed()}{self._offloaded()} · "
             f"{self.compressions} compressions, {self.compress_ms:.1f} ms · process {self.rss_bytes / 1e6:.0f} MB"
         )
 
-    def _appended(self) -> str:
-        return f", {self.appended:.0%} of tokens appended" if self.appended < 1 else ""
+    def _changed(self) -> str:
+        encoded = f", {self.encoded:.0%} of patches encoded" if self.encoded < 1 else ""
+        return encoded + (f", {self.appended:.0%} of tokens appended" if self.appended < 1 else "")
 
     def _offloaded(self) -> str:
         if self.store is None:

@@ -187,6 +187,7 @@ class RunLoop:
             cache_tokens=session.tokens,
             cache_bytes=session.cache_bytes,
             appended=round(session.memory.appended, 4),
+            encoded=round(session.encoded, 4),
             compressions=session.memory.compressions,
             compress_ms=session.memory.compress_ms,
             rss_bytes=self._process.memory_info().rss,

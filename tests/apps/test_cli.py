@@ -31,7 +31,7 @@ def events(done):
 
 STATS = {
     "event", "schema", "time", "frames", "dropped", "drops", "gated", "fps", "policy", "cache_tokens", "cache_bytes",
-    "appended", "compressions", "compress_ms", "rss_bytes", "source_state", "source_problem", "reconnects",
+    "appended", "encoded", "compressions", "compress_ms", "rss_bytes", "source_state", "source_problem", "reconnects",
 }  # fmt: skip
 ANSWER = {"event", "schema", "time", "time_s", "question", "text", "token_ids", "ttft_ms", "tpot_ms", "truth"}
 
