@@ -45,7 +45,7 @@ def camera(
     ``inline``: nothing is done ahead of the thread that watches. Raises UserError where the source has too few frames.
     """
     source = open_source(camera, video, SourceOptions(fps=fps, realtime=realtime))
-    place = {"model": model, "threads": threads or default_threads(), "inline": inline, "realtime": realtime}
+    context = {"model": model, "threads": threads or default_threads(), "inline": inline, "realtime": realtime}
     try:
         with closing(Model.load(model, threads=threads)) as loaded, Session.open(loaded, chunk=1) as session:
             measured = _measure(source, session, frames, inline, progress)
@@ -55,7 +55,7 @@ def camera(
         if values := [stages[stage] for stages in measured if stage in stages]:
             p50, p95 = (round(float(value), 3) for value in np.percentile(values, [50, 95]))
             about = {"bench": "camera", "source": source.name, "stage": stage}
-            yield {**about, "ms_p50": p50, "ms_p95": p95, "frames": len(values), **place}
+            yield {**about, "ms_p50": p50, "ms_p95": p95, "frames": len(values), **context}
 
 
 def _measure(source: Source, session: Session, frames: int, inline: bool, progress: Progress) -> list[dict[str, float]]:

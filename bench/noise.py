@@ -21,7 +21,7 @@ from edgevlm.runtime.engine import (
     Int32,
     Int64,
     KVBuffer,
-    KVPlace,
+    KVDevice,
     LayerDecoder,
     StepResult,
     TowerBuffer,
@@ -64,7 +64,7 @@ def noise_buffers(layers: int, kv_heads: int, rows: int, head_dim: int, kv: KVTy
 class NoiseEngine:
     """An engine whose features are noise, and whose decoders append noise, and no more, inside :meth:`filling`."""
 
-    kv_place: KVPlace = "host"
+    kv_device: KVDevice = "host"
 
     def __init__(self, engine: Engine, bundle: Bundle, seed: int = 0) -> None:
         self.bundle, self.is_filling = bundle, False

@@ -31,7 +31,7 @@ from edgevlm.engines.onnxruntime_tower import OnnxRuntimeTower
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.engine import Float32, FramePattern, Int32, Int64, KVBuffer, KVPlace, StepResult, TowerBuffer
+from edgevlm.runtime.engine import Float32, FramePattern, Int32, Int64, KVBuffer, KVDevice, StepResult, TowerBuffer
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 MAX_THREADS = 256  # ONNX Runtime starts all that it is told, for each graph
@@ -55,8 +55,8 @@ class Calls:
 class OnnxRuntimeCpu:
     """One bundle loaded on the CPU; see :class:`edgevlm.runtime.engine.Engine`."""
 
-    kv_place: KVPlace = "host"
-    kv_device = "cpu"  # the same, as ONNX Runtime calls it
+    kv_device: KVDevice = "host"
+    ort_device = "cpu"  # the same, as ONNX Runtime calls it
     shrunk = "cpu:0"  # the arenas that :meth:`release_memory` is about
     providers: Sequence[Any] = ("CPUExecutionProvider",)
 
@@ -156,7 +156,7 @@ class OnnxRuntimeCpu:
         """
         kv = "fp32" if variant == "fp32-kv" else self.bundle.decoder.kv
         check_buffers(self.bundle, buffers, kv)
-        return OnnxRuntimeDecoder(self._session(variant), self.bundle, buffers, probes, self._calls, self.kv_device)
+        return OnnxRuntimeDecoder(self._session(variant), self.bundle, buffers, probes, self._calls, self.ort_device)
 
     def bind_layers(self, buffers: Sequence[KVBuffer]) -> OnnxRuntimeLayers:
         """The per-layer decoder bound to one buffer a layer; its graphs are opened when first asked for.
@@ -185,7 +185,7 @@ class OnnxRuntimeCpu:
         spec = changed_spec(self.bundle, buffer)
         if self._changed is None:
             self._changed = self._open(spec.graph)
-        return OnnxRuntimeTower(self._changed, self.bundle, spec, buffer, self._calls, self.kv_device)
+        return OnnxRuntimeTower(self._changed, self.bundle, spec, buffer, self._calls, self.ort_device)
 
     def _session(self, variant: str) -> Any:
         if variant not in self._decoders:
@@ -220,9 +220,9 @@ class OnnxRuntimeDecoder:
         buffers: Sequence[KVBuffer],
         probes: Sequence[int],
         calls: Calls | None = None,
-        kv_device: str = "cpu",
+        ort_device: str = "cpu",
     ) -> None:
-        self._calls, self._kv_device = calls or Calls(), kv_device
+        self._calls, self._ort_device = calls or Calls(), ort_device
         spec = bundle.decoder
         check_probes(spec, probes)
         self._session, self._spec = session, spec
@@ -280,7 +280,7 @@ class OnnxRuntimeDecoder:
         for layer, buffer in enumerate(self._buffers):
             parts = ("key", buffer.key_address, buffer.key_scale), ("value", buffer.value_address, buffer.value_scale)
             for part, address, scale in parts:
-                where = (self._kv_device, 0, buffer.dtype.type, buffer.shape, address)
+                where = (self._ort_device, 0, buffer.dtype.type, buffer.shape, address)
                 binding.bind_input(f"{part}{layer}", *where)
                 binding.bind_output(f"{part}{layer}_out", *where)
                 if scale is not None:

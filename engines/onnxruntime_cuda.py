@@ -17,7 +17,7 @@ from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
 from edgevlm.engines.onnxruntime_layers import OnnxRuntimeLayers
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.engine import KVBuffer, KVPlace
+from edgevlm.runtime.engine import KVBuffer, KVDevice
 
 PROVIDER = "CUDAExecutionProvider"
 OPTIONS = {"arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}  # no more memory than asked for; float32 is float32
@@ -26,8 +26,8 @@ OPTIONS = {"arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}  # no m
 class OnnxRuntimeCuda(OnnxRuntimeCpu):
     """One bundle loaded on the first CUDA device. Raises UserError where it would run on the CPU instead."""
 
-    kv_place: KVPlace = "cuda"
-    kv_device = "cuda"
+    kv_device: KVDevice = "cuda"
+    ort_device = "cuda"
     kv_types: Sequence[str] = ("fp16",)
     shrunk = "cpu:0;gpu:0"
     export_hint = "edgevlm export {} --device cuda"

@@ -113,8 +113,8 @@ def _watch(model: Model, frames: Frames, count: int, reach: Reach) -> None:
     prefix, asked = model.encode(chat.prefix), _asked(chat, model.encode)
     asked.append(np.random.default_rng(0).integers(0, model.bundle.decoder.vocab, RANDOM))
     count = min(count, frames_that_fit(model.bundle.limit, per_frame, chat, len(model.closing), model.encode))
-    room = max(map(len, asked)) + len(model.closing) + ANSWER
-    stream = Stream(model, Full(), count * per_frame, prefix, room, "never")
+    text_rows = max(map(len, asked)) + len(model.closing) + ANSWER
+    stream = Stream(model, Full(), count * per_frame, prefix, text_rows, "never")
     preprocess = Preprocessor(model.bundle.vision)
     for frame in islice(frames, count):
         stream.append_frames(model.engine.encode(preprocess(frame)[None]))

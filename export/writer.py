@@ -1,4 +1,4 @@
-"""One export from start to end: read the checkpoint, write graphs and files, describe them, publish the folder."""
+"""One export from start to end: read the checkpoint, write graphs and files, describe them, commit the directory."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def atomic_directory(
 def journal_of(folder: Path) -> Path:
     """Where what is finished of a folder that :func:`atomic_directory` yielded is noted.
 
-    Beside it is room for what the folder's files are made from: it goes when they are published.
+    Beside it is a folder for what the files are made from; it is removed on commit.
     """
     return folder.with_name(_JOURNAL)
 

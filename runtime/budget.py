@@ -1,4 +1,4 @@
-"""What a stream sets aside at start: the budget's arena, a chunk of pixels, and the room for a question's text."""
+"""What a stream allocates at start: the budget's arena, a chunk of pixels, and rows for a question's text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle, DecoderSpec, VisionSpec
 from edgevlm.runtime.cache import KVCache, row_bytes
 from edgevlm.runtime.chunk import chunk_bytes
-from edgevlm.runtime.engine import KVPlace
+from edgevlm.runtime.engine import KVDevice
 from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
@@ -99,11 +99,11 @@ def _enough(policy: Policy, least: int) -> int:
 
 
 def allocate(
-    bundle: Bundle, capacities: list[int], chunk: int, capture_bytes: int = 0, place: KVPlace = "host", store_bytes: int = 0
+    bundle: Bundle, capacities: list[int], chunk: int, capture_bytes: int = 0, device: KVDevice = "host", store_bytes: int = 0
 ) -> KVCache:
     """The arena of one stream, of the bundle's KV precision; capture_bytes: of the buffer that snapshots are taken in, if any.
 
-    place: whose memory keys and values lie in. store_bytes: what a store may take of host memory. Raises UserError, before it
+    device: where keys and values are kept. store_bytes: host memory that a store may take. Raises UserError, before it
     is touched, when all of that and a chunk do not fit in the free memory, and where a CUDA device is needed and cannot be
     used.
     """
@@ -116,7 +116,7 @@ def allocate(
         "interleaved": decoder.rope_interleaved,
         "dtype": decoder.kv,
     }
-    wanted, pixels = KVCache.bytes_for(*shape, **rotary) if place == "host" else 0, chunk_bytes(chunk, bundle.vision)
+    wanted, pixels = KVCache.bytes_for(*shape, **rotary) if device == "host" else 0, chunk_bytes(chunk, bundle.vision)
     free = psutil.virtual_memory().available
     if wanted + pixels + capture_bytes + store_bytes > free:
         lower, frames = "--budget", f", snapshots {capture_bytes / 1e9:.1f} GB" if capture_bytes else ""
@@ -127,7 +127,7 @@ def allocate(
         raise UserError(
             f"this budget's cache takes {wanted / 1e9:.1f} GB{frames} and {free / 1e9:.1f} GB are free; give a lower {lower}"
         )
-    if place == "host":
+    if device == "host":
         return KVCache(*shape, **rotary, scales=bundle.kv_scales())
     from edgevlm.runtime.cuda.cache import CudaCache
 

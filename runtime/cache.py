@@ -158,7 +158,7 @@ class KVCache:
     def saturated(self) -> int:
         """Of all numbers added as int8, how many lay beyond their scale; 0 with other dtypes.
 
-        Values that were cut, and rotary pairs of keys longer than the largest code: some turn of such a pair is cut.
+        Saturated values, and rotary pairs of keys longer than the largest code: some turn of such a pair saturates.
         """
         return self.native.saturated
 
@@ -252,7 +252,7 @@ class KVCache:
         self.native.reserve(n)
 
     def commit(self, rows: Rows) -> None:
-        """Publish the reserved rows. If ``rows`` is refused they stay reserved: abort, or commit them rightly."""
+        """Commit the reserved rows. If ``rows`` is refused they stay reserved: abort, or commit corrected ones."""
         check_kind(rows.kind)
         self.native.commit(*rows.arrays)
 

@@ -55,12 +55,12 @@ def _text(text: str) -> dict[str, str]:
 class Conversations:
     """The turns of each conversation as text: the oldest turn leaves first, and the conversation unused for longest.
 
-    room: tokens that the earlier turns of a prompt may take.
+    history_tokens: tokens that earlier turns may take in a prompt.
     """
 
-    def __init__(self, chat: Chat, encode: Callable[[str], list[int]], room: int) -> None:
+    def __init__(self, chat: Chat, encode: Callable[[str], list[int]], history_tokens: int) -> None:
         self.turns: dict[str, list[Turn]] = {}
-        self._chat, self._encode, self._room = chat, encode, room
+        self._chat, self._encode, self._history_tokens = chat, encode, history_tokens
 
     def prompt(self, conversation: str | None, question: str) -> list[int]:
         """Suffix ids, with as many of the newest turns as there is room for; older ones are forgotten."""
@@ -68,7 +68,7 @@ class Conversations:
         alone = len(self._encode(self._chat.suffix([], question)))
         while True:
             ids = self._encode(self._chat.suffix(turns, question))
-            if len(ids) - alone <= self._room or not turns:
+            if len(ids) - alone <= self._history_tokens or not turns:
                 return ids
             del turns[0]
 

@@ -21,7 +21,7 @@ DEFAULT_ENGINE = "onnxruntime-cpu"
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
-KVPlace = Literal["host", "cuda"]  # whose memory they lie in
+KVDevice = Literal["host", "cuda"]  # where keys and values are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Decoder(Protocol):
 
         embeds: ``[S, hidden]``, or ``[S, row_width]`` as a tower gives them; cos, sin: ``[S, head_dim / 2]`` of the new rows;
         past_len: ``[layers]``, the valid rows of each layer before it. Afterwards rows ``[past_len[l], past_len[l] + S)`` of
-        layer ``l`` hold the new keys (rotated) and values; publishing them is the caller's business. ``logit_rows`` index the
+        layer ``l`` hold the new keys (rotated) and values; committing them is up to the caller. ``logit_rows`` index the
         S rows (negative from the end), ``()`` for none. ``pattern`` goes with the ``st-spattn`` variant, and only with it.
         Raises CacheFull or CacheError before a byte is changed.
         """
@@ -164,9 +164,9 @@ class ChangedTower(Protocol):
 
 
 class Engine(Protocol):
-    """One loaded bundle on one backend. kv_place: where the buffers that it is bound to lie."""
+    """One loaded bundle on one backend. kv_device: where its cache buffers are."""
 
-    kv_place: KVPlace
+    kv_device: KVDevice
 
     def encode(self, pixels: Float32) -> Float32:
         """Frames ``[F, 3, H, W]``, normalised, to language-space features ``[G, tokens_per_frame, row_width]``.

@@ -1,6 +1,6 @@
 """What keys and values are stored as: ``fp32``, ``fp16``, or ``int8`` codes that count the scale of their channel.
 
-A number is ``code * scale``, codes run from -128 to 127, and what lies beyond is cut (saturates). Scales are fixed, one for
+A number is ``code * scale``, codes run from -128 to 127, and what lies beyond saturates. Scales are fixed, one for
 each layer, KV head and channel, and the same for both halves ``d`` and ``d + head_dim / 2`` of a key's rotary pair. A turn
 leaves a pair's length as it is, so that a scale that holds the length holds every turn of it (a scale of the largest number
 would need sqrt 2 as much), and codes are turned as they are: in float32, then rounded to whole codes.
@@ -34,7 +34,7 @@ class KVScales:
 
         key: ``[layers, kv_heads, head_dim / 2]``, lengths; value: ``[layers, kv_heads, head_dim]``, magnitudes; headroom: how
         many times as much they hold. The channels of a head of values share the scale of the largest: with one each, more
-        numbers of other inputs are cut, which costs more than the finer codes give (docs/internals/models.md).
+        other inputs saturate, which costs more than the finer codes give (docs/internals/models.md).
         """
         largest = np.concatenate([key, key], -1), np.broadcast_to(value.max(-1, keepdims=True), value.shape)
         return cls(*(_usable(headroom * part / MOST) for part in largest))
@@ -59,7 +59,7 @@ class KVScales:
 
 
 def codes(numbers: NDArray[np.floating], scale: NDArray[np.float32]) -> NDArray[np.int8]:
-    """``numbers [kv_heads, n, head_dim]`` as codes of ``scale [kv_heads, head_dim]``: to nearest, even ties, cut to range."""
+    """``numbers [kv_heads, n, head_dim]`` as codes of ``scale [kv_heads, head_dim]``: rounded, ties to even, saturated."""
     return np.clip(np.rint(numbers / scale[:, None]), -MOST - 1, MOST).astype(np.int8)
 
 

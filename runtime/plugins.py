@@ -1,12 +1,12 @@
 """Classes found by name: edgevlm's own, those of installed packages, and those in a user's file.
 
-A name is looked up in a *group*: ``policies``, ``sources``, ``engines``, ``families`` (or any other that a room declares).
+A name is looked up in a *group*: ``policies``, ``sources``, ``engines``, ``families`` (or any other that a package declares).
 Group ``policies`` reads the entry points ``edgevlm.policies``; edgevlm declares its own in pyproject.toml the same way::
 
     [project.entry-points."edgevlm.policies"]
     my-policy = "my_package.policies:MyPolicy"
 
-``./mine.py:MyPolicy`` names a class in a file instead, and needs no installation. How to use it from the other rooms::
+``./mine.py:MyPolicy`` names a class in a file instead, and needs no installation. Usage::
 
     names("engines")                              # ['onnxruntime-cpu', 'onnxruntime-cuda', 'tensorrt', ...]
     load_class("engines", "onnxruntime-cpu")      # the class; imports its module, and no other

@@ -84,7 +84,7 @@ class Preprocessor:
         if self.spec.fit == "crop":
             scale = (self.spec.shortest_edge or min(size)) / min(height, width)
             rows, columns = (resize_matrix(of, int(of * scale), method) for of in (height, width))
-            return [(_cut(rows, size[0]), _cut(columns, size[1]))]
+            return [(_cropped(rows, size[0]), _cropped(columns, size[1]))]
         return [
             (resize_matrix(before[0], after[0], method), resize_matrix(before[1], after[1], method))
             for before, after in pairwise(sizes)
@@ -143,7 +143,7 @@ def longest(height: int, width: int, edge: int) -> tuple[int, int]:
     return edge, max(1, other + other % 2)
 
 
-def _cut(matrix: NDArray[np.float32], to: int) -> NDArray[np.float32]:
+def _cropped(matrix: NDArray[np.float32], to: int) -> NDArray[np.float32]:
     """The middle ``to`` output pixels."""
     start = (len(matrix) - to) // 2
     return matrix[start : start + to]

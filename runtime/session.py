@@ -174,7 +174,7 @@ class Session:
         self._run(self._flush)
 
     def _run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run ``work`` on the model's thread, in turn, and wait for it; publishes what the session has done by then."""
+        """Run ``work`` on the model's thread, in turn, and wait for it; then update the session's stats."""
         self._check_open()
         return self.model.scheduler.run(self, self._published, work, *arguments)
 

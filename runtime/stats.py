@@ -79,7 +79,7 @@ class SessionStats:
     are told by; encoded, of the patches of frames the fraction that was encoded, and tower_bytes of what is kept for that;
     ttft_ms (from ask to the first token) and tpot_ms (each further one) of the newest answer; state_bytes of the buffer that
     snapshots are taken in, snapshots written by this process, and held_ms, the longest that the stream waited for one; store:
-    what lies below the device, under a policy that retrieves.
+    rows offloaded by a retrieval policy.
     """
 
     frames: int

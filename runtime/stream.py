@@ -91,8 +91,8 @@ class Stream:
         capacities = [model.engine.capacity(rows) for rows in wanted]
         held = sum(wanted) - len(wanted) * (text_rows + policy.working_rows)
         self.capture_bytes = capture_bytes(decoder, vision, held, self.chunk, DTYPES[decoder.kv].itemsize) if snapshots else 0
-        below = store.host_limit if store is not None else 0
-        self.cache = allocate(model.bundle, capacities, self.chunk, self.capture_bytes, model.engine.kv_place, below)
+        store_bytes = store.host_limit if store is not None else 0
+        self.cache = allocate(model.bundle, capacities, self.chunk, self.capture_bytes, model.engine.kv_device, store_bytes)
         asked = {*needs.probe_layers, *needs.guidance_layers, *needs.question_layers}
         buffers, probes = self.cache.buffers(), tuple(sorted(asked))
         self.store = store
@@ -125,13 +125,13 @@ class Stream:
         return references + sum(part.nbytes for part in self.present or ())
 
     def store_use(self) -> StoreUse | None:
-        """What lies below the device, if anything can."""
+        """What the store holds; None without one."""
         if self.store is None:
             return None
         return StoreUse(self.store.host_bytes, self.store.file_bytes, self.store.index_bytes, replace(self.store.stats))
 
     def close(self) -> None:
-        """Let go of what lies below the device."""
+        """Close the store, if there is one."""
         if self.store is not None:
             self.store.close()
 
@@ -391,7 +391,7 @@ class Stream:
             raise
 
     def _append(self, tokens: Embedded, logit_rows: Sequence[int], pattern: FramePattern | None = None) -> StepResult:
-        """Append and publish rows, through the sparse prefill graph when there is a pattern."""
+        """Append and commit rows, through the sparse prefill graph when there is a pattern."""
         self.cache.reserve(len(tokens))
         if self._by_layer is not None:
             alone: Phase = "answer" if len(tokens) == 1 else "question"

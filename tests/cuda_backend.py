@@ -63,7 +63,7 @@ def shim_driver() -> Driver:
     """Our driver over the stand-in, with our kernels loaded."""
     driver = Driver(0, fake_libcuda())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "kernel_image", lambda: str(compiled_shim()).encode())
+        patch.setattr(kernels, "load_fatbin", lambda: str(compiled_shim()).encode())
         kernels._module(driver)
     return driver
 

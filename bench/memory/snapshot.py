@@ -43,9 +43,9 @@ def snapshot(
         with open_model(name, threads or default_threads(), progress) as loaded:
             for text in policy:
                 progress(f"{name}, {text}")
-                place = {"bench": "snapshot", "model": name, "policy": text, "threads": threads or default_threads()}
+                context = {"bench": "snapshot", "model": name, "policy": text, "threads": threads or default_threads()}
                 with TemporaryDirectory(dir=directory, prefix="edgevlm-bench-") as folder:
-                    yield place | measure(loaded, text, budget_of(name, budget), rounds, Path(folder))
+                    yield context | measure(loaded, text, budget_of(name, budget), rounds, Path(folder))
 
 
 def measure(model: Model, policy: str, budget: int | None, rounds: int, folder: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ TIMED = (
 )  # fmt: skip
 MORE_IS_BETTER = ("fps", "fps_ratio", "tokens_ratio")
 
-Place = tuple[tuple[str, Any], ...]
+Context = tuple[tuple[str, Any], ...]
 
 
 def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[Line]:
@@ -38,10 +38,10 @@ def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[L
     if not force and (apart := difference(new.section("machine"), old.section("machine"))):
         raise UserError(f"{new.id} and {old.id} cannot be compared ({apart}); --force does it all the same")
     ours, theirs = _placed(new.lines), _placed(old.lines)
-    common = [place for place in ours if place in theirs]
+    common = [context for context in ours if context in theirs]
     if not common:
         raise UserError(f"{new.id} and {old.id} have no line in common: run the same commands")
-    changes = [change for place in common for change in _changes(place, ours[place], theirs[place], margin)]
+    changes = [change for context in common for change in _changes(context, ours[context], theirs[context], margin)]
     return sorted(changes, key=lambda change: -change["times_worse"])
 
 
@@ -57,21 +57,21 @@ def parse_margin(text: str) -> float:
     return float(found[1]) / 100
 
 
-def _placed(lines: Sequence[Line]) -> dict[Place, Line]:
+def _placed(lines: Sequence[Line]) -> dict[Context, Line]:
     """Our lines by what they are about; those about the same are told apart by their order."""
-    seen, placed = Counter[Place](), dict[Place, Line]()
+    seen, placed = Counter[Context](), dict[Context, Line]()
     for line in lines:
         if line.get("runtime", OURS) == OURS:
             about = [(key, value) for key, value in line.items() if isinstance(value, str) and key not in RESULTS]
             about += [(key, line[key]) for key in SETTINGS if isinstance(line.get(key), int | float)]
-            place = tuple(sorted(about))
-            key = (*place, ("nth", seen[place]))
+            context = tuple(sorted(about))
+            key = (*context, ("nth", seen[context]))
             placed[key] = line
-            seen[place] += 1
+            seen[context] += 1
     return placed
 
 
-def _changes(place: Place, new: Line, old: Line, margin: float) -> Iterator[Line]:
+def _changes(context: Context, new: Line, old: Line, margin: float) -> Iterator[Line]:
     for name in TIMED:
         one, other = number(new, name), number(old, name)
         if one is None or other is None or one <= 0 or other <= 0 or (name, new.get("bench")) == ("ratio", "prefill-pattern"):
@@ -82,7 +82,7 @@ def _changes(place: Place, new: Line, old: Line, margin: float) -> Iterator[Line
         yield {
             "bench": "change", "field": name, "new": one, "old": other, "times_worse": round(worse, 4),
             "verdict": "" if worse <= 1 + margin else _verdict(*spreads),
-            "place": " ".join(f"{key.replace('_', ' ')} {value}" for key, value in place if key != "nth"),
+            "context": " ".join(f"{key.replace('_', ' ')} {value}" for key, value in context if key != "nth"),
         }  # fmt: skip
 
 

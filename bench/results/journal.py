@@ -55,14 +55,14 @@ class Run:
         if self.header:
             yield self.header
         for entry in self.entries.values():
-            place = {"run": self.id, "entry": entry.name}
+            context = {"run": self.id, "entry": entry.name}
             if entry.command:
-                yield {"event": "begin", **place, "command": entry.command, "at": entry.at}
-            yield from ({**place, **line} for line in entry.lines)
+                yield {"event": "begin", **context, "command": entry.command, "at": entry.at}
+            yield from ({**context, **line} for line in entry.lines)
             if entry.error is not None:
-                yield {"event": "failed", **place, "error": entry.error}
+                yield {"event": "failed", **context, "error": entry.error}
             if entry.seconds is not None:
-                yield {"event": "end", **place, "seconds": entry.seconds}
+                yield {"event": "end", **context, "seconds": entry.seconds}
 
     def take(self, line: Line) -> None:
         """Add one line other than the header."""
@@ -88,29 +88,29 @@ def number(line: Line, key: str) -> float | None:
     return float(value) if abs(value) < 1e300 else None
 
 
-def read_runs(places: Sequence[str | Path]) -> list[Run]:
-    """The runs of files, or of directories with results.jsonl, in order; ``PLACE#ID`` is one run.
+def read_runs(paths: Sequence[str | Path]) -> list[Run]:
+    """The runs of files, or of directories with results.jsonl, in order; ``PATH#ID`` is one run.
 
-    Raises UserError for a place that cannot be read, is not JSON lines, or has no run of that id.
+    Raises UserError for a path that cannot be read, is not JSON lines, or has no run of that id.
     """
     runs = list[Run]()
-    for place in places:
-        path, _, wanted = (str(place), "", "") if Path(place).exists() else str(place).rpartition("#")
+    for given in map(str, paths):
+        path, _, wanted = (given, "", "") if Path(given).exists() else given.rpartition("#")
         found = runs_of(lines_of(Path(path or wanted)), Path(path or wanted).name)
         if path and wanted:
             chosen = [run for run in found if run.id == wanted]
             if not chosen:
-                raise UserError(f"{path}: has no run {wanted}; it has {', '.join(run.id for run in found) or 'none'}")
+                raise UserError(f"{given}: has no run {wanted}; it has {', '.join(run.id for run in found) or 'none'}")
             found = chosen
         runs += found
     return runs
 
 
-def last_run(place: str) -> Run:
-    """The newest run of a place. Raises UserError as :func:`read_runs` does, and where there is none."""
-    runs = read_runs([place])
+def last_run(path: str) -> Run:
+    """The newest run of a path. Raises UserError as :func:`read_runs` does, and where there is none."""
+    runs = read_runs([path])
     if not runs:
-        raise UserError(f"{place}: has no results")
+        raise UserError(f"{path}: has no results")
     return runs[-1]
 
 
@@ -128,9 +128,9 @@ def runs_of(lines: Iterable[Line], name: str) -> list[Run]:
     return list(runs.values())
 
 
-def lines_of(place: Path) -> list[Line]:
+def lines_of(path: Path) -> list[Line]:
     """The objects of a file, or of results.jsonl in a directory. Raises UserError."""
-    path = place / NAME if place.is_dir() else place
+    path = path / NAME if path.is_dir() else path
     try:
         found = read_lines(path, finite=True)
     except OSError as error:

@@ -150,15 +150,15 @@ def _run_each(run: str, left: Sequence[Planned], results: ResultsWriter, note: N
         pace = spent / expected if expected else 1.0
         rest = pace * sum(other.seconds for other in left[position - 1 :])
         note(f"[{position}/{len(left)}] {entry.command}   (about {duration(rest)} left)")
-        place, began = {"run": run, "entry": entry.name}, time.monotonic()
-        results.append({"event": "begin", **place, "command": entry.command, "at": _now()})
-        code, error = _process(entry, lambda line, place=place: results.append({**place, **line}), tell)  # type: ignore[misc]
+        context, began = {"run": run, "entry": entry.name}, time.monotonic()
+        results.append({"event": "begin", **context, "command": entry.command, "at": _now()})
+        code, error = _process(entry, lambda line, context=context: results.append({**context, **line}), tell)  # type: ignore[misc]
         took = time.monotonic() - began
         if code:
             note(f"[{position}/{len(left)}] failed: {error}")
-            results.append({"event": "failed", **place, "code": code, "error": error})
+            results.append({"event": "failed", **context, "code": code, "error": error})
         else:
-            results.append({"event": "end", **place, "seconds": round(took, 1)})
+            results.append({"event": "end", **context, "seconds": round(took, 1)})
         spent, expected = spent + took, expected + entry.seconds
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle, DecoderSpec
 from edgevlm.runtime.cache import KVCache
-from edgevlm.runtime.engine import Engine, Float32, FramePattern, Int32, KVBuffer, KVPlace, StepResult
+from edgevlm.runtime.engine import Engine, Float32, FramePattern, Int32, KVBuffer, KVDevice, StepResult
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.stream import Stream
@@ -113,7 +113,7 @@ class NullLayers:
 class NullEngine:
     """An engine but for its decoders."""
 
-    kv_place: KVPlace = "host"
+    kv_device: KVDevice = "host"
 
     def __init__(self, engine: Engine, spec: DecoderSpec) -> None:
         self._engine, self._spec = engine, spec

@@ -26,7 +26,7 @@ TEXT_FACTS = "text-facts"
 KINDS = ("now_visitor", "past_visitor")
 TOKENS = 24  # of a frame
 VISITORS, NEAR = 8, 2  # of a stream; of them in its newest eighth
-TEXT_ROOM = TextBudget(0, 64, 2)  # a family name has one token or two
+FACTS_TEXT_BUDGET = TextBudget(0, 64, 2)  # a family name has one token or two
 SENTENCES = 800  # made for a stream, of which its frames are filled
 
 GIVEN = """Alice Robert Maria Peter Susan David Laura Henry Emma Thomas Julia Frank Clara Oscar Nina Victor Daniel Helen George

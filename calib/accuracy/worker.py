@@ -19,7 +19,7 @@ from edgevlm.calib.accuracy.cases import LONGSTREAM, SUITES, Case, CaseQuestion,
 from edgevlm.calib.accuracy.journal import Record
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token, peak_bytes
 from edgevlm.calib.accuracy.oracle import make_oracle
-from edgevlm.calib.accuracy.text_facts import KINDS, TEXT_FACTS, TEXT_ROOM, make_text_case, text_model
+from edgevlm.calib.accuracy.text_facts import FACTS_TEXT_BUDGET, KINDS, TEXT_FACTS, make_text_case, text_model
 from edgevlm.calib.accuracy.variants import FULL, ORACLE, PLAIN, Budget, SkippedRun, Variant, VariantRun, equal_byte_runs
 from edgevlm.calib.demo.questions import OFFERED
 from edgevlm.errors import UserError
@@ -36,7 +36,7 @@ from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.session import Session
 
 CHUNK = 8  # frames encoded and appended at once, as a session does by default
-ROOM = TextBudget(80, 80, 80)  # more than what is asked and answered here takes, and no position that a stream needs
+TEXT_BUDGET = TextBudget(80, 80, 80)  # more than what is asked and answered here takes, and no position that a stream needs
 MEASURED = 256  # frames of a long stream in which a policy's bytes are measured: all of its arrays are there by then
 MEASURED_TEXT = 16  # likewise, of a stream of text, whose budget is a few frames
 GUIDED = "snapkv-guided"  # holds whole streams and compresses them under a question: what that does to the questions after it
@@ -143,7 +143,7 @@ class Worker:
         self.settings, self.words = settings, seed_words(settings.seed)
         model = model or Model.load(settings.model, threads=1)
         self._text = settings.suite == TEXT_FACTS
-        self._room = TEXT_ROOM if self._text else ROOM
+        self._text_budget = FACTS_TEXT_BUDGET if self._text else TEXT_BUDGET
         if self._text:
             model = text_model(model)
         self._features = FeatureCache(model.engine)
@@ -190,7 +190,7 @@ class Worker:
         if self.settings.turns:
             order = [*self.words, task.stream, 2]
             return key | take_turns(self.model, case, policy, tokens, reindexing, self.settings.turns, order)
-        result = run_case(self.model, case, policy(), tokens, reindexing, room=self._room, append=variant.append)
+        result = run_case(self.model, case, policy(), tokens, reindexing, text_budget=self._text_budget, append=variant.append)
         if run.allowed and result.bytes > run.allowed:
             raise RuntimeError(f"{run.label} at {run.budget} took {result.bytes} bytes and was allowed {run.allowed}")
         return key | result.record(with_kept=task.stream == 0 and self.settings.suite in SUITES)
@@ -220,7 +220,7 @@ class Worker:
         if self._long:
             return CEILING
         frames, full = self.settings.frames, create_policy("full")
-        Session.open(self.model, policy=full, text_budget=self._room).close()  # with all it can have
+        Session.open(self.model, policy=full, text_budget=self._text_budget).close()  # with all it can have
         most = full.budget // self.per_frame
         if frames > most:
             raise UserError(
@@ -234,12 +234,12 @@ class Worker:
         case, policy = self.case(0), policy_of(variant, self.model, tokens)
         if self._text:
             prefix = self.model.encode(Chat(self.model.bundle.chat).prefix)
-            rows = self._room.rows(self.model)
+            rows = self._text_budget.rows(self.model)
             return peak_bytes(self.model, policy, tokens, prefix, rows, min(self.settings.frames, MEASURED_TEXT), CHUNK)
         if self._long:
             case = replace(case, frames=case.frames[:MEASURED])
         with Session.open(
-            self.model, policy=policy, budget=tokens, reindexing=variant.reindexing, chunk=CHUNK, text_budget=ROOM,
+            self.model, policy=policy, budget=tokens, reindexing=variant.reindexing, chunk=CHUNK, text_budget=TEXT_BUDGET,
             append=variant.append,
         ) as session:  # fmt: skip
             if variant == PLAIN:
@@ -261,12 +261,12 @@ def model_identity(model: Model) -> str:
 
 def run_case(
     model: Model, case: Case, policy: Policy, tokens: int, reindexing: Reindexing = "lazy", chunk: int = CHUNK,
-    room: TextBudget = ROOM,
+    text_budget: TextBudget = TEXT_BUDGET,
     append: str = ALL,
 ) -> CaseResult:  # fmt: skip
     """Watch, then ask everything. Raises UserError when ``tokens`` is no budget for this policy."""
     with Session.open(
-        model, policy=policy, budget=tokens, reindexing=reindexing, chunk=chunk, text_budget=room, append=append
+        model, policy=policy, budget=tokens, reindexing=reindexing, chunk=chunk, text_budget=text_budget, append=append
     ) as session:
         peak = watch(session, policy, case)
         held = held_tokens(session.cache, case.owners.size, model.bundle.vision.grid)
@@ -348,7 +348,7 @@ def take_turns(
     asked = draw_turns(case, count, order)
 
     def session() -> Session:
-        opened = Session.open(model, policy=policy(), budget=tokens, reindexing=reindexing, text_budget=ROOM)
+        opened = Session.open(model, policy=policy(), budget=tokens, reindexing=reindexing, text_budget=TEXT_BUDGET)
         for frame in case.frames:
             opened.watch(frame)
         return opened

@@ -21,14 +21,14 @@ from edgevlm.engines.tensorrt.workspace import EngineCalls, Workspace
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.cuda.driver import Driver, open_driver
-from edgevlm.runtime.engine import ChangedTower, Float32, Int64, KVBuffer, KVPlace, LayerDecoder, TowerBuffer
+from edgevlm.runtime.engine import ChangedTower, Float32, Int64, KVBuffer, KVDevice, LayerDecoder, TowerBuffer
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 
 class TensorRT:
     """One bundle loaded on a GPU; see :class:`edgevlm.runtime.engine.Engine`. KV buffers lie in the device's memory."""
 
-    kv_place: KVPlace = "cuda"
+    kv_device: KVDevice = "cuda"
     export_hint = "edgevlm export {} --device NAME, a Jetson's, and on that device edgevlm build BUNDLE"
 
     def __init__(self, bundle: Bundle, *, threads: int | None = None, driver: Driver | None = None) -> None:
@@ -36,7 +36,7 @@ class TensorRT:
         check_profile(bundle)
         self.bundle = bundle
         self._workspace, self._log = Workspace(driver or open_driver()), api.Log()
-        self._place = EngineFolder.of(bundle, engine_key(self._workspace.driver.device, api.VERSION, bundle))
+        self._folder = EngineFolder.of(bundle, engine_key(self._workspace.driver.device, api.VERSION, bundle))
         self.settings = self._built_for()
         self._jobs = {job.graph: job for job in jobs_of(bundle, self.settings)}
         self._embedding = Embedding(bundle)
@@ -66,7 +66,7 @@ class TensorRT:
         most = self._vision.most("pixel_values")[0]
         for piece in pieces(len(grouped), most):
             shape = features[piece].shape
-            features[piece] = self._whole(self._vision, {"pixel_values": grouped[piece]}, {"features": shape})["features"]
+            features[piece] = self._run(self._vision, {"pixel_values": grouped[piece]}, {"features": shape})["features"]
         return features
 
     def embed(self, token_ids: Int64) -> Float32:
@@ -118,7 +118,7 @@ class TensorRT:
             names: dict[str, Dims] = {
                 f"{part}{layer}": (1, rows, heads[part] * spec.head_dim) for part in heads for layer in range(spec.layers)
             }
-            found = self._whole(self._projections, inputs, names)
+            found = self._run(self._projections, inputs, names)
             for part, of_layer in parts.items():
                 for layer, pieces_of in enumerate(of_layer):
                     by_head = found[f"{part}{layer}"].reshape(rows, heads[part], spec.head_dim)
@@ -135,7 +135,7 @@ class TensorRT:
         for name in ("_vision", "_projections", "_decoder", "_embedding"):
             self.__dict__.pop(name, None)
 
-    def _whole(self, calls: EngineCalls, inputs: dict[str, NDArray], outputs: dict[str, Dims]) -> dict[str, NDArray]:
+    def _run(self, calls: EngineCalls, inputs: dict[str, NDArray], outputs: dict[str, Dims]) -> dict[str, NDArray]:
         with self._workspace.lock:
             return calls.call(inputs, outputs)
 
@@ -144,9 +144,9 @@ class TensorRT:
         return EngineCalls(self._workspace, self._load(name), 0)
 
     def _built_for(self) -> Settings:
-        whole = self.bundle.file(self.bundle.decoder.graphs["full"]).stem
-        for plan in self._place.engines(whole):
-            if record := self._place.record(plan):
+        stem = self.bundle.file(self.bundle.decoder.graphs["full"]).stem
+        for plan in self._folder.engines(stem):
+            if record := self._folder.record(plan):
                 return Settings(int(record.about["capacity"]), probes=bool(record.about["probes"]))
         device = self._workspace.driver.device
         raise UserError(
@@ -157,8 +157,8 @@ class TensorRT:
     def _load(self, name: str) -> api.Loaded:
         """The engine of a graph's file. Raises UserError for one that is missing, damaged, or of another graph."""
         job = self._jobs[self.bundle.file(name).stem]
-        plan = self._place.path(job.graph, job.fingerprint)
-        record = self._place.record(plan)
+        plan = self._folder.path(job.graph, job.fingerprint)
+        record = self._folder.record(plan)
         if record is None:
             raise UserError(f"{plan}: is missing, or was built of another graph; build it (edgevlm build {self.bundle.path})")
         return api.Loaded(read_plan(plan, record), str(plan), self._log)

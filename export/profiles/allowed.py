@@ -44,18 +44,18 @@ class Allowed:
     def check(self, path: Path) -> None:
         """Raises AssertionError, which is a defect of the exporter, naming every node that the parser would not take."""
         model = onnx.shape_inference.infer_shapes(onnx.load(path, load_external_data=False), strict_mode=True, data_prop=True)
-        types, trouble = _types(model.graph), []
+        types, refused = _types(model.graph), []
         fixed = {tensor.name for tensor in model.graph.initializer}
         for opset in model.opset_import:
             most = max(self.opsets[1], self.opset_with_int4 if "INT4" in types.values() else 0)
             if opset.domain or not self.opsets[0] <= opset.version <= most:
-                trouble.append(f"opset {opset.domain or 'ai.onnx'} {opset.version}")
+                refused.append(f"opset {opset.domain or 'ai.onnx'} {opset.version}")
         for node in model.graph.node:
             fixed.update(node.output if node.op_type == "Constant" else ())
-            trouble += [f"{node.name or node.op_type}: {why}" for why in self._trouble(node, types, fixed)]
-        assert not trouble, f"{path.name} has what TensorRT {self.tensorrt} does not take: {'; '.join(trouble)}"
+            refused += [f"{node.name or node.op_type}: {why}" for why in self._refused(node, types, fixed)]
+        assert not refused, f"{path.name} has what TensorRT {self.tensorrt} does not take: {'; '.join(refused)}"
 
-    def _trouble(self, node: onnx.NodeProto, types: Types, fixed: set[str]) -> Iterable[str]:
+    def _refused(self, node: onnx.NodeProto, types: Types, fixed: set[str]) -> Iterable[str]:
         if node.domain or node.op_type not in self.operators:
             yield f"no operator {node.op_type} {node.domain}".rstrip()
             return

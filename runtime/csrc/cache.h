@@ -127,8 +127,8 @@ public:
     const Rotary* rotary() const { return rotary_ ? &*rotary_ : nullptr; }  // null when it is not known what turns which pair
     std::int64_t allocations() const { return heap_.allocations(); }
     std::int64_t rows_moved() const { return rows_moved_; }
-    // Of all numbers added to an int8 cache: values that were cut to the range of codes, and rotary pairs of keys that were
-    // cut, or would be by some turn.
+    // Of all numbers added to an int8 cache: values saturated at the range of codes, and rotary pairs of keys that were
+    // saturated, or would be by some turn.
     std::int64_t saturated() const { return saturated_; }
     Scratch& scratch() { return scratch_; }
 

@@ -41,7 +41,7 @@ std::int64_t Cache::saturated_in(const Layer& layer, std::int64_t first, std::in
         for (std::int64_t i = first; i < last; ++i) {
             const std::int64_t at = (head * layer.capacity + i) * head_dim_;
             found += simd().outside(reinterpret_cast<const Int8*>(layer.key) + at, head_dim_ / 2);
-            found += simd().cut(reinterpret_cast<const Int8*>(layer.value) + at, head_dim_);
+            found += simd().saturated(reinterpret_cast<const Int8*>(layer.value) + at, head_dim_);
         }
     }
     return found;

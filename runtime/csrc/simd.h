@@ -75,7 +75,7 @@ struct Simd {
     void (*drain)();                                                      // makes those writes seen by other threads
     // How many numbers of a row of codes are the largest or the smallest there is; how many of its pairs lie beyond the circle
     // that all turns of a pair stay within.
-    std::int64_t (*cut)(const Int8* row, std::int64_t size);
+    std::int64_t (*saturated)(const Int8* row, std::int64_t size);
     std::int64_t (*outside)(const Int8* row, std::int64_t pairs);
     std::int64_t (*read)(const void* memory, std::int64_t bytes);         // the plain read that speeds are measured against
 

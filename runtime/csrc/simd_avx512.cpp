@@ -70,7 +70,7 @@ inline V keep_from(V a, V x, V least) {
 
 const Simd& simd_avx512() {
     static constexpr Simd table{"avx512", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttention, box<double>, box<std::int32_t>,
-                                at_least, hamming, turn, copy, drain, cut, outside, read};
+                                at_least, hamming, turn, copy, drain, saturated, outside, read};
     return table;
 }
 

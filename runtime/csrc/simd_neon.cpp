@@ -57,7 +57,7 @@ void drain() {}
 
 const Simd& simd_neon() {
     static constexpr Simd table{"neon", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttention, box<double>, box<std::int32_t>,
-                                at_least, hamming, turn, copy, drain, cut, outside, read};
+                                at_least, hamming, turn, copy, drain, saturated, outside, read};
     return table;
 }
 

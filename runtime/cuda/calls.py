@@ -167,7 +167,7 @@ class KernelCall:
         """Inputs of one dtype, one behind the other."""
         self._inputs[name] = arrays
 
-    def room(self, name: str, shape: int | tuple[int, ...], dtype: type[np.generic], *, zero: bool = False) -> None:
+    def scratch(self, name: str, shape: int | tuple[int, ...], dtype: type[np.generic], *, zero: bool = False) -> None:
         """An array to be written on the device, zero at the start if asked for."""
         self._shapes[name] = ((shape,) if isinstance(shape, int) else shape), np.dtype(dtype)
         if zero:
@@ -307,7 +307,7 @@ class LayersCall:
     def results(self, dtype: type[np.generic], *names: str) -> None:
         """Room for an array of each row."""
         for name in names:
-            self.call.room(name, self.total, dtype)
+            self.call.scratch(name, self.total, dtype)
 
     def rows(self) -> Any:
         rows = self.kernels.rows(self.cache.head_dim, self.cache.dtype, self.table, self.call["layers"])

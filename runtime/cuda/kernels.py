@@ -34,25 +34,25 @@ from edgevlm.runtime.cuda.driver import Driver
 if TYPE_CHECKING:
     from edgevlm.runtime.cuda.cache import CudaCache
 
-IMAGE = "kernels.fatbin"  # built by setup.py where nvcc is
+FATBIN = "kernels.fatbin"  # built by setup.py where nvcc is
 Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
 
 
-def kernel_image() -> bytes:
+def load_fatbin() -> bytes:
     """The compiled kernels; raises UserError where edgevlm was installed without nvcc."""
-    image = files(__package__).joinpath(IMAGE)
-    if not image.is_file():
+    fatbin = files(__package__).joinpath(FATBIN)
+    if not fatbin.is_file():
         raise UserError(
             "edgevlm was installed without its CUDA kernels, because nvcc was not found: put the CUDA toolkit's bin folder on "
             "PATH and run: pip install --force-reinstall --no-deps ."
         )
-    return image.read_bytes()
+    return fatbin.read_bytes()
 
 
 @cache
 def _module(driver: Driver) -> Any:
-    return driver.load(kernel_image())
+    return driver.load(load_fatbin())
 
 
 @cache
@@ -92,7 +92,7 @@ class Kernels:
     def value_norms(self, value: DeviceRows) -> Float32:
         heads, n, width = value.shape
         call = KernelCall(self.space)
-        call.room("norm", (heads, n), np.float32)
+        call.scratch("norm", (heads, n), np.float32)
         table = one_layer(value)
         call.put("layers", table)
         call.lay_out()
@@ -122,8 +122,8 @@ class Kernels:
         call.put("seq", np.ascontiguousarray(seq, np.int64))
         call.put("layers", one_layer(key))
         for name, shape in {"scores": (heads, TILE, n + own), "highest": (heads, TILE), "weight": (heads, TILE)}.items():
-            call.room(name, shape, np.float32)
-        call.room("mass", (heads, n), np.float32, zero=True)
+            call.scratch(name, shape, np.float32)
+        call.scratch("mass", (heads, n), np.float32, zero=True)
         if own_key is not None and own_seq is not None:
             call.put("own_key", np.ascontiguousarray(own_key, np.float32))
             call.put("own_seq", np.ascontiguousarray(own_seq, np.int64))
@@ -155,7 +155,7 @@ class Kernels:
         call.put("score", np.ascontiguousarray(scores, np.float32))
         call.put("seq", np.ascontiguousarray(seq, np.int64))
         call.put("candidate", np.ascontiguousarray(candidates, np.bool_))
-        call.room("out", (heads, n), np.bool_)
+        call.scratch("out", (heads, n), np.bool_)
         call.send()
         names = ("score", "seq", "candidate", "out")
         self.launch("top_k", (1, heads, 1), calls.TopCall(**{name: call[name] for name in names}, rows=n, k=k))
@@ -236,8 +236,8 @@ class Kernels:
             work.call.put(name, array)
         work.know("position")
         work.put_turns()
-        work.call.room("out", work.total, np.float32, zero=True)
-        work.call.room("unit", work.total * cache.head_dim, np.float32)
+        work.call.scratch("out", work.total, np.float32, zero=True)
+        work.call.scratch("unit", work.total * cache.head_dim, np.float32)
         work.call.send()
         names = ("position", "order", "held", "news", "unit", "out")
         at = work.at(calls.NewerCall, *names, how=work.turns(on=not rotated))
@@ -256,7 +256,7 @@ def evict(cache: CudaCache, keep: dict[int, Bool], lengths: NDArray[np.int32]) -
     work.masks("keep", list(keep.values()))
     work.call.put("kept", kept)
     work.results(np.int32, "from_", "to")
-    work.call.room("count", work.tasks, np.int32)
+    work.call.scratch("count", work.tasks, np.int32)
     work.call.send()
     at = work.at(calls.MovesCall, "keep", "kept", "from_", "to", "count")
     work.launch("list_moves", at, over=1)
@@ -319,9 +319,9 @@ def _similarity(work: LayersCall, recent: Masks, valid: Masks, rotated: bool) ->
         ("slots", slots, np.int32), ("count", slots, np.int32), ("latest", slots, np.uint64), ("patches", 1, np.int32),
         ("sum", patches * cache.head_dim, np.int64),
     ):  # fmt: skip
-        work.call.room(name, work.tasks * size, dtype, zero=True)
-    work.call.room("patch", work.tasks * slots, np.int32)
-    work.call.room("mean", work.tasks * patches * cache.head_dim, np.float32)
+        work.call.scratch(name, work.tasks * size, dtype, zero=True)
+    work.call.scratch("patch", work.tasks * slots, np.int32)
+    work.call.scratch("mean", work.tasks * patches * cache.head_dim, np.float32)
 
     def launch() -> None:
         known = ("position", "row", "col", "recent", "valid")
@@ -350,7 +350,7 @@ def _pool(work: LayersCall, valid: str) -> Callable[[], None]:
     work.results(np.float32, "pooled")
     slots = calls.slots_for(max(work.lengths, default=0))
     for name in ("places", "there"):
-        work.call.room(name, work.tasks * slots, np.int32, zero=True)
+        work.call.scratch(name, work.tasks * slots, np.int32, zero=True)
 
     def launch() -> None:
         others = {"valid": valid, "out": "pooled", "slots": "places", "count": "there"}

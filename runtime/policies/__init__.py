@@ -30,7 +30,7 @@ __all__ = [
 
 
 def evicting() -> list[str]:
-    """Names of edgevlm's policies that compress, and need nothing below the cache."""
+    """Names of edgevlm's policies that compress and need no store."""
     return [name for name, policy in POLICIES.items() if policy.bounded and not issubclass(policy, Retrieval)]
 
 

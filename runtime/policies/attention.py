@@ -127,7 +127,7 @@ class CrossLayer(Stateful):
         self._last_mass: dict[int, Float32] = {}  # and their S
 
     def add(self, appended: Appended) -> None:
-        """Take the queries of rows just published."""
+        """Take the queries of rows just committed."""
         self._queries.add(appended)
 
     def attention(self, cache: KVCache, window: int) -> dict[int, Float32]:

@@ -65,7 +65,7 @@ class StreamShape:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Vision rows just published: their ``seq`` ``[n]`` and ``position`` ``[n, axes]``, the same in every layer and head.
+    """Vision rows just committed: their ``seq`` ``[n]`` and ``position`` ``[n, axes]``, the same in every layer and head.
 
     queries: per probe layer the rotated queries of these rows, float32 ``[heads, n, head_dim]``. frame: the frame that each
     belongs to, ``[n]``. features: the mean of each frame's features, ``[frames, row_width]``, for those that need them.
@@ -274,7 +274,7 @@ class Policy(Stateful):
             )
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:
-        """Called when vision rows have been published, with the queries of ``needs.probe_layers``."""
+        """Called when vision rows have been committed, with the queries of ``needs.probe_layers``."""
 
     def answered(self, question: str, answer: str) -> None:
         """Called when a question has been answered, whichever conversation it belongs to."""

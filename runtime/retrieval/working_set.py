@@ -6,7 +6,7 @@ Of a layer's ``C`` rows in the arena, in one KV head that has r rows fetched, wh
     [n, n + r)          the working set, in no particular order
     [n + r, n + r + S)  the new rows, written there by the engine
 
-After that the new rows and as many of the working set change places, so that the cache can publish the new ones at
+After that the new rows and as many of the working set swap, so that the cache can commit the new ones at
 ``[n, n + S)``, and the working set stands behind them, ready for the next call. Rows fetched keep the positions they were
 stored with until the stream is first re-indexed; from then on they take contiguous positions, in temporal order, between the
 prefix and everything else.
@@ -74,7 +74,7 @@ class WorkingSet(Stateful):
         return counts
 
     def settle(self, layer: int, appended: int) -> None:
-        """``appended`` rows stand behind the working set of each head: they and it change places."""
+        """``appended`` rows stand behind the working set of each head: they swap with it."""
         start = int(self._start[layer])
         for head, held in enumerate(self.held[layer]):
             moved = min(int(held), appended)

@@ -77,7 +77,7 @@ std::vector<float> rows(const Simd& table, std::int64_t pairs, const std::vector
 // What is counted of a row of codes.
 std::vector<float> counted(const Simd& table, std::int64_t pairs, const std::vector<float>& a) {
     const std::vector<Code> row = stored<Code>(a, scales(pairs));
-    return {static_cast<float>(table.cut(row.data(), 2 * pairs)), static_cast<float>(table.outside(row.data(), pairs))};
+    return {static_cast<float>(table.saturated(row.data(), 2 * pairs)), static_cast<float>(table.outside(row.data(), pairs))};
 }
 
 // Softmax weights of `keys` keys for as many query rows as the table takes; rows are summed up, so that lanes do not matter.

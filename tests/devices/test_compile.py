@@ -38,11 +38,11 @@ def test_nvcc_compiles_every_kernel_without_a_warning(tmp_path):
     """For Orin and Hopper, warnings being errors."""
     included = {line.split('"')[1] for line in SOURCE.read_text().splitlines() if line.startswith("#include")}
     assert included == {path.name for path in SOURCE.parent.glob("*.cu")} - {SOURCE.name}
-    image = tmp_path / "kernels.fatbin"
-    build.compile_kernels(build.nvcc(), SOURCE, image)
-    assert image.stat().st_size > 100_000
+    fatbin = tmp_path / "kernels.fatbin"
+    build.compile_kernels(build.nvcc(), SOURCE, fatbin)
+    assert fatbin.stat().st_size > 100_000
     if dump := shutil.which("cuobjdump", path=f"{Path(build.nvcc()).resolve().parent}:{os.environ['PATH']}"):
-        listed = subprocess.run([dump, "-lelf", str(image)], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run([dump, "-lelf", str(fatbin)], capture_output=True, text=True, check=True).stdout
         assert "sm_87" in listed
         assert "sm_90" in listed
 
@@ -59,9 +59,9 @@ def test_structs_are_those_of_the_kernels(name):
 def test_without_the_compiled_kernels_one_line_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(kernels, "files", lambda package: tmp_path)
     with pytest.raises(kernels.UserError, match="without its CUDA kernels"):
-        kernels.kernel_image()
-    (tmp_path / kernels.IMAGE).write_bytes(b"image")
-    assert kernels.kernel_image() == b"image"
+        kernels.load_fatbin()
+    (tmp_path / kernels.FATBIN).write_bytes(b"fatbin")
+    assert kernels.load_fatbin() == b"fatbin"
 
 
 def test_edgevlm_cuda_0_builds_without_nvcc(monkeypatch, tmp_path):

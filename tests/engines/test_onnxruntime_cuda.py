@@ -20,7 +20,7 @@ BUDGET, FRAMES = 256, 40
 class OnHost(OnnxRuntimeCuda):
     """Everything but the provider and the device that addresses are said to be of."""
 
-    kv_device, shrunk, kv_types = "cpu", "cpu:0", ("fp32", "fp16")
+    ort_device, shrunk, kv_types = "cpu", "cpu:0", ("fp32", "fp16")
     provider, providers = "CPUExecutionProvider", ("CPUExecutionProvider",)
 
 

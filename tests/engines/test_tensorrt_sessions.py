@@ -29,7 +29,7 @@ def on_tensorrt(path: Any, driver: FakeDriver) -> Model:
     bundle = Bundle.load(path)
     build(bundle, driver, capacity_for(str(path), BUDGET))
     engine: Any = TensorRT(bundle, driver=driver)  # type: ignore[arg-type]
-    engine.kv_place = "host"  # which is the fake device's memory
+    engine.kv_device = "host"  # which is the fake device's memory
     tokenizer = Tokenizer.from_file(str(bundle.file(bundle.chat.tokenizer)))
     return Model(bundle, engine, tokenizer, bundle.closing_rows())
 

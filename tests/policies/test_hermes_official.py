@@ -16,7 +16,7 @@ from edgevlm.runtime.policies import Guidance, StreamShape, create_policy
 from edgevlm.runtime.policies.hermes import normalised
 from edgevlm.runtime.session import Session, TextBudget
 
-ROOM, BUDGET = TextBudget(16, 64, 8), 38
+TEXT_BUDGET, BUDGET = TextBudget(16, 64, 8), 38
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,9 @@ def check_memory(stream, program):
 def test_the_memory_is_the_programs(made, chunk, settings):
     """Row by row over many compressions, with a question on the way that enters the prompts of those after it."""
     model, checkpoint = made
-    with Session.open(model, policy=f"hermes:mode=official{settings}", budget=BUDGET, chunk=chunk, text_budget=ROOM) as session:
+    with Session.open(
+        model, policy=f"hermes:mode=official{settings}", budget=BUDGET, chunk=chunk, text_budget=TEXT_BUDGET
+    ) as session:
         prefix = model.encode(session._chat.prefix)
         program = Program(ReferenceDecoder(checkpoint), model.encode, prefix, BUDGET, summary=not settings)
         stream = watched(made, session, program)
@@ -82,7 +84,7 @@ def test_the_last_turn_matters(made):
     model, kept = made[0], {}
     for policy in ("hermes:mode=official", "hermes"):
         for asks in (False, True):
-            with Session.open(model, policy=policy, budget=BUDGET, chunk=2, text_budget=ROOM) as session:
+            with Session.open(model, policy=policy, budget=BUDGET, chunk=2, text_budget=TEXT_BUDGET) as session:
                 for index, image in enumerate(frames(20, model)):
                     session.watch(image)
                     if asks and index == 7:
@@ -97,7 +99,7 @@ def test_the_arena_holds_a_chunk_more_and_not_a_byte_is_allocated_later(made):
     model = made[0]
     per_frame = model.bundle.vision.tokens_per_frame
     for chunk in (1, 3, 5):
-        with Session.open(model, policy="hermes:mode=official", budget=BUDGET, chunk=chunk, text_budget=ROOM) as session:
+        with Session.open(model, policy="hermes:mode=official", budget=BUDGET, chunk=chunk, text_budget=TEXT_BUDGET) as session:
             stream = session._stream
             cache, step, held, after = stream.cache, stream.decoder.step, [], []
             nbytes, ahead = cache.nbytes, chunk * per_frame
@@ -120,7 +122,7 @@ def test_the_arena_holds_a_chunk_more_and_not_a_byte_is_allocated_later(made):
 
 def test_a_deep_layer_gathers_summaries_that_can_go_again(made):
     model = made[0]
-    with Session.open(model, policy="hermes:mode=official", budget=BUDGET, chunk=2, text_budget=ROOM) as session:
+    with Session.open(model, policy="hermes:mode=official", budget=BUDGET, chunk=2, text_budget=TEXT_BUDGET) as session:
         for image in frames(40, model):
             session.watch(image)
         cache, compressions = session._stream.cache, session.stats.memory.compressions
@@ -131,7 +133,7 @@ def test_a_deep_layer_gathers_summaries_that_can_go_again(made):
 
 def test_questions_leave_no_rows_behind(made):
     model = made[0]
-    with Session.open(model, policy="hermes:mode=official", budget=BUDGET, chunk=2, text_budget=ROOM) as session:
+    with Session.open(model, policy="hermes:mode=official", budget=BUDGET, chunk=2, text_budget=TEXT_BUDGET) as session:
         for image in frames(20, model):
             session.watch(image)
         stream = session._stream
@@ -148,7 +150,7 @@ def test_one_prompt_serves_all_layers(made):
         made[0],
         policy="hermes:mode=official,local_prompt=,global_prompt=What happens in the video?",
         budget=BUDGET,
-        text_budget=ROOM,
+        text_budget=TEXT_BUDGET,
     ) as session:
         assert session._stream.policy.needs.guidance == ("What happens in the video?",)
         for image in frames(24, made[0]):
@@ -158,12 +160,12 @@ def test_one_prompt_serves_all_layers(made):
 
 def test_what_it_runs_on_and_what_it_cannot(made, tmp_path):
     model = made[0]
-    with Session.open(model, policy="hermes:mode=official", budget=BUDGET, text_budget=ROOM) as session:
+    with Session.open(model, policy="hermes:mode=official", budget=BUDGET, text_budget=TEXT_BUDGET) as session:
         assert session.basis == "hermes: mode=official: middle from layer 1, deep from 7"
         assert session._stream.policy.needs.raw_layers == tuple(range(1, 10))
         assert not session._stream.probe_text(model.engine.embed(np.array([1]))), "frames and answers pay for no queries"
     with pytest.raises(UserError, match=r"limit of 2048 positions \(prefix \d+, text budget \d+, a chunk of 800\)"):
-        Session.open(model, policy="hermes:mode=official", budget=1200, chunk=200, text_budget=ROOM)
+        Session.open(model, policy="hermes:mode=official", budget=1200, chunk=200, text_budget=TEXT_BUDGET)
     policy = create_policy("hermes:mode=official,summary=on")
     assert (policy.join, policy.summary) == ("rank", "last")
 
@@ -172,9 +174,9 @@ def test_a_bundle_of_an_older_export_is_refused_at_once(made):
     older = Model.load(made[0].bundle.path, threads=1)
     del older.bundle.decoder.graphs["projections"]
     with pytest.raises(UserError, match=r"has no projections decoder graph .*; export the checkpoint again") as caught:
-        Session.open(older, policy="hermes:mode=official", budget=BUDGET, text_budget=ROOM)
+        Session.open(older, policy="hermes:mode=official", budget=BUDGET, text_budget=TEXT_BUDGET)
     assert "\n" not in str(caught.value)
-    Session.open(older, policy="hermes", budget=BUDGET, text_budget=ROOM).close()
+    Session.open(older, policy="hermes", budget=BUDGET, text_budget=TEXT_BUDGET).close()
     older.close()
 
 

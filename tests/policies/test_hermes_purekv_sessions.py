@@ -14,7 +14,7 @@ from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.policies.hermes import guidance_attention
 from edgevlm.runtime.session import Session, TextBudget
 
-ROOM = TextBudget(16, 64, 8)
+TEXT_BUDGET = TextBudget(16, 64, 8)
 POLICIES = [
     "hermes",
     "hermes:target=0.6,summary=off",
@@ -38,7 +38,7 @@ def model(tmp_path_factory):
 def test_the_cap_holds_inside_every_chunk_size(model, policy):
     per_frame = model.bundle.vision.tokens_per_frame
     for chunk in (1, 3, 8):
-        with Session.open(model, policy=policy, budget=9 * per_frame + 3, chunk=chunk, text_budget=ROOM) as session:
+        with Session.open(model, policy=policy, budget=9 * per_frame + 3, chunk=chunk, text_budget=TEXT_BUDGET) as session:
             stream, fullest = session._stream, [0]
             budgets, append_piece = stream.policy.layer_budgets, stream._append_piece
             capacity = stream.cache.capacities
@@ -63,7 +63,7 @@ def test_the_cap_holds_inside_every_chunk_size(model, policy):
 
 def test_guidance_leaves_no_trace(model):
     per_frame = model.bundle.vision.tokens_per_frame
-    with Session.open(model, policy="hermes", budget=6 * per_frame, chunk=2, text_budget=ROOM) as session:
+    with Session.open(model, policy="hermes", budget=6 * per_frame, chunk=2, text_budget=TEXT_BUDGET) as session:
         for image in frames(20, model):
             session.watch(image)
         stream = session._stream
@@ -86,7 +86,7 @@ def test_guidance_attention_is_what_transformers_computes(model):
     from transformers import AutoModelForImageTextToText
 
     per_frame, given = model.bundle.vision.tokens_per_frame, []
-    with Session.open(model, policy="hermes", budget=12 * per_frame, chunk=3, text_budget=ROOM) as session:
+    with Session.open(model, policy="hermes", budget=12 * per_frame, chunk=3, text_budget=TEXT_BUDGET) as session:
         stream = session._stream
         append = stream._append
         stream._append = lambda rows, *rest: given.append(rows.embeds) or append(rows, *rest)
@@ -113,7 +113,7 @@ def test_guidance_attention_is_what_transformers_computes(model):
 def test_questions_leave_no_trace(model, policy):
     per_frame, arenas = model.bundle.vision.tokens_per_frame, []
     for asks in (0, 2):
-        with Session.open(model, policy=policy, budget=6 * per_frame, chunk=2, text_budget=ROOM) as session:
+        with Session.open(model, policy=policy, budget=6 * per_frame, chunk=2, text_budget=TEXT_BUDGET) as session:
             for index, image in enumerate(frames(18, model)):
                 session.watch(image)
                 for n in range(asks * (index % 6 == 3)):
@@ -131,7 +131,9 @@ def test_questions_leave_no_trace(model, policy):
 )  # fmt: skip
 def test_positions_stay_unique_and_below_the_limit(model, policy, reindexing):
     per_frame = model.bundle.vision.tokens_per_frame
-    with Session.open(model, policy=policy, budget=8 * per_frame, chunk=3, text_budget=ROOM, reindexing=reindexing) as session:
+    with Session.open(
+        model, policy=policy, budget=8 * per_frame, chunk=3, text_budget=TEXT_BUDGET, reindexing=reindexing
+    ) as session:
         stream = session._stream
         cache, stream.positions.limit, highest = stream.cache, 480, 0
         guided = sum(len(rows) for rows in stream._guidance)
@@ -154,7 +156,9 @@ def test_positions_stay_unique_and_below_the_limit(model, policy, reindexing):
 def test_a_summary_is_the_mean_of_all_that_was_evicted(model):
     """Over a whole stream with eager re-indexing: as many tokens as are gone, and values that are their plain mean."""
     per_frame, images = model.bundle.vision.tokens_per_frame, list(frames(30, model))
-    with Session.open(model, policy="hermes", budget=6 * per_frame, chunk=2, text_budget=ROOM, reindexing="eager") as session:
+    with Session.open(
+        model, policy="hermes", budget=6 * per_frame, chunk=2, text_budget=TEXT_BUDGET, reindexing="eager"
+    ) as session:
         stream, cache = session._stream, session._stream.cache
         gone, evict = {layer: [] for layer in (7, 8, 9)}, cache.evict
 
@@ -186,9 +190,9 @@ def test_weights_that_leave_a_layer_less_than_a_frame_are_refused(model):
     with pytest.raises(
         UserError, match=r"8 tokens, 2 in its smallest layer, is less than one frame, which takes 4; give --budget 15 or more"
     ):
-        Session.open(model, policy="hermes:layer_weights=0.25/1/1", budget=2 * per_frame, text_budget=ROOM)
+        Session.open(model, policy="hermes:layer_weights=0.25/1/1", budget=2 * per_frame, text_budget=TEXT_BUDGET)
     with pytest.raises(UserError, match="passes the model's limit"):
-        Session.open(model, policy="hermes:layer_weights=0.5/0.5/2", budget=1400, text_budget=ROOM)
+        Session.open(model, policy="hermes:layer_weights=0.5/0.5/2", budget=1400, text_budget=TEXT_BUDGET)
 
 
 def test_the_prompts_a_session_runs():

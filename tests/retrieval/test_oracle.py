@@ -9,7 +9,7 @@ from retrieval.anything import Anything
 from edgevlm.runtime.session import Session, TextBudget
 from edgevlm.runtime.store import joined
 
-ROOM = TextBudget(16, 64, 16)
+TEXT_BUDGET = TextBudget(16, 64, 16)
 QUESTION = "what color was the square?"
 
 
@@ -82,7 +82,7 @@ class Shadow:
 def test_logits_equal_the_numpy_decoder(model, checkpoint, reindexed):
     """Before the first re-indexing in the positions that rows had, after it in contiguous ones."""
     per_frame = model.bundle.vision.tokens_per_frame
-    with Session.open(model, policy=Anything(share=0.4), budget=12 * per_frame, chunk=2, text_budget=ROOM) as session:
+    with Session.open(model, policy=Anything(share=0.4), budget=12 * per_frame, chunk=2, text_budget=TEXT_BUDGET) as session:
         session._stream.positions.limit = 16 * per_frame + 120 if reindexed else 2048
         shadow = Shadow(checkpoint, model, session)
         for image in frames(40, model):
@@ -103,7 +103,7 @@ def test_all_of_it_is_full_kv(model):
     per_frame, found = model.bundle.vision.tokens_per_frame, []
     pictures = list(frames(20, model))
     for policy in (Anything(window=0.2, share=1), "full"):
-        with Session.open(model, policy=policy, budget=30 * per_frame, chunk=4, text_budget=ROOM) as session:
+        with Session.open(model, policy=policy, budget=30 * per_frame, chunk=4, text_budget=TEXT_BUDGET) as session:
             for image in pictures:
                 session.watch(image)
             session.flush()

@@ -2,7 +2,7 @@
 
 import pytest
 from pictures import frames
-from retrieval.test_oracle import QUESTION, ROOM, Shadow
+from retrieval.test_oracle import QUESTION, TEXT_BUDGET, Shadow
 
 from edgevlm.runtime.session import Session
 
@@ -12,7 +12,7 @@ def test_logits_equal_the_numpy_decoder(model, checkpoint, limit, prefetch):
     """Clusters of a head's own, through the store, before and after a re-indexing."""
     per_frame = model.bundle.vision.tokens_per_frame
     policy = f"resv:index=0.3,window=0.3,prefetch={prefetch}"
-    with Session.open(model, policy=policy, budget=20 * per_frame, chunk=2, text_budget=ROOM) as session:
+    with Session.open(model, policy=policy, budget=20 * per_frame, chunk=2, text_budget=TEXT_BUDGET) as session:
         session._stream.positions.limit = limit
         shadow = Shadow(checkpoint, model, session)
         for image in frames(60, model):

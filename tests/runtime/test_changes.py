@@ -13,12 +13,12 @@ from edgevlm.runtime.changes import AppendChanged, References, parse_append
 from edgevlm.runtime.session import Session, TextBudget
 
 QUESTION = "what color was the square?"
-ROOM = TextBudget(32, 64, 32)
+TEXT_BUDGET = TextBudget(32, 64, 32)
 
 
 def opened(model, append, policy="full", frames=24, **more):
     budget = frames * (model.bundle.vision.tokens_per_frame + 40)
-    return Session.open(model, policy=policy, budget=more.pop("budget", budget), append=append, text_budget=ROOM, **more)
+    return Session.open(model, policy=policy, budget=more.pop("budget", budget), append=append, text_budget=TEXT_BUDGET, **more)
 
 
 def answer(session):

@@ -18,7 +18,7 @@ from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.session import Session
 
-ROOM = TextBudget(16, 64, 16)
+TEXT_BUDGET = TextBudget(16, 64, 16)
 QUESTION = "what color was the square?"
 MROPE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
@@ -41,7 +41,7 @@ def model(checkpoint):
 
 
 def opened(model, policy, chunk=4, **settings):
-    return Session.open(model, policy=policy, budget=4 * 50, chunk=chunk, text_budget=ROOM, **settings)
+    return Session.open(model, policy=policy, budget=4 * 50, chunk=chunk, text_budget=TEXT_BUDGET, **settings)
 
 
 def held(session):
@@ -123,7 +123,7 @@ def test_keys_are_those_of_transformers_at_the_new_positions(model, checkpoint, 
             place = torch.from_numpy(cache.position(0)[head][kept].astype(np.int64)).T  # [axes, n]
             keys = transformers_keys(text, layer, rows, place)[head]
             assert float((keys - torch.from_numpy(cache.key(0)[head][kept].copy())).abs().max()) < 2e-4
-            assert cache.position(0)[head].max() < stream.positions.next <= stream.positions.limit - ROOM.question
+            assert cache.position(0)[head].max() < stream.positions.next <= stream.positions.limit - TEXT_BUDGET.question
 
 
 def transformers_keys(text, layer, rows, place):

@@ -10,7 +10,7 @@ from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.session import Session, TextBudget
 
 FIRST, SECOND = "what color was the square?", "how many circle are there now"
-ROOM = TextBudget(16, 64, 8)
+TEXT_BUDGET = TextBudget(16, 64, 8)
 POLICY = "snapkv-guided:target=0.3,window=6"
 
 
@@ -25,7 +25,7 @@ def held(stream):
 
 def watched(model, count, capacity, policy=POLICY, chunk=3):
     session = Session.open(
-        model, policy=policy, budget=capacity * model.bundle.vision.tokens_per_frame, chunk=chunk, text_budget=ROOM
+        model, policy=policy, budget=capacity * model.bundle.vision.tokens_per_frame, chunk=chunk, text_budget=TEXT_BUDGET
     )
     watch(session, frames(count, model))
     session.flush()

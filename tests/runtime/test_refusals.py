@@ -9,11 +9,11 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session, TextBudget
 
-QUESTION, ROOM = "what color was the square?", TextBudget(16, 64, 8)
+QUESTION, TEXT_BUDGET = "what color was the square?", TextBudget(16, 64, 8)
 
 
 def opened(model, **settings):
-    settings = {"budget": 4 * model.bundle.vision.tokens_per_frame, "chunk": 2, "text_budget": ROOM} | settings
+    settings = {"budget": 4 * model.bundle.vision.tokens_per_frame, "chunk": 2, "text_budget": TEXT_BUDGET} | settings
     return Session.open(model, **settings)
 
 

@@ -14,7 +14,7 @@ from edgevlm.runtime.session import Session, TextBudget
 from edgevlm.runtime.snapshots import SnapshotWriter
 from edgevlm.runtime.snapshots.capture import model_hash
 
-ROOM = TextBudget(24, 64, 8)
+TEXT_BUDGET = TextBudget(24, 64, 8)
 ASKED = "what color was the square?"
 BEFORE, AFTER = 21, 14  # frames
 
@@ -47,7 +47,9 @@ def opened(model, policy, folder=None, **settings):
     per_frame = Framing(model).rows_per_frame
     budget = (60 if policy.startswith(("full", "snapkv-guided")) else 9) * per_frame
     state = None if folder is None else SnapshotWriter(folder, every=3600, notify=lambda line: None)
-    session = Session.open(model, policy=policy, budget=budget, text_budget=ROOM, state=state, **{"chunk": 4, **settings})
+    session = Session.open(
+        model, policy=policy, budget=budget, text_budget=TEXT_BUDGET, state=state, **{"chunk": 4, **settings}
+    )
     session._stream.positions.limit = 600 if session._stream.framing.most_text else 480
     return session
 

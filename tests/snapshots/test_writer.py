@@ -19,14 +19,14 @@ from edgevlm.runtime.snapshots.capture import CaptureBuffer
 from edgevlm.runtime.snapshots.directory import SnapshotDirectory, snapshots, verified
 from edgevlm.runtime.snapshots.format import read, write
 
-ROOM = TextBudget(24, 64, 8)
+TEXT_BUDGET = TextBudget(24, 64, 8)
 ASKED = "what color was the square?"
 
 
 def opened(model, folder, said, every=3600.0):
     budget = 9 * model.bundle.vision.tokens_per_frame
     return Session.open(
-        model, policy="h2o", budget=budget, chunk=4, text_budget=ROOM, state=SnapshotWriter(folder, every, said.append)
+        model, policy="h2o", budget=budget, chunk=4, text_budget=TEXT_BUDGET, state=SnapshotWriter(folder, every, said.append)
     )
 
 
@@ -161,7 +161,7 @@ def test_an_interrupt_in_the_middle_of_a_frame_leaves_it_whole_in_the_last_snaps
 
 
 def test_a_path_is_enough_and_a_folder_is_let_go_of(model, tmp_path, caplog):
-    settings = {"policy": "uniform", "budget": 8 * model.bundle.vision.tokens_per_frame, "text_budget": ROOM}
+    settings = {"policy": "uniform", "budget": 8 * model.bundle.vision.tokens_per_frame, "text_budget": TEXT_BUDGET}
     with Session.open(model, state=tmp_path, **settings) as session:
         session.watch(next(frames(1, model)))
         with pytest.raises(UserError, match="another process uses it"):
@@ -220,7 +220,7 @@ class Machine:
     def __init__(self, model, monkeypatch, chunk=8):
         self.free, self.now, self.said = 16, 0.0, []
         budget = 40 * model.bundle.vision.tokens_per_frame
-        self.session = Session.open(model, policy="sliding-window", budget=budget, chunk=chunk, text_budget=ROOM)
+        self.session = Session.open(model, policy="sliding-window", budget=budget, chunk=chunk, text_budget=TEXT_BUDGET)
         read = lambda: Available(self.free * MEMORY // 16, MEMORY)  # noqa: E731
         self.session._pressure = Pressure(chunk, self.said.append, read, lambda: self.now)
         self.released = []
@@ -276,7 +276,7 @@ def test_chunks_are_whole_groups_of_frames_however_short_memory_is():
 def test_a_session_takes_whole_groups_of_frames_when_memory_is_short(models):
     model = models["qwen2_vl"]
     with Session.open(
-        model, policy="uniform", budget=8 * model.bundle.vision.tokens_per_frame, chunk=3, text_budget=ROOM
+        model, policy="uniform", budget=8 * model.bundle.vision.tokens_per_frame, chunk=3, text_budget=TEXT_BUDGET
     ) as session:
         assert session.chunk == 4, "a chunk of three is rounded up"
         session._pressure._read = lambda: Available(1, 99)

@@ -17,7 +17,7 @@ from edgevlm.runtime.snapshots import SnapshotWriter
 from edgevlm.runtime.store import StoreSettings
 from edgevlm.runtime.store import file as file_module
 
-ROOM = TextBudget(16, 64, 16)
+TEXT_BUDGET = TextBudget(16, 64, 16)
 QUESTION = "how many objects are there now?"
 SMALL = StoreSettings(64_000_000, 1_000_000)
 
@@ -33,7 +33,7 @@ def opened(model, state=None, store=SMALL, policy=None, said=None):
     writer = None if state is None else SnapshotWriter(state, every=3600, notify=(said if said is not None else []).append)
     budget = 12 * model.bundle.vision.tokens_per_frame
     return Session.open(
-        model, policy=policy or Anything(share=1), budget=budget, chunk=2, text_budget=ROOM, state=writer, store=store
+        model, policy=policy or Anything(share=1), budget=budget, chunk=2, text_budget=TEXT_BUDGET, state=writer, store=store
     )
 
 

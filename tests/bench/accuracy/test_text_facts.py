@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 from edgevlm.calib.accuracy.cases import seed_words
 from edgevlm.calib.accuracy.text_facts import (
     DID,
+    FACTS_TEXT_BUDGET,
     FAMILY,
     GIVEN,
     KINDS,
     TEXT_FACTS,
-    TEXT_ROOM,
     TOKENS,
     WHAT,
     WHERE,
@@ -160,7 +160,9 @@ def test_full_kv_answers_as_transformers_does(tiny, worker):
         after = tokenizer.encode(f"\n{asked}<|im_end|>\n<|im_start|>assistant\n{start}").ids
         ids = torch.tensor([[*before, *ids_of(case).ravel().tolist(), *after]])
         with torch.no_grad():
-            made = tiny[0].generate(ids, max_new_tokens=TEXT_ROOM.answer, do_sample=False, eos_token_id=[0, 2], pad_token_id=0)
+            made = tiny[0].generate(
+                ids, max_new_tokens=FACTS_TEXT_BUDGET.answer, do_sample=False, eos_token_id=[0, 2], pad_token_id=0
+            )
         answers.append(tokenizer.decode(made[0, ids.shape[1] :].tolist(), skip_special_tokens=True).strip())
     assert [result["answer"] for result in record["results"]] == answers
     assert len(set(answers)) > 1, "the question is read"

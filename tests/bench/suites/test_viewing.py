@@ -15,7 +15,7 @@ from edgevlm.runtime.session import Session
 
 RUNS = (VariantRun("infinipot-v", "128", 128), VariantRun("uniform", "64", 64))
 LIMIT = 6.0  # seconds of the clip
-ROOM = TextBudget(0, 80, 16)
+TEXT_BUDGET = TextBudget(0, 80, 16)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def asked(name, time_s=None, **more):
 
 
 def perform(demo, folder, questions, runs=RUNS, fps=1.0):
-    worker = VideoWorker(VideoSettings("demo", folder, fps, ROOM), demo)
+    worker = VideoWorker(VideoSettings("demo", folder, fps, TEXT_BUDGET), demo)
     return worker.perform(VideoTask(questions[0].video, tuple(questions), tuple(runs)))
 
 
@@ -65,7 +65,7 @@ def test_answers_are_those_of_a_session_alone(demo, folder):
     for run in RUNS:
         for question in questions:
             frames = [frame for frame in VideoSource(folder / "a.mp4", 1.0) if frame.time_s <= (question.time_s or LIMIT)]
-            with Session.open(demo, policy=run.label, budget=run.tokens, text_budget=ROOM) as session:
+            with Session.open(demo, policy=run.label, budget=run.tokens, text_budget=TEXT_BUDGET) as session:
                 for frame in frames:
                     session.watch(frame.image, frame.time_s)
                 expected = session.ask(question.prompt).text
