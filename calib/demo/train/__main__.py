@@ -15,9 +15,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", action="store_true", help="go on from DIR/state.pt")
     parser.add_argument("--bf16", action="store_true", help="multiply in bfloat16: faster where the processor can")
-    parser.add_argument(
-        "--no-thinning", action="store_true", help="train on complete streams only, never thinned as by compression"
-    )
+    parser.add_argument("--no-thinning", action="store_true", help="train on complete streams only")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
