@@ -48,6 +48,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
         with redirect_stdout(sys.stderr):  # where it says what it does not find
             ort.preload_dlls()  # cuDNN and CUDA of wheels lie where no loader looks
         super().__init__(bundle, threads=threads)
+        _ = self._vision  # opened at once: whether CUDA starts is known before a stream begins
 
     @classmethod
     def takes(cls, bundle: Bundle) -> bool:
