@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from edgevlm.apps.bundles.export_process import export_apart
+from edgevlm.apps.bundles.helper_process import Tell, call_in_helper
 from edgevlm.apps.schemas import json_line
 from edgevlm.errors import BundleError, UserError
 from edgevlm.export.checkpoint import ConfigOnly, checkpoint_folder
@@ -21,7 +21,7 @@ from edgevlm.packages import needed
 from edgevlm.runtime.bundle import MANIFEST, Bundle
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 
-Tell = Callable[[str], object]
+SCALED, PLAIN = "edgevlm.apps.bundles.awq:export_scaled", "edgevlm.export:export_checkpoint"
 DIGITS = 10  # of a cached bundle's name that stand for the checkpoint, and as many for its options
 DEFAULTS: dict[str, Any] = {
     "st_spattn_from": None, "camera": (480, 640), "text_gguf": None, "precision": None, "vision_precision": None, "kv": "fp32",
@@ -46,6 +46,23 @@ def cached_bundle(
             chosen = DEFAULTS | options | {"force": True}
             export_apart(checkpoint, target, scaled=scaled, progress=progress, notice=notice, **chosen)
     return target
+
+
+def export_apart(checkpoint: Path, out: Path, *, progress: Tell, notice: Tell, **options: Any) -> None:
+    """As :func:`edgevlm.export.export_checkpoint`, by a helper process. Raises UserError as that does."""
+    call_in_helper(f"{__name__}:export_here", checkpoint, out, progress=progress, notice=notice, **options)
+
+
+def export_here(checkpoint: str, out: str, *, scaled: bool, camera: list[int], **options: Any) -> Path:
+    """The same in this process, of options as JSON has them."""
+    return exporter(scaled)(Path(checkpoint), Path(out), camera=tuple(camera), **options)
+
+
+def exporter(scaled: bool) -> Callable[..., Path]:
+    """``export_checkpoint``, or for AWQ's scales the one that measures them first."""
+    module, _, name = (SCALED if scaled else PLAIN).partition(":")
+    export: Callable[..., Path] = getattr(needed(module, "exporting"), name)
+    return export
 
 
 def cached_path(checkpoint: Path, *, scaled: bool, **options: Any) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevlm.apps.bundles.cache import DEFAULTS
+from edgevlm.apps.planning.memory import weights_of
 from edgevlm.apps.planning.model import PlannedModel, plan_checkpoint
 from edgevlm.apps.planning.plan import DevicePlan, PlanRequest, choose, default_budget, figure
 from edgevlm.apps.planning.this_machine import this_cpu
@@ -15,6 +16,7 @@ from edgevlm.engines.devices import DeviceProfile
 from edgevlm.engines.devices.machine import Machine
 from edgevlm.export.families import load_family
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 
 Size = tuple[int, int]  # height, width
 STRETCH = 1.1  # of a frame's aspect, from which on it is said: whole patches alone stretch a small frame by some percent
@@ -89,6 +91,15 @@ class ExportChoice:
         if self.plan is None or self.request.budget is not None:
             return None
         return self.plan.budget if self.plan.budget < default_budget(self.plan.roofline.model) else None
+
+
+def bundle_bytes(folder: Path, **options: Any) -> int:
+    """About what the bundle of a checkpoint takes on the disk, exported with these options of ``export_checkpoint``."""
+    options = DEFAULTS | options
+    model = plan_checkpoint(folder, options["camera"])
+    precision = options["precision"] or model.precision
+    tower = replace(model.tower, precision=vision_precision(options["profile"], options["vision_precision"], precision))
+    return weights_of(replace(model, tower=tower), precision, "cpu" if options["profile"] == ONNXRUNTIME else "jetson").total
 
 
 def chosen(plan: DevicePlan) -> str:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from edgevlm.apps.bundles.cache import Tell, locked
+from edgevlm.apps.bundles.cache import locked
+from edgevlm.apps.bundles.helper_process import Tell
 from edgevlm.errors import UserError
 from edgevlm.progress import Report
 from edgevlm.runtime.bundle import MANIFEST, hash_file
@@ -26,6 +27,7 @@ from edgevlm.runtime.paths import look
 TIMEOUT_S = 10.0
 PAUSES_S = (1, 2, 4, 8, 8)  # between attempts of which none brought a byte
 MB = 1_000_000
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read at import: else the library fetches a list of AI agents first
 _NAME = r"[A-Za-z0-9][\w.-]{0,95}"
 _ID = re.compile(rf"({_NAME}/{_NAME})(?:@(\w[\w.-]*(?:/\w[\w.-]*)*))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -84,10 +86,10 @@ def required_id(name: str) -> HubId:
 class Repository:
     """A repository at one commit, and its ``folder`` in the hub's cache with whatever of it has been downloaded."""
 
-    def __init__(self, name: HubId, notice: Tell) -> None:
+    def __init__(self, name: HubId, notice: Tell, commit: str | None = None) -> None:
         """Ask the hub for the revision's commit; where it does not say, go on with the one that was downloaded last.
 
-        Nothing is asked for a commit that is there. Raises HubError.
+        Nothing is asked for a commit that is given, or there. Raises HubError.
         """
         from huggingface_hub import constants
         from huggingface_hub.file_download import repo_folder_name
@@ -96,8 +98,8 @@ class Repository:
         self.home = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name.repo, repo_type="model")
         self.problem: HubError | None = None  # why the hub cannot be asked; what is missing is missing then
         self._listed: Mapping[str, HubFile] | None = None
-        known = self._known()
-        if known is not None and known == name.revision:
+        known = commit or self._known()
+        if known is not None and known in (commit, name.revision):
             self.commit = known
             return
         try:
@@ -128,15 +130,6 @@ class Repository:
         """Whether it has such a file; asks the hub only if it is not downloaded."""
         return (self.folder / name).exists() or name in self.files
 
-    def remember(self) -> None:
-        """From now on this commit is what the revision means while the hub cannot be asked."""
-        if self.name.revision != self.commit:
-            ref = self.home / "refs" / self.name.revision
-            ref.parent.mkdir(parents=True, exist_ok=True)
-            part = ref.with_name(f".{ref.name}.{os.getpid()}")
-            part.write_text(self.commit)
-            part.replace(ref)
-
     def fetch(self, names: Iterable[str], progress: Report, notice: Tell) -> Path:
         """Its folder, with these files in it; those that it does not have are left out. Raises HubError."""
         wanted = [self.files[name] for name in names if not (self.folder / name).exists() and name in self.files]
@@ -154,10 +147,9 @@ class Repository:
         """
         from huggingface_hub import hf_hub_url
 
-        parts = {path.with_name(f"{path.name}.part"): (path, file) for path, file in files.items()}
+        parts = {part_of(path): (path, file) for path, file in files.items()}
         try:
-            held = sum(part.stat().st_size for part in parts if part.exists())
-            check_space(next(iter(files)).parent, sum(file.bytes for file in files.values()) - held, self.name)
+            self._check_space(next(iter(files)).parent, missing_bytes(files))
             before, total = 0, sum(file.bytes for file in files.values())
             for part, (path, file) in parts.items():
 
@@ -174,6 +166,22 @@ class Repository:
                 before += file.bytes
         except Exception as error:
             raise explain(error, self.name, self.home) from None
+
+    def check_room(self, names: Iterable[str], folder: Path, bundle: int) -> None:
+        """Raise HubError unless these files can be downloaded and ``folder`` takes a bundle of so many bytes beside them."""
+        files = {self.home / "blobs" / self.files[name].digest: self.files[name] for name in names if name in self.files}
+        self._check_space(self.home, missing_bytes(files), folder, bundle)
+
+    def _check_space(self, folder: Path, download: int, other: Path | None = None, bundle: int = 0) -> None:
+        """The bundle counts where ``other`` is on the disk of ``folder``; an export looks at any other disk itself."""
+        what = f"{download / 1e6:,.0f} MB are to be downloaded"
+        if other is not None and _existing(other).stat().st_dev == _existing(folder).stat().st_dev:
+            download, what = download + bundle, f"{what}, the bundle made of them takes {bundle / 1e6:,.0f} MB"
+        free = shutil.disk_usage(_existing(folder)).free
+        if download > free:
+            there = f"{free / 1e6:,.0f} MB are free on the disk of {folder.parents[1]}"
+            how = "make room, or name a folder on another disk (HF_HOME for checkpoints, EDGEVLM_CACHE for bundles)"
+            raise HubError(f"{self.name}: {what} and {there}", how)
 
     def _fetch(self, wanted: list[HubFile], progress: Report, notice: Tell) -> None:
         blobs = self.home / "blobs"
@@ -226,13 +234,32 @@ def _is_plain(name: str) -> bool:
     return re.fullmatch(r"[\w][\w.-]*", name, re.ASCII) is not None
 
 
-def check_space(folder: Path, needed: int, name: HubId) -> None:
-    """Raise HubError where ``needed`` bytes do not fit on the disk of ``folder``."""
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        there = f"{free / 1e6:,.0f} MB are free on the disk of {folder.parents[1]}"
-        what = f"{name}: {needed / 1e6:,.0f} MB are to be downloaded and {there}"
-        raise HubError(what, "make room, or name a folder on another disk (HF_HOME for checkpoints, EDGEVLM_CACHE for bundles)")
+def remember(name: HubId, folder: Path) -> None:
+    """From now on a revision means the commit of this folder while the hub cannot be asked."""
+    home, commit = folder.parents[1], folder.name
+    if name.revision != commit:
+        ref = home / "refs" / name.revision
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        part = ref.with_name(f".{ref.name}.{os.getpid()}")
+        part.write_text(commit)
+        part.replace(ref)
+
+
+def part_of(path: Path) -> Path:
+    """What has arrived of a file, while it is downloaded."""
+    return path.with_name(f"{path.name}.part")
+
+
+def missing_bytes(files: Mapping[Path, HubFile]) -> int:
+    """Bytes of these files that have not arrived."""
+    parts = [part_of(path) for path in files]
+    held = sum(part.stat().st_size for part in parts if part.exists())
+    return sum(file.bytes for path, file in files.items() if not path.exists()) - held
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest above it that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
 
 
 def digest(path: Path, like: str) -> str:

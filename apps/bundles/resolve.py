@@ -5,18 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from edgevlm.apps.bundles.cache import DIGITS, Tell, cached, cached_bundle, cached_path, description, is_complete
-from edgevlm.apps.bundles.choice import ExportChoice
-from edgevlm.apps.bundles.hub import HubError, Repository, hub_id
-from edgevlm.apps.bundles.shared import pull
+from edgevlm.apps.bundles.cache import DIGITS, cache_folder, cached, cached_bundle, cached_path, description, is_complete
+from edgevlm.apps.bundles.choice import ExportChoice, bundle_bytes
+from edgevlm.apps.bundles.helper_process import Tell, call_in_helper
+from edgevlm.apps.bundles.hub import hub_id, remember
 from edgevlm.errors import UserError
-from edgevlm.export.checkpoint import FILES, ConfigOnly, checkpoint_folder
 from edgevlm.progress import Report
 from edgevlm.runtime.bundle import MANIFEST, Bundle
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 from edgevlm.runtime.paths import look, refuse_address
 from edgevlm.runtime.plugins import load_class
+
+FETCH = "edgevlm.apps.bundles.fetch"  # run by a helper process: the hub's client is large
 
 
 def resolve_model(
@@ -35,15 +36,15 @@ def resolve_model(
             return model
         found, options = find_bundle(folder, engine, model, notice, choice)
         return str(found or cached_bundle(folder, progress, notice, **options))
-    repository = Repository(name, notice)
-    if is_bundle(repository):
-        return str(pull(repository, progress, notice))
-    folder = fetch_config(repository, progress, notice)
+    folder = Path(call_in_helper(f"{FETCH}:fetch_start", str(name), progress=progress, notice=notice))
+    if (folder / MANIFEST).exists():
+        return str(folder)
     found, options = find_bundle(folder, engine, model, notice, choice)
     if found is None:
-        fetch_checkpoint(repository, progress, notice)
+        room = [str(cache_folder()), bundle_bytes(folder, **options)]
+        call_in_helper(f"{FETCH}:fetch_rest", str(name), folder.name, room, progress=progress, notice=notice)
         found = cached_bundle(folder, progress, notice, **options)
-    repository.remember()
+    remember(name, folder)
     return str(found)
 
 
@@ -74,53 +75,6 @@ def find_bundle(
     if hint:
         raise UserError(f"{model}: no bundle of it that {engine} runs is cached; make one: {hint.format(model)}")
     return None, options
-
-
-def resolve_checkpoint(model: str, progress: Report, notice: Tell) -> Path:
-    """The folder of a checkpoint, downloaded if it is the hub's. Raises UserError for what is none."""
-    if (name := hub_id(model)) is None:
-        return checkpoint_folder(model)
-    repository = Repository(name, notice)
-    if is_bundle(repository):
-        raise HubError(f"{name} is a bundle already", "run it as it is (--model)")
-    fetch_config(repository, progress, notice)
-    fetch_checkpoint(repository, progress, notice)
-    repository.remember()
-    return repository.folder
-
-
-def resolve_config(model: str, progress: Report, notice: Tell) -> str:
-    """``demo``, a bundle's folder or a checkpoint's, of which on the hub no more than config.json is fetched."""
-    if (name := hub_id(model)) is None:
-        return model
-    repository = Repository(name, notice)
-    return str((pull if is_bundle(repository) else fetch_config)(repository, progress, notice))
-
-
-def is_bundle(repository: Repository) -> bool:
-    """Whether a repository holds a bundle, and not a checkpoint."""
-    there = [name for name in (MANIFEST, "config.json") if (repository.folder / name).exists()]
-    return there[0] == MANIFEST if there else MANIFEST in repository.files
-
-
-def fetch_config(repository: Repository, progress: Report, notice: Tell) -> Path:
-    """The folder with config.json in it. Raises HubError where the repository has none."""
-    folder = repository.fetch(["config.json"], progress, notice)
-    if not (folder / "config.json").exists():
-        raise HubError(f"{repository.name} has no config.json", "give the repository of a checkpoint or of a bundle")
-    return folder
-
-
-def fetch_checkpoint(repository: Repository, progress: Report, notice: Tell) -> None:
-    """All that an export reads: no pickles, no second copy of the weights. Raises HubError where there are no safetensors."""
-    folder = repository.fetch(FILES, progress, notice)
-    weights = ConfigOnly(folder).weight_files()
-    if repository.problem and not all((folder / file).exists() for file in weights):
-        raise repository.problem
-    if not any(repository.has(file) for file in weights):
-        what = f"{repository.name} has no {weights[0]}; only safetensors are read, since pickled weights can run code"
-        raise HubError(what, "look for a conversion of it")
-    repository.fetch(weights, progress, notice)
 
 
 def _runs(bundle: Bundle, backend: Any) -> bool:

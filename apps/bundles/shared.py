@@ -6,8 +6,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgevlm.apps.bundles.cache import DIGITS, Tell, cache_folder, cached, is_complete, lock_of, locked, plain_name
-from edgevlm.apps.bundles.hub import HubError, HubFile, HubId, Repository, explain
+from edgevlm.apps.bundles.cache import DIGITS, cache_folder, cached, is_complete, lock_of, locked, plain_name
+from edgevlm.apps.bundles.helper_process import Tell
+from edgevlm.apps.bundles.hub import HubError, HubFile, HubId, Repository, explain, remember
 from edgevlm.errors import BundleError
 from edgevlm.progress import Report
 from edgevlm.runtime.atomic import atomic_directory
@@ -32,12 +33,21 @@ def pull(repository: Repository, progress: Report, notice: Tell, out: Path | Non
     """
     if out is not None:
         return _pull(repository, out, force, progress, notice)
-    target = cache_folder() / f"{plain_name(repository.name.repo)}-{repository.commit[:DIGITS]}"
+    target = _cached(repository)
     with locked(lock_of(target), f"another process is pulling {repository.name}; waiting for it", notice):
         if force or not is_complete(target):
             _pull(repository, target, True, progress, notice)
-    repository.remember()
+    remember(repository.name, repository.folder)
     return target
+
+
+def pulled(repository: Repository) -> Path | None:
+    """Its bundle in the cache, where it was pulled before."""
+    return target if is_complete(target := _cached(repository)) else None
+
+
+def _cached(repository: Repository) -> Path:
+    return cache_folder() / f"{plain_name(repository.name.repo)}-{repository.commit[:DIGITS]}"
 
 
 def _pull(repository: Repository, target: Path, force: bool, progress: Report, notice: Tell) -> Path:

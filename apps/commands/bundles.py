@@ -64,14 +64,14 @@ def export(
     if device is None and jetpack is not None:
         raise UserError("--jetpack goes with --device; give both")
     with progress("starting") as step:
-        from edgevlm.apps.bundles.cache import cached_bundle
-        from edgevlm.apps.bundles.export_process import exporter
+        from edgevlm.apps.bundles.cache import cache_folder, cached_bundle, exporter
+        from edgevlm.apps.bundles.choice import bundle_bytes
         from edgevlm.apps.bundles.export_target import ExportTarget, target_for
-        from edgevlm.apps.bundles.resolve import resolve_checkpoint
+        from edgevlm.apps.bundles.fetch import checkpoint_config, complete_checkpoint
         from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
         step("reading the checkpoint")
-        folder = resolve_checkpoint(checkpoint, step, note)
+        folder = checkpoint_config(checkpoint, step, note)
         wanted: Any = kv
         target = ExportTarget(ONNXRUNTIME, precision, wanted or "fp32", "")
         if device is not None:
@@ -81,6 +81,9 @@ def export(
             "st_spattn_from": st_spattn, "camera": (height, width), "text_gguf": text_gguf, "precision": target.precision,
             "vision_precision": vision_precision, "kv": target.kv, "profile": target.profile, "positions": positions,
         }  # fmt: skip
+        complete_checkpoint(
+            checkpoint, folder, lambda: (str(out or cache_folder()), bundle_bytes(folder, **options)), step, note
+        )
         scaled = scaling != "none"
         if out is None:
             path = cached_bundle(folder, step, note, force=force, scaled=scaled, **options)

@@ -36,12 +36,12 @@ def plan(
 ) -> None:
     """Estimate memory and speed before building anything.
 
-    Of a checkpoint only its config.json is read, or downloaded.
+    Of a checkpoint only its config.json is read, or downloaded; of a bundle no weights.
     """
     from edgevlm.progress import progress
 
     with progress("planning") as step:
-        from edgevlm.apps.bundles.resolve import resolve_config
+        from edgevlm.apps.bundles.fetch import resolve_config
         from edgevlm.apps.planning import plan as command
         from edgevlm.runtime.budget import parse_budget
 

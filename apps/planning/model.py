@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from edgevlm.engines.onnx_file import initializer_shapes
 from edgevlm.errors import BundleError, UserError
 from edgevlm.export.backbones import DecoderShape, text_backbone
-from edgevlm.export.checkpoint import ConfigOnly, with_defaults
+from edgevlm.export.checkpoint import ConfigOnly, snapshot_of, with_defaults
 from edgevlm.export.families import Family, FrameSize, TowerGeometry, load_family
 from edgevlm.export.frames import frame_size
 from edgevlm.export.prequantised import PREQUANTISED, prequantised
@@ -156,7 +156,9 @@ def plan_bundle(name: str) -> PlannedModel:
     Neither manifest nor graph says how its tower is made: its family knows the patches of a frame. Raises BundleError for what
     is no complete bundle, UserError for one of an unknown family.
     """
-    bundle = Bundle.load(bundle_folder(name), verify="size")
+    folder = bundle_folder(name)
+    snapshot = snapshot_of(folder)  # of the hub's cache: what a plan reads is all that was fetched
+    bundle = Bundle.load(folder, verify="manifest" if snapshot else "size")
     family = load_family(bundle.family, bundle.path)
     spec, vision = bundle.decoder, bundle.vision
     sizes = {name: record.bytes for name, record in bundle.files.items()}
@@ -170,8 +172,8 @@ def plan_bundle(name: str) -> PlannedModel:
     inner = inner_of(tensors)
     tokenizer = Tokenizer.from_file(str(bundle.file(bundle.chat.tokenizer)))
     return PlannedModel(
-        name=name, family=bundle.family, layers=spec.layers, heads=spec.heads, kv_heads=spec.kv_heads, head_dim=spec.head_dim,
-        hidden=spec.hidden, inner=inner, vocab=spec.vocab,
+        name=snapshot[0] if snapshot else name, family=bundle.family, layers=spec.layers, heads=spec.heads,
+        kv_heads=spec.kv_heads, head_dim=spec.head_dim, hidden=spec.hidden, inner=inner, vocab=spec.vocab,
         matrices=spec.layers * layer_matrices(spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, inner),
         vectors=sum(prod(shape) for name, shape in tensors.items() if VECTOR.fullmatch(name)),
         tied=spec.embedding.encode() in graph.read_bytes(),  # the head is that file, which it names
@@ -181,6 +183,12 @@ def plan_bundle(name: str) -> PlannedModel:
         closing=len(bundle.closing_rows()), deepstack=spec.deepstack, precision=spec.precision,
         group=group_of(tensors, spec.hidden), kv=spec.kv, files=files,
     )  # fmt: skip
+
+
+def planned_files(bundle: Bundle) -> list[str]:
+    """The files that :func:`plan_bundle` reads beside the manifest: no weights."""
+    closing = [] if bundle.vision.closing is None else [bundle.vision.closing]
+    return [bundle.decoder.graphs["full"], bundle.vision.graph, bundle.chat.tokenizer, *closing]
 
 
 def shapes_in(graph: Path) -> dict[str, tuple[int, ...]]:

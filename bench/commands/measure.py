@@ -287,7 +287,8 @@ def _measure(known: dict[str, str], what: str, command: str, as_json: bool, **ty
 
 def _resolved(names: str | list[str], progress: Report, *, is_checkpoint: bool) -> Any:
     """Folders in place of checkpoints and of names on the hub. Raises UserError."""
-    from edgevlm.apps.bundles.resolve import resolve_checkpoint, resolve_model
+    from edgevlm.apps.bundles.fetch import resolve_checkpoint
+    from edgevlm.apps.bundles.resolve import resolve_model
 
     if not isinstance(names, str):
         return [_resolved(name, progress, is_checkpoint=is_checkpoint) for name in names]

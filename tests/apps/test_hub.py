@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 from fake_hub import FakeHub, endpoint_of, serving
 
-from edgevlm.apps.bundles import cache, hub, resolve
+from edgevlm.apps.bundles import cache, fetch, hub
+from edgevlm.apps.bundles.choice import bundle_bytes
 from edgevlm.apps.bundles.hub import HubError, HubId, hub_id
 from edgevlm.cli import main
 from edgevlm.errors import UserError
@@ -67,7 +68,7 @@ def test_a_run_downloads_what_an_export_reads_once_and_then_needs_no_network(wor
     assert edgevlm(monkeypatch, *arguments) == 0
     first = capsys.readouterr()
     assert json.loads(first.out.splitlines()[-1])["frames"] == 2
-    assert sorted(world.hub.fetched()) == sorted(set(world.files) & {*resolve.FILES, "model.safetensors"})
+    assert sorted(world.hub.fetched()) == sorted(set(world.files) & {*fetch.FILES, "model.safetensors"})
     (bundle,) = cache.cached()
     assert bundle.name.startswith("shop-tiny-llava-")
     assert Bundle.load(bundle).source == f"{NAME}@{world.commit}"
@@ -78,7 +79,7 @@ def test_a_run_downloads_what_an_export_reads_once_and_then_needs_no_network(wor
     for blob in (world.cache / "models--shop--tiny-llava" / "blobs").iterdir():
         if blob.stat().st_size > 100_000:
             blob.unlink()  # the weights: the bundle is all that is needed now
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert edgevlm(monkeypatch, *arguments[:2], f"{NAME}@main", *arguments[3:]) == 0
     assert edgevlm(monkeypatch, *arguments[:2], f"{NAME}@{world.commit}", *arguments[3:]) == 0
     assert world.hub.requests == []
@@ -96,12 +97,27 @@ def test_a_plan_fetches_the_configuration_alone(world, monkeypatch, capsys):
     assert world.hub.fetched() == ["config.json"]
 
 
+def test_a_plan_of_a_bundle_fetches_no_weights(world, monkeypatch, capsys):
+    world.hub.add("shop/bundle", world.made.bundle)
+    plans = []
+    for model in (world.made.bundle, "shop/bundle"):
+        assert edgevlm(monkeypatch, "plan", model, "--json") == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    assert plans[1].pop("model") == "shop/bundle"
+    assert plans[0] | plans[1] == plans[0]
+    assert not [name for name in world.hub.fetched() if name.endswith((".weights", ".npy"))]
+    fetch.fetch_start("shop/bundle", quiet, quiet)
+    world.hub.requests.clear()
+    assert edgevlm(monkeypatch, "plan", "shop/bundle") == 0  # the bundle that is there
+    assert world.hub.fetched() == []
+
+
 def test_shards_are_those_of_the_index(world):
     files = {name: data for name, data in world.files.items() if name != "model.safetensors"}
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     shards = {f"{name}.safetensors": name.encode() * 999 for name in ("model-1", "model-2", "model-fp16", "adapter_model")}
     world.hub.add("shop/sharded", files | shards | {"model.safetensors.index.json": json.dumps(index).encode()})
-    folder = resolve.resolve_checkpoint("shop/sharded", quiet, quiet)
+    folder = fetch.resolve_checkpoint("shop/sharded", quiet, quiet)
     assert sorted(path.name for path in folder.glob("*.safetensors")) == ["model-1.safetensors", "model-2.safetensors"]
 
 
@@ -109,7 +125,7 @@ def cut_and_resume(world, seed, times):
     """Download while the connection is cut after random bytes; every byte arrives, and little of it twice."""
     draw, largest = random.Random(seed), max(map(len, world.files.values()))
     world.hub.cuts = [draw.randrange(1, largest // times) for _ in range(times)]
-    folder = resolve.resolve_checkpoint(NAME, quiet, quiet)
+    folder = fetch.resolve_checkpoint(NAME, quiet, quiet)
     assert world.hub.cuts == []
     resumed = [headers for _, path, headers in world.hub.requests if "/cdn/" in path and "range" in headers]
     assert len(resumed) == times
@@ -130,21 +146,22 @@ def test_fifty_cuts(world, seed):
 def test_what_arrived_before_a_dead_line_is_kept_for_the_next_run(world):
     world.hub.cuts = [0, 0, 70_000]
     with pytest.raises(HubError, match=r"127.0.0.1:\d+ cannot be reached .*; check the network and run the same command again"):
-        resolve.resolve_checkpoint(NAME, quiet, quiet)
+        fetch.resolve_checkpoint(NAME, quiet, quiet)
     (part,) = world.cache.glob("**/*.part")
     held = part.stat().st_size
     assert held > 0
     world.hub.requests.clear()
     told = []
-    resolve.resolve_checkpoint(NAME, lambda *what: told.append(what), quiet)
+    fetch.resolve_checkpoint(NAME, lambda *what: told.append(what), quiet)
     assert [headers["range"] for _, path, headers in world.hub.requests if "range" in headers and "/cdn/" in path] == [
         f"bytes={held}-"
     ]
     assert {what[0] for what in told} >= {f"downloading {NAME} (MB)", "checking model.safetensors"}
 
 
-def test_ctrl_c_leaves_what_arrived(world, tmp_path):
-    """The server sends half of the weights and then nothing."""
+@pytest.mark.parametrize("command", [["export"], ["run", "--quiet", "--model"]])
+def test_ctrl_c_leaves_what_arrived(world, command):
+    """The server sends half of the weights and then nothing. A run downloads by a helper process."""
     weights = world.files["model.safetensors"]
 
     def stall(kind, path, headers):
@@ -153,8 +170,9 @@ def test_ctrl_c_leaves_what_arrived(world, tmp_path):
         return None
 
     world.hub.answer = stall
-    command = [sys.executable, "-m", "edgevlm", "export", NAME]
-    process = subprocess.Popen(command, env=os.environ | world.variables, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edgevlm", *command, NAME], env=os.environ | world.variables, stderr=subprocess.PIPE, text=True
+    )
     until = time.monotonic() + 60
     while not any(part.stat().st_size for part in world.cache.glob("**/*.part")) and time.monotonic() < until:
         time.sleep(0.05)
@@ -222,7 +240,7 @@ def test_no_token_follows_a_redirect_to_another_host(world, monkeypatch):
     other.blobs = world.hub.blobs
     with serving(other) as url:
         world.hub.cdn = url.replace("127.0.0.1", "localhost")
-        resolve.resolve_checkpoint(NAME, quiet, quiet)
+        fetch.resolve_checkpoint(NAME, quiet, quiet)
     assert other.requests
     assert all("authorization" not in headers for _, _, headers in other.requests)
     assert all(headers["authorization"] == "Bearer hf_secret" for _, _, headers in world.hub.requests)
@@ -231,7 +249,7 @@ def test_no_token_follows_a_redirect_to_another_host(world, monkeypatch):
 def test_a_renamed_repository_is_found_and_named(world):
     told = []
     world.hub.renamed["shop/old"] = NAME
-    folder = resolve.resolve_checkpoint("shop/old", quiet, told.append)
+    folder = fetch.resolve_checkpoint("shop/old", quiet, told.append)
     assert (folder / "model.safetensors").read_bytes() == world.files["model.safetensors"]
     assert told == [f"shop/old is called {NAME} now"]
 
@@ -241,23 +259,36 @@ def test_a_file_that_changes_while_it_is_downloaded_is_refused(world):
     good = world.hub.digest(weights)
     world.hub.blobs[good] = bytes(reversed(weights))
     with pytest.raises(HubError, match=r"what arrived as model.safetensors is not what the hub lists .*run the same"):
-        resolve.resolve_checkpoint(NAME, quiet, quiet)
+        fetch.resolve_checkpoint(NAME, quiet, quiet)
     assert not list(world.cache.glob("**/*.part"))
     world.hub.blobs[good] = weights
-    resolve.resolve_checkpoint(NAME, quiet, quiet)
+    fetch.resolve_checkpoint(NAME, quiet, quiet)
 
 
 def test_what_never_ends_is_not_written(world):
     world.hub.blobs[world.hub.digest(world.files["model.safetensors"])] += b"x" * 1_000_000
     with pytest.raises(HubError, match="is not what the hub lists"):
-        resolve.resolve_checkpoint(NAME, quiet, quiet)
+        fetch.resolve_checkpoint(NAME, quiet, quiet)
 
 
 def test_the_disk_is_looked_at_before(world, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
     with pytest.raises(HubError, match=r"0 MB are to be downloaded and 0 MB are free on the disk of .*; make room"):
-        resolve.resolve_checkpoint(NAME, quiet, quiet)
+        fetch.resolve_checkpoint(NAME, quiet, quiet)
     assert not any("model.safetensors" in path for _, path, _ in world.hub.requests)
+
+
+def test_the_bundle_needs_room_beside_the_download(world, monkeypatch, tmp_path):
+    weights = len(world.files["model.safetensors"])
+    folder = fetch.checkpoint_config(NAME, quiet, quiet)
+    needed = bundle_bytes(folder)
+    assert 0.7 < needed / sum(path.stat().st_size for path in world.made.bundle.iterdir()) < 1.1
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=weights + needed // 2))
+    says = r"MB are to be downloaded, the bundle made of them takes \d MB and \d MB are free on the disk of .*; make room"
+    with pytest.raises(HubError, match=says):
+        fetch.complete_checkpoint(NAME, folder, lambda: (str(tmp_path / "not" / "there"), needed), quiet, quiet)
+    assert not any("model.safetensors" in path for _, path, _ in world.hub.requests)
+    fetch.complete_checkpoint(NAME, folder, lambda: ("/proc", needed), quiet, quiet)  # another disk
 
 
 def test_a_disk_that_fills_up_meanwhile_is_one_line(world, monkeypatch):
@@ -266,17 +297,17 @@ def test_a_disk_that_fills_up_meanwhile_is_one_line(world, monkeypatch):
 
     monkeypatch.setattr(hub, "_receive_some", full)
     with pytest.raises(HubError, match=r"the disk of .* is full; make room, and the same command goes on"):
-        resolve.resolve_checkpoint(NAME, quiet, quiet)
+        fetch.resolve_checkpoint(NAME, quiet, quiet)
 
 
 def test_a_moved_branch_is_followed_and_the_old_copy_serves_while_the_hub_is_away(world):
-    old = resolve.resolve_checkpoint(NAME, quiet, quiet)
+    old = fetch.resolve_checkpoint(NAME, quiet, quiet)
     world.hub.add(NAME, {**world.files, "generation_config.json": b'{"eos_token_id": 1}'})
-    assert resolve.resolve_checkpoint(NAME, quiet, quiet) != old
-    assert resolve.resolve_checkpoint(f"{NAME}@v1", quiet, quiet) == old
+    assert fetch.resolve_checkpoint(NAME, quiet, quiet) != old
+    assert fetch.resolve_checkpoint(f"{NAME}@v1", quiet, quiet) == old
     told = []
     world.hub.answer = lambda *_: (500, {}, {})
-    assert resolve.resolve_checkpoint(f"{NAME}@v1", quiet, told.append) == old
+    assert fetch.resolve_checkpoint(f"{NAME}@v1", quiet, told.append) == old
     assert told == [f"{world.hub.url[7:]} answers 500 for {NAME}; using the copy downloaded before, commit {world.commit[:12]}"]
 
 
@@ -284,8 +315,29 @@ def test_pickled_weights_alone_are_refused(world):
     files = {name: data for name, data in world.files.items() if name != "model.safetensors"}
     world.hub.add("shop/pickled", files | {"pytorch_model.bin": b"x" * 9999})
     with pytest.raises(HubError, match=r"shop/pickled has no model.safetensors; only safetensors are read"):
-        resolve.resolve_checkpoint("shop/pickled", quiet, quiet)
+        fetch.resolve_checkpoint("shop/pickled", quiet, quiet)
     assert "pytorch_model.bin" not in world.hub.fetched()
+
+
+KEPT = """
+import sys
+from edgevlm.cli import main
+try:
+    main()
+finally:
+    print(sorted({name.partition(".")[0] for name in sys.modules} & {"huggingface_hub", "httpx", "httpx2", "onnx"}))
+"""
+
+
+def test_a_run_keeps_nothing_of_what_downloads_and_exports_in_memory(world):
+    done = subprocess.run(
+        [sys.executable, "-c", KEPT, "run", "--frames", "2", "--json", "--model", NAME],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    assert '"frames": 2' in done.stdout
 
 
 def test_a_session_opens_a_name_through_the_facade(world):
@@ -334,17 +386,17 @@ def test_a_pull_that_is_cut_is_taken_up_and_whatever_is_not_the_manifests_is_ref
     world.hub.add("shop/bundle", files)
     world.hub.cuts = [0, 0, 0, 5000]
     with pytest.raises(HubError, match="cannot be reached"):
-        resolve.resolve_model("shop/bundle", quiet, quiet)
+        fetch.fetch_start("shop/bundle", quiet, quiet)
     assert cache.cached() == []
-    Bundle.load(resolve.resolve_model("shop/bundle", quiet, quiet))
+    Bundle.load(fetch.fetch_start("shop/bundle", quiet, quiet))
     assert any("range" in headers for _, _, headers in world.hub.requests)
     changed = files["decoder.weights"][::-1]
     world.hub.add("shop/changed", files | {"decoder.weights": changed})
     with pytest.raises(HubError, match=r"what arrived as decoder.weights is not what the hub lists"):
-        resolve.resolve_model("shop/changed", quiet, quiet)
+        fetch.fetch_start("shop/changed", quiet, quiet)
     world.hub.add("shop/short", files | {"decoder.weights": changed[1:]})
     with pytest.raises(HubError, match=r"shop/short lacks the decoder.weights that its bundle.json lists; push"):
-        resolve.resolve_model("shop/short", quiet, quiet)
+        fetch.fetch_start("shop/short", quiet, quiet)
     assert len(cache.cached()) == 1
 
 
@@ -357,5 +409,5 @@ def test_a_pulled_manifest_names_plain_files(world, name):
     manifest["files"][name] = manifest["files"]["decoder.weights"]
     world.hub.add("shop/evil", {**files, MANIFEST: seal_manifest(manifest)})
     with pytest.raises(UserError, match="which may lie outside the bundle folder"):
-        resolve.resolve_model("shop/evil", quiet, quiet)
+        fetch.fetch_start("shop/evil", quiet, quiet)
     assert world.hub.fetched() == [MANIFEST]
