@@ -60,8 +60,8 @@ def speed(
         str | None,
         typer.Option(metavar="NAME,...", help="Measure these: seeded-135m|0.5b|3b, demo, a checkpoint or bundle."),
     ] = None,
-    tower: Annotated[str | None, typer.Option(metavar="NAME,...", help="Measure siglip-so400m-384 or qwen2.5-vl-448.")] = None,
-    against: Annotated[str | None, typer.Option(metavar="NAME,...", help="Compare with llama.cpp, transformers.")] = None,
+    tower: Annotated[str | None, typer.Option(metavar="NAME,...", help="Measure siglip-so400m-384, qwen2.5-vl-448, ..")] = None,
+    against: Annotated[str | None, typer.Option(metavar="NAME,...", help="Compare with llama.cpp, transformers, fixed.")] = None,
     held: Annotated[str | None, typer.Option(metavar="N,...", help="Fill the KV cache with these many tokens.")] = None,
     frames: Annotated[str | None, typer.Option(metavar="N,...", help="Take these many frames in a call.")] = None,
     tokens_per_frame: Annotated[int | None, typer.Option(metavar="N", help="Set a frame's tokens, for prefill.", min=1)] = None,
@@ -81,7 +81,8 @@ def speed(
 ) -> None:
     """Time decode, prefill, vision towers, precisions and graphs.
 
-    decode and prefill run beside llama.cpp and transformers with the same weights, taking turns; vision beside transformers.
+    decode and prefill run beside llama.cpp and transformers with the same weights, taking turns; vision beside
+    transformers, and with --against fixed beside the same tower exported for one frame size.
     precision compares weight precisions of a checkpoint with fp32 (KL, top-1, size, speed); kv a bundle's KV cache with an
     fp32 one. per-layer times per-layer graphs, st-spattn PureKV's sparse prefill, each beside the full graph.
     """

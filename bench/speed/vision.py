@@ -1,4 +1,4 @@
-"""Vision towers of real size with random weights, in fp32 and int8, beside transformers' own."""
+"""Vision towers of real size with random weights, in fp32 and int8, beside transformers' own and beside graphs for one size."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
+from itertools import product
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,7 +34,7 @@ from edgevlm.runtime.engine import Engine, load_engine
 
 Float32 = NDArray[np.float32]
 Encode = Callable[[Float32], Any]
-OURS, OTHER = "edgevlm", "transformers"
+OURS, OTHER, FIXED = "edgevlm", "transformers", "fixed"  # fixed: our graph for one size of frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,9 @@ class TimedTower:
         """The tower with its first ``layers`` layers."""
         if layers is None:
             return self
-        full = [index for index in self.vision.get("fullatt_block_indexes", ()) if index < layers]
-        return replace(self, vision=self.vision | {self.depth: layers} | ({"fullatt_block_indexes": full} if full else {}))
+        lists = {name: self.vision[name] for name in ("fullatt_block_indexes", "deepstack_visual_indexes") if name in self.vision}
+        kept = {name: [index for index in indexes if index < layers] for name, indexes in lists.items()}
+        return replace(self, vision=self.vision | {self.depth: layers} | kept)
 
 
 TOWERS = {
@@ -64,6 +67,16 @@ TOWERS = {
         side=384,
         reference="SiglipVisionModel",
     ),
+    "qwen2-vl-448": TimedTower(
+        family="qwen2_vl",
+        vision={
+            "model_type": "qwen2_vl_vision", "embed_dim": 1280, "mlp_ratio": 4, "depth": 32, "num_heads": 16,
+            "hidden_size": 1536, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
+        },
+        depth="depth",
+        side=448,
+        reference="Qwen2VisionTransformerPretrainedModel",
+    ),
     "qwen2.5-vl-448": TimedTower(
         family="qwen2_5_vl",
         vision={
@@ -74,6 +87,17 @@ TOWERS = {
         depth="depth",
         side=448,
         reference="Qwen2_5_VisionTransformerPretrainedModel",
+    ),
+    "qwen3-vl-448": TimedTower(
+        family="qwen3_vl",
+        vision={
+            "model_type": "qwen3_vl_vision", "hidden_size": 1024, "intermediate_size": 4096, "depth": 24, "num_heads": 16,
+            "out_hidden_size": 2048, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
+            "num_position_embeddings": 2304, "deepstack_visual_indexes": [5, 11, 17],
+        },
+        depth="depth",
+        side=448,
+        reference="Qwen3VLVisionModel",
     ),
 }  # fmt: skip
 
@@ -101,13 +125,15 @@ def checkpoint_of(tower: TimedTower, folder: Path) -> SeededCheckpoint:
     return SeededCheckpoint(folder)
 
 
-def engine_of(tower: TimedTower, checkpoint: Checkpoint, folder: Path, precision: str, threads: int) -> Engine:
-    """An engine whose bundle has ``tower``, and a decoder of no size worth naming."""
+def engine_of(
+    tower: TimedTower, checkpoint: Checkpoint, folder: Path, precision: str, threads: int, *, fixed: bool = False
+) -> Engine:
+    """An engine whose bundle has ``tower``, ``fixed`` for one size of frames, and a decoder of no size worth naming."""
     shape = DecoderShape(1, 1, 1, 8, 8, 8, 8, norm_eps=1e-6, rope_theta=1e4, model_limit=64, tied=True)
     bundle = decoder_bundle(folder, shape)
     parts = family_parts(checkpoint, load_family(tower.family, folder), (tower.side, tower.side))
     made = parts.vision
-    write_vision(made, checkpoint, folder, precision)
+    write_vision(made, checkpoint, folder, precision, fixed=fixed)
     spec = replace(
         bundle.vision, graph=GRAPH, size=made.size, tokens_per_frame=prod(parts.grid), group=made.group, precision=precision
     )
@@ -118,13 +144,13 @@ def reference(tower: TimedTower, checkpoint: Checkpoint) -> Callable[[Float32], 
     """transformers' own tower with the weights of ``checkpoint``: takes ``[F, 3, side, side]``, the last filling its group."""
     settings = {key: value for key, value in tower.vision.items() if key != "model_type"}
     kind = getattr(transformers, tower.reference, None) or getattr(
-        transformers.models.qwen2_5_vl.modeling_qwen2_5_vl, tower.reference
+        import_module(f"transformers.models.{tower.family}.modeling_{tower.family}"), tower.reference
     )
     model = kind(kind.config_class(**settings)).eval()
     for name, parameter in model.named_parameters():
         canonical = f"vision.{name.removeprefix('vision_model.')}"
         parameter.data = torch.from_numpy(checkpoint.tensor(canonical, tuple(parameter.shape)))
-    if tower.family != "qwen2_5_vl":
+    if not tower.family.startswith("qwen"):
         return lambda frames: model(torch.from_numpy(frames))
     patch, merge, group = (tower.vision[key] for key in ("patch_size", "spatial_merge_size", "temporal_patch_size"))
     edge = tower.side // patch
@@ -150,7 +176,7 @@ def vision(
     *,
     progress: Progress = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
-    """Time a tower by precision and ``frames`` in a call; then ratios to transformers, then how far int8's features are off.
+    """Time a tower by precision and ``frames`` in a call; then ratios to ``against``, then how far int8's features are off.
 
     Frames and weights are random. ``working_mb``: what the process grew by in a runtime's first call; ``max_error``: the
     largest difference of int8's features from fp32's, over their root mean square. Raises UserError for a tower, precision or
@@ -160,14 +186,14 @@ def vision(
         raise UserError(f"--tower {unknown[0]!r} is not known; {nearest(unknown[0], TOWERS)}")
     for name in precisions:
         check_precision(name)
-    if set(against) - {OTHER}:
-        raise UserError(f"--against {', '.join(against)}: there is {OTHER}")
+    if set(against) - {OTHER, FIXED}:
+        raise UserError(f"--against {', '.join(against)}: there is {OTHER}, {FIXED}")
     torch.set_num_threads(threads)
     for name in tower:
         chosen = TOWERS[name].shortened(layers)
         place = {"bench": "vision", "tower": name, "layers": chosen.vision[chosen.depth], "threads": threads}
         with ExitStack() as stack, torch.inference_mode():
-            encoders = _encoders(chosen, precisions, bool(against), threads, stack, prefixed(progress, name))
+            encoders = _encoders(chosen, precisions, against, threads, stack, prefixed(progress, name))
             for batch in frames:
                 progress(f"{name}: timing {batch} frames a call")
                 yield from _measured(encoders, _frames(chosen, batch), rounds, {**place, "batch": batch})
@@ -177,20 +203,20 @@ def vision(
 
 
 def _encoders(
-    tower: TimedTower, precisions: Sequence[str], beside: bool, threads: int, stack: ExitStack, progress: Progress
+    tower: TimedTower, precisions: Sequence[str], against: Sequence[str], threads: int, stack: ExitStack, progress: Progress
 ) -> dict[tuple[str, str], Encode]:
     """Runtime and precision -> what encodes frames."""
     encoders: dict[tuple[str, str], Encode] = {}
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="edgevlm-bench-")))
     checkpoint = checkpoint_of(tower, folder)
-    for precision in precisions:
+    for runtime, precision in product((OURS, FIXED) if FIXED in against else (OURS,), precisions):
         progress(f"random weights in {precision}")
-        place = folder / precision
+        place = folder / f"{runtime}-{precision}"
         place.mkdir()
-        engine = engine_of(tower, checkpoint, place, precision, threads)
+        engine = engine_of(tower, checkpoint, place, precision, threads, fixed=runtime == FIXED)
         stack.callback(engine.close)
-        encoders[OURS, precision] = engine.encode
-    if beside:
+        encoders[runtime, precision] = engine.encode
+    if OTHER in against:
         progress("the same in transformers")
         encoders[OTHER, "fp32"] = reference(tower, checkpoint)
     return encoders
@@ -205,9 +231,10 @@ def _measured(
         grown = {"working_mb": round(working[runtime, precision] / 1e6)}
         yield {**place, "runtime": runtime, "precision": precision, **figures("frame", times), **grown}
     for (runtime, precision), times in took.items():
-        if runtime == OURS and (OTHER, "fp32") in took:
-            compared = {"runtime": runtime, "precision": precision, "against": OTHER}
-            yield {**place, **compared, **ratio(times, took[OTHER, "fp32"])}
+        for other in ((OTHER, "fp32"), (FIXED, precision)):
+            if runtime == OURS and other in took:
+                compared = {"runtime": runtime, "precision": precision, "against": other[0]}
+                yield {**place, **compared, **ratio(times, took[other])}
 
 
 def _grows(run: Callable[[], object]) -> int:

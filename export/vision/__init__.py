@@ -21,10 +21,12 @@ PRECISIONS = ("fp32", "int8")  # of towers for ONNX Runtime
 class VisionTower:
     """Pixels ``[G, group * 3, H, W]`` to language-space rows ``[G, tokens, width]``, one frame group after another.
 
-    size: (height, width) of a frame in pixels. group: frames that a tower merges into one. :meth:`add_nodes` is a family's own.
+    size: (height, width) of a frame in pixels. is_sized: other sizes can be had of one graph. group: frames that a tower merges
+    into one. :meth:`add_nodes` is a family's own.
     """
 
     size: tuple[int, int]
+    is_sized: bool = False
     group: int = 1
     tokens: int
     width: int
@@ -35,16 +37,23 @@ class VisionTower:
 
 
 def write_vision(
-    tower: VisionTower, checkpoint: Checkpoint, folder: Path, precision: str = "fp32", standard: bool = False
+    tower: VisionTower,
+    checkpoint: Checkpoint,
+    folder: Path,
+    precision: str = "fp32",
+    standard: bool = False,
+    *,
+    fixed: bool | None = None,
 ) -> None:
     """Write ``vision.onnx`` and ``vision.weights``, for any number of frame groups; weights are read one tensor at a time.
 
     precision: of its linears, fp32, fp16 (which needs ``standard``) or int8. standard: without nodes of ONNX Runtime's own;
-    then attention is in the precision too.
+    then attention is in the precision too. fixed: for frames of the tower's size alone, which is all that most towers take;
+    unless given, as ``standard``.
     """
     with (folder / WEIGHTS).open("wb") as stream:
         graph = GraphBuilder("vision", WeightsFile(stream, WEIGHTS))
-        _build(tower, VisionGraph(graph, checkpoint, precision, standard))
+        _build(tower, VisionGraph(graph, checkpoint, precision, standard, standard if fixed is None else fixed))
         flush(stream)
     graph.save(folder / GRAPH)
 
@@ -52,7 +61,7 @@ def write_vision(
 def count_parameters(tower: VisionTower, checkpoint: Checkpoint) -> int:
     """Numbers that a tower stores. Raises UserError if the checkpoint lacks one of its tensors; none is read."""
     unwritten = _Unwritten()
-    _build(tower, VisionGraph(GraphBuilder("vision", unwritten), checkpoint.without_reading()))
+    _build(tower, VisionGraph(GraphBuilder("vision", unwritten), checkpoint.without_reading(), fixed=False))
     return unwritten.numbers
 
 
@@ -63,9 +72,12 @@ def check_precision(name: str) -> None:
 
 
 def _build(tower: VisionTower, g: VisionGraph) -> None:
-    pixels = g.graph.input("pixel_values", TensorProto.FLOAT, ["F", 3 * tower.group, *tower.size])
+    g.fixed |= not tower.is_sized
+    size = tower.size if g.fixed else ("H", "W")
+    pixels = g.graph.input("pixel_values", TensorProto.FLOAT, ["F", 3 * tower.group, *size])
     rows = tower.add_nodes(g, pixels)
-    g.graph.output(g.node("Identity", [rows], "features"), TensorProto.FLOAT, ["F", tower.tokens, tower.width])
+    tokens = tower.tokens if g.fixed else "T"
+    g.graph.output(g.node("Identity", [rows], "features"), TensorProto.FLOAT, ["F", tokens, tower.width])
 
 
 class _Unwritten(WeightsFile):

@@ -13,13 +13,15 @@ that where it has none the scores of those and all keys are held, ``[B, heads, Q
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import pi, sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
 
 from edgevlm.errors import UserError, nearest
 from edgevlm.export.checkpoint import Checkpoint
@@ -33,6 +35,7 @@ ACTIVATIONS = {
     "quick_gelu": ("Sigmoid", 1.702), "silu": ("Sigmoid", 1.0), "swish": ("Sigmoid", 1.0),
 }  # fmt: skip
 Float32 = NDArray[np.float32]
+Operand = str | int | tuple[int, ...] | NDArray[Any] | np.generic  # a tensor of the graph, or numbers known at export
 
 
 @dataclass(slots=True)
@@ -41,17 +44,20 @@ class VisionGraph:
 
     A layer's name is that of its tensors in the checkpoint (``vision.encoder.layers.0.mlp.fc1``), which are read when it is
     added, one at a time. Rows are float32 ``[B, N, width]``. precision: of linears. standard: without ONNX Runtime's own
-    operators.
+    operators. fixed: frames are of one size, and what depends on it alone is worked out at export.
     """
 
     graph: GraphBuilder
     checkpoint: Checkpoint
     precision: str = "fp32"
     standard: bool = False
+    fixed: bool = True
+    computed: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def constant(self, name: str, array: NDArray[Any]) -> str:
-        """An array, kept in the graph or, unless it is small, in the weights file."""
-        return self.graph.constant(name, array) if array.size <= SMALL else self.graph.weight(name, array)
+        """An array, kept in the graph or, unless it is small or of whole numbers, in the weights file."""
+        is_kept = array.size <= SMALL or array.dtype == np.int64
+        return self.graph.constant(name, array) if is_kept else self.graph.weight(name, array)
 
     def integers(self, *numbers: int) -> str:
         """A shape, axes or lengths: int64."""
@@ -72,6 +78,40 @@ class VisionGraph:
         """A node of one of ONNX's own operators."""
         return self.graph.node(op, inputs, [name], **attributes)
 
+    def compute(self, op: str, *operands: Operand, **attributes: Any) -> Operand:
+        """One of ONNX's own operators: numbers where all operands are known at export, else a tensor of the graph.
+
+        The same of the same tensors is one node.
+        """
+        if not any(isinstance(operand, str) for operand in operands):
+            return _evaluated(op, operands, attributes)
+        inputs = [self.named("", operand) for operand in operands]
+        key = op, *inputs, *attributes.items()
+        if key not in self.computed:
+            self.computed[key] = self.node(op, inputs, f"{op}.{len(self.computed)}", **attributes)
+        return self.computed[key]
+
+    def argsort(self, keys: Operand) -> Operand:
+        """The order that sorts whole numbers, no two of them equal."""
+        if not isinstance(keys, str):
+            return np.argsort(np.asarray(keys))
+        order, count = f"{keys}.order", self.compute("Shape", keys)
+        self.graph.node("TopK", [keys, str(count)], [f"{keys}.sorted", order], largest=0)
+        return order
+
+    def vector(self, *numbers: Operand) -> Operand:
+        """Numbers one after another."""
+        return self.compute("Concat", *(self.compute("Reshape", number, (1,)) for number in numbers), axis=0)
+
+    def named(self, name: str, operand: Operand) -> str:
+        """The tensor, or a constant of known numbers, which is called ``name`` or, if that is empty, by its numbers."""
+        if isinstance(operand, str):
+            return operand
+        array = np.asarray(operand)
+        if not name:
+            name = ".".join([array.dtype.name, *map(str, array.shape), *map(str, array.flatten())])
+        return self.constant(name, array)
+
     def add(self, name: str, left: str, right: str) -> str:
         return self.node("Add", [left, right], name)
 
@@ -81,17 +121,17 @@ class VisionGraph:
             right = self.graph.constant(f"float.{right!r}", np.float32(right))
         return self.node("Mul", [left, right], name)
 
-    def reshape(self, name: str, rows: str, *shape: int) -> str:
+    def reshape(self, name: str, rows: str, *shape: Operand) -> str:
         """0 keeps a dimension, -1 is what is left."""
-        return self.node("Reshape", [rows, self.integers(*shape)], name)
+        return self.node("Reshape", [rows, self.named("", self.vector(*shape))], name)
 
     def transpose(self, name: str, rows: str, *axes: int) -> str:
         return self.node("Transpose", [rows], name, perm=axes)
 
-    def split(self, name: str, rows: str, sizes: Sequence[int], axis: int = -1) -> list[str]:
+    def split(self, name: str, rows: str, sizes: Sequence[Operand], axis: int = -1) -> list[str]:
         """Parts of these sizes."""
         names = [f"{name}.{index}" for index in range(len(sizes))]
-        self.graph.node("Split", [rows, self.integers(*sizes)], names, axis=axis)
+        self.graph.node("Split", [rows, self.named("", self.vector(*sizes))], names, axis=axis)
         return names
 
     def patches(self, name: str, pixels: str, width: int, patch: int, *, bias: bool = True, group: int = 1) -> str:
@@ -226,6 +266,12 @@ class VisionGraph:
     def _half(self, rows: str, name: str) -> str:
         """Rows as products take them."""
         return self.graph.cast(rows, f"{name}.rows", np.float16) if self.precision == "fp16" else rows
+
+
+def _evaluated(op: str, operands: Sequence[Operand], attributes: Mapping[str, Any]) -> NDArray[Any]:
+    names = [f"operand{index}" for index in range(len(operands))]
+    node = helper.make_node(op, names, ["result"], **attributes)
+    return np.asarray(ReferenceEvaluator(node).run(None, dict(zip(names, map(np.asarray, operands), strict=True)))[0])
 
 
 def round_rows(weight: Float32) -> tuple[NDArray[np.int8], Float32]:

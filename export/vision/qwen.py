@@ -1,7 +1,7 @@
 """Qwen's vision towers: patches of two frames, rotary positions, merged in squares.
 
-What depends on the size of a frame (rotary tables, windows, the order of patches) is worked out once, for the size that the
-bundle is made for, and is a constant of the graph.
+Rotary tables, windows and the order of patches depend on the size of a frame. The graph works them out from its pixels; where
+it is for one size, they are constants of it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from onnx import TensorProto
 
 from edgevlm.export.vision import VisionTower
-from edgevlm.export.vision.layers import Float32, VisionGraph, bilinear
+from edgevlm.export.vision.layers import Operand, VisionGraph
 
 EPSILON = 1e-6  # of all norms
-Int64 = NDArray[np.int64]
-Windows = list[tuple[int, int]]  # (how many, patches in each), one after another
+EDGE = 1 << 14  # squares along an edge, at most
+Windows = list[tuple[Operand, Operand]]  # (how many, patches in each), one after another
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +48,69 @@ class PatchGrid:
         """(height, width) in pixels."""
         return self.shape[0] * self.patch, self.shape[1] * self.patch
 
-    def patches(self, squares: Int64) -> Int64:
-        """The patches of squares, row by row in each; patches and squares are numbered row by row of the frame."""
-        places = np.arange(self.squares * self.merge**2).reshape(self.rows, self.merge, self.columns, self.merge)
-        by_square = places.transpose(0, 2, 1, 3).reshape(self.squares, -1)
-        return by_square[squares].flatten()
+    @property
+    def patches(self) -> int:
+        return self.shape[0] * self.shape[1]
 
-    def windows(self, side: int) -> tuple[Int64, Windows]:
-        """Windows of ``side`` x ``side`` squares, those at the edges smaller: the squares' order, and runs of equal windows."""
-        squares = np.arange(self.squares).reshape(self.rows, self.columns)
-        by_shape: dict[tuple[int, ...], list[Int64]] = {}
-        for top in range(0, self.rows, side):
-            for left in range(0, self.columns, side):
-                window = squares[top : top + side, left : left + side]
-                by_shape.setdefault(window.shape, []).append(window.flatten())
-        order = np.concatenate([window for alike in by_shape.values() for window in alike])
-        return order, [(len(alike), alike[0].size * self.merge**2) for alike in by_shape.values()]
+
+@dataclass(frozen=True, slots=True)
+class PatchLayout:
+    """Where the patches of a frame stand in the tower: window by window, square by square.
+
+    order: the patch of each row; row, column: of each patch; patches are numbered row by row of the frame, int64 ``[patches]``.
+    tokens: the square of each token, row by row of the frame, ``[squares]``; None: squares stand so.
+    """
+
+    order: Operand
+    row: Operand
+    column: Operand
+    tokens: Operand | None
+    windows: Windows
+
+    @classmethod
+    def of(cls, g: VisionGraph, tall: Operand, wide: Operand, merge: int, side: int = 0) -> PatchLayout:
+        """Of ``tall`` x ``wide`` patches, in windows of ``side`` x ``side`` squares; 0: one window.
+
+        Those along the lower and the right edge may be smaller: windows inside, at the right, at the bottom, in the corner.
+        """
+        c = g.compute
+        index = c("Range", 0, c("Mul", tall, wide), 1)
+        row, column = c("Div", index, wide), c("Mod", index, wide)
+        y, x = c("Div", row, merge), c("Div", column, merge)
+        digits: list[tuple[Operand, int]] = [(y, EDGE), (x, EDGE)]
+        windows: Windows = [(1, c("Mul", tall, wide))]
+        if side:
+            down, across = c("Div", tall, merge), c("Div", wide, merge)
+            before = [c("Div", c("Sub", edge, 1), side) for edge in (down, across)]  # windows before the last
+            starts = [c("Mul", count, side) for count in before]
+            last = [c("Sub", edge, start) for edge, start in zip((down, across), starts, strict=True)]
+            is_last = [c("Cast", c("GreaterOrEqual", at, start), to=TensorProto.INT64) for at, start in zip((y, x), starts)]
+            digits = [(each, 2) for each in is_last] + [(c("Div", at, side), EDGE) for at in (y, x)]
+            digits += [(c("Mod", at, side), side) for at in (y, x)]
+            windows = [
+                (c("Mul", many, beside), c("Mul", c("Mul", height, width), merge**2))
+                for many, height in ((before[0], side), (1, last[0]))
+                for beside, width in ((before[1], side), (1, last[1]))
+            ]
+        key: Operand = 0
+        for digit, base in [*digits, (c("Mod", row, merge), merge), (c("Mod", column, merge), merge)]:
+            key = c("Add", c("Mul", key, base), digit)
+        order, tokens = g.argsort(key), None
+        if side:
+            first = c("Slice", order, (0,), (EDGE**2,), (0,), (merge**2,))
+            tokens = g.argsort(c("Add", c("Mul", c("Gather", y, first), across), c("Gather", x, first)))
+        return cls(order, row, column, tokens, _joined(windows))
+
+
+def _joined(windows: Windows) -> Windows:
+    """Known runs of no window left out, and neighbours of one length as one."""
+    joined: Windows = []
+    for count, length in windows:
+        if isinstance(count, str) or not joined or joined[-1][1] != length:
+            joined += [(count, length)] if isinstance(count, str) or count else []
+        else:
+            joined[-1] = (joined[-1][0] + count, length)
+    return joined
 
 
 class QwenTower(VisionTower):
@@ -72,17 +119,25 @@ class QwenTower(VisionTower):
     vision: ``vision_config``, complete. inner: width of a block's MLP. hidden: of what the tower gives.
     """
 
+    is_sized = True
+
     def __init__(self, grid: PatchGrid, vision: Mapping[str, Any], width: int, inner: int, hidden: int) -> None:
         self.grid, self.size, self.group = grid, grid.size, grid.group
         self.tokens, self.width, self.hidden = grid.squares, hidden, hidden
         self.columns, self.inner, self.activation = width, inner, str(vision["hidden_act"])
         self.depth, self.heads = int(vision["depth"]), int(vision["num_heads"])
         self.theta = float((vision.get("rope_parameters") or {}).get("rope_theta", 10000.0))
-        self.everything: Windows = [(1, grid.squares * grid.merge**2)]
-        self.order, self.windows = np.arange(grid.squares), self.everything
+        self.side = 0  # squares along the edge of a window; 0: no windows
         self.full: set[int] = set()  # blocks that see everything where the others see windows
 
     def add_nodes(self, graph: VisionGraph, pixels: str) -> str:
+        self.shape: list[Operand] = list(self.grid.shape)
+        self.frames: Operand = -1
+        if not graph.fixed:
+            shape = graph.compute("Shape", pixels)
+            self.shape = [graph.compute("Div", graph.compute("Gather", shape, axis), self.grid.patch) for axis in (2, 3)]
+            self.frames = graph.compute("Gather", shape, 0)
+        self.layout = PatchLayout.of(graph, *self.shape, self.grid.merge, self.side)
         rows, delta = self.embed(graph, pixels), ""
         self.tables(graph)
         tapped = []
@@ -95,14 +150,13 @@ class QwenTower(VisionTower):
     def embed(self, g: VisionGraph, pixels: str) -> str:
         """Patch embeddings ``[G, patches, columns]`` in the order of windows, square by square."""
         rows = g.patches("vision.patch_embed.proj", pixels, self.columns, self.grid.patch, bias=False, group=self.group)
-        return self.gather(g, "vision.ordered", rows, self.grid.patches(self.order))
+        return self.gather(g, "vision.ordered", rows, self.layout.order)
 
     def block(self, g: VisionGraph, layer: int, rows: str, delta: str) -> tuple[str, str]:
         """Pre-norm attention and MLP of ``rows + delta``, returned in the same way."""
         name = f"vision.blocks.{layer}"
         normed, rows = self.norm(g, f"{name}.norm1", rows, delta)
-        windows = self.everything if layer in self.full else self.windows
-        attended = self.attention(g, f"{name}.attn", normed, windows)
+        attended = self.attention(g, f"{name}.attn", normed, [] if layer in self.full else self.layout.windows)
         normed, rows = self.norm(g, f"{name}.norm2", rows, attended)
         return rows, self.mlp(g, f"{name}.mlp", normed)
 
@@ -120,63 +174,68 @@ class QwenTower(VisionTower):
 
     def joined(self, g: VisionGraph, name: str, rows: str) -> str:
         """The patches of each square side by side."""
-        return g.reshape(f"{name}.joined", rows, 0, self.grid.squares, -1)
+        return g.reshape(f"{name}.joined", rows, 0, -1, self.columns * self.grid.merge**2)
 
     def projected(self, g: VisionGraph, name: str, rows: str, linears: tuple[str, str]) -> str:
         joined = self.columns * self.grid.merge**2
         inner = g.linear(f"{name}.{linears[0]}", rows, joined, joined, activation="gelu")
         tokens = g.linear(f"{name}.{linears[1]}", inner, joined, self.hidden)
-        return self.gather(g, f"{name}.tokens", tokens, np.argsort(self.order))
+        return tokens if self.layout.tokens is None else self.gather(g, f"{name}.tokens", tokens, self.layout.tokens)
 
     def tap(self, g: VisionGraph, layer: int, rows: str, delta: str) -> list[str]:
         """What the tower gives of a layer beside its last one's: ``[G, squares, hidden]`` each."""
         return []
 
     def attention(self, g: VisionGraph, name: str, rows: str, windows: Windows) -> str:
-        """Full attention inside each window, queries and keys rotated."""
+        """Full attention inside each window, one or none of which is all; queries and keys rotated."""
         width, heads = self.columns, self.heads
         query, key, value = g.split(f"{name}.parts", g.linear(f"{name}.qkv", rows, width, 3 * width), [width] * 3)
         parts = [self.rotated(g, f"{name}.turned_query", query), self.rotated(g, f"{name}.turned_key", key), value]
-        runs: list[Sequence[str]] = [parts]
-        if len(windows) > 1:
-            sizes = [count * length for count, length in windows]
-            runs = list(zip(*(g.split(f"{part}.run", part, sizes, axis=1) for part in parts), strict=True))
-        seen = []
-        for index, ((count, length), run) in enumerate(zip(windows, runs, strict=True)):
-            cut = run if count == 1 else [g.reshape(f"{part}.windows", part, -1, length, width) for part in run]
-            at = f"{name}.{index}"
-            attended = g.attention(at, *cut, rows=length, heads=heads, scale=(width // heads) ** -0.5)
-            seen.append(attended if count == 1 else g.reshape(f"{at}.run", attended, -1, count * length, width))
-        joined = seen[0] if len(seen) == 1 else g.node("Concat", seen, f"{name}.seen", axis=1)
-        return g.linear(f"{name}.proj", joined, width, width)
+        settings: dict[str, Any] = {"heads": heads, "scale": (width // heads) ** -0.5, "rows": self.grid.patches}
+        if len(windows) < 2 and (not windows or windows[0][0] == 1):
+            attended = g.attention(f"{name}.0", *parts, **settings)
+        else:
+            runs: list[Sequence[str]] = [parts]
+            if len(windows) > 1:
+                sizes = [g.compute("Mul", count, length) for count, length in windows]
+                runs = list(zip(*(g.split(f"{part}.run", part, sizes, axis=1) for part in parts), strict=True))
+            seen = []
+            for index, ((count, length), run) in enumerate(zip(windows, runs, strict=True)):
+                at, many = f"{name}.{index}", g.compute("Mul", count, length) if g.fixed else -1
+                cut = [g.reshape(f"{part}.windows", part, -1, length, width) for part in run]
+                inside = g.attention(at, *cut, **settings | {"rows": length})
+                seen.append(g.reshape(f"{at}.run", inside, self.frames, many, width))
+            attended = seen[0] if len(seen) == 1 else g.node("Concat", seen, f"{name}.seen", axis=1)
+        return g.linear(f"{name}.proj", attended, width, width)
 
     def tables(self, g: VisionGraph) -> None:
         """cos and sin of each patch: half of a head's pairs turn by its row, half by its column."""
-        half = self.columns // self.heads // 2
+        half, turned = self.columns // self.heads // 2, list[Operand]()
         inv_freq = 1.0 / np.float32(self.theta) ** (np.arange(0, half, 2, dtype=np.float32) / np.float32(half))
-        places = np.stack(np.divmod(self.grid.patches(self.order), self.grid.shape[1]), -1).astype(np.float32)
-        angles = (places[..., None] * inv_freq).reshape(len(places), half)
-        for name, table in (("vision.cos", np.cos(angles)), ("vision.sin", np.sin(angles))):
-            g.constant(name, table[:, None] if g.standard else table)
+        for places in (self.layout.row, self.layout.column):
+            at = g.compute("Cast", g.compute("Gather", places, self.layout.order), to=TensorProto.FLOAT)
+            turned.append(g.compute("Mul", g.compute("Unsqueeze", at, (1,)), inv_freq))
+        angles = g.compute("Concat", *turned, axis=1)
+        tables = [g.compute(function, angles) for function in ("Cos", "Sin")]
+        by_head = [g.compute("Unsqueeze", table, (1,)) if g.standard else table for table in tables]
+        self.cos, self.sin = (g.named(name, table) for name, table in zip(("vision.cos", "vision.sin"), by_head, strict=True))
 
     def rotated(self, g: VisionGraph, name: str, rows: str) -> str:
         """``(a, b)`` of each head to ``(a cos - b sin, b cos + a sin)``."""
         if not g.standard:
             return g.graph.fused(
-                "RotaryEmbedding", [rows, g.integers(0), "vision.cos", "vision.sin"], [name], num_heads=self.heads
+                "RotaryEmbedding", [rows, g.integers(0), self.cos, self.sin], [name], num_heads=self.heads
             )
         half = self.columns // self.heads // 2
         heads = g.reshape(f"{name}.by_head", rows, 0, 0, self.heads, 2 * half)
         a, b = g.split(f"{name}.half", heads, [half, half])
-        first = g.node("Sub", [g.mul(f"{name}.ac", a, "vision.cos"), g.mul(f"{name}.bs", b, "vision.sin")], f"{name}.a")
-        second = g.add(f"{name}.b", g.mul(f"{name}.bc", b, "vision.cos"), g.mul(f"{name}.as", a, "vision.sin"))
+        first = g.node("Sub", [g.mul(f"{name}.ac", a, self.cos), g.mul(f"{name}.bs", b, self.sin)], f"{name}.a")
+        second = g.add(f"{name}.b", g.mul(f"{name}.bc", b, self.cos), g.mul(f"{name}.as", a, self.sin))
         return g.reshape(name, g.node("Concat", [first, second], f"{name}.turned", axis=-1), 0, 0, -1)
 
-    def gather(self, g: VisionGraph, name: str, rows: str, order: Int64) -> str:
-        """Rows in another order, if it is another."""
-        if np.array_equal(order, np.arange(len(order))):
-            return rows
-        return g.node("Gather", [rows, g.graph.constant(f"{name}.order", order)], name, axis=1)
+    def gather(self, g: VisionGraph, name: str, rows: str, order: Operand) -> str:
+        """Rows in another order."""
+        return g.node("Gather", [rows, g.named(f"{name}.order", order)], name, axis=1)
 
 
 class Qwen25Tower(QwenTower):
@@ -184,7 +243,7 @@ class Qwen25Tower(QwenTower):
 
     def __init__(self, grid: PatchGrid, vision: Mapping[str, Any], width: int, inner: int, hidden: int) -> None:
         super().__init__(grid, vision, width, inner, hidden)
-        self.order, self.windows = grid.windows(int(vision["window_size"]) // (grid.merge * grid.patch))
+        self.side = int(vision["window_size"]) // (grid.merge * grid.patch)
         self.full = set(vision["fullatt_block_indexes"])
 
     def norm(self, g: VisionGraph, name: str, rows: str, skip: str = "") -> tuple[str, str]:
@@ -206,16 +265,22 @@ class Qwen3Tower(QwenTower):
 
     def embed(self, g: VisionGraph, pixels: str) -> str:
         rows = g.patches("vision.patch_embed.proj", pixels, self.columns, self.grid.patch, group=self.group)
-        placed = g.add("vision.placed", rows, g.constant("vision.places", self.resampled(g)))
-        return self.gather(g, "vision.ordered", placed, self.grid.patches(self.order))
+        placed = g.add("vision.placed", rows, g.named("vision.places", self.resampled(g)))
+        return self.gather(g, "vision.ordered", placed, self.layout.order)
 
-    def resampled(self, g: VisionGraph) -> Float32:
-        """The square table of position embeddings at each patch, bilinear: ``[patches, columns]``."""
-        side = round(self.places**0.5)
-        table = g.tensor("vision.pos_embed.weight", (self.places, self.columns)).reshape(side, side, -1)
-        down, across = (bilinear(side, few, corners=True) for few in self.grid.shape)
-        drawn: Float32 = np.einsum("rs,cl,slw->rcw", down, across, table, optimize=True)
-        return drawn.reshape(-1, self.columns).astype(np.float32)
+    def resampled(self, g: VisionGraph) -> Operand:
+        """The square table of position embeddings at each patch, bilinear, the outermost ones at the edges."""
+        c, side, name = g.compute, round(self.places**0.5), "vision.pos_embed.weight"
+        table: Operand = g.tensor(name, (self.places, self.columns)) if g.fixed else g.weight(name, (self.places, self.columns))
+        matrices = []  # [places along an edge, side]
+        for edge in self.shape:
+            step = c("Div", np.float32(side - 1), c("Cast", c("Max", c("Sub", edge, 1), 1), to=TensorProto.FLOAT))
+            at = c("Mul", c("Cast", c("Range", 0, edge, 1), to=TensorProto.FLOAT), step)
+            distance = c("Abs", c("Sub", c("Unsqueeze", at, (1,)), np.arange(side, dtype=np.float32)))
+            matrices.append(c("Relu", c("Sub", np.float32(1), distance)))
+        lines = c("MatMul", matrices[0], c("Reshape", table, (side, side * self.columns)))
+        drawn = c("MatMul", matrices[1], c("Reshape", lines, (-1, side, self.columns)))
+        return c("Reshape", drawn, (-1, self.columns))
 
     def mlp(self, g: VisionGraph, name: str, rows: str) -> str:
         inner = g.linear(f"{name}.linear_fc1", rows, self.columns, self.inner, activation=self.activation)
