@@ -26,11 +26,12 @@ from edgevlm.apps.run.memory_view import MemoryWatch
 from edgevlm.apps.run.shutdown import silence_what_is_gone
 from edgevlm.apps.sources import Source, SourceOptions, check_source, comes_to_an_end, open_source
 from edgevlm.errors import UserError
-from edgevlm.progress import progress
+from edgevlm.progress import Report, progress
 from edgevlm.runtime.auto import check_policy
 from edgevlm.runtime.budget import parse_budget
+from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.engine import DEFAULT_ENGINE
-from edgevlm.runtime.model import Model
+from edgevlm.runtime.model import Model, bundle_folder
 from edgevlm.runtime.plugins import load_class
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.session import Session
@@ -111,12 +112,14 @@ def launch(request: RunRequest) -> None:
         with progress("reading the model") as step:  # the first time, a checkpoint is exported
             choice, notice = make_choice(request, options), to_stderr if not request.quiet else lambda line: None
             bundle = resolve_model(request.model, step, notice, request.engine, choice)
+            size = size_of(bundle, choice, step, asked=request.frame_size is not None)
         if choice.asks and choice.plan is None and request.engine == DEFAULT_ENGINE:
-            asked = "--precision, --vision-precision, --kv and --frame-size"
+            asked = "--precision, --vision-precision and --kv"
             raise UserError(f"{asked} are for a checkpoint that is exported; {request.model} is as it was made")
         source = open_source(request.camera, request.video, options)
         with progress("verifying and loading the model"):  # a large bundle takes seconds
             model = Model.load(bundle, engine=request.engine, threads=request.threads, positions=request.positions)
+            model = model if size is None else model.for_frames(size)
 
         def open_session(policy: str | None, tokens: str | None, state: SnapshotWriter | None = None) -> Session:
             """Anew, with what was asked for at first where nothing else is."""
@@ -139,7 +142,7 @@ def launch(request: RunRequest) -> None:
             skip_to_snapshot(source, writer, plan, gate)
         if own_questions and not compares:
             plan.sample = np.random.default_rng(request.source.seed)
-        source.prepare = FramePreparation(session.prepare, gate, partial(warn_of_stretching, model, choice, output))
+        source.prepare = FramePreparation(session.prepare, gate, partial(warn_of_stretching, model, output))
         run = RunLoop(
             session, source, output, plan,
             observer=SideBySide(session, open_session) if compares else MemoryWatch(session) if drawn else None,
@@ -184,9 +187,24 @@ def make_choice(request: RunRequest, options: SourceOptions) -> ExportChoice:
     return ExportChoice(asked, request.frame_size, frame_shape, (lambda line: None) if request.quiet else to_stderr)
 
 
-def warn_of_stretching(model: Model, choice: ExportChoice, output: Output, shape: tuple[int, int]) -> None:
-    """Say where the first frame's aspect is not the one that the bundle was made for."""
-    if not model.is_demo and (warning := stretched(model.bundle, shape, choice.plan is not None)):
+def size_of(path: str, choice: ExportChoice, step: Report, *, asked: bool) -> tuple[int, int] | None:
+    """The frame size to open a bundle for, as asked for or as the source's frames are; None for the bundle's own.
+
+    Raises UserError where another is asked of a bundle that takes one alone.
+    """
+    bundle = Bundle.load(bundle_folder(path), verify="size")
+    if bundle.vision.pixels is not None:
+        step("looking at the source's frames")
+        return choice.size()
+    if asked and choice.plan is None:
+        height, width = bundle.vision.size
+        raise UserError(f"{path}: takes frames of {width}x{height} alone; leave out --frame-size")
+    return None
+
+
+def warn_of_stretching(model: Model, output: Output, shape: tuple[int, int]) -> None:
+    """Say where the first frame's aspect is not the one that the session was opened for."""
+    if not model.is_demo and (warning := stretched(model.bundle, shape)):
         output.notice(warning)
 
 

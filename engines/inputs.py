@@ -19,14 +19,16 @@ HALF = 128  # the code of an embedding that stands for 0
 def grouped_pixels(vision: VisionSpec, pixels: Float32) -> Float32:
     """Frames ``[F, 3, H, W]`` as a tower takes them, ``[G, group * 3, H, W]``, the last frame repeated to fill its group.
 
-    Raises ValueError for anything but float32 frames of the bundle's size.
+    Raises ValueError for anything but float32 frames of the bundle's size, or of another that its tower takes.
     """
-    wanted = (3, *vision.size)
+    wanted, size = (3, *vision.size), pixels.shape[2:]
+    if len(size) == 2 and min(size) > 0:
+        wanted = (3, *vision.for_frames(*size).size)
     if pixels.ndim != 4 or pixels.shape[1:] != wanted or pixels.dtype != np.float32:
         raise ValueError(f"pixels must be float32 [F, {', '.join(map(str, wanted))}], not {pixels.dtype} {pixels.shape}")
     if odd := -len(pixels) % vision.group:
         pixels = np.concatenate([pixels, np.repeat(pixels[-1:], odd, 0)])
-    return pixels.reshape(-1, 3 * vision.group, *vision.size)
+    return pixels.reshape(-1, 3 * vision.group, *size)
 
 
 def graph_of(bundle: Bundle, variant: str) -> str:

@@ -131,7 +131,8 @@ class OnnxRuntimeCpu:
         vision = self.bundle.vision
         grouped = grouped_pixels(vision, pixels)
         if not len(grouped):
-            return np.zeros((0, vision.tokens_per_frame, self.bundle.decoder.row_width), np.float32)
+            tokens = vision.for_frames(*grouped.shape[2:]).tokens_per_frame
+            return np.zeros((0, tokens, self.bundle.decoder.row_width), np.float32)
         calls = np.split(grouped, len(grouped)) if vision.precision == "int8" else [grouped]
         features = [self._vision.run(["features"], {"pixel_values": call}, self._calls.options)[0] for call in calls]
         return np.concatenate(features) if len(features) > 1 else features[0]

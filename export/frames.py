@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint, processor_defaults
+from edgevlm.runtime.bundle import PixelBudget
 from edgevlm.runtime.preprocess import SUPPORT
 
 _RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # PIL's numbers
@@ -87,55 +87,29 @@ def _triple(file: str, config: dict[str, Any], key: str) -> list[float]:
     return [float(number) for number in value]
 
 
-def frame_size(
+def pixel_budget(
     checkpoint: Checkpoint,
     processors: tuple[str, ...],
-    camera: tuple[int, int],
     factor: int,
     budget: tuple[int, int],
     clip: int,
     needs_file: bool = True,
-) -> tuple[int, int]:
-    """(height, width) of frames that come as ``camera`` = (height, width), both multiples of ``factor`` pixels: Qwen's way.
-
-    Whole squares of patches, within a pixel budget, near the aspect of the source.
+) -> PixelBudget:
+    """Sizes that a checkpoint's processor gives frames, Qwen's way: whole squares of ``factor`` pixels, within a pixel budget.
 
     budget: the fewest and the most pixels, where the processor files name none. clip: frames that share a budget, 1 where each
     has its own; a stream has no length, so a budget for a clip is that of the shortest, with MOST_TOKENS a frame at most.
-    Raises UserError for sizes that are none, and with ``needs_file`` where no file says how frames are prepared.
+    Raises UserError for a budget that is none, and with ``needs_file`` where no file says how frames are prepared.
     """
     is_there = any((checkpoint.folder / name).exists() for name in (_JOINT, *_FILES.values()))
     if not (is_there or needs_file):
-        return fitted(*camera, factor, budget[0], budget[1] * clip, clip)
+        return PixelBudget(factor, budget[0], budget[1] * clip, clip)
     file, config = processor(checkpoint, processors)
     size: dict[str, Any] = config.get("size") or {}
     fewest = int(config.get("min_pixels") or size.get("shortest_edge") or budget[0])
     most = int(config.get("max_pixels") or size.get("longest_edge") or budget[1])
     if clip > 1:
         most = max(min(MOST_TOKENS * factor**2, most // clip), int(fewest * 1.05)) * clip
-    height, width = camera
-    if min(camera) < 1 or max(camera) > 200 * min(camera):
-        raise UserError(f"frames of {width} x {height} pixels cannot be used; give a size whose sides differ 200-fold at most")
     if not 0 < fewest <= most:
         raise UserError(f"{file}: a budget of {fewest} to {most} pixels is none")
-    return fitted(height, width, factor, fewest, most, clip)
-
-
-def fitted(height: int, width: int, factor: int, fewest: int, most: int, clip: int = 1) -> tuple[int, int]:
-    """The nearest multiples of ``factor``; scaled down or up together where ``clip`` such frames pass the pixel budget."""
-    if clip > 1 and min(height, width) < factor:
-        scale = max(factor / height, factor / width)
-        height, width = int(height * scale), int(width * scale)
-    tall, wide = (round(side / factor) * factor for side in (height, width))
-    if clip * tall * wide > most:
-        shrink = math.sqrt(clip * height * width / most)
-        return _multiples(height / shrink, width / shrink, factor, math.floor)
-    if clip * tall * wide < fewest:
-        grow = math.sqrt(fewest / (clip * height * width))
-        return _multiples(height * grow, width * grow, factor, math.ceil)
-    return tall, wide
-
-
-def _multiples(height: float, width: float, factor: int, rounded: Any) -> tuple[int, int]:
-    tall, wide = (max(factor, int(rounded(side / factor)) * factor) for side in (height, width))
-    return tall, wide
+    return PixelBudget(factor, fewest, most, clip)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from edgevlm.export.profiles import Profile, load_profile
 from edgevlm.export.scaling import ActivationSampler, Samples, in_blocks
 from edgevlm.runtime.atomic import atomic_directory, check_target, journal_of
 from edgevlm.runtime.bundle import FORMAT, MANIFEST, Bundle, Progress, hash_file, seal_manifest
-from edgevlm.runtime.graph_profiles import vision_precision
+from edgevlm.runtime.graph_profiles import ONNXRUNTIME, vision_precision
 from edgevlm.runtime.kv import KVType
 from edgevlm.runtime.positions import position_rule
 
@@ -183,6 +183,7 @@ def _vision_section(model: _Model, tokens: int) -> dict[str, Any]:
         "longest_edge": parts.longest_edge,
         "before": family.before,
         "after": family.after,
+        "pixels": None if parts.pixels is None or model.options.profile != ONNXRUNTIME else asdict(parts.pixels),
     }
 
 

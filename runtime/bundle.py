@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.errors import BundleError
+from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.calibration import CALIBRATION, CHOICES, Calibration, Choices
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES, EngineShapes
 from edgevlm.runtime.kv import DTYPES, KV_TYPES, SCALES, KVScales, KVType
@@ -113,6 +114,46 @@ class ChangedTowerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class PixelBudget:
+    """Sizes that a tower takes: edges of multiples of ``factor`` pixels, ``fewest`` to ``most`` pixels in ``frames`` frames."""
+
+    factor: int
+    fewest: int
+    most: int
+    frames: int = 1
+
+    def __post_init__(self) -> None:
+        numbers = [getattr(self, each.name) for each in fields(self)]
+        if not all(type(number) is int and 0 < number < 1 << 31 for number in numbers) or self.fewest > self.most:
+            raise ValueError(f"a budget of {self.fewest} to {self.most} pixels")
+
+    def fitted(self, height: int, width: int) -> tuple[int, int]:
+        """The (height, width) nearest to a frame's: its aspect is kept but for what whole multiples take.
+
+        Raises UserError for sides of less than a pixel, or of which one is more than 200 times the other.
+        """
+        if min(height, width) < 1 or max(height, width) > 200 * min(height, width):
+            raise UserError(
+                f"frames of {width} x {height} pixels cannot be used; give a size whose sides differ 200-fold at most"
+            )
+        if self.frames > 1 and min(height, width) < self.factor:
+            scale = max(self.factor / height, self.factor / width)
+            height, width = int(height * scale), int(width * scale)
+        tall, wide = (round(side / self.factor) * self.factor for side in (height, width))
+        if self.frames * tall * wide > self.most:
+            shrink = math.sqrt(self.frames * height * width / self.most)
+            return self._multiples(height / shrink, width / shrink, math.floor)
+        if self.frames * tall * wide < self.fewest:
+            grow = math.sqrt(self.fewest / (self.frames * height * width))
+            return self._multiples(height * grow, width * grow, math.ceil)
+        return tall, wide
+
+    def _multiples(self, height: float, width: float, rounded: Callable[[float], int]) -> tuple[int, int]:
+        tall, wide = (max(self.factor, rounded(side / self.factor) * self.factor) for side in (height, width))
+        return tall, wide
+
+
+@dataclass(frozen=True, slots=True)
 class VisionSpec:
     """How a frame becomes pixels, and pixels become rows.
 
@@ -147,6 +188,17 @@ class VisionSpec:
     longest_edge: int | None = None
     precision: str = "fp32"  # of the tower's linears: fp32 or int8
     changed: ChangedTowerSpec | None = None  # None in bundles of before 0.2
+    pixels: PixelBudget | None = None  # sizes that the tower takes beside ``size``; None: that one alone
+
+    def for_frames(self, height: int, width: int) -> VisionSpec:
+        """The same for frames of another size, the nearest that the tower takes; itself where it takes one alone.
+
+        The graph of changed patches is for the bundle's own size. Raises UserError for a size that is none.
+        """
+        if self.pixels is None or (size := self.pixels.fitted(height, width)) == self.size:
+            return self
+        grid = size[0] // self.pixels.factor, size[1] // self.pixels.factor
+        return replace(self, size=size, grid=grid, tokens_per_frame=grid[0] * grid[1], changed=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,8 +454,9 @@ def _qwen_fading(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _vision_spec(values: Mapping[str, Any]) -> VisionSpec:
-    changed = values.get("changed")
-    return _spec(VisionSpec, {**values, "changed": None if changed is None else _spec(ChangedTowerSpec, changed)})
+    kinds: dict[str, type[Any]] = {"changed": ChangedTowerSpec, "pixels": PixelBudget}
+    parts = {name: _spec(kind, values[name]) for name, kind in kinds.items() if values.get(name) is not None}
+    return _spec(VisionSpec, {**values, **parts})
 
 
 def _spec(kind: type[T], values: Mapping[str, Any]) -> T:

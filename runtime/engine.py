@@ -171,7 +171,8 @@ class Engine(Protocol):
     def encode(self, pixels: Float32) -> Float32:
         """Frames ``[F, 3, H, W]``, normalised, to language-space features ``[G, tokens_per_frame, row_width]``.
 
-        G is F, but for towers that merge ``group`` frames: then one for each group, the last frame repeated to fill it.
+        G is F, but for towers that merge ``group`` frames: then one for each group, the last frame repeated to fill it. Frames
+        are of ``VisionSpec.size``, or of any size within ``VisionSpec.pixels`` where the bundle has that.
         """
         ...
 

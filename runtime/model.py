@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
@@ -33,10 +34,23 @@ class Model:
     closing: NDArray[np.float32]  # rows that close a video before the text after it, [n, hidden]
     is_demo: bool = False
     scheduler: Scheduler = field(init=False, repr=False, compare=False)
+    origin: Model | None = field(default=None, init=False, repr=False, compare=False)  # of which :meth:`for_frames` is a view
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler()
         weakref.finalize(self, self.scheduler.stop)
+
+    def for_frames(self, size: tuple[int, int]) -> Model:
+        """The model as sessions see it whose frames are of ``size``, (height, width), with the same engine and scheduler.
+
+        Itself where its tower takes one size alone. Raises UserError for a size that is none.
+        """
+        vision = self.bundle.vision.for_frames(*size)
+        if vision is self.bundle.vision:
+            return self
+        view = copy(self.origin or self)
+        view.bundle, view.origin = replace(self.bundle, vision=vision), self.origin or self
+        return view
 
     @classmethod
     def load(

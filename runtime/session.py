@@ -93,6 +93,7 @@ class Session:
         store: StoreSettings | None = None,
         append: str = AUTO,
         encode: str = AUTO,
+        frame_size: tuple[int, int] | None = None,
         engine: str = DEFAULT_ENGINE,
     ) -> Session:
         """Allocate the memory of one stream and append the prefix.
@@ -114,6 +115,8 @@ class Session:
         ``changed:tau=T,refresh=N``; the newest frame is then seen whole by every question. ``auto`` is what calibration found.
         encode: ``all`` patches of each frame, or only those that ``changed`` since they were last encoded,
         ``changed:interval=K,threshold=T``; every K frames the whole frame. ``auto`` is what calibration found.
+        frame_size: (height, width) of the frames to come, ``frame.shape[:2]``, for a model that keeps their aspect (Qwen's);
+        frames of another size are resized to it, and the model's own is that of its export.
         engine: the backend that loads a model given by name.
 
         Raises BundleError for a model that cannot be loaded; UserError for a policy, setting or prompt that is not one, for
@@ -126,10 +129,11 @@ class Session:
         opening: Future[Session] | None = None
         try:
             loaded = model if isinstance(model, Model) else Model.load(model, engine=engine)
-            text, chat = text_budget or TextBudget.fitting(loaded.bundle.limit), Chat(loaded.bundle.chat, system)
-            opening = loaded.scheduler.submit(None, cls, loaded, settings, chat, text, writer, urgent=True)
+            used = loaded if frame_size is None else loaded.for_frames(_checked_size(frame_size))
+            text, chat = text_budget or TextBudget.fitting(used.bundle.limit), Chat(used.bundle.chat, system)
+            opening = used.scheduler.submit(None, cls, used, settings, chat, text, writer, urgent=True)
             session = opening.result()
-            session._preprocess = Preprocessor(loaded.bundle.vision, bgr=bgr)
+            session._preprocess = Preprocessor(used.bundle.vision, bgr=bgr)
             if writer is not None:
                 writer.start()
         except BaseException:
@@ -389,6 +393,12 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _checked_size(size: object) -> tuple[int, int]:
+    if not (isinstance(size, tuple) and len(size) == 2 and all(isinstance(side, int | np.integer) for side in size)):
+        raise UserError(f"frame_size is (height, width) in pixels, not {size!r}")
+    return int(size[0]), int(size[1])
 
 
 def _close_opened(opening: Future[Session]) -> None:

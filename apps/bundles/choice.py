@@ -26,8 +26,8 @@ STRETCH = 1.1  # of a frame's aspect, from which on it is said: whole patches al
 class ExportChoice:
     """Chooses what was not asked for; ``plan`` is what came of it, None as long as nothing had to be chosen.
 
-    frame_shape: the size of the source's frames, None where it cannot tell before it is watched; asked of families that keep a
-    frame's aspect, unless ``frame_size`` was given.
+    frame_shape: the size of the source's frames, None where it cannot tell before it is watched; asked once, for models that
+    keep a frame's aspect, unless ``frame_size`` was given.
     """
 
     request: PlanRequest
@@ -36,15 +36,13 @@ class ExportChoice:
     tell: Callable[[str], object]
     device: DeviceProfile | None = None
     plan: DevicePlan | None = None
+    _looked: bool = False
 
     def options(self, folder: Path) -> dict[str, Any]:
         """Options of ``export_checkpoint`` for a checkpoint, told in a line. Raises UserError for what cannot be planned."""
-        usual = DEFAULTS["camera"]
-        model, camera = plan_checkpoint(folder, usual), usual
-        if load_family(model.family, folder).keeps_aspect:
-            own = plan_checkpoint(folder, self.frame_size or self.frame_shape() or usual)
-            if own.tower.size != model.tower.size:  # cameras of one grid share a bundle
-                model, camera = own, own.tower.size
+        model = plan_checkpoint(folder, DEFAULTS["camera"])
+        if load_family(model.family, folder).keeps_aspect and (size := self.size()):
+            model = plan_checkpoint(folder, size)
         self._plan(model, self.device or this_cpu(Machine()), self.request)
         assert self.plan is not None
         roofline = self.plan.roofline
@@ -53,8 +51,13 @@ class ExportChoice:
             "precision": self.request.precision if model.precision != "fp32" else roofline.precision,
             "vision_precision": roofline.model.tower.precision,
             "kv": roofline.kv,
-            "camera": camera,
         }
+
+    def size(self) -> Size | None:
+        """Of the frames that will come, as asked for or as the source's are; None where it cannot tell."""
+        if self.frame_size is None and not self._looked:
+            self._looked, self.frame_size = True, self.frame_shape()
+        return self.frame_size
 
     def _plan(self, model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> None:
         """Plan the nearest budget that a plan takes; whether the one asked for suits the policy, a session says."""
@@ -63,11 +66,11 @@ class ExportChoice:
         self.plan = choose(model, device, replace(request, budget=budget))
 
     def suits(self, bundle: Bundle) -> bool:
-        """Whether a bundle of the checkpoint is as was asked for, and of the frame size that was chosen."""
+        """Whether a bundle of the checkpoint is as was asked for, and takes the frame size that was chosen."""
         stored = {"precision": bundle.decoder.precision, "kv": bundle.decoder.kv, "vision_precision": bundle.vision.precision}
         asked = all(getattr(self.request, name) in (None, value) for name, value in stored.items())
-        is_sized = self.plan is None or not keeps_aspect(bundle) or bundle.vision.size == self.plan.roofline.model.tower.size
-        return asked and is_sized
+        size = bundle.vision.size if self.plan is None else self.plan.roofline.model.tower.size
+        return asked and (size == bundle.vision.size or bundle.vision.pixels is not None or not keeps_aspect(bundle))
 
     def settle(self, bundle: Bundle) -> None:
         """A bundle that was there is run in place of what was chosen: plan it."""
@@ -83,7 +86,7 @@ class ExportChoice:
     def asks(self) -> bool:
         """Whether anything was asked for that only an export can give."""
         request = self.request
-        return any((request.precision, request.vision_precision, request.kv, self.frame_size))
+        return any((request.precision, request.vision_precision, request.kv))
 
     @property
     def budget(self) -> int | None:
@@ -144,14 +147,14 @@ def keeps_aspect(bundle: Bundle) -> bool:
     return load_family(bundle.family, bundle.path).keeps_aspect
 
 
-def stretched(bundle: Bundle, shape: Size, from_checkpoint: bool) -> str | None:
+def stretched(bundle: Bundle, shape: Size) -> str | None:
     """A warning where frames of ``shape`` lose their aspect, which the bundle's family keeps, and what mends it."""
     (height, width), (tall, wide) = shape, bundle.vision.size
     ratio = (width / height) / (wide / tall)
     if 1 / STRETCH < ratio < STRETCH or not keeps_aspect(bundle):
         return None
     mend = f"--frame-size {width}x{height}"
-    how = f"give {mend}" if from_checkpoint else f"edgevlm export CHECKPOINT {mend} makes one that does not"
+    how = f"give {mend}" if bundle.vision.pixels else f"edgevlm export CHECKPOINT {mend} makes one that does not"
     return (
         f"warning: frames of {width}x{height} are stretched to this model's {wide}x{tall}, aspect {width / height:.2f} to "
         f"{wide / tall:.2f}; {how}"

@@ -74,6 +74,10 @@ def run(
     chunk: Annotated[
         int, typer.Option(metavar="N", help="Encode this many frames at once.", min=1, rich_help_panel=STREAM)
     ] = 8,
+    frame_size: Annotated[
+        str,
+        typer.Option(metavar="auto|WxH", help="Expect frames of this size, or the source's own.", rich_help_panel=STREAM),
+    ] = "auto",
     seed: Annotated[int, typer.Option(metavar="N", help="Seed the demo world.", min=0, rich_help_panel=STREAM)] = 0,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for a camera that is not there yet.", rich_help_panel=CAMERA)
@@ -164,10 +168,6 @@ def run(
         str | None,
         typer.Option(metavar="NAME", help="Export a cache of fp32, fp16 or int8.", callback=check_kv, rich_help_panel=EXPORT),
     ] = None,
-    frame_size: Annotated[
-        str,
-        typer.Option(metavar="auto|WxH", help="Export for such frames, or the camera's own.", rich_help_panel=EXPORT),
-    ] = "auto",
     threads: Annotated[
         int | None,
         typer.Option(

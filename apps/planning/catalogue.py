@@ -18,7 +18,7 @@ from edgevlm.apps.planning.plan import DevicePlan, PlanRequest, choose, figure
 from edgevlm.apps.planning.this_machine import assumptions, device_named
 from edgevlm.apps.schemas import json_line
 from edgevlm.engines.devices import DeviceProfile
-from edgevlm.export.frames import fitted
+from edgevlm.runtime.bundle import PixelBudget
 
 CAMERA = (480, 640)  # (height, width) of the frames planned for
 
@@ -43,7 +43,7 @@ def checkpoints() -> list[PublishedCheckpoint]:
     """All of models.json, the smallest first."""
 
     def sized(factor: int, budget: tuple[int, int], clip: int) -> tuple[int, int]:
-        return fitted(*CAMERA, factor, budget[0], budget[1] * clip, clip)
+        return PixelBudget(factor, budget[0], budget[1] * clip, clip).fitted(*CAMERA)
 
     facts = json.loads(files(__package__ or "").joinpath("models.json").read_text(encoding="utf-8"))
     found = [

@@ -16,7 +16,7 @@ from edgevlm.errors import BundleError, UserError
 from edgevlm.export.backbones import DecoderShape, text_backbone
 from edgevlm.export.checkpoint import ConfigOnly, snapshot_of, with_defaults
 from edgevlm.export.families import Family, FrameSize, TowerGeometry, load_family
-from edgevlm.export.frames import frame_size
+from edgevlm.export.frames import pixel_budget
 from edgevlm.export.prequantised import PREQUANTISED, prequantised
 from edgevlm.runtime.bundle import MANIFEST, Bundle, VisionSpec
 from edgevlm.runtime.chat import Chat
@@ -94,9 +94,9 @@ def layer_matrices(hidden: int, heads: int, kv_heads: int, head_dim: int, inner:
 
 
 def model_of(name: str, camera: tuple[int, int]) -> PlannedModel:
-    """The model of ``demo``, a bundle's folder or a checkpoint's, which is for frames of ``camera``, (height, width)."""
+    """The model of ``demo``, a bundle's folder or a checkpoint's, for frames of ``camera``, (height, width)."""
     is_bundle = name == "demo" or (Path(name) / MANIFEST).exists()
-    return plan_bundle(name) if is_bundle else plan_checkpoint(Path(name), camera)
+    return plan_bundle(name, camera) if is_bundle else plan_checkpoint(Path(name), camera)
 
 
 def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
@@ -114,7 +114,7 @@ def plan_checkpoint(folder: Path, camera: tuple[int, int]) -> PlannedModel:
     }
 
     def sized(factor: int, budget: tuple[int, int], sharing: int) -> tuple[int, int]:
-        return frame_size(checkpoint, family.processors, camera, factor, budget, sharing, needs_file=False)
+        return pixel_budget(checkpoint, family.processors, factor, budget, sharing, needs_file=False).fitted(*camera)
 
     try:
         model = planned(checkpoint.name, config, sized)
@@ -150,8 +150,8 @@ def _biases(shape: DecoderShape) -> int:
     return sum(widths[part] for part in shape.biases)
 
 
-def plan_bundle(name: str) -> PlannedModel:
-    """The model in ``demo`` or a bundle's folder; hashes nothing.
+def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedModel:
+    """The model in ``demo`` or a bundle's folder, for frames of ``camera`` where it takes several sizes; hashes nothing.
 
     Neither manifest nor graph says how its tower is made: its family knows the patches of a frame. Raises BundleError for what
     is no complete bundle, UserError for one of an unknown family.
@@ -160,7 +160,7 @@ def plan_bundle(name: str) -> PlannedModel:
     snapshot = snapshot_of(folder)  # of the hub's cache: what a plan reads is all that was fetched
     bundle = Bundle.load(folder, verify="manifest" if snapshot else "size")
     family = load_family(bundle.family, bundle.path)
-    spec, vision = bundle.decoder, bundle.vision
+    spec, vision = bundle.decoder, bundle.vision if camera is None else bundle.vision.for_frames(*camera)
     sizes = {name: record.bytes for name, record in bundle.files.items()}
     files = {
         "decoder": sizes.get(DECODER, 0),

@@ -85,7 +85,7 @@ def qwen3(name: str) -> PlannedModel:
     }  # fmt: skip
     vision = {
         **tower, "num_heads": 16, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
-        "out_hidden_size": hidden,
+        "num_position_embeddings": 2304, "out_hidden_size": hidden,
     }  # fmt: skip
     model = _model(name, "qwen3_vl", text, vision, tied)
     seen = replace(

@@ -61,7 +61,7 @@ def speed(
         typer.Option(metavar="NAME,...", help="Measure these: seeded-135m|0.5b|3b, demo, a checkpoint or bundle."),
     ] = None,
     tower: Annotated[str | None, typer.Option(metavar="NAME,...", help="Measure siglip-so400m-384, qwen2.5-vl-448, ..")] = None,
-    against: Annotated[str | None, typer.Option(metavar="NAME,...", help="Compare with llama.cpp, transformers, fixed.")] = None,
+    against: Annotated[str | None, typer.Option(metavar="NAME,...", help="Compare with llama.cpp, transformers, ..")] = None,
     held: Annotated[str | None, typer.Option(metavar="N,...", help="Fill the KV cache with these many tokens.")] = None,
     frames: Annotated[str | None, typer.Option(metavar="N,...", help="Take these many frames in a call.")] = None,
     tokens_per_frame: Annotated[int | None, typer.Option(metavar="N", help="Set a frame's tokens, for prefill.", min=1)] = None,

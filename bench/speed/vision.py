@@ -51,7 +51,7 @@ class TimedTower:
         """The tower with its first ``layers`` layers."""
         if layers is None:
             return self
-        lists = {name: self.vision[name] for name in ("fullatt_block_indexes", "deepstack_visual_indexes") if name in self.vision}
+        lists = {name: indexes for name, indexes in self.vision.items() if isinstance(indexes, list)}  # of layers
         kept = {name: [index for index in indexes if index < layers] for name, indexes in lists.items()}
         return replace(self, vision=self.vision | {self.depth: layers} | kept)
 
@@ -121,7 +121,7 @@ def checkpoint_of(tower: TimedTower, folder: Path) -> SeededCheckpoint:
     config = {"model_type": tower.family, "vision_config": tower.vision, "text_config": text, "vision_feature_layer": -1}
     config |= {"vision_feature_select_strategy": "full", "projector_hidden_act": "gelu"}
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 1, "max_pixels": tower.side**2}))
+    (folder / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 1, "max_pixels": 2 * tower.side**2}))
     return SeededCheckpoint(folder)
 
 

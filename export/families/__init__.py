@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from edgevlm.export.checkpoint import Checkpoint
     from edgevlm.export.vision import VisionTower
-    from edgevlm.runtime.bundle import VisionSpec
+    from edgevlm.runtime.bundle import PixelBudget, VisionSpec
 
 Config = Mapping[str, Any]
 FrameSize = Callable[[int, tuple[int, int], int], tuple[int, int]]
@@ -69,6 +69,7 @@ class FamilyParts:
     tokens_per_second: float | None = None  # see VisionSpec
     deepstack: int = 0  # decoder layers that the tower gives features for, beside the embeddings
     longest_edge: int | None = None  # frames are first resized to, before they are stretched
+    pixels: PixelBudget | None = None  # sizes of frames, where the tower takes more than one
 
 
 class Family:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint, with_defaults
 from edgevlm.export.families import Config, Family, FamilyParts, FrameSize, TowerGeometry, block_parameters
-from edgevlm.export.frames import frame_size
+from edgevlm.export.frames import pixel_budget
 
 if TYPE_CHECKING:
     from edgevlm.export.vision.qwen import PatchGrid, QwenTower
@@ -38,7 +38,8 @@ class Qwen2VL(Family):
         if not all(isinstance(number, int) for number in sizes) or vision.get("in_channels", 3) != 3:
             raise UserError("config.json: vision patches must be squares of pixels with three channels")
         edge = merge * patch
-        size = frame_size(checkpoint, self.processors, camera, edge, self.budget, self.sharing(vision))
+        pixels = pixel_budget(checkpoint, self.processors, edge, self.budget, self.sharing(vision))
+        size = pixels.fitted(*camera)
         grid = PatchGrid(size[0] // edge, size[1] // edge, merge, patch, group)
         clock = vision.get("tokens_per_second")
         return FamilyParts(
@@ -46,6 +47,7 @@ class Qwen2VL(Family):
             (grid.rows, grid.columns),
             tokens_per_second=None if clock is None else float(clock),
             deepstack=len(vision.get("deepstack_visual_indexes", ())),
+            pixels=pixels,
         )
 
     def tower(self, grid: PatchGrid, vision: Config) -> QwenTower:
@@ -74,14 +76,14 @@ class Qwen2VL(Family):
         size = sized(patch * merge, self.budget, self.sharing(vision))
         rows, columns = size[0] // (patch * merge), size[1] // (patch * merge)
         tokens, blocks, heads = rows * columns, int(vision["depth"]), int(vision["num_heads"])
-        patches, joined, placed = tokens * merge**2, width * merge**2, width * self.is_placed
-        constants = patches * (width // heads) + placed * patches  # rotary tables, and places resampled for this size
-        embedding = 3 * group * patch * patch * width + placed
+        patches, joined = tokens * merge**2, width * merge**2
+        places = (1 + int(vision["num_position_embeddings"])) * width if self.is_placed else 0  # and a bias
+        embedding = 3 * group * patch * patch * width + places
         per_block = block_parameters(width, inner, self.is_gated)
         mergers = (1 + taps) * (joined * joined + joined + joined * hidden + hidden)
         norms = 2 * blocks * self.norm_vectors * width + self.norm_vectors * width + taps * 2 * joined
         return TowerGeometry(
-            parameters=embedding + blocks * per_block + mergers + norms + constants,
+            parameters=embedding + blocks * per_block + mergers + norms,
             block_parameters=blocks * per_block,
             projector_parameters=mergers,
             projected=tokens,

@@ -84,7 +84,8 @@ class PatchLayout:
             before = [c("Div", c("Sub", edge, 1), side) for edge in (down, across)]  # windows before the last
             starts = [c("Mul", count, side) for count in before]
             last = [c("Sub", edge, start) for edge, start in zip((down, across), starts, strict=True)]
-            is_last = [c("Cast", c("GreaterOrEqual", at, start), to=TensorProto.INT64) for at, start in zip((y, x), starts)]
+            behind = [c("GreaterOrEqual", at, start) for at, start in zip((y, x), starts, strict=True)]
+            is_last = [c("Cast", each, to=TensorProto.INT64) for each in behind]
             digits = [(each, 2) for each in is_last] + [(c("Div", at, side), EDGE) for at in (y, x)]
             digits += [(c("Mod", at, side), side) for at in (y, x)]
             windows = [
@@ -99,17 +100,17 @@ class PatchLayout:
         if side:
             first = c("Slice", order, (0,), (EDGE**2,), (0,), (merge**2,))
             tokens = g.argsort(c("Add", c("Mul", c("Gather", y, first), across), c("Gather", x, first)))
-        return cls(order, row, column, tokens, _joined(windows))
+        return cls(order, row, column, tokens, _joined(g, windows))
 
 
-def _joined(windows: Windows) -> Windows:
+def _joined(g: VisionGraph, windows: Windows) -> Windows:
     """Known runs of no window left out, and neighbours of one length as one."""
     joined: Windows = []
     for count, length in windows:
-        if isinstance(count, str) or not joined or joined[-1][1] != length:
-            joined += [(count, length)] if isinstance(count, str) or count else []
-        else:
-            joined[-1] = (joined[-1][0] + count, length)
+        if not isinstance(count, str) and joined and joined[-1][1] == length:
+            joined[-1] = g.compute("Add", joined[-1][0], count), length
+        elif isinstance(count, str) or count:
+            joined.append((count, length))
     return joined
 
 
@@ -137,7 +138,7 @@ class QwenTower(VisionTower):
             shape = graph.compute("Shape", pixels)
             self.shape = [graph.compute("Div", graph.compute("Gather", shape, axis), self.grid.patch) for axis in (2, 3)]
             self.frames = graph.compute("Gather", shape, 0)
-        self.layout = PatchLayout.of(graph, *self.shape, self.grid.merge, self.side)
+        self.layout = PatchLayout.of(graph, self.shape[0], self.shape[1], self.grid.merge, self.side)
         rows, delta = self.embed(graph, pixels), ""
         self.tables(graph)
         tapped = []
@@ -223,9 +224,7 @@ class QwenTower(VisionTower):
     def rotated(self, g: VisionGraph, name: str, rows: str) -> str:
         """``(a, b)`` of each head to ``(a cos - b sin, b cos + a sin)``."""
         if not g.standard:
-            return g.graph.fused(
-                "RotaryEmbedding", [rows, g.integers(0), self.cos, self.sin], [name], num_heads=self.heads
-            )
+            return g.graph.fused("RotaryEmbedding", [rows, g.integers(0), self.cos, self.sin], [name], num_heads=self.heads)
         half = self.columns // self.heads // 2
         heads = g.reshape(f"{name}.by_head", rows, 0, 0, self.heads, 2 * half)
         a, b = g.split(f"{name}.half", heads, [half, half])

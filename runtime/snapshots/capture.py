@@ -28,9 +28,11 @@ from edgevlm.runtime.stream import Stream
 def identity(stream: Stream, chat: Chat, text: TextBudget) -> dict[str, Any]:
     """What must be the same in the session that goes on, as JSON has it; ``name`` is for people."""
     bundle = stream.model.bundle
+    height, width = bundle.vision.size
     return {
         "model": model_hash(bundle),
         "name": bundle.source,
+        **({"frame size": f"{width}x{height}"} if bundle.vision.pixels else {}),
         "policy": policy_text(stream.policy),
         "budget": stream.budget,
         "dtype": stream.cache.dtype.name,
@@ -43,8 +45,13 @@ def identity(stream: Stream, chat: Chat, text: TextBudget) -> dict[str, Any]:
 
 
 def model_hash(bundle: Bundle) -> str:
-    """SHA-256 of all that a bundle is made of, calibration included; not of who wrote it, when and where."""
+    """SHA-256 of all that a bundle is made of, calibration included; not of who wrote it, when and where.
+
+    It is the same for every size of frames that a bundle takes.
+    """
     parts = {part: asdict(getattr(bundle, part)) for part in ("decoder", "vision", "chat")}
+    by_size = ("size", "grid", "tokens_per_frame", "changed") if bundle.vision.pixels else ("pixels",)
+    parts["vision"] = {name: value for name, value in parts["vision"].items() if name not in by_size}
     files = {name: asdict(record) for name, record in sorted(bundle.files.items())}
     described = {"family": bundle.family, "files": files, **parts}
     return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()

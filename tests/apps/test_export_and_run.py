@@ -3,8 +3,11 @@
 import json
 
 import checkpoints
+import cv2
+import numpy as np
 import pytest
 from clips import clip
+from more_checkpoints import make_more
 from typed import edgevlm
 
 
@@ -88,3 +91,38 @@ def test_a_precision_of_whole_numbers_runs_and_an_unknown_one_is_one_line(bundle
         done = edgevlm("export", checkpoint, "--out", bundle.parent / "other", *options)
         assert (done.returncode, done.stderr) == (2, f"edgevlm: {says}\n")
         assert not (bundle.parent / "other").exists()
+
+
+def write_video(path, width, height):
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 4.0, (width, height))
+    random = np.random.default_rng(0)
+    for _ in range(24):
+        writer.write(np.kron(random.integers(0, 256, (height // 8, width // 8, 3), np.uint8), np.ones((8, 8, 1), np.uint8)))
+    writer.release()
+    return path
+
+
+def test_one_bundle_watches_frames_of_any_shape(tmp_path):
+    """4:3, 16:9 and portrait without stretching, by path and, a fixed size asked for, stretched and warned of."""
+    make_more(tmp_path / "checkpoint", "qwen2_5_vl")
+    done = edgevlm("export", tmp_path / "checkpoint", "--out", tmp_path / "bundle", "--frame-size", "640x480")
+    assert done.returncode == 0, done.stderr
+    shapes = {"4:3": (128, 96), "16:9": (256, 144), "portrait": (72, 128)}
+    videos = {name: write_video(tmp_path / f"{at}.avi", *size) for at, (name, size) in enumerate(shapes.items())}
+    question = "how many are there now?"
+    command = ["run", "--model", tmp_path / "bundle", "--ask", question, "--json", "--policy", "full", "--video"]
+    held = {}
+    for name, video in videos.items():
+        done = edgevlm(*command, video)
+        assert done.returncode == 0, done.stderr
+        assert "stretched" not in done.stderr
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        assert lines[-1]["frames"] == 12
+        held[name] = lines[-1]["cache_tokens"] // 6
+        assert any(line["event"] == "answer" and line["token_ids"] for line in lines)
+    tokens = {name: round(height / 14) * round(width / 14) for name, (width, height) in shapes.items()}
+    assert held == tokens
+    done = edgevlm(*command, videos["portrait"], "--frame-size", "256x144")
+    assert done.returncode == 0, done.stderr
+    assert "warning: frames of 72x128 are stretched to this model's 252x140" in done.stderr
+    assert "; give --frame-size 72x128" in done.stderr

@@ -10,9 +10,11 @@ from planned import with_figures
 
 from edgevlm.apps.bundles.cache import DEFAULTS
 from edgevlm.apps.bundles.choice import ExportChoice, chosen, fields, stretched
+from edgevlm.apps.planning.model import plan_checkpoint
 from edgevlm.apps.planning.plan import PlanRequest, default_budget
 from edgevlm.apps.schemas import SCHEMAS
 from edgevlm.engines.devices import load_device
+from edgevlm.runtime.bundle import PixelBudget
 from edgevlm.runtime.model import bundle_folder
 
 WIDE = (720, 1280)
@@ -38,9 +40,9 @@ def choice(shape=WIDE, frame_size=None, figures=None, **asked):
 
 def test_a_small_model_on_a_fast_machine_stays_exact_and_is_of_the_cameras_shape(qwen):
     made, said, looked = choice()
-    options = made.options(qwen)
-    height, width = options.pop("camera")
-    assert options == {"precision": "fp32", "vision_precision": "fp32", "kv": "fp32"}
+    assert made.options(qwen) == {"precision": "fp32", "vision_precision": "fp32", "kv": "fp32"}
+    assert made.size() == WIDE
+    height, width = made.plan.roofline.model.tower.size
     assert width / height == pytest.approx(16 / 9, rel=0.1)
     assert looked == [WIDE]
     assert len(said) == 1
@@ -48,20 +50,24 @@ def test_a_small_model_on_a_fast_machine_stays_exact_and_is_of_the_cameras_shape
     assert "too few" not in said[0]
 
 
-@pytest.mark.parametrize("shape", [None, (480, 640), (960, 1280)])
-def test_cameras_of_one_grid_share_the_default_bundle(qwen, shape):
-    assert choice(shape)[0].options(qwen)["camera"] == DEFAULTS["camera"]
+def test_a_source_that_cannot_tell_is_asked_once(qwen):
+    made, _, looked = choice(None)
+    made.options(qwen)
+    assert made.size() is None
+    assert made.plan.roofline.model.tower.size == plan_checkpoint(qwen, DEFAULTS["camera"]).tower.size
+    assert len(looked) == 1
 
 
 def test_a_given_size_asks_no_camera(qwen):
     made, _, looked = choice(frame_size=WIDE)
-    assert made.options(qwen)["camera"] != DEFAULTS["camera"]
+    made.options(qwen)
+    assert made.size() == WIDE
     assert not looked
 
 
 def test_families_of_square_frames_ask_no_camera(exported):
     made, _, looked = choice()
-    assert made.options(exported("llava", layers=3, heads=6, kv_heads=2).checkpoint)["camera"] == DEFAULTS["camera"]
+    made.options(exported("llava", layers=3, heads=6, kv_heads=2).checkpoint)
     assert not looked
 
 
@@ -79,9 +85,7 @@ def test_what_falls_short_is_said_with_what_would_help(qwen):
 
 def test_what_was_asked_for_stays(qwen):
     made, said, _ = choice(figures=SLOW, precision="fp32", kv="int8", budget=1)
-    assert made.options(qwen) | {"camera": None} == {
-        "precision": "fp32", "vision_precision": "fp32", "kv": "int8", "camera": None,
-    }  # fmt: skip
+    assert made.options(qwen) == {"precision": "fp32", "vision_precision": "fp32", "kv": "int8"}
     assert made.budget is None
     assert "fp32 weights" in said[0]
 
@@ -102,13 +106,16 @@ def test_a_kept_bundle_is_what_was_asked_for_or_another_is_made(qwen):
     made.options(qwen)
     size = made.plan.roofline.model.tower.size
     spec = SimpleNamespace(precision="int4", kv="fp32")
-    kept = SimpleNamespace(decoder=spec, vision=SimpleNamespace(precision="fp32", size=size), family="qwen2_vl", path="")
+    vision = SimpleNamespace(precision="fp32", size=size, pixels=None)
+    kept = SimpleNamespace(decoder=spec, vision=vision, family="qwen2_vl", path="")
     assert made.suits(kept)
     made.settle(kept)
     assert said[-1].startswith("it is int4 weights")
     assert not choice(precision="int8")[0].suits(kept)
-    kept.vision.size = (168, 224)
+    vision.size = (168, 224)
     assert not made.suits(kept)
+    vision.pixels = PixelBudget(14, 1, 10**6)
+    assert made.suits(kept)
 
 
 @pytest.mark.parametrize(
@@ -121,28 +128,36 @@ def test_a_kept_bundle_is_what_was_asked_for_or_another_is_made(qwen):
     ],
 )
 def test_frames_that_lose_their_aspect_are_warned_of(shape, says):
-    bundle = SimpleNamespace(family="qwen2_vl", path="", vision=SimpleNamespace(size=(476, 644)))
-    warning = stretched(bundle, shape, True)
+    bundle = SimpleNamespace(family="qwen2_vl", path="", vision=SimpleNamespace(size=(476, 644), pixels=None))
+    warning = stretched(bundle, shape)
     assert warning is None if says is None else says in warning
     if says:
         mend = f"--frame-size {shape[1]}x{shape[0]}"
-        assert warning.endswith(f"give {mend}")
-        assert f"edgevlm export CHECKPOINT {mend}" in stretched(bundle, shape, False)
+        assert f"edgevlm export CHECKPOINT {mend}" in warning
+        bundle.vision.pixels = PixelBudget(28, 1, 10**6)
+        assert stretched(bundle, shape).endswith(f"give {mend}")
     bundle.family = "smolvlm"  # squares, whatever the camera
-    assert stretched(bundle, shape, True) is None
+    assert stretched(bundle, shape) is None
 
 
-def test_a_bundle_cannot_be_asked_to_be_another(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        (["--precision", "int4"], "are for a checkpoint that is exported"),
+        (["--frame-size", "640x480"], "takes frames of 56x56 alone; leave out --frame-size"),
+    ],
+)
+def test_a_bundle_cannot_be_asked_to_be_another(tmp_path, monkeypatch, capsys, option, says):
     import sys
 
     from edgevlm.cli import main
 
     shutil.copytree(bundle_folder("demo"), tmp_path / "bundle")
-    monkeypatch.setattr(sys, "argv", ["edgevlm", "run", "--model", str(tmp_path / "bundle"), "--precision", "int4"])
+    monkeypatch.setattr(sys, "argv", ["edgevlm", "run", "--model", str(tmp_path / "bundle"), *option])
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2
-    assert "are for a checkpoint that is exported" in capsys.readouterr().err
+    assert says in capsys.readouterr().err
 
 
 def test_a_line_has_no_exponents(qwen):

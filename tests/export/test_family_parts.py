@@ -46,9 +46,14 @@ def change(folder: Path, section: str, **settings: Any) -> None:
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_towers_equal_those_of_transformers_at_any_grid(tmp_path: Path, family: str) -> None:
-    """Windows that the grid divides and that it does not; the features of every layer that DeepStack taps; each alone."""
+    """One graph for all, and one for each, of ONNX's own operators; in windows that the grid divides and that it does not.
+
+    The features of every layer that DeepStack taps; each alone.
+    """
     folder = make_more(tmp_path / "checkpoint", family, depth=3, sharp=True)
     model = load(folder, family).model
+    write_vision(parts(folder).vision, Checkpoint(folder), tmp_path)
+    any_size = opened(tmp_path / GRAPH)
     for camera in [(56, 84), (98, 56), (40, 150), (14, 14), (126, 154)]:
         made = parts(folder, camera)
         pixels = np.random.default_rng(0).standard_normal((2, 6, *made.vision.size)).astype(np.float32)
@@ -58,10 +63,10 @@ def test_towers_equal_those_of_transformers_at_any_grid(tmp_path: Path, family: 
         layers = [theirs.pooler_output, *getattr(theirs, "deepstack_features", [])]
         expected = torch.cat([torch.cat(list(layer)) for layer in layers], -1).reshape(2, math.prod(made.grid), -1).numpy()
         deviation = expected.std()
-        for standard in (False, True):
-            assert np.abs(features(folder, made, pixels, "fp32", standard) - expected).max() < 1e-5 * deviation
+        for found in (any_size.run(None, {"pixel_values": pixels})[0], features(folder, made, pixels, "fp32", standard=True)):
+            assert np.abs(found - expected).max() < 1e-5 * deviation
         assert np.abs(features(folder, made, pixels, "fp16", standard=True) - expected).max() < 0.02 * deviation
-        alone = np.concatenate([features(folder, made, pixels[index : index + 1]) for index in range(2)])
+        alone = np.concatenate([any_size.run(None, {"pixel_values": pixels[index : index + 1]})[0] for index in range(2)])
         assert np.abs(alone - expected).max() < 1e-5 * deviation
         assert math.prod(made.grid) == 1 or expected.std(1).mean() > 0.2 * deviation, "what is seen matters"
 

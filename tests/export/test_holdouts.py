@@ -30,11 +30,16 @@ FRAMES, FPS, TOKENS = 20, 2.0, 16
 QUESTION = "what color was the square?"
 PROCESSORS = {"smolvlm": ("smolvlm", "SmolVLM"), "qwen": ("qwen2_vl", "Qwen2VL"), "llava": ("siglip", "Siglip")}
 Images = list[NDArray[np.uint8]]
+SHAPES = {"as it is": (272, 640), "4:3": (272, 364), "portrait": (272, 152)}  # (height, width) cut out of the clip's frames
+QWEN = [family for family in names("families") if family.startswith("qwen")]
+CASES = [(family, "as it is") for family in names("families")] + [
+    (family, shape) for family in QWEN for shape in list(SHAPES)[1:]
+]
 
 
-def images() -> Images:
+def images(height: int, width: int) -> Images:
     with closing(open_source(None, str(clip("bikes.mp4")), SourceOptions(fps=FPS))) as source:
-        return [frame.image for frame, _ in zip(source, range(FRAMES), strict=False)]
+        return [frame.image[:height, -width:] for frame, _ in zip(source, range(FRAMES), strict=False)]
 
 
 def checkpoint(folder: Path, family: str) -> Path:
@@ -109,17 +114,19 @@ def generated(folder: Path, family: str, frames: NDArray[np.float32], closing_ro
     return found[: found.index(tokenizer.eos_token_id)] if tokenizer.eos_token_id in found else found
 
 
-@pytest.mark.parametrize("family", names("families"))
-def test_greedy_answers_equal_transformers(tmp_path: Path, family: str) -> None:
-    folder, seen = checkpoint(tmp_path / "checkpoint", family), images()
-    bundle = export_checkpoint(folder, tmp_path / "bundle", camera=seen[0].shape[:2], positions="transformers")
+@pytest.mark.parametrize(("family", "shape"), CASES)
+def test_greedy_answers_equal_transformers(tmp_path: Path, family: str, shape: str) -> None:
+    """Qwen's for frames of each shape, of a bundle that was exported for squares."""
+    folder, seen = checkpoint(tmp_path / "checkpoint", family), images(*SHAPES[shape])
+    bundle = export_checkpoint(folder, tmp_path / "bundle", camera=(300, 300), positions="transformers")
     with closing(Model.load(bundle, threads=1)) as model:
-        with Session.open(model, policy="full", budget="1.5k", chunk=4) as session:
+        with Session.open(model, policy="full", budget="1.5k", chunk=4, frame_size=seen[0].shape[:2]) as session:
             for index, image in enumerate(seen):
                 session.watch(image, index / FPS)
             answer = session.ask(QUESTION, max_tokens=TOKENS)
             answer.wait()
-        size, rows = model.bundle.vision.size, len(model.bundle.closing_rows())
+            size, rows = session.model.bundle.vision.size, len(model.bundle.closing_rows())
+        assert not family.startswith("qwen") or size != model.bundle.vision.size
     frames = pixels(folder, family, seen, size)
     assert answer.token_ids == generated(folder, family, frames, rows)
     assert answer.token_ids != generated(folder, family, np.full_like(frames, 0.5), rows), "what was seen matters"

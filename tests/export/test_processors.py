@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from edgevlm.export.frames import fitted
 from edgevlm.export.vision.qwen import PatchGrid
-from edgevlm.runtime.bundle import VisionSpec
+from edgevlm.runtime.bundle import PixelBudget, VisionSpec
 from edgevlm.runtime.preprocess import Preprocessor, longest, resize_matrix
 
 MEAN, STD = (0.48, 0.45, 0.40), (0.26, 0.25, 0.27)
@@ -56,7 +55,7 @@ def test_frames_are_as_large_as_smart_resize_makes_them(height: int, width: int,
         wanted = of_clips(clip, height, width, clip, 32, fewest, most)
     else:
         return
-    assert fitted(height, width, 28 if clip == 1 else 32, fewest, most, clip) == wanted
+    assert PixelBudget(28 if clip == 1 else 32, fewest, most, clip).fitted(height, width) == wanted
 
 
 @pytest.mark.parametrize("shape", [(480, 640), (720, 1280), (300, 300)])
@@ -70,7 +69,7 @@ def test_qwen_pixels(shape: tuple[int, int], patch: int, group: int) -> None:
         size={"shortest_edge": budget[0], "longest_edge": budget[1]},
     )  # fmt: skip
     found = processor(image, return_tensors="np")
-    size = fitted(*shape, 2 * patch, *budget)
+    size = PixelBudget(2 * patch, *budget).fitted(*shape)
     grid = PatchGrid(size[0] // patch // 2, size[1] // patch // 2, 2, patch, group)
     assert found["image_grid_thw"].tolist() == [[1, 2 * grid.rows, 2 * grid.columns]]
     pixels = Preprocessor(spec(size))(image)

@@ -19,8 +19,7 @@ from hf import patchify
 from numpy.typing import NDArray
 
 from edgevlm.apps.sources import SourceOptions, open_source
-from edgevlm.export.frames import fitted
-from edgevlm.runtime.bundle import VisionSpec
+from edgevlm.runtime.bundle import PixelBudget, VisionSpec
 from edgevlm.runtime.preprocess import Preprocessor
 
 Float32 = NDArray[np.float32]
@@ -58,7 +57,7 @@ def square(side: int, **more: Any) -> Callable[[int, int], dict[str, Any]]:
 
 
 def qwen(factor: int, fewest: int, most: int, clip: int) -> Callable[[int, int], dict[str, Any]]:
-    return lambda height, width: {"size": fitted(height, width, factor, fewest, most, clip), "fit": "stretch"}
+    return lambda height, width: {"size": PixelBudget(factor, fewest, most, clip).fitted(height, width), "fit": "stretch"}
 
 
 def of_qwen(patch: int, *, module: str, video: str) -> Family:

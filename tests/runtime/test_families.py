@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
@@ -161,3 +163,56 @@ def test_calibration_measures_the_tokens_of_frames_alone(model):
     seen = ClipTracer(model, 12, [QUESTION])(clip)
     assert seen.frames == 12
     assert all(norms.shape[1] == 12 * model.bundle.vision.tokens_per_frame for norms in seen.norms)
+
+
+@pytest.mark.parametrize("family", MROPE, indirect=True)
+def test_sessions_of_one_model_watch_frames_of_their_own_shape(checkpoint, model, tmp_path):
+    """As models exported for that shape do, to the token; all at once, and each within its cap."""
+    shapes = ((56, 84), (112, 42), (70, 70))
+    random = np.random.default_rng(0)
+    images = {shape: random.integers(0, 256, (12, *shape, 3), np.uint8) for shape in shapes}
+
+    def answer(session, seen):
+        for image in seen:
+            session.watch(image)
+        said = session.ask(QUESTION, max_tokens=8)
+        said.wait()
+        return said.token_ids
+
+    sessions = {shape: opened(model, "last-seen", frame_size=shape) for shape in shapes}
+    for shape, session in sessions.items():
+        with session:
+            own = session.model.bundle.vision
+            assert own.size == shape
+            assert own.tokens_per_frame == own.grid[0] * own.grid[1] == shape[0] * shape[1] // 14**2
+            said = answer(session, images[shape])
+            assert session.cache.lengths.max() <= session._stream.prefix + session.budget
+            with pytest.raises(UserError, match="were prepared for another model"):
+                session.watch(sessions[shapes[shape == shapes[0]]].prepare(images[shape][0]))
+        made = Model.load(export_checkpoint(checkpoint, tmp_path / f"{shape[0]}", camera=shape), threads=1)
+        with closing(made), opened(made, "last-seen") as alone:
+            assert alone.model.bundle.vision.size == shape
+            assert answer(alone, images[shape]) == said
+    assert model.bundle.vision.size == FRAME
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl"], indirect=True)
+@pytest.mark.parametrize(
+    ("size", "says"),
+    [
+        ((0, 640), "frames of 640 x 0 pixels cannot be used"),
+        ((1, 640), "sides differ 200-fold at most"),
+        ((480.0, 640), "frame_size is"),
+        ("640x480", "frame_size is"),
+    ],
+)
+def test_frame_sizes_that_are_none(model, size, says):
+    with pytest.raises(UserError, match=says):
+        opened(model, "last-seen", frame_size=size)
+
+
+@pytest.mark.parametrize("family", ["smolvlm"], indirect=True)
+def test_a_tower_of_one_size_takes_frames_of_any_as_ever(model):
+    with opened(model, "last-seen", frame_size=(999, 100)) as session:
+        assert session.model is model
+        session.watch(np.zeros((999, 100, 3), np.uint8))
