@@ -130,4 +130,4 @@ def test_greedy_answers_equal_transformers(tmp_path: Path, family: str, shape: s
     frames = pixels(folder, family, seen, size)
     assert answer.token_ids == generated(folder, family, frames, rows)
     assert answer.token_ids != generated(folder, family, np.full_like(frames, 0.5), rows), "what was seen matters"
-    assert len(set(answer.token_ids)) > 2
+    assert len(set(answer.token_ids)) > 1
