@@ -47,6 +47,7 @@ COLUMNS = {
     "stream": "policy chunk frames peak_rss_mb cache_mb fps ttft_ms_p50 tokens_per_s compress_share joules_per_frame stopped",
     "breakdown": "model policy budget frame_ms fps vision_ms prefill_ms compress_ms guidance_ms reindex_ms compress_share",
     "stream-against": "runtime precision fps ms_per_frame ttft_ms tokens_per_s against fps_ratio tokens_ratio same_answers",
+    "stream-changed": "clip append encode fps vision_ms prefill_ms appended encoded fps_ratio cpu_ratio ceiling",
     "longrun": "policy frames device_bytes host_bytes file_bytes rss_bytes fps ttft_ms_p50 ttft_ratio moved_bytes_per_question "
     "backward right",
     "snapshot": "model policy budget bytes frame_ms hold_ms hold_over_frame write_ms",

@@ -34,6 +34,7 @@ STREAM = {
     "growth": "stream.growth:growth",
     "breakdown": "stream.breakdown:breakdown",
     "against": "stream.against:against",
+    "changed": "stream.changed:changed",
 }
 MEMORY = {
     "longrun": "memory.longrun:longrun",
@@ -134,7 +135,12 @@ def compression(
 
 
 def stream(
-    what: Annotated[str, typer.Argument(metavar="|".join(STREAM), help="Choose the measurement.")] = "growth",
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="|".join(STREAM), help="Choose the measurement.", show_default="growth; changed with --append or --encode"
+        ),
+    ] = None,
     model: Models = None,
     policy: Policies = None,
     budget: Budget = None,
@@ -156,7 +162,17 @@ def stream(
     idle: Annotated[
         float | None, typer.Option(metavar="S", help="Measure power at rest for so many seconds.", show_default="10", min=0)
     ] = None,
-    precisions: Annotated[str | None, typer.Option(metavar="NAME,...", help="Compare these, for against.")] = None,
+    append: Annotated[
+        str | None, typer.Option(metavar="all,changed[:..]", help="Append so, for changed.", show_default="all,changed")
+    ] = None,
+    encode: Annotated[
+        str | None, typer.Option(metavar="all,changed[:..]", help="Encode so, for changed.", show_default="all,changed")
+    ] = None,
+    clips: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE,...", help="Watch these, for changed.", show_default="street,room,moving"),
+    ] = None,
+    precisions: Annotated[str | None, typer.Option(metavar="NAME,...", help="Measure these, for against and changed.")] = None,
     attention: Annotated[
         str | None, typer.Option(metavar="sdpa|eager", help="Set transformers' attention, for against.")
     ] = None,
@@ -167,17 +183,19 @@ def stream(
 
     growth compares policies, full KV included, each in a process of its own. breakdown says where a frame's time goes once the
     cache is full, and compression's share. against runs transformers with infinipot-v in PyTorch beside edgevlm, on one
-    llava_onevision checkpoint (by default one with random weights: 8 GB of memory, 4 GB of disk for a while).
+    llava_onevision checkpoint (by default one with random weights: 8 GB of memory, 4 GB of disk for a while). changed watches
+    clips whole and by what changed, in turn, beside the ceiling that the fractions allow (the same model by default).
     """
     if fps is not None and not 0 < fps <= 1000:
         raise UserError(f"--fps {fps:g}: give a rate above 0, up to 1000")
     if attention not in (None, "sdpa", "eager"):
         raise UserError(f"--attention {attention}: there is sdpa, eager")
+    what = what or ("changed" if append or encode else "growth")
     _measure(
         STREAM, what, "stream", as_json, model=_names(model), policy=_policies(policy), budget=_budget(budget),
         camera=camera, video=video, fps=fps, frames=_numbers("--frames", frames), chunk=_numbers("--chunk", chunk),
-        questions=questions, answer_tokens=answer_tokens, idle=idle, precisions=_names(precisions), attention=attention,
-        threads=threads,
+        questions=questions, answer_tokens=answer_tokens, idle=idle, append=_settings(append), encode=_settings(encode),
+        clips=_names(clips), precisions=_names(precisions), attention=attention, threads=threads,
     )  # fmt: skip
 
 
@@ -312,9 +330,14 @@ def _numbers(option: str, text: str | None) -> list[int] | None:
 
 
 def _policies(texts: list[str] | None) -> list[str] | None:
+    return [name for text in texts for name in _settings(text) or ()] if texts else None
+
+
+def _settings(text: str | None) -> list[str] | None:
+    """``name:setting=value,...`` that commas separate."""
     from edgevlm.calib.accuracy.variants import split
 
-    return [name for text in texts for name in split(text)] if texts else None
+    return None if text is None else list(dict.fromkeys(split(text)))
 
 
 def _budget(text: str | None) -> int | None:

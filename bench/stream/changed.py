@@ -1,0 +1,161 @@
+"""Whole frames beside only what changed: one model, the same clips, a chunk in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from itertools import islice, product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from edgevlm.bench.clips import CLIPS, Image, open_clip
+from edgevlm.bench.models import SEEDED
+from edgevlm.bench.timing import Job, Took, figures, ratio, time_job
+from edgevlm.engines.threads import default_threads
+from edgevlm.errors import UserError
+from edgevlm.packages import needed
+from edgevlm.runtime.bundle import Progress
+from edgevlm.runtime.changed_patches import parse_encode
+from edgevlm.runtime.changes import parse_append
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.session import Session
+
+POLICY = "infinipot-v"
+BUDGET = 8  # frames, unless one is given
+PARTS = ("vision_ms", "prefill_ms", "compress_ms")
+
+
+@dataclass(slots=True)
+class Side:
+    """A session, what each of its chunks took, and its counters after each; the first chunk is not counted."""
+
+    session: Session
+    took: list[Took] = field(default_factory=list)
+    counters: list[tuple[float, ...]] = field(default_factory=list)
+
+    def watch(self, images: Sequence[Image]) -> None:
+        for image in images:
+            self.session.watch(image)
+
+    def chunk(self, images: Sequence[Image]) -> None:
+        self.took.append(time_job(Job(lambda: self.watch(images), len(images))))
+        stats, memory = self.session.stats, self.session.stats.memory
+        times = (stats.encode_ms, memory.prefill_ms, memory.compress_ms + memory.reindex_ms)
+        shares = (memory.tokens_seen, memory.tokens_appended, stats.frames * stats.encoded)
+        self.counters.append((*times, *shares))
+
+    def line(self, frames: int) -> dict[str, Any]:
+        """Medians over the warm chunks, which hold so many ``frames``."""
+        *parts, seen, appended, encoded = (
+            last - first for first, last in zip(self.counters[0], self.counters[-1], strict=True)
+        )
+        frame = figures("frame", self.took[1:])
+        return {
+            "fps": round(1e3 / frame["ms_per_frame"], 3), **frame,
+            **{name: round(ms / frames, 3) for name, ms in zip(PARTS, parts, strict=True)},
+            "appended": round(appended / seen, 4) if seen else 1.0, "encoded": round(encoded / frames, 4),
+            "tower_mb": round(self.session.stats.tower_bytes / 1e6, 1),
+        }  # fmt: skip
+
+
+def changed(
+    model: Sequence[str] = (SEEDED,),
+    policy: Sequence[str] = (POLICY,),
+    append: Sequence[str] = ("all", "changed"),
+    encode: Sequence[str] = ("all", "changed"),
+    clips: Sequence[str] = tuple(CLIPS),
+    budget: int | None = None,
+    fps: float = 2.0,
+    frames: Sequence[int] = (40,),
+    chunk: Sequence[int] = (8,),
+    precisions: Sequence[str] = ("int8",),
+    threads: int | None = None,
+    *,
+    progress: Progress = lambda what: None,
+) -> Iterator[dict[str, Any]]:
+    """A line for each clip, ``append`` and ``encode``, of each model and policy; ratios are to a clip's first line.
+
+    Sessions of one model watch the same frames, a chunk in turn; before a clip every memory is full. ``ceiling``: the ratio if
+    tower and prefill took as much less as the shares say. ``model``: a bundle, or SEEDED, exported for the occasion. Raises
+    UserError for less than three chunks, the first of which is not counted.
+    """
+    threads, size = threads or default_threads(), chunk[0]
+    if (count := frames[-1] // size * size) < 3 * size:
+        raise UserError(f"--frames {frames[-1]}: give three chunks of {size} or more; the first is not counted")
+    for clip in clips:
+        open_clip(clip, fps)
+    for way, look in product(append, encode):
+        parse_append(way), parse_encode(look)
+    for name, precision in product(model, precisions):
+        with bundle_of(name, precision, progress) as folder, closing(Model.load(folder, threads=threads)) as loaded:
+            tokens = budget or BUDGET * loaded.bundle.vision.tokens_per_frame
+            for text, clip in product(policy, clips):
+                place = {
+                    "bench": "stream-changed", "model": name, "precision": precision, "clip": Path(clip).name, "policy": text,
+                    "budget": tokens, "chunk": size, "frames": count - size, "threads": threads,
+                }  # fmt: skip
+                with ExitStack() as stack:
+                    sides = {
+                        (way, look): Side(stack.enter_context(
+                            Session.open(loaded, policy=text, budget=tokens, chunk=size, append=way, encode=look)
+                        ))
+                        for way, look in product(append, encode)
+                    }  # fmt: skip
+                    progress(f"{clip}: filling {tokens:,} tokens")
+                    for side in sides.values():
+                        fill(side.session, size)
+                    images = open_clip(clip, fps)
+                    for number in range(count // size):
+                        progress(f"{clip}: chunk {number + 1} of {count // size}")
+                        of_chunk = list(islice(images, size))
+                        for side in list(sides.values())[:: 1 if number % 2 else -1]:
+                            side.chunk(of_chunk)
+                first = next(iter(sides.values()))
+                whole = first.line(count - size)
+                for (way, look), side in sides.items():
+                    line = side.line(count - size)
+                    yield {**place, "append": way, "encode": look, **line, **compared(whole, line, first, side)}
+
+
+def compared(whole: dict[str, Any], line: dict[str, Any], first: Side, side: Side) -> dict[str, Any]:
+    """How many times the frames a second of ``whole``, and the ``ceiling`` that the shares allow."""
+    faster = ratio(first.took[1:], side.took[1:])
+    shares = (("prefill_ms", "appended"), ("vision_ms", "encoded"))
+    saved = sum(whole[part] * (1 - line[share] / whole[share]) for part, share in shares)
+    return {
+        "fps_ratio": faster["ratio"], "low": faster["low"], "high": faster["high"], "cpu_ratio": faster["cpu_ratio"],
+        "ceiling": round(whole["ms_per_frame"] / (whole["ms_per_frame"] - saved), 3),
+    }  # fmt: skip
+
+
+def fill(session: Session, chunk: int) -> None:
+    """Watch noise, in which everything changes, until the memory is full."""
+    random, most = np.random.default_rng(0), 4 * session.budget // session.model.bundle.vision.tokens_per_frame + chunk
+    for _ in range(-(-most // chunk)):
+        for _ in range(chunk):
+            session.watch(random.integers(0, 256, (*session.model.bundle.vision.size, 3), np.uint8))
+        if session.stats.memory.compressions:
+            return
+    raise UserError(f"{session.policy} does not compress within {most} frames of noise; lower --budget")
+
+
+@contextmanager
+def bundle_of(name: str, precision: str, progress: Progress) -> Iterator[str | Path]:
+    """A bundle's directory, or ``demo``; SEEDED is written and exported for as long as the context lasts."""
+    if name != SEEDED:
+        yield name
+        return
+    seeded = needed("edgevlm.bench.seeded", "a model of random weights")
+    from edgevlm.export import export_checkpoint
+
+    with TemporaryDirectory(prefix="edgevlm-bench-") as temporary:
+        folder = seeded.write_checkpoint(Path(temporary) / SEEDED, progress=progress)
+        progress(f"exporting {SEEDED}: {precision}")
+        whole = precision.startswith("int")
+        yield export_checkpoint(
+            folder, Path(temporary) / precision, precision=precision, vision_precision="int8" if whole else "fp32"
+        )
