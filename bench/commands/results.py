@@ -80,7 +80,8 @@ def report(
     """Report results as a page, or compare runs.
 
     With --baseline the last run of the results is compared line by line; the exit status is 1 where it is slower by more than
-    --fail-over and not by chance. The page holds its own JSON. Charts need edgevlm[report].
+    --fail-over and not by chance: beyond the spreads, or at least twice as slow where a line has none. The page holds its own
+    JSON. Charts need edgevlm[report].
     """
     from edgevlm.bench.results.compare import compare, parse_margin
     from edgevlm.bench.results.journal import last_run, read_runs
@@ -112,6 +113,8 @@ def _compare(new: Any, old: Any, margin: float, force: bool, as_json: bool) -> b
 
     changes = compare(new, old, margin, force=force)
     _print(changes, as_json)
+    if unsure := sum(change["verdict"] == "no spread" for change in changes):
+        note(f"{unsure} slower by more than {margin:.0%}, measured once: cannot be told from chance; measure again")
     return any_worse(changes)
 
 

@@ -23,6 +23,7 @@ TIMED = (
     "ms_per_token", "ms_per_frame", "ratio", "ttft_ms_p50", "tpot_ms_p50", "ms_p50", "ttft_ms", "ms", "frame_ms", "hold_ms",
     "write_ms", "dense_ms", "st_spattn_ms", "joules_per_frame", "joules_per_token", "fps", "fps_ratio", "tokens_ratio",
 )  # fmt: skip
+TWICE = 2.0  # times worse: what a single measurement hardly shows by chance
 MORE_IS_BETTER = ("fps", "fps_ratio", "tokens_ratio")
 
 Context = tuple[tuple[str, Any], ...]
@@ -32,7 +33,7 @@ def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[L
     """A line for each timed field of what both runs measured, worst first: how many times worse the new median is.
 
     Where that is more than ``margin`` (0.2 is 20 %), ``verdict`` is ``worse`` if the spreads are further apart than they are
-    wide together, ``chance`` if they are not, and ``no spread`` where a line has none: measure again.
+    wide together, ``chance`` if they are not. Without spreads it is ``worse`` from TWICE on, else ``no spread``: measure again.
     Raises UserError for two machines, unless forced, and for runs without a common line.
     """
     if not force and (apart := difference(new.section("machine"), old.section("machine"))):
@@ -81,15 +82,15 @@ def _changes(context: Context, new: Line, old: Line, margin: float) -> Iterator[
         worse = other / one if name in MORE_IS_BETTER else one / other
         yield {
             "bench": "change", "field": name, "new": one, "old": other, "times_worse": round(worse, 4),
-            "verdict": "" if worse <= 1 + margin else _verdict(*spreads),
+            "verdict": "" if worse <= 1 + margin else _verdict(*spreads, worse),
             "context": " ".join(f"{key.replace('_', ' ')} {value}" for key, value in context if key != "nth"),
         }  # fmt: skip
 
 
-def _verdict(new: list[float | None], old: list[float | None]) -> str:
+def _verdict(new: list[float | None], old: list[float | None], worse: float) -> str:
     """Whether two spreads, each widened by its own width, are apart: quartiles of a few rounds are narrower than chance is."""
     if len(new) != 2 or None in (*new, *old):
-        return "no spread"
+        return "worse" if worse >= TWICE else "no spread"
     (low, high), (old_low, old_high) = ([value or 0.0 for value in spread] for spread in (new, old))
     reach = (high - low) + (old_high - old_low)
     return "worse" if low - old_high > reach or old_low - high > reach else "chance"

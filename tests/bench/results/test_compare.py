@@ -57,9 +57,10 @@ def test_more_frames_a_second_are_better_and_percentiles_are_a_spread():
     assert failing([stream(100, 9, 10)], [stream(100, 5, 9.5)]) == []
 
 
-def test_a_field_without_a_spread_is_never_called_worse():
-    new, old = ({"bench": "accuracy", "policy": "h2o", "ttft_ms": ms} for ms in (9.0, 3.0))
-    assert [change["verdict"] for change in compare(run_of(new), run_of(old), 0.2)] == ["no spread"]
+@pytest.mark.parametrize(("ms", "verdict"), [(3.5, ""), (5.9, "no spread"), (6.0, "worse")])
+def test_a_field_without_a_spread_is_worse_from_twice_on(ms, verdict):
+    new, old = ({"bench": "accuracy", "policy": "h2o", "ttft_ms": value} for value in (ms, 3.0))
+    assert [change["verdict"] for change in compare(run_of(new), run_of(old), 0.2)] == [verdict]
 
 
 def test_lines_are_matched_by_place_and_not_by_order():
@@ -119,5 +120,9 @@ def test_the_command(tmp_path):
     assert report(f"{new}#run", "--baseline", old, "--fail-over", "60%").exit_code == 0
     line = json.loads(report(f"{new}#run", "--baseline", old, "--json").stdout)
     assert (line["times_worse"], line["verdict"]) == (1.5, "worse")
+    single = write(tmp_path / "single.jsonl", {"bench": "accuracy", "policy": "h2o", "ttft_ms": 3.0})
+    slower = write(tmp_path / "slower.jsonl", {"bench": "accuracy", "policy": "h2o", "ttft_ms": 4.5})
+    done = report(slower, "--baseline", single)
+    assert (done.exit_code, "1 slower by more than 20%, measured once" in done.stderr) == (0, True)
     with pytest.raises(UserError, match="has no run nothing; it has run, later"):
         read_runs([f"{new}#nothing"])
