@@ -15,7 +15,7 @@ from edgevlm.errors import UserError, nearest
 from edgevlm.progress import Report
 
 EPILOG = (
-    "Needs: --against transformers, and vision, need torch and transformers; "
+    "Needs: --against transformers, vision and export need torch and transformers; "
     "--against llama.cpp needs llama-cpp-python and gguf; charts need edgevlm[report]."
 )
 
@@ -27,6 +27,7 @@ SPEED = {
     "vision": "speed.vision:vision",
     "precision": "speed.precision:weights",
     "kv": "speed.precision:kv_cache",
+    "export": "speed.export:export",
     "per-layer": "speed.graphs:per_layer",
     "st-spattn": "speed.graphs:st_spattn",
 }
@@ -43,7 +44,7 @@ MEMORY = {
     "retrieval": "memory.retrieval:retrieval",
 }
 
-OF_CHECKPOINTS = ("precision", "against")  # export what they measure
+OF_CHECKPOINTS = ("precision", "export", "against")  # export what they measure
 
 Models = Annotated[
     str | None, typer.Option("--model", metavar="NAME,...", help="Measure these: demo, seeded-0.5b, a bundle, ORG/NAME.")
@@ -80,12 +81,13 @@ def speed(
     rounds: Rounds = None,
     as_json: Json = False,
 ) -> None:
-    """Time decode, prefill, vision towers, precisions and graphs.
+    """Time decode, prefill, vision towers, precisions, exports and graphs.
 
     decode and prefill run beside llama.cpp and transformers with the same weights, taking turns; vision beside
     transformers, and with --against fixed beside the same tower exported for one frame size.
     precision compares weight precisions of a checkpoint with fp32 (KL, top-1, size, speed); kv a bundle's KV cache with an
-    fp32 one. per-layer times per-layer graphs, st-spattn PureKV's sparse prefill, each beside the full graph.
+    fp32 one. export times one beside torch, which traces the tower. per-layer times per-layer graphs, st-spattn PureKV's
+    sparse prefill, each beside the full graph.
     """
     _measure(
         SPEED, what, "speed", as_json, model=_names(model), tower=_names(tower), against=_names(against),

@@ -14,10 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from edgevlm.apps.planning.model import plan_bundle
+from edgevlm.apps.planning.speed import Roofline, speed_of
+from edgevlm.apps.planning.this_machine import this_cpu
 from edgevlm.bench.models import budget_of, check_policies, filling, has_noise, open_model
 from edgevlm.bench.output import prefixed
 from edgevlm.bench.timing import spread, timed
 from edgevlm.calib.demo.world import World
+from edgevlm.engines.devices.machine import Machine
 from edgevlm.engines.threads import default_threads
 from edgevlm.runtime.auto import AUTO, FALLBACK, chosen_policy
 from edgevlm.runtime.budget import TextBudget, default_budget
@@ -55,7 +59,8 @@ def breakdown(
             place = {"bench": "breakdown", "model": name}
             for text in policy:
                 line = measure(loaded, text, budget_of(name, budget), count, prefixed(progress, name))
-                yield place | line | {"threads": threads or default_threads()}
+                predicted = predicted_fps(loaded, line["budget"], threads or default_threads())
+                yield place | line | {"threads": threads or default_threads(), "predicted_fps": predicted}
 
 
 def measure(model: Model, policy: str, budget: int | None, frames: int, progress: Progress) -> dict[str, Any]:
@@ -84,6 +89,15 @@ def measure(model: Model, policy: str, budget: int | None, frames: int, progress
         **_ends([cycle.frame_ms for cycle in cycles], "frame"), **_ends([cycle.share for cycle in cycles], "share"),
         "cold_frame_ms": round(cold.frame_ms, 4),
     }  # fmt: skip
+
+
+def predicted_fps(model: Model, budget: int, threads: int) -> float | None:
+    """Frames a second as ``edgevlm plan`` predicts them here; None where features are noise, so that a frame has no tower."""
+    if has_noise(model):
+        return None
+    planned = plan_bundle(str(model.bundle.path))
+    roofline = Roofline(planned, this_cpu(Machine(), threads), planned.precision, planned.kv)
+    return round(speed_of(roofline, budget, CHUNK).prefill_fps, 3)
 
 
 def _ends(values: Sequence[float], name: str) -> dict[str, float]:

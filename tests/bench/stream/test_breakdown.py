@@ -19,7 +19,7 @@ SHAPE = DecoderShape(
 )  # fmt: skip
 BOUNDED = [name for name, policy in POLICIES.items() if policy.bounded]
 FIELDS = ["bench", "model", "policy", "budget", "frames", "fps", "frame_ms", *bench.PARTS, "reindex_ms", "compress_share"]
-FIELDS += ["frame_low", "frame_high", "share_low", "share_high", "cold_frame_ms", "threads"]
+FIELDS += ["frame_low", "frame_high", "share_low", "share_high", "cold_frame_ms", "threads", "predicted_fps"]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_auto_is_measured_as_the_policy_it_is(model):
 @pytest.mark.parametrize("policy", BOUNDED)
 def test_the_parts_of_a_frame(model, policy):
     line = bench.measure(model, policy, 240, 9, lambda _: None)
-    assert list(line) == [name for name in FIELDS if name not in ("bench", "model", "threads")]
+    assert list(line) == [name for name in FIELDS if name not in ("bench", "model", "threads", "predicted_fps")]
     assert (line["policy"], line["budget"], line["frames"], line["vision_ms"]) == (policy, 240, 16, None)
     parts = {name: line[name] for name in ("prefill_ms", "compress_ms", "guidance_ms", "reindex_ms")}
     assert min(parts["prefill_ms"], parts["compress_ms"], parts["reindex_ms"], line["cold_frame_ms"]) > 0
@@ -74,6 +74,7 @@ def test_the_command_on_the_demo():
     assert line["model"] == "demo"
     assert line["frames"] in (8, 16), "whole cycles: a compression serves one chunk or two"
     assert line["vision_ms"] > 0
+    assert line["predicted_fps"] > 1
     done = CliRunner().invoke(app, [*command, "--budget", "256"], catch_exceptions=False)
     head, row = done.stdout.splitlines()
     assert head.split()[:5] == ["model", "policy", "budget", "frame", "ms"]
