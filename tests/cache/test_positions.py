@@ -53,7 +53,7 @@ SHAPES = [
 
 
 @given(st.sampled_from(SHAPES), st.integers(1, 12), st.data())
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 def test_shift_equals_the_reference(kit, shape, n, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     cache = kit.make(layers=2, kv_heads=2, **shape)
@@ -157,7 +157,7 @@ def test_similarity_sees_through_three_axes(kit):
 
 
 def test_the_drift_of_many_shifts(kit, isa):
-    """Relative error of a key after 10,000 random shifts, 100 of int8, each rounded to the cache's dtype: a random walk.
+    """Relative error of a key after 10,000 random shifts, each rounded to the cache's dtype, 100 of int8 or on a device.
 
     Measured, at worst of 64 keys: fp32 5.4e-6, fp16 2.5e-2, int8 0.23; bounded at twice that. A token meets one
     re-indexing whenever the stream has used up its positions, so 10,000 are months for a token that is never evicted.
@@ -167,7 +167,7 @@ def test_the_drift_of_many_shifts(kit, isa):
     raw = rng.standard_normal((1, n, dim))
     place(kit, cache, raw, np.arange(n, dtype=np.int32))
     start = cache.key(0).copy()  # codes turn as numbers do: a pair has one scale
-    shifts = 100 if kit.dtype == "int8" else 10_000
+    shifts = 100 if kit.dtype == "int8" or kit.where != "cpu" else 10_000
     for _ in range(shifts):
         cache.shift(0, rng.integers(0, limit, (1, n, 1), dtype=np.int32))
     end = cache.position(0)

@@ -44,7 +44,7 @@ def watched(model, policy):
         return type(cache), answers, kept, session.stats.memory.compressions
 
 
-@pytest.mark.parametrize("policy", ["infinipot-v", "h2o", "last-seen", "purekv", "hermes", "snapkv"])
+@pytest.mark.parametrize("policy", ["infinipot-v", "last-seen", "hermes"])
 def test_a_session_answers_and_keeps_what_it_does_on_the_cpu(models, monkeypatch, policy):
     monkeypatch.setattr("edgevlm.runtime.cuda.cache.open_driver", shim_driver)
     host, device = (watched(model, policy) for model in models)

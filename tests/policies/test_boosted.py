@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policies.filled import DIM, GROUP, HEADS, PREFIX, STORAGE, Filled, play, told
+from policies.filled import DIM, GROUP, HEADS, PREFIX, Filled, play, told
 from policies.reference_attention import Boosted, BoostedH2O
 
 from edgevlm.errors import UserError
@@ -24,7 +24,7 @@ def opened(name, layers, budget, grid, seed, clie=1, storage=("fp32", 1)):
     return policy, filled, reference, (getattr(reference, name.replace("-", "_")), appended)
 
 
-@pytest.mark.parametrize("storage", STORAGE, ids=str)
+@pytest.mark.parametrize("storage", [("fp32", 3), ("fp16", 1), ("int8", 3)], ids=str)
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
 @REPRODUCIBLE

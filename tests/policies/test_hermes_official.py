@@ -57,7 +57,7 @@ def check_memory(stream, program):
             np.testing.assert_allclose(cache.key(layer)[head, order], keys, atol=1e-4)
 
 
-@pytest.mark.parametrize(("chunk", "settings"), [(1, ""), (4, ""), (4, ",summary=off")])
+@pytest.mark.parametrize(("chunk", "settings"), [(4, ""), (1, ",summary=off")])
 def test_the_memory_is_the_programs(made, chunk, settings):
     """Row by row over many compressions, with a question on the way that enters the prompts of those after it."""
     model, checkpoint = made

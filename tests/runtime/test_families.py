@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import closing
 
 import numpy as np
@@ -53,7 +54,12 @@ def held(session):
     return b"".join(np.ascontiguousarray(part).tobytes() for part in parts), session._stream.positions.mark()
 
 
-@pytest.mark.parametrize("policy", [*sorted(set(POLICIES) - {"full"}), "infinipot-v:mode=official", "hermes:mode=official"])
+BOUNDED = [*sorted(set(POLICIES) - {"full"}), "infinipot-v:mode=official", "hermes:mode=official"]
+CASES = [*itertools.product(("qwen3_vl", "smolvlm"), BOUNDED)]  # with text between frames, on three axes and on one
+CASES += itertools.product(("qwen2_vl", "qwen2_5_vl"), ("infinipot-v", "hermes", "mosaic", "resv"))
+
+
+@pytest.mark.parametrize(("family", "policy"), CASES, indirect=["family"], scope="module")
 def test_every_policy_keeps_within_its_cap(model, policy):
     with opened(model, policy) as session:
         stream = session._stream

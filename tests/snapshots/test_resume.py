@@ -35,9 +35,10 @@ VARIANTS = [
     "random:heads=own",
     "last-seen:against=held",
 ]
+RULES = ("lazy", "eager") * len(VARIANTS)
 CASES = [
-    *((policy, "llava", rule) for policy in VARIANTS for rule in ("lazy", "eager")),
-    *((policy, "qwen2_vl", "eager" if index % 2 else "lazy") for index, policy in enumerate(VARIANTS)),
+    *((policy, "llava", rule) for policy, rule in zip(VARIANTS, RULES, strict=False)),
+    *((policy, "qwen2_vl", rule) for policy, rule in zip(VARIANTS[: len(POLICIES)], RULES[1:], strict=False)),
     *((policy, "qwen2_5_vl", "eager") for policy in ("last-seen", "hermes")),
     *((policy, "qwen3_vl", "lazy") for policy in ("last-seen", "hermes")),
 ]

@@ -42,12 +42,12 @@ def test_a_line_has_every_ratio_and_share():
 def test_a_short_memory_has_questions_read_the_file(monkeypatch):
     forgotten = []
     monkeypatch.setattr("edgevlm.bench.memory.retrieval.forget_pages", forgotten.append)
-    more = ("--frames", "120", "--host-bytes", "1000000", "--cold", "--chunk", "1", "--policy", "resv", "--json")
+    more = ("--frames", "64", "--host-bytes", "1000000", "--cold", "--chunk", "1", "--policy", "resv", "--json")
     line = json.loads(run(*more).stdout)
     assert len(forgotten) == 2, "before each question, the one that does not count too"
-    assert (line["host_bytes"], line["chunk"], line["cold"], line["frames"]) == (1_000_000, 1, True, 120)
+    assert (line["host_bytes"], line["chunk"], line["cold"], line["frames"]) == (1_000_000, 1, True, 64)
     assert line["disk_bytes_per_question"] > 0
-    roomy = json.loads(run("--frames", "120", "--policy", "resv", "--json").stdout)
+    roomy = json.loads(run("--policy", "resv", "--json").stdout)
     assert roomy["disk_bytes_per_question"] == 0 < roomy["bytes_per_question"]
 
 
