@@ -108,6 +108,8 @@ LINES: dict[str, dict[str, Fields]] = {
                     ("usable", "What the device has beside the system"),
                     ("export_peak", "What edgevlm export takes"),
                     ("build_peak", "What edgevlm build takes; 0 where there is no such step"),
+                    ("present", "With --append changed, the newest frame and the references of a camera, beside total_mb"),
+                    ("tower_cache", "With --encode changed, what the tower keeps of a camera, beside total_mb"),
                 )
             },
             "fits": ("boolean", "Whether total_mb fits in usable_mb."),
@@ -131,6 +133,8 @@ LINES: dict[str, dict[str, Fields]] = {
             "vision_ms": ("number", "Tower's time per frame, in milliseconds."),
             "prefill_ms": ("number", "Decoder's time per frame, in milliseconds."),
             "compression_ms": ("number", "Compression's time per frame, in milliseconds."),
+            "changed": ("number", "Fraction of a frame taken to change."),
+            "changed_fps": ("number", "prefill_fps where only that is encoded and appended."),
         },
         "measured": {
             "planned_mb": ("number", "total_mb of the plan; with --measure only."),

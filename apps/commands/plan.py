@@ -30,6 +30,9 @@ def plan(
     fps: Annotated[float, typer.Option(metavar="N", help="Keep up with this many frames a second.")] = 2.0,
     chunk: Annotated[int, typer.Option(metavar="N", help="Encode this many frames at once.", min=1)] = 8,
     frame_size: Annotated[str, typer.Option(metavar="WxH", help="Expect frames of this size, as export.")] = "640x480",
+    changed: Annotated[
+        float, typer.Option(metavar="F", help="Predict for this changed fraction of a frame.", min=0, max=1)
+    ] = 0.25,
     measure: Annotated[bool, typer.Option("--measure", help="Run it here and compare its memory.")] = False,
     published: Annotated[bool, typer.Option("--published", help="Compare the plan with published figures.")] = False,
     json: Json = False,
@@ -52,7 +55,7 @@ def plan(
             width, height = parse_size("--frame-size", frame_size)
             folder = resolve_config(model, step, note)
             size = height, width
-            request = command.PlanRequest(folder, device, wanted, precision, kv, fps, chunk, size, vision_precision)
+            request = command.PlanRequest(folder, device, wanted, precision, kv, fps, chunk, size, vision_precision, changed)
             lines = list(command.show(request, json, measure))
     for line in lines:
         typer.echo(line)

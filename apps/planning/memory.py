@@ -27,7 +27,8 @@ class PlannedMemory:
 
     weights; kv: the arena of the cache; policy: what it may keep beside it; activations: working memory of the decoder;
     vision: of the tower, pixels and features among them; runtime: libraries, graphs, sessions. export_peak: of
-    ``edgevlm export``; build_peak: of TensorRT's builder, 0 where there is none.
+    ``edgevlm export``; build_peak: of TensorRT's builder, 0 where there is none. present, tower_cache: of each camera
+    where only what changed is appended and encoded; not in the total.
     """
 
     weights: int
@@ -38,6 +39,8 @@ class PlannedMemory:
     runtime: int
     export_peak: int
     build_peak: int
+    present: int
+    tower_cache: int
 
     @property
     def total(self) -> int:
@@ -152,6 +155,21 @@ def vision_bytes(model: PlannedModel, chunk: int, kind: str) -> int:
     return pixels + features + FLOAT * at_once * tower.patches * (3 * tower.inner + 6 * tower.width)
 
 
+def present_bytes(model: PlannedModel, budget: int, kv: str) -> int:
+    """The newest frame outside the memory, the references that changes are told by, and the cache's rows for that frame.
+
+    Features and references are float32 of E (1 + deepstack) a token.
+    """
+    features = FLOAT * model.tower.tokens * model.hidden * (1 + model.deepstack)
+    rows = arena_bytes(model, budget + model.tower.rows, kv) - arena_bytes(model, budget, kv)
+    return 2 * features + rows
+
+
+def tower_cache_bytes(tower: TowerGeometry) -> int:
+    """Keys and values of every patch in each of B blocks and its output, float32: N W (2 B + 1)."""
+    return FLOAT * tower.patches * tower.width * (2 * tower.blocks + 1)
+
+
 def resident_weights(model: PlannedModel, weights: Weights, precision: str, kind: str) -> int:
     """Weights in memory while a stream runs.
 
@@ -183,4 +201,6 @@ def memory_of(model: PlannedModel, device: DeviceProfile, precision: str, kv: st
         runtime=CPU_RUNTIME if kind == "cpu" else RUNTIME,
         export_peak=export_peak(model),
         build_peak=build_need(weights.total, 0).host if kind == "jetson" else 0,
+        present=present_bytes(model, budget, kv),
+        tower_cache=tower_cache_bytes(model.tower) if model.tower_cache is None else model.tower_cache,
     )

@@ -35,7 +35,8 @@ class PlannedModel:
 
     inner: width of the MLP. prefix: rows never evicted; closing: rows that close a video. limit: positions of a stream.
     files: bytes of its weights where it is a bundle, by ``decoder``, ``embedding`` and ``vision``. precision: of those, or of a
-    checkpoint that has been rounded already; group: weights of a matrix that share a scale, None
+    checkpoint that has been rounded already; tower_cache: bytes that the tower keeps of a camera where it encodes changes
+    alone, None as its geometry has it; group: weights of a matrix that share a scale, None
     as the precision has it. kv: what
     its graphs keep keys and values as.
     """
@@ -61,6 +62,7 @@ class PlannedModel:
     precision: str = "fp32"
     group: int | None = None
     kv: str = "fp32"
+    tower_cache: int | None = None
     files: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -182,6 +184,7 @@ def plan_bundle(name: str, camera: tuple[int, int] | None = None) -> PlannedMode
         prefix=len(tokenizer.encode(Chat(bundle.chat, None).prefix, add_special_tokens=False)),
         closing=len(bundle.closing_rows()), deepstack=spec.deepstack, precision=spec.precision,
         group=group_of(tensors, spec.hidden), kv=spec.kv, files=files,
+        tower_cache=vision.changed.cache_bytes if vision.changed else None,
     )  # fmt: skip
 
 

@@ -34,7 +34,8 @@ class PlanRequest:
     """What was asked for; None is chosen, by :func:`choose`.
 
     device: of :mod:`edgevlm.engines.devices`; None is this machine. vision_precision: of the tower's linears on a CPU. kv: of
-    keys and values. camera: (height, width) of its frames.
+    keys and values. camera: (height, width) of its frames. changed: fraction of a frame that changes, where only that is
+    encoded and appended.
     """
 
     model: str
@@ -46,6 +47,7 @@ class PlanRequest:
     chunk: int = 8
     camera: tuple[int, int] = (480, 640)
     vision_precision: str | None = None
+    changed: float = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class DevicePlan:
     chunk: int
     memory: PlannedMemory
     speed: Speed
+    changed: float
+    changed_fps: float
 
     @property
     def fits(self) -> bool:
@@ -98,6 +102,8 @@ class DevicePlan:
             "vision_ms": round(speed.vision_ms, 2),
             "prefill_ms": round(speed.prefill_ms, 2),
             "compression_ms": round(speed.compression_ms, 3),
+            "changed": self.changed,
+            "changed_fps": round(self.changed_fps, 3),
         }
         return {name: known.pop(name) for name in FIRST} | known
 
@@ -116,6 +122,8 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
     """
     if not request.fps > 0 or request.chunk < 1:
         raise UserError("--fps must be above 0 and --chunk 1 or more")
+    if not 0 <= request.changed <= 1:
+        raise UserError("--changed is a fraction of a frame, 0 to 1")
     kv = request.kv or (model.kv if device.kind == "cpu" else "fp16")
     if kv not in KV_TYPES:
         raise UserError(f"--kv {kv!r} is not known; give {', '.join(KV_TYPES)}")
@@ -133,7 +141,8 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
         roofline = Roofline(stored, device, precision, kv)
         budget = suited_budget(roofline, request) if request.budget is None else request.budget
         memory = memory_of(stored, device, precision, kv, budget, request.chunk)
-        plan = DevicePlan(roofline, budget, request.fps, request.chunk, memory, speed_of(roofline, budget, request.chunk))
+        speed, less = (speed_of(roofline, budget, request.chunk, changed) for changed in (1.0, request.changed))
+        plan = DevicePlan(roofline, budget, request.fps, request.chunk, memory, speed, request.changed, less.prefill_fps)
         plans.append(plan)
     if keeping := [plan for plan in plans if plan.fits and plan.keeps_up]:
         return max(keeping, key=lambda plan: plan.budget)  # the first of equals
@@ -200,6 +209,9 @@ def describe(plan: DevicePlan) -> Iterator[str]:
     parts = f"vision {line['vision_ms']:.1f}, prefill {line['prefill_ms']:.1f}, compression {line['compression_ms']:.2f} ms"
     verdict = "keeps up" if line["keeps_up"] else "does not keep up"
     yield f"  frames      {line['prefill_fps']:>10.2f} a second ({parts}): {verdict}"
+    share = f"{plan.changed:.0%}"
+    yield f"  changed     {line['changed_fps']:>10.2f} a second where {share} changes and only that is encoded, appended:"
+    yield f"              {line['present_mb']:.1f} MB more and a tower cache of {line['tower_cache_mb']:.1f} MB for each camera"
     yield f"  answers     {line['ttft_ms']:>10.1f} ms to the first token, then {line['tokens_per_s']:.1f} tokens a second"
     if line["j_per_frame"] is not None:
         yield f"  energy      {line['j_per_frame']:>10.3f} J a frame at the most ({device['max_watts']} W)"

@@ -17,6 +17,7 @@ COMPUTE_EFFICIENCY = 0.5
 """Of the arithmetic's rate, by products of some hundred rows. Chosen before anything was compared with it."""
 QUESTION = 32  # rows of a question's text, the template's among them
 COMPRESSION_READS = 4.0  # plain reads of a full cache that one compression takes
+WHOLE_ABOVE = 0.7  # of the patches: the whole tower is cheaper
 TERMS = ("vision", "compute", "memory bandwidth")
 
 
@@ -74,8 +75,8 @@ class Roofline:
         """Bytes a second."""
         return 1e9 * float(self.device["bandwidth_gb_s"]) * BANDWIDTH_EFFICIENCY
 
-    def vision(self) -> RooflineCall:
-        """One grid through the tower.
+    def vision(self, changed: float = 1.0) -> RooflineCall:
+        """One grid through the tower, or the fraction of its patches that ``changed``.
 
         Operations: 2 P_block N + 2 P_projector R + 4 B N A W, for N patches, R projected rows, B blocks of width W in which a
         patch sees A others. Bytes: the tower's weights once.
@@ -84,7 +85,7 @@ class Roofline:
         attention = 4 * tower.blocks * tower.patches * tower.attended * tower.width
         matrices = 2 * (tower.block_parameters * tower.patches + tower.projector_parameters * tower.projected)
         weights = weights_of(self.model, self.precision, self.device.kind).tower
-        return RooflineCall((matrices + attention) / self.tower_rate, weights / self.bandwidth)
+        return RooflineCall(changed * (matrices + attention) / self.tower_rate, weights / self.bandwidth)
 
     def prefill(self, rows: int, held: int, calls: float = 1.0, logits: bool = False) -> RooflineCall:
         """``rows`` rows after ``held`` in ``calls`` calls of the decoder.
@@ -129,17 +130,20 @@ class Speed:
     compression_ms: float
 
 
-def speed_of(roofline: Roofline, budget: int, chunk: int) -> Speed:
+def speed_of(roofline: Roofline, budget: int, chunk: int, changed: float = 1.0) -> Speed:
     """The speed once ``budget`` vision tokens are held in every layer. A chunk of ``chunk`` frames is appended at once.
 
     A frame takes 1 / group of a grid: the tower once, its rows through the decoder, and its share of a compression, which reads
-    the cache COMPRESSION_READS times for each chunk.
+    the cache COMPRESSION_READS times for each chunk. ``changed``: the fraction of patches that is encoded and of tokens that is
+    appended, grid by grid; above WHOLE_ABOVE of them all are encoded.
     """
     model = roofline.model
     tower, held = model.tower, model.prefix + budget
     grids = max(1, chunk // tower.group)
-    vision, prefill = roofline.vision(), roofline.prefill(tower.rows, held, calls=1 / grids)
-    compression = COMPRESSION_READS * roofline.kv_bytes(held) / roofline.bandwidth / grids
+    rows, calls = max(1, round(changed * tower.tokens)) + tower.text, 1 if changed < 1 else 1 / grids
+    vision = roofline.vision(1.0 if changed > WHOLE_ABOVE else changed)
+    prefill = roofline.prefill(rows, held, calls=calls)
+    compression = changed * COMPRESSION_READS * roofline.kv_bytes(held) / roofline.bandwidth / grids
     frame = (vision.seconds + prefill.seconds + compression) / tower.group
     shares = {"vision": vision.seconds, prefill.term: prefill.seconds}
     shares["memory bandwidth"] = shares.get("memory bandwidth", 0.0) + compression

@@ -24,6 +24,38 @@ from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.kv import KV_TYPES, KVScales
 from edgevlm.runtime.plugins import names
 
+# Only what changed.
+
+
+def test_what_changes_costs_its_fraction_and_reads_the_weights_once_a_frame():
+    """A frame's own read of the decoder's weights is what bounds a still room; everything changing is a whole frame."""
+    line = roofline("cpu", "int8", "fp32")
+    rates = [speed_of(line, 6000, 8, changed).prefill_fps for changed in (1.0, 0.8, 0.25, 0.05, 0.0)]
+    assert rates[0] == speed_of(line, 6000, 8).prefill_fps
+    assert rates == sorted(rates)
+    quarter, whole = speed_of(line, 6000, 8, 0.25), speed_of(line, 6000, 8)
+    assert quarter.vision_ms == pytest.approx(whole.vision_ms / 4)
+    assert speed_of(line, 6000, 8, 0.8).vision_ms == whole.vision_ms
+    nothing = speed_of(line, 6000, 8, 0.0)
+    read = weights_of(line.model, "int8", "cpu").layers / line.bandwidth
+    assert nothing.prefill_ms * line.model.tower.group > 1e3 * read
+
+
+def test_a_camera_keeps_a_frame_its_references_and_the_towers_keys():
+    tower, tokens = SMALL.tower, SMALL.tower.tokens
+    features = np.zeros((2, tokens, SMALL.hidden * (1 + SMALL.deepstack)), np.float32).nbytes
+    rows = arena_bytes(SMALL, 6000 + tower.rows, "fp16") - arena_bytes(SMALL, 6000, "fp16")
+    line = make_line(device="orin-nx-16", precision="int4", kv="fp16", budget=6000, changed=0.1)
+    assert line["present_mb"] == round((features + rows) / 1e6, 1)
+    keys = np.zeros((2, tower.blocks, tower.patches, tower.width), np.float32).nbytes
+    assert line["tower_cache_mb"] == pytest.approx((keys + 4 * tower.patches * tower.width) / 1e6, abs=0.05)
+    assert line["changed"] == 0.1
+    assert line["changed_fps"] > line["prefill_fps"]
+    assert make_line(device="orin-nx-16", budget=6000, changed=1.0)["changed_fps"] == pytest.approx(
+        make_line(device="orin-nx-16", budget=6000)["prefill_fps"]
+    )
+
+
 # Memory.
 
 
