@@ -57,7 +57,7 @@ COLUMNS = {
     "camera": "source stage ms_p50 frames",
     "vrex": "at quantity system over length batch predicted paper error fixes",
     "vrex-latency": "system length frame_ms token_ms frame_j",
-    "change": "times_worse field new old verdict context",
+    "change": "times_worse field new old verdict subject",
 }
 
 

@@ -30,7 +30,7 @@ _TEXTS = {
     "over": "The system a speedup is over.",
     "part": "Part of a compression.",
     "pick": "least or most, where the paper gives a range.",
-    "context": "What the compared lines are about.",
+    "subject": "What the compared lines are about.",
     "policy": "Policy, with its settings.",
     "policy_used": "The policy that auto chose.",
     "precision": "Precision of the weights.",

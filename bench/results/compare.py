@@ -26,7 +26,7 @@ TIMED = (
 TWICE = 2.0  # times worse: what a single measurement hardly shows by chance
 MORE_IS_BETTER = ("fps", "fps_ratio", "tokens_ratio")
 
-Context = tuple[tuple[str, Any], ...]
+Subject = tuple[tuple[str, Any], ...]
 
 
 def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[Line]:
@@ -39,10 +39,10 @@ def compare(new: Run, old: Run, margin: float, *, force: bool = False) -> list[L
     if not force and (apart := difference(new.section("machine"), old.section("machine"))):
         raise UserError(f"{new.id} and {old.id} cannot be compared ({apart}); --force does it all the same")
     ours, theirs = _placed(new.lines), _placed(old.lines)
-    common = [context for context in ours if context in theirs]
+    common = [subject for subject in ours if subject in theirs]
     if not common:
         raise UserError(f"{new.id} and {old.id} have no line in common: run the same commands")
-    changes = [change for context in common for change in _changes(context, ours[context], theirs[context], margin)]
+    changes = [change for subject in common for change in _changes(subject, ours[subject], theirs[subject], margin)]
     return sorted(changes, key=lambda change: -change["times_worse"])
 
 
@@ -58,21 +58,21 @@ def parse_margin(text: str) -> float:
     return float(found[1]) / 100
 
 
-def _placed(lines: Sequence[Line]) -> dict[Context, Line]:
+def _placed(lines: Sequence[Line]) -> dict[Subject, Line]:
     """Our lines by what they are about; those about the same are told apart by their order."""
-    seen, placed = Counter[Context](), dict[Context, Line]()
+    seen, placed = Counter[Subject](), dict[Subject, Line]()
     for line in lines:
         if line.get("runtime", OURS) == OURS:
             about = [(key, value) for key, value in line.items() if isinstance(value, str) and key not in RESULTS]
             about += [(key, line[key]) for key in SETTINGS if isinstance(line.get(key), int | float)]
-            context = tuple(sorted(about))
-            key = (*context, ("nth", seen[context]))
+            subject = tuple(sorted(about))
+            key = (*subject, ("nth", seen[subject]))
             placed[key] = line
-            seen[context] += 1
+            seen[subject] += 1
     return placed
 
 
-def _changes(context: Context, new: Line, old: Line, margin: float) -> Iterator[Line]:
+def _changes(subject: Subject, new: Line, old: Line, margin: float) -> Iterator[Line]:
     for name in TIMED:
         one, other = number(new, name), number(old, name)
         if one is None or other is None or one <= 0 or other <= 0 or (name, new.get("bench")) == ("ratio", "prefill-pattern"):
@@ -83,7 +83,7 @@ def _changes(context: Context, new: Line, old: Line, margin: float) -> Iterator[
         yield {
             "bench": "change", "field": name, "new": one, "old": other, "times_worse": round(worse, 4),
             "verdict": "" if worse <= 1 + margin else _verdict(*spreads, worse),
-            "context": " ".join(f"{key.replace('_', ' ')} {value}" for key, value in context if key != "nth"),
+            "subject": " ".join(f"{key.replace('_', ' ')} {value}" for key, value in subject if key != "nth"),
         }  # fmt: skip
 
 

@@ -63,7 +63,7 @@ def test_a_field_without_a_spread_is_worse_from_twice_on(ms, verdict):
     assert [change["verdict"] for change in compare(run_of(new), run_of(old), 0.2)] == [verdict]
 
 
-def test_lines_are_matched_by_place_and_not_by_order():
+def test_lines_are_matched_by_subject_and_not_by_order():
     new = [decode(10.0), decode(20.0, threads=2), decode(7.0, model="new")]
     old = [decode(20.0, threads=2), decode(10.0), decode(7.0, kv="fp16"), decode(7.0, kv="int8")]
     assert [change["times_worse"] for change in compare(run_of(*new), run_of(*old), 0.2)] == [1.0, 1.0]
@@ -73,7 +73,7 @@ def test_others_speed_is_not_ours():
     assert failing([decode(10.0), decode(9.0, runtime="llama.cpp")], [decode(10.0), decode(1.0, runtime="llama.cpp")]) == []
 
 
-def test_lines_of_one_place_are_told_apart_by_their_order():
+def test_lines_of_one_subject_are_told_apart_by_their_order():
     found = compare(run_of(decode(10.0), decode(30.0)), run_of(decode(10.0), decode(20.0)), 0.2)
     assert [change["times_worse"] for change in found] == [1.5, 1.0], "worst first"
 
