@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
-CLIE_HELP = "and in layers above this one by what it has in this one, as PureKV does"
+CLIE_HELP = "in layers above by this layer's attention, as PureKV does"
 
 
 class QueryWindow(Stateful):

@@ -310,7 +310,7 @@ class Policy(Stateful):
 
 
 class SteadyTarget(Policy):
-    """A policy whose |C| does not depend on the rows that come: ``target`` |M|, or less where a frame needs more room."""
+    """A policy whose |C| does not depend on the rows that come: ``target`` |M|, or less if a frame needs more."""
 
     target: float
 

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 Int64 = NDArray[np.int64]
 UInt64 = NDArray[np.uint64]
-TARGET = "|C| / |M|, or less where a frame needs more room"
+TARGET = "|C| / |M|, or less if a frame needs more"
 STEP = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's increment and multipliers
 FIRST, SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 @dataclass
 class Full(Policy):
-    """Never evicts and never re-indexes. Its budget is a capacity; when that is used up the stream ends with an error."""
+    """Keep everything. The budget is a capacity: when it is used up the stream ends with an error. Never re-indexes."""
 
     name: ClassVar[str] = "full"
     paper: ClassVar[str] = "the uncompressed cache"
@@ -36,7 +36,7 @@ class Full(Policy):
 
 @dataclass
 class SlidingWindow(Policy):
-    """Evicts the oldest tokens by ``seq``, just as many as the coming rows need."""
+    """Evict the oldest tokens by ``seq``, exactly as many as new rows need."""
 
     name: ClassVar[str] = "sliding-window"
     paper: ClassVar[str] = "baseline (FIFO)"
@@ -52,16 +52,15 @@ class SlidingWindow(Policy):
 
 @dataclass
 class Uniform(SteadyTarget):
-    """Keep whole frames, evenly spaced over the stream so far, the newest always among them; all heads and layers alike.
+    """Keep whole frames, evenly spaced over the stream so far and including the newest, the same in all heads and layers.
 
-    While too many tokens are held, one frame goes after another: first one that an earlier compression left incomplete, then
-    always the frame between whose neighbours the gap t(next) - t(before) is smallest, of equal gaps the oldest. The first
-    frame held goes only before the newest. The frame that goes last loses just as many tokens as must go and keeps its newest
-    by seq, so that exactly the target stays and at most that one frame is incomplete.
+    While too many tokens are held, frames are evicted one by one: first one that an earlier compression left incomplete, then
+    the frame with the smallest gap t(next) - t(before), on ties the oldest. The first frame goes only before the newest. The
+    last frame to go loses exactly as many tokens as needed and keeps its newest by seq, so exactly the target stays and at
+    most one frame is incomplete.
 
-    Ours: the paper selects at regular intervals from frames that are all there; a stream has no end, so frames are thinned as
-    it grows. After a compression no gap between whole frames is larger than two neighbouring ones together, but for the gap
-    before the newest frame.
+    Ours: the paper selects at regular intervals from a complete video; here frames are thinned as the stream grows. After a
+    compression no gap between complete frames exceeds two neighbouring gaps together, except the one before the newest frame.
     """
 
     target: float = setting(0.75, TARGET, above=0, at_most=1)
@@ -109,16 +108,17 @@ def _next_to_go(frames: Int64, incomplete: Bool) -> int:
 
 @dataclass
 class RandomTokens(SteadyTarget):
-    """Keep the |C| tokens of the largest pseudo-random priority: after a compression every token of the stream so far is held
-    with the same probability, |C| / seen.
+    """Keep a random sample: after a compression every token so far is held with the same probability, |C| / seen.
 
-    A token's priority is a hash of seed and ``seq``, the same whenever it is asked for, so the largest of all seen are the
-    largest of those held and the newcomers: a reservoir. It is a bijection of 64 bits: no two tokens tie. |C| does not depend
-    on the rows that come, and tokens newer than the last compression are all held.
+    A reservoir: a token's priority is a fixed hash of seed and ``seq``, so the largest of all seen are the largest of held and
+    new tokens. The hash is a bijection of 64 bits, so none tie. |C| does not depend on the new rows; tokens newer than the last
+    compression are all held.
     """
 
     seed: int = setting(0, "seed of the hash")
-    heads: Literal["alike", "own"] = setting("alike", "all layers and heads hold the same tokens, or each draws its own")
+    heads: Literal["alike", "own"] = setting(
+        "alike", "alike: all layers and heads hold the same tokens; own: each draws its own"
+    )
     target: float = setting(0.75, TARGET, above=0, at_most=1)
 
     name: ClassVar[str] = "random"

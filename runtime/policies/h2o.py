@@ -31,19 +31,17 @@ ROWS = 32  # of a piece scored at a time: bounds the attention matrix that numpy
 
 @dataclass
 class H2O(Policy):
-    """Keep the newest tokens and, of the others, those that all rows since they came attended to most.
+    """Keep the newest tokens and those that have received the most attention from all later rows.
 
     F_t += sum over the rows i of each appended piece of softmax(q_i K^T / sqrt(D))_t, summed over the query heads of a KV
     head; each KV head keeps its own top of F.
 
-    Ours: one choice a KV head; a piece of frames is scored whole before any token goes, where the paper evicts one token for
-    every new one; rows of questions and answers are not counted, because they leave no trace in the memory.
+    Ours: one choice per KV head; all frames of an append are scored before anything is evicted, where the paper evicts one
+    token for every new one; rows of questions and answers do not count, because they never change the memory.
     """
 
-    recent: float = setting(
-        0.5, "fraction of the tokens kept that goes to the newest; the rest goes to the heavy hitters", at_least=0, at_most=1
-    )
-    clie: str = setting("", f"rank by F ||V||, {CLIE_HELP}; only layers 0 to clie are then probed; empty: off")
+    recent: float = setting(0.5, "fraction of |C| for the newest tokens; the rest are heavy hitters", at_least=0, at_most=1)
+    clie: str = setting("", f"a layer: rank by F ||V||, {CLIE_HELP}; empty: off")
 
     name: ClassVar[str] = "h2o"
     paper: ClassVar[str] = "H2O, arXiv 2306.14048"

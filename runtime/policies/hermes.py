@@ -42,39 +42,34 @@ SHALLOW, DEEP = "0.1", "0.7"  # of the paper
 class Hermes(Policy):
     """Shallow layers keep what is recent, deep layers what a guidance prompt attends to, middle layers a blend of both.
 
-    Ours: room is made before rows come; the guidance is one causal forward, rolled back; tokens of two layers meet by seq; the
-    summary is one row for the whole stream, a running mean at the place of the newest evicted token, never evicted.
+    Ours: compression precedes an append; guidance is one causal forward, rolled back; layers are joined by seq; the summary is
+    one row for the entire stream, a running mean at the position of the newest evicted token, never evicted.
     """
 
     target: float = setting(1.0, "|C| / |M|; below 1 the guidance forward runs less often", above=0, at_most=1)
     shallow: str = setting(
         "",
-        "the depth, as a fraction, at which the shallow layers end; this and deep empty: those measured for the model if it "
-        "was calibrated, else 0.1 and 0.7; one of them empty: that one's preset",
+        "fraction of the depth where shallow layers end; shallow and deep empty: calibrated, else 0.1 and 0.7; one empty: its "
+        "default",
     )
-    deep: str = setting("", "the depth, as a fraction, at which the deep layers begin; see shallow")
-    k: str = setting(
-        "", "forgetting rate, as value at the first middle layer / fall until the first deep one; empty: the family's own"
-    )
-    omega: str = setting("", "fraction of recency in middle layers, given as k is; empty: the family's own")
+    deep: str = setting("", "fraction of the depth where deep layers begin")
+    k: str = setting("", "forgetting rate: value at the first middle layer / fall until the first deep one; empty: by family")
+    omega: str = setting("", "fraction of recency in middle layers, like k; empty: by family")
     smoothing: bool = setting(True, "take a fraction of each layer's scores from the layer above")
-    lambdas: str = setting("0.1/0.3/0.4", "those fractions, shallow/middle/deep")
-    join: Literal["seq", "rank"] = setting("seq", "tokens of two layers meet by seq or (as the authors' program does) by rank")
+    lambdas: str = setting("0.1/0.3/0.4", "these fractions, shallow/middle/deep")
+    join: Literal["seq", "rank"] = setting("seq", "join layers' tokens by seq, or by rank as the authors' program")
     summary: Literal["on", "off", "last"] = setting(
         "on",
-        "a deep layer keeps one token that stands for all it evicted; last: as the authors' program does, a new one each time, "
-        "after the newest token, evictable",
+        "a deep layer keeps one token for everything it evicted; last: as the authors' program, another at each compression, "
+        "after the newest token and evictable",
     )
-    layer_weights: str = setting("1/1/1", "fractions of the budget, shallow/middle/deep")
-    global_prompt: str = setting(
-        GLOBAL, "the guidance of all layers (App. C); with this or local_prompt empty the other serves all layers"
-    )
-    local_prompt: str = setting(LOCAL, "the guidance that middle layers add")
+    layer_weights: str = setting("1/1/1", "weights of the layers' budgets, shallow/middle/deep")
+    global_prompt: str = setting(GLOBAL, "guidance for all layers (App. C); if a prompt is empty, the other serves all layers")
+    local_prompt: str = setting(LOCAL, "guidance that middle layers add")
     mode: Literal["streaming", "official"] = setting(
         "streaming",
-        "official does as the authors' program: append, then compress, in an arena with a chunk more, and re-index each time; "
-        "the prompts, with the last question and answer in them, are raw embeddings projected in each layer; join=rank and "
-        "summary=last",
+        "official, as the authors' program: append, then compress, with memory for another chunk; re-index each time; prompts, "
+        "with the last question and answer, are raw embeddings projected in each layer; join=rank, summary=last",
     )
 
     name: ClassVar[str] = "hermes"
@@ -183,7 +178,7 @@ class Hermes(Policy):
         return summary_of(cache, layer, gone, weight)
 
     def _tokens(self, cache: KVCache, layer: int) -> Bool:
-        """The rows that compete for a place, ``[n]``; the same in all heads, which choose alike."""
+        """The rows that compete, ``[n]``; the same in all heads."""
         kind = cache.kind(layer)[0]
         return (kind == Kind.VISION) | ((kind == Kind.SUMMARY) & (self.summary == "last"))
 

@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 @dataclass
 class Hybrid(QuestionRetrieval):
-    """Evict as ``last-seen`` does, store the newest of what looked alike, and fetch what a question asks for.
+    """Evict like ``last-seen``, store the newest evicted tokens that look alike, and fetch what a question needs.
 
     A token that leaves the arena joins the cluster of evicted tokens whose mean key in the deepest layer is most like its own
     (cosine, un-rotated), or founds one. Of each cluster the newest tokens stay in the store, in all layers. For a question,
     each layer and KV head fetches the clusters c of the largest sum over the question's rows and the head's query group of
     softmax_c(q . mean key of c / sqrt(D)).
 
-    Ours: all of it; there is no paper.
+    Ours: there is no paper.
     """
 
-    window: float = setting(0.65, "fraction of |M| that is kept on the device by eviction", above=0, below=1)
+    window: float = setting(0.65, "fraction of |M| for the cache that evicts", above=0, below=1)
     index: float = setting(
-        0.15, "fraction of |M|, in bytes, for the clusters' mean keys; the rest is the working set", above=0, below=1
+        0.15, "fraction of |M|, in bytes, for clusters' mean keys; the rest is the working set", above=0, below=1
     )
-    rows: int = setting(2, "tokens that a block of a cluster holds at most; of each cluster two blocks are kept", at_least=1)
-    tau: float = setting(0.95, "cosine from which tokens are alike, as long as the index is not full", above=0, at_most=1)
-    evict: Literal["last-seen", "sliding-window"] = setting("last-seen", "what evicts from the device")
+    rows: int = setting(2, "most tokens per block; two blocks of each cluster are kept", at_least=1)
+    tau: float = setting(0.95, "cosine from which tokens are alike until the index is full", above=0, at_most=1)
+    evict: Literal["last-seen", "sliding-window"] = setting("last-seen", "the eviction policy of the cache")
 
     name: ClassVar[str] = "hybrid"
     paper: ClassVar[str] = "ours, docs/internals/long-streams.md"

@@ -33,43 +33,38 @@ class LayerScores(NamedTuple):
 
 @dataclass
 class InfiniPotV(Policy):
-    """Keep the r newest frames whole, the least redundant past tokens (TaR), and of the rest those of high value norm (VaN).
+    """Keep the r newest frames, the least redundant past tokens (TaR), and of the rest those with large value norms (VaN).
 
-    Ours: keys are compared before their rotary embedding, so that position does not pass for likeness. A token knows its frame
-    and patch after every compression, where the authors' program reshapes what is left into pseudo-frames; a past token whose
-    patch no recent frame holds is maximally distinctive, and absent neighbours are left out of VaN's mean. There is room before
-    rows come, where the program appends and then compresses. The recent frames stay as in Alg. 1, of which Alg. 2 says nothing.
-    What Tab. 5 calls TaR Frame is not written out in the paper.
+    Ours: keys are compared un-rotated, so position does not count as similarity. Tokens know their frame and patch after every
+    compression, where the authors' program reshapes the rest into pseudo-frames; a past token whose patch no recent frame holds
+    is maximally distinctive, and missing neighbours are left out of VaN's mean. Compression precedes an append, where the
+    program appends first. Recent frames stay, as in Alg. 1; Alg. 2 does not mention them. The paper does not define TaR Frame.
     """
 
-    alpha: float = setting(0.5, "fraction of |C| that goes to TaR, the recent frames counted in", at_least=0, at_most=1)
+    alpha: float = setting(0.5, "fraction of |C| for TaR, including recent frames", at_least=0, at_most=1)
     target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
-    recent: float = setting(0.125, "r / f, rounded up, at least one frame", at_least=0, at_most=1)
+    recent: float = setting(0.125, "r / f; at least one frame", at_least=0, at_most=1)
     mode: Literal["streaming", "official"] = setting(
         "streaming",
-        "official appends, compresses to whole frames and chooses as the authors' program does, by alpha, target and recent "
-        "alone",
+        "official, as the authors' program: append, then compress to whole frames; only alpha, target and recent apply",
     )
-    keys: Literal["unrotated", "rotated"] = setting(
-        "unrotated", "compare keys unrotated (ours) or rotated (as the authors' program does)"
-    )
+    keys: Literal["unrotated", "rotated"] = setting("unrotated", "compare keys un-rotated, or rotated as the authors' program")
     heads: Literal["own", "shared"] = setting(
-        "own", "each KV head chooses its own tokens, or all heads of a layer share the choice by mean score"
+        "own", "each KV head keeps its own tokens, or all heads of a layer share by mean score"
     )
-    keep_recent: bool = setting(True, "Alg. 1 keeps the recent frames; Alg. 2 (off) leaves them to VaN")
+    keep_recent: bool = setting(True, "keep recent frames (Alg. 1); off: leave them to VaN (Alg. 2)")
     tau: str = setting(
         "",
-        "thresholds tau1 < tau2 < tau3 on the coefficient of variation of a layer's value norms, as tau1/tau2/tau3, for VaN's "
-        "windows 7, 5, 3, 1; preset: those windows by quartiles of depth; empty: the thresholds measured for the model if it "
-        "was calibrated, else the preset",
+        "tau1/tau2/tau3: thresholds on the variation of a layer's value norms for VaN's windows 7, 5, 3, 1; preset: these "
+        "windows by quartiles of depth; empty: calibrated, else preset",
     )
     tar: Literal["patch", "frame", "reverse"] = setting(
         "patch",
-        "likeness patch by patch; frame: by the mean over a frame's patches, so that frames stay or go whole; reverse: the "
-        "most alike stay, as in Tab. 5",
+        "compare patch by patch; frame: by the mean over a frame's patches, so that whole frames go; reverse: keep the most "
+        "similar (Tab. 5)",
     )
     van: Literal["pooled", "plain", "reverse"] = setting(
-        "pooled", "norms pooled over those windows, or plain; reverse: the smallest norms stay, not pooled, as in Tab. 5"
+        "pooled", "pool norms over the windows; plain: do not; reverse: keep the smallest, not pooled (Tab. 5)"
     )
 
     name: ClassVar[str] = "infinipot-v"

@@ -19,25 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass
 class LastSeen(SteadyTarget):
-    """Keep the tokens that are least like anything that came after them, as the deepest layer's keys tell.
+    """Keep the tokens least similar to any later token, by the deepest layer's keys.
 
     u_t = max over the tokens s that came after t of cos(k_t, k_s), keys un-rotated; the lowest u stay, in all layers alike. The
     newest token has u = -1.
 
-    Ours: all of it; there is no paper.
+    Ours: there is no paper.
     """
 
     target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
     layer: str = setting("", "the layer whose keys are compared; empty: the deepest")
     against: Literal["ever", "held"] = setting(
-        "ever", "all that came after a token, whether it was kept or not, or what is still held of it"
+        "ever", "compare with all later tokens, kept or not; held: with later tokens still in the cache"
     )
     heads: Literal["shared", "own"] = setting(
-        "shared", "all heads choose alike by their mean u, or head h of every layer by head h of that one"
+        "shared", "all heads share by mean u; own: head h of every layer by head h of that layer"
     )
-    keys: Literal["unrotated", "rotated"] = setting(
-        "unrotated", "compare keys before their rotary embedding, or as they are stored"
-    )
+    keys: Literal["unrotated", "rotated"] = setting("unrotated", "compare keys un-rotated, or rotated as stored")
 
     name: ClassVar[str] = "last-seen"
     paper: ClassVar[str] = "ours, docs/internals/last-seen.md"

@@ -27,30 +27,34 @@ SCENE = 2.0  # frames may vary so much more than keys: their early variance is t
 
 @dataclass
 class Mosaic(Retrieval):
-    """Cluster frames by what the tower saw, keys inside those clusters; a query fetches the clusters it asks for.
+    """Cluster frames by their features and keys within each such partition; a query fetches the clusters it attends to.
 
     A representative of every cluster and the newest tokens are always attended to. |M| is split into a window of the newest
     tokens, the index, and a working set for representatives and clusters.
 
-    Ours: a partition is not split, the frame that would take it over its threshold founds another. A query has no picture, so
-    partitions are compared with it by their mean keys; the rows of a call vote by softmax attention to the representatives.
-    Keys are compared before their rotary embedding. The index has a fixed size: when it is full the nearest clusters become
-    one, and a cluster keeps its newest rows: half as many as the working set has, or up to twice that.
+    Ours: partitions are not split; a frame that would exceed the threshold starts another. A query has no image features, so
+    partitions are compared by mean keys, with softmax attention to the representatives. Keys are compared un-rotated. The
+    index has a fixed size: when it is full the nearest clusters merge. A cluster keeps its newest rows: at least half as many
+    as the working set has, at most as many.
     """
 
     clustering: Literal["nested", "visual", "semantic", "none"] = setting(
         "nested",
-        "keys inside partitions of frames; a partition's keys as one cluster; keys without partitions; frames as they came",
+        "cluster keys within partitions; visual: a partition is a cluster; semantic: no partitions; none: frames in order",
     )
     splits: Literal["deferred", "eager"] = setting(
-        "deferred", "split a cluster that is too diverse and not in host memory when it is next fetched (Alg. 1), or at once"
+        "deferred", "split clusters outside host memory when next fetched (Alg. 1), or at once"
     )
-    prefetch: bool = setting(True, "read ahead what layer l's query asks of layer l + 1, and complete it there")
-    partitions: int = setting(8, "partitions that a query looks into in each layer and KV head", at_least=1)
-    tight: float = setting(0.5, "most variance of a small cluster, in a layer's early variances (tau_s of eq. 5)", at_least=0)
-    loose: float = setting(1.0, "most variance of a large cluster, in a layer's early variances (tau_l of eq. 5)", at_least=0)
+    prefetch: bool = setting(True, "prefetch for layer l + 1 with layer l's query")
+    partitions: int = setting(8, "partitions that a query searches, per layer and KV head", at_least=1)
+    tight: float = setting(
+        0.5, "largest variance of a small cluster, times the layer's early variance (tau_s, eq. 5)", at_least=0
+    )
+    loose: float = setting(
+        1.0, "largest variance of a large cluster, times the layer's early variance (tau_l, eq. 5)", at_least=0
+    )
     prefill: Literal["representatives", "fetch"] = setting(
-        "representatives", "frames see window and representatives, or fetch as questions do"
+        "representatives", "frames see window and representatives; fetch: frames fetch like questions"
     )
 
     name: ClassVar[str] = "mosaic"

@@ -19,23 +19,20 @@ PRESET = 2  # the CLIE layer that does best in fig. 5
 
 @dataclass
 class PureKV(Policy):
-    """Keep the newest tokens and those that the newest queries attend to, weighted by value norms; no scores in high layers.
+    """Keep the newest tokens and those that the newest queries attend to, weighted by value norms; score low layers only.
 
-    Ours: a token that the clie layer has dropped keeps the last score it had there; KV heads of two layers meet by number.
+    Ours: a token that the clie layer has evicted keeps its last score there; KV heads are joined by number.
     """
 
     clie: str = setting(
         "",
-        "the layer whose attention ranks the tokens of all layers above it; empty: the calibrated one, else 2 (0 and 1 do "
-        "worse, fig. 5)",
+        "the layer whose attention ranks tokens in all layers above; empty: calibrated, else 2 (fig. 5)",
     )
-    window: int = setting(
-        32, "the newest rows, which stay and whose queries are the observers, at most half of what is kept", at_least=1
-    )
-    cross: bool = setting(True, "off: every layer is ranked by its own attention (Tab. 4)")
-    values: bool = setting(True, "weight by the L2 norm of the value (Tab. 4)")
+    window: int = setting(32, "newest rows, which observe and stay; at most half of |C|", at_least=1)
+    cross: bool = setting(True, "rank high layers by layer clie; off: each by its own attention (Tab. 4)")
+    values: bool = setting(True, "weight by the value's L2 norm (Tab. 4)")
     st_spattn: bool = setting(
-        False, "prefill frames by sparse attention in space and time in high layers (sec. 3.2); frame 0 then stays, in |M|"
+        False, "prefill frames with spatial-temporal sparse attention in high layers (sec. 3.2); keeps frame 0"
     )
 
     name: ClassVar[str] = "purekv"

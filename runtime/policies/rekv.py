@@ -20,19 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class ReKV(QuestionRetrieval):
-    """Fetch whole frames, those whose mean key has the largest dot product with the question's mean query, layer by layer.
+    """Fetch the frames whose mean key has the largest dot product with the question's mean query, in each layer.
 
     s_t = sum over heads h of mean over rows i of q_{h,i} . mean over the frame's tokens j of k_{h,j}, both un-rotated; all
     heads of a layer fetch the same frames. Frames are prefilled with the window alone.
 
-    Ours: fractions of one budget; an index of fixed size, whose neighbouring entries merge when it is full; the query of the
-    whole prompt, not of the question's words alone.
+    Ours: window, index and working set share one budget; the index has a fixed size, and neighbouring entries merge when it is
+    full; the query is the entire prompt's, not only the question's words.
     """
 
-    frames: int = setting(
-        64, "frames that a question fetches in each layer at most, as far as the working set has room", at_least=1
-    )
-    each: int = setting(4, "frames to fetch at most of an index entry that many frames were merged into", at_least=1)
+    frames: int = setting(64, "most frames that a question fetches per layer", at_least=1)
+    each: int = setting(4, "most frames to fetch of a merged index entry", at_least=1)
 
     name: ClassVar[str] = "rekv"
     paper: ClassVar[str] = "ReKV, arXiv 2503.00540"

@@ -36,28 +36,26 @@ class Selection:
 
 @dataclass
 class ReSV(Retrieval):
-    """Cluster keys by hash bits; fetch the fewest clusters that hold more than a fraction of a row's attention.
+    """Cluster keys by hash bits; fetch the fewest clusters that hold a given fraction of each row's attention.
 
     bit p = (key . plane p > 0); a token joins the nearest open cluster within a Hamming distance, else founds one. WiCSum: per
     query row clusters in descending order of softmax(q K_cluster^T / sqrt D) until score times tokens passes a fraction of
     the row's sum.
 
-    Ours: a layer's own query has the last word. Scores are a row's softmax, for raw products may be negative. The window is
-    always attended to; its clusters take part in the sum, and what is chosen of them costs nothing. A KV head takes the union
-    over the rows of all its query heads. What leaves the window is sealed as clusters of their own.
+    Ours: a layer's own query decides. Scores are a row's softmax, because raw products may be negative. The window is always
+    attended to; its clusters count in the sum and need no fetch. A KV head fetches the union over the rows of all its query
+    heads. Rows that leave the window are sealed as separate clusters.
     """
 
-    planes: int = setting(BITS, "hyperplanes of a KV head, N_hp", at_least=1, at_most=BITS)
-    distance: int = setting(7, "most bits, Th_hp, in which a token may differ from the cluster it joins", at_least=0)
-    threshold: float = setting(
-        0.3, "fraction of a row's attention that the chosen clusters must pass, Th_r-wics", at_least=0, below=1
-    )
+    planes: int = setting(BITS, "hyperplanes per KV head, N_hp", at_least=1, at_most=BITS)
+    distance: int = setting(7, "most bits by which a token may differ from its cluster, Th_hp", at_least=0)
+    threshold: float = setting(0.3, "fraction of a row's attention that clusters must exceed, Th_r-wics", at_least=0, below=1)
     prefetch: Literal["ahead", "final", "off"] = setting(
         "ahead",
-        "read ahead what the query of the layer before would choose; or let the layer attend to that (the paper's); or neither",
+        "prefetch by the previous layer's query; final: attend to exactly that, as in the paper; off: no prefetch",
     )
     retrieve: Literal["always", "question"] = setting(
-        "always", "retrieve in every call, or for questions and answers alone: frames then see the window and no more"
+        "always", "retrieve in every call; question: only for questions and answers"
     )
 
     name: ClassVar[str] = "resv"

@@ -33,12 +33,12 @@ Int64 = NDArray[np.int64]
 
 @dataclass
 class Retrieval(Policy, ABC):
-    """A policy over a store. Subclasses say how rows that leave the window become blocks, and which blocks a query asks for.
+    """A policy over a store. Subclasses say how rows that leave the window become blocks, and which blocks a query needs.
 
     Subclasses add their index to ``state_fields``; it is made in :meth:`open`. A session finds these policies by their type.
     """
 
-    window: float = setting(0.5, "fraction of |M| that holds the newest tokens, always attended to", above=0, below=1)
+    window: float = setting(0.5, "fraction of |M| for the newest tokens, always attended to", above=0, below=1)
     index: float = setting(0.125, "fraction of |M|, in bytes, for the index; the rest is the working set", above=0, below=1)
 
     state_fields: ClassVar[tuple[str, ...]] = ("offloaded", "arena", "working")
@@ -92,7 +92,7 @@ class Retrieval(Policy, ABC):
         return self.arena.basis
 
     def before_append(self, cache: KVCache, rows: int, guide: Guide) -> Plan | None:
-        """What leaves the window goes to the store first."""
+        """Offload rows that leave the window to the store first."""
         plan, started = self.arena.before_append(cache, rows, guide), time.perf_counter()
         for layer, keep in enumerate(plan.keep if plan else []):
             kind = cache.kind(layer)
@@ -127,7 +127,7 @@ class Retrieval(Policy, ABC):
     def always(self, layer: int) -> Sequence[Block]:
         """Rows that every call attends to before any block, one block a KV head; none unless a policy has some.
 
-        They take room of the working set, and are asked for when that is filled anew.
+        They occupy rows of the working set and are read when it is filled again.
         """
         return []
 
@@ -217,7 +217,7 @@ class QuestionRetrieval(Retrieval):
         self.lost = 0  # blocks that left the index, ever
 
     def check_index(self, capacity: int, entries: str) -> None:
-        """Raises UserError where the index has no room for two entries."""
+        """Raises UserError if the index cannot hold two entries."""
         if capacity < 2:
             raise UserError(
                 f"policy {self.name}: a budget of {self.budget} tokens leaves {self.index_bytes} bytes for the index, less "
@@ -243,4 +243,4 @@ class QuestionRetrieval(Retrieval):
 
     @abstractmethod
     def rank(self, layer: int, query: Float32) -> Sequence[Sequence[int]]:
-        """The blocks that a question's un-rotated rows ``[heads, S, head_dim]`` ask for, for each KV head, best first."""
+        """The blocks for a question's un-rotated rows ``[heads, S, head_dim]``, per KV head, best first."""

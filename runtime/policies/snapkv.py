@@ -30,27 +30,25 @@ from edgevlm.runtime.policies.baselines import Full
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
 
-KERNEL, POOL = "tokens that the pool spans, odd", "max or avg over the kernel, absent neighbours left out"
+KERNEL, POOL = "width of the pool in tokens, odd", "pool by max or avg; missing neighbours are left out"
 
 
 @dataclass
 class SnapKV(Policy):
-    """Keep the newest rows, the observers, and the past tokens that they attend to most.
+    """Keep the newest rows, which observe, and the past tokens that they attend to most.
 
     u_t = sum over the observers i of softmax(q_i K^T / sqrt(D))_t, summed over the query heads of a KV head, pooled over the
     neighbours along ``seq``; each KV head keeps its own top of u (InfiniPot-V, App. D.1, eq. 1, in its continual setting).
 
-    Ours: one choice a KV head, where the authors' program repeats keys and chooses per query head. Scores are summed over the
-    group before pooling. The prefix and the observers are not pooled with. Where |C| is below the window, the newest |C| stay.
+    Ours: one choice per KV head, where the authors' program repeats keys and chooses per query head. Scores are summed over the
+    group before pooling, which excludes prefix and observers. If |C| is less than the window, the newest |C| tokens stay.
     """
 
-    window: int = setting(32, "how many of the newest rows observe; they are kept", at_least=1)
+    window: int = setting(32, "newest rows that observe and stay", at_least=1)
     kernel: int = setting(7, KERNEL, at_least=1)
     pool: Literal["max", "avg"] = setting("max", POOL)
     target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
-    clie: str = setting(
-        "", "rank by PureKV's importance in the place of u, from the attention of layers 0 to this one; empty: off"
-    )
+    clie: str = setting("", "a layer: rank by PureKV's importance instead of u, from layers 0 to this one; empty: off")
 
     name: ClassVar[str] = "snapkv"
     paper: ClassVar[str] = "SnapKV, arXiv 2404.14469"
@@ -99,17 +97,16 @@ class SnapKV(Policy):
 
 @dataclass
 class SnapKVGuided(Full):
-    """Hold everything up to a declared capacity; when a question comes, keep what it attends to most, from then on.
+    """Keep everything until a question comes, then only what it attends to most. The budget is a capacity.
 
     u_t = sum over the question's last rows i of softmax(q_i K^T / sqrt(D))_t, pooled as in snapkv; each KV head keeps its own
     top |C| (InfiniPot-V, App. D.1, eq. 1, and the contrast of its App. C).
 
-    Ours: the exception to the rule that a question never changes the memory. A second question sees what the first has left
-    and the frames since.
+    Ours: here a question changes the memory. A second one sees what the first left, and the frames since.
     """
 
-    target: float = setting(0.25, "|C| / |M|, what a question leaves of the capacity", above=0, at_most=1)
-    window: int = setting(32, "how many of the question's last rows observe", at_least=1)
+    target: float = setting(0.25, "|C| / |M|: what a question leaves", above=0, at_most=1)
+    window: int = setting(32, "last rows of the question, which observe", at_least=1)
     kernel: int = setting(7, KERNEL, at_least=1)
     pool: Literal["max", "avg"] = setting("max", POOL)
 

@@ -18,26 +18,23 @@ OBSERVERS = 32  # newest rows, of the window, whose attention PureKV's score is 
 
 @dataclass
 class StreamingLLM(Policy):
-    """Keep the prefix, the first vision tokens of the stream as sinks, and a window of the newest.
+    """Keep the stream's first vision tokens as attention sinks, and a window of the newest.
 
-    Ours: the paper's sinks are the first tokens of the text; those are in the prefix, which stays for every policy, and the
-    first vision tokens join them. Positions are the session's (made dense when it is due), not places in the cache.
-    PureKV's Tab. 6 has "StreamingLLM + PureKV" and does not say how the cache is divided; here half and half.
+    Ours: the paper's sinks are the first text tokens, which are in the prefix and always stay; the first vision tokens are
+    added. Positions are the session's, re-indexed when due, not indices in the cache. PureKV's Tab. 6 does not say how
+    "StreamingLLM + PureKV" divides the cache; here half and half.
     """
 
     sinks: int = setting(
         4,
-        "vision tokens at the start of the stream that stay for ever; they count in |M| and come before the window",
+        "first vision tokens, which always stay and count in |M|",
         at_least=0,
     )
     clie: str = setting(
         "",
-        "beside sinks and window keep the tokens most important by PureKV's score, from the attention of layers 0 to this one; "
-        "empty: off",
+        "a layer: also keep the tokens most important by PureKV's score, from layers 0 to this one; empty: off",
     )
-    important: float = setting(
-        0.5, "fraction of what the sinks leave that goes to the important tokens, with clie", at_least=0, below=1
-    )
+    important: float = setting(0.5, "with clie: fraction for important tokens of what the sinks leave", at_least=0, below=1)
 
     name: ClassVar[str] = "streaming-llm"
     paper: ClassVar[str] = "StreamingLLM, arXiv 2309.17453"

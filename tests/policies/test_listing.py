@@ -39,11 +39,11 @@ def test_every_setting_has_a_meaning_and_its_default_can_be_typed(name):
 def test_a_setting_says_what_it_means_and_what_it_takes():
     streaming, infinipot = describe(POLICIES["streaming-llm"]), describe(POLICIES["infinipot-v"])
     sinks = streaming.settings[0]
-    assert sinks.meaning.startswith("vision tokens at the start of the stream")
+    assert sinks.meaning.startswith("first vision tokens")
     assert streaming.ours.startswith("the paper's sinks")
     keys = next(setting for setting in infinipot.settings if setting.name == "keys")
     assert keys.choices == ["unrotated", "rotated"]
-    assert keys.meaning == "compare keys unrotated (ours) or rotated (as the authors' program does)"
+    assert keys.meaning.startswith("compare keys")
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
