@@ -20,7 +20,7 @@ ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or t
 COMMANDS = {  # in the order of --help
     "run": ("edgevlm.apps.commands.run:run", "Watch a stream and answer questions about it."),
     "plan": ("edgevlm.apps.commands.plan:plan", "Estimate memory and speed before building anything."),
-    "models": ("edgevlm.apps.commands.models:models", "List models, their memory and their speed here."),
+    "models": ("edgevlm.apps.commands.plan:models", "List models, their memory and their speed here."),
     "export": ("edgevlm.apps.commands.bundles:export", "Turn a checkpoint into a bundle that edgevlm runs."),
     "build": ("edgevlm.apps.commands.bundles:build", "Build a bundle's TensorRT engines on this device."),
     "bundles": ("edgevlm.apps.commands.bundles:bundles", "List, share, verify and remove bundles."),

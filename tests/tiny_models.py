@@ -7,7 +7,7 @@ from edgevlm.export import export_checkpoint
 from edgevlm.runtime.model import Model
 
 
-@pytest.fixture(scope="session", params=["llava_onevision", "llava"])
+@pytest.fixture(scope="session", params=["llava_onevision"])  # of others, where a test names them
 def family(request):
     return request.param
 

@@ -1,4 +1,4 @@
-"""``edgevlm plan``."""
+"""``edgevlm plan`` and ``edgevlm models``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from typing import Annotated
 import typer
 
 from edgevlm.apps.commands.cli_options import KV, Device, Json, note, parse_size
+
+EPILOG = """
+\b
+Examples:
+  edgevlm models --device orin-nano-8             what runs on an 8 GB Jetson
+  edgevlm plan Qwen/Qwen3-VL-2B-Instruct          one of them, in detail
+  edgevlm run --camera 0 --model HuggingFaceTB/SmolVLM2-256M-Video-Instruct
+"""
 
 
 def plan(
@@ -57,5 +65,24 @@ def plan(
             size = height, width
             request = command.PlanRequest(folder, device, wanted, precision, kv, fps, chunk, size, vision_precision, changed)
             lines = list(command.show(request, json, measure))
+    for line in lines:
+        typer.echo(line)
+
+
+def models(
+    device: Device = None,
+    fps: Annotated[float, typer.Option(metavar="N", help="Keep up with this many frames a second.")] = 2.0,
+    json: Json = False,
+) -> None:
+    """List models, their memory and their speed here.
+
+    All is predicted, as by `edgevlm plan`: of each the weights that it would choose. Nothing is downloaded.
+    """
+    from edgevlm.progress import progress
+
+    with progress("planning"):
+        from edgevlm.apps.planning.catalogue import show
+
+        lines = list(show(device, fps, json))
     for line in lines:
         typer.echo(line)

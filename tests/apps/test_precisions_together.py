@@ -1,14 +1,13 @@
 """Precisions of weights, tower and cache in one bundle, as they are typed: made, run, resumed, measured and calibrated."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import checkpoints
 import cv2
 import numpy as np
 import pytest
+from typed import edgevlm
 
 TOGETHER = {
     "int8 cache, scaled int4": ["--precision", "int4", "--scaling", "awq", "--kv", "int8"],
@@ -17,9 +16,9 @@ TOGETHER = {
 }
 
 
-def edgevlm(*arguments: object) -> list[dict]:
-    command = [sys.executable, "-m", "edgevlm", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+def lines(*arguments: object) -> list[dict]:
+    """Of ``edgevlm ARGUMENTS``."""
+    done = edgevlm(*arguments)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
@@ -40,18 +39,18 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_one_bundle_of_several_precisions(options: list[str], video: Path, tmp_path: Path) -> None:
     checkpoints.make_checkpoint(tmp_path / "checkpoint", "llava_onevision", max_positions=1024)
     bundle = tmp_path / "bundle"
-    edgevlm("export", tmp_path / "checkpoint", "--out", bundle, *options)
+    lines("export", tmp_path / "checkpoint", "--out", bundle, *options)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "checkpoint"], "nothing else is left"
     asked = ("run", "--video", video, "--model", bundle, "--ask", "what is it?", "--json")
-    *_, answer, summary = edgevlm(*asked, "--budget", 160, "--policy", "purekv:st_spattn=on", "--state", tmp_path / "state")
+    *_, answer, summary = lines(*asked, "--budget", 160, "--policy", "purekv:st_spattn=on", "--state", tmp_path / "state")
     assert answer["event"] == "answer"
     assert summary["compressions"] > 0
-    (measured,) = edgevlm("bench", "speed", "kv", "--model", bundle, "--tokens", 96, "--json")
+    (measured,) = lines("bench", "speed", "kv", "--model", bundle, "--tokens", 96, "--json")
     assert (measured["bench"], measured["kv"]) == ("kv-precision", options[options.index("--kv") + 1])
     assert 0 <= measured["kl"] <= measured["kl_most"]
     assert 0 < measured["top1"] <= 1
     assert measured["saturated"] < 0.01
-    found = edgevlm("calibrate", bundle, "--video", video, "--policies", "uniform,last-seen", "--budget", "25%", "--json")
+    found = lines("calibrate", bundle, "--video", video, "--policies", "uniform,last-seen", "--budget", "25%", "--json")
     assert found[-1]["event"] == "choice"
-    *_, summary = edgevlm(*asked, "--budget", found[-1]["budget"])
+    *_, summary = lines(*asked, "--budget", found[-1]["budget"])
     assert summary["policy"] == found[-1]["policy"], "auto"

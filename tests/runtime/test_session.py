@@ -38,6 +38,7 @@ def hf_greedy(checkpoint, family, images, prompt_ids, per_frame, count):
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 16])
+@pytest.mark.parametrize("family", ["llava_onevision", "llava"], indirect=True, scope="session")
 def test_full_answers_as_transformers_does(model, checkpoint, family, chunk):
     images = list(frames(17, model))
     per_frame = model.bundle.vision.tokens_per_frame

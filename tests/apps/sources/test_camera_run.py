@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from processes import mjpeg_camera
+from typed import edgevlm
 
 TIMEOUTS = ("--open-timeout", "1", "--stall-timeout", "0.5", "--read-timeout", "1.5")
 
@@ -97,12 +98,10 @@ def test_a_run_outlives_its_camera_and_keeps_the_password(tmp_path):
 def test_what_cannot_be_opened_is_one_line(tmp_path, address, says):
     with mjpeg_camera(tmp_path) as camera:
         camera.tell("password right")
-        run = Command(address.format(port=camera.port))
-        assert run.process.wait(30) == 2
-        time.sleep(0.1)
-    assert len(run.said) == 1
-    assert says in run.said[0]
-    assert "wr0ng" not in run.said[0]
+        done = edgevlm("run", "--camera", address.format(port=camera.port), "--json", *TIMEOUTS)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert says in done.stderr
+    assert "wr0ng" not in done.stderr
 
 
 def test_a_camera_that_is_not_there_yet_is_waited_for(tmp_path):
