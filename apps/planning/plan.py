@@ -129,6 +129,11 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
         raise UserError(f"--kv {kv!r} is not known; give {', '.join(KV_TYPES)}")
     if request.vision_precision not in (None, "fp32", "fp16", "int8"):
         raise UserError(f"--vision-precision {request.vision_precision!r} is not known; give fp32, fp16 or int8")
+    if model.least_budget > model.most_budget:
+        least, most = model.least_budget, model.most_budget
+        raise UserError(
+            f"{model.name}: two frames take {least} tokens and its positions leave room for {most}; give a smaller --frame-size"
+        )
     if request.budget is not None and not model.least_budget <= request.budget <= model.most_budget:
         raise UserError(
             f"a budget of {request.budget} tokens does not suit {model.name}: two frames take {model.least_budget} and its "

@@ -14,7 +14,7 @@ from edgevlm.apps.planning.memory import (
     memory_of,
     policy_bytes,
 )
-from edgevlm.apps.planning.plan import FIRST, PlanRequest, default_budget, is_measurable, make_plan
+from edgevlm.apps.planning.plan import FIRST, PlanRequest, choose, default_budget, is_measurable, make_plan
 from edgevlm.apps.planning.published import qwen3
 from edgevlm.apps.planning.speed import can_run, fits, largest, largest_budget, speed_of
 from edgevlm.cli import app
@@ -161,6 +161,14 @@ def test_a_person_reads_what_fits_and_what_binds():
 def test_the_usual_budget_is_a_runs():
     assert default_budget(SMALL) == 6000 // SMALL.tower.rows * SMALL.tower.rows
     assert default_budget(replace(SMALL, limit=4000)) == 2000 // SMALL.tower.rows * SMALL.tower.rows
+
+
+def test_two_frames_that_the_positions_have_no_room_for_are_said_whatever_budget_is_asked():
+    model = replace(SMALL, limit=SMALL.tower.rows)
+    with pytest.raises(
+        UserError, match=r"two frames take \d+ tokens and its positions leave room for .*; give a smaller --frame-size"
+    ):
+        choose(model, load_device("cpu"), PlanRequest("", "cpu", 100))
 
 
 @pytest.mark.parametrize(
