@@ -140,6 +140,10 @@ class WeightsFile:
             self._new.append(name)
         return self._written[name]
 
+    def written(self, name: str) -> TensorProto | None:
+        """The initializer of a tensor that is in the file already."""
+        return self._written.get(name)
+
     def finish(self, step: str) -> None:
         """Note in the journal that everything up to here is written. Raises OSError."""
         if self.journal.has(step):
@@ -188,6 +192,12 @@ class GraphBuilder:
         """An initializer kept in the weights file."""
         self.initializers.append(self.weights.add(name, array))
         return name
+
+    def shared(self, name: str) -> bool:
+        """Whether another graph of the weights file has written ``name``; then it is an initializer of this one too."""
+        if (tensor := self.weights.written(name)) is not None:
+            self.initializers.append(tensor)
+        return tensor is not None
 
     def constant(self, name: str, array: NDArray[Any]) -> str:
         """A small initializer kept in the graph itself; the same name twice is one constant."""

@@ -137,8 +137,9 @@ def _write(model: _Model, folder: Path, journal: Journal, progress: Progress, pr
     checkpoint, parts, shape, options = model.checkpoint, model.parts, model.shape, model.options
     progress("writing the vision tower")
     profile, tokens = load_profile(options.profile), math.prod(parts.grid)
-    tower = partial(vision.write_vision, parts.vision, checkpoint, folder, model.frames["precision"], profile.is_tensorrt)
-    journal.once(vision.GRAPH, tower)
+    precision_of, standard = model.frames["precision"], profile.is_tensorrt
+    write = partial(vision.write_vision, parts.vision, checkpoint, folder, precision_of, standard, changed=not standard)
+    changed = journal.once(vision.GRAPH, write)
     sparse = not (model.family.before or model.family.after)
     made = decoder.write_decoder(
         checkpoint, model.backbone, shape, folder, progress, options.st_spattn_from, sparse, precision, samples,
@@ -157,7 +158,7 @@ def _write(model: _Model, folder: Path, journal: Journal, progress: Progress, pr
         "profile": profile.name,
         "decoder": _decoder_section(checkpoint, model.family, shape, made)
         | {"precision": precision, "scaling": None if samples is None else "awq", "kv": options.kv},
-        "vision": _vision_section(model, tokens),
+        "vision": _vision_section(model, tokens) | {"changed": changed},
         "chat": model.chat,
         "files": {path.name: _record(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST},
     }

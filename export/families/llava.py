@@ -74,7 +74,7 @@ class LlavaNextVideo(Llava):
                 return g.max_pool("pooled", rows, width, side, stride)
             return g.resample("pooled", rows, width, averaging(side, stride))
 
-        vision.before, vision.tokens = pool, few**2
+        vision.before, vision.tokens, vision.reach = pool, few**2, (averaging(side, stride),) * 2
         return FamilyParts(vision, (few, few))
 
     def pooled(self, side: int, config: Config) -> tuple[int, int]:
@@ -94,7 +94,7 @@ class LlavaOnevision(LlavaNextVideo):
         vision = SquareTower(checkpoint)
         few = math.ceil(vision.side / 2)
         vision.after = lambda g, rows, width: g.resample("pooled", rows, width, bilinear(vision.side, few))
-        vision.tokens = few**2
+        vision.tokens, vision.reach = few**2, (bilinear(vision.side, few),) * 2
         return FamilyParts(vision, (few, few), closing=checkpoint.tensor("image_newline", (vision.width,))[None])
 
     def pooled(self, side: int, config: Config) -> tuple[int, int]:

@@ -36,6 +36,7 @@ ACTIVATIONS = {
 }  # fmt: skip
 Float32 = NDArray[np.float32]
 Operand = str | int | tuple[int, ...] | NDArray[Any] | np.generic  # a tensor of the graph, or numbers known at export
+Windows = list[tuple[Operand, Operand]]  # (how many, patches in each), one after another
 
 
 @dataclass(slots=True)
@@ -59,6 +60,30 @@ class VisionGraph:
         is_kept = array.size <= SMALL or array.dtype == np.int64
         return self.graph.constant(name, array) if is_kept else self.graph.weight(name, array)
 
+    def per_position(self, table: str) -> str:
+        """The lines of a table ``[positions, ...]`` that belong to the rows of the call: all of them."""
+        return table
+
+    def per_patch(self, table: str) -> str:
+        """The same of a table ``[patches, ...]`` in the order of the frame."""
+        return table
+
+    def places(self) -> str:
+        """What RotaryEmbedding takes for the lines of its tables."""
+        return self.integers(0)
+
+    def reorder(self, name: str, rows: str, order: Operand) -> str:
+        """Rows in another order."""
+        return self.node("Gather", [rows, self.named(f"{name}.order", order)], name, axis=1)
+
+    def kept(self, name: str, rows: str, width: int) -> str:
+        """The rows of all patches, for what makes tokens of several."""
+        return rows
+
+    def chosen(self, name: str, rows: str, order: Operand | None = None) -> str:
+        """Of the rows of all tokens those that are to be computed. order: the row of each token, if it is another."""
+        return rows
+
     def integers(self, *numbers: int) -> str:
         """A shape, axes or lengths: int64."""
         return self.graph.constant(f"int64.{'.'.join(map(str, numbers))}", np.array(numbers, np.int64))
@@ -69,6 +94,8 @@ class VisionGraph:
 
     def weight(self, name: str, shape: tuple[int, ...]) -> str:
         """A tensor of the checkpoint in the graph, float32. Raises UserError if it is missing or not of ``shape``."""
+        if self.graph.shared(name):
+            return name
         self.checkpoint.check(name, shape)
         rows = self.checkpoint.rows(name, shape)
         self.graph.initializers.append(self.graph.weights.add_slices(name, shape, np.float32, rows))
@@ -137,8 +164,10 @@ class VisionGraph:
     def patches(self, name: str, pixels: str, width: int, patch: int, *, bias: bool = True, group: int = 1) -> str:
         """The convolution over squares of ``patch`` pixels in ``group`` frames: ``[F, group * 3, H, W]`` to rows."""
         deep = (width, 3, group, patch, patch) if group > 1 else (width, 3, patch, patch)
-        kernel = self.tensor(f"{name}.weight", deep).reshape(width, 3, group, patch, patch).swapaxes(1, 2)
-        inputs = [pixels, self.graph.weight(f"{name}.weight", kernel.reshape(width, 3 * group, patch, patch))]
+        if not self.graph.shared(f"{name}.weight"):
+            kernel = self.tensor(f"{name}.weight", deep).reshape(width, 3, group, patch, patch).swapaxes(1, 2)
+            self.graph.weight(f"{name}.weight", kernel.reshape(width, 3 * group, patch, patch))
+        inputs = [pixels, f"{name}.weight"]
         inputs += [self.weight(f"{name}.bias", (width,))] if bias else []
         grid = self.node("Conv", inputs, name, kernel_shape=[patch, patch], strides=[patch, patch])
         return self.transpose(f"{name}.rows", self.reshape(f"{name}.joined", grid, 0, width, -1), 0, 2, 1)
@@ -154,8 +183,9 @@ class VisionGraph:
         elif self.precision == "fp16":
             product = self._fp16(name, rows, weight, (width, columns))
         else:
-            matrix = self.graph.weight(weight, self.tensor(weight, (width, columns)).T)
-            product = self.node("MatMul", [rows, matrix], name)
+            if not self.graph.shared(weight):
+                self.graph.weight(weight, self.tensor(weight, (width, columns)).T)
+            product = self.node("MatMul", [rows, weight], name)
         if activation:
             return self.activation(f"{name}.{activation}", activation, product, vector)
         return self.add(f"{name}.biased", product, vector) if vector else product
@@ -221,6 +251,26 @@ class VisionGraph:
         by_row = self.reshape(f"{name}.joined", self.transpose(f"{name}.rows", joined, 0, 2, 1, 3), 0, 0, -1)
         return self.graph.cast(by_row, f"{name}.float", np.float32) if self.precision == "fp16" else by_row
 
+    def windowed(
+        self, name: str, parts: Sequence[str], windows: Windows, *,
+        rows: int, width: int, heads: int, scale: float, frames: Operand,
+    ) -> str:  # fmt: skip
+        """Attention inside each window, one or none of which is all; parts: query, key, value ``[B, rows, width]``."""
+        if len(windows) < 2 and (not windows or windows[0][0] == 1):
+            query, key, value = parts
+            return self.attention(f"{name}.0", query, key, value, rows=rows, heads=heads, scale=scale)
+        runs: list[Sequence[str]] = [parts]
+        if len(windows) > 1:
+            sizes = [self.compute("Mul", count, length) for count, length in windows]
+            runs = list(zip(*(self.split(f"{part}.run", part, sizes, axis=1) for part in parts), strict=True))
+        seen = []
+        for index, ((count, length), run) in enumerate(zip(windows, runs, strict=True)):
+            at, many = f"{name}.{index}", self.compute("Mul", count, length) if self.fixed else -1
+            query, key, value = (self.reshape(f"{part}.windows", part, -1, length, width) for part in run)
+            inside = self.attention(at, query, key, value, rows=length, heads=heads, scale=scale)  # type: ignore[arg-type]
+            seen.append(self.reshape(f"{at}.run", inside, frames, many, width))
+        return seen[0] if len(seen) == 1 else self.node("Concat", seen, f"{name}.seen", axis=1)
+
     def resample(self, name: str, rows: str, width: int, matrix: Float32) -> str:
         """Rows ``[F, side * side, width]`` of a square, resampled along both edges by a matrix ``[few, side]``."""
         few, side = matrix.shape
@@ -243,25 +293,37 @@ class VisionGraph:
         return self.reshape(name, turned, -1, few * few, scale * scale * width)
 
     def _int8(self, name: str, rows: str, weight: str, shape: tuple[int, int], bias: str) -> str:
+        names = [f"{weight}.{part}" for part in ("codes", "scales", "zeros")]
+        if not all(self.graph.shared(name) for name in names):
+            for part, array in zip(names, self._rounded(weight, shape), strict=True):
+                self.graph.weight(part, array)
+        inputs = [rows, *names, bias] if bias else [rows, *names]
+        return self.graph.fused("DynamicQuantizeMatMul", inputs, [name])
+
+    def _rounded(self, weight: str, shape: tuple[int, int]) -> Sequence[NDArray[Any]]:
+        """Codes ``[in, out]``, scales and zero points ``[out]``."""
         codes, scales = np.empty(shape, np.int8), np.empty(shape[0], np.float32)
         start = 0
         for some in self.checkpoint.rows(weight, shape):
             here = slice(start, start + len(some))
             codes[here], scales[here] = round_rows(some)
             start += len(some)
-        parts: dict[str, NDArray[Any]] = {"codes": codes.T, "scales": scales, "zeros": np.zeros(len(scales), np.int8)}
-        inputs = [rows, *(self.graph.weight(f"{weight}.{part}", array) for part, array in parts.items())]
-        return self.graph.fused("DynamicQuantizeMatMul", [*inputs, bias] if bias else inputs, [name])
+        return codes.T, scales, np.zeros(len(scales), np.int8)
 
     def _fp16(self, name: str, rows: str, weight: str, shape: tuple[int, int]) -> str:
+        inputs = [self._half(rows, name), weight]
+        if not self.graph.shared(weight):
+            self.graph.weight(weight, self._halved(weight, shape).T)
+        return self.graph.cast(self.node("MatMul", inputs, f"{name}.half"), name, np.float32)
+
+    def _halved(self, weight: str, shape: tuple[int, int]) -> NDArray[np.float16]:
         half, start = np.empty(shape, np.float16), 0
         for some in self.checkpoint.rows(weight, shape):
             if (largest := np.abs(some).max(initial=0)) > np.finfo(np.float16).max:
                 raise UserError(f"a weight of {largest:.0f} in the tower does not fit in fp16; give --vision-precision fp32")
             half[start : start + len(some)] = some
             start += len(some)
-        inputs = [self._half(rows, name), self.graph.weight(weight, half.T)]
-        return self.graph.cast(self.node("MatMul", inputs, f"{name}.half"), name, np.float32)
+        return half
 
     def _half(self, rows: str, name: str) -> str:
         """Rows as products take them."""

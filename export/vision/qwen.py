@@ -6,19 +6,19 @@ it is for one size, they are constants of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from edgevlm.export.vision import VisionTower
-from edgevlm.export.vision.layers import Operand, VisionGraph
+from edgevlm.export.vision.layers import Operand, VisionGraph, Windows
 
 EPSILON = 1e-6  # of all norms
 EDGE = 1 << 14  # squares along an edge, at most
-Windows = list[tuple[Operand, Operand]]  # (how many, patches in each), one after another
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +130,12 @@ class QwenTower(VisionTower):
         self.theta = float((vision.get("rope_parameters") or {}).get("rope_theta", 10000.0))
         self.side = 0  # squares along the edge of a window; 0: no windows
         self.full: set[int] = set()  # blocks that see everything where the others see windows
+        self.patch_grid, self.head_dim = grid.shape, width // self.heads
+        down, across = (np.repeat(np.eye(edge, dtype=np.float32), grid.merge, 1) for edge in (grid.rows, grid.columns))
+        self.reach = down, across
+
+    def patch_order(self, graph: VisionGraph) -> NDArray[np.int64]:
+        return np.asarray(PatchLayout.of(graph, *self.grid.shape, self.grid.merge, self.side).order)
 
     def add_nodes(self, graph: VisionGraph, pixels: str) -> str:
         self.shape: list[Operand] = list(self.grid.shape)
@@ -151,7 +157,7 @@ class QwenTower(VisionTower):
     def embed(self, g: VisionGraph, pixels: str) -> str:
         """Patch embeddings ``[G, patches, columns]`` in the order of windows, square by square."""
         rows = g.patches("vision.patch_embed.proj", pixels, self.columns, self.grid.patch, bias=False, group=self.group)
-        return self.gather(g, "vision.ordered", rows, self.layout.order)
+        return g.reorder("vision.ordered", rows, self.layout.order)
 
     def block(self, g: VisionGraph, layer: int, rows: str, delta: str) -> tuple[str, str]:
         """Pre-norm attention and MLP of ``rows + delta``, returned in the same way."""
@@ -175,13 +181,16 @@ class QwenTower(VisionTower):
 
     def joined(self, g: VisionGraph, name: str, rows: str) -> str:
         """The patches of each square side by side."""
-        return g.reshape(f"{name}.joined", rows, 0, -1, self.columns * self.grid.merge**2)
+        every = g.reshape(
+            f"{name}.joined", g.kept(f"{name}.kept", rows, self.columns), 0, -1, self.columns * self.grid.merge**2
+        )
+        return g.chosen(f"{name}.chosen", every, self.layout.tokens)
 
     def projected(self, g: VisionGraph, name: str, rows: str, linears: tuple[str, str]) -> str:
         joined = self.columns * self.grid.merge**2
         inner = g.linear(f"{name}.{linears[0]}", rows, joined, joined, activation="gelu")
         tokens = g.linear(f"{name}.{linears[1]}", inner, joined, self.hidden)
-        return tokens if self.layout.tokens is None else self.gather(g, f"{name}.tokens", tokens, self.layout.tokens)
+        return tokens if self.layout.tokens is None else g.reorder(f"{name}.tokens", tokens, self.layout.tokens)
 
     def tap(self, g: VisionGraph, layer: int, rows: str, delta: str) -> list[str]:
         """What the tower gives of a layer beside its last one's: ``[G, squares, hidden]`` each."""
@@ -192,21 +201,10 @@ class QwenTower(VisionTower):
         width, heads = self.columns, self.heads
         query, key, value = g.split(f"{name}.parts", g.linear(f"{name}.qkv", rows, width, 3 * width), [width] * 3)
         parts = [self.rotated(g, f"{name}.turned_query", query), self.rotated(g, f"{name}.turned_key", key), value]
-        settings: dict[str, Any] = {"heads": heads, "scale": (width // heads) ** -0.5, "rows": self.grid.patches}
-        if len(windows) < 2 and (not windows or windows[0][0] == 1):
-            attended = g.attention(f"{name}.0", *parts, **settings)
-        else:
-            runs: list[Sequence[str]] = [parts]
-            if len(windows) > 1:
-                sizes = [g.compute("Mul", count, length) for count, length in windows]
-                runs = list(zip(*(g.split(f"{part}.run", part, sizes, axis=1) for part in parts), strict=True))
-            seen = []
-            for index, ((count, length), run) in enumerate(zip(windows, runs, strict=True)):
-                at, many = f"{name}.{index}", g.compute("Mul", count, length) if g.fixed else -1
-                cut = [g.reshape(f"{part}.windows", part, -1, length, width) for part in run]
-                inside = g.attention(at, *cut, **settings | {"rows": length})
-                seen.append(g.reshape(f"{at}.run", inside, self.frames, many, width))
-            attended = seen[0] if len(seen) == 1 else g.node("Concat", seen, f"{name}.seen", axis=1)
+        attended = g.windowed(
+            name, parts, windows,
+            rows=self.grid.patches, width=width, heads=heads, scale=(width // heads) ** -0.5, frames=self.frames,
+        )  # fmt: skip
         return g.linear(f"{name}.proj", attended, width, width)
 
     def tables(self, g: VisionGraph) -> None:
@@ -219,22 +217,19 @@ class QwenTower(VisionTower):
         angles = g.compute("Concat", *turned, axis=1)
         tables = [g.compute(function, angles) for function in ("Cos", "Sin")]
         by_head = [g.compute("Unsqueeze", table, (1,)) if g.standard else table for table in tables]
-        self.cos, self.sin = (g.named(name, table) for name, table in zip(("vision.cos", "vision.sin"), by_head, strict=True))
+        named = (g.named(name, table) for name, table in zip(("vision.cos", "vision.sin"), by_head, strict=True))
+        self.cos, self.sin = (g.per_position(table) if g.standard else table for table in named)
 
     def rotated(self, g: VisionGraph, name: str, rows: str) -> str:
         """``(a, b)`` of each head to ``(a cos - b sin, b cos + a sin)``."""
         if not g.standard:
-            return g.graph.fused("RotaryEmbedding", [rows, g.integers(0), self.cos, self.sin], [name], num_heads=self.heads)
+            return g.graph.fused("RotaryEmbedding", [rows, g.places(), self.cos, self.sin], [name], num_heads=self.heads)
         half = self.columns // self.heads // 2
         heads = g.reshape(f"{name}.by_head", rows, 0, 0, self.heads, 2 * half)
         a, b = g.split(f"{name}.half", heads, [half, half])
         first = g.node("Sub", [g.mul(f"{name}.ac", a, self.cos), g.mul(f"{name}.bs", b, self.sin)], f"{name}.a")
         second = g.add(f"{name}.b", g.mul(f"{name}.bc", b, self.cos), g.mul(f"{name}.as", a, self.sin))
         return g.reshape(name, g.node("Concat", [first, second], f"{name}.turned", axis=-1), 0, 0, -1)
-
-    def gather(self, g: VisionGraph, name: str, rows: str, order: Operand) -> str:
-        """Rows in another order."""
-        return g.node("Gather", [rows, g.named(f"{name}.order", order)], name, axis=1)
 
 
 class Qwen25Tower(QwenTower):
@@ -264,8 +259,8 @@ class Qwen3Tower(QwenTower):
 
     def embed(self, g: VisionGraph, pixels: str) -> str:
         rows = g.patches("vision.patch_embed.proj", pixels, self.columns, self.grid.patch, group=self.group)
-        placed = g.add("vision.placed", rows, g.named("vision.places", self.resampled(g)))
-        return self.gather(g, "vision.ordered", placed, self.layout.order)
+        placed = g.add("vision.placed", rows, g.per_patch(g.named("vision.places", self.resampled(g))))
+        return g.reorder("vision.ordered", placed, self.layout.order)
 
     def resampled(self, g: VisionGraph) -> Operand:
         """The square table of position embeddings at each patch, bilinear, the outermost ones at the edges."""

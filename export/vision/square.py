@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from edgevlm.errors import UserError, nearest
 from edgevlm.export.checkpoint import Checkpoint, with_defaults
 from edgevlm.export.vision import VisionTower
@@ -55,7 +57,7 @@ class SquareTower(VisionTower):
 
     The chosen hidden states are taken as transformers numbers them (0 is the embedding, -1 the last layer before the final
     norm); layers after them are left out. ``before`` pools rows of a width ahead of the projector, ``after`` behind it; who
-    sets one sets ``tokens``.
+    sets one sets ``tokens`` and ``reach``.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -72,6 +74,8 @@ class SquareTower(VisionTower):
         self.bias = bool(settings.get("multimodal_projector_bias", True))
         self.before: Pool | None = None
         self.after: Pool | None = None
+        self.patch_grid, self.class_tokens = (self.side, self.side), int(self.is_clip)
+        self.head_dim = self.encoder.width // self.encoder.heads
 
     def add_nodes(self, graph: VisionGraph, pixels: str) -> str:
         g, width, positions = graph, self.encoder.width, self.side**2 + self.is_clip
@@ -80,7 +84,7 @@ class SquareTower(VisionTower):
         if self.is_clip:
             places[0] += g.tensor("vision.embeddings.class_embedding", (width,))
             rows = g.node("Pad", [rows, g.integers(0, 1, 0, 0, 0, 0)], "vision.embeddings.class_token")
-        rows = g.add("vision.embeddings", rows, g.constant("vision.embeddings.position_embedding", places))
+        rows = g.add("vision.embeddings", rows, g.per_position(g.constant("vision.embeddings.position_embedding", places)))
         if self.is_clip:
             rows, _ = g.layer_norm("vision.pre_layrnorm", rows, width, self.encoder.epsilon)  # spelt as in checkpoints
         states = self.encoder.states(g, rows, positions, max(self.chosen))
@@ -89,12 +93,15 @@ class SquareTower(VisionTower):
         if self.is_clip:
             ends = [g.integers(number) for number in (1, positions, 1)]
             joined = g.node("Slice", [joined, *ends], "features.patches")
-        rows = self.before(g, joined, width * len(features)) if self.before else joined
+        rows = self._pooled(g, self.before, joined, width * len(features))
         rows = g.linear(
             "projector.linear_1", rows, width * len(features), self.width, bias=self.bias, activation=self.activation
         )
         rows = g.linear("projector.linear_2", rows, self.width, self.width, bias=self.bias)
-        return self.after(g, rows, self.width) if self.after else rows
+        return self._pooled(g, self.after, rows, self.width)
+
+    def _pooled(self, g: VisionGraph, pool: Pool | None, rows: str, width: int) -> str:
+        return g.chosen("pooled.chosen", pool(g, g.kept("pooled.kept", rows, width), width)) if pool else rows
 
 
 def _check_strategy(strategy: object, is_clip: bool) -> None:
@@ -130,15 +137,19 @@ class SmolVLMTower(VisionTower):
         )
         if self.side % self.scale:
             raise UserError(f"config.json: {self.side} patches a side cannot be shuffled by scale_factor {self.scale}")
-        self.tokens, self.width = (self.side // self.scale) ** 2, int(checkpoint.section("text_config")["hidden_size"])
+        few = self.side // self.scale
+        self.tokens, self.width = few**2, int(checkpoint.section("text_config")["hidden_size"])
+        self.patch_grid, self.head_dim = (self.side, self.side), self.encoder.width // self.encoder.heads
+        self.reach = (np.repeat(np.eye(few, dtype=np.float32), self.scale, 1),) * 2
 
     def add_nodes(self, graph: VisionGraph, pixels: str) -> str:
         g, width, positions = graph, self.encoder.width, self.side**2
         rows = g.patches("vision.embeddings.patch_embedding", pixels, width, self.encoder.patch)
         table = g.tensor("vision.embeddings.position_embedding.weight", (positions, width))
-        rows = g.add("vision.embeddings", rows, g.constant("vision.embeddings.position_embedding", table))
+        rows = g.add("vision.embeddings", rows, g.per_position(g.constant("vision.embeddings.position_embedding", table)))
         rows = self.encoder.states(g, rows, positions, self.encoder.layers)[-1]
         rows, _ = g.layer_norm("vision.post_layernorm", rows, width, self.encoder.epsilon)
-        squares = g.shuffle("connector.shuffled", rows, width, self.side, self.scale)
+        every = g.shuffle("connector.shuffled", g.kept("connector.kept", rows, width), width, self.side, self.scale)
+        squares = g.chosen("connector.chosen", every)
         name, columns = "connector.modality_projection.proj", width * self.scale**2
         return g.linear(name, squares, columns, self.width, bias=False)

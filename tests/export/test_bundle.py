@@ -17,7 +17,7 @@ from edgevlm.runtime.graph_profiles import EngineShapes
 
 FILES = [
     *("bundle.json", "closing.npy", "decoder-projections.onnx", "decoder-st-spattn.onnx", "decoder.onnx", "decoder.weights"),
-    *("embedding.npy", "tokenizer.json", "vision.onnx", "vision.weights"),
+    *("embedding.npy", "tokenizer.json", "vision-changed.onnx", "vision.onnx", "vision.weights"),
     *(f"decoder-per-layer-{index}.onnx" for index in range(4)),
 ]
 
