@@ -11,6 +11,7 @@ from edgevlm.calib.accuracy.worker import AccuracySettings
 from edgevlm.calib.demo.questions import is_about_now
 from edgevlm.export import export_checkpoint
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.engine import TowerBuffer, load_engine
 from edgevlm.runtime.model import demo_bundle
 
 CHECKPOINT = Path(__file__).parents[3] / "calib" / "demo" / "checkpoint"
@@ -45,5 +46,16 @@ def test_it_is_what_the_exporter_makes_of_the_checkpoint(tmp_path):
     assert ours.decoder.graphs.keys() == shipped.decoder.graphs.keys()
     assert replace(ours.decoder, graphs={}) == replace(shipped.decoder, graphs={})
     assert ours.chat == shipped.chat
+    assert ours.vision.changed == shipped.vision.changed
     for name in ("decoder.weights", "embedding.npy", "tokenizer.json"):
         assert ours.files[name] == shipped.files[name], name
+
+
+def test_its_graph_of_changed_patches_is_of_its_tower():
+    bundle = Bundle.load(demo_bundle())
+    engine, memory = load_engine("onnxruntime-cpu", bundle, threads=1), np.zeros(bundle.vision.changed.cache_bytes, np.uint8)
+    pixels = np.random.default_rng(0).standard_normal((3, *bundle.vision.size)).astype(np.float32)
+    features, tokens = engine.bind_tower(TowerBuffer.of(memory)).encode(pixels, np.arange(16, dtype=np.int32))
+    whole = engine.encode(pixels[None])[0]
+    assert np.abs(features - whole).max() < 1e-5 * whole.std()
+    assert list(tokens) == list(range(16))
