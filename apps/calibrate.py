@@ -128,6 +128,8 @@ def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Pa
     model = Model.load(request.bundle, threads=request.threads)
     try:
         check_writable(model.bundle, request.out)
+        if model.bundle.vision.pixels is not None and (first := next(iter(clips[0].frames), None)) is not None:
+            model = model.for_frames((first.shape[0], first.shape[1]))
         with checkpoint_folder((request.out or model.bundle.path).resolve(), _settings(request, model, clips)) as folder:
             found = _measure(request, model, clips, folder, progress, note)
             progress("writing")
