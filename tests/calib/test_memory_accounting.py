@@ -114,10 +114,14 @@ def worker():
     return Worker(AccuracySettings(frames=16))
 
 
+@pytest.fixture(scope="module")
+def plain(worker):
+    return run_case(worker.model, worker.case(0), create_policy(PLAIN.policy), 128)
+
+
 @pytest.mark.parametrize("name", [name for name, kind in POLICIES.items() if kind.bounded] + ["hermes:layer_weights=1.3/1/0.7"])
-def test_every_policy_stays_within_the_bytes_of_a_plain_window(worker, name):
+def test_every_policy_stays_within_the_bytes_of_a_plain_window(worker, plain, name):
     (run,) = worker.runs([Variant(name)], Budget("50%", 0.5))
-    plain = run_case(worker.model, worker.case(0), create_policy(PLAIN.policy), 128)
     result = run_case(worker.model, worker.case(0), create_policy(name), run.tokens)
     assert plain.bytes == run.allowed
     assert result.bytes <= plain.bytes

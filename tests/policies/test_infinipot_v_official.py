@@ -47,8 +47,9 @@ def reference(tokens, target, per_frame, cols, quarter, alpha, recent):
 
 
 @pytest.mark.usefixtures("kv")
-@pytest.mark.parametrize(("alpha", "recent"), [(0.5, 0.125), (0.8, 0.34), (1.0, 0.25), (0.0, 0.125)])
-@pytest.mark.parametrize("grid", [(2, 3), (4, 4), (1, 5)])
+@pytest.mark.parametrize(
+    ("alpha", "recent", "grid"), [(0.5, 0.125, (2, 3)), (0.8, 0.34, (4, 4)), (1.0, 0.25, (1, 5)), (0.0, 0.125, (4, 4))]
+)
 def test_keeps_what_the_program_keeps(alpha, recent, grid):
     per_frame, chunk = grid[0] * grid[1], 3
     budget = 8 * per_frame + 2

@@ -11,7 +11,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.policies.attention import CrossLayer
 
-REPRODUCIBLE = settings(max_examples=3, deadline=None, derandomize=True)  # near ties would differ in float32 and float64
+REPRODUCIBLE = settings(max_examples=8, deadline=None, derandomize=True)  # near ties would differ in float32 and float64
 
 
 def opened(text, layers, budget, grid, seed, storage=("fp32", 1), **expected):
@@ -30,11 +30,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("storage", STORAGE, ids=str)
 @pytest.mark.parametrize(("text", "expected"), CASES, ids=[case[0] for case in CASES])
 @given(data=st.data())
 @REPRODUCIBLE
-def test_keeps_what_the_reference_keeps(text, expected, storage, data):
+def test_keeps_what_the_reference_keeps(text, expected, data):
+    storage = data.draw(st.sampled_from(STORAGE), label="dtype and axes")
     grid = data.draw(st.sampled_from([(1, 1), (2, 2), (3, 2), (1, 5)]), label="grid")
     per_frame = grid[0] * grid[1]
     budget = data.draw(st.integers(1, 8 * per_frame), label="budget")  # less than a frame, any remainder
