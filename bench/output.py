@@ -48,8 +48,8 @@ COLUMNS = {
     "breakdown": "model policy budget frame_ms fps vision_ms prefill_ms compress_ms guidance_ms reindex_ms compress_share",
     "stream-against": "runtime precision fps ms_per_frame ttft_ms tokens_per_s against fps_ratio tokens_ratio same_answers",
     "stream-changed": "clip append encode fps vision_ms prefill_ms appended encoded fps_ratio cpu_ratio ceiling",
-    "longrun": "policy frames device_bytes host_bytes file_bytes rss_bytes fps ttft_ms_p50 ttft_ratio moved_bytes_per_question "
-    "backward right",
+    "longrun": "policy append encode appended encoded frames device_bytes host_bytes file_bytes rss_bytes fps ttft_ms_p50 "
+    "ttft_ratio moved_bytes_per_question backward right",
     "snapshot": "model policy budget bytes frame_ms hold_ms hold_over_frame write_ms",
     "store": "clusters asked put_ms host_ms disk_ms rows_ms rows_over_disk wait_ms unexpected_ms wait_over_unexpected",
     "retrieval": "policy budget offloaded_rows prefill_ratio question_ratio answer_ratio frame_ms frame_over_window ttft_ms "

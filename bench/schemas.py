@@ -210,6 +210,7 @@ _NUMBERS = {
     "tokens_ratio": "tokens_per_s over that of against.",
     "top1": "Fraction of tokens with the same most likely next token.",
     "top_k": "Fitted constant: time of top-k selection.",
+    "tower_bytes": "Bytes that the vision tower keeps of the camera's frames; not in device_bytes.",
     "tower_mb": "What the vision tower keeps of one camera's frames.",
     "tpot_high": "Upper quartile of tpot_ms.",
     "tpot_low": "Lower quartile of tpot_ms.",

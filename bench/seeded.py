@@ -178,19 +178,23 @@ TEMPLATE = (
 )
 
 
-def llava_onevision_config() -> Any:
-    """LLaVA-OneVision-0.5B's configuration: SigLIP-so400m's tower, 384 pixels, 196 tokens a frame, Qwen2-0.5B."""
+def llava_onevision_config(layers: int | None = None) -> Any:
+    """LLaVA-OneVision-0.5B's configuration: SigLIP-so400m's tower, 384 pixels, 196 tokens a frame, Qwen2-0.5B.
+
+    layers: of tower and decoder each, theirs unless given.
+    """
     import transformers
 
     s = SHAPES["seeded-0.5b"][1]
     text = transformers.Qwen2Config(
-        vocab_size=152_000, hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=s.layers,
+        vocab_size=152_000, hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=layers or s.layers,
         num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, max_position_embeddings=s.model_limit,
         rms_norm_eps=s.norm_eps, tie_word_embeddings=s.tied,
         rope_parameters={"rope_theta": s.rope_theta, "rope_type": "default"},
     )  # fmt: skip
     vision = transformers.SiglipVisionConfig(
-        hidden_size=1152, intermediate_size=4304, num_hidden_layers=26, num_attention_heads=16, image_size=384, patch_size=14,
+        hidden_size=1152, intermediate_size=4304,
+        num_hidden_layers=layers or 26, num_attention_heads=16, image_size=384, patch_size=14,
         vision_use_head=False,
     )  # fmt: skip
     return transformers.LlavaOnevisionConfig(

@@ -175,6 +175,7 @@ def stream(
         typer.Option(metavar="NAME|FILE,...", help="Watch these, for changed.", show_default="street,room,moving"),
     ] = None,
     precisions: Annotated[str | None, typer.Option(metavar="NAME,...", help="Measure these, for against and changed.")] = None,
+    layers: Annotated[int | None, typer.Option(metavar="N", help="Keep so many layers, for changed.", min=1)] = None,
     attention: Annotated[
         str | None, typer.Option(metavar="sdpa|eager", help="Set transformers' attention, for against.")
     ] = None,
@@ -197,7 +198,7 @@ def stream(
         STREAM, what, "stream", as_json, model=_names(model), policy=_policies(policy), budget=_budget(budget),
         camera=camera, video=video, fps=fps, frames=_numbers("--frames", frames), chunk=_numbers("--chunk", chunk),
         questions=questions, answer_tokens=answer_tokens, idle=idle, append=_settings(append), encode=_settings(encode),
-        clips=_names(clips), precisions=_names(precisions), attention=attention, threads=threads,
+        clips=_names(clips), precisions=_names(precisions), layers=layers, attention=attention, threads=threads,
     )  # fmt: skip
 
 
@@ -229,6 +230,12 @@ def memory(
     directory: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write below this directory.", show_default="/tmp")
     ] = None,
+    append: Annotated[
+        str | None, typer.Option(metavar="all,changed[:..]", help="Append so, for longrun.", show_default="all")
+    ] = None,
+    encode: Annotated[
+        str | None, typer.Option(metavar="all,changed[:..]", help="Encode so, for longrun.", show_default="all")
+    ] = None,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -242,7 +249,7 @@ def memory(
         MEMORY, what, "memory", as_json, model=_names(model), policy=_policies(policy), budget=_budget(budget), seed=seed,
         questions=questions, frames=None if frames is None else [frames], chunk=None if chunk is None else [chunk],
         host_bytes=host_bytes, file_bytes=file_bytes, cold=cold or None, clusters=clusters, asked=asked, rounds=rounds,
-        directory=directory, threads=threads,
+        directory=directory, append=_settings(append), encode=_settings(encode), threads=threads,
     )  # fmt: skip
 
 

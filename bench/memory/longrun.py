@@ -25,6 +25,8 @@ from edgevlm.calib.demo.long_world import STAYS, LongWorld, Visit
 from edgevlm.calib.demo.world import COLORS, SHAPES
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.bundle import Progress
+from edgevlm.runtime.changed_patches import parse_encode
+from edgevlm.runtime.changes import ALL, parse_append
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import Policy, create_policy
 from edgevlm.runtime.policies.retrieval import Retrieval
@@ -51,6 +53,8 @@ class LongRunWork:
     seed: int
     host_bytes: int
     file_bytes: int
+    append: str = ALL
+    encode: str = ALL
     model: str = "demo"
     threads: int = 1
 
@@ -59,13 +63,15 @@ def longrun(
     policy: Sequence[str] = ("rekv", "hybrid", "last-seen", "sliding-window"),
     frames: Sequence[int] = (100_000,),
     budget: int | None = None,
+    append: Sequence[str] = (ALL,),
+    encode: Sequence[str] = (ALL,),
     seed: int = 0,
     host_bytes: int = 256_000_000,
     file_bytes: int = 8_000_000_000,
     *,
     progress: Progress = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
-    """A line for each policy at a hundredth of the frames, at a tenth, and at the end.
+    """A line for each policy, ``append`` and ``encode`` at a hundredth of the frames, at a tenth, and at the end.
 
     ``budget``: vision tokens per layer on the device, 512 by default; ``host_bytes``, ``file_bytes``: of the store below the
     device. ``ttft_ratio``: the time to the first token over that at the first mark; ``backward``: the fraction of questions
@@ -74,9 +80,12 @@ def longrun(
     marks = tuple(sorted({mark for mark in (frames[0] // 100, frames[0] // 10, frames[0]) if mark >= LEAST}))
     for name in policy:
         create_policy(name)
-    for name in policy:
+    for way, look in product(append, encode):
+        parse_append(way), parse_encode(look)
+    for name, way, look in product(policy, append, encode):
         first: float | None = None
-        for line in run_module(MODULE, asdict(LongRunWork(name, budget or 512, marks, seed, host_bytes, file_bytes))):
+        work = LongRunWork(name, budget or 512, marks, seed, host_bytes, file_bytes, way, look)
+        for line in run_module(MODULE, asdict(work)):
             if "frames_done" in line:
                 progress(f"{name}: {line['frames_done']:,} of {marks[-1]:,} frames")
             else:
@@ -91,7 +100,15 @@ def measure(work: LongRunWork) -> Iterator[dict[str, Any]]:
     store = StoreSettings(work.file_bytes, work.host_bytes) if isinstance(policy, Retrieval) else None
     with (
         closing(Model.load(work.model, threads=work.threads)) as model,
-        Session.open(model, policy=policy, budget=work.budget, text_budget=TEXT_BUDGET, store=store) as session,
+        Session.open(
+            model,
+            policy=policy,
+            budget=work.budget,
+            text_budget=TEXT_BUDGET,
+            store=store,
+            append=work.append,
+            encode=work.encode,
+        ) as session,
     ):
         done = 0
         for mark in work.marks:
@@ -106,7 +123,10 @@ def measure(work: LongRunWork) -> Iterator[dict[str, Any]]:
             figures = {"fps": round((done - first) / seconds, 1), "cpu_ms_per_frame": round(1e3 * cpu / (done - first), 3)}
             answers = _ask(session, questions(world, visits[mark], rng))
             yield {
-                "bench": "longrun", "policy": work.policy, "budget": work.budget, "seed": work.seed, "frames": mark,
+                "bench": "longrun", "policy": work.policy, "budget": work.budget,
+                "append": work.append, "encode": work.encode,
+                "appended": round(session.stats.memory.appended, 4), "encoded": round(session.stats.encoded, 4),
+                "seed": work.seed, "frames": mark,
                 **figures, **_bytes(session, policy), **answers, **_counts(session, policy),
             }  # fmt: skip
 
@@ -135,7 +155,8 @@ def _ask(session: Session, asked: list[tuple[str, str, int | None]]) -> dict[str
 def _bytes(session: Session, policy: Policy) -> dict[str, int]:
     store = session.store
     return {
-        "device_bytes": session.cache.nbytes + policy.state_bytes,
+        "device_bytes": session.cache.nbytes + policy.state_bytes + session.stats.present_bytes,
+        "tower_bytes": session.stats.tower_bytes,
         "host_bytes": store.host_bytes if store is not None else 0,
         "file_bytes": store.file_bytes if store is not None else 0,
         "rss_bytes": int(psutil.Process().memory_info().rss),

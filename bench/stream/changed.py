@@ -73,6 +73,7 @@ def changed(
     frames: Sequence[int] = (40,),
     chunk: Sequence[int] = (8,),
     precisions: Sequence[str] = ("int8",),
+    layers: int | None = None,
     threads: int | None = None,
     *,
     progress: Progress = lambda what: None,
@@ -80,8 +81,9 @@ def changed(
     """A line for each clip, ``append`` and ``encode``, of each model and policy; ratios are to a clip's first line.
 
     Sessions of one model watch the same frames, a chunk in turn; before a clip every memory is full. ``ceiling``: the ratio if
-    tower and prefill took as much less as the shares say. ``model``: a bundle, or SEEDED, exported for the occasion. Raises
-    UserError for less than three chunks, the first of which is not counted.
+    tower and prefill took as much less as the shares say. ``model``: a bundle, or SEEDED, exported for the occasion, with
+    so many ``layers`` of tower and decoder, all unless given. Raises UserError for less than three chunks, the first of which
+    is not counted.
     """
     threads, size = threads or default_threads(), chunk[0]
     if (count := frames[-1] // size * size) < 3 * size:
@@ -91,12 +93,13 @@ def changed(
     for way, look in product(append, encode):
         parse_append(way), parse_encode(look)
     for name, precision in product(model, precisions):
-        with bundle_of(name, precision, progress) as folder, closing(Model.load(folder, threads=threads)) as loaded:
+        with bundle_of(name, precision, layers, progress) as folder, closing(Model.load(folder, threads=threads)) as loaded:
             tokens = budget or BUDGET * loaded.bundle.vision.tokens_per_frame
             for text, clip in product(policy, clips):
                 place = {
                     "bench": "stream-changed", "model": name, "precision": precision, "clip": Path(clip).name, "policy": text,
-                    "budget": tokens, "chunk": size, "frames": count - size, "threads": threads,
+                    "layers": loaded.bundle.decoder.layers, "budget": tokens, "chunk": size, "frames": count - size,
+                    "threads": threads,
                 }  # fmt: skip
                 with ExitStack() as stack:
                     sides = {
@@ -144,16 +147,19 @@ def fill(session: Session, chunk: int) -> None:
 
 
 @contextmanager
-def bundle_of(name: str, precision: str, progress: Progress) -> Iterator[str | Path]:
+def bundle_of(name: str, precision: str, layers: int | None, progress: Progress) -> Iterator[str | Path]:
     """A bundle's directory, or ``demo``; SEEDED is written and exported for as long as the context lasts."""
     if name != SEEDED:
+        if layers is not None:
+            raise UserError(f"--layers: is of {SEEDED}, and {name} has its own")
         yield name
         return
     seeded = needed("edgevlm.bench.seeded", "a model of random weights")
     from edgevlm.export import export_checkpoint
 
     with TemporaryDirectory(prefix="edgevlm-bench-") as temporary:
-        folder = seeded.write_checkpoint(Path(temporary) / SEEDED, progress=progress)
+        config = seeded.llava_onevision_config(layers)
+        folder = seeded.write_checkpoint(Path(temporary) / SEEDED, config, progress=progress)
         progress(f"exporting {SEEDED}: {precision}")
         whole = precision.startswith("int")
         yield export_checkpoint(

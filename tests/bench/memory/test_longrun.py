@@ -70,10 +70,13 @@ def test_a_line_a_mark(policy, monkeypatch):
 
 
 def test_the_command_prints_lines_and_refuses_what_is_no_policy():
-    typed = ["bench", "memory", "longrun", "--frames", "200", "--budget", "128", "--policy", "last-seen"]
+    typed = ["bench", "memory", "longrun", "--frames", "200", "--budget", "128", "--policy", "last-seen",
+             "--append", "all,changed:tau=0.9,refresh=0"]  # fmt: skip
     done = CliRunner().invoke(app, [*typed, "--json"], catch_exceptions=False)
-    [line] = map(json.loads, done.stdout.splitlines())
-    assert (line["bench"], line["policy"], line["frames"], line["ttft_ratio"]) == ("longrun", "last-seen", 200, 1.0)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    for line in lines:
+        assert (line["bench"], line["policy"], line["frames"], line["ttft_ratio"]) == ("longrun", "last-seen", 200, 1.0)
+    assert [(line["append"], line["appended"] < 0.5) for line in lines] == [("all", False), (typed[-1].split(",", 1)[1], True)]
     page = CliRunner().invoke(app, typed, catch_exceptions=False).stdout
     assert "ttft ms p50" in page
     assert "now 3/3" in page or "now 2/2" in page
