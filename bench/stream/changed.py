@@ -30,7 +30,7 @@ PARTS = ("vision_ms", "prefill_ms", "compress_ms")
 
 
 @dataclass(slots=True)
-class Side:
+class TimedStream:
     """A session, what each of its chunks took, and its counters after each; the first chunk is not counted."""
 
     session: Session
@@ -103,7 +103,7 @@ def changed(
                 }  # fmt: skip
                 with ExitStack() as stack:
                     sides = {
-                        (way, look): Side(stack.enter_context(
+                        (way, look): TimedStream(stack.enter_context(
                             Session.open(loaded, policy=text, budget=tokens, chunk=size, append=way, encode=look)
                         ))
                         for way, look in product(append, encode)
@@ -124,7 +124,7 @@ def changed(
                     yield {**place, "append": way, "encode": look, **line, **compared(whole, line, first, side)}
 
 
-def compared(whole: dict[str, Any], line: dict[str, Any], first: Side, side: Side) -> dict[str, Any]:
+def compared(whole: dict[str, Any], line: dict[str, Any], first: TimedStream, side: TimedStream) -> dict[str, Any]:
     """How many times the frames a second of ``whole``, and the ``ceiling`` that the shares allow."""
     faster = ratio(first.took[1:], side.took[1:])
     shares = (("prefill_ms", "appended"), ("vision_ms", "encoded"))
