@@ -54,6 +54,15 @@ def frames_ahead(model: Model, chunk: int) -> int:
     return -(-chunk // framing.vision.group) * framing.rows_per_frame
 
 
+def present_rows(model: Model) -> int:
+    """Rows of the newest frame that a question appends, where only what changed enters the memory.
+
+    Of a tower that merges frames, those that changed in the frame before a group that waits, too.
+    """
+    framing = Framing(model)
+    return (2 if framing.vision.group > 1 else 1) * framing.rows_per_frame
+
+
 def default_budget(model: Model, policy: Policy, most: int) -> int:
     """Half of the model's positions, DEFAULT_BUDGET tokens at most, in whole frames; all that fits (``most``) for full."""
     per_frame = Framing(model).rows_per_frame

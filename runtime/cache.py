@@ -21,7 +21,10 @@ from edgevlm.runtime._native import Mark
 from edgevlm.runtime.engine import KVBuffer
 from edgevlm.runtime.kv import DTYPES, KVScales
 
-ROW_DTYPES = {"kind": np.uint8, "seq": np.int64, "frame": np.int32, "row": np.int16, "col": np.int16, "position": np.int32}
+ROW_DTYPES = {
+    "kind": np.uint8, "seq": np.int64, "frame": np.int32, "row": np.int16, "col": np.int16, "position": np.int32,
+    "confirmed": np.int32,
+}  # fmt: skip
 """What is known of a row beside its key and value, in the order of a layer's memory."""
 
 PARTS = ("key", "value", *ROW_DTYPES)  # of a layer, in the order of its memory
@@ -40,7 +43,8 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is known of n new rows; the same in every layer and head. dtypes must be exactly those of :data:`ROW_DTYPES`.
+    """What is known of n new rows; the same in every layer and head. dtypes must be exactly those of :data:`ROW_DTYPES`, of
+    which ``confirmed`` begins as the row's own frame.
 
     seq: the token's place in the stream. frame, row, col: its frame (-1 for text that belongs to none) and patch. position:
     rotary, not negative.
@@ -58,8 +62,8 @@ class Rows:
 
     @property
     def arrays(self) -> tuple[NDArray, ...]:
-        """The arrays, in the order of :data:`ROW_DTYPES`."""
-        return tuple(getattr(self, name) for name in ROW_DTYPES)
+        """The arrays, in the order above."""
+        return tuple(getattr(self, name) for name in self.__slots__)
 
     @classmethod
     def text(cls, position: NDArray[np.int32], kind: Kind = Kind.TEXT, frame: int = -1) -> Rows:
@@ -242,6 +246,10 @@ class KVCache:
         """The rotary position each key is rotated to, ``[kv_heads, n, axes]``."""
         return self.native.position(layer)
 
+    def confirmed(self, layer: int) -> NDArray[np.int32]:
+        """The frame that last showed what each row shows, ``[kv_heads, n]``: its own, or a later one, see :meth:`confirm`."""
+        return self.native.confirmed(layer)
+
     # Appending.
 
     def reserve(self, n: int) -> None:
@@ -281,6 +289,13 @@ class KVCache:
         layer, or the rows it stands on were rolled back.
         """
         self.native.rollback(mark)
+
+    def confirm(self, seq: NDArray[np.int64], frame: int) -> None:
+        """Note that ``frame`` shows what these tokens show: the one of each patch, ``[rows, columns]``, -1 for none.
+
+        Tokens that are in the memory no longer are passed over.
+        """
+        self.native.confirm(seq, frame)
 
     # Compressing.
 

@@ -132,6 +132,30 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class AppendTrial:
+    """A tau under full KV, beside whole frames. appended: fraction of the tokens.
+
+    value, ci_low, ci_high: by streamqa the paired difference of accuracy; by kl the fraction of next tokens that are the same.
+    """
+
+    tau: float
+    refresh: int
+    appended: float
+    value: float
+    ci_low: float
+    ci_high: float
+
+
+@dataclass(frozen=True, slots=True)
+class AppendChoice:
+    """What ``--append auto`` does. tau: None for whole frames, where no trial stays within ``bound``."""
+
+    tau: float | None
+    bound: float
+    trials: tuple[AppendTrial, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Choices:
     """A choice a budget, budgets rising.
 
@@ -146,10 +170,14 @@ class Choices:
     frames: int
     known: tuple[str, ...]
     budgets: tuple[Choice, ...]
+    append: AppendChoice | None = None
 
     def __post_init__(self) -> None:
         if self.measure not in get_args(Measure):
             raise ValueError(f"policies chosen by {self.measure!r}, which is no measure")
+        tau = self.append.tau if self.append else None
+        if tau is not None and not 0 < tau <= 1:
+            raise ValueError(f"a tau of {tau}, which is no cosine above 0")
         tokens = [choice.budget for choice in self.budgets]
         if not tokens or tokens[0] < 1 or any(a >= b for a, b in pairwise(tokens)):
             raise ValueError("budgets of policies that do not rise")
@@ -181,6 +209,8 @@ class Choices:
 
     @classmethod
     def _from_dict(cls, values: dict[str, Any]) -> Choices:
+        append = values.get("append")
+        trials = () if append is None else tuple(AppendTrial(**trial) for trial in append["trials"])
         return cls(
             edgevlm=str(values["edgevlm"]),
             date=str(values["date"]),
@@ -197,6 +227,7 @@ class Choices:
                 )
                 for of in values["budgets"]
             ),
+            append=None if append is None else AppendChoice(append["tau"], float(append["bound"]), trials),
         )
 
     def nearest(self, budget: int) -> Choice:

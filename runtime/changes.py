@@ -30,29 +30,40 @@ class AppendChanged:
         return f"{CHANGED}:tau={self.tau:g}" + (f",refresh={self.refresh}" if self.refresh else "")
 
 
-def parse_append(text: str, calibrated: float | None = None) -> AppendChanged | None:
-    """``auto``, ``all`` (None) or ``changed[:tau=T,refresh=N]``. Raises UserError for anything else.
+@dataclass(frozen=True, slots=True)
+class AppendSetting:
+    """``--append`` as typed: ``auto``, ``all``, or ``changed`` with its settings. tau: None for the model's own."""
 
-    calibrated: tau as ``edgevlm calibrate`` found it for the model; ``auto`` is ``changed`` where there is one.
-    """
+    name: str = AUTO
+    tau: float | None = None
+    refresh: int = 0
+
+    def for_model(self, calibrated: float | None) -> AppendChanged | None:
+        """None for whole frames. calibrated: the model's tau; without, ``auto`` is ``all``, ``changed`` takes the preset."""
+        if self.name == ALL or (self.name == AUTO and calibrated is None):
+            return None
+        return AppendChanged(self.tau or calibrated or TAU, self.refresh)
+
+
+def parse_append(text: str) -> AppendSetting:
+    """``auto``, ``all`` or ``changed[:tau=T,refresh=N]``. Raises UserError for anything else."""
     name, _, settings = text.partition(":")
     if name not in (AUTO, ALL, CHANGED):
         raise UserError(f"append {text!r}: {nearest(name, [AUTO, ALL, CHANGED])}")
-    if name != CHANGED:
-        if settings:
-            raise UserError(f"append {text!r}: {name} has no settings")
-        return AppendChanged(calibrated) if name == AUTO and calibrated is not None else None
-    values: dict[str, float] = {"tau": TAU if calibrated is None else calibrated, "refresh": 0}
+    if name != CHANGED and settings:
+        raise UserError(f"append {text!r}: {name} has no settings")
+    values: dict[str, float] = {}
     for setting in filter(None, settings.split(",")):
-        match = re.fullmatch(r"(\w+)=(\d+(?:\.\d*)?|\.\d+)", setting)
-        if not match or match[1] not in values:
+        match = re.fullmatch(r"(tau|refresh)=(\d+(?:\.\d*)?|\.\d+)", setting)
+        if not match:
             raise UserError(f"append {text!r}: give changed:tau=0.97,refresh=0")
         values[match[1]] = float(match[2])
-    if not 0 < values["tau"] <= 1:
+    tau, refresh = values.get("tau"), values.get("refresh", 0)
+    if tau is not None and not 0 < tau <= 1:
         raise UserError(f"append {text!r}: tau is a cosine above 0, at most 1")
-    if values["refresh"] != int(values["refresh"]):
+    if refresh != int(refresh):
         raise UserError(f"append {text!r}: refresh is a whole number of frames")
-    return AppendChanged(values["tau"], int(values["refresh"]))
+    return AppendSetting(name, tau, int(refresh))
 
 
 class References(Stateful):
@@ -61,12 +72,13 @@ class References(Stateful):
     A frame is compared with what was *appended*, not with the frame before it, so slow drift cannot hide.
     """
 
-    state_fields = ("_features", "_age")
+    state_fields = ("_features", "_age", "seq")
 
     def __init__(self, settings: AppendChanged, tokens: int, width: int) -> None:
         self.settings = settings
         self._features = np.zeros((tokens, width), np.float32)
         self._age = np.zeros(tokens, np.int32)  # frames since a patch was appended
+        self.seq = np.full(tokens, -1, np.int64)  # the token appended last at each patch
 
     def changed(self, features: Float32) -> Bool:
         """Which tokens of a frame ``[tokens, width]`` to append; ``[tokens]``. The first frame's are all."""
@@ -76,8 +88,9 @@ class References(Stateful):
             changed |= self._age + 1 >= self.settings.refresh
         return changed
 
-    def appended(self, features: Float32, changed: Bool) -> None:
-        """The ``changed`` tokens of a frame ``[tokens, width]`` are in the memory now."""
+    def appended(self, features: Float32, changed: Bool, seq: NDArray[np.int64]) -> None:
+        """The ``changed`` tokens of a frame ``[tokens, width]`` are in the memory now, as ``seq``."""
+        self.seq[changed] = seq
         self._features[changed] = _normalised(features[changed])
         self._age = np.where(changed, 0, self._age + 1).astype(np.int32)
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO, FALLBACK, chosen_policy
-from edgevlm.runtime.budget import TextBudget, default_budget, frames_ahead, parse_budget
+from edgevlm.runtime.budget import TextBudget, default_budget, frames_ahead, parse_budget, present_rows
 from edgevlm.runtime.changed_patches import EncodeSetting, parse_encode
-from edgevlm.runtime.changes import CHANGED, parse_append
+from edgevlm.runtime.changes import CHANGED, AppendChanged, AppendSetting, parse_append
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.plugins import blamed
@@ -45,7 +45,7 @@ class StreamSettings:
     chunk: int
     reindexing: Reindexing
     store: StoreSettings | None
-    append: str
+    append: AppendSetting
     encode: EncodeSetting
 
     @classmethod
@@ -67,9 +67,10 @@ class StreamSettings:
         if reindexing not in RULES:
             raise UserError(f"reindexing is {' or '.join(RULES)}, not {reindexing!r}")
         budget = None if budget is None else int(budget)
-        parse_append(append)
         auto = isinstance(policy, str) and policy == AUTO
-        settings = cls(as_policy(policy), auto, budget, int(chunk), reindexing, store, append, parse_encode(encode))
+        settings = cls(
+            as_policy(policy), auto, budget, int(chunk), reindexing, store, parse_append(append), parse_encode(encode)
+        )
         if not settings.auto:
             check_store(settings.policy, store)
         return settings
@@ -81,15 +82,16 @@ class StreamSettings:
         """
         if self.encode.name == CHANGED:
             raise UserError(f"{model.bundle.path}: its vision tower encodes whole frames alone; leave out --encode changed")
+        append = self._append(model)
         prefix, rows, budget = model.encode(chat.prefix), text.rows(model), self.budget
         if budget is None:
             ahead = frames_ahead(model, self.chunk) if self.policy.appends_first else 0
+            ahead += present_rows(model) if append is not None else 0
             budget = default_budget(model, self.policy, model.bundle.limit - len(prefix) - rows - ahead)
         policy, why = chosen_policy(model.bundle, budget) if self.auto else (self.policy, "")
         check_store(policy, self.store)
         store = open_store(model, policy, writer, self.store or StoreSettings()) if isinstance(policy, Retrieval) else None
         try:
-            append = parse_append(self.append)
             with blamed(f"policy {policy.name}", policy):
                 stream = Stream(
                     model, policy, budget, prefix, rows, self.reindexing, self.chunk, writer is not None, store, append
@@ -99,6 +101,12 @@ class StreamSettings:
             if store is not None:
                 store.close()
             raise
+
+    def _append(self, model: Model) -> AppendChanged | None:
+        """What enters the memory; of ``auto`` what calibration found, unless the policy takes whole frames."""
+        choices = model.bundle.choices()
+        tau = choices.append.tau if choices and choices.append else None
+        return self.append.for_model(None if self.append.name == AUTO and self.policy.needs_whole_frames else tau)
 
 
 def as_policy(policy: str | Policy | type[Policy]) -> Policy:

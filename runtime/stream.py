@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.budget import allocate, capture_bytes, check_budget, frames_ahead
+from edgevlm.runtime.budget import allocate, capture_bytes, check_budget, frames_ahead, present_rows
 from edgevlm.runtime.cache import Kind, Rows
 from edgevlm.runtime.changes import AppendChanged, References
 from edgevlm.runtime.engine import Decoder, FramePattern, Int32, LayerDecoder, StepResult
@@ -72,14 +72,13 @@ class Stream:
         self.framing = Framing(model)
         if needs.variant == "st-spattn" and self.framing.most_text:
             raise UserError(f"{policy.name} cannot prefill sparsely here: {model.bundle.family} has text between its frames")
-        if append is not None and needs.variant == "st-spattn":
-            raise UserError(f"{policy.name} prefills whole frames sparsely: leave out --append {append}")
+        if append is not None and policy.needs_whole_frames:
+            raise UserError(f"{policy.name} takes whole frames with these settings: leave out --append {append}")
         self.present: Present | None = None
         self.references = None if append is None else References(append, vision.tokens_per_frame, decoder.row_width)
         self._guidance = [] if needs.raw_layers else [self._embed(text) for text in needs.guidance]
         text_rows = max(text_rows, sum(map(len, self._guidance)))
-        if append is not None:  # a question sees what changed in the frame before a group that waits, and the present whole
-            text_rows += 2 * self.framing.rows_per_frame if vision.group > 1 else self.framing.rows_per_frame
+        text_rows += present_rows(model) if append is not None else 0
         self.chunk = -(-chunk // vision.group) * vision.group
         ahead = frames_ahead(model, chunk) if policy.appends_first else 0
         check_budget(policy, budget, model.bundle, text_rows, len(prefix), ahead, self.framing.rows_per_frame)
@@ -188,16 +187,17 @@ class Stream:
 
     def _append_changed(self, references: References, frame: Present) -> None:
         """Append the tokens of one frame that changed since they were last appended; text around it only if there are any."""
-        tokens = references.changed(frame.features)
-        count = int(tokens.sum())
+        tokens, number = references.changed(frame.features), self.frames
+        count, seq = int(tokens.sum()), np.zeros(0, np.int64)
         if count:
             self._prepare(count + self.framing.most_text)
-            self._append_piece(frame.features[None], frame.seconds[None], tokens)
-            if self.policy.appends_first:
-                self._make_room(0)
+            seq = self._append_piece(frame.features[None], frame.seconds[None], tokens)
         else:
             self.frames += 1
-        references.appended(frame.features, tokens)
+        references.appended(frame.features, tokens, seq)
+        self.cache.confirm(references.seq.reshape(self.model.bundle.vision.grid), number)
+        if self.policy.appends_first or not count:
+            self._make_room(0)
         self.stats = self.stats.plus(tokens_seen=len(tokens), tokens_appended=count)
 
     def _seconds(self, features: Float32, seconds: Float64 | None) -> Float64:
@@ -236,8 +236,11 @@ class Stream:
         free = int((budgets - self.cache.lengths).min()) + self.prefix
         return max(1, free // per_frame or min(self.policy.max_append, int(budgets.min()) - kept) // per_frame)
 
-    def _append_piece(self, piece: Float32, seconds: Float64, chosen: NDArray[np.bool_] | None = None) -> None:
-        """Append frames ``[F, tokens_per_frame, width]`` that there is room for, and tell the policy of their tokens."""
+    def _append_piece(self, piece: Float32, seconds: Float64, chosen: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+        """Append frames ``[F, tokens_per_frame, width]`` that there is room for, and tell the policy of their tokens.
+
+        Returns the place of each token in the stream.
+        """
         first = self._seq
         rows, result = self._append_vision(piece, seconds, chosen)
         self.frames += len(piece)
@@ -248,6 +251,7 @@ class Stream:
         appended = Appended(first + tokens, rows.position[tokens], queries, rows.frame[tokens], seen)
         self.policy.after_append(self.cache, appended)
         self.stats = self.stats.plus(compress_ms=1e3 * (time.perf_counter() - started))
+        return appended.seq
 
     def _append_vision(
         self, piece: Float32, seconds: Float64, chosen: NDArray[np.bool_] | None = None, ahead: int = 0

@@ -106,7 +106,8 @@ def _block(rng: np.random.Generator, rows: int, heads: int, head_dim: int) -> Bl
         return rng.integers(0, 100, (heads, rows, *more)).astype(kind)
 
     key, value = numbers(np.float16, head_dim), numbers(np.float16, head_dim)
-    return Block(key, value, numbers(np.int64), numbers(np.int32), numbers(np.int16), numbers(np.int16), numbers(np.int32, 1))
+    patch = numbers(np.int16), numbers(np.int16)
+    return Block(key, value, numbers(np.int64), numbers(np.int32), *patch, numbers(np.int32, 1), numbers(np.int32))
 
 
 def _ratio(one: list[float], other: list[float], name: str, ends: str) -> dict[str, Any]:

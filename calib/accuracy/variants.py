@@ -75,7 +75,7 @@ PureKV Tabs. 4 and 6 and fig. 5; Mosaic Tab. IV, figs. 8 and 9(b); and those of 
 policies do not have are left out, and named."""
 
 
-_SUFFIXES = re.compile(rf"(@eager)?(@{CHANGED}[^@]*)?$")
+_SUFFIXES = re.compile(rf"(@eager)?(@(?:{CHANGED}[^@]*|{AUTO}))?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,8 @@ class Variant:
         return (found[1], found[2]) if found else (None, None)
 
     def appending(self, append: str) -> Variant:
-        """The same policy under ``all`` or ``changed[:...]``. Raises UserError for what is neither."""
-        changed = parse_append(append)
-        return Variant(f"{self.label}@{changed}") if changed else self
+        """The same policy under ``all``, ``changed[:...]`` or ``auto``. Raises UserError for what is none of them."""
+        return self if parse_append(append).name == ALL else Variant(f"{self.label}@{append}")
 
     @property
     def exists(self) -> bool:

@@ -123,7 +123,7 @@ py::array dense_rows(const Cache& cache, py::handle object, const char* name, st
 
 // [H, n] of everything that a layer holds.
 void load(Cache& self, std::int64_t layer, py::handle key_, py::handle value_, py::handle kind_, py::handle seq_,
-          py::handle frame_, py::handle row_, py::handle col_, py::handle position_) {
+          py::handle frame_, py::handle row_, py::handle col_, py::handle position_, py::handle confirmed_) {
     const std::int64_t heads = self.kv_heads();
     const auto kind = dense<std::uint8_t>(kind_, "kind", {heads, any});
     const std::int64_t rows = kind.shape(1);
@@ -132,6 +132,7 @@ void load(Cache& self, std::int64_t layer, py::handle key_, py::handle value_, p
     const auto frame = dense<std::int32_t>(frame_, "frame", {heads, rows});
     const auto row = dense<std::int16_t>(row_, "row", {heads, rows}), col = dense<std::int16_t>(col_, "col", {heads, rows});
     const auto position = dense<std::int32_t>(position_, "position", {heads, rows, self.axes()});
+    const auto confirmed = dense<std::int32_t>(confirmed_, "confirmed", {heads, rows});
     const StoredRows stored{rows,
                             static_cast<const std::byte*>(key.data()),
                             static_cast<const std::byte*>(value.data()),
@@ -140,7 +141,8 @@ void load(Cache& self, std::int64_t layer, py::handle key_, py::handle value_, p
                             frame.data(),
                             row.data(),
                             col.data(),
-                            position.data()};
+                            position.data(),
+                            confirmed.data()};
     Unlocked unlocked;
     self.load(layer, stored);
 }
@@ -194,6 +196,7 @@ void bind_cache(py::module_& module) {
     cache.def("position", [](const py::object& self, std::int64_t l) {
         return view(self, l, &Layer::position, self.cast<const Cache&>().axes());
     });
+    cache.def("confirmed", [](const py::object& self, std::int64_t l) { return view(self, l, &Layer::confirmed); });
     cache.def_property_readonly("memory", [](const py::object& self) {
         const auto& block = self.cast<const Cache&>();
         py::array bytes(py::dtype::of<std::uint8_t>(), {static_cast<py::ssize_t>(block.nbytes())}, {1}, block.data(), self);
@@ -236,6 +239,11 @@ void bind_cache(py::module_& module) {
         const auto positions = as_volume<std::int32_t>(position, "position", any, any, any);
         Unlocked unlocked;
         self.shift(layer, positions);
+    });
+    cache.def("confirm", [](Cache& self, py::handle seq, std::int32_t frame) {
+        const Held<std::int64_t> tokens = as_plane<std::int64_t>(seq, "seq", any, any);
+        Unlocked unlocked;
+        self.confirm(tokens, frame);
     });
     cache.def("load", &load);
     cache.def("reindex", [](Cache& self, std::int64_t prefix) {

@@ -43,6 +43,7 @@ void check(const Shape& shape) {
 //     key, value            [H, C_l, D]  of dtype, keys rotated
 //     kind u8, seq i64, frame i32, row i16, col i16  [H, C_l]
 //     position i32          [H, C_l, axes]
+//     confirmed i32         [H, C_l]
 //     norm f32              [H, C_l]
 //   the table of angles [3, 64, 2, D / 2], in f64 and in f32
 //   scratch for one kernel at a time, a slot for each thread that may take part
@@ -74,6 +75,7 @@ Parts carve(const Shape& shape, BumpAllocator& carver) {
         layer.row = carver.take<std::int16_t>(slots);
         layer.col = carver.take<std::int16_t>(slots);
         layer.position = carver.take<std::int32_t>(slots * shape.axes);
+        layer.confirmed = carver.take<std::int32_t>(slots);
         layer.norm = carver.take<float>(slots);
         if (parts.layer) parts.layer[l] = layer;
     }

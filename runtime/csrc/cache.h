@@ -50,6 +50,7 @@ struct StoredRows {
     const std::int16_t* row;       // [H, n]
     const std::int16_t* col;       // [H, n]
     const std::int32_t* position;  // [H, n, axes]
+    const std::int32_t* confirmed;  // [H, n]
 };
 
 // One layer. Rows [0, length) are valid, in no order. Rows [length, capacity) are free and read by nobody: they are zero, or
@@ -65,6 +66,7 @@ struct Layer {
     std::int16_t* row;       // [H, capacity]
     std::int16_t* col;       // [H, capacity]
     std::int32_t* position;  // [H, capacity, axes]
+    std::int32_t* confirmed; // [H, capacity]: the frame that last showed what the row shows; its own to begin with
     float *key_scale, *value_scale;  // [H, D] of int8; else null
     float* norm;             // [H, capacity]: the value's, from when it is first asked for, or kUnknownNorm until then
 };
@@ -114,6 +116,8 @@ public:
     void append(std::int64_t layer, const Volume<float>& key, const Volume<float>& value, const Rows& rows);
     void shift(std::int64_t layer, const Volume<std::int32_t>& position);
     std::int64_t reindex(std::int64_t prefix);
+    // seq [rows, columns] of a grid of patches: vision rows that are these tokens of the stream were last confirmed in `frame`.
+    void confirm(const Plane<std::int64_t>& seq, std::int32_t frame);
     void load(std::int64_t layer, const StoredRows& rows);  // in the place of all that the layer holds
 
     const Layer& layer(std::int64_t index) const;  // throws when there is no such layer

@@ -6,6 +6,7 @@
 #include "cache.h"
 #include "cache_rows.h"
 #include "errors.h"
+#include "kinds.h"
 #include "norms.h"
 
 namespace edgevlm {
@@ -38,6 +39,7 @@ void Cache::write_metadata(Layer& layer, const Rows& rows) {
         std::copy_n(rows.row, rows.count, layer.row + at);
         std::copy_n(rows.col, rows.count, layer.col + at);
         std::copy_n(rows.position, rows.count * axes_, layer.position + at * axes_);
+        std::copy_n(rows.frame, rows.count, layer.confirmed + at);
         std::fill_n(layer.norm + at, rows.count, kUnknownNorm);
     }
     layer.length += rows.count;
@@ -57,6 +59,21 @@ void Cache::commit(const Rows& rows) {
     reserved_ = -1;
 }
 
+void Cache::confirm(const Plane<std::int64_t>& seq, std::int32_t frame) {
+    require_settled("confirm");
+    for (std::int64_t l = 0; l < layers_; ++l) {
+        Layer& layer = parts_.layer[l];
+        for (std::int64_t head = 0; head < heads_; ++head) {
+            const std::int64_t first = head * layer.capacity;
+            for (std::int64_t at = first; at < first + layer.length; ++at) {
+                const std::int64_t row = layer.row[at], col = layer.col[at];
+                if (layer.kind[at] != kVision || row < 0 || row >= seq.heads || col < 0 || col >= seq.rows) continue;
+                if (seq.of(row)[col] == layer.seq[at]) layer.confirmed[at] = frame;
+            }
+        }
+    }
+}
+
 void Cache::clear_rows(Layer& layer, std::int64_t head, std::int64_t first, std::int64_t last) {
     const std::int64_t at = head * layer.capacity + first, count = last - first;
     for (std::byte* rows : {layer.key, layer.value}) std::memset(rows + at * row_bytes_, 0, count * row_bytes_);
@@ -66,6 +83,7 @@ void Cache::clear_rows(Layer& layer, std::int64_t head, std::int64_t first, std:
     std::fill_n(layer.row + at, count, std::int16_t{0});
     std::fill_n(layer.col + at, count, std::int16_t{0});
     std::fill_n(layer.position + at * axes_, count * axes_, 0);
+    std::fill_n(layer.confirmed + at, count, 0);
     std::fill_n(layer.norm + at, count, 0.0f);
 }
 

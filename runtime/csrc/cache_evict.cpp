@@ -31,6 +31,7 @@ void Cache::move_row(Layer& layer, std::int64_t from, std::int64_t to) {
     layer.row[to] = layer.row[from];
     layer.col[to] = layer.col[from];
     std::copy_n(layer.position + from * axes_, axes_, layer.position + to * axes_);
+    layer.confirmed[to] = layer.confirmed[from];
     layer.norm[to] = layer.norm[from];
 }
 

@@ -27,6 +27,7 @@ void Cache::load(std::int64_t index, const StoredRows& rows) {
         std::copy_n(rows.row + from, rows.count, layer.row + to);
         std::copy_n(rows.col + from, rows.count, layer.col + to);
         std::copy_n(rows.position + from * axes_, rows.count * axes_, layer.position + to * axes_);
+        std::copy_n(rows.confirmed + from, rows.count, layer.confirmed + to);
         std::fill_n(layer.norm + to, rows.count, kUnknownNorm);
         if (rows.count < layer.length) clear_rows(layer, head, rows.count, layer.length);
     }

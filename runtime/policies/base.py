@@ -209,6 +209,11 @@ class Policy(Stateful):
         return False
 
     @property
+    def needs_whole_frames(self) -> bool:
+        """Whether frames must be appended whole, so that ``--append changed`` is refused; known before it is attached."""
+        return False
+
+    @property
     def keeps_whole_frames(self) -> bool:
         """Whether targets are rounded down to whole frames."""
         return False

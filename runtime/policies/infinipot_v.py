@@ -105,6 +105,11 @@ class InfiniPotV(Policy):
         return self.mode == "official"
 
     @property
+    def needs_whole_frames(self) -> bool:
+        """The authors' program takes each p rows for a frame."""
+        return self.mode == "official"
+
+    @property
     def keeps_whole_frames(self) -> bool:
         return self.mode == "official"
 

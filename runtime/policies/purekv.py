@@ -65,6 +65,10 @@ class PureKV(Policy):
         return Needs(probe_layers=self._cross.probe_layers, variant="st-spattn" if self.st_spattn else "full")
 
     @property
+    def needs_whole_frames(self) -> bool:
+        return self.st_spattn
+
+    @property
     def max_append(self) -> int:
         """A quarter of |M|: as much is evicted as is asked, and a larger piece would see little of the past."""
         return max(self.budget // 4, self.shape.tokens_per_frame)

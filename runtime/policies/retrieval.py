@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind
+from edgevlm.runtime.cache import row_bytes as metadata_bytes
 from edgevlm.runtime.policies.base import Appended, Bool, Float32, Guide, Needs, Plan, Policy, StreamShape, setting
 from edgevlm.runtime.policies.baselines import SlidingWindow
 from edgevlm.runtime.retrieval.stats import Phase, RetrievalStats
@@ -185,8 +186,7 @@ class Retrieval(Policy, ABC):
 
 def row_bytes(cache: KVCache) -> int:
     """Bytes of one row of a layer in all its KV heads, with what is known of it."""
-    known = 1 + 8 + 4 + 2 + 2 + 4 * cache.axes
-    return cache.kv_heads * (2 * cache.head_dim * cache.dtype.itemsize + known)
+    return cache.kv_heads * (2 * cache.head_dim * cache.dtype.itemsize + metadata_bytes(cache.axes))
 
 
 def block_of(cache: KVCache, layer: int, rows: Int64) -> Block:

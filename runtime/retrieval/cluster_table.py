@@ -13,7 +13,7 @@ from edgevlm.runtime.stateful import Stateful
 from edgevlm.runtime.store import Block
 
 Int64 = NDArray[np.int64]
-PLACE = ("seq", "frame", "row", "col", "position")  # of a row: where a representative stands
+PLACE = ("seq", "frame", "row", "col", "position", "confirmed")  # of a row: where a representative stands
 NONE = -1  # the partition of a free slot, the parent of a cluster that waits for no other
 
 
@@ -22,12 +22,13 @@ class ClusterTable(Stateful):
 
     key: the mean of the members' keys, un-rotated; value: of their values (eq. 1). variance: eq. 2. size: members, ever;
     rows: those in the store, in the block ``number``, -1 for none yet. parent: of a cluster that its parent could not take in
-    before it was split, the parent's slot. seq, frame, row, col, position: the newest member's, where the representative
-    stands.
+    before it was split, the parent's slot. seq, frame, row, col, position, confirmed: the newest member's, where the
+    representative stands.
     """
 
     state_fields = (
         "key", "value", "variance", "size", "rows", "number", "partition", "parent", "seq", "frame", "row", "col", "position",
+        "confirmed",
     )  # fmt: skip
 
     def __init__(self, cache: KVCache, slots: int) -> None:
@@ -36,7 +37,7 @@ class ClusterTable(Stateful):
         self.key, self.value = (np.zeros((*shape, cache.head_dim), np.float32) for _ in range(2))
         self.variance = np.zeros(shape)
         self.size, self.seq, self.number = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, NONE, np.int64)
-        self.rows, self.frame = (np.zeros(shape, np.int32) for _ in range(2))
+        self.rows, self.frame, self.confirmed = (np.zeros(shape, np.int32) for _ in range(3))
         self.partition, self.parent = (np.full(shape, NONE, np.int32) for _ in range(2))
         self.row, self.col = (np.zeros(shape, np.int16) for _ in range(2))
         self.position = np.zeros((*shape, cache.axes), np.int32)
@@ -44,7 +45,7 @@ class ClusterTable(Stateful):
     @staticmethod
     def slot_bytes(cache: KVCache) -> int:
         """Of one slot in one layer and head."""
-        return 2 * 4 * cache.head_dim + 3 * 8 + 3 * 4 + 8 + 4 + 2 + 2 + 4 * cache.axes
+        return 2 * 4 * cache.head_dim + 3 * 8 + 4 * 4 + 8 + 4 + 2 + 2 + 4 * cache.axes
 
     def live(self, layer: int, head: int) -> Int64:
         """Slots that are taken."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 ALIGNMENT = 64
 HEADER = struct.Struct("<4sHHqQqIIII16x")
 # magic, dtype, axes, number, stamp, bytes of the record, heads, rows, head_dim, CRC-32 of the rest of header and record
-MAGIC = b"EVBK"
+MAGIC = b"EVB2"
 DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.int8))
 _CHECKSUM = slice(44, 48)
 
@@ -38,6 +38,7 @@ class Block:
     row: NDArray[np.int16]  # [H, n]
     col: NDArray[np.int16]  # [H, n]
     position: NDArray[np.int32]  # [H, n, axes]
+    confirmed: NDArray[np.int32]  # [H, n]: as of when the rows left the device
 
     def __len__(self) -> int:
         return int(self.seq.shape[1])
@@ -48,7 +49,7 @@ class Block:
     @property
     def parts(self) -> tuple[NDArray, ...]:
         """Its arrays, in the order above."""
-        return self.key, self.value, self.seq, self.frame, self.row, self.col, self.position
+        return tuple(getattr(self, name) for name in self.__slots__)
 
     @property
     def nbytes(self) -> int:
@@ -144,7 +145,7 @@ def _views(buffer: NDArray[np.uint8], header: RecordHeader) -> Block:
         start, at = at, at + header.heads * header.rows * np.dtype(dtype).itemsize * prod(more)
         return buffer[start:at].view(dtype).reshape(*shape, *more)
 
-    seq, frame, position = array(np.int64), array(np.int32), array(np.int32, header.axes)
+    seq, frame, confirmed, position = array(np.int64), array(np.int32), array(np.int32), array(np.int32, header.axes)
     row, col = array(np.int16), array(np.int16)
     key, value = (array(DTYPES[header.dtype], header.head_dim) for _ in range(2))
-    return Block(key, value, seq, frame, row, col, position)
+    return Block(key, value, seq, frame, row, col, position, confirmed)

@@ -108,7 +108,7 @@ def rows_memory(cache):
 
 def arrays(cache, layer):
     """Copies of everything a layer holds, each ``[H, n, ...]``."""
-    names = ("key", "value", "kind", "seq", "frame", "row", "col", "position")
+    names = ("key", "value", "kind", "seq", "frame", "row", "col", "position", "confirmed")
     return {name: getattr(cache, name)(layer).copy() for name in names}
 
 

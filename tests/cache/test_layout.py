@@ -28,7 +28,7 @@ def test_byte_count_is_known_before(kit, threads, heads, dim, capacity, axes):
     assert known == cache.nbytes == cache.memory.nbytes
     assert cache.allocations == 1
     rows = sum(capacity) if isinstance(capacity, list) else 3 * capacity
-    metadata = 1 + 8 + 4 + 2 + 2 + 4 * axes + 4  # kind, seq, frame, row, col, position, norm
+    metadata = 1 + 8 + 4 + 2 + 2 + 4 * axes + 4 + 4  # kind, seq, frame, row, col, position, confirmed, norm
     assert known >= rows * heads * (2 * dim * kit.numpy.itemsize + metadata)
 
 
@@ -61,7 +61,7 @@ def test_views_show_the_valid_rows_where_the_buffers_are(kit):
         np.testing.assert_array_equal(cache.key(layer), key[:, :6])
         np.testing.assert_array_equal(cache.value(layer), value[:, :6])
         for name in ROW_DTYPES:
-            view, given = getattr(cache, name)(layer), getattr(new, name)
+            view, given = getattr(cache, name)(layer), getattr(new, "frame" if name == "confirmed" else name)
             assert view.dtype == given.dtype
             np.testing.assert_array_equal(view, np.stack([given] * 2))
 

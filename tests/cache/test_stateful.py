@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from edgevlm.errors import CacheError, CacheFull
 from edgevlm.runtime import kernels
-from edgevlm.runtime.cache import PARTS
+from edgevlm.runtime.cache import PARTS, Kind
 
 LAYERS, CAPACITIES = 3, [24, 30, 40]
 
@@ -54,7 +54,7 @@ class Twin(RuleBasedStateMachine):
             length = layer["key"].shape[1]
             new = dict(zip(("key", "value"), (array[:, length : length + n] for array in self.kit.memory(buffer)), strict=True))
             for name in PARTS[2:]:
-                array = getattr(rows, name)
+                array = getattr(rows, "frame" if name == "confirmed" else name)
                 new[name] = np.broadcast_to(array, (self.heads, *array.shape))
             for name in PARTS:
                 layer[name] = np.concatenate([layer[name], new[name]], axis=1)
@@ -113,6 +113,22 @@ class Twin(RuleBasedStateMachine):
         self.cache.shift(layer, new)
         self.turned(layer, new)
 
+    @rule(frame=st.integers(0, 1000), columns=st.integers(1, 9))
+    def confirm(self, frame, columns):
+        """Some patch of each row of the grid shows again what a token of it showed."""
+        seq = np.full((9, columns), -1, np.int64)
+        for layer in self.held:
+            for at in np.flatnonzero((layer["kind"][0] == Kind.VISION) & (self.rng.random(layer["seq"].shape[1]) < 0.5)):
+                row, col = layer["row"][0, at], layer["col"][0, at]
+                if row < 9 and col < columns:
+                    seq[row, col] = layer["seq"][0, at]
+        self.cache.confirm(seq, frame)
+        for layer in self.held:
+            row, col = layer["row"].astype(int), layer["col"].astype(int)
+            inside = (layer["kind"] == Kind.VISION) & (row < 9) & (col < columns)
+            known = seq[np.where(inside, row, 0), np.where(inside, col, 0)] == layer["seq"]
+            layer["confirmed"] = np.where(inside & known, frame, layer["confirmed"]).astype(np.int32)
+
     @rule(prefix=st.integers(0, 10))
     def reindex(self, prefix):
         dense, following = reference.reindex([layer["position"] for layer in self.held], prefix)
@@ -144,7 +160,8 @@ class Twin(RuleBasedStateMachine):
         for name in PARTS:
             array = new.get(name)
             if array is None:
-                array = np.broadcast_to(getattr(rows, name), (self.heads, *getattr(rows, name).shape))
+                array = getattr(rows, "frame" if name == "confirmed" else name)
+                array = np.broadcast_to(array, (self.heads, *array.shape))
             held[name] = np.concatenate([held[name], array], axis=1)
         self.next += 1
         self.restructured()

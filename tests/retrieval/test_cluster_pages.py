@@ -13,7 +13,8 @@ def block(seqs):
     n = len(seqs)
     rows = np.zeros((1, n), np.int16)
     wide = np.zeros((1, n, 4), np.float32)
-    return Block(wide, wide, np.array([seqs], np.int64), np.zeros((1, n), np.int32), rows, rows, np.zeros((1, n, 1), np.int32))
+    frame = np.zeros((1, n), np.int32)
+    return Block(wide, wide, np.array([seqs], np.int64), frame, rows, rows, frame[..., None], frame)
 
 
 class Counting(PlainStore):

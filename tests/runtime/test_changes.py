@@ -107,13 +107,37 @@ def test_a_snapshot_goes_on_with_the_same_present_and_references(model, tmp_path
         opened(model, "changed:tau=0.5", policy, chunk=4, budget=6 * per_frame, state=tmp_path / "parts")
 
 
+def test_a_row_knows_the_frame_that_last_showed_what_it_shows(model, tmp_path):
+    """Also after a snapshot; what another token has replaced stays as it was."""
+    first, second = frames(2, model)
+    group = model.bundle.vision.group
+    shown = [*[first] * 3 * group, *[second] * 2 * group, second]
+
+    def watched(images):
+        with opened(model, "changed:tau=0.9999", chunk=group, state=tmp_path) as session:
+            for image in images:
+                session.watch(image)
+            session.flush()
+            cache = session.cache
+            seen = [cache.kind(layer) == Kind.VISION for layer in range(cache.layers)]
+            return [(cache.frame(layer)[rows], cache.confirmed(layer)[rows]) for layer, rows in enumerate(seen)]
+
+    watched(shown[: 2 * group])
+    for frame, confirmed in watched(shown[2 * group :]):
+        assert set(frame[frame < 3]) == {0}
+        assert set(frame) == {0, 3}
+        assert set(confirmed[frame == 3]) == {4}, "the present is no row of the memory"
+        assert set(confirmed[frame == 0]) <= {2, 4}, "replaced in frame 3, or still shown"
+        assert (confirmed[frame == 0] == 2).any()
+
+
 def test_slow_drift_is_compared_with_what_was_appended():
     """Each frame looks like the one before, and not like the one that was appended."""
     references, appended = References(AppendChanged(tau=0.99), 1, 2), []
     for angle in np.arange(40) * 0.02:
         feature = np.float32([[np.cos(angle), np.sin(angle)]])
         changed = references.changed(feature)
-        references.appended(feature, changed)
+        references.appended(feature, changed, np.arange(changed.sum()))
         appended.append(bool(changed[0]))
     first = int(np.flatnonzero(appended)[1])
     assert appended[0]
@@ -125,7 +149,7 @@ def test_a_patch_is_appended_again_after_so_many_frames():
     references, appended = References(AppendChanged(tau=0.5, refresh=3), 2, 4), []
     for _ in range(7):
         changed = references.changed(np.ones((2, 4), np.float32))
-        references.appended(np.ones((2, 4), np.float32), changed)
+        references.appended(np.ones((2, 4), np.float32), changed, np.arange(changed.sum()))
         appended.append(changed.tolist())
     assert appended == [[number % 3 == 0] * 2 for number in range(7)]
 
@@ -146,6 +170,6 @@ def test_wrong_settings_are_named(text, says):
 
 
 def test_what_calibration_found_is_what_auto_means():
-    assert parse_append("auto") is parse_append("all") is parse_append("all", 0.99) is None
-    assert parse_append("auto", 0.99) == parse_append("changed", 0.99) == AppendChanged(0.99)
-    assert parse_append("changed:tau=0.9,refresh=64", 0.99) == AppendChanged(0.9, 64)
+    assert parse_append("auto").for_model(None) is parse_append("all").for_model(0.99) is None
+    assert parse_append("auto").for_model(0.99) == parse_append("changed").for_model(0.99) == AppendChanged(0.99)
+    assert parse_append("changed:tau=0.9,refresh=64").for_model(0.99) == AppendChanged(0.9, 64)
