@@ -61,6 +61,7 @@ class Uniform(SteadyTarget):
 
     Ours: the paper selects at regular intervals from a complete video; here frames are thinned as the stream grows. After a
     compression no gap between complete frames exceeds two neighbouring gaps together, except the one before the newest frame.
+    Where only what changed enters, no frame counts as incomplete.
     """
 
     target: float = setting(0.75, TARGET, above=0, at_most=1)
@@ -75,7 +76,7 @@ class Uniform(SteadyTarget):
         seq, frame, prefix = cache.seq(layer), cache.frame(layer), self.protected(cache, layer)
         mine = ~prefix[0]
         frames, held = np.unique(frame[0, mine], return_counts=True)
-        kept = thin(frames.astype(np.int64), held, self.shape.tokens_per_frame, target)
+        kept = thin(frames.astype(np.int64), held, 1 if self.shape.thinned else self.shape.tokens_per_frame, target)
         rows = np.flatnonzero(mine)[np.argsort(-seq[0, mine])]  # newest first
         at = np.searchsorted(frames, frame[0, rows])
         rank = np.empty(len(rows), np.int64)  # among the rows of its frame, from the newest

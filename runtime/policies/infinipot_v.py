@@ -126,7 +126,7 @@ class InfiniPotV(Policy):
         recent_rows, equal = self.recent_frames * self.shape.tokens_per_frame, set(targets.values())
         if all(recent_rows > target for target in equal):
             return {layer: self._newest(cache, layer, target) for layer, target in targets.items()}
-        plain = (self.heads, self.tar, self.van) == ("own", "patch", "pooled")
+        plain = (self.heads, self.tar, self.van) == ("own", "patch", "pooled") and not self.shape.thinned
         if plain and len(equal) == 1 and not any(frame_text(cache, layer).any() for layer in targets):
             keep = self._select_all(cache, *equal)
             return {layer: keep[layer] for layer in targets}
@@ -169,9 +169,15 @@ class InfiniPotV(Policy):
     def _score(self, cache: KVCache) -> list[LayerScores]:
         """Every layer in one call, so that keys and values are read once and by all threads."""
         vision = [cache.kind(layer) == Kind.VISION for layer in range(cache.layers)]
-        recent = [kernels.newest_frames(cache.frame(layer), among, self.recent_frames) for layer, among in enumerate(vision)]
+        recent = [self._recent(cache, layer, among) for layer, among in enumerate(vision)]
         scores = kernels.infinipot_scores(cache, recent, vision, rotated=self.keys == "rotated")
         return [LayerScores(seen, new, *score) for seen, new, score in zip(vision, recent, scores, strict=True)]
+
+    def _recent(self, cache: KVCache, layer: int, vision: Bool) -> Bool:
+        """Rows of the r newest frames, or as many of the newest rows where frames enter with what changed alone."""
+        if self.shape.thinned:
+            return newest(cache.seq(layer), vision, self.recent_frames * self.shape.tokens_per_frame)
+        return kernels.newest_frames(cache.frame(layer), vision, self.recent_frames)
 
     def _per_head(self, score: Float32) -> Float32:
         """Scores ``[kv_heads, n]`` as they are, or averaged so that all heads of the layer choose alike."""

@@ -8,6 +8,7 @@ from policies import reference_baselines as reference
 from policies.filled import HEADS, PREFIX, STORAGE, Filled, play
 
 from edgevlm.errors import UserError
+from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.policies.baselines import mix, priority, thin
 
@@ -152,3 +153,20 @@ def test_splitmix64():
 def test_wrong_settings_are_named(text, says):
     with pytest.raises(UserError, match=says):
         create_policy(text)
+
+
+def test_frames_of_a_few_tokens_spread_over_the_stream_too():
+    """A frame of one token does not pass for what an eviction has left of it."""
+    policy = create_policy("uniform")
+    policy.attach(32, StreamShape(1, 4, PREFIX, thinned=True))
+    filled = Filled(1, 40, (1, 1), np.random.default_rng(0))
+    for _ in range(64):
+        plan = policy.before_append(filled.cache, 1, lambda: None)
+        if plan is not None:
+            filled.cache.evict(plan.keep)
+        filled.frame()
+    cache = filled.cache
+    for head in range(HEADS):
+        held = np.sort(cache.frame(0)[head][cache.kind(0)[head] == Kind.VISION])
+        assert held[-1] == 63
+        assert np.diff(held).max() <= 6

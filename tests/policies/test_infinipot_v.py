@@ -167,3 +167,16 @@ def test_reversed_keeps_first_what_would_go_first(settings):
     for kept, reversed_ in zip(one, other, strict=True):
         assert len(kept) == len(reversed_) == 18
         assert len(kept | reversed_) == 24
+
+
+def test_thinned_frames_keep_as_many_newest_rows_as_whole_ones_have():
+    policy = create_policy("infinipot-v:recent=0.5")
+    policy.attach(32, StreamShape(2, 4, PREFIX, thinned=True))
+    filled = Filled(2, 33, (1, 1), np.random.default_rng(0))
+    for _ in range(32):
+        filled.frame()
+    for layer, keep in enumerate(policy.before_append(filled.cache, 1, None).keep):
+        for head in range(HEADS):
+            held = np.sort(filled.cache.frame(layer)[head][keep[head] & (filled.cache.kind(layer)[head] == Kind.VISION)])
+            assert held[-16:].tolist() == list(range(16, 32))
+            assert len(held) == 24

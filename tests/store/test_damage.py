@@ -73,7 +73,7 @@ def test_compacting_a_damaged_block_loses_it(opened, tmp_path):
 def test_a_file_cut_short_while_it_is_used(opened, tmp_path):
     store = opened()
     filled(store)
-    os.truncate(tmp_path / "store.bin", START + 3 * 70_720 + 100)
+    os.truncate(tmp_path / "store.bin", START + 3 * 70_656 + 100)
     found = store.get(range(20))
     assert [number for number, each in enumerate(found) if each is not None] == [0, 1, 2]
     assert store.stats.damaged == 17

@@ -63,7 +63,7 @@ def test_what_was_written_after_the_state_is_forgotten_and_its_room_used_again(o
     assert again.get([20, 25]) == [None, None]
     again.put(block(20))
     again.sync()
-    assert again._tables.ring.extents(20)[0].offset == START + 20 * 70_720
+    assert again._tables.ring.extents(20)[0].offset == START + 20 * 70_656
     assert there(again, [20]) == [20]
     assert again.stats.lost == 0
 
@@ -132,7 +132,7 @@ def test_a_file_that_may_be_smaller_or_larger_than_it_was(opened):
     assert small.file_bytes == 2 * MB
     kept = there(small, range(21, 80))
     assert kept == sorted(set(range(21, 80)) - set(small.lost()))
-    assert len(kept) == (2 * MB - START) // 70_720
+    assert len(kept) == (2 * MB - START) // 70_656
     fill(small, range(80, 90))
     state = small.state()
     small.close()
@@ -169,7 +169,7 @@ def test_a_file_cut_short_between(opened, tmp_path):
     state = store.state()
     store.close()
     with (tmp_path / "store.bin").open("r+b") as stream:
-        stream.truncate(START + 10 * 70_720 + 5)
+        stream.truncate(START + 10 * 70_656 + 5)
     again = opened()
     again.restore(state)
     assert again.lost() == list(range(10, 30))

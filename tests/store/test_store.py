@@ -222,7 +222,7 @@ def test_without_a_file_what_was_used_least_lately_is_lost(opened, said):
     assert store.get(lost) == [None] * len(lost)
     assert same(store.get([0])[0], blocks[0])
     assert all(store.append(0, block(seed, 5)) for seed in range(9))
-    assert len(store.get([0])[0]) == 256 + 9 * 5
+    assert len(store.get([0])[0]) == 252 + 9 * 5
     assert store.host_bytes <= MB
     assert len(said) == 1
     assert "host memory is full" in said[0]
