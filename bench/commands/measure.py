@@ -25,6 +25,7 @@ SPEED = {
     "decode": "speed.decoder:decode",
     "prefill": "speed.decoder:prefill",
     "vision": "speed.vision:vision",
+    "changed": "speed.changed:changed",
     "precision": "speed.precision:weights",
     "kv": "speed.precision:kv_cache",
     "export": "speed.export:export",
@@ -77,6 +78,7 @@ def speed(
     turns: Annotated[
         int | None, typer.Option(metavar="N", help="Rotate all keys before each 64 tokens, for kv.", min=0)
     ] = None,
+    changed: Annotated[str | None, typer.Option(metavar="N,...", help="Encode these percentages of a frame's patches.")] = None,
     threads: Annotated[int | None, threads_option("physical cores, 1 for decode, prefill and vision")] = None,
     rounds: Rounds = None,
     as_json: Json = False,
@@ -84,7 +86,8 @@ def speed(
     """Time decode, prefill, vision towers, precisions, exports and graphs.
 
     decode and prefill run beside llama.cpp and transformers with the same weights, taking turns; vision beside
-    transformers, and with --against fixed beside the same tower exported for one frame size.
+    transformers, and with --against fixed beside the same tower exported for one frame size. changed encodes the
+    changed patches of a frame alone, beside the whole tower.
     precision compares weight precisions of a checkpoint with fp32 (KL, top-1, size, speed); kv a bundle's KV cache with an
     fp32 one. export times one beside torch, which traces the tower. per-layer times per-layer graphs, st-spattn PureKV's
     sparse prefill, each beside the full graph.
@@ -93,7 +96,7 @@ def speed(
         SPEED, what, "speed", as_json, model=_names(model), tower=_names(tower), against=_names(against),
         held=_numbers("--held", held), frames=_numbers("--frames", frames), tokens_per_frame=tokens_per_frame,
         precisions=_names(precisions), kv=_names(kv), layers=layers, tokens=tokens, text=text, turns=turns, threads=threads,
-        rounds=rounds,
+        changed=_numbers("--changed", changed), rounds=rounds,
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from edgevlm.export.checkpoint import Checkpoint, ConfigOnly
 from edgevlm.export.families import load_family
 from edgevlm.export.vision import GRAPH, check_precision, write_vision
 from edgevlm.export.writer import family_parts
-from edgevlm.runtime.bundle import Progress
+from edgevlm.runtime.bundle import Bundle, ChangedTowerSpec, FileRecord, Progress
 from edgevlm.runtime.engine import Engine, load_engine
 
 Float32 = NDArray[np.float32]
@@ -127,17 +127,20 @@ def checkpoint_of(tower: TimedTower, folder: Path) -> SeededCheckpoint:
 
 def engine_of(
     tower: TimedTower, checkpoint: Checkpoint, folder: Path, precision: str, threads: int, *, fixed: bool = False
-) -> Engine:
-    """An engine whose bundle has ``tower``, ``fixed`` for one size of frames, and a decoder of no size worth naming."""
+) -> tuple[Engine, Bundle]:
+    """An engine and its bundle with ``tower``, ``fixed`` for one size of frames, and a decoder of no size worth naming."""
     shape = DecoderShape(1, 1, 1, 8, 8, 8, 8, norm_eps=1e-6, rope_theta=1e4, model_limit=64, tied=True)
     bundle = decoder_bundle(folder, shape)
     parts = family_parts(checkpoint, load_family(tower.family, folder), (tower.side, tower.side))
     made = parts.vision
-    write_vision(made, checkpoint, folder, precision, fixed=fixed)
+    changed = ChangedTowerSpec(**write_vision(made, checkpoint, folder, precision, fixed=fixed, changed=True) or {})
     spec = replace(
-        bundle.vision, graph=GRAPH, size=made.size, tokens_per_frame=prod(parts.grid), group=made.group, precision=precision
-    )
-    return load_engine("onnxruntime-cpu", replace(bundle, vision=spec), threads=threads)
+        bundle.vision, graph=GRAPH, size=made.size, tokens_per_frame=prod(parts.grid), group=made.group, precision=precision,
+        changed=replace(changed, grid=made.patch_grid),
+    )  # fmt: skip
+    files = bundle.files | {name: FileRecord(0, "") for name in (GRAPH, changed.graph)}
+    bundle = replace(bundle, vision=spec, files=files)
+    return load_engine("onnxruntime-cpu", bundle, threads=threads), bundle
 
 
 def reference(tower: TimedTower, checkpoint: Checkpoint) -> Callable[[Float32], object]:
@@ -213,7 +216,7 @@ def _encoders(
         progress(f"random weights in {precision}")
         place = folder / f"{runtime}-{precision}"
         place.mkdir()
-        engine = engine_of(tower, checkpoint, place, precision, threads, fixed=runtime == FIXED)
+        engine, _ = engine_of(tower, checkpoint, place, precision, threads, fixed=runtime == FIXED)
         stack.callback(engine.close)
         encoders[runtime, precision] = engine.encode
     if OTHER in against:

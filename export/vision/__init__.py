@@ -81,7 +81,10 @@ def _write_changed(
     tower: VisionTower, checkpoint: Checkpoint, folder: Path, weights: WeightsFile, precision: str, standard: bool
 ) -> dict[str, Any]:
     graph = GraphBuilder("vision-changed", weights)
-    g = ChangedGraph(graph, checkpoint, precision, standard, grid=tower.patch_grid)
+    kv = (
+        "fp16" if precision == "fp16" else "fp32"
+    )  # on a CPU, turning all of them to fp32 in each call costs more than it saves
+    g = ChangedGraph(graph, checkpoint, precision, standard, grid=tower.patch_grid, kv=kv)
     rows = tower.add_nodes(g, g.start(tower))
     graph.output(g.reshape("features", rows, -1, tower.width), TensorProto.FLOAT, ["t", tower.width])
     graph.save(folder / CHANGED)

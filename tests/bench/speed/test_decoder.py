@@ -92,16 +92,26 @@ def test_prefill(tiny):
     assert {(line["bench"], line["held"], line["tokens_per_frame"]) for line in lines} == {("prefill", 20, 4)}
 
 
+@pytest.fixture
+def small_tower(monkeypatch):
+    """``small_tower(name)``: the tower of that name has little in it."""
+
+    def shrink(name):
+        tower = vision.TOWERS[name]
+        width = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_heads": 2, "out_hidden_size": 24}
+        small = {key: value for key, value in width.items() if key in tower.vision}
+        if tower.family == "llava_onevision":
+            tower = replace(tower, vision=tower.vision | small | {"image_size": 56}, side=56)
+        else:
+            tower = replace(tower, vision=tower.vision | small | {"fullatt_block_indexes": [1]}, side=224)
+        monkeypatch.setitem(vision.TOWERS, name, tower)
+
+    return shrink
+
+
 @pytest.mark.parametrize(("name", "batch"), [("siglip-so400m-384", 2), ("qwen2.5-vl-448", 1)])
-def test_vision(monkeypatch, name, batch):
-    tower = vision.TOWERS[name]
-    width = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_heads": 2, "out_hidden_size": 24}
-    small = {key: value for key, value in width.items() if key in tower.vision}
-    if tower.family == "llava_onevision":
-        tower = replace(tower, vision=tower.vision | small | {"image_size": 56}, side=56)
-    else:
-        tower = replace(tower, vision=tower.vision | small | {"fullatt_block_indexes": [1]}, side=224)
-    monkeypatch.setitem(vision.TOWERS, name, tower)
+def test_vision(small_tower, name, batch):
+    small_tower(name)
     command = ["vision", "--tower", name, "--layers", "2", "--frames", str(batch)]
     lines = [json.loads(line) for line in bench(*command, "--json").stdout.splitlines()]
     place = ["bench", "schema", "tower", "layers", "threads", "batch", "runtime", "precision"]
@@ -116,6 +126,18 @@ def test_vision(monkeypatch, name, batch):
     assert lines[-1]["max_error"] > 0
 
 
+@pytest.mark.parametrize("name", ["siglip-so400m-384", "qwen2.5-vl-448"])
+def test_changed(small_tower, name):
+    small_tower(name)
+    command = ["changed", "--tower", name, "--layers", "2", "--changed", "25,100", "--rounds", "1", "--json"]
+    lines = [json.loads(line) for line in bench(*command).stdout.splitlines()]
+    place = ["bench", "schema", "tower", "layers", "threads", "precision", "tower_mb", "encode", "encoded"]
+    timed, compared = [*place, "ms_per_frame", *SPREAD, "cpu_ms_per_frame"], [*place, "against", *RATIO]
+    assert [list(line) for line in lines] == [*[timed] * 3, *[compared] * 2] * 2
+    cases = [("all", 1.0), *[("changed", 0.25), ("changed", 1.0)] * 2]
+    assert [(line["encode"], line["encoded"]) for line in lines] == cases * 2
+
+
 @pytest.mark.parametrize(
     ("command", "says"),
     [
@@ -128,6 +150,7 @@ def test_vision(monkeypatch, name, batch):
         (["decode", "--tower", "siglip-so400m-384"], "--tower: is not for bench speed decode, which takes --model, --against"),
         (["precision"], "--rounds: is not for bench speed precision"),
         (["vision", "--tower", "siglip"], "--tower 'siglip' is not known"),
+        (["changed", "--changed", "10,101"], "--changed 101: give percentages of 1 to 100"),
         (["vision", "--precisions", "int4"], "--vision-precision 'int4' is not known; there is fp32 and int8"),
     ],
 )
