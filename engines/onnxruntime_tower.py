@@ -57,7 +57,7 @@ class OnnxRuntimeTower:
         spec, start = self._spec, self._buffer.address
         keys = [f"{part}{layer}" for layer in range(spec.layers) for part in ("key", "value")]
         shape = (1, spec.heads, spec.positions, spec.head_dim)
-        parts = [(name, DTYPES[spec.kv], shape) for name in keys]
+        parts: list[tuple[str, np.dtype, tuple[int, ...]]] = [(name, DTYPES[spec.kv], shape) for name in keys]
         parts += [(f"kept{index}", np.dtype(np.float32), (spec.patches, width)) for index, width in enumerate(spec.outputs)]
         for name, kind, sizes in parts:
             where = (place, 0, kind.type, sizes, start)

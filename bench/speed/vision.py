@@ -138,7 +138,7 @@ def engine_of(
         bundle.vision, graph=GRAPH, size=made.size, tokens_per_frame=prod(parts.grid), group=made.group, precision=precision,
         changed=replace(changed, grid=made.patch_grid),
     )  # fmt: skip
-    files = bundle.files | {name: FileRecord(0, "") for name in (GRAPH, changed.graph)}
+    files = {**bundle.files, **{name: FileRecord(0, "") for name in (GRAPH, changed.graph)}}
     bundle = replace(bundle, vision=spec, files=files)
     return load_engine("onnxruntime-cpu", bundle, threads=threads), bundle
 

@@ -137,7 +137,7 @@ class ChangedGraph(VisionGraph):
         keys, values = self._written(key, value, self.count, heads, name)
         seen, start, dim = [], 0, width // heads
         for index, ((count, length), (changed, sources)) in enumerate(zip(runs, self.runs, strict=True)):
-            at, given = f"{name}.{index}", []
+            at, given = f"{name}.{index}", list[str]()
             for part, every in (("keys", keys), ("values", values)):
                 ends = [self.integers(number) for number in (start, start + count * length, 2)]
                 run = self.reshape(
@@ -146,7 +146,7 @@ class ChangedGraph(VisionGraph):
                 some = self.node("Gather", [run, changed], f"{at}.{part}.changed", axis=1)
                 given.append(self.transpose(f"{at}.{part}.windows", some, 1, 0, 2, 3))
             queries = self.node("Gather", [self.reshape(f"{at}.rows", query, -1, width), sources], f"{at}.queries")
-            attended = self._attended(at, queries, *given, heads, scale)
+            attended = self._attended(at, queries, given[0], given[1], heads, scale)
             seen.append(self.reshape(f"{at}.run", attended, -1, width))
             start += count * length
         joined = seen[0] if len(seen) == 1 else self.node("Concat", seen, f"{name}.seen", axis=0)
