@@ -64,7 +64,12 @@ class Session:
     def __init__(self, is_demo):
         self.model, self.time_s = SimpleNamespace(is_demo=is_demo), 0.0
         self.stats = SimpleNamespace(
-            frames=3, tokens=0, cache_bytes=0, memory=SimpleNamespace(appended=1.0, compressions=0, compress_ms=0.0), store=None
+            frames=3,
+            encoded=1.0,
+            tokens=0,
+            cache_bytes=0,
+            memory=SimpleNamespace(appended=1.0, compressions=0, compress_ms=0.0),
+            store=None,
         )
         self.policy = "uniform"
         self.inside, self.asked, self.conversations = threading.Event(), threading.Event(), []
