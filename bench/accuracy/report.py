@@ -203,7 +203,7 @@ def describe(report: AccuracyReport) -> str:
     )
     lines = [
         f"{settings.suite}: {streams} streams of {settings.frames} frames, seed {settings.seed}; fraction right [95 %, by "
-        f"stream]; backward by {ages}",
+        f"stream]; before by {ages}",
         "",
         f"{CEILINGS[is_long]} by kind: {by_kind}",
     ]
@@ -223,25 +223,25 @@ def _skipped(comparison: Comparison) -> list[str]:
 def _budget_table(budget: str, rows: list[ReportRow], against: str, width: int, ages: Mapping[str, str]) -> Iterator[str]:
     thinned = any(row.times["appended"] < 1 for row in rows)
     heads = (
-        f"{'tokens':>7}{'appended' if thinned else '':>{9 * thinned}}{'now':>6}  {'backward':<18}{f'- {against}':<24}"
-        + "".join(f"{name:>10}" for name in ages)
+        f"{'tokens':>7}{'appended' if thinned else '':>{9 * thinned}}  {'now':<19}{'before':<19}{f'- {against}':<22}"
+        + "".join(f"{name:>9}" for name in ages)
     )
-    yield f"{budget:<{width}}{heads}{'held':>7}{'any':>6}{'ttft ms':>9}{'compress ms':>13}{'MB moved':>10}"
+    yield f"{budget:<{width}}{heads}{'held':>7}{'any':>6}{'ttft ms':>9}{'compress ms':>12}{'MB moved':>9}"
     for policy in dict.fromkeys(row.policy for row in rows):
         of = {row.kind: row for row in rows if row.policy == policy}
         if BACKWARD not in of:
             continue
         main = of[BACKWARD]
-        by_age = "".join(_share(of.get(kind), 10) for kind in ages.values())
-        times = f"{main.times['ttft_ms']:>9.2f}{main.times['compress_ms']:>13.1f}{main.times['moved'] / 1e6:>10.2f}"
+        by_age = "".join(_share(of.get(kind), 9) for kind in ages.values())
+        times = f"{main.times['ttft_ms']:>9.2f}{main.times['compress_ms']:>12.1f}{main.times['moved'] / 1e6:>9.2f}"
         yield (
             f"{policy:<{width}}{main.run.tokens:>7}{_number(main.times['appended'], 9) if thinned else ''}"
-            f"{_share(of.get(NOW))}  {_with_interval(main.accuracy):<18}"
-            f"{_with_interval(main.paired, signed=True):<24}{by_age}{_number(main.held, 7)}{_number(main.some, 6)}{times}"
+            f"  {_with_interval(of[NOW].accuracy if NOW in of else None):<19}{_with_interval(main.accuracy):<19}"
+            f"{_with_interval(main.paired, signed=True):<22}{by_age}{_number(main.held, 7)}{_number(main.some, 6)}{times}"
         )
 
 
-def _share(row: ReportRow | None, width: int = 6) -> str:
+def _share(row: ReportRow | None, width: int) -> str:
     return _number(row.accuracy.value if row else None, width)
 
 

@@ -92,7 +92,7 @@ def test_rows_are_by_how_long_ago_and_what_never_was_is_apart():
     assert rows["backward/thousands"].times["moved"] == 6000
     assert rows["past_seen"].accuracy.count == 8
     page = describe(report)
-    assert "backward by frames since the answer was last shown" in page
+    assert "before by frames since the answer was last shown" in page
     assert "the oracle at 1,024 tokens by kind" in page
 
 
