@@ -93,6 +93,22 @@ LINES: dict[str, dict[str, Fields]] = {
         "stats": _STATS,
         "summary": _STATS,
     },
+    "serve": {
+        "serving": {
+            **_TIME,
+            "url": ("string", "Where the server answers. It prints this line first, once it does."),
+        },
+    },
+    "ask": {
+        "completion": {
+            **_TIME,
+            "question": ("string", "The question as asked."),
+            "text": ("string", "The answer."),
+            "stream": ("string|null", "The stream that was asked about."),
+            "time_s": ("number|null", "Stream time of the newest frame the answer takes into account, in seconds."),
+            "ttft_ms": ("number|null", "Time to first token, in milliseconds, in the server."),
+        },
+    },
     "plan": {
         "plan": {
             **{

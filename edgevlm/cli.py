@@ -19,6 +19,9 @@ ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or t
 
 COMMANDS = {  # in the order of --help
     "run": ("edgevlm.apps.commands.run:run", "Watch a stream and answer questions about it."),
+    "serve": ("edgevlm.apps.commands.serve:serve", "Serve cameras over HTTP, with a page."),
+    "ask": ("edgevlm.apps.commands.serve:ask", "Ask a running server."),
+    "config": ("edgevlm.apps.commands.serve:config", "Check a server's configuration."),
     "plan": ("edgevlm.apps.commands.plan:plan", "Estimate memory and speed before building anything."),
     "models": ("edgevlm.apps.commands.plan:models", "List models, their memory and their speed here."),
     "export": ("edgevlm.apps.commands.bundles:export", "Turn a checkpoint into a bundle that edgevlm runs."),
@@ -33,11 +36,12 @@ COMMANDS = {  # in the order of --help
     "bench": ("edgevlm.bench.cli:app", "Measure speed, memory and accuracy."),
 }
 MODELS = ("plan", "models", "export", "build", "bundles", "policies", "calibrate")
-PANELS = {name: "Models and policies" if name in MODELS else "This machine" for name in COMMANDS if name != "run"}
+WATCH = ("run", "serve", "ask", "config")
+PANELS = {name: "Watch" if name in WATCH else "Models and policies" if name in MODELS else "This machine" for name in COMMANDS}
 
 app = lazy_app(
     COMMANDS,
-    PANELS | {"run": "Watch"},
+    PANELS,
     name="edgevlm",
     help="Watch a camera within a fixed memory budget and answer questions about what it saw.",
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EDGEVLM"},

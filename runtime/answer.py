@@ -30,7 +30,7 @@ class Answer:
     answer is read.
 
     time_s: the stream's time when it was asked. ttft_ms: from ``ask`` to the first token, waiting for the chunk at work
-    included. tpot_ms: mean time of each further token.
+    included. tpot_ms: mean time of each further token. prompt_tokens: of question and conversation, without the memory.
     """
 
     question: str
@@ -39,6 +39,7 @@ class Answer:
     ttft_ms: float = 0.0
     tpot_ms: float = 0.0
     finish_reason: FinishReason | None = None
+    prompt_tokens: int = 0
 
     def __post_init__(self) -> None:
         self._pieces: list[str] = []
@@ -190,13 +191,14 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A question to the model: when it was asked (``time.perf_counter``), in which conversation, and how tokens are drawn."""
+    """A question to the model: when it was asked (``time.perf_counter``), in which conversation or after which turns."""
 
     answer: Answer
     asked_at: float
     conversation: str | None
     max_tokens: int
     sampler: Sampler
+    history: Sequence[tuple[str, str]] = ()
 
 
 def generate(request: Request, ids: Sequence[int], model: Model, stream: Stream, chunk: Chunk) -> FinishReason:
@@ -205,6 +207,7 @@ def generate(request: Request, ids: Sequence[int], model: Model, stream: Stream,
     What a piece of the chunk not yet complete holds is seen too, and taken out again.
     """
     answer, engine, stops = request.answer, model.engine, model.bundle.chat.stop_ids
+    answer.prompt_tokens = len(ids)
     detokenise = DecodeStream(skip_special_tokens=True)
     embeds = np.concatenate([model.closing, engine.embed(np.asarray(ids, np.int64))])
     pending = chunk.features() if chunk.taken else None

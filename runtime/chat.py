@@ -62,9 +62,12 @@ class Conversations:
         self.turns: dict[str, list[Turn]] = {}
         self._chat, self._encode, self._history_tokens = chat, encode, history_tokens
 
-    def prompt(self, conversation: str | None, question: str) -> list[int]:
-        """Suffix ids, with as many of the newest turns as there is room for; older ones are forgotten."""
-        turns = self.turns.get(conversation, []) if conversation is not None else []
+    def prompt(self, conversation: str | None, question: str, history: Sequence[Turn] = ()) -> list[int]:
+        """Suffix ids, with as many of the newest turns as there is room for; older ones are forgotten.
+
+        history: the turns, oldest first, where there is no ``conversation``.
+        """
+        turns = self.turns.get(conversation, []) if conversation is not None else list(history)
         alone = len(self._encode(self._chat.suffix([], question)))
         while True:
             ids = self._encode(self._chat.suffix(turns, question))

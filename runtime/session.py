@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.answer import Answer, FinishReason, Request, Sampler, generate
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.budget import TextBudget
-from edgevlm.runtime.chat import Chat, Conversations
+from edgevlm.runtime.chat import Chat, Conversations, Turn
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model
@@ -224,6 +224,7 @@ class Session:
         question: str,
         conversation: str | None = None,
         *,
+        history: Sequence[Turn] = (),
         max_tokens: int | None = None,
         temperature: float = 0.0,
         top_p: float = 1.0,
@@ -232,7 +233,8 @@ class Session:
         """Ask about everything watched so far. Returns at once: print the answer, or iterate it for its text as it comes.
 
         The memory afterwards is what it was before, but under a policy that compresses under questions (``snapkv-guided``).
-        conversation: the turns to go on from and to add this one to. max_tokens: of the answer, its whole budget unless given.
+        conversation: the turns to go on from and to add this one to. history: turns of the caller's own in its place,
+        (question, answer), oldest first. max_tokens: of the answer, its whole budget unless given.
         Greedy unless ``temperature`` > 0; then top_p keeps the smallest set of tokens whose probability reaches it, and seed, 0
         or more, fixes the draws.
 
@@ -248,7 +250,7 @@ class Session:
             raise UserError(str(error)) from None
         self.check(question)
         answer = Answer(question, self._progress.time_s)
-        request = Request(answer, time.perf_counter(), conversation, max_tokens or self.text_budget.answer, sampler)
+        request = Request(answer, time.perf_counter(), conversation, max_tokens or self.text_budget.answer, sampler, history)
         with self._asking:
             self._check_open()
             answer._follow(self.model.scheduler.submit(self, self._published, self._answer, request, urgent=True))
@@ -261,7 +263,7 @@ class Session:
         try:
             answer.time_s = self._progress.time_s
             self._append(to_the_end=bool(policy.needs.question_layers))
-            ids = self._conversations.prompt(request.conversation, answer.question)
+            ids = self._conversations.prompt(request.conversation, answer.question, request.history)
             reason = generate(request, ids, self.model, self._stream, self._chunk)
             self._ttft_ms, self._tpot_ms = answer.ttft_ms, answer.tpot_ms
             if reason != "cancelled":

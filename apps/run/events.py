@@ -156,9 +156,13 @@ def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def wall_clock() -> str:
-    """Now, in UTC, as RFC 3339 has it: ``2026-11-22T16:30:05.123Z``."""
-    return datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def wall_clock(seconds: float | None = None) -> str:
+    """Now, or ``seconds`` since 1970, in UTC, as RFC 3339 has it: ``2026-11-22T16:30:05.123Z``."""
+    return (
+        datetime.fromtimestamp(time.time() if seconds is None else seconds, timezone.utc)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )
 
 
 def _fields(stats: StatsEvent) -> dict[str, object]:

@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import psutil
 
 from edgevlm.apps.run.comparison import SideBySide
 from edgevlm.apps.run.events import AnswerEvent, Output, StatsEvent
-from edgevlm.apps.run.memory_view import MemoryWatch
 from edgevlm.apps.run.shutdown import Shutdown, is_gone, silence_what_is_gone
 from edgevlm.apps.run.watchdog import Notifier, Watchdog
 from edgevlm.apps.sources import Frame, Source, State
@@ -52,6 +52,16 @@ CLOSING = 1.0  # seconds that a source may take to close
 REMEMBERED = 64  # frames whose truth is kept for questions that are being answered
 
 
+class Observer(Protocol):
+    """Sees each frame that the session has taken in."""
+
+    def watch(self, frame: Frame) -> None: ...
+    def reopen(self, session: Session, budget: str | None) -> None:
+        """Go on with another session, whose memory is empty."""
+
+    def close(self) -> None: ...
+
+
 class RunLoop:
     """Watches until the source ends, a limit is reached, or :meth:`stop` is called."""
 
@@ -62,11 +72,16 @@ class RunLoop:
         output: Output,
         plan: RunPlan,
         *,
-        observer: SideBySide | MemoryWatch | None = None,
+        observer: Observer | None = None,
         stats_every: float = 1.0,
         open_session: Callable[[str | None, str | None], Session] | None = None,
+        notifier: Notifier | None = None,
+        alone: bool = True,
     ) -> None:
-        """observer: sees each frame after the session. stats_every: seconds. open_session: of policy and budget, as typed."""
+        """observer: sees each frame after the session. stats_every: seconds. open_session: of policy and budget, as typed.
+
+        notifier: of the service manager. alone: session and process end with this run, which ends when nobody reads stdout.
+        """
         self.session, self.source, self.output, self.plan, self.observer = session, source, output, plan, observer
         self.frame: Frame | None = None  # the newest one watched
         self.started = threading.Event()  # the first frame has been watched
@@ -79,7 +94,8 @@ class RunLoop:
         self._gated = 0
         self._stopped = threading.Event()
         self._source_status = SourceStatus(source)
-        self._watchdog = Watchdog(source, Notifier())
+        self._watchdog = Watchdog(source, notifier or Notifier())
+        self._alone = alone
         self.shutdown = Shutdown(self.stop)
         self._process = psutil.Process()
 
@@ -111,7 +127,7 @@ class RunLoop:
     def check(self) -> None:
         """Raise UserError if a planned question cannot be asked, before anything is watched."""
         for text in self.plan.questions:
-            if (question := self._as_taught(text)) is not None:
+            if (question := self.as_taught(text)) is not None:
                 self.session.check(question)
 
     def __call__(self) -> None:
@@ -138,11 +154,13 @@ class RunLoop:
         self._watchdog.stopping()
         closing = threading.Thread(target=self.source.close, name="edgevlm-closing", daemon=True)
         closing.start()
-        self.session.close()
-        if self.observer is not None:
-            self.observer.close()
+        if self._alone:
+            self.session.close()
+            if self.observer is not None:
+                self.observer.close()
         closing.join(CLOSING)
-        silence_what_is_gone()
+        if self._alone:
+            silence_what_is_gone()
         self.output.summary(self.stats(overall=True))
 
     def ask(self, text: str, conversation: str | None = None, *, compare: bool = False) -> AnswerEvent | None:
@@ -155,7 +173,7 @@ class RunLoop:
         if not self.session.stats.frames:
             self.output.notice(f"no frame has been watched yet, so {text!r} is not answered")
             return None
-        question = self._as_taught(text)
+        question = self.as_taught(text)
         if question is None:
             answered = AnswerEvent(self.session.time_s, text, NEVER_TAUGHT, [], 0.0, 0.0)
         else:
@@ -164,7 +182,7 @@ class RunLoop:
                 for piece in answer:
                     self._watchdog.step()
                     self.output.piece(piece)
-            said, truth = answer.text.strip(), self._truth(text, answer.time_s)
+            said, truth = answer.text.strip(), self.truth(text, answer.time_s)
             others = self.observer.ask(question) if compare and isinstance(self.observer, SideBySide) else ()
             answered = AnswerEvent(
                 answer.time_s, text, said, answer.token_ids, answer.ttft_ms, answer.tpot_ms, truth, tuple(others)
@@ -254,12 +272,12 @@ class RunLoop:
         while self.plan.end:
             self.ask(self.plan.end.pop(0))
 
-    def _truth(self, question: str, time_s: float) -> str | None:
+    def truth(self, question: str, time_s: float) -> str | None:
         """The right answer at the frame of that time, where the source knows it and the frame is not long gone."""
         scenes = [scene for at, scene in list(self._scenes) if at == time_s]
         return scenes[-1].truth(question) if scenes else None
 
-    def _as_taught(self, text: str) -> str | None:
+    def as_taught(self, text: str) -> str | None:
         """The question in the model's own words; None when it is the demo model and was never taught it."""
         if not self.session.model.is_demo:
             return text
@@ -283,7 +301,7 @@ class RunLoop:
                     self._watchdog.tell(f"{self.source.name}: {self.source.state.value}, {self.session.stats.frames:,} frames")
                     if (news := self._source_status.news()) is not None:
                         self.output.notice(news)
-                    if is_gone(sys.stdout):
+                    if self._alone and is_gone(sys.stdout):
                         self.shutdown.ask()
             except (OSError, UserError):  # the loop's own writing meets it again, and says so
                 self.stop()

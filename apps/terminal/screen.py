@@ -27,6 +27,7 @@ from prompt_toolkit.styles import Style
 from edgevlm.apps.run.comparison import ComparisonView, SideBySide
 from edgevlm.apps.run.events import AnswerEvent, StatsEvent
 from edgevlm.apps.run.loop import RunLoop
+from edgevlm.apps.run.memory_view import MemoryWatch
 from edgevlm.apps.terminal.commands import COMMANDS, Commands
 from edgevlm.apps.terminal.panel import Panel, Placement, clock, comparison_panel, watching_panel
 from edgevlm.apps.terminal.picture import KITTY_CLEAR, Capabilities, capabilities, draw
@@ -199,7 +200,7 @@ class Screen:
     def _compose(self, columns: int, lines: int) -> Panel:
         assert self._run is not None
         observer, frame = self._run.observer, self._run.frame
-        view = observer.view if observer is not None else None
+        view = observer.view if isinstance(observer, SideBySide | MemoryWatch) else None
         if view is None or frame is None or not lines:
             return Panel([], [])
         if isinstance(view, ComparisonView):

@@ -78,11 +78,11 @@ def _changes(subject: Subject, new: Line, old: Line, margin: float) -> Iterator[
         if one is None or other is None or one <= 0 or other <= 0 or (name, new.get("bench")) == ("ratio", "prefill-pattern"):
             continue
         ends = (name, name.replace("_p50", "_p95")) if name.endswith("_p50") else SPREADS.get(name, ())
-        spreads = [[number(line, end) for end in ends] for line in (new, old)]
+        now, before = ([number(line, end) for end in ends] for line in (new, old))
         worse = other / one if name in MORE_IS_BETTER else one / other
         yield {
             "bench": "change", "field": name, "new": one, "old": other, "times_worse": round(worse, 4),
-            "verdict": "" if worse <= 1 + margin else _verdict(*spreads, worse),
+            "verdict": "" if worse <= 1 + margin else _verdict(now, before, worse),
             "subject": " ".join(f"{key.replace('_', ' ')} {value}" for key, value in subject if key != "nth"),
         }  # fmt: skip
 

@@ -123,7 +123,7 @@ def test_nothing_is_answered_before_the_first_frame():
 def test_a_question_that_does_not_fit_is_refused_before_anything_is_watched(monkeypatch):
     watched = []
     monkeypatch.setattr("edgevlm.apps.launch.Session.watch", lambda *_: watched.append(1))
-    monkeypatch.setattr("edgevlm.apps.run.loop.RunLoop._as_taught", lambda _, text: text)
+    monkeypatch.setattr("edgevlm.apps.run.loop.RunLoop.as_taught", lambda _, text: text)
     for planned in (["--ask-at", "2:" + 160 * "red ", "--ask", COUNT], ["--ask", "<image> " + COUNT], ["--ask", "caf\udce9"]):
         done = CliRunner().invoke(app, ["run", "--frames", "8", *planned])
         assert isinstance(done.exception, UserError), done.output

@@ -1,0 +1,100 @@
+"""``edgevlm serve``, ``edgevlm ask`` and ``edgevlm config``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgevlm.apps.commands.cli_options import Json, note
+from edgevlm.packages import needed
+
+EPILOG = """
+\b
+Examples:
+  edgevlm serve                                   serve the demo camera
+  edgevlm serve --camera rtsp://HOST/PATH --model ORG/NAME
+  edgevlm serve edgevlm.toml                      several cameras
+  edgevlm ask "how many objects are there now?"   ask from another shell
+"""
+
+KeyFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Read the server's key from this file.")]
+
+
+def serve(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="Serve what this edgevlm.toml says.")] = None,
+    camera: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]SRC", help="Watch this camera; may be given again.", show_default="demo"),
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="MODEL", help="Use demo, a bundle, or ORG/NAME.")] = None,
+    policy: Annotated[str | None, typer.Option(metavar="NAME[:K=V,..]", help="Forget by this policy.")] = None,
+    budget: Annotated[str | None, typer.Option(metavar="N|6k", help="Keep this many vision tokens per layer.")] = None,
+    fps: Annotated[float | None, typer.Option(metavar="N", help="Watch this many frames a second.")] = None,
+    append: Annotated[
+        str | None, typer.Option(metavar="auto|all|changed", help="Append all of each frame, or what changed.")
+    ] = None,
+    encode: Annotated[
+        str | None, typer.Option(metavar="auto|all|changed", help="Encode all of each frame, or what changed.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(metavar="H", help="Listen at this address.", show_default="127.0.0.1")] = None,
+    port: Annotated[int | None, typer.Option(metavar="P", help="Listen at this port; 0: any.", show_default="8000")] = None,
+    key_file: KeyFile = None,
+    state: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Keep snapshots there.", show_default="the user's state folder")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="Use this many CPU threads.", min=1, max=256)] = None,
+    json: Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Write errors only.")] = False,
+) -> None:
+    """Serve cameras over HTTP, with a page.
+
+    The page is at the address it prints. Programs ask with OpenAI's clients.
+    """
+    from edgevlm.progress import progress
+
+    with progress("starting"):
+        server_of = needed("edgevlm.apps.serve.run", "edgevlm serve", "serve")
+    shared = {"model": model, "policy": policy, "budget": budget, "fps": fps, "state": state, "threads": threads}
+    shared |= {"append": append, "encode": encode}
+    server = {"host": host, "port": port, "key": None if key_file is None else f"file:{key_file}"}
+    server_of.serve(lambda: server_of.settings_of(config, camera or [], shared, server), json, quiet)
+
+
+def ask(
+    question: Annotated[str | None, typer.Argument(metavar="[QUESTION]", help="Ask this; - or nothing: from stdin.")] = None,
+    stream: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Ask about this stream.", show_default="the only one")
+    ] = None,
+    url: Annotated[str, typer.Option(metavar="URL", help="Ask the server at this address.")] = "http://127.0.0.1:8000",
+    key_file: KeyFile = None,
+    json: Json = False,
+) -> None:
+    """Ask a running server."""
+    from edgevlm.apps.serve.client import ask_server, questions
+
+    for each in questions(question):
+        ask_server(each, stream, url, key_file, json)
+
+
+config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check a server's configuration.")
+
+
+@config.callback()
+def _config() -> None:
+    """Check a server's configuration."""
+
+
+@config.command("check")
+def check(
+    path: Annotated[Path, typer.Argument(metavar="CONFIG", help="Check this edgevlm.toml.")] = Path("edgevlm.toml"),
+) -> None:
+    """Check a configuration, and open nothing."""
+    config = needed("edgevlm.apps.serve.config", "edgevlm config check", "serve")
+    settings = config.read_config(path)
+    for each in settings.cameras.values():
+        config.secret(each.source)
+    if settings.server.key is not None:
+        config.secret(settings.server.key)
+    note(f"{path}: {len(settings.cameras)} cameras, nothing wrong")

@@ -1,0 +1,1 @@
+"""``edgevlm serve``: cameras on models behind an HTTP server, with a page."""

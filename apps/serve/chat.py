@@ -1,0 +1,218 @@
+"""``POST /v1/chat/completions``: OpenAI's requests as questions about a stream."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from edgevlm.apps.serve.stream import CameraStream
+from edgevlm.runtime.answer import Answer
+from edgevlm.runtime.chat import Turn
+
+MAX_TEXT = 65_536  # characters of one message
+MAX_MESSAGES = 256
+
+
+class Strict(BaseModel):
+    """Fields that are not known are errors."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: Annotated[str, Field(max_length=MAX_TEXT)]
+
+
+class MediaUrl(Strict):
+    url: Annotated[str, Field(max_length=4096)]
+
+
+class VideoPart(Strict):
+    """A stream: ``edgevlm://NAME``. ``input_video`` is llama.cpp's name for it."""
+
+    type: Literal["video_url", "input_video"]
+    video_url: MediaUrl | None = None
+    input_video: MediaUrl | None = None
+
+    @property
+    def url(self) -> str | None:
+        media = self.video_url or self.input_video
+        return None if media is None else media.url
+
+
+Part = Annotated[TextPart | VideoPart, Field(discriminator="type")]
+
+
+class ChatMessage(Strict):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[Part], Field(max_length=64)]
+    name: Annotated[str, Field(max_length=256)] | None = None
+
+    @property
+    def text(self) -> str:
+        parts = (
+            [self.content]
+            if isinstance(self.content, str)
+            else [each.text for each in self.content if isinstance(each, TextPart)]
+        )
+        return "\n".join(parts)
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+
+
+class ChatRequest(Strict):
+    """OpenAI's fields that mean something here."""
+
+    model: Annotated[str, Field(max_length=512)] = ""
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=1 << 31)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=1 << 31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    stop: Annotated[str, Field(min_length=1, max_length=256)] | Annotated[list[str], Field(max_length=4)] | None = None
+    n: Literal[1] = 1
+    user: Annotated[str, Field(max_length=256)] | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else [each for each in self.stop or [] if each]
+
+    @property
+    def stream_name(self) -> str | None:
+        """The stream asked about: of a video part, else behind the model's last ``/``; None for the only one."""
+        for message in self.messages:
+            for part in message.content if isinstance(message.content, list) else []:
+                if isinstance(part, VideoPart):
+                    return stream_of(part.url or "")
+        return self.model.rpartition("/")[2] or None
+
+    def question(self) -> tuple[str, list[Turn]]:
+        """The last user message, and the turns before it. A system message stands before the question.
+
+        Raises FieldError.
+        """
+        if self.messages[-1].role != "user":
+            raise FieldError("messages", "the last message is the user's")
+        system = "\n".join(each.text for each in self.messages if each.role in ("system", "developer"))
+        turns: list[Turn] = []
+        asked: str | None = None
+        for each in self.messages[:-1]:
+            if each.role == "user":
+                asked = each.text
+            elif each.role == "assistant" and asked is not None:
+                turns.append((asked, each.text))
+                asked = None
+        question = self.messages[-1].text.strip()
+        if not question:
+            raise FieldError("messages", "the last message has no text")
+        return f"{system}\n{question}".strip(), turns
+
+
+class FieldError(ValueError):
+    """A field of a request that is not one."""
+
+    def __init__(self, field: str, what: str) -> None:
+        super().__init__(f"{field}: {what}")
+        self.field = field
+
+
+def stream_of(url: str) -> str:
+    """``front-door`` of ``edgevlm://front-door``. Raises FieldError."""
+    parts = urlsplit(url)
+    if parts.scheme != "edgevlm" or not parts.netloc or parts.query or parts.path not in ("", "/"):
+        raise FieldError("video_url.url", "give a stream of this server, edgevlm://NAME")
+    return parts.netloc
+
+
+class Completion:
+    """One answer, in OpenAI's shapes."""
+
+    def __init__(self, request: ChatRequest, stream: CameraStream, question: str, answer: Answer | str) -> None:
+        self.request, self.stream, self.question, self.answer = request, stream, question, answer
+        self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+        self._finish = "stop"
+
+    async def whole(self) -> dict[str, Any]:
+        """The whole answer, once it is there."""
+        text = "".join([piece async for piece in self.pieces()])
+        message = {"role": "assistant", "content": text, "refusal": None}
+        choice = {"index": 0, "message": message, "finish_reason": self._finish, "logprobs": None}
+        return {**self._common("chat.completion"), "choices": [choice], "usage": self.usage(), "edgevlm": self.extension()}
+
+    async def chunks(self) -> AsyncGenerator[str, None]:
+        """The answer as it comes: JSON of each chunk, then ``[DONE]``."""
+        yield self._chunk({"role": "assistant", "content": ""})
+        async for piece in self.pieces():
+            yield self._chunk({"content": piece})
+        yield self._chunk({}, self._finish, edgevlm=self.extension())
+        if self.request.stream_options is not None and self.request.stream_options.include_usage:
+            yield json.dumps({**self._common("chat.completion.chunk"), "choices": [], "usage": self.usage()})
+        yield "[DONE]"
+
+    async def pieces(self) -> AsyncGenerator[str, None]:
+        """The answer's text as it comes, up to a stop. The answer is cancelled when nobody reads on."""
+        if isinstance(self.answer, str):
+            yield self.answer
+            return
+        stops, text, given = self.request.stops, "", 0
+        held = max(map(len, stops), default=1) - 1  # characters that may be the beginning of a stop
+        try:
+            async for piece in self.answer:
+                text += piece
+                ends = [place for stop in stops if (place := text.find(stop)) >= 0]
+                if ends:
+                    text = text[: min(ends)]
+                    break
+                if len(text) - held > given:
+                    yield text[given : len(text) - held]
+                    given = len(text) - held
+            else:
+                self._finish = "length" if self.answer.finish_reason == "length" else "stop"
+            if text[given:]:
+                yield text[given:]
+        finally:
+            if not self.answer.finished:
+                self.answer.cancel()
+        self.stream.answered(self.question, self.answer)
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens: the memory's count as prompt tokens that were cached."""
+        if isinstance(self.answer, str):
+            return {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+        held, said = self.stream.session.stats.tokens, len(self.answer.token_ids)
+        prompt = held + self.answer.prompt_tokens
+        details = {"cached_tokens": held}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": said,
+            "total_tokens": prompt + said,
+            "prompt_tokens_details": details,
+        }
+
+    def extension(self) -> dict[str, Any]:
+        """What OpenAI's shape has no place for."""
+        common = {"stream": self.stream.name, "policy": self.stream.session.policy}
+        if isinstance(self.answer, str):
+            return {**common, "time_s": None, "time": None}
+        answer = self.answer
+        times = {"time_s": answer.time_s, "time": self.stream.wall(answer.time_s)}
+        return {**common, **times, "ttft_ms": round(answer.ttft_ms, 3), "tpot_ms": round(answer.tpot_ms, 3)}
+
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> str:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+        return json.dumps({**self._common("chat.completion.chunk"), "choices": [choice], **more})
+
+    def _common(self, kind: str) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self.request.model or self.stream.name}

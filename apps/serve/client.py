@@ -1,0 +1,99 @@
+"""``edgevlm ask``: a question to a running server, with the standard library alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from edgevlm.apps.credentials import mask_credentials
+from edgevlm.apps.run.events import wall_clock
+from edgevlm.apps.schemas import json_line
+from edgevlm.errors import UserError
+
+TIMEOUT_S = 600.0
+
+
+def questions(typed: str | None) -> Iterator[str]:
+    """The one typed, or stdin's, one a line."""
+    if typed not in (None, "-"):
+        yield str(typed)
+        return
+    if sys.stdin.isatty():
+        raise UserError("give a question: edgevlm ask 'who came in?'")
+    for line in sys.stdin:
+        if line.strip():
+            yield line.strip()
+
+
+def ask_server(question: str, stream: str | None, url: str, key_file: Path | None, as_json: bool) -> None:
+    """Print the answer as it comes. Raises UserError, one line."""
+    body = {"model": stream or "", "stream": True, "messages": [{"role": "user", "content": question}]}
+    pieces: list[str] = []
+    extension: dict[str, Any] = {}
+    for chunk in chunks(url, body, key_file):
+        extension = chunk.get("edgevlm", extension)
+        for choice in chunk["choices"]:
+            piece = choice["delta"].get("content") or ""
+            pieces.append(piece)
+            if not as_json:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+    if as_json:
+        told = {name: extension.get(name) for name in ("stream", "time_s", "ttft_ms")}
+        fields = {"time": wall_clock(), "question": question, "text": "".join(pieces), **told}
+        print(json_line("completion", fields), flush=True)
+    else:
+        print(flush=True)
+
+
+def chunks(url: str, body: dict[str, Any], key_file: Path | None) -> Iterator[dict[str, Any]]:
+    """The chunks of a streamed completion."""
+    parts, shown = urlsplit(url if "://" in url else f"http://{url}"), mask_credentials(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+        raise UserError(f"--url {shown}: give an address like http://127.0.0.1:8000")
+    headers = {"content-type": "application/json", "accept": "text/event-stream"}
+    if key_file is not None:
+        try:
+            headers["authorization"] = f"Bearer {key_file.read_text(encoding='utf-8').strip()}"
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"--key-file {key_file}: cannot be read ({error})") from None
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname, port, timeout=TIMEOUT_S)
+    try:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise UserError(f"{shown}: {problem(response)}")
+        for line in response:
+            data = line.decode(errors="replace").strip().removeprefix("data:").strip()
+            if data == "[DONE]":
+                return
+            if line.startswith(b"data:"):
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise UserError(f"{shown}: {chunk['error']['message']}")
+                yield chunk
+        raise UserError(f"{shown}: the server went away in the middle of an answer; ask again")
+    except (OSError, http.client.HTTPException) as error:
+        raise UserError(f"{shown}: no answer ({error}); is `edgevlm serve` running there?") from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{shown}: this is no edgevlm server") from None
+    finally:
+        connection.close()
+
+
+def problem(response: http.client.HTTPResponse) -> str:
+    """A refusal's own words."""
+    try:
+        return str(json.loads(response.read(65_536))["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"{response.status} {response.reason}"

@@ -1,0 +1,186 @@
+"""What ``edgevlm serve`` is to do: edgevlm.toml, checked key by key."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+
+from edgevlm.errors import UserError, nearest
+from edgevlm.runtime.budget import parse_budget
+from edgevlm.runtime.engine import DEFAULT_ENGINE
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found]
+
+MAX_CONFIG = 1 << 20  # bytes
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Section(BaseModel):
+    """A table of the file: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CameraSettings(Section):
+    """One camera. What is left out is as at the top of the file. source: as ``edgevlm run --camera`` takes it, or a secret."""
+
+    source: str = "demo"
+    model: str | None = None
+    policy: str | None = None
+    budget: str | int | None = None
+    fps: Annotated[float, Field(gt=0, le=1000)] | None = None
+    append: str | None = None
+    encode: str | None = None
+
+    @field_validator("budget")
+    @classmethod
+    def _budget(cls, value: str | int | None) -> str | int | None:
+        return checked_budget(value)
+
+
+class ServerSettings(Section):
+    """The HTTP server. key: ``env:NAME`` or ``file:PATH``. hosts: further names that the page is reached by.
+
+    max_requests: questions that run or wait at once; the next is answered 429. max_body: bytes of a request.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    key: str | None = None
+    hosts: tuple[str, ...] = ()
+    max_requests: Annotated[int, Field(ge=1, le=1024)] = 32
+    max_connections: Annotated[int, Field(ge=1, le=65535)] = 256
+    max_body: Annotated[int, Field(ge=1024, le=1 << 30)] = 16 << 20
+
+    @field_validator("key")
+    @classmethod
+    def _key(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("env:", "file:")):
+            raise ValueError("give env:NAME or file:PATH; a key does not stand in the file itself")
+        return value
+
+
+class ServeConfig(Section):
+    """All of edgevlm.toml. state: the folder of snapshots; the user's state folder unless given."""
+
+    model: str = "demo"
+    policy: str = "auto"
+    budget: str | int | None = None
+    fps: Annotated[float, Field(gt=0, le=1000)] = 2.0
+    append: str = "auto"
+    encode: str = "auto"
+    engine: str = DEFAULT_ENGINE
+    threads: Annotated[int, Field(ge=1, le=256)] | None = None
+    state: str | None = None
+    state_every: Annotated[float, Field(gt=0, le=86_400)] = 30.0
+    server: ServerSettings = ServerSettings()
+    cameras: dict[Name, CameraSettings] = {}
+
+    @field_validator("budget")
+    @classmethod
+    def _budget(cls, value: str | int | None) -> str | int | None:
+        return checked_budget(value)
+
+    def camera(self, settings: CameraSettings) -> CameraSettings:
+        """A camera's settings, with what it leaves out filled in."""
+        own = settings.model_dump(exclude_none=True)
+        shared = {name: getattr(self, name) for name in CameraSettings.model_fields if name != "source"}
+        return CameraSettings(**{**shared, **own})
+
+
+def read_config(path: Path) -> ServeConfig:
+    """Read edgevlm.toml. Raises UserError, one line that names the key and the nearest known one."""
+    try:
+        if not path.is_file():
+            raise UserError(f"{path}: there is no such file; give an edgevlm.toml")
+        with path.open("rb") as file:
+            raw = file.read(MAX_CONFIG + 1)
+        if len(raw) > MAX_CONFIG:
+            raise UserError(f"{path}: is larger than {MAX_CONFIG} bytes")
+        return check_config(tomllib.loads(raw.decode()), str(path))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UserError(f"{path}: is no TOML ({error})") from None
+
+
+def check_config(values: Mapping[str, Any], where: str) -> ServeConfig:
+    """Raises UserError for what is not a configuration; ``where`` it stands begins the message."""
+    try:
+        return ServeConfig.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"{where}: {first_problem(error, ServeConfig)}") from None
+
+
+def first_problem(error: ValidationError, section: type[BaseModel]) -> str:
+    """The first of a validation's errors, in one line that names the key."""
+    found = error.errors(include_url=False, include_context=False)[0]
+    path = [str(part) for part in found["loc"] if part != "[key]"]
+    name = ".".join(path)
+    if found["type"] == "extra_forbidden":
+        return f"{name}: there is no such key; {nearest(path[-1], known_keys(section, path[:-1]))}"
+    if found["type"] == "string_pattern_mismatch" and path[:1] == ["cameras"]:
+        return f"{name}: a camera's name has small letters, digits, - and _, 64 at most"
+    return f"{name}: {found['msg'].removeprefix('Value error, ')}"
+
+
+def known_keys(section: Any, path: list[str]) -> list[str]:
+    """The keys of the table at ``path``."""
+    for part in path:
+        if not (isinstance(section, type) and issubclass(section, BaseModel)):
+            break
+        kind = section.model_fields[part].annotation if part in section.model_fields else None
+        section = CameraSettings if part == "cameras" else kind or section
+    return list(section.model_fields)
+
+
+def checked_budget(value: str | int | None) -> str | int | None:
+    """A budget as typed. Raises ValueError for what is none."""
+    if value is not None:
+        try:
+            parse_budget(str(value))
+        except UserError as error:
+            raise ValueError(str(error)) from None
+    return value
+
+
+def secret(reference: str) -> str:
+    """The text that ``env:NAME`` or ``file:PATH`` stands for; any other text stands for itself. Raises UserError."""
+    kind, _, name = reference.partition(":")
+    if kind == "env" and re.fullmatch(r"\w+", name):
+        if name not in os.environ:
+            raise UserError(f"{reference}: the variable {name} is not set")
+        return os.environ[name]
+    if kind == "file":
+        try:
+            if not Path(name).is_file():
+                raise UserError(f"{reference}: there is no such file")
+            with Path(name).open(encoding="utf-8") as file:
+                return file.read(65_536).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{reference}: cannot be read ({error})") from None
+    return reference
+
+
+def named_cameras(sources: list[str]) -> dict[str, CameraSettings]:
+    """``--camera SRC``, as often as given: the demo is ``demo``, ``NAME=SRC`` is named, others are camera, camera-2, ..."""
+    cameras: dict[str, CameraSettings] = {}
+    for source in sources:
+        match = re.fullmatch(r"([a-z0-9][a-z0-9_-]{0,63})=(.+)", source)
+        name, given = (match[1], match[2]) if match else ("demo" if source == "demo" else "camera", source)
+        number, unique = 1, name
+        while unique in cameras:
+            number += 1
+            unique = f"{name}-{number}"
+        cameras[unique] = CameraSettings(source=given)
+    return cameras

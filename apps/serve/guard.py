@@ -1,0 +1,107 @@
+"""What every request passes before a route sees it: host, origin, key, size."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.exceptions import HTTPException
+
+from edgevlm.apps.serve.config import LOOPBACK, ServerSettings
+
+Scope = Mapping[str, Any]
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+OPEN_PATHS = ("/", "/static/", "/health/")  # need no key: they tell nothing of what is watched
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+
+
+class Guard:
+    """An ASGI application in front of another. key: None where none is asked for."""
+
+    def __init__(self, app: Any, settings: ServerSettings, key: str | None) -> None:
+        self._app, self._settings, self._key = app, settings, key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        if problem := self._problem(scope["path"], headers):
+            await refuse(send, *problem)
+            return
+        limit, taken = self._settings.max_body, 0
+        too_large = f"the request has more than {limit} bytes"
+        length = headers.get(b"content-length", "0")
+        if length.isdecimal() and int(length) > limit:
+            await refuse(send, 413, too_large, "too_large")
+            return
+
+        async def bounded() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > limit:
+                raise HTTPException(413, too_large)
+            return message
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                docs = scope["path"] == "/docs"  # FastAPI's own page, whose script comes from elsewhere
+                message = {**message, "headers": [*message["headers"], *(own[1:] if docs else own)]}
+            await send(message)
+
+        await self._app(scope, bounded, with_headers)
+
+    def _problem(self, path: str, headers: Mapping[bytes, str]) -> tuple[int, str, str] | None:
+        """Status, message and code of a refusal; None for a request that may pass."""
+        host = host_of(headers.get(b"host", ""))
+        if host not in self._hosts():
+            return 421, f"the host {host[:100]!r} is not this server's; add it to server.hosts", "wrong_host"
+        origin = headers.get(b"origin")
+        if origin is not None and urlsplit(origin).netloc != headers.get(b"host"):
+            return 403, "requests from pages of other sites are refused", "wrong_origin"
+        if self._key is None or path == "/" or path.startswith(OPEN_PATHS[1:]):
+            return None
+        given = headers.get(b"authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self._key.encode()):
+            return 401, "give the server's key: Authorization: Bearer KEY", "invalid_api_key"
+        return None
+
+    def _hosts(self) -> tuple[str, ...]:
+        own = self._settings.host
+        return (*LOOPBACK, own, *self._settings.hosts)
+
+
+def host_of(header: str) -> str:
+    """The name of a ``Host`` header, without the port."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0].lower()
+
+
+def error_body(message: str, code: str | None, param: str | None = None, kind: str = "invalid_request_error") -> dict[str, Any]:
+    """OpenAI's shape of an error."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+async def refuse(send: Send, status: int, message: str, code: str) -> None:
+    body = json.dumps(error_body(message, code)).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

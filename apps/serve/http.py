@@ -1,0 +1,309 @@
+"""The routes of ``edgevlm serve``: OpenAI's, streams, health, metrics and the page."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from importlib.resources import files
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, HTTPException, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from pydantic import Field
+from sse_starlette import EventSourceResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from edgevlm import __version__
+from edgevlm.apps.serve.chat import ChatRequest, Completion, FieldError, Strict
+from edgevlm.apps.serve.config import CameraSettings, Name
+from edgevlm.apps.serve.guard import error_body
+from edgevlm.apps.serve.metrics import Metrics
+from edgevlm.apps.serve.service import Service
+from edgevlm.apps.serve.stream import Broadcast, CameraStream
+from edgevlm.errors import UserError
+
+POLL_S = 0.1  # how often an MJPEG stream looks for a new frame
+PAGE = files("edgevlm.apps.serve").joinpath("page")
+StreamName = Annotated[str, Path(max_length=64)]
+
+
+class NewStream(Strict):
+    """A camera to watch."""
+
+    id: Name
+    source: Annotated[str, Field(min_length=1, max_length=4096)]
+    policy: Annotated[str, Field(max_length=256)] | None = None
+    budget: Annotated[str, Field(max_length=16)] | Annotated[int, Field(ge=1)] | None = None
+    fps: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
+
+
+class StreamChange(Strict):
+    state: Literal["running", "paused"]
+
+
+class Server:
+    """The routes over a service. Questions that run or wait are counted, and bounded."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.metrics = service, Metrics(service)
+        self.unfinished = 0
+        self.closing = asyncio.Event()
+
+    def stream(self, name: str | None) -> CameraStream:
+        try:
+            return self.service.stream(name)
+        except UserError as error:
+            raise ApiError(404, str(error), "not_found", "model") from None
+
+    async def complete(self, asked: ChatRequest) -> Completion:
+        """Ask; 429 where too many wait. The caller calls :meth:`finished` once."""
+        limit = self.service.config.server.max_requests
+        stream = self.stream(asked.stream_name)
+        question, turns = asked.question()
+        if self.unfinished >= limit:
+            raise ApiError(429, f"{limit} questions are being answered or wait; ask again in a moment", "rate_limit_exceeded")
+        self.unfinished += 1
+        try:
+            wanted = asked.max_completion_tokens or asked.max_tokens
+            tokens = None if wanted is None else min(wanted, stream.session.text_budget.answer)
+            sampling = {"max_tokens": tokens, "temperature": asked.temperature, "top_p": asked.top_p, "seed": asked.seed}
+            answer = await run_in_threadpool(stream.ask, question, turns, **sampling)
+        except BaseException:
+            self.unfinished -= 1
+            raise
+        self.metrics.waiting, self.metrics.running = max(0, self.unfinished - 1), min(1, self.unfinished)
+        return Completion(asked, stream, question, answer)
+
+    def finished(self, completion: Completion) -> None:
+        self.unfinished -= 1
+        self.metrics.waiting, self.metrics.running = max(0, self.unfinished - 1), min(1, self.unfinished)
+        answer = completion.answer
+        if not isinstance(answer, str) and answer.token_ids:
+            self.metrics.ttft.labels(completion.stream.name).observe(answer.ttft_ms / 1e3)
+            self.metrics.tokens.labels(completion.stream.name).inc(len(answer.token_ids))
+
+
+class ApiError(HTTPException):
+    """An error in OpenAI's shape."""
+
+    def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
+        super().__init__(status, message, {"Retry-After": "1"} if status == 429 else None)
+        self.code, self.param = code, param
+
+
+def make_app(service: Service) -> FastAPI:
+    """The ASGI application over a service."""
+    app = FastAPI(title="edgevlm", version=__version__, description="Cameras that can be asked.", redoc_url=None)
+    server = Server(service)
+    app.state.server = server
+    add_errors(app)
+    add_openai(app, server)
+    add_streams(app, server)
+    add_rest(app, server)
+    return app
+
+
+def add_openai(app: FastAPI, server: Server) -> None:
+    @app.post("/v1/chat/completions", tags=["OpenAI"], response_model=None)
+    async def chat_completions(asked: ChatRequest) -> Response:
+        """Ask a stream: `model` is its name, or ends in `/NAME`. Its memory is the video that the question is about."""
+        completion = await server.complete(asked)
+        if not asked.stream:
+            try:
+                return JSONResponse(await completion.whole())
+            finally:
+                server.finished(completion)
+
+        async def events() -> AsyncIterator[dict[str, str]]:
+            chunks = completion.chunks()
+            try:
+                async for chunk in chunks:
+                    yield {"data": chunk}
+            except UserError as error:
+                yield {"data": json.dumps(error_body(str(error), None, kind="server_error"))}
+            finally:
+                await chunks.aclose()
+                server.finished(completion)
+
+        return EventSourceResponse(events(), ping=15, send_timeout=30)
+
+    @app.get("/v1/models", tags=["OpenAI"])
+    async def models() -> dict[str, Any]:
+        """The streams, as models that can be asked."""
+        entries = [
+            {"id": name, "object": "model", "created": 0, "owned_by": stream.describe()["model"]}
+            for name, stream in server.service.streams.items()
+        ]
+        return {"object": "list", "data": entries}
+
+
+def add_streams(app: FastAPI, server: Server) -> None:
+    @app.get("/v1/streams", tags=["streams"])
+    async def streams() -> dict[str, Any]:
+        """Every camera and how it does."""
+        return {"object": "list", "data": [stream.describe() for stream in server.service.streams.values()]}
+
+    @app.post("/v1/streams", tags=["streams"], status_code=201)
+    async def add(new: NewStream) -> dict[str, Any]:
+        """Watch another camera, until it is removed or the server restarts."""
+        if new.source.startswith(("env:", "file:")) or new.source.partition(":")[0].endswith(".py"):
+            raise FieldError("source", "secrets and programs are named in the configuration alone")
+        settings = CameraSettings(**new.model_dump(exclude={"id"}, exclude_none=True))
+        stream = await run_in_threadpool(server.service.add, new.id, settings)
+        return stream.describe()
+
+    @app.get("/v1/streams/{name}", tags=["streams"])
+    async def stream(name: StreamName) -> dict[str, Any]:
+        return server.stream(name).describe()
+
+    @app.patch("/v1/streams/{name}", tags=["streams"])
+    async def change(name: StreamName, change: StreamChange) -> dict[str, Any]:
+        """Pause a camera, or let it go on. A paused one can be asked."""
+        found = server.stream(name)
+        await run_in_threadpool(found.pause if change.state == "paused" else found.resume)
+        return found.describe()
+
+    @app.delete("/v1/streams/{name}", tags=["streams"], status_code=204)
+    async def remove(name: StreamName) -> None:
+        """Stop watching a camera. Its snapshots stay."""
+        server.stream(name)
+        await run_in_threadpool(server.service.remove, name)
+
+    @app.get("/v1/streams/{name}/frame.jpg", tags=["streams"], response_class=Response)
+    async def frame(name: StreamName) -> Response:
+        """The newest frame that was watched."""
+        picture = await run_in_threadpool(server.stream(name).jpeg)
+        return as_picture(picture, "no frame has been watched yet")
+
+    @app.get("/v1/streams/{name}/thumbnails/{number}.jpg", tags=["streams"], response_class=Response)
+    async def thumbnail(name: StreamName, number: Annotated[int, Path(ge=0, lt=1 << 62)]) -> Response:
+        """A frame of which something is in memory, small."""
+        return as_picture(server.stream(name).observer.thumbnails.jpeg(number), "this frame is not in memory any more")
+
+    @app.get("/v1/streams/{name}/mjpeg", tags=["streams"], response_class=StreamingResponse)
+    async def mjpeg(name: StreamName, fps: Annotated[float, Query(gt=0, le=30)] = 5.0) -> StreamingResponse:
+        """The frames as they are watched, `fps` a second at most."""
+        stream = server.stream(name)
+
+        async def parts() -> AsyncIterator[bytes]:
+            last: object = None
+            while not server.closing.is_set() and server.service.streams.get(name) is stream:
+                frame = stream.loop.frame
+                if frame is not None and frame is not last:
+                    last, picture = frame, await run_in_threadpool(stream.jpeg)
+                    if picture is not None:
+                        head = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {len(picture)}\r\n\r\n"
+                        yield head.encode() + picture + b"\r\n"
+                await asyncio.sleep(max(POLL_S, 1 / fps))
+
+        return StreamingResponse(parts(), media_type="multipart/x-mixed-replace; boundary=frame")
+
+    @app.get("/v1/streams/{name}/memory", tags=["streams"])
+    async def memory(name: StreamName) -> dict[str, Any]:
+        """What is held: for each frame its share, and one hexadecimal digit a token."""
+        return await run_in_threadpool(server.stream(name).memory)
+
+    @app.get("/v1/streams/{name}/events", tags=["streams"], response_class=EventSourceResponse)
+    async def events(name: StreamName) -> EventSourceResponse:
+        """Server-sent events: answer, state, stats, notice. A listener that does not keep up is dropped."""
+        stream = server.stream(name)
+        return EventSourceResponse(listen(stream.events, stream), ping=15, send_timeout=30)
+
+
+async def listen(broadcast: Broadcast, stream: CameraStream) -> AsyncIterator[dict[str, str]]:
+    queue = broadcast.listen()
+    try:
+        yield {"event": "state", "data": json.dumps({"state": stream.state, "problem": stream.problem})}
+        while (event := await queue.get()) is not None:
+            yield {"event": event[0], "data": json.dumps(event[1])}
+    finally:
+        broadcast.leave(queue)
+
+
+def add_rest(app: FastAPI, server: Server) -> None:
+    @app.get("/health/live", tags=["health"])
+    async def live() -> dict[str, str]:
+        """200 while the process answers."""
+        return {"status": "ok"}
+
+    @app.get("/health/ready", tags=["health"])
+    async def ready() -> dict[str, str]:
+        """200 once every stream has been watched; 503 before."""
+        waiting = [name for name, stream in server.service.streams.items() if not stream.session.stats.frames]
+        if waiting:
+            raise ApiError(
+                503, f"{len(waiting)} of {len(server.service.streams)} streams have not been watched yet", "not_ready"
+            )
+        return {"status": "ok"}
+
+    @app.get("/metrics", tags=["health"], response_class=Response)
+    async def metrics() -> Response:
+        """Prometheus's text."""
+        return Response(await run_in_threadpool(generate_latest, server.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(str(PAGE.joinpath("index.html")))
+
+    @app.get("/static/{name}", include_in_schema=False)
+    async def static(name: Literal["app.js", "style.css"]) -> FileResponse:
+        return FileResponse(str(PAGE.joinpath(name)))
+
+
+def add_errors(app: FastAPI) -> None:
+    """Every error in OpenAI's shape; wrong fields are 400 and named."""
+
+    def answer(status: int, message: str, code: str | None, param: str | None = None, headers: Any = None) -> JSONResponse:
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        return JSONResponse(error_body(message, code, param, kind), status, headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        found = error.errors()[0]
+        param = ".".join(str(part) for part in found["loc"] if part not in ("body", "path", "query", "text", "constrained-str"))
+        if found["type"] == "json_invalid":
+            return answer(400, "the body is not JSON", "invalid_json")
+        what = "there is no such field" if found["type"] == "extra_forbidden" else found["msg"]
+        return answer(400, f"{param}: {what}"[:500], "invalid_value", param[:200] or None)
+
+    @app.exception_handler(FieldError)
+    async def field(request: Request, error: FieldError) -> JSONResponse:
+        return answer(400, str(error), "invalid_value", error.field)
+
+    @app.exception_handler(UserError)
+    async def user(request: Request, error: UserError) -> JSONResponse:
+        return answer(400, str(error), "invalid_value")
+
+    @app.exception_handler(RecursionError)
+    async def deep(request: Request, error: RecursionError) -> JSONResponse:
+        return answer(400, "the body is nested too deeply", "invalid_json")
+
+    @app.exception_handler(StarletteHTTPException)
+    async def http(request: Request, error: StarletteHTTPException) -> JSONResponse:
+        code = error.code if isinstance(error, ApiError) else None
+        param = error.param if isinstance(error, ApiError) else None
+        return answer(error.status_code, str(error.detail), code, param, error.headers)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        return answer(500, f"unexpected {type(error).__name__}", "internal_error")
+
+
+def as_picture(jpeg: bytes | None, otherwise: str) -> Response:
+    if jpeg is None:
+        raise ApiError(404, otherwise, "not_found")
+    return Response(jpeg, media_type="image/jpeg", headers={"cache-control": "no-store"})
+
+
+async def close_listeners(server: Server) -> None:
+    """Let responses that never end come to their end."""
+    server.closing.set()
+    for stream in server.service.streams.values():
+        with suppress(RuntimeError):
+            stream.events.close()

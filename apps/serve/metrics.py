@@ -1,0 +1,58 @@
+"""``GET /metrics``: Prometheus's text, under vLLM's and Frigate's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psutil
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from edgevlm.apps.serve.service import Service
+
+TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Metrics(Collector):
+    """What a service is doing, read when it is asked for. running, waiting: answers, counted by the server."""
+
+    def __init__(self, service: Service) -> None:
+        self.registry = CollectorRegistry()
+        self.running = self.waiting = 0
+        labels = ("stream",)
+        self.ttft = Histogram(
+            "edgevlm_time_to_first_token_seconds", "From a question to its first token.", labels,
+            buckets=TTFT_BUCKETS, registry=self.registry,
+        )  # fmt: skip
+        self.tokens = Counter("edgevlm_generation_tokens", "Tokens generated.", labels, registry=self.registry)
+        self._service = service
+        self.registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("edgevlm_num_requests_running", "Answers being generated.", value=self.running)
+        yield GaugeMetricFamily("edgevlm_num_requests_waiting", "Questions that wait.", value=self.waiting)
+        yield GaugeMetricFamily("edgevlm_process_resident_bytes", "Resident memory.", value=psutil.Process().memory_info().rss)
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
+            "usage": GaugeMetricFamily("edgevlm_kv_cache_usage_ratio", "Tokens held over the budget.", labels=("stream",)),
+            "fps": GaugeMetricFamily("edgevlm_camera_fps", "Frames watched per second.", labels=("stream",)),
+            "skipped": GaugeMetricFamily("edgevlm_camera_skipped_fps", "Frames dropped per second.", labels=("stream",)),
+            "up": GaugeMetricFamily("edgevlm_camera_up", "1 while frames come.", labels=("stream",)),
+            "frames": CounterMetricFamily("edgevlm_camera_frames", "Frames watched.", labels=("stream",)),
+            "dropped": CounterMetricFamily("edgevlm_camera_dropped_frames", "Frames dropped.", labels=("stream",)),
+            "reconnects": CounterMetricFamily("edgevlm_camera_reconnects", "Connections that came back.", labels=("stream",)),
+            "compressions": CounterMetricFamily("edgevlm_kv_cache_compressions", "Compressions.", labels=("stream",)),
+        }
+        for name, stream in self._service.streams.items():
+            families["up"].add_metric([name], float(stream.state == "running"))
+            stats = stream.stats
+            if stats is None:
+                continue
+            values = {
+                "usage": stats.cache_tokens / max(1, stream.session.budget), "fps": stats.fps, "skipped": stream.skipped_fps,
+                "frames": stats.frames, "dropped": stats.dropped, "reconnects": stats.reconnects,
+                "compressions": stats.compressions,
+            }  # fmt: skip
+            for key, value in values.items():
+                families[key].add_metric([name], value)
+        yield from families.values()

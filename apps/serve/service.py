@@ -1,0 +1,126 @@
+"""Models and the cameras they watch: what a server serves, without HTTP."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from edgevlm.apps.bundles.resolve import resolve_model
+from edgevlm.apps.credentials import mask_credentials
+from edgevlm.apps.serve.config import CameraSettings, ServeConfig, secret
+from edgevlm.apps.serve.stream import CameraStream, stream_options
+from edgevlm.apps.sources import SourceOptions, check_source
+from edgevlm.errors import UserError, nearest
+from edgevlm.progress import progress
+from edgevlm.runtime.auto import check_policy
+from edgevlm.runtime.model import Model
+
+MAX_STREAMS = 256
+
+
+class Service:
+    """The streams of a configuration, by name. Weights are loaded once for each model. Any thread may call any method."""
+
+    def __init__(self, config: ServeConfig, notice: Callable[[str], object]) -> None:
+        self.config = config
+        self.streams: dict[str, CameraStream] = {}
+        self._models: dict[str, Model] = {}
+        self._notice, self._lock = notice, threading.RLock()
+        self._state = Path(config.state) if config.state else state_folder()
+
+    def open(self) -> None:
+        """Open all cameras. Raises UserError for the first that cannot be, and closes the others."""
+        try:
+            for name, settings in self.config.cameras.items():
+                self.add(name, settings)
+        except BaseException:
+            self.close()
+            raise
+
+    def add(self, name: str, settings: CameraSettings) -> CameraStream:
+        """Open a camera and watch it. Raises UserError for what cannot be opened, and changes nothing."""
+        with self._lock:
+            if name in self.streams:
+                raise UserError(f"stream {name}: there is one already; remove it first, or choose another name")
+            if len(self.streams) >= MAX_STREAMS:
+                raise UserError(f"there are {MAX_STREAMS} streams already; remove one first")
+            wanted = self.config.camera(settings)
+            address = secret(wanted.source)
+            if address == "-":
+                raise UserError(f"stream {name}: a service does not read its stdin; give a camera or an address")
+            check_source(address, None)
+            check_policy(wanted.policy or "auto")
+            model = self._model(wanted.model or "demo")
+            options = stream_options(SourceOptions(), wanted, address)
+            stream = CameraStream(name, wanted, model, options, self._state / name, self.config.state_every)
+            self.streams = {**self.streams, name: stream}
+            stream.start()
+            return stream
+
+    def remove(self, name: str) -> None:
+        """Stop watching a camera; its snapshots stay. Raises UserError for a stream that there is not."""
+        with self._lock:
+            stream = self.stream(name)
+            self.streams = {key: value for key, value in self.streams.items() if key != name}
+            stream.close()
+            unused = [
+                key for key, model in self._models.items() if all(each.model is not model for each in self.streams.values())
+            ]
+            for key in unused:
+                self._models.pop(key).close()
+
+    def reload(self, config: ServeConfig) -> list[str]:
+        """Apply a configuration: cameras that changed are opened again, others are not touched. What was done, a line each."""
+        with self._lock:
+            before, self.config, done = self.config, config, []
+            for name in list(self.streams):
+                if name in before.cameras and name not in config.cameras:
+                    self.remove(name)
+                    done.append(f"{name}: removed")
+            for name, settings in config.cameras.items():
+                running = self.streams.get(name)
+                if running is not None and running.settings == config.camera(settings):
+                    continue
+                if running is not None:
+                    self.remove(name)
+                self.add(name, settings)
+                done.append(f"{name}: {'opened again' if running else 'added'}")
+            return done
+
+    def stream(self, name: str | None) -> CameraStream:
+        """A stream by name; the only one where no name is given. Raises UserError."""
+        if name is None:
+            if len(self.streams) == 1:
+                return next(iter(self.streams.values()))
+            raise UserError(f"which stream? there are: {', '.join(self.streams) or 'none'}")
+        if name not in self.streams:
+            raise UserError(f"there is no stream {name!r}; {nearest(name, self.streams)}")
+        return self.streams[name]
+
+    def close(self) -> None:
+        """End all streams, each with a last snapshot, at the same time; then the models."""
+        with self._lock:
+            streams, self.streams = list(self.streams.values()), {}
+            threads = [threading.Thread(target=stream.close, name="edgevlm-closing") for stream in streams]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            for model in self._models.values():
+                model.close()
+            self._models.clear()
+
+    def _model(self, name: str) -> Model:
+        if name not in self._models:
+            with progress("reading the model") as step:
+                bundle = resolve_model(name, step, lambda line: self._notice(mask_credentials(line)), self.config.engine)
+            with progress("verifying and loading the model"):
+                self._models[name] = Model.load(bundle, engine=self.config.engine, threads=self.config.threads)
+        return self._models[name]
+
+
+def state_folder() -> Path:
+    """Where snapshots go unless told otherwise: ``edgevlm/serve`` in the user's state folder (XDG)."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edgevlm" / "serve"

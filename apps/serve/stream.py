@@ -1,0 +1,412 @@
+"""One watched camera of a service: source, session, run loop and thread, and what it tells those who listen."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.apps.credentials import mask_credentials
+from edgevlm.apps.run.events import AnswerEvent, StatsEvent, wall_clock
+from edgevlm.apps.run.frame_preparation import FramePreparation
+from edgevlm.apps.run.loop import NEVER_TAUGHT, RunLoop, RunPlan
+from edgevlm.apps.run.memory_view import EVERY_S, LAYERS
+from edgevlm.apps.run.watchdog import Notifier
+from edgevlm.apps.serve.config import CameraSettings, secret
+from edgevlm.apps.sources import Frame, Source, SourceOptions, comes_to_an_end, open_source
+from edgevlm.errors import UserError
+from edgevlm.runtime.answer import Answer
+from edgevlm.runtime.cache import Kind
+from edgevlm.runtime.chat import Turn
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.session import Session
+from edgevlm.runtime.snapshots import SnapshotWriter
+
+WAITING = 64  # events that a listener may be behind before it is dropped
+THUMBNAILS = 512  # frames of which a small picture is kept
+THUMBNAIL_WIDTH = 160
+RETRY_S = 30.0  # from a source's failure to the next attempt
+CLOSING_S = 30.0  # that the last snapshot may take
+Event = tuple[str, dict[str, Any]]
+
+
+class Broadcast:
+    """Events to any number of listeners in an event loop; one that does not keep up is dropped."""
+
+    def __init__(self) -> None:
+        self._listeners: list[tuple[asyncio.AbstractEventLoop, asyncio.Queue[Event | None]]] = []
+
+    def listen(self) -> asyncio.Queue[Event | None]:
+        """A queue of events; None ends it. Call it in the event loop that reads it."""
+        listener = asyncio.get_running_loop(), asyncio.Queue[Event | None](WAITING + 1)
+        self._listeners.append(listener)
+        return listener[1]
+
+    def leave(self, queue: asyncio.Queue[Event | None]) -> None:
+        self._listeners = [each for each in self._listeners if each[1] is not queue]
+
+    def send(self, kind: str, fields: dict[str, Any]) -> None:
+        """From any thread."""
+        for loop, queue in list(self._listeners):
+            with suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(self._put, queue, (kind, fields))
+
+    def close(self) -> None:
+        for loop, queue in list(self._listeners):
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._put, queue, None)
+
+    def _put(self, queue: asyncio.Queue[Event | None], event: Event | None) -> None:
+        if queue.qsize() < WAITING and event is not None:
+            queue.put_nowait(event)
+        elif queue.qsize() <= WAITING:
+            self.leave(queue)
+            queue.put_nowait(None)
+
+
+class Thumbnails:
+    """Small JPEGs of frames of which something may still be held, by frame number."""
+
+    def __init__(self) -> None:
+        self._pictures: dict[int, tuple[float, bytes]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, number: int, time_s: float, image: NDArray[np.uint8]) -> None:
+        height = max(1, round(image.shape[0] * THUMBNAIL_WIDTH / image.shape[1]))
+        small = cv2.resize(image, (THUMBNAIL_WIDTH, height), interpolation=cv2.INTER_AREA)
+        with self._lock:
+            self._pictures[number] = time_s, as_jpeg(small)
+
+    def keep(self, held: set[int], newest: int) -> None:
+        """Let go of frames before ``newest`` that are not ``held``, and of every second one when there are too many."""
+        with self._lock:
+            for number in [number for number in self._pictures if number < newest and number not in held]:
+                del self._pictures[number]
+            while len(self._pictures) > THUMBNAILS:
+                for number in list(self._pictures)[:-1:2]:
+                    del self._pictures[number]
+
+    def times(self) -> dict[int, float]:
+        """Stream time of each frame that has one, seconds."""
+        with self._lock:
+            return {number: time_s for number, (time_s, _) in self._pictures.items()}
+
+    def jpeg(self, number: int) -> bytes | None:
+        with self._lock:
+            return self._pictures[number][1] if number in self._pictures else None
+
+
+class StreamObserver:
+    """Sees each frame after the session has: keeps thumbnails of what the memory holds."""
+
+    def __init__(self) -> None:
+        self.thumbnails = Thumbnails()
+        self.offset = 0.0  # wall clock of the stream's time 0, seconds
+        self._due = 0.0
+        self.session: Session | None = None
+
+    def reopen(self, session: Session, budget: str | None) -> None:
+        self.session = session
+
+    def watch(self, frame: Frame) -> None:
+        assert self.session is not None
+        self.offset = time.time() - frame.time_s
+        newest = self.session.stats.frames - 1
+        self.thumbnails.add(newest, frame.time_s, frame.image)
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + EVERY_S
+            group, chunk = self.session.model.bundle.vision.group, self.session.chunk
+            held = {number + of for number in held_patches(self.session) for of in range(group)}
+            self.thumbnails.keep(held, newest - chunk)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class CameraStream:
+    """A camera that is watched until :meth:`close`. ``events``: what happens, for listeners.
+
+    state: as a source's, or ``paused``. The thread that watches is its own; the model's work is done by the model's thread.
+    """
+
+    def __init__(
+        self, name: str, settings: CameraSettings, model: Model, options: SourceOptions, state: Path | None, every: float
+    ) -> None:
+        """Opens source and session. Raises UserError, and nothing is left open."""
+        self.name, self.settings, self.model = name, settings, model
+        self.events, self.observer = Broadcast(), StreamObserver()
+        self.stats: StatsEvent | None = None
+        self.skipped_fps, self._stats_at = 0.0, 0.0
+        self.problem: str | None = None  # why nothing is watched, where the source does not say it
+        self.paused = False
+        self._options, self._closing, self._wake = options, threading.Event(), threading.Event()
+        self._address = secret(settings.source)
+        self._source = self._open_source()
+        self._writer: SnapshotWriter | None = None
+        try:
+            if state is not None:
+                self._writer = SnapshotWriter(state, every, self.notice, mask_credentials(self._source.name))
+            self.session = self._open_session(self._writer)
+        except BaseException:
+            self._source.close()
+            if self._writer is not None:
+                self._writer.close()
+            raise
+        self._since = 0.0
+        self._resume()
+        self.loop = self._make_loop()
+        self._thread = threading.Thread(target=self._watch, name=f"edgevlm-stream-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def state(self) -> str:
+        return "paused" if self.paused else "failed" if self.problem else self._source.state.value
+
+    def ask(self, question: str, turns: Sequence[Turn] = (), **sampling: Any) -> Answer | str:
+        """The answer as it comes, or a text where the demo model was never taught the question.
+
+        Raises UserError as :meth:`Session.ask` does.
+        """
+        taught = self.loop.as_taught(question)
+        if taught is None:
+            return NEVER_TAUGHT
+        if not self.session.stats.frames:
+            raise UserError("no frame has been watched yet; ask again in a moment")
+        return self.session.ask(taught, history=() if self.model.is_demo else turns, **sampling)
+
+    def answered(self, question: str, answer: Answer) -> None:
+        """Tell the listeners of an answer."""
+        event = AnswerEvent(
+            answer.time_s, question, answer.so_far.strip(), answer.token_ids, answer.ttft_ms, answer.tpot_ms,
+            self.loop.truth(question, answer.time_s),
+        )  # fmt: skip
+        self.events.send("answer", described(event))
+
+    def describe(self) -> dict[str, Any]:
+        """What ``GET /v1/streams/{id}`` answers."""
+        stats = self.stats
+        return {
+            "id": self.name,
+            "object": "stream",
+            "source": mask_credentials(self.settings.source),
+            "model": mask_credentials(self.settings.model or "demo"),
+            "policy": self.session.policy,
+            "budget": self.session.budget,
+            "fps": self.settings.fps,
+            "state": self.state,
+            "problem": self.problem or self._source.problem,
+            "time_s": finite(self.session.time_s),
+            "frame_time": self.wall(self.session.time_s),
+            "stats": None if stats is None else described(stats),
+        }
+
+    def wall(self, time_s: float) -> str | None:
+        """Wall clock of a time of the stream, RFC 3339; None before the first frame."""
+        return wall_clock(self.observer.offset + time_s) if self.observer.offset else None
+
+    def memory(self) -> dict[str, Any]:
+        """What is held, frame by frame: ``patches`` has one hexadecimal digit a token, the share of layers and heads."""
+        session, vision = self.session, self.model.bundle.vision
+        held, times = held_patches(session), self.observer.thumbnails.times()
+        frames = []
+        for number, shares in sorted(held.items()):
+            thumbnail = f"/v1/streams/{self.name}/thumbnails/{number}.jpg" if number in times else None
+            time_s = times.get(number)
+            frames.append({
+                "frame": number,
+                "time_s": time_s,
+                "time": None if time_s is None else self.wall(time_s),
+                "share": round(float(shares.mean()), 4),
+                "patches": "".join(f"{math.ceil(15 * share):x}" for share in shares),
+                "thumbnail_url": thumbnail,
+            })  # fmt: skip
+        stats = session.stats
+        return {
+            "object": "memory", "stream": self.name, "policy": session.policy, "budget": session.budget,
+            "tokens": stats.tokens, "cache_bytes": stats.cache_bytes, "frames_watched": stats.frames,
+            "grid": list(vision.grid), "frames": frames,
+        }  # fmt: skip
+
+    def jpeg(self) -> bytes | None:
+        """The newest frame that was watched; None before the first."""
+        frame = self.loop.frame
+        return None if frame is None else as_jpeg(frame.image)
+
+    def pause(self) -> None:
+        """Let go of the camera; the memory stays and can be asked."""
+        self.paused = True
+        self.loop.stop()
+        self._source.close()
+        self.events.send("state", {"state": self.state, "problem": None})
+
+    def resume(self) -> None:
+        self.paused = False
+        self._wake.set()
+
+    def close(self) -> None:
+        """End it, with a last snapshot."""
+        self._closing.set()
+        self._wake.set()
+        self.loop.stop()
+        self._source.close()
+        self.session.cancel()
+        if self._thread.ident is not None:
+            self._thread.join(CLOSING_S)
+        self.session.close()
+        self.events.close()
+
+    def stats_line(self, stats: StatsEvent) -> None:
+        now, before = time.monotonic(), self.stats
+        if before is not None and now > self._stats_at:
+            self.skipped_fps = max(0, stats.dropped - before.dropped) / (now - self._stats_at)
+        self.stats, self._stats_at = stats, now
+        self.events.send("stats", described(stats))
+
+    def notice(self, text: str) -> None:
+        self.events.send("notice", {"text": mask_credentials(text)})
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self.loop()
+                self.problem = None if self.paused else "the source has ended"
+            except UserError as error:
+                self.problem = mask_credentials(str(error))
+            except Exception as error:
+                self.problem = f"unexpected {type(error).__name__}: {mask_credentials(str(error))}"
+            if self._closing.is_set():
+                return
+            self.events.send("state", {"state": self.state, "problem": self.problem})
+            self._wake.clear()
+            self._wake.wait(None if self.paused or comes_to_an_end(self._address, None) else RETRY_S)
+            while self.paused and not self._closing.is_set():
+                self._wake.clear()
+                self._wake.wait()
+            if self._closing.is_set() or not self._reopen():
+                continue
+            self.problem = None
+            self.events.send("state", {"state": self.state, "problem": None})
+
+    def _reopen(self) -> bool:
+        """Open the source again behind the session's time."""
+        try:
+            self._source.close()
+            self._source = self._open_source()
+        except UserError as error:
+            self.problem = mask_credentials(str(error))
+            return False
+        self._go_on_from(self.session.time_s, time.time() - self.observer.offset - self.session.time_s)
+        self.loop = self._make_loop()
+        return True
+
+    def _open_source(self) -> Source:
+        return open_source(self._address, None, self._options)
+
+    def _open_session(self, writer: SnapshotWriter | None) -> Session:
+        wanted = self.settings
+        budget = None if wanted.policy == "full" else wanted.budget
+        session = Session.open(
+            self.model, policy=wanted.policy or "auto", budget=budget, state=writer,
+            append=wanted.append or "auto", encode=wanted.encode or "auto",
+        )  # fmt: skip
+        session.notify = self.notice
+        self.observer.session = session
+        return session
+
+    def _resume(self) -> None:
+        resumed = None if self._writer is None else self._writer.resumed
+        if resumed is not None:
+            self._go_on_from(resumed.about["session"]["time_s"], time.time() - resumed.about["written"])
+
+    def _go_on_from(self, time_s: float, away_s: float) -> None:
+        """A recording goes on behind what was watched of it; a camera's clock has gone on for ``away_s``."""
+        if not self._source.skip(time_s):
+            self._since = time_s + max(0.0, away_s)
+
+    def _make_loop(self) -> RunLoop:
+        self._source.prepare = FramePreparation(self.session.prepare, None)
+        plan = RunPlan(since=self._since)
+        return RunLoop(
+            self.session, self._source, LoopOutput(self), plan, observer=self.observer, notifier=Notifier({}), alone=False
+        )
+
+
+class LoopOutput:
+    """Where a stream's run loop writes."""
+
+    def __init__(self, stream: CameraStream) -> None:
+        self._stream = stream
+
+    def answer(self, answer: AnswerEvent) -> None:
+        """Answers go to those who asked."""
+
+    def piece(self, text: str) -> None:
+        """Pieces go to those who asked."""
+
+    def stats(self, stats: StatsEvent) -> None:
+        self._stream.stats_line(stats)
+
+    def summary(self, stats: StatsEvent) -> None:
+        self._stream.stats_line(stats)
+
+    def notice(self, text: str) -> None:
+        self._stream.notice(text)
+
+
+def held_patches(session: Session) -> dict[int, NDArray[np.float32]]:
+    """Of each frame that is held, for each of its tokens, the share of layers and heads that hold it, ``[tokens]``, 0 to 1."""
+    return session.model.scheduler.run(session, _held_patches, session)
+
+
+def _held_patches(session: Session) -> dict[int, NDArray[np.float32]]:
+    cache, vision = session.cache, session.model.bundle.vision
+    layers = np.unique(np.linspace(0, cache.layers - 1, LAYERS).astype(int)).tolist()
+    tokens, columns = vision.tokens_per_frame, vision.grid[1]
+    keys: list[NDArray[np.int64]] = []
+    for layer in layers:
+        seen = cache.kind(layer) == Kind.VISION
+        row, col = cache.row(layer)[seen].astype(np.int64), cache.col(layer)[seen].astype(np.int64)
+        keys.append(cache.frame(layer)[seen].astype(np.int64) * tokens + row * columns + col)
+    places, counts = np.unique(np.concatenate(keys), return_counts=True)
+    held: dict[int, NDArray[np.float32]] = {}
+    for place, count in zip(places.tolist(), counts.tolist(), strict=True):
+        frame = place // tokens * vision.group
+        shares = held.setdefault(frame, np.zeros(tokens, np.float32))
+        shares[place % tokens] = count / (len(layers) * cache.kv_heads)
+    return held
+
+
+def as_jpeg(image: NDArray[np.uint8]) -> bytes:
+    """A JPEG of uint8 RGB ``[H, W, 3]``."""
+    return bytes(cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 80])[1])
+
+
+def described(event: AnswerEvent | StatsEvent) -> dict[str, Any]:
+    """An event as JSON has it, with the time."""
+    fields = {name: finite(value) for name, value in asdict(event).items() if value is not None and name != "others"}
+    return {"time": wall_clock(), **fields}
+
+
+def finite(value: Any) -> Any:
+    """Numbers that JSON has no word for become null."""
+    if isinstance(value, float):
+        return round(value, 4) if math.isfinite(value) else None
+    return value
+
+
+def stream_options(options: SourceOptions, settings: CameraSettings, address: str) -> SourceOptions:
+    """How a service opens a source: it waits for cameras, and plays recordings and the demo at their own pace."""
+    demo = address == "demo"
+    return replace(options, fps=settings.fps or options.fps, wait=True, realtime=True, rule="block" if demo else None)

@@ -1,0 +1,407 @@
+"""``edgevlm serve`` as its clients see it: a real process, real sockets, the official OpenAI client."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+import pytest
+
+pytest.importorskip("fastapi")
+openai = pytest.importorskip("openai")
+parser = pytest.importorskip("prometheus_client.parser")
+
+WAIT_S = 120  # for what comes at once on an idle machine
+KEY = "correct-horse-battery"
+NOW = "how many objects are there now?"
+
+
+class Served:
+    """A server process and its address."""
+
+    def __init__(self, folder, *arguments, key=None):
+        environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "EDGEVLM_TEST_KEY": KEY}
+        command = [sys.executable, "-m", "edgevlm", "serve", *map(str, arguments), "--port", "0", "--json"]
+        self.errors = (folder / "stderr").open("w+")
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment)
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            self.errors.seek(0)
+            raise RuntimeError(self.errors.read())
+        self.serving = json.loads(line)
+        self.url, self.key = self.serving["url"], key
+        self.port = int(self.url.rpartition(":")[2])
+        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key or "none", max_retries=0, timeout=WAIT_S)
+
+    def request(self, method, path, body=None, headers=None):
+        """Status, headers and body of an answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
+        given = {"content-type": "application/json"} if body is not None else {}
+        if self.key:
+            given["authorization"] = f"Bearer {self.key}"
+        text = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        try:
+            connection.request(method, path, text, {**given, **(headers or {})})
+            response = connection.getresponse()
+            return response.status, response.headers, response.read()
+        finally:
+            connection.close()
+
+    def get(self, path):
+        status, _, body = self.request("GET", path)
+        assert status == 200, body
+        return json.loads(body)
+
+    def watched(self, name, frames):
+        """Wait until a stream has been watched for so many frames; its description."""
+        return eventually(
+            lambda: (found := self.get(f"/v1/streams/{name}"))["stats"] and found["stats"]["frames"] >= frames and found
+        )
+
+    def end(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+        code = self.process.wait(WAIT_S)
+        self.process.stdout.close()
+        self.errors.close()
+        return code
+
+
+def eventually(found):
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end:
+        if value := found():
+            return value
+        time.sleep(0.05)
+    raise AssertionError("it did not come")
+
+
+@contextmanager
+def serving(folder, *arguments, key=None):
+    folder.mkdir(exist_ok=True)
+    server = Served(folder, *arguments, key=key)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.end(signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("demo") / "served") as server:
+        server.watched("demo", 4)
+        yield server
+
+
+def test_the_openai_client_asks_unchanged(demo):
+    messages = [{"role": "user", "content": NOW}]
+    whole = demo.client.chat.completions.create(model="demo", messages=messages)
+    assert whole.choices[0].message.content.strip().isdecimal()
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+    assert whole.usage.prompt_tokens > whole.usage.prompt_tokens_details.cached_tokens
+    assert whole.model_extra["edgevlm"]["stream"] == "demo"
+    chunks = list(
+        demo.client.chat.completions.create(
+            model="any/demo", messages=messages, stream=True, stream_options={"include_usage": True}, max_tokens=4096, seed=1
+        )
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text.strip().isdecimal()
+    assert chunks[-1].usage.completion_tokens >= 1
+    assert [model.id for model in demo.client.models.list()] == ["demo"]
+
+
+def test_a_stream_is_named_by_a_video_part(demo):
+    part = {"type": "video_url", "video_url": {"url": "edgevlm://demo"}}
+    content = [part, {"type": "text", "text": NOW}]
+    answer = demo.client.chat.completions.create(model="whatever", messages=[{"role": "user", "content": content}])
+    assert answer.choices[0].message.content.strip().isdecimal()
+
+
+def test_an_answer_ends_before_a_stop(demo):
+    whole = demo.client.chat.completions.create(model="demo", messages=[{"role": "user", "content": NOW}])
+    first = whole.choices[0].message.content[:1]
+    cut = demo.client.chat.completions.create(model="demo", messages=[{"role": "user", "content": NOW}], stop=list("0123"))
+    assert first
+    assert not set(cut.choices[0].message.content) & set("0123")
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": ""}]}, "messages"),
+        ({"messages": [{"role": "user", "content": NOW, "nmae": 1}]}, "nmae"),
+        ({"temperature": 1e300}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 1e99}, "max_tokens"),
+        ({"seed": -1}, "seed"),
+        ({"n": 2}, "n"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"fps": 1}, "fps"),
+        ({"stream": "perhaps"}, "stream"),
+        ({"messages": [{"role": "user", "content": "x" * 70_000}]}, "messages.0.content"),
+    ],
+)  # fmt: skip
+def test_a_wrong_field_is_a_400_that_names_it(demo, change, field):
+    body = {"model": "demo", "messages": [{"role": "user", "content": NOW}], **change}
+    status, _, answer = demo.request("POST", "/v1/chat/completions", body)
+    error = json.loads(answer)["error"]
+    assert status == 400
+    assert field in error["message"]
+    assert error["param"]
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"messages":' + b"[" * 50_000 + b"]" * 50_000 + b"}", b"null", b'"x"', b"NaN"],
+)
+def test_what_is_not_json_is_a_400(demo, body):
+    status, _, answer = demo.request("POST", "/v1/chat/completions", body)
+    assert status == 400
+    assert json.loads(answer)["error"]["message"]
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(demo):
+    with socket.create_connection(("127.0.0.1", demo.port), WAIT_S) as link:
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000000\r\n\r\n"
+        link.sendall(head.encode())
+        assert link.recv(100).startswith(b"HTTP/1.1 413")
+    with socket.create_connection(("127.0.0.1", demo.port), WAIT_S) as link:
+        link.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+        with suppress(ConnectionError):  # it does not read on
+            for _ in range(300):
+                link.sendall(chunk)
+        with suppress(ConnectionError):
+            assert link.recv(100)[:12] in (b"HTTP/1.1 413", b"")
+    assert demo.get("/health/live") == {"status": "ok"}
+
+
+def test_other_sites_and_other_hosts_are_refused(demo):
+    assert demo.request("GET", "/v1/streams", headers={"origin": "http://evil.example"})[0] == 403
+    assert demo.request("GET", "/v1/streams", headers={"host": "evil.example"})[0] == 421
+    same = {"origin": f"http://127.0.0.1:{demo.port}", "host": f"127.0.0.1:{demo.port}"}
+    status, headers, _ = demo.request("GET", "/v1/streams", headers=same)
+    assert status == 200
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/streams/no",
+        "/v1/streams/no/frame.jpg",
+        "/static/../config.py",
+        "/static/%2e%2e/config.py",
+        "/v1/streams/demo/thumbnails/99999999.jpg",
+        "/no",
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_not_found(demo, path):
+    status, _, body = demo.request("GET", path)
+    assert status in (400, 404)
+    assert "Traceback" not in body.decode()
+
+
+def test_frames_and_the_memory_are_shown(demo):
+    status, headers, jpeg = demo.request("GET", "/v1/streams/demo/frame.jpg")
+    assert (status, headers["content-type"], jpeg[:2]) == (200, "image/jpeg", b"\xff\xd8")
+    memory = demo.get("/v1/streams/demo/memory")
+    assert memory["frames"]
+    rows, columns = memory["grid"]
+    assert all(len(frame["patches"]) == rows * columns for frame in memory["frames"])
+    assert any(set(frame["patches"]) != {"0"} for frame in memory["frames"])
+    shown = next(frame for frame in memory["frames"] if frame["thumbnail_url"])
+    assert demo.request("GET", shown["thumbnail_url"])[2][:2] == b"\xff\xd8"
+    connection = http.client.HTTPConnection("127.0.0.1", demo.port, timeout=WAIT_S)
+    connection.request("GET", "/v1/streams/demo/mjpeg")
+    response = connection.getresponse()
+    assert [response.readline().strip() for _ in range(2)] == [b"--frame", b"Content-Type: image/jpeg"]
+    connection.close()
+
+
+def test_prometheus_reads_the_metrics(demo):
+    demo.client.chat.completions.create(model="demo", messages=[{"role": "user", "content": NOW}])
+    status, _, text = demo.request("GET", "/metrics")
+    families = {family.name: family for family in parser.text_string_to_metric_families(text.decode())}
+    assert status == 200
+    assert {"edgevlm_num_requests_running", "edgevlm_num_requests_waiting", "edgevlm_kv_cache_usage_ratio",
+            "edgevlm_time_to_first_token_seconds", "edgevlm_camera_fps", "edgevlm_camera_skipped_fps",
+            "edgevlm_camera_reconnects"} <= families.keys()  # fmt: skip
+    count = [each for each in families["edgevlm_time_to_first_token_seconds"].samples if each.name.endswith("_count")]
+    assert count[0].value >= 1
+
+
+def test_events_come_to_a_listener(demo):
+    connection = http.client.HTTPConnection("127.0.0.1", demo.port, timeout=WAIT_S)
+    connection.request("GET", "/v1/streams/demo/events")
+    response = connection.getresponse()
+    assert response.readline().strip() == b"event: state"
+    demo.client.chat.completions.create(model="demo", messages=[{"role": "user", "content": NOW}])
+    eventually(lambda: response.readline().strip() == b"event: answer")
+    assert json.loads(response.readline().removeprefix(b"data: "))["question"] == NOW
+    connection.close()
+
+
+def test_two_who_ask_at_once_get_their_own_answers(demo):
+    questions = [NOW, "how many circles are there now?"] * 8
+    answers = [None] * len(questions)
+
+    def ask(place):
+        answers[place] = demo.client.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": questions[place]}]
+        )
+
+    threads = [threading.Thread(target=ask, args=(place,)) for place in range(len(questions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(answer.choices[0].message.content for answer in answers)
+    assert len({answer.id for answer in answers}) == len(questions)
+
+
+def test_cameras_come_and_go(demo, tmp_path):
+    status, _, body = demo.request("POST", "/v1/streams", {"id": "second", "source": "demo", "fps": 4})
+    assert status == 201, body
+    demo.watched("second", 2)
+    assert demo.request("POST", "/v1/streams", {"id": "second", "source": "demo"})[0] == 400
+    assert demo.request("POST", "/v1/streams", {"id": "UP", "source": "demo"})[0] == 400
+    assert demo.request("POST", "/v1/streams", {"id": "third", "source": "env:HOME"})[0] == 400
+    assert demo.request("POST", "/v1/streams", {"id": "third", "source": str(tmp_path / "no")})[0] == 400
+    assert demo.request("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": NOW}]})[0] == 404
+    assert json.loads(demo.request("PATCH", "/v1/streams/second", {"state": "paused"})[2])["state"] == "paused"
+    frames = demo.get("/v1/streams/second")["stats"]["frames"]
+    assert demo.client.chat.completions.create(model="second", messages=[{"role": "user", "content": NOW}])
+    assert demo.request("PATCH", "/v1/streams/second", {"state": "running"})[0] == 200
+    demo.watched("second", frames + 2)
+    assert demo.request("DELETE", "/v1/streams/second")[0] == 204
+    assert [each["id"] for each in demo.get("/v1/streams")["data"]] == ["demo"]
+
+
+def test_edgevlm_ask_asks_it(demo):
+    command = [sys.executable, "-m", "edgevlm", "ask", NOW, "--url", demo.url]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert told.stdout.strip().isdecimal()
+    piped = subprocess.run(
+        [*command[:4], "--json", "--url", demo.url], input=f"{NOW}\n\n{NOW}\n", capture_output=True, text=True, check=True
+    )
+    assert [json.loads(line)["question"] for line in piped.stdout.splitlines()] == [NOW, NOW]
+    wrong = subprocess.run([*command, "--stream", "dmeo"], capture_output=True, text=True, check=False)
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert "did you mean 'demo'?" in wrong.stderr
+    nobody = subprocess.run([*command[:5], "--url", "http://127.0.0.1:9"], capture_output=True, text=True, check=False)
+    assert (nobody.returncode, nobody.stderr.count("\n")) == (2, 1)
+
+
+def test_a_key_is_asked_for_and_never_shown(tmp_path):
+    (tmp_path / "edgevlm.toml").write_text('[server]\nkey = "env:EDGEVLM_TEST_KEY"\n[cameras.demo]\n')
+    with serving(tmp_path / "served", tmp_path / "edgevlm.toml", "--host", "0.0.0.0", key=KEY) as server:
+        server.watched("demo", 1)
+        assert server.client.models.list().data[0].id == "demo"
+        for given in ({"authorization": "Bearer wrong"}, {"authorization": ""}, {"authorization": f"Bearer {KEY}x"}):
+            assert server.request("GET", "/v1/streams", headers=given)[0] == 401
+        assert server.request("GET", "/health/live", headers={"authorization": ""})[0] == 200
+        assert server.request("GET", "/", headers={"authorization": ""})[0] == 200
+        everything = b"".join(server.request("GET", path)[2] for path in ("/metrics", "/v1/streams", "/openapi.json"))
+        assert KEY.encode() not in everything
+        assert server.end() == 0
+    assert KEY not in (tmp_path / "served" / "stderr").read_text()
+
+
+def test_a_killed_server_goes_on_with_the_same_memory(tmp_path):
+    config = tmp_path / "edgevlm.toml"
+    config.write_text("state_every = 0.2\n[cameras.demo]\nfps = 2\n")
+    with serving(tmp_path / "served", config) as server:
+        before = server.watched("demo", 5)["stats"]["frames"]
+        snapshots = tmp_path / "served" / "state" / "edgevlm" / "serve" / "demo"
+        eventually(lambda: list(snapshots.glob("*.snapshot")))
+        server.end(signal.SIGKILL)
+    with serving(tmp_path / "served", config) as server:
+        first = server.watched("demo", 1)["stats"]["frames"]
+        assert first > 1, before
+        told = server.get("/v1/streams/demo/memory")
+        assert min(frame["frame"] for frame in told["frames"]) == 0
+        assert server.end() == 0
+
+
+def test_sighup_applies_what_changed_and_leaves_the_rest_alone(tmp_path):
+    config = tmp_path / "edgevlm.toml"
+    config.write_text("[cameras.one]\n[cameras.two]\n")
+    with serving(tmp_path / "served", config) as server:
+        frames = server.watched("one", 2)["stats"]["frames"]
+        config.write_text("[cameras.one]\n[cameras.three]\n")
+        server.process.send_signal(signal.SIGHUP)
+        eventually(lambda: [each["id"] for each in server.get("/v1/streams")["data"]] == ["one", "three"])
+        assert server.watched("one", 1)["stats"]["frames"] >= frames
+        config.write_text("[cameras.one]\nfsp = 2\n")
+        server.process.send_signal(signal.SIGHUP)
+        eventually(lambda: "did you mean 'fps'?" in (tmp_path / "served" / "stderr").read_text())
+        assert server.get("/health/live") == {"status": "ok"}
+        assert server.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("modle = 'demo'", "modle: there is no such key; did you mean 'model'?"),
+        ("[server]\nprot = 1", "server.prot: there is no such key; did you mean 'port'?"),
+        ("[cameras.a]\nsuorce = 'demo'", "cameras.a.suorce: there is no such key; did you mean 'source'?"),
+        ("[cameras.Big]\n", "cameras.Big: a camera's name has small letters"),
+        ("[server]\nport = 99999", "server.port"),
+        ("[server]\nkey = 'plain'", "server.key: give env:NAME or file:PATH"),
+        ("budget = 'lots'", "budget"),
+        ("fps = -1", "fps"),
+        ("fps = nan", "fps"),
+        ("[server]\nkey = 'env:NOT_SET_ANYWHERE'\n", "NOT_SET_ANYWHERE is not set"),
+        ("[[", "is no TOML"),
+    ],
+)
+def test_a_wrong_configuration_is_one_line(tmp_path, text, says):
+    path = tmp_path / "edgevlm.toml"
+    path.write_text(text)
+    told = subprocess.run(
+        [sys.executable, "-m", "edgevlm", "config", "check", str(path)], capture_output=True, text=True, check=False
+    )
+    assert (told.returncode, told.stderr.count("\n"), told.stdout) == (2, 1, "")
+    assert says in told.stderr
+
+
+def test_what_cannot_be_served_is_one_line(tmp_path, demo):
+    (tmp_path / "key").write_text("short")
+    for arguments, says in (
+        (["--host", "0.0.0.0"], "set a key"),
+        (["--key-file", tmp_path / "key"], "fewer than 8"),
+        (["--camera", "-"], "stdin"),
+        (["--policy", "lsat-seen"], "last-seen"),
+    ):
+        command = [
+            sys.executable,
+            "-m",
+            "edgevlm",
+            "serve",
+            "--port",
+            "0",
+            "--state",
+            str(tmp_path / "s"),
+            *map(str, arguments),
+        ]
+        told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S)
+        assert (told.returncode, told.stderr.count("\n")) == (2, 1), told.stderr
+        assert says in told.stderr
+    taken = subprocess.run([*command[:4], "--port", str(demo.port)], capture_output=True, text=True, check=False)
+    assert (taken.returncode, taken.stderr.count("\n")) == (2, 1)
