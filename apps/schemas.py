@@ -276,6 +276,7 @@ LINES: dict[str, dict[str, Fields]] = {
             "chunk?": ("integer", "Frames encoded at once."),
             "reindexing?": ("string", "lazy or eager."),
             "append?": ("string", "all, or changed with its settings."),
+            "encode?": ("string", "The same of what is encoded."),
             "text budget?": ("array", "Tokens reserved for conversation, question and answer."),
             "system prompt?": ("string", "Hash of the system prompt."),
             "frames?": ("integer", "Frames watched."),

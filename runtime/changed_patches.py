@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgevlm.errors import UserError, nearest
+from edgevlm.runtime import kernels
+from edgevlm.runtime.bundle import VisionSpec
 from edgevlm.runtime.changes import ALL, AUTO, CHANGED
+from edgevlm.runtime.stateful import Stateful
+
+Bool = NDArray[np.bool_]
+Float32 = NDArray[np.float32]
+Levels = NDArray[np.uint8]
 
 INTERVAL = 64
 THRESHOLD = 6.0
+WHOLE = 0.7  # of the patches: where more have changed, the whole frame is encoded
+MARGIN = 1.5  # of a patch's usual noise, that a change stands out from
+LOUDEST = 12.0  # levels of noise: what is louder may be movement
+YOUNG = 8  # frames after which the distance to a reference may be drift, and says nothing about noise
+MANY = 0.1  # of the patches: only what changes more of them can be the camera's doing
+EXPLAINED = 0.5  # of those that seem changed are not, if it was
+BRIGHTER = 4 / 3  # the most that an exposure may be above or below a reference's
+SHIFTED = 0.15  # pixels: less is no shift
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +69,198 @@ def parse_encode(text: str) -> EncodeSetting:
     if changed.interval < 1 or changed.threshold > 255:
         raise UserError(f"encode {text!r}: interval is 1 or more frames, threshold 0 to 255 levels")
     return EncodeSetting(name, changed)
+
+
+class Look(NamedTuple):
+    """A frame beside its references: the ``patches`` to encode, bool ``[n]``, of these ``pixels`` ``[F, 3, H, W]``."""
+
+    patches: Bool
+    pixels: Float32
+    levels: Levels  # [3 F, H, W], shifted as the pixels are
+    exposure: Float32  # [n]
+    noise: Float32  # [n]
+    size: tuple[int, int]
+
+
+class PatchChanges(Stateful):
+    """Of each patch, the pixels that it was last encoded from: which patches of a frame differ from these?
+
+    A patch has changed if the tenth of its pixels that differ most differ by ``threshold`` levels on average, and by MARGIN
+    times the noise that is usual there; its neighbours are encoded with it. Where many have changed, and a shift of the picture
+    or another exposure explains most of them, these have not. The whole frame is encoded every ``interval`` frames, when
+    most of it has changed, and when the camera's frames change their size.
+    """
+
+    state_fields = ("_reference", "_sums", "_exposure", "_noise", "_age", "_since", "_size")
+
+    def __init__(self, settings: EncodeChanged, vision: VisionSpec, grid: tuple[int, int]) -> None:
+        self.settings, self.grid = settings, grid
+        self._scale = np.tile(np.float32(vision.std) / np.float32(vision.rescale), vision.group)
+        self._offset = np.tile(np.float32(vision.mean) / np.float32(vision.rescale), vision.group)
+        self._patch = vision.size[0] // grid[0], vision.size[1] // grid[1]
+        patches = grid[0] * grid[1]
+        self._reference = np.zeros((3 * vision.group, *vision.size), np.uint8)
+        self._sums = np.zeros(patches, np.float32)  # of the references' levels
+        self._exposure = np.ones(patches, np.float32)  # when a patch was encoded; 1 when the whole frame was
+        self._noise = np.zeros(patches, np.float32)  # levels
+        self._age = np.zeros(patches, np.int32)  # frames since a patch was encoded
+        self._since = -1  # frames since the whole frame was; -1 before the first
+        self._size = np.zeros(2, np.int32)
+
+    def look(self, pixels: Float32, size: tuple[int, int]) -> Look:
+        """What to encode of a frame ``[F, 3, H, W]``, normalised, F frames where the tower merges as many. Changes nothing.
+
+        size: (height, width) of the picture that it was made of.
+        """
+        levels = kernels.levels(pixels.reshape(-1, *pixels.shape[2:]), self._scale, self._offset)
+        whole = Look(np.ones(len(self._age), bool), pixels, levels, np.ones_like(self._exposure), self._noise, size)
+        due = self._since < 0 or self._since + 1 >= self.settings.interval or not self.settings.threshold
+        if due or size != tuple(self._size):
+            return whole
+        least = np.maximum(self.settings.threshold, MARGIN * self._noise)
+        distances = self._distances(levels, self._reference, self._reference)
+        changed, exposure, moved = distances >= least, self._exposures(levels), levels
+        if changed.mean() > MANY:
+            for other, low, high, gain in self._explanations(levels, exposure):
+                found = self._distances(other, low, high, gain)
+                if (found >= least).sum() <= EXPLAINED * changed.sum():
+                    distances, changed, moved = found, found >= least, other
+                    break
+        noise = self._noise if moved is not levels else self._noise_beside(distances)
+        patches = dilated(changed.reshape(self.grid)).reshape(-1)
+        if patches.mean() > WHOLE:
+            return whole._replace(noise=noise)
+        if moved is not levels:
+            shape = (len(moved), 1, 1)
+            pixels = ((moved - self._offset.reshape(shape)) / self._scale.reshape(shape)).reshape(pixels.shape)
+        return Look(patches, pixels, moved, exposure, noise, size)
+
+    def encoded(self, look: Look) -> None:
+        """What was looked at has been encoded: its patches' pixels are their references now."""
+        if look.patches.all():
+            self._reference[:] = look.levels
+            self._since = 0
+        else:
+            (rows, columns), (height, width) = self.grid, self._patch
+            mask = look.patches.reshape(self.grid).repeat(height, 0).repeat(width, 1)
+            inside = np.s_[:, : rows * height, : columns * width]
+            np.copyto(self._reference[inside], look.levels[inside], where=mask)
+            self._since += 1
+        self._sums = np.where(look.patches, kernels.patch_sums(look.levels, *self.grid), self._sums)
+        self._exposure = np.where(look.patches, look.exposure, self._exposure)
+        self._age = np.where(look.patches, 0, self._age + 1).astype(np.int32)
+        self._noise, self._size = look.noise, np.array(look.size, np.int32)
+
+    def _distances(self, levels: Levels, low: Levels, high: Levels, gain: Float32 | None = None) -> Float32:
+        """``[n]``; a patch of several frames is as far as the farthest of them."""
+        frames = [slice(at, at + 3) for at in range(0, len(levels), 3)]
+        each = [kernels.patch_distances(levels[of], low[of], high[of], *self.grid, gain) for of in frames]
+        return np.maximum.reduce(each)
+
+    def _noise_beside(self, distances: Float32) -> Float32:
+        """The usual noise of each patch, from now on: a running mean, nowhere far above what most patches show."""
+        usual = float(np.median(distances))
+        if not self._noise.any():
+            return np.minimum(distances, min(usual, LOUDEST))
+        seen = np.minimum(distances, min(2 * usual, LOUDEST))
+        return np.where(self._age < YOUNG, self._noise + np.float32(0.25) * (seen - self._noise), self._noise)
+
+    def _exposures(self, levels: Levels) -> Float32:
+        """Of each row of patches (lamps flicker in bands) the exposure that most patches of it show; ``[n]``."""
+        sums = kernels.patch_sums(levels, *self.grid)
+        bright = self._sums > 16 * len(levels) * self._patch[0] * self._patch[1]
+        ratio = np.where(bright, sums / np.maximum(self._sums, 1), 1) * self._exposure
+        rows = np.median(ratio.reshape(self.grid), 1)
+        return np.repeat(rows, self.grid[1]).astype(np.float32)
+
+    def _explanations(self, levels: Levels, exposure: Float32) -> Iterator[tuple[Levels, Levels, Levels, Float32 | None]]:
+        """What the camera may have done: levels as they would be without, bounds of what is the same, and the gain of these."""
+        gain = exposure / self._exposure
+        gain = np.where((gain < 1 / BRIGHTER) | (gain > BRIGHTER), np.float32(1), gain)
+        gained = bool((np.abs(gain - 1) > 1 / 256).any())
+        if gained:
+            yield levels, self._reference, self._reference, gain
+        furthest = min(self._patch) // 2  # by more, a patch shows what its neighbour did
+        frames = range(0, len(levels), 3)
+        shifts = [phase_shift(self._reference[at + 1], levels[at + 1], furthest) for at in frames]
+        if max(abs(along) for shift in shifts for along in shift) >= SHIFTED:
+            moved = self._reference.copy()
+            for at, shift in zip(frames, shifts, strict=True):
+                down, across = nearest_shift(self._reference[at + 1], levels[at + 1], shift)
+                shift_into(moved[at : at + 3], levels[at : at + 3], down, across)
+            yield moved, *neighbourhood(self._reference), gain if gained else None
+
+
+def dilated(mask: Bool) -> Bool:
+    """``mask [rows, columns]`` and its eight neighbours."""
+    rows = mask.copy()
+    rows[1:] |= mask[:-1]
+    rows[:-1] |= mask[1:]
+    both = rows.copy()
+    both[:, 1:] |= rows[:, :-1]
+    both[:, :-1] |= rows[:, 1:]
+    return both
+
+
+def neighbourhood(levels: Levels) -> tuple[Levels, Levels]:
+    """The lowest and the highest of each pixel and its eight neighbours: a shift of less than a pixel stays between these."""
+    bounds = []
+    for least in (np.minimum, np.maximum):
+        rows = levels.copy()
+        least(rows[:, 1:], levels[:, :-1], out=rows[:, 1:])
+        least(rows[:, :-1], levels[:, 1:], out=rows[:, :-1])
+        both = rows.copy()
+        least(both[..., 1:], rows[..., :-1], out=both[..., 1:])
+        least(both[..., :-1], rows[..., 1:], out=both[..., :-1])
+        bounds.append(both)
+    return bounds[0], bounds[1]
+
+
+def phase_shift(before: Levels, after: Levels, furthest: int) -> tuple[float, float]:
+    """How far ``after [H, W]`` is ``before`` moved down and to the right, in pixels, at most ``furthest`` each.
+
+    By phase correlation of their middles, at half size if they are large, and parts of a pixel by a parabola through the peak.
+    """
+    step = 1 if min(before.shape) < 128 else 2
+    height, width = (min(size // step, 128) for size in before.shape)
+    top, left = (before.shape[0] - step * height) // 2, (before.shape[1] - step * width) // 2
+    window = np.hanning(height)[:, None] * np.hanning(width)
+    spectra = []
+    for picture in (before, after):
+        middle = picture[top : top + step * height, left : left + step * width]
+        small = sum(middle[down::step, across::step].astype(np.float64) for down in range(step) for across in range(step))
+        spectra.append(np.fft.rfft2((small - np.mean(small)) * window))
+    cross = spectra[1] * spectra[0].conj()
+    peaks = np.fft.irfft2(cross / np.maximum(np.abs(cross), 1e-9), (height, width))
+    reach = min(furthest // step + 1, (height - 1) // 2, (width - 1) // 2)
+    near = np.roll(peaks, (reach, reach), (0, 1))[: 2 * reach + 1, : 2 * reach + 1]
+    inner = near[1:-1, 1:-1]
+    row, column = (int(at) + 1 for at in np.unravel_index(int(inner.argmax()), inner.shape))
+    down, across = _vertex(near[row - 1 : row + 2, column]), _vertex(near[row, column - 1 : column + 2])
+    return step * (row - reach + down), step * (column - reach + across)
+
+
+def nearest_shift(before: Levels, after: Levels, about: tuple[float, float]) -> tuple[int, int]:
+    """The shift in whole pixels, of those around ``about``, that leaves the least difference."""
+
+    def difference(shift: tuple[int, int]) -> float:
+        moved = before[None].copy()
+        shift_into(moved, after[None], *shift)
+        return float(np.minimum(np.abs(moved[0, ::2, ::2].astype(np.int16) - before[::2, ::2]), 32).mean())
+
+    rows, columns = ([round(along) + step for step in (0, -1, 1)] for along in about)
+    return min(((down, across) for down in rows for across in columns), key=difference)
+
+
+def _vertex(three: NDArray[np.float64]) -> float:
+    """Where between -0.5 and 0.5 a parabola through numbers at -1, 0 and 1 has its peak."""
+    bend = three[0] - 2 * three[1] + three[2]
+    return float(np.clip((three[0] - three[2]) / (2 * bend), -0.5, 0.5)) if bend < 0 else 0.0
+
+
+def shift_into(out: Levels, levels: Levels, down: int, across: int) -> None:
+    """Write ``levels [planes, H, W]``, which were moved so far, to where they were; ``out`` keeps what they do not show."""
+    height, width = levels.shape[1:]
+    to = np.s_[:, max(0, -down) : height - max(0, down), max(0, -across) : width - max(0, across)]
+    of = np.s_[:, max(0, down) : height - max(0, -down), max(0, across) : width - max(0, -across)]
+    out[to] = levels[of]

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime.bundle import VisionSpec
+from edgevlm.runtime.changed_encoder import ChangedEncoder
 from edgevlm.runtime.engine import Engine
+from edgevlm.runtime.stateful import add_prefix, strip_prefix
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -25,16 +27,18 @@ class Chunk:
 
     A tower that merges ``group`` frames takes them together. One that waits for others of its group is encoded for a question,
     its last frame repeated, and once more with them. limit: of the chunk at hand, whole groups, at most ``frames``; set it
-    between chunks.
+    between chunks. encoder: what encodes frames, one after another, instead of the engine's whole tower.
     """
 
-    def __init__(self, engine: Engine, vision: VisionSpec, frames: int) -> None:
+    def __init__(self, engine: Engine, vision: VisionSpec, frames: int, encoder: ChangedEncoder | None = None) -> None:
         self.frames = self.limit = frames
         self.group = vision.group
         self.encode_ms = 0.0  # since the stream opened
+        self.encoder = encoder
         self._engine = engine
         self._pixels = np.empty((frames, 3, *vision.size), np.float32)
         self._seconds = np.empty(frames)
+        self._sizes = np.zeros((frames, 2), np.int32)
         self.clear()
 
     def clear(self) -> None:
@@ -47,18 +51,23 @@ class Chunk:
         """How many frames were taken and encoded, and what is not in the memory of them.
 
         Features ``[G, tokens_per_frame, width]`` of groups, pixels of frames not encoded, those of a group that is not whole
-        among them, and when each was seen, seconds float64.
+        among them, and the pictures' (height, width); when each was seen, seconds float64; and what the encoder keeps.
         """
-        pixels, seconds = self._pixels[self._encoded : self.taken], self._seconds[self._held() : self.taken]
+        waiting, seconds = slice(self._encoded, self.taken), self._seconds[self._held() : self.taken]
         features = {} if self._features is None else {"features": self._features}
-        return {"taken": self.taken, "encoded": self._encoded}, {"pixels": pixels, "seconds": seconds, **features}
+        arrays = {"pixels": self._pixels[waiting], "sizes": self._sizes[waiting], "seconds": seconds, **features}
+        kept = {} if self.encoder is None else add_prefix("encoder", self.encoder.state())
+        return {"taken": self.taken, "encoded": self._encoded}, arrays | kept
 
     def restore(self, counts: Mapping[str, int], arrays: Mapping[str, NDArray]) -> None:
         """Go on from what :meth:`state` was."""
         self.taken, self._encoded = counts["taken"], counts["encoded"]
         self._pixels[self._encoded : self.taken] = arrays["pixels"]
+        self._sizes[self._encoded : self.taken] = arrays["sizes"]
         self._features, self._waiting = arrays["features"].copy() if "features" in arrays else None, None
         self._seconds[self._held() : self.taken] = arrays["seconds"]
+        if self.encoder is not None:
+            self.encoder.restore(strip_prefix("encoder", arrays))
 
     def _held(self) -> int:
         """The first frame that is not in the memory."""
@@ -73,9 +82,9 @@ class Chunk:
         """Groups of the chunk that are not among those of :meth:`features`."""
         return self.limit // self.group - (self.taken if whole else self.taken + self.group - 1) // self.group
 
-    def add(self, pixels: Float32, seconds: float = 0.0) -> None:
-        """Take one frame, normalised, ``[3, H, W]``, seen at ``seconds``."""
-        self._pixels[self.taken], self._seconds[self.taken] = pixels, seconds
+    def add(self, pixels: Float32, seconds: float = 0.0, size: tuple[int, int] = (0, 0)) -> None:
+        """Take one frame, normalised, ``[3, H, W]``, seen at ``seconds``, made of a picture of (height, width) ``size``."""
+        self._pixels[self.taken], self._seconds[self.taken], self._sizes[self.taken] = pixels, seconds, size
         self.taken += 1
         self._waiting = None
 
@@ -89,7 +98,7 @@ class Chunk:
         if whole or end == self.taken:
             return self._features
         if self._waiting is None:
-            self._waiting = self._encode(end, self.taken)
+            self._waiting = self._encode(end, self.taken, keep=False)
         return np.concatenate([self._features, self._waiting])
 
     def seconds(self, *, whole: bool = False) -> Float64:
@@ -106,8 +115,12 @@ class Chunk:
             self.taken = self._encoded = self._encoded + self.group
         self._features, self._waiting = known[groups:], None
 
-    def _encode(self, start: int, end: int) -> Float32:
+    def _encode(self, start: int, end: int, *, keep: bool = True) -> Float32:
+        """keep: whether these are frames to come back to, and not a group that waits for others."""
         started = time.perf_counter()
-        features = self._engine.encode(self._pixels[start:end])
+        if self.encoder is None:
+            features = self._engine.encode(self._pixels[start:end])
+        else:
+            features = self.encoder.encode(self._pixels[start:end], self._sizes[start:end], keep=keep)
         self.encode_ms += 1e3 * (time.perf_counter() - started)
         return features

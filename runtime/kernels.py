@@ -31,8 +31,11 @@ __all__ = [
     "index_of",
     "infinipot_scores",
     "infinipot_select",
+    "levels",
     "newer_similarity",
     "newest_frames",
+    "patch_distances",
+    "patch_sums",
     "pool_norms",
     "set_threads",
     "simd",
@@ -221,3 +224,33 @@ def top_k(
     Of equal scores the newer ``seq`` wins, then the lower row. NaN is lower than every number. O(n).
     """
     return _native.top_k(scores, seq, candidates, k)
+
+
+def levels(
+    pixels: NDArray[np.float32],  # [planes, H, W]
+    scale: NDArray[np.float32],  # [planes]
+    offset: NDArray[np.float32],  # [planes]
+) -> NDArray[np.uint8]:
+    """``pixels * scale + offset`` by plane, to nearest, 0 to 255: uint8 ``[planes, H, W]``."""
+    return _native.levels(pixels, scale, offset)
+
+
+def patch_sums(levels: NDArray[np.uint8], rows: int, columns: int) -> NDArray[np.float32]:
+    """Of uint8 ``[planes, H, W]`` the sum of each patch: float32 ``[rows * columns]``."""
+    return _native.patch_sums(levels, rows, columns)
+
+
+def patch_distances(
+    levels: NDArray[np.uint8],  # [planes, H, W]
+    low: NDArray[np.uint8],  # [planes, H, W]
+    high: NDArray[np.uint8],  # [planes, H, W]
+    rows: int,
+    columns: int,
+    gain: NDArray[np.float32] | None = None,  # [rows * columns]
+) -> NDArray[np.float32]:
+    """How far each patch's levels lie outside ``[low, high]``, the mean of the largest tenth: float32 ``[rows * columns]``.
+
+    A patch is ``H // rows`` by ``W // columns`` pixels of all planes; what is left at the right and below belongs to none.
+    gain: of each patch, what ``low`` and ``high`` are multiplied by first, in steps of 1/256.
+    """
+    return _native.patch_distances(levels, low, high, gain, rows, columns)

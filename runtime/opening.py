@@ -9,6 +9,7 @@ import numpy as np
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO, FALLBACK, chosen_policy
 from edgevlm.runtime.budget import TextBudget, default_budget, frames_ahead, parse_budget, present_rows
+from edgevlm.runtime.changed_encoder import ChangedEncoder
 from edgevlm.runtime.changed_patches import EncodeSetting, parse_encode
 from edgevlm.runtime.changes import CHANGED, AppendChanged, AppendSetting, parse_append
 from edgevlm.runtime.chat import Chat
@@ -75,13 +76,17 @@ class StreamSettings:
             check_store(settings.policy, store)
         return settings
 
+    def encoder(self, model: Model, snapshots: bool) -> ChangedEncoder | None:
+        """What encodes the changes alone; None where whole frames are encoded. Raises UserError where that is not possible."""
+        if self.encode.name != CHANGED:
+            return None
+        return ChangedEncoder(model, self.encode.changed, 2 if snapshots else 1)
+
     def open(self, model: Model, chat: Chat, text: TextBudget, writer: SnapshotWriter | None) -> tuple[Stream, str]:
         """Allocate the memory and append the prefix; says why, where ``auto`` chose the policy.
 
         writer: of snapshots, in whose directory a store lies too. Raises UserError as ``Session.open`` does.
         """
-        if self.encode.name == CHANGED:
-            raise UserError(f"{model.bundle.path}: its vision tower encodes whole frames alone; leave out --encode changed")
         append = self._append(model)
         prefix, rows, budget = model.encode(chat.prefix), text.rows(model), self.budget
         if budget is None:

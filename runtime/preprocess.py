@@ -18,9 +18,10 @@ SMALL = 1 << 17  # multiplications of one product: BLAS shares out larger ones, 
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """A frame as the vision tower takes it, float32 ``[3, height, width]``, normalised."""
+    """A frame as the vision tower takes it, float32 ``[3, height, width]``, normalised; ``size``: (height, width) it had."""
 
     values: NDArray[np.float32]
+    size: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,13 +50,14 @@ class Session:
     def __init__(
         self, model: Model, settings: StreamSettings, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
     ) -> None:
+        encoder = settings.encoder(model, writer is not None)
         stream, self._why = settings.open(model, chat, text, writer)
         try:
             self.model, self.text_budget = model, text
             self.cache, self.store = stream.cache, stream.store
             self.notify: Callable[[str], object] = logging.getLogger("edgevlm").warning
             self._stream, self._chat, self._writer = stream, chat, writer
-            self._chunk = Chunk(model.engine, model.bundle.vision, stream.chunk)
+            self._chunk = Chunk(model.engine, model.bundle.vision, stream.chunk, encoder)
             self._conversations = Conversations(chat, model.encode, text.conversation)
             self._pressure = Pressure(stream.chunk, lambda line: self.notify(line), group=model.bundle.vision.group)
             self._asking = threading.Lock()  # over the two that follow
@@ -69,7 +70,8 @@ class Session:
             if stream.store is not None:
                 stream.store.notify = lambda line: self.notify(line)
             if writer is not None:
-                snapshot = writer.attach(self, identity(stream, chat, text), stream.capture_bytes)
+                held = stream.capture_bytes + (0 if encoder is None else encoder.state_bytes)
+                snapshot = writer.attach(self, identity(stream, chat, text, encoder), held)
                 if snapshot is not None:
                     restore(snapshot, stream, self._chunk, self._conversations, self._progress)
             self._stats = self._measure()
@@ -152,7 +154,7 @@ class Session:
 
         Raises UserError for what is not such a frame.
         """
-        return Pixels(self._preprocess(frame))
+        return Pixels(self._preprocess(frame), (frame.shape[0], frame.shape[1]))
 
     def watch(self, frame: NDArray[np.uint8] | Pixels, timestamp: float | None = None) -> None:
         """Take in one frame, uint8 RGB ``[H, W, 3]``, seen at ``timestamp`` seconds of the stream (its number, if not given).
@@ -161,9 +163,9 @@ class Session:
         being answered. An interrupt takes the frame back, or leaves it taken in whole. Raises UserError for what is not such a
         frame, when the capacity of a policy that never compresses is used up, and after :meth:`close`.
         """
-        pixels = frame.values if isinstance(frame, Pixels) else self._preprocess(frame)
-        if pixels.shape != (3, *self.model.bundle.vision.size):
-            raise UserError(f"pixels {list(pixels.shape)} were prepared for another model; use this session's prepare()")
+        pixels = frame if isinstance(frame, Pixels) else self.prepare(frame)
+        if pixels.values.shape != (3, *self.model.bundle.vision.size):
+            raise UserError(f"pixels {list(pixels.values.shape)} were prepared for another model; use this session's prepare()")
         self._run(self._watch, pixels, timestamp)
 
     def skip(self, timestamp: float) -> None:
@@ -197,12 +199,12 @@ class Session:
         if self._closed:
             raise UserError("the session is closed; open another one")
 
-    def _watch(self, pixels: NDArray[np.float32], timestamp: float | None) -> None:
+    def _watch(self, pixels: Pixels, timestamp: float | None) -> None:
         if not self._chunk.taken:
             self._chunk.limit = self._pressure.look()
             self.model.engine.release_memory(self._pressure.short)
         self._progress.watched(timestamp)
-        self._chunk.add(pixels, self._progress.time_s)
+        self._chunk.add(pixels.values, self._progress.time_s, pixels.size)
         if not self._chunk.missing:
             self._flush()
 
@@ -302,7 +304,7 @@ class Session:
 
     def _measure(self) -> SessionStats:
         """On the model's thread."""
-        stream, progress = self._stream, self._progress
+        stream, progress, encoder = self._stream, self._progress, self._chunk.encoder
         return SessionStats(
             frames=progress.frames,
             chunks=progress.chunks,
@@ -312,6 +314,8 @@ class Session:
             policy_bytes=stream.policy.state_bytes,
             present_bytes=stream.present_bytes,
             encode_ms=self._chunk.encode_ms,
+            encoded=1.0 if encoder is None else encoder.encoded,
+            tower_bytes=0 if encoder is None else encoder.state_bytes,
             ttft_ms=self._ttft_ms,
             tpot_ms=self._tpot_ms,
             memory=stream.stats,

@@ -30,6 +30,7 @@ SPEED = {
     "kv": "speed.precision:kv_cache",
     "export": "speed.export:export",
     "per-layer": "speed.graphs:per_layer",
+    "patches": "speed.patches:patches",
     "st-spattn": "speed.graphs:st_spattn",
 }
 STREAM = {
@@ -90,7 +91,7 @@ def speed(
     changed patches of a frame alone, beside the whole tower.
     precision compares weight precisions of a checkpoint with fp32 (KL, top-1, size, speed); kv a bundle's KV cache with an
     fp32 one. export times one beside torch, which traces the tower. per-layer times per-layer graphs, st-spattn PureKV's
-    sparse prefill, each beside the full graph.
+    sparse prefill, each beside the full graph. patches times what tells changed patches.
     """
     _measure(
         SPEED, what, "speed", as_json, model=_names(model), tower=_names(tower), against=_names(against),

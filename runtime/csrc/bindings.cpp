@@ -277,6 +277,7 @@ PYBIND11_MODULE(_native, module) {
     bind_infinipot(module);
     bind_newer_similarity(module);
     bind_mosaic(module);
+    bind_patch_levels(module);
     bind_resv(module);
     module.def("loose_allocations", [] { return loose_heap().allocations(); });
 }

@@ -20,6 +20,7 @@ void bind_kernels(pybind11::module_& module);
 void bind_infinipot(pybind11::module_& module);
 void bind_newer_similarity(pybind11::module_& module);
 void bind_mosaic(pybind11::module_& module);
+void bind_patch_levels(pybind11::module_& module);
 void bind_resv(pybind11::module_& module);
 
 }  // namespace edgevlm

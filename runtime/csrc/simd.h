@@ -56,12 +56,25 @@ struct AttentionKernels {
     void (*weigh)(const float* scores, std::int64_t count, const float* weight, float* mass);  // mass[key] += e . weight
 };
 
+// Pictures in levels of 0 to 255, a byte each.
+struct LevelKernels {
+    static constexpr std::int64_t kBlock = 64;  // a patch's bytes are padded with zeros to a multiple of it
+    // out[i] = scale in[i] + offset, to nearest, from 0 to 255.
+    void (*levels)(const float* in, float scale, float offset, std::int64_t size, std::uint8_t* out);
+    void (*add)(const std::uint8_t* in, std::int64_t size, std::uint32_t* sums);  // sums[i] += in[i]
+    // out[i]: how far x[i] lies outside [low[i], high[i]], where these are first multiplied by gain[i] / 256, unless it is null.
+    void (*distances)(const std::uint8_t* x, const std::uint8_t* low, const std::uint8_t* high, const std::uint16_t* gain,
+                      std::int64_t size, std::uint8_t* out);
+    float (*largest)(const std::uint8_t* bytes, std::int64_t blocks, std::int64_t count);  // the mean of the `count` largest
+};
+
 struct Simd {
     const char* name;
     RowKernels<float> fp32;
     RowKernels<Half> fp16;
     RowKernels<Int8> int8;
     AttentionKernels attention;
+    LevelKernels levels;
     // out[c] = the sum of `window` (1, 3, 5 or 7) numbers, from in[c] on, `step` apart.
     void (*box_sums)(const double* in, std::int64_t count, std::int64_t step, int window, double* out);
     void (*box_counts)(const std::int32_t* in, std::int64_t count, std::int64_t step, int window, std::int32_t* out);

@@ -69,7 +69,7 @@ inline V keep_from(V a, V x, V least) {
 }  // namespace
 
 const Simd& simd_avx512() {
-    static constexpr Simd table{"avx512", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttention, box<double>, box<std::int32_t>,
+    static constexpr Simd table{"avx512", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttention, kLevels, box<double>, box<std::int32_t>,
                                 at_least, hamming, turn, copy, drain, saturated, outside, read};
     return table;
 }

@@ -56,7 +56,7 @@ void drain() {}
 }  // namespace
 
 const Simd& simd_neon() {
-    static constexpr Simd table{"neon", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttention, box<double>, box<std::int32_t>,
+    static constexpr Simd table{"neon", kRowKernels<float>, kRowKernels<Half>, kRowKernels<Int8>, kAttention, kLevels, box<double>, box<std::int32_t>,
                                 at_least, hamming, turn, copy, drain, saturated, outside, read};
     return table;
 }

@@ -16,6 +16,7 @@ from edgevlm import __version__
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.changed_encoder import ChangedEncoder
 from edgevlm.runtime.chat import Chat, Conversations
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.policies import Policy
@@ -25,7 +26,7 @@ from edgevlm.runtime.stats import Progress
 from edgevlm.runtime.stream import Stream
 
 
-def identity(stream: Stream, chat: Chat, text: TextBudget) -> dict[str, Any]:
+def identity(stream: Stream, chat: Chat, text: TextBudget, encoder: ChangedEncoder | None = None) -> dict[str, Any]:
     """What must be the same in the session that goes on, as JSON has it; ``name`` is for people."""
     bundle = stream.model.bundle
     height, width = bundle.vision.size
@@ -39,6 +40,7 @@ def identity(stream: Stream, chat: Chat, text: TextBudget) -> dict[str, Any]:
         "chunk": stream.chunk,
         "reindexing": stream.positions.reindexing,
         "append": "all" if stream.references is None else str(stream.references.settings),
+        "encode": "all" if encoder is None else str(encoder.settings),
         "text budget": [text.conversation, text.question, text.answer],
         "system prompt": hashlib.sha256(chat.prefix.encode()).hexdigest()[:16],
     }

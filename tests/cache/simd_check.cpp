@@ -76,7 +76,7 @@ std::vector<float> rows(const Simd& table, std::int64_t pairs, const std::vector
 
 // What is counted of a row of codes.
 std::vector<float> counted(const Simd& table, std::int64_t pairs, const std::vector<float>& a) {
-    const std::vector<Code> row = stored<Code>(a, scales(pairs));
+    const std::vector<Int8> row = stored<Int8>(a, scales(pairs));
     return {static_cast<float>(table.saturated(row.data(), 2 * pairs)), static_cast<float>(table.outside(row.data(), pairs))};
 }
 
@@ -133,7 +133,7 @@ int main(int, char** argv) {
         const std::vector<float> a = noise(2 * pairs), b = noise(2 * pairs);
         compare("rows of float", 2 * pairs, rows<float>(*table, pairs, a, b), rows<float>(plain, pairs, a, b));
         compare("rows of half", 2 * pairs, rows<Half>(*table, pairs, a, b), rows<Half>(plain, pairs, a, b), 2e-3f);
-        compare("rows of codes", 2 * pairs, rows<Code>(*table, pairs, a, b), rows<Code>(plain, pairs, a, b), 2e-2f);
+        compare("rows of codes", 2 * pairs, rows<Int8>(*table, pairs, a, b), rows<Int8>(plain, pairs, a, b), 2e-2f);
         compare("codes counted", 2 * pairs, counted(*table, pairs, a), counted(plain, pairs, a), 0);
         const std::vector<float> key = noise(pairs * 12), query = noise(8 * 12);
         compare("hamming", 2 * pairs, hamming(*table, a), hamming(plain, a), 0);

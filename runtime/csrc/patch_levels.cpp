@@ -1,0 +1,140 @@
+// Frames in levels, and how much each patch of one differs from another. For Python; a row of patches is a task.
+
+#include <pybind11/numpy.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "arena.h"
+#include "arrays.h"
+#include "kernels_api.h"
+#include "simd.h"
+#include "threads.h"
+
+namespace py = pybind11;
+
+namespace edgevlm {
+
+namespace {
+
+using Bytes = std::uint8_t;
+
+struct Grid {
+    std::int64_t rows, columns, height, width;  // patches, and a patch's pixels; what is left of a frame belongs to none
+};
+
+Grid grid_of(std::int64_t rows, std::int64_t columns, std::int64_t height, std::int64_t width) {
+    if (rows < 1 || columns < 1 || rows > height || columns > width)
+        refuse("a frame of ", width, "x", height, " has no ", columns, "x", rows, " patches");
+    return {rows, columns, height / rows, width / columns};
+}
+
+// pixels float32 [planes, H, W] in levels, uint8: pixel * scale + offset of its plane.
+py::array_t<Bytes> call_levels(py::handle pixels, py::handle scale, py::handle offset) {
+    const auto from = dense<float>(pixels, "pixels", {any, any, any});
+    const std::int64_t planes = from.shape(0), size = from.shape(1) * from.shape(2);
+    const auto by = dense<float>(scale, "scale", {planes}), more = dense<float>(offset, "offset", {planes});
+    py::array_t<Bytes> out({planes, from.shape(1), from.shape(2)});
+    const float *const in = from.data(), *const scales = by.data(), *const offsets = more.data();
+    Bytes* const first = out.mutable_data();
+    {
+        const py::gil_scoped_release unlocked;
+        parallel_for(planes, threads(), [&](std::int64_t plane, int) {
+            simd().levels.levels(in + plane * size, scales[plane], offsets[plane], size, first + plane * size);
+        });
+    }
+    return out;
+}
+
+// The sum of each patch of levels uint8 [planes, H, W]: float32 [rows * columns].
+py::array_t<float> call_patch_sums(py::handle levels, std::int64_t rows, std::int64_t columns) {
+    const auto from = dense<Bytes>(levels, "levels", {any, any, any});
+    const std::int64_t planes = from.shape(0), height = from.shape(1), width = from.shape(2);
+    const Grid grid = grid_of(rows, columns, height, width);
+    py::array_t<float> out(rows * columns);
+    const Bytes* const in = from.data();
+    float* const first = out.mutable_data();
+    {
+        const py::gil_scoped_release unlocked;
+        const Lease memory(nullptr, aligned(width * sizeof(std::uint32_t)), rows);
+        parallel_for(rows, memory.workers(), [&](std::int64_t row, int worker) {
+            auto* const sums = memory.of(worker).take<std::uint32_t>(width);
+            std::fill_n(sums, width, 0u);
+            for (std::int64_t plane = 0; plane < planes; ++plane) {
+                for (std::int64_t y = 0; y < grid.height; ++y)
+                    simd().levels.add(in + (plane * height + row * grid.height + y) * width, width, sums);
+            }
+            for (std::int64_t column = 0; column < columns; ++column) {
+                std::uint32_t sum = 0;
+                for (std::int64_t x = 0; x < grid.width; ++x) sum += sums[column * grid.width + x];
+                first[row * columns + column] = static_cast<float>(sum);
+            }
+        });
+    }
+    return out;
+}
+
+// For each patch, the mean of the largest tenth of its pixels' distances from [low, high], in levels: float32 [rows * columns].
+// levels, low, high: uint8 [planes, H, W]; gain: float32 [rows * columns] that low and high are multiplied by first, or None.
+py::array_t<float> call_patch_distances(py::handle levels, py::handle low, py::handle high, py::handle gain, std::int64_t rows,
+                                        std::int64_t columns) {
+    const auto of = dense<Bytes>(levels, "levels", {any, any, any});
+    const std::int64_t planes = of.shape(0), height = of.shape(1), width = of.shape(2);
+    const auto least = dense<Bytes>(low, "low", {planes, height, width});
+    const auto most = dense<Bytes>(high, "high", {planes, height, width});
+    const Grid grid = grid_of(rows, columns, height, width);
+    const bool gained = !gain.is_none();
+    const auto by = gained ? dense<float>(gain, "gain", {rows * columns}) : py::array_t<float, py::array::c_style>();
+    py::array_t<float> out(rows * columns);
+    const Bytes *const x = of.data(), *const from = least.data(), *const to = most.data();
+    const float* const gains = gained ? by.data() : nullptr;
+    float* const first = out.mutable_data();
+    {
+        const py::gil_scoped_release unlocked;
+        constexpr std::int64_t kPiece = 16;  // bytes copied at once, beyond a patch's width too
+        const std::int64_t numbers = planes * grid.height * grid.width, count = (numbers + 9) / 10;
+        const std::int64_t blocks = (numbers + LevelKernels::kBlock - 1) / LevelKernels::kBlock;
+        const std::int64_t stride = (blocks + 1) * LevelKernels::kBlock, line = grid.columns * grid.width;
+        const std::size_t wanted = aligned(line + kPiece) + aligned(line * sizeof(std::uint16_t)) + aligned(columns * stride);
+        const Lease memory(nullptr, wanted, rows);
+        parallel_for(rows, memory.workers(), [&](std::int64_t row, int worker) {
+            BumpAllocator own = memory.of(worker);
+            auto* const apart = own.take<Bytes>(line + kPiece);
+            auto* const factors = own.take<std::uint16_t>(line);
+            auto* const patches = own.take<Bytes>(columns * stride);
+            for (std::int64_t at = 0; gains && at < line; ++at) {
+                const float factor = std::nearbyint(256 * gains[row * columns + at / grid.width]);
+                factors[at] = static_cast<std::uint16_t>(std::clamp(factor, 0.0f, 65535.0f));
+            }
+            std::int64_t filled = 0;
+            for (std::int64_t plane = 0; plane < planes; ++plane) {
+                for (std::int64_t y = 0; y < grid.height; ++y, filled += grid.width) {
+                    const std::int64_t at = (plane * height + row * grid.height + y) * width;
+                    simd().levels.distances(x + at, from + at, to + at, gains ? factors : nullptr, line, apart);
+                    for (std::int64_t column = 0; column < columns; ++column) {
+                        Bytes* const patch = patches + column * stride + filled;
+                        for (std::int64_t done = 0; done < grid.width; done += kPiece)
+                            std::memcpy(patch + done, apart + column * grid.width + done, kPiece);
+                    }
+                }
+            }
+            for (std::int64_t column = 0; column < columns; ++column) {
+                Bytes* const patch = patches + column * stride;
+                std::fill(patch + numbers, patch + blocks * LevelKernels::kBlock, Bytes{0});
+                first[row * columns + column] = simd().levels.largest(patch, blocks, count);
+            }
+        });
+    }
+    return out;
+}
+
+}  // namespace
+
+void bind_patch_levels(py::module_& module) {
+    module.def("levels", &call_levels);
+    module.def("patch_sums", &call_patch_sums);
+    module.def("patch_distances", &call_patch_distances);
+}
+
+}  // namespace edgevlm
