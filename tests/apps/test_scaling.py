@@ -33,7 +33,7 @@ def export(checkpoint, out, stop=("", 0), notice=None):
 def watched(monkeypatch, module, name, of=lambda *arguments: arguments):
     """What is made ``of`` the arguments of each call of a function that is left as it is."""
     calls, function = [], getattr(module, name)
-    monkeypatch.setattr(module, name, lambda *arguments: (calls.append(of(*arguments)), function(*arguments))[1])
+    monkeypatch.setattr(module, name, lambda *given, **named: (calls.append(of(*given)), function(*given, **named))[1])
     return calls
 
 

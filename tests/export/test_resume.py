@@ -120,7 +120,7 @@ def test_what_was_finished_is_not_done_again(exported: Any, tmp_path: Path, monk
         return rows(self, name, shape)
 
     monkeypatch.setattr(Checkpoint, "rows", watched)
-    monkeypatch.setattr(writer.vision, "write_vision", lambda *_: pytest.fail("the tower was written again"))
+    monkeypatch.setattr(writer.vision, "write_vision", lambda *_, **__: pytest.fail("the tower was written again"))
     export_checkpoint(made.checkpoint, target, notice=said.append)
     assert {name.split(".")[2] for name in read if name.startswith("text.layers")} == {"2"}
     assert "text.embed_tokens.weight" not in read
