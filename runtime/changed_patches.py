@@ -95,8 +95,8 @@ class PatchChanges(Stateful):
 
     def __init__(self, settings: EncodeChanged, vision: VisionSpec, grid: tuple[int, int]) -> None:
         self.settings, self.grid = settings, grid
-        self._scale = np.tile(np.float32(vision.std) / np.float32(vision.rescale), vision.group)
-        self._offset = np.tile(np.float32(vision.mean) / np.float32(vision.rescale), vision.group)
+        self._scale = np.tile(np.asarray(vision.std, np.float32) / np.float32(vision.rescale), vision.group)
+        self._offset = np.tile(np.asarray(vision.mean, np.float32) / np.float32(vision.rescale), vision.group)
         self._patch = vision.size[0] // grid[0], vision.size[1] // grid[1]
         patches = grid[0] * grid[1]
         self._reference = np.zeros((3 * vision.group, *vision.size), np.uint8)

@@ -54,9 +54,10 @@ class Chunk:
         among them, and the pictures' (height, width); when each was seen, seconds float64; and what the encoder keeps.
         """
         waiting, seconds = slice(self._encoded, self.taken), self._seconds[self._held() : self.taken]
-        features = {} if self._features is None else {"features": self._features}
-        arrays = {"pixels": self._pixels[waiting], "sizes": self._sizes[waiting], "seconds": seconds, **features}
-        kept = {} if self.encoder is None else add_prefix("encoder", self.encoder.state())
+        arrays: dict[str, NDArray] = {"pixels": self._pixels[waiting], "sizes": self._sizes[waiting], "seconds": seconds}
+        if self._features is not None:
+            arrays["features"] = self._features
+        kept: dict[str, NDArray] = {} if self.encoder is None else add_prefix("encoder", self.encoder.state())
         return {"taken": self.taken, "encoded": self._encoded}, arrays | kept
 
     def restore(self, counts: Mapping[str, int], arrays: Mapping[str, NDArray]) -> None:
