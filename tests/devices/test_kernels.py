@@ -33,7 +33,7 @@ def held(random, n, width, dtype="fp32", axes=1, heads=2, frames=5, side=3, **co
         "col": (cell % side).astype(np.int16),
         "position": random.integers(0, 1 << 20, (heads, n, axes)).astype(np.int32),
     }
-    return rows | columns
+    return {"confirmed": rows["frame"], **rows, **columns}
 
 
 def cache_of(make, rows, sections=None):
