@@ -171,6 +171,7 @@ class Completion:
         try:
             async for piece in self.answer:
                 text += piece
+                self.stream.pieces += 1
                 ends = [place for stop in stops if (place := text.find(stop)) >= 0]
                 if ends:
                     text = text[: min(ends)]

@@ -106,12 +106,15 @@ def reload_now(service: Service, load: Callable[[], ServeConfig], notice: Callab
 
 
 def tell_manager(service: Service, done: threading.Event) -> None:
-    """Signs of life for a service manager, while the model's threads take work."""
-    notifier = Notifier()
+    """Signs of life for a service manager, each time that all streams that are watched have got on since the last."""
+    notifier, before = Notifier(), dict[str, tuple[int, int]]()
     while not done.wait(ALIVE_S):
-        frames = sum(stream.session.stats.frames for stream in service.streams.values())
+        frames = sum(stream.session.stats.frames for stream in list(service.streams.values()))
         notifier.status(f"{len(service.streams)} streams, {frames:,} frames")
-        notifier.alive()
+        now = service.signs_of_life()
+        if all(sign != before.get(name) for name, sign in now.items()):
+            notifier.alive()
+            before = now
 
 
 def bound(host: str, port: int) -> socket.socket:

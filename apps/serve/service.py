@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,6 +99,13 @@ class Service:
         if name not in self.streams:
             raise UserError(f"there is no stream {name!r}; {nearest(name, self.streams)}")
         return self.streams[name]
+
+    def signs_of_life(self) -> dict[str, tuple[int, int]]:
+        """Of each watched stream, its own signs and its model's work: while it gets on or waits for others, one changes."""
+        streams, steps = self.streams, Counter[Model]()
+        for stream in streams.values():
+            steps[stream.model] += stream.session.stats.frames + stream.pieces
+        return {name: (each.signs.count, steps[each.model]) for name, each in streams.items() if each.is_watched}
 
     def close(self) -> None:
         """End all streams, each with a last snapshot, at the same time; then the models."""

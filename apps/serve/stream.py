@@ -133,6 +133,20 @@ class StreamObserver:
         """Nothing is open."""
 
 
+class SignsOfLife(Notifier):
+    """Counts what a run of its own would tell a service manager."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.count = 0
+
+    def alive(self) -> None:
+        self.count += 1
+
+    def starting(self, seconds: float) -> None:
+        self.count += 1
+
+
 class CameraStream:
     """A camera that is watched until :meth:`close`. ``events``: what happens, for listeners.
 
@@ -149,6 +163,7 @@ class CameraStream:
         self.skipped_fps, self._stats_at = 0.0, 0.0
         self.problem: str | None = None  # why nothing is watched, where the source does not say it
         self.paused = False
+        self.signs, self.pieces = SignsOfLife(), 0  # pieces: of answers
         self._options, self._closing, self._wake = options, threading.Event(), threading.Event()
         self._address = secret(settings.source)
         self._source = self._open_source()
@@ -173,6 +188,11 @@ class CameraStream:
     @property
     def state(self) -> str:
         return "paused" if self.paused else "failed" if self.problem else self._source.state.value
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether its thread reads the source: it is not paused, and does not wait to try a failed source again."""
+        return not (self.paused or self.problem)
 
     def ask(self, question: str, turns: Sequence[Turn] = (), **sampling: Any) -> Answer | str:
         """The answer as it comes, or a text where the demo model was never taught the question.
@@ -339,7 +359,7 @@ class CameraStream:
         self._source.prepare = FramePreparation(self.session.prepare, None)
         plan = RunPlan(since=self._since)
         return RunLoop(
-            self.session, self._source, LoopOutput(self), plan, observer=self.observer, notifier=Notifier({}), alone=False
+            self.session, self._source, LoopOutput(self), plan, observer=self.observer, notifier=self.signs, alone=False
         )
 
 

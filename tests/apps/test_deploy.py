@@ -52,19 +52,26 @@ def test_the_unit_is_hardened(unit):
     assert done.returncode == 0, done.stdout[-200:]  # exposure of at most 3.0 of 10
 
 
-def options_of_run():
-    """(names, variables) of the options of ``edgevlm run``."""
-    params = get_command(app).load("run").params
-    return {name for param in params for name in param.opts}, {f"EDGEVLM_RUN_{param.name.upper()}" for param in params}
+def options_of_serve():
+    """The options of ``edgevlm serve``."""
+    return {name for param in get_command(app).load("serve").params for name in param.opts}
 
 
-def test_the_command_and_the_environment_have_options_that_there_are(unit):
-    names, variables = options_of_run()
+def test_the_unit_serves_with_options_that_there_are(unit):
     (started,) = re.findall(r"^ExecStart=(.*)$", unit.read_text(), re.MULTILINE)
-    assert set(re.findall(r"--[\w-]+", started)) <= names
-    said = re.findall(r"^(?:# )?(EDGEVLM_\w+)=", (DEPLOY / "edgevlm.env").read_text(), re.MULTILINE)
-    assert "EDGEVLM_RUN_CAMERA" in said
-    assert set(said) <= variables
+    assert started.split()[1:3] == ["serve", "/etc/edgevlm/%i.toml"]
+    assert set(re.findall(r"--[\w-]+", started)) <= options_of_serve()
+
+
+def test_the_configuration_is_one_and_its_secrets_are_those_of_the_environment(tmp_path):
+    pytest.importorskip("pydantic")
+    from edgevlm.apps.serve.config import read_config
+
+    text = re.sub(r"(?m)^# (?=\[|\w+ = )", "", (DEPLOY / "edgevlm.toml").read_text())  # what is commented out too
+    (tmp_path / "edgevlm.toml").write_text(text)
+    assert set(read_config(tmp_path / "edgevlm.toml").cameras) == {"door", "yard"}
+    named = re.findall(r"^(?:# )?(\w+)=", (DEPLOY / "edgevlm.env").read_text(), re.MULTILINE)
+    assert set(re.findall(r'"env:(\w+)"', text)) == set(named)
 
 
 def test_no_credential_is_on_a_command_line(unit):
@@ -100,9 +107,9 @@ def test_the_services_definitions_are_yaml(file):
         assert {"runs-on", "steps"} <= set(job)
 
 
-def test_two_cameras_share_an_image_and_no_memory():
+def test_the_container_serves_what_is_mounted():
     yaml = pytest.importorskip("yaml")
-    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"].values()
-    assert len({service["volumes"][0] for service in services}) == len(services) == 2
-    names, _ = options_of_run()
-    assert all(set(re.findall(r"--[\w-]+", " ".join(service["command"]))) <= names for service in services)
+    (service,) = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"].values()
+    config, _ = service["volumes"]
+    assert service["command"][:2] == ["serve", config.split(":")[1]]
+    assert set(re.findall(r"--[\w-]+", " ".join(service["command"]))) <= options_of_serve()

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -215,3 +216,41 @@ def test_a_model_that_hangs_is_heard_no_more(manager):
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def serving(manager, folder, code=None):
+    pytest.importorskip("fastapi")
+    command = [sys.executable, *(["-c", code] if code else ["-m", "edgevlm"]), "serve", "--port", "0", "--state", str(folder)]
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, env={**os.environ, **manager.environment}, **silent)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_server_from_its_start_to_its_end(manager, tmp_path):
+    with serving(manager, tmp_path) as process:
+        said = manager.until("READY=1")
+        assert "WATCHDOG=1" not in said[:-1]
+        manager.until("STATUS=1 streams, ")
+        for _ in range(3):
+            manager.until("WATCHDOG=1")
+        process.terminate()
+        manager.until("STOPPING=1")
+        process.wait(30)
+    assert "READY=1" not in manager.heard()
+
+
+@pytest.mark.parametrize("manager", ["path"], indirect=True)
+def test_a_server_whose_model_hangs_is_heard_no_more(manager, tmp_path):
+    with serving(manager, tmp_path, HUNG_MODEL):
+        manager.until("READY=1")
+        manager.until("STATUS=1 streams, 4 frames")
+        manager.until("STATUS=1 streams, 4 frames")  # the run's own signs are up to a second behind
+        manager.until("STATUS=1 streams, 4 frames")
+        manager.heard()
+        time.sleep(3.5)
+        assert set(manager.heard()) == {"STATUS=1 streams, 4 frames"}
