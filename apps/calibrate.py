@@ -26,7 +26,7 @@ from edgevlm.runtime.auto import AUTO, FALLBACK
 from edgevlm.runtime.auto import describe as describe_choice
 from edgevlm.runtime.budget import parse_budget
 from edgevlm.runtime.bundle import MANIFEST, Bundle, Progress, hash_file
-from edgevlm.runtime.calibration import Calibration, Choices
+from edgevlm.runtime.calibration import AppendChoice, Calibration, Choices
 from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.model import Model, bundle_folder, is_demo
 from edgevlm.runtime.policies import evicting
@@ -262,6 +262,11 @@ def policy_lines(choices: Choices) -> Iterator[str]:
             yield json_line("skipped", {"budget": choice.budget, "policy": policy, "reason": why})
         chosen = {"policy": choice.chosen or FALLBACK, "clearly_better": choice.chosen is not None}
         yield json_line("choice", {"budget": choice.budget, "measure": choices.measure, **chosen})
+    if choices.append is not None:
+        for trial in choices.append.trials:
+            yield json_line("append_trial", {"measure": choices.measure, **asdict(trial)})
+        fields = {name: value for name, value in asdict(choices.append).items() if name != "trials"}
+        yield json_line("append_choice", {"measure": choices.measure, **fields})
 
 
 def policy_table(choices: Choices) -> Iterator[str]:
@@ -285,3 +290,20 @@ def policy_table(choices: Choices) -> Iterator[str]:
         else:
             more = "" if best == choice.chosen else f", which cannot be told from {best} and compresses in less time"
         yield f"auto: {describe_choice(choices, choice, choice.budget)}{more}"
+    if choices.append is not None:
+        yield from append_table(choices.append, "next tokens" if choices.measure == "kl" else "right answers")
+
+
+def append_table(append: AppendChoice, lost: str) -> Iterator[str]:
+    """A line a tau, and what was chosen."""
+    yield f"\n--append changed under full KV, beside whole frames; {lost} lost [95 %]"
+    yield "tau    appended  loss"
+    for of in append.trials:
+        yield f"{of.tau:<6} {of.appended:8.3f}  {of.loss:.3f} [{of.ci_low:.3f}, {of.ci_high:.3f}]"
+    if append.best is None:
+        yield f"append: all; no tau saves tokens and surely loses at most {append.bound}; more or longer clips may tell"
+        return
+    yield (
+        f"append: changed:tau={append.best.tau:g}, {append.best.appended:.3f} of the tokens; "
+        f"refresh={append.refresh} would append {append.refreshed:.3f}"
+    )

@@ -330,6 +330,21 @@ LINES: dict[str, dict[str, Fields]] = {
             "policy": ("string", "What auto uses at this budget."),
             "clearly_better": ("boolean", "Whether it beat the fallback; if false, it is the fallback."),
         },
+        "append_trial": {
+            "measure": ("string", "As in candidate."),
+            "tau": ("number", "Of --append changed, under full KV."),
+            "appended": ("number", "Fraction of the frames' tokens that entered the memory."),
+            "loss": ("number", "Fraction of right answers, or with kl of next tokens, lost to whole frames."),
+            "ci_low": ("number", "Lower end of the 95 % interval."),
+            "ci_high": ("number", "Upper end."),
+        },
+        "append_choice": {
+            "measure": ("string", "As in candidate."),
+            "tau": ("number|null", "What --append auto uses; null is all."),
+            "bound": ("number", "The loss that it surely stays within."),
+            "refresh": ("integer", "Frames of the refresh that refreshed is for."),
+            "refreshed": ("number|null", "Fraction appended at tau with that refresh."),
+        },
     },
 }
 

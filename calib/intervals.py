@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -68,11 +69,16 @@ def mean_difference(ours: Sequence[Values], theirs: Sequence[Values]) -> Estimat
 def is_told_apart(ours: Sequence[Values], theirs: Sequence[Values]) -> bool:
     """Whether the 95 % interval of their paired difference leaves out 0, by Student's t; one cluster tells nothing."""
     found = mean_difference(ours, theirs)
+    return abs(found.value) > half_width(found)
+
+
+def half_width(found: Estimate) -> float:
+    """Of a mean's 95 % interval by Student's t, wider for few clusters; infinite for one."""
     degrees = found.clusters - 1
     if degrees < 1:
-        return False
+        return math.inf
     quantile = STUDENT[degrees - 1] if degrees <= len(STUDENT) else Z + (Z**3 + Z) / (4 * degrees)
-    return abs(found.value) > (found.high - found.value) * quantile / Z
+    return (found.high - found.value) * quantile / Z
 
 
 def difference(ours: Sequence[Cluster], theirs: Sequence[Cluster]) -> Estimate:

@@ -135,24 +135,33 @@ class Choice:
 class AppendTrial:
     """A tau under full KV, beside whole frames. appended: fraction of the tokens.
 
-    value, ci_low, ci_high: by streamqa the paired difference of accuracy; by kl the fraction of next tokens that are the same.
+    loss, ci_low, ci_high: by streamqa of accuracy, paired; by kl the fraction of next tokens that are not the same.
     """
 
     tau: float
-    refresh: int
     appended: float
-    value: float
+    loss: float
     ci_low: float
     ci_high: float
 
 
 @dataclass(frozen=True, slots=True)
 class AppendChoice:
-    """What ``--append auto`` does. tau: None for whole frames, where no trial stays within ``bound``."""
+    """What ``--append auto`` does. tau: None for whole frames, where no trial's loss surely stays within ``bound``.
+
+    refreshed: what would be appended at tau if each patch were again after ``refresh`` frames.
+    """
 
     tau: float | None
     bound: float
     trials: tuple[AppendTrial, ...]
+    refresh: int
+    refreshed: float | None = None
+
+    @property
+    def best(self) -> AppendTrial | None:
+        """The trial that was chosen."""
+        return next((trial for trial in self.trials if trial.tau == self.tau), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +236,7 @@ class Choices:
                 )
                 for of in values["budgets"]
             ),
-            append=None if append is None else AppendChoice(append["tau"], float(append["bound"]), trials),
+            append=None if append is None else AppendChoice(**(append | {"trials": trials})),
         )
 
     def nearest(self, budget: int) -> Choice:

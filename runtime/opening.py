@@ -87,13 +87,14 @@ class StreamSettings:
 
         writer: of snapshots, in whose directory a store lies too. Raises UserError as ``Session.open`` does.
         """
-        append = self._append(model)
+        append = self._append(model, self.policy)
         prefix, rows, budget = model.encode(chat.prefix), text.rows(model), self.budget
         if budget is None:
             ahead = frames_ahead(model, self.chunk) if self.policy.appends_first else 0
             ahead += present_rows(model) if append is not None else 0
             budget = default_budget(model, self.policy, model.bundle.limit - len(prefix) - rows - ahead)
         policy, why = chosen_policy(model.bundle, budget) if self.auto else (self.policy, "")
+        append = self._append(model, policy)
         check_store(policy, self.store)
         store = open_store(model, policy, writer, self.store or StoreSettings()) if isinstance(policy, Retrieval) else None
         try:
@@ -107,11 +108,11 @@ class StreamSettings:
                 store.close()
             raise
 
-    def _append(self, model: Model) -> AppendChanged | None:
+    def _append(self, model: Model, policy: Policy) -> AppendChanged | None:
         """What enters the memory; of ``auto`` what calibration found, unless the policy takes whole frames."""
         choices = model.bundle.choices()
         tau = choices.append.tau if choices and choices.append else None
-        return self.append.for_model(None if self.append.name == AUTO and self.policy.needs_whole_frames else tau)
+        return self.append.for_model(None if self.append.name == AUTO and policy.needs_whole_frames else tau)
 
 
 def as_policy(policy: str | Policy | type[Policy]) -> Policy:

@@ -62,8 +62,8 @@ def calibrate(
 ) -> None:
     """Choose the best policy for a model.
 
-    Measures what policies need to know of each layer, compares the policies at equal bytes, and writes both into the bundle,
-    for --policy auto. Interrupted, the same command resumes.
+    Measures what policies need to know of each layer, compares the policies at equal bytes, and how much of the frames may be
+    left out; writes it into the bundle, for --policy auto and --append auto. Interrupted, the same command resumes.
     """
     from edgevlm.progress import progress
 

@@ -16,7 +16,8 @@ from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token,
 from edgevlm.calib.accuracy.variants import PLAIN
 from edgevlm.calib.trace import Clip, Float32, Float64
 from edgevlm.errors import UserError
-from edgevlm.runtime.budget import TextBudget
+from edgevlm.runtime.budget import TextBudget, present_rows
+from edgevlm.runtime.changes import AppendChanged
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.model import Model
@@ -99,13 +100,15 @@ class DivergenceMeter:
                 asked[done] = [self._answered(stream, question) for question in self._questions]
         return FullKVReference(features, asked)
 
-    def measure(self, reference: FullKVReference, policy: Policy, tokens: int, budget: int) -> Record:
+    def measure(
+        self, reference: FullKVReference, policy: Policy, tokens: int, budget: int, append: AppendChanged | None = None
+    ) -> Record:
         """One policy at |M| = ``tokens``, at the moments when a plain window of ``budget`` tokens is full.
 
         kl: KL(full || policy) in nats, and top1: whether the most probable token is full KV's, both a list a moment, of all the
-        tokens of all its answers.
+        tokens of all its answers. appended: of the tokens that left the present.
         """
-        stream, peak = self._open(policy, tokens), PeakBytes()
+        stream, peak = self._open(policy, tokens, append), PeakBytes()
         kl, top1 = [], []
         for done in self._watch(stream, reference.features):
             peak.measure(stream.cache, policy)
@@ -121,12 +124,18 @@ class DivergenceMeter:
             "bytes": peak.bytes,
             "compressions": stats.compressions,
             "compress_ms": round(stats.compress_ms + stats.guidance_ms + stats.reindex_ms, 3),
+            "appended": round(stats.appended, 4),
             "kl": kl,
             "top1": top1,
         }
 
-    def _open(self, policy: Policy, tokens: int) -> Stream:
-        return Stream(self.model, policy, tokens, self._prefix, self._text_rows, "lazy", CHUNK)
+    def measure_append(self, reference: FullKVReference, append: AppendChanged, frames: int, budget: int) -> Record:
+        """Full KV over what changed in ``frames`` frames, whose newest is the present: no more rows than whole frames take."""
+        tokens = max(self.per_frame, frames * self.per_frame - present_rows(self.model))
+        return self.measure(reference, Full(), tokens, budget, append)
+
+    def _open(self, policy: Policy, tokens: int, append: AppendChanged | None = None) -> Stream:
+        return Stream(self.model, policy, tokens, self._prefix, self._text_rows, "lazy", CHUNK, append=append)
 
     def _watch(self, stream: Stream, features: Float32) -> Iterator[int]:
         """Append chunk by chunk; yields the frames watched so far."""

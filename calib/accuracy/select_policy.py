@@ -1,4 +1,4 @@
-"""Compare the policies on a model at equal bytes, and select the one that ``auto`` runs at each budget."""
+"""Compare the policies on a model at equal bytes, select the one that ``auto`` runs at each budget, and what to append."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ from edgevlm import __version__
 from edgevlm.calib.accuracy.compare import compare, correct_answers
 from edgevlm.calib.accuracy.journal import Record, RunJournal
 from edgevlm.calib.accuracy.policy_divergence import QUESTIONS, DivergenceMeter
+from edgevlm.calib.accuracy.select_append import (
+    REFRESH,
+    TAUS,
+    append_by_agreement,
+    append_by_questions,
+    appended_fraction,
+    label_of,
+)
 from edgevlm.calib.accuracy.variants import PLAIN, Budget, parse_budgets, parse_variants, reason_of
 from edgevlm.calib.accuracy.worker import AccuracySettings
 from edgevlm.calib.intervals import Estimate, Values, fraction_right, is_told_apart, mean
@@ -23,7 +31,8 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.auto import FALLBACK
 from edgevlm.runtime.budget import TextBudget, default_budget
 from edgevlm.runtime.bundle import Progress
-from edgevlm.runtime.calibration import Candidate, Choice, Choices, Measure
+from edgevlm.runtime.calibration import AppendChoice, Candidate, Choice, Choices, Measure
+from edgevlm.runtime.changes import AppendChanged
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import create_policy, evicting
@@ -81,7 +90,7 @@ class BudgetComparison:
 def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choices:
     """Measure every candidate at every budget, and select one at each. Raises UserError."""
     by = request.measured_by(given.model)
-    frames, comparisons = (_by_questions if by == "streamqa" else _by_divergence)(request, given)
+    frames, comparisons, append = (_by_questions if by == "streamqa" else _by_divergence)(request, given)
     worlds = (f"{request.streams} demo worlds, seed {SEED}",)
     return Choices(
         edgevlm=__version__,
@@ -91,6 +100,7 @@ def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choic
         frames=frames,
         known=tuple(evicting()),
         budgets=tuple(_choices(comparisons, given.note)),
+        append=append,
     )
 
 
@@ -166,17 +176,21 @@ def budgets_of(request: ComparisonRequest, given: ComparisonInput, clip_tokens: 
     return left
 
 
-def _by_questions(request: ComparisonRequest, given: ComparisonInput) -> tuple[int, dict[int, BudgetComparison]]:
+Found = tuple[int, dict[int, BudgetComparison], AppendChoice | None]  # frames, by budget, what to append
+
+
+def _by_questions(request: ComparisonRequest, given: ComparisonInput) -> Found:
     """The streamqa suite, on development seeds; by its questions of the kinds that full KV answers."""
     model, frames = given.model, given.frames or STREAM
     stream_tokens = frames * model.bundle.vision.tokens_per_frame
     budgets = budgets_of(request, given, stream_tokens)
+    settings, journal = AccuracySettings(str(model.bundle.path), frames, SEED), given.folder / "streamqa.jsonl"
     found = compare(
-        AccuracySettings(str(model.bundle.path), frames, SEED),
+        settings,
         parse_variants([",".join(request.policies)])[0],
         [Budget(str(budget), budget / stream_tokens) for budget in budgets],
         request.streams,
-        out=given.folder / "streamqa.jsonl",
+        out=journal,
         resume=True,
         model=model,
         progress=lambda what, done, total: given.progress(f"comparing policies: {what}, {done} of {total}"),
@@ -190,10 +204,18 @@ def _by_questions(request: ComparisonRequest, given: ComparisonInput) -> tuple[i
             raise UserError("full KV answers too few of the demo world's questions; give --measure agreement")
         measured = MeasuredCandidate(make_candidate(run.label, found.records[run], fraction_right(right)), right)
         comparisons[int(run.budget)].measured.append(measured)
-    return frames, comparisons
+    try:
+        append = append_by_questions(
+            settings, request.streams, journal, model,
+            lambda what, done, total: given.progress(f"comparing --append: {what}, {done} of {total}"),
+        )  # fmt: skip
+    except UserError as error:  # no positions for the present beside a whole stream
+        given.note(f"--append changed is not compared: {error}")
+        append = None
+    return frames, comparisons, append
 
 
-def _by_divergence(request: ComparisonRequest, given: ComparisonInput) -> tuple[int, dict[int, BudgetComparison]]:
+def _by_divergence(request: ComparisonRequest, given: ComparisonInput) -> Found:
     """Divergence from full KV's next tokens, on so many frames of each clip as the shortest has."""
     meter = DivergenceMeter(given.model, request.ask or QUESTIONS)
     longest, limit = meter.longest()
@@ -205,10 +227,11 @@ def _by_divergence(request: ComparisonRequest, given: ComparisonInput) -> tuple[
     frames = min(sum(1 for _ in islice(clip.frames, min(wanted, longest))) for clip in given.clips)
     budgets = budgets_of(request, given, frames * meter.per_frame)
     journal = given.folder / f"kl-{frames}.jsonl"
-    return frames, compare_by_divergence(
+    comparisons, append = compare_by_divergence(
         meter, given.clips, frames, request.policies, budgets, journal,
         lambda what: given.progress(f"comparing policies: {what}"),
     )  # fmt: skip
+    return frames, comparisons, append
 
 
 def compare_by_divergence(
@@ -216,11 +239,11 @@ def compare_by_divergence(
     clips: Sequence[Clip],
     frames: int,
     policies: Sequence[str],
-    budgets: Sequence[int],
+    budgets: Sequence[int],  # rising
     journal: Path,
     progress: Progress,
-) -> dict[int, BudgetComparison]:
-    """Stream the first ``frames`` of every clip under full KV, then under each policy at each budget of |M| tokens.
+) -> tuple[dict[int, BudgetComparison], AppendChoice]:
+    """Stream the first ``frames`` of every clip under full KV, under each policy at each budget of |M| tokens, and at each tau.
 
     What ``journal`` has already is not done again. Clusters are (clip, moment). Raises UserError.
     """
@@ -236,18 +259,25 @@ def compare_by_divergence(
     with RunJournal(journal, {"journal": "edgevlm calibrate"}, resume=True) as saved:
         for number, clip in enumerate(clips):
             todo = [run for run in runs if (run[1], str(run[0]), number) not in saved.records]
-            if not todo:
+            taus = [tau for tau in TAUS if (label_of(tau), str(budgets[0]), number) not in saved.records]
+            if not todo and not taus:
                 continue
             progress(f"{clip.name}: full KV")
-            reference = meter.reference(clip, frames, min(budget for budget, _, _ in todo))
+            reference = meter.reference(clip, frames, budgets[0])
             for done, (budget, policy, tokens) in enumerate(todo, 1):
                 progress(f"{clip.name}: {policy} at {budget} tokens ({done} of {len(todo)})")
                 record = meter.measure(reference, create_policy(policy), tokens, budget)
                 saved.add({"policy": policy, "budget": str(budget), "stream": number, **record})
+            for tau in taus:
+                progress(f"{clip.name}: --append {AppendChanged(tau)}")
+                record = meter.measure_append(reference, AppendChanged(tau), frames, budgets[0])
+                record["refreshed"] = appended_fraction(reference.features, AppendChanged(tau, REFRESH))
+                saved.add({"policy": label_of(tau), "budget": str(budgets[0]), "stream": number, **record})
         for budget, policy, _ in runs:
             records = [saved.records[policy, str(budget), number] for number in range(len(clips))]
             nats = [moment for record in records for moment in record["kl"]]
             top1 = float(np.mean([same for record in records for moment in record["top1"] for same in moment]))
             values = [[-value for value in moment] for moment in nats]
             comparisons[budget].measured.append(MeasuredCandidate(make_candidate(policy, records, mean(nats), top1), values))
-    return comparisons
+        of_taus = [[saved.records[label_of(tau), str(budgets[0]), number] for number in range(len(clips))] for tau in TAUS]
+    return comparisons, append_by_agreement(of_taus)

@@ -220,7 +220,7 @@ class Worker:
         if self._long:
             return CEILING
         frames, full = self.settings.frames, create_policy("full")
-        Session.open(self.model, policy=full, text_budget=self._text_budget).close()  # with all it can have
+        Session.open(self.model, policy=full, text_budget=self._text_budget, append=ALL).close()  # with all it can have
         most = full.budget // self.per_frame
         if frames > most:
             raise UserError(

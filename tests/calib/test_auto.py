@@ -11,7 +11,7 @@ from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.auto import check_policy, chosen_policy
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.calibration import CHOICES as FILE
-from edgevlm.runtime.calibration import Candidate, Choice, Choices
+from edgevlm.runtime.calibration import AppendChoice, AppendTrial, Candidate, Choice, Choices
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.session import Session
@@ -53,6 +53,15 @@ def test_choices_are_read_as_they_were_written(copy, made_up):
     write_calibration(Bundle.load(copy), made_up(), CHOICES)
     written = Bundle.load(copy)
     assert (written.calibration(), written.choices()) == (made_up(), CHOICES)
+
+
+def test_a_chosen_policy_that_takes_whole_frames_gets_them(opened):
+    append = AppendChoice(0.99, 0.02, (AppendTrial(0.99, 0.2, 0.0, 0.0, 0.0),), 16, 0.3)
+    official = Choice(64, "infinipot-v:mode=official", (replace(UNIFORM, policy="infinipot-v:mode=official"),), ())
+    choices = replace(CHOICES, budgets=(official, *CHOICES.budgets[1:]), append=append)
+    assert Choices.from_json(choices.to_json()) == choices
+    assert opened(choices, 64)._stream.references is None
+    assert opened(choices, 160)._stream.references.settings.tau == 0.99
 
 
 def test_choices_alone_leave_the_layers_as_they_were(copy, made_up):

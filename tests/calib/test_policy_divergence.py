@@ -180,19 +180,19 @@ def test_what_was_measured_before_a_kill_is_not_measured_again(model, tmp_path, 
     names, done = ["sliding-window", "uniform"], []
     measure = DivergenceMeter.measure
 
-    def counted(judge, reference, policy, tokens, budget):
-        if len(done) == 3:
+    def counted(judge, reference, policy, tokens, budget, append=None):
+        if len(done) == 6:  # among the taus of the first clip
             raise Killed
         done.append((policy.name, budget, reference.features.sum()))
-        return measure(judge, reference, policy, tokens, budget)
+        return measure(judge, reference, policy, tokens, budget, append)
 
     def compare(journal):
         judge = DivergenceMeter(model, QUESTIONS)
-        comparisons = compare_by_divergence(judge, clips, COUNT, names, [24, 60], tmp_path / journal, lambda what: None)
+        comparisons, append = compare_by_divergence(judge, clips, COUNT, names, [24, 60], tmp_path / journal, lambda what: None)
         return {
             budget: [(of.candidate.policy, of.candidate.value, of.candidate.top1, of.values) for of in comparison.measured]
             for budget, comparison in comparisons.items()
-        }
+        } | {"append": append}
 
     whole = compare("whole.jsonl")
     monkeypatch.setattr(DivergenceMeter, "measure", counted)
@@ -202,10 +202,11 @@ def test_what_was_measured_before_a_kill_is_not_measured_again(model, tmp_path, 
         journal.write(b'{"policy": "unif')  # cut short
     monkeypatch.setattr(DivergenceMeter, "measure", lambda *given: done.append(given[2:]) or measure(*given))
     assert compare("killed.jsonl") == whole
-    assert len(done) == 8, "two clips, two policies, two budgets: nothing twice"
+    assert len(done) == 16, "two clips, two policies at two budgets, four taus: nothing twice"
     assert compare("killed.jsonl") == whole
-    assert len(done) == 8
-    assert list(whole) == [24, 60]
+    assert len(done) == 16
+    assert list(whole) == [24, 60, "append"]
+    assert all(0 < of.appended <= 1 and 0 <= of.loss <= 1 for of in whole["append"].trials)
     assert [name for name, *_ in whole[24]] == names
     assert [len(values) for *_, values in whole[60]] == [4, 4], "(clip, moment) is a cluster"
 
@@ -213,7 +214,7 @@ def test_what_was_measured_before_a_kill_is_not_measured_again(model, tmp_path, 
 def test_what_cannot_run_is_named_with_its_reason(model, tmp_path):
     clip = Clip("a", Pictures(COUNT, model), ())
     judge = DivergenceMeter(model, QUESTIONS)
-    comparisons = compare_by_divergence(
+    comparisons, _ = compare_by_divergence(
         judge, [clip], COUNT, ["purekv:st_spattn=on", "uniform"], [6], tmp_path / "kl.jsonl", lambda what: None
     )
     ((policy, why),) = comparisons[6].skipped

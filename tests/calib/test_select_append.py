@@ -1,0 +1,98 @@
+"""The rule by which tau is chosen, on planted losses, and on the demo: what auto appends, that it stays whole, and a kill."""
+
+import numpy as np
+import pytest
+
+from edgevlm.apps import calibrate as command
+from edgevlm.calib.accuracy import select_append as module
+from edgevlm.calib.accuracy.select_append import BOUND, TAUS, append_by_agreement, appended_fraction, select_append
+from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.calibration import AppendTrial, Choices
+from edgevlm.runtime.changes import AppendChanged, References
+from edgevlm.runtime.session import Session
+
+CLUSTERS, EACH = 40, 25
+
+
+def trial(tau, appended, lost, clusters=CLUSTERS):
+    """A trial that loses a fraction of the answers, spread evenly."""
+    losses = np.zeros((clusters, EACH))
+    losses.flat[: round(lost * losses.size)] = 1
+    return AppendTrial(tau, appended, lost, lost, lost), losses.reshape(EACH, -1).T.tolist()
+
+
+@pytest.mark.parametrize(
+    ("trials", "chosen"),
+    [
+        ([trial(0.999, 0.4, 0), trial(0.99, 0.3, 0), trial(0.97, 0.2, 0.5)], 0.99),
+        ([trial(0.999, 0.4, 0.5), trial(0.99, 0.3, 0.6)], None),
+        ([trial(0.999, 0.95, 0)], None),  # saves nothing
+        ([trial(0.999, 0.4, 0.018)], None),  # within the bound, but not surely
+        ([trial(0.999, 0.4, 0, clusters=1)], None),
+        ([trial(0.999, 0.4, 0, clusters=2)], None),
+    ],
+)
+def test_the_largest_saving_that_surely_loses_little(trials, chosen):
+    assert select_append("streamqa", trials).tau == chosen
+
+
+def test_agreement_loses_the_tokens_that_differ():
+    def record(same, appended):
+        return {"appended": appended, "refreshed": appended + 0.1, "top1": [[True] * 40, [True] * 39 + [same]] * 4}
+
+    records = [[record(True, 0.5)], [record(True, 0.4)], [record(False, 0.3)], [record(False, 0.2)]]
+    found = append_by_agreement(records)
+    assert (found.tau, found.refreshed) == (0.95, pytest.approx(0.3))
+    assert [of.loss for of in found.trials] == [0, 0, 0.0125, 0.0125]
+    none = [[{"appended": 0.2, "refreshed": 0.3, "top1": [[False] * 40] * 8}]] * len(TAUS)
+    assert (append_by_agreement(none).tau, append_by_agreement(none).refreshed) == (None, None)
+
+
+def test_what_is_appended_of_a_still_picture_is_its_first_frame():
+    features = np.ones((9, 4, 8), np.float32)
+    assert appended_fraction(features, AppendChanged(0.99)) == 1 / 8
+    assert appended_fraction(features, AppendChanged(0.99, 2)) == 4 / 8
+
+
+def calibrate(out, said):
+    comparison = command.parse_comparison("uniform", "25%", "streamqa", (), 8)
+    request = command.CalibrateRequest("demo", [], 24, out, None, 1, comparison, layers=False)
+    return command.start(request, said, lambda what: None)[1]
+
+
+def test_the_demo_appends_what_was_chosen_and_goes_on_after_ctrl_c(tmp_path, monkeypatch):
+    monkeypatch.setitem(BOUND, "streamqa", 0.9)
+    out, said = tmp_path / "demo", []
+
+    def stop(what):
+        if what.startswith("comparing --append: streams, 12 of"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(out, stop)
+    found = calibrate(out, said.append)
+    assert next(line for line in said if "--append: streams" in line) == "comparing --append: streams, 12 of 40"
+    append = found.policies.append
+    assert [of.tau for of in append.trials] == list(TAUS)
+    assert append.tau == min(append.trials, key=lambda of: of.appended).tau
+    assert append.best.appended < append.refreshed < 1
+    assert Bundle.load(out).choices() == Choices.from_json(found.policies.to_json()) == found.policies
+    with Session.open(out, budget=64) as session:
+        assert session._stream.references.settings == AppendChanged(append.tau)
+    table = list(command.policy_table(found.policies))
+    assert table[-1].startswith(f"append: changed:tau={append.tau:g}, ")
+
+
+def test_a_model_whose_features_hide_what_changes_keeps_whole_frames(tmp_path, monkeypatch):
+    changed = References.changed
+    monkeypatch.setattr(References, "changed", lambda self, frame: changed(self, frame) & (self.seq < 0))
+    monkeypatch.setattr(module, "TAUS", (0.999,))
+    found = calibrate(tmp_path / "demo", lambda what: None)
+    append = found.policies.append
+    assert (append.tau, append.refreshed) == (None, None)
+    assert append.trials[0].appended < 0.1
+    assert append.trials[0].ci_low > append.bound
+    *_, last = command.policy_table(found.policies)
+    assert last == "append: all; no tau saves tokens and surely loses at most 0.02; more or longer clips may tell"
+    with Session.open(tmp_path / "demo", budget=64) as session:
+        assert session._stream.references is None
