@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,11 +101,8 @@ def _enough(policy: Policy, least: int) -> int:
         policy.attach(budget, policy.shape)
         return int(policy.layer_budgets.min())
 
-    large = 10_000 * least
-    enough = least * large // smallest_of(large)
-    while smallest_of(enough) < least:
-        enough += 1
-    return enough
+    budgets = range(least, 10_000 * least)
+    return budgets[bisect_left(budgets, least, key=smallest_of)]
 
 
 def allocate(

@@ -64,12 +64,13 @@ class Stream:
         decoder, vision = model.bundle.decoder, model.bundle.vision
         self.model, self.policy, self.budget, self.prefix = model, policy, budget, len(prefix)
         calibration = model.bundle.calibration()
+        self.framing = Framing(model)
         shape = StreamShape(
-            decoder.layers, vision.tokens_per_frame, len(prefix), decoder.fading, calibration, append is not None
-        )
+            decoder.layers, vision.tokens_per_frame, len(prefix), decoder.fading, calibration,
+            thinned=append is not None, text_per_frame=self.framing.most_text,
+        )  # fmt: skip
         policy.attach(budget, shape)
         needs = policy.needs
-        self.framing = Framing(model)
         if needs.variant == "st-spattn" and self.framing.most_text:
             raise UserError(f"{policy.name} cannot prefill sparsely here: {model.bundle.family} has text between its frames")
         if append is not None and policy.needs_whole_frames:
@@ -196,8 +197,7 @@ class Stream:
             self.frames += 1
         references.appended(frame.features, tokens, seq)
         self.cache.confirm(references.seq.reshape(self.model.bundle.vision.grid), number)
-        if self.policy.appends_first or not count:
-            self._make_room(0)
+        self._make_room(0)
         self.stats = self.stats.plus(tokens_seen=len(tokens), tokens_appended=count)
 
     def _seconds(self, features: Float32, seconds: Float64 | None) -> Float64:

@@ -52,7 +52,7 @@ class StreamShape:
     """What a policy may know of the model: ``layers``, ``tokens_per_frame`` p, and ``prefix``, the rows never evicted.
 
     fading: the model family's own k and omega of HERMES. calibration: what was measured of the model, if it was. thinned:
-    whether frames enter with what changed alone, one token or more of the p.
+    whether frames enter with what changed alone, one token or more of the p. text_per_frame: the most rows of text around one.
     """
 
     layers: int
@@ -61,6 +61,7 @@ class StreamShape:
     fading: tuple[str, str] = FADING
     calibration: Calibration | None = None
     thinned: bool = False
+    text_per_frame: int = 0
 
 
 @dataclass(frozen=True, slots=True)

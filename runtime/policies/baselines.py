@@ -1,4 +1,4 @@
-"""Policies that look at no key and no query: full, sliding window, uniform thinning of frames, random tokens."""
+"""Policies that look at no key and no query: full, sliding window, the last frames, uniform thinning, random tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.runtime.policies.base import Bool, Context, Float32, Policy, SteadyTarget, setting
+from edgevlm.runtime.policies.base import (
+    Bool,
+    Context,
+    Float32,
+    Guide,
+    Plan,
+    Policy,
+    SteadyTarget,
+    StreamShape,
+    setting,
+    without_lone_text,
+)
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
@@ -48,6 +59,50 @@ class SlidingWindow(Policy):
 
     def score(self, cache: KVCache, layer: int) -> Float32:
         return np.zeros(cache.seq(layer).shape, np.float32)
+
+
+@dataclass
+class SimpleStream(Policy):
+    """Keep the last k frames alone, whatever the budget, or as many whole frames as it holds.
+
+    Where only what changed enters, the newest of them is the one that questions see whole, beside the memory; a row stays
+    while one of the others showed what it shows.
+
+    Ours: the paper computes the last frames anew for each question; here a frame keeps the keys and values it came with, which
+    saw the k - 1 frames before it.
+    """
+
+    k: int = setting(4, "frames that stay, the newest among them", at_least=1)
+
+    name: ClassVar[str] = "simple-stream"
+    paper: ClassVar[str] = "SimpleStream, arXiv 2604.02317"
+
+    def attach(self, budget: int, shape: StreamShape) -> None:
+        super().attach(budget, shape)
+        self._per_frame = shape.tokens_per_frame + shape.text_per_frame
+        self._frames = self.k if shape.thinned else min(self.k, max(1, budget // self._per_frame))
+
+    @property
+    def layer_budgets(self) -> Int64:
+        return np.full(self.shape.layers, min(self.budget, self._frames * self._per_frame), np.int64)
+
+    def score(self, cache: KVCache, layer: int) -> Float32:
+        """Where a budget is smaller than what changed in so many frames, what was shown last stays."""
+        confirmed = cache.confirmed(layer)
+        return (confirmed - confirmed.max()).astype(np.float32)
+
+    def before_append(self, cache: KVCache, rows: int, guide: Guide) -> Plan | None:
+        """What is past leaves even where there is room."""
+        coming = 1 if self.shape.thinned else rows // self._per_frame
+        oldest = int(cache.confirmed(0).max(initial=-1)) + coming - self._frames + 1
+        keep = [
+            without_lone_text(cache, layer, self.protected(cache, layer) | (cache.confirmed(layer) >= oldest))
+            for layer in range(cache.layers)
+        ]
+        held = max(int(mask[0].sum()) for mask in keep) - self.shape.prefix
+        if held + rows > self.layer_budgets[0]:
+            return super().before_append(cache, rows, guide)
+        return None if all(mask.all() for mask in keep) else Plan([*keep])
 
 
 @dataclass

@@ -27,7 +27,10 @@ def test_a_policy_keeps_within_256_tokens_and_answers(policy):
     assert answer["token_ids"]
     assert answer["text"]
     assert (summary["event"], summary["frames"]) == ("summary", FRAMES)
-    assert 256 - 9 * PER_FRAME < summary["cache_tokens"] <= 256, "a compression makes room for a chunk of 8, and no more"
+    if policy == "simple-stream":
+        assert summary["cache_tokens"] == 4 * PER_FRAME, "whatever the budget"
+    else:
+        assert 256 - 9 * PER_FRAME < summary["cache_tokens"] <= 256, "a compression makes room for a chunk of 8, and no more"
     assert summary["compressions"] > 0
 
 

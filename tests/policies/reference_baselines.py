@@ -13,6 +13,11 @@ def streaming_llm(head, target, sinks=4):
     return set(first) | set(seqs[len(seqs) - (target - len(first)) :])
 
 
+def simple_stream(shown, k):
+    """The seqs that are held after frames that showed the tokens ``shown``, one list of seqs a frame: the last k."""
+    return set().union(*shown[max(0, len(shown) - k) :])
+
+
 def uniform(head, target, per_frame):
     """The seqs that one head keeps: frame after frame goes; the last one loses only as many tokens as must go."""
     frames = {}

@@ -1,4 +1,4 @@
-"""streaming-llm, uniform and random against readable references: which tokens are kept, whatever the budget."""
+"""streaming-llm, simple-stream, uniform and random against readable references: which tokens are kept, whatever the budget."""
 
 import numpy as np
 import pytest
@@ -49,6 +49,59 @@ def test_streaming_llm_holds_the_first_tokens_of_the_stream_for_ever():
     play(filled, policy, [1] * 40, lambda layer, target: [reference.streaming_llm(h, target) for h in filled.heads(layer)])
     held = sorted(filled.cache.seq(0)[0].tolist())[PREFIX:]
     assert held == [*range(PREFIX, PREFIX + 4), *range(filled.seq - 26, filled.seq)]
+
+
+def held_in_all(cache):
+    """The vision tokens that each layer and head holds: the same ones."""
+    (held,) = {
+        tuple(sorted(cache.seq(layer)[head][cache.kind(layer)[head] == Kind.VISION].tolist()))
+        for layer in range(cache.layers)
+        for head in range(HEADS)
+    }
+    return set(held)
+
+
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_simple_stream_holds_the_last_frames_whole_or_as_many_as_the_budget_has(data):
+    grid, k = data.draw(st.sampled_from(GRIDS), label="grid"), data.draw(st.integers(1, 6), label="k")
+    per_frame = grid[0] * grid[1]
+    budget = data.draw(st.integers(per_frame, 14 * per_frame), label="budget")
+    policy = create_policy(f"simple-stream:k={k}")
+    policy.attach(budget, StreamShape(2, per_frame, PREFIX))
+    frames = min(k, budget // per_frame)
+    assert policy.layer_budgets.tolist() == [frames * per_frame] * 2
+    filled, shown = Filled(2, frames * per_frame, grid, np.random.default_rng(0)), []
+    for count in data.draw(st.lists(st.integers(1, frames), min_size=25, max_size=25), label="frames a piece"):
+        if (plan := policy.before_append(filled.cache, count * per_frame, None)) is not None:
+            filled.cache.evict(plan.keep)
+        shown.extend(filled.frame(count=count).seq.reshape(count, per_frame).tolist())
+        assert held_in_all(filled.cache) == reference.simple_stream(shown, frames)
+
+
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_simple_stream_holds_what_the_last_frames_showed_where_only_changes_enter(data):
+    """The newest of the k is seen whole beside the memory; a patch that stays as it was is held however old its row is."""
+    k, per_frame = data.draw(st.integers(1, 5), label="k"), 6
+    policy = create_policy(f"simple-stream:k={k}")
+    policy.attach(100, StreamShape(2, per_frame, PREFIX, thinned=True))
+    assert policy.layer_budgets.tolist() == [k * per_frame] * 2
+    filled, shown = Filled(2, k * per_frame, (3, 2), np.random.default_rng(0)), []
+    now = np.full(per_frame, -1)
+    patches = st.lists(st.booleans(), min_size=per_frame, max_size=per_frame)
+    for number, changes in enumerate([[True] * per_frame, *data.draw(st.lists(patches, min_size=20, max_size=20))]):
+        at = np.flatnonzero(changes)
+        assert len(at) == 0 or policy.before_append(filled.cache, len(at), None) is None, "there is room"
+        if len(at):
+            content = filled.random.normal(size=(2, HEADS, len(at), filled.base.shape[-1]))
+            now[at] = filled.append(Kind.VISION, len(at), [number] * len(at), at // 2, at % 2, content).seq
+        filled.frames += 1
+        filled.cache.confirm(now.reshape(3, 2), number)
+        shown.append(now.tolist())
+        if (plan := policy.before_append(filled.cache, 0, None)) is not None:
+            filled.cache.evict(plan.keep)
+        assert held_in_all(filled.cache) == reference.simple_stream(shown, k - 1)
 
 
 @given(data=st.data())
@@ -146,6 +199,7 @@ def test_splitmix64():
         ("uniform:target=0", "target must be above 0 and at most 1"),
         ("random:target=1.5", "target must be above 0 and at most 1"),
         ("random:heads=shared", "does not fit heads"),
+        ("simple-stream:k=0", "k must be at least 1, not 0"),
         ("streaming-lm", "did you mean 'streaming-llm'"),
         ("streaming-llm:sink=1", "did you mean 'sinks'"),
     ],

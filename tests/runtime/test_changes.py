@@ -63,7 +63,9 @@ def test_a_still_picture_enters_once_and_is_seen(model):
         assert np.abs(logits(session) - still).max() > 1e-3, "the present is another picture"
 
 
-@pytest.mark.parametrize("policy", ["full", "last-seen", "infinipot-v", "h2o", "streaming-llm", "uniform", "rekv"])
+@pytest.mark.parametrize(
+    "policy", ["full", "last-seen", "infinipot-v", "h2o", "streaming-llm", "simple-stream", "uniform", "rekv"]
+)
 def test_questions_leave_no_trace_and_the_cap_holds(model, policy):
     per_frame = model.bundle.vision.tokens_per_frame + 40
     budget = {} if policy == "full" else {"budget": 4 * per_frame}
@@ -83,7 +85,8 @@ def test_questions_leave_no_trace_and_the_cap_holds(model, policy):
 
 
 @pytest.mark.parametrize(
-    ("policy", "append"), [("last-seen", "changed:tau=0.9999"), ("mosaic", "changed:tau=0.9999"), ("mosaic", "all")]
+    ("policy", "append"),
+    [(policy, "changed:tau=0.9999") for policy in ("last-seen", "mosaic", "simple-stream")] + [("mosaic", "all")],
 )
 def test_a_snapshot_goes_on_with_the_same_present_and_references(model, tmp_path, policy, append):
     per_frame = model.bundle.vision.tokens_per_frame + 40

@@ -80,6 +80,22 @@ def test_every_policy_keeps_within_its_cap(model, policy):
             check_text(session.cache, layer)
 
 
+@pytest.mark.parametrize("append", ["all", "changed:refresh=1"])
+def test_simple_stream_keeps_the_last_frames_whole_with_their_text(model, append):
+    """Where only what changed enters, the present is the third; here all changes, in every frame."""
+    with opened(model, "simple-stream:k=3", append=append) as session:
+        for index, image in enumerate(frames(24, model)):
+            session.watch(image, index / 2)
+        session.flush()
+        newest = 24 // model.bundle.vision.group - 1
+        last = [newest - 2, newest - 1, newest] if append == "all" else [newest - 2, newest - 1]
+        for layer in range(session.cache.layers):
+            kind, frame = session.cache.kind(layer)[0], session.cache.frame(layer)[0]
+            shown, counts = np.unique(frame[kind == Kind.VISION], return_counts=True)
+            assert (shown.tolist(), set(counts.tolist())) == (last, {model.bundle.vision.tokens_per_frame})
+            check_text(session.cache, layer)
+
+
 def check_text(cache, layer):
     """Text of a frame is there as long as a token of it, and not longer."""
     kind, frame = cache.kind(layer), cache.frame(layer)

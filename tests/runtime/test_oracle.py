@@ -66,7 +66,7 @@ class Shadow:
                 head.positions[moved] = self.stream.prefix + ranks
 
 
-LAZY = ("infinipot-v", "sliding-window", "streaming-llm", "uniform", "random", "snapkv:window=8", "h2o")
+LAZY = ("infinipot-v", "sliding-window", "streaming-llm", "simple-stream", "uniform", "random", "snapkv:window=8", "h2o")
 
 
 @pytest.mark.parametrize(("reindexing", "policy"), [*(("lazy", policy) for policy in LAZY), ("eager", "infinipot-v")])

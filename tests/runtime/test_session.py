@@ -56,7 +56,7 @@ def test_full_answers_as_transformers_does(model, checkpoint, family, chunk):
 
 
 BOUNDED = [
-    "infinipot-v", "sliding-window", "streaming-llm", "uniform", "random", "snapkv:window=8", "h2o",
+    "infinipot-v", "sliding-window", "streaming-llm", "simple-stream", "uniform", "random", "snapkv:window=8", "h2o",
     "streaming-llm:clie=1", "snapkv:window=8,clie=1", "h2o:clie=1",
 ]  # fmt: skip
 
