@@ -186,7 +186,7 @@ class OnnxRuntimeCpu:
         spec = changed_spec(self.bundle, buffer)
         if self._changed is None:
             self._changed = self._open(spec.graph)
-        return OnnxRuntimeTower(self._changed, self.bundle, spec, buffer, self._calls, self.ort_device)
+        return OnnxRuntimeTower(self._changed, self.bundle, spec, buffer, self._calls)
 
     def _session(self, variant: str) -> Any:
         if variant not in self._decoders:

@@ -15,9 +15,10 @@ import onnxruntime as ort
 
 from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
 from edgevlm.engines.onnxruntime_layers import OnnxRuntimeLayers
+from edgevlm.engines.onnxruntime_tower import OnnxRuntimeTower
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.engine import KVBuffer, KVDevice
+from edgevlm.runtime.engine import KVBuffer, KVDevice, TowerBuffer
 
 PROVIDER = "CUDAExecutionProvider"
 OPTIONS = {"arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}  # no more memory than asked for; float32 is float32
@@ -57,6 +58,10 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
     def bind_layers(self, buffers: Sequence[KVBuffer]) -> OnnxRuntimeLayers:
         """No per-layer decoder runs on CUDA: raises UserError."""
         raise UserError("policies that fetch rows layer by layer run on --engine onnxruntime-cpu alone")
+
+    def bind_tower(self, buffer: TowerBuffer) -> OnnxRuntimeTower:
+        """The tower's cache lies in the host's memory, and CUDA's graphs read the device's: raises UserError."""
+        raise UserError("--encode changed runs on --engine onnxruntime-cpu alone; give --encode all")
 
     def _open(self, name: str, *, copies: bool = True) -> Any:
         session = super()._open(name, copies=copies)

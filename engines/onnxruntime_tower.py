@@ -18,9 +18,7 @@ class OnnxRuntimeTower:
     Not for use by two threads at once.
     """
 
-    def __init__(
-        self, session: Any, bundle: Bundle, spec: ChangedTowerSpec, buffer: TowerBuffer, calls: Any, place: str = "cpu"
-    ) -> None:
+    def __init__(self, session: Any, bundle: Bundle, spec: ChangedTowerSpec, buffer: TowerBuffer, calls: Any) -> None:
         vision = bundle.vision
         self._session, self._spec, self._calls = session, spec, calls
         self._buffer = buffer  # keeps its owner alive
@@ -28,7 +26,7 @@ class OnnxRuntimeTower:
         self._given_shape = (1, 3 * vision.group, *vision.size)
         self._width = bundle.decoder.row_width
         self._binding = session.io_binding()
-        self._bind_cache(place)
+        self._bind_cache()
 
     def encode(self, pixels: Float32, patches: Int32) -> tuple[Float32, Int32]:
         """Features of the tokens that any of ``patches`` is part of; see the protocol. Raises ValueError for other shapes."""
@@ -52,7 +50,7 @@ class OnnxRuntimeTower:
         features, tokens = (value.numpy() for value in self._binding.get_outputs()[-2:])
         return features, tokens.astype(np.int32)
 
-    def _bind_cache(self, place: str) -> None:
+    def _bind_cache(self) -> None:
         """Bind each part of the cache, one after another, as what the graph reads and what it writes."""
         spec, start = self._spec, self._buffer.address
         keys = [f"{part}{layer}" for layer in range(spec.layers) for part in ("key", "value")]
@@ -60,7 +58,7 @@ class OnnxRuntimeTower:
         parts: list[tuple[str, np.dtype, tuple[int, ...]]] = [(name, DTYPES[spec.kv], shape) for name in keys]
         parts += [(f"kept{index}", np.dtype(np.float32), (spec.patches, width)) for index, width in enumerate(spec.outputs)]
         for name, kind, sizes in parts:
-            where = (place, 0, kind.type, sizes, start)
+            where = ("cpu", 0, kind.type, sizes, start)
             self._binding.bind_input(name, *where)
             self._binding.bind_output(f"{name}_out", *where)
             start += int(np.prod(sizes)) * kind.itemsize

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +16,7 @@ from edgevlm.bench.schemas import bench_line
 from edgevlm.calib.accuracy.cases import LONGSTREAM, seed_words
 from edgevlm.calib.accuracy.compare import compare
 from edgevlm.calib.accuracy.text_facts import TEXT_FACTS
-from edgevlm.calib.accuracy.variants import Variant, parse_budgets, parse_tokens, parse_variants, split
+from edgevlm.calib.accuracy.variants import ORACLE, Variant, parse_budgets, parse_tokens, parse_variants, split
 from edgevlm.calib.accuracy.worker import GUIDED, AccuracySettings
 from edgevlm.calib.plots import check_plot
 from edgevlm.errors import UserError
@@ -31,6 +32,7 @@ def run_demo_suite(
     budget: str,
     streams: int,
     append: str = ALL,
+    encode: str = ALL,
     against: str | None = None,
     out: Path | None = None,
     resume: bool = False,
@@ -43,12 +45,15 @@ def run_demo_suite(
     budgets = parse_tokens(budget) if settings.suite == LONGSTREAM else parse_budgets(budget)
     variants = variants_of(policies, bool(settings.turns))
     against = reference(against, variants)
+    appends, encodes = (list(dict.fromkeys(split(ways))) for ways in (append, encode))
+    for way, look in product(appends, encodes):
+        Variant(ORACLE).under(way, look)
     with progress("loading the model") as step, resume_hint(out), model_folder(settings) as folder:
         settings = replace(settings, model=folder)
-        appends = list(dict.fromkeys(split(append)))
         comparison = compare(
-            settings, variants, budgets, streams, out=out, resume=resume, workers=workers, progress=step, append=appends
-        )
+            settings, variants, budgets, streams, out=out, resume=resume, workers=workers, progress=step, append=appends,
+            encode=encodes,
+        )  # fmt: skip
     if settings.turns:
         rows = list(turn_rows(comparison))
         return _json_lines([row.line(comparison) for row in rows]) if as_json else describe_turns(comparison, rows)

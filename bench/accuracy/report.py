@@ -14,7 +14,6 @@ from edgevlm.calib.accuracy.compare import ENTERS, Comparison, Pick, clusters
 from edgevlm.calib.accuracy.variants import ORACLE, Variant, VariantRun
 from edgevlm.calib.demo.questions import is_about_now
 from edgevlm.calib.intervals import Estimate, difference, fraction_right
-from edgevlm.runtime.changes import ALL
 
 NOW, BACKWARD = "now", "backward"
 UNSEEN = "unseen"  # what a long stream never showed
@@ -22,7 +21,10 @@ QUARTERS = {f"q{quarter}": f"{BACKWARD}/q{quarter}" for quarter in (1, 2, 3, 4)}
 GAPS = {name.replace("thousands", "000s"): f"{BACKWARD}/{name}" for name in GAP_NAMES} | {"never": UNSEEN}
 CEILINGS = {False: "full KV", True: "the oracle at 1,024 tokens"}  # which kinds enter is decided by; long streams or not
 
+SHARES = ("appended", "encoded")  # of a frame's tokens and patches
+
 Line = dict[str, Any]
+Contest = tuple[str, str]  # oracles are compared that have the same budget, and see and keep the same of a frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +43,16 @@ class ReportRow:
     oracles: dict[str, float]
 
     def line(self, comparison: Comparison, against: str) -> Line:
-        settings, paired = comparison.settings, self.paired
+        settings, paired, variant = comparison.settings, self.paired, Variant(self.run.label)
         fields = {
             **_head(comparison, self.policy, self.budget, self.kind, self.accuracy),
-            "append": Variant(self.policy).append,
+            "append": variant.append,
+            "encode": variant.encode,
             "questions": self.accuracy.count,
             "frames": settings.frames,
             "seed": settings.seed,
             "tokens": self.run.tokens,
-            "against": against,
+            "against": variant.whole.label if variant.changes else against,
             "difference": paired and paired.value,
             "difference_low": paired and paired.low,
             "difference_high": paired and paired.high,
@@ -89,9 +92,10 @@ def _head(comparison: Comparison, policy: str, budget: str, kind: str, of: Estim
 
 
 def make_report(comparison: Comparison, against: str) -> AccuracyReport:
-    """Rows of all runs, the oracles but the best of each budget left out.
+    """Rows of all runs, the oracles but the best of each budget and way to see left out.
 
-    A run that only what changed enters is compared with the same policy on whole frames, the others with ``against``.
+    A run of which only what changed is encoded or appended is compared with the same policy on whole frames, the others with
+    ``against``.
     """
     kinds = comparison.kinds()
     entered = [kind for kind, of in kinds.items() if of.value >= comparison.enters]
@@ -101,10 +105,10 @@ def make_report(comparison: Comparison, against: str) -> AccuracyReport:
     rows: list[ReportRow] = []
     for run in runs:
         variant = Variant(run.label)
-        wanted = against if variant.append == ALL else variant.label.removesuffix(f"@{variant.append}")
+        wanted = variant.whole.label if variant.changes else against
         other = next((c for c in comparison.runs if (c.label, c.budget) == (wanted, run.budget)), None)
         for name, pick in groups.items():
-            rows += _row(comparison, run, other, name, pick, oracles.get(run.budget, {}) if _is_oracle(run) else {})
+            rows += _row(comparison, run, other, name, pick, oracles.get(_contest(run), {}) if _is_oracle(run) else {})
     return AccuracyReport(comparison, against, rows, {kind: of for kind, of in kinds.items() if kind not in entered})
 
 
@@ -120,7 +124,7 @@ def _row(
         paired = difference(ours, clusters(comparison.records[other], pick))
     picked = [result for record in records for result in record["results"] if pick(result)]
     yield ReportRow(
-        policy=ORACLE if _is_oracle(run) else run.label,
+        policy=ORACLE + Variant(run.label).changes if _is_oracle(run) else run.label,
         budget=run.budget,
         kind=name,
         accuracy=fraction_right(ours),
@@ -132,7 +136,8 @@ def _row(
             "ttft_ms": float(np.median([result["ttft_ms"] for result in picked])),
             "compress_ms": float(np.mean([record["compress_ms"] for record in records])),
             "compressions": float(np.mean([record["compressions"] for record in records])),
-            "appended": float(np.mean([record.get("appended", 1.0) for record in records])),
+            **{share: float(np.mean([record.get(share, 1.0) for record in records])) for share in SHARES},
+            "tower_bytes": max(record.get("tower_bytes", 0) for record in records),
             "bytes": max(record["bytes"] for record in records),
             "moved": float(np.mean([result.get("moved", 0) for result in picked])),
         },
@@ -172,14 +177,18 @@ def _is_oracle(run: VariantRun) -> bool:
     return Variant(run.label).is_oracle
 
 
-def _without_lesser_oracles(comparison: Comparison, pick: Pick) -> tuple[list[VariantRun], dict[str, dict[str, float]]]:
-    """All runs but the oracles that are not the best of their budget, and what each oracle has right by budget."""
-    shares: dict[str, dict[str, float]] = defaultdict(dict)
+def _contest(run: VariantRun) -> Contest:
+    return run.budget, Variant(run.label).changes
+
+
+def _without_lesser_oracles(comparison: Comparison, pick: Pick) -> tuple[list[VariantRun], dict[Contest, dict[str, float]]]:
+    """All runs but the oracles that are not the best of their contest, and what each oracle has right in each."""
+    shares: dict[Contest, dict[str, float]] = defaultdict(dict)
     for run in filter(_is_oracle, comparison.runs):
         right = [answer for cluster in clusters(comparison.records[run], pick) for answer in cluster]
-        shares[run.budget][run.label] = round(float(np.mean(right)), 4) if right else 0.0
-    best = {budget: max(of, key=of.__getitem__) for budget, of in shares.items()}
-    return [run for run in comparison.runs if not _is_oracle(run) or best[run.budget] == run.label], shares
+        shares[_contest(run)][run.label] = round(float(np.mean(right)), 4) if right else 0.0
+    best = {contest: max(of, key=of.__getitem__) for contest, of in shares.items()}
+    return [run for run in comparison.runs if not _is_oracle(run) or best[_contest(run)] == run.label], shares
 
 
 def _mean(values: list[float | None]) -> float | None:
@@ -221,9 +230,9 @@ def _skipped(comparison: Comparison) -> list[str]:
 
 
 def _budget_table(budget: str, rows: list[ReportRow], against: str, width: int, ages: Mapping[str, str]) -> Iterator[str]:
-    thinned = any(row.times["appended"] < 1 for row in rows)
+    shares = [share for share in SHARES if any(row.times[share] < 1 for row in rows)]
     heads = (
-        f"{'tokens':>7}{'appended' if thinned else '':>{9 * thinned}}  {'now':<19}{'before':<19}{f'- {against}':<22}"
+        f"{'tokens':>7}{''.join(f'{share:>9}' for share in shares)}  {'now':<19}{'before':<19}{f'- {against}':<22}"
         + "".join(f"{name:>9}" for name in ages)
     )
     yield f"{budget:<{width}}{heads}{'held':>7}{'any':>6}{'ttft ms':>9}{'compress ms':>12}{'MB moved':>9}"
@@ -235,7 +244,7 @@ def _budget_table(budget: str, rows: list[ReportRow], against: str, width: int, 
         by_age = "".join(_share(of.get(kind), 9) for kind in ages.values())
         times = f"{main.times['ttft_ms']:>9.2f}{main.times['compress_ms']:>12.1f}{main.times['moved'] / 1e6:>9.2f}"
         yield (
-            f"{policy:<{width}}{main.run.tokens:>7}{_number(main.times['appended'], 9) if thinned else ''}"
+            f"{policy:<{width}}{main.run.tokens:>7}{''.join(_number(main.times[share], 9) for share in shares)}"
             f"  {_with_interval(of[NOW].accuracy if NOW in of else None):<19}{_with_interval(main.accuracy):<19}"
             f"{_with_interval(main.paired, signed=True):<22}{by_age}{_number(main.held, 7)}{_number(main.some, 6)}{times}"
         )

@@ -15,7 +15,7 @@ from edgevlm.errors import UserError
 TEXT_FACTS = "text-facts"
 DEMO = ("streamqa", "streamqa-hard", "longstream", TEXT_FACTS)
 BUDGETS = {"longstream": "256,512", TEXT_FACTS: "12.5%,6.25%", "demo": "50%,25%,12.5%,6.25%,3%", "published": "6k"}
-DEMO_ONLY = ("append", "frames", "streams", "seed", "against", "turns", "plot")
+DEMO_ONLY = ("append", "encode", "frames", "streams", "seed", "against", "turns", "plot")
 PUBLISHED_ONLY = ("data", "fps", "judge_url", "judge_model")
 WORLD, PUBLISHED = "Demo world", "Published benchmarks"
 EPILOG = f"""
@@ -51,6 +51,12 @@ def accuracy(
     append: Annotated[
         str,
         typer.Option(metavar="all,changed[:tau=T]", help="Append all of each frame, or what changed.", rich_help_panel=WORLD),
+    ] = "all",
+    encode: Annotated[
+        str,
+        typer.Option(
+            metavar="all,changed[:interval=K]", help="Encode all of each frame, or what changed.", rich_help_panel=WORLD
+        ),
     ] = "all",
     model: Annotated[str, typer.Option(metavar="demo|BUNDLE|ORG/NAME|FILE.gguf", help="Ask this model.")] = "demo",
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep finished work here, one JSON line each.")] = None,
@@ -108,7 +114,11 @@ def accuracy(
     with progress("reading the model") as step:
         folder = model if name == TEXT_FACTS else resolve_model(model, step, note)
     settings = AccuracySettings(folder, frames, seed, turns, name)
-    typer.echo(run_demo_suite(settings, policies, budget, streams, append, against, out, resume, workers, plot, as_json))
+    if name == TEXT_FACTS and encode != "all":
+        raise UserError(f"--encode: is not for --suite {name}, which shows text; leave it out")
+    typer.echo(
+        run_demo_suite(settings, policies, budget, streams, append, encode, against, out, resume, workers, plot, as_json)
+    )
 
 
 def _refuse(context: typer.Context, suite: str, names: tuple[str, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +57,23 @@ def compare(
     progress: Progress = lambda what, done, total: None,
     model: Model | None = None,
     append: Sequence[str] = (ALL,),
+    encode: Sequence[str] = (ALL,),
 ) -> Comparison:
     """Run every case, or with ``out`` and ``resume`` those that the journal does not have yet. Raises UserError.
 
-    model: one that is loaded already, for one worker. append: what enters the memory; each variant runs under each.
+    model: one that is loaded already, for one worker. append, encode: what enters the memory, and what goes through the
+    vision tower; each variant runs under each pair.
     """
     worker = Worker(settings, model)
     ceiling = worker.ceiling()
     header = {"edgevlm": __version__, **asdict(settings), "model": worker.identity, "kinds": worker.kinds}
     with RunJournal(out, header, resume) as journal:
-        full = [replace(ceiling, label=Variant(ceiling.label).appending(each).label) for each in append]
+        full = [replace(ceiling, label=Variant(ceiling.label).under(*ways).label) for ways in product(append, encode)]
         found: list[VariantRun | SkippedRun] = list(dict.fromkeys([ceiling, *full]))
         for number, budget in enumerate(budgets):
             progress("budgets of equal bytes", number, len(budgets))
-            found += worker.runs([row.appending(each) for row in expand(variants, settings.suite) for each in append], budget)
+            rows = product(expand(variants, settings.suite), append, encode)
+            found += worker.runs([row.under(*ways) for row, *ways in rows], budget)
         runs = [run for run in found if isinstance(run, VariantRun)]
         skipped = [skip for skip in found if isinstance(skip, SkippedRun)]
         tasks = [CaseTask(run, stream) for stream in range(streams) for run in runs]

@@ -10,6 +10,7 @@ from functools import partial
 from edgevlm.calib.accuracy.memory_accounting import equal_byte_budget
 from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO
+from edgevlm.runtime.changed_patches import parse_encode
 from edgevlm.runtime.changes import ALL, CHANGED, parse_append
 from edgevlm.runtime.policies import POLICIES, create_policy
 from edgevlm.runtime.positions import Reindexing
@@ -75,14 +76,16 @@ PureKV Tabs. 4 and 6 and fig. 5; Mosaic Tab. IV, figs. 8 and 9(b); and those of 
 policies do not have are left out, and named."""
 
 
-_SUFFIXES = re.compile(rf"(@eager)?(@(?:{CHANGED}[^@]*|{AUTO}))?$")
+_WAY = rf"(?:{CHANGED}[^@]*|{AUTO})"
+_SUFFIXES = re.compile(rf"(@eager)?(?:@({_WAY}))?(?:@encode:({_WAY}))?$")
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
     """A policy with its settings: ``name`` or ``name:setting=value,...``.
 
-    ``@eager`` behind it is for eager re-indexing, ``@changed:tau=T`` for a memory that only what changed enters.
+    ``@eager`` behind it is for eager re-indexing, ``@changed:tau=T`` for a memory that only what changed enters,
+    ``@encode:changed:interval=K`` for a tower that only what changed goes through.
     """
 
     label: str
@@ -101,16 +104,32 @@ class Variant:
 
     @property
     def append(self) -> str:
-        return (self._suffixes[1] or ALL).removeprefix("@")
+        return self._suffixes[1] or ALL
 
     @property
-    def _suffixes(self) -> tuple[str | None, str | None]:
-        found = _SUFFIXES.search(self.label)
-        return (found[1], found[2]) if found else (None, None)
+    def encode(self) -> str:
+        return self._suffixes[2] or ALL
 
-    def appending(self, append: str) -> Variant:
-        """The same policy under ``all``, ``changed[:...]`` or ``auto``. Raises UserError for what is none of them."""
-        return self if parse_append(append).name == ALL else Variant(f"{self.label}@{append}")
+    @property
+    def whole(self) -> Variant:
+        """The same policy on whole frames."""
+        return Variant(self.policy + (self._suffixes[0] or ""))
+
+    @property
+    def changes(self) -> str:
+        """What of its label says what is encoded and appended; empty for whole frames."""
+        return self.label.removeprefix(self.whole.label)
+
+    @property
+    def _suffixes(self) -> tuple[str | None, str | None, str | None]:
+        found = _SUFFIXES.search(self.label)
+        return (found[1], found[2], found[3]) if found else (None, None, None)
+
+    def under(self, append: str, encode: str = ALL) -> Variant:
+        """The same policy, each ``all``, ``changed[:...]`` or ``auto``. Raises UserError for what is none of them."""
+        appended = "" if parse_append(append).name == ALL else f"@{append}"
+        encoded = "" if parse_encode(encode).name == ALL else f"@encode:{encode}"
+        return Variant(f"{self.label}{appended}{encoded}")
 
     @property
     def exists(self) -> bool:

@@ -88,7 +88,8 @@ class QuestionResult:
 class CaseResult:
     """``kept``: per token of the stream the share of layers and KV heads that hold it. bytes: of cache and policy at most.
 
-    appended: of the tokens of the frames watched, the fraction that entered the memory.
+    appended, encoded: of the frames watched, the fractions of tokens that entered the memory and of patches that were encoded.
+    tower_bytes: what the tower keeps; not in ``bytes``.
     """
 
     results: list[QuestionResult]
@@ -98,6 +99,8 @@ class CaseResult:
     compressions: int
     compress_ms: float
     appended: float
+    encoded: float
+    tower_bytes: int
 
     def record(self, with_kept: bool) -> Record:
         """What the journal keeps; ``kept`` in hundredths, if at all."""
@@ -107,6 +110,8 @@ class CaseResult:
             "compressions": self.compressions,
             "compress_ms": round(self.compress_ms, 3),
             "appended": round(self.appended, 4),
+            "encoded": round(self.encoded, 4),
+            "tower_bytes": self.tower_bytes,
             "results": [_rounded(asdict(result)) for result in self.results],
         }
         return fields | {"kept": np.rint(100 * self.kept).astype(int).tolist()} if with_kept else fields
@@ -185,12 +190,12 @@ class Worker:
         run, case = task.run, self.case(task.stream)
         policy, tokens = self._policy_factory(run, case)
         variant = Variant(run.label)
-        reindexing = variant.reindexing
+        reindexing, ways = variant.reindexing, {"append": variant.append, "encode": variant.encode}
         key = {"policy": run.label, "budget": run.budget, "stream": task.stream}
         if self.settings.turns:
             order = [*self.words, task.stream, 2]
-            return key | take_turns(self.model, case, policy, tokens, reindexing, self.settings.turns, order)
-        result = run_case(self.model, case, policy(), tokens, reindexing, text_budget=self._text_budget, append=variant.append)
+            return key | take_turns(self.model, case, policy, tokens, reindexing, self.settings.turns, order, **ways)
+        result = run_case(self.model, case, policy(), tokens, reindexing, text_budget=self._text_budget, **ways)
         if run.allowed and result.bytes > run.allowed:
             raise RuntimeError(f"{run.label} at {run.budget} took {result.bytes} bytes and was allowed {run.allowed}")
         return key | result.record(with_kept=task.stream == 0 and self.settings.suite in SUITES)
@@ -240,7 +245,7 @@ class Worker:
             case = replace(case, frames=case.frames[:MEASURED])
         with Session.open(
             self.model, policy=policy, budget=tokens, reindexing=variant.reindexing, chunk=CHUNK, text_budget=TEXT_BUDGET,
-            append=variant.append,
+            append=variant.append, encode=variant.encode,
         ) as session:  # fmt: skip
             if variant == PLAIN:
                 peak = PeakBytes()
@@ -263,17 +268,20 @@ def run_case(
     model: Model, case: Case, policy: Policy, tokens: int, reindexing: Reindexing = "lazy", chunk: int = CHUNK,
     text_budget: TextBudget = TEXT_BUDGET,
     append: str = ALL,
+    encode: str = ALL,
 ) -> CaseResult:  # fmt: skip
     """Watch, then ask everything. Raises UserError when ``tokens`` is no budget for this policy."""
     with Session.open(
-        model, policy=policy, budget=tokens, reindexing=reindexing, chunk=chunk, text_budget=text_budget, append=append
-    ) as session:
+        model, policy=policy, budget=tokens, reindexing=reindexing, chunk=chunk, text_budget=text_budget,
+        append=append, encode=encode,
+    ) as session:  # fmt: skip
         peak = watch(session, policy, case)
         held = held_tokens(session.cache, case.owners.size, model.bundle.vision.grid)
-        memory = session.stats.memory
+        stats, memory = session.stats, session.stats.memory
         compress_ms = memory.compress_ms + memory.guidance_ms + memory.reindex_ms
         results = [ask(session, case, question, held) for question in case.questions]
-    return CaseResult(results, held.mean((0, 1)), tokens, peak.bytes, memory.compressions, compress_ms, memory.appended)
+    shares = (memory.appended, stats.encoded, stats.tower_bytes)
+    return CaseResult(results, held.mean((0, 1)), tokens, peak.bytes, memory.compressions, compress_ms, *shares)
 
 
 def watch(session: Session, policy: Policy, case: Case) -> PeakBytes:
@@ -338,8 +346,9 @@ def _rounded(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def take_turns(
-    model: Model, case: Case, policy: Callable[[], Policy], tokens: int, reindexing: Reindexing, count: int, order: list[int]
-) -> Record:
+    model: Model, case: Case, policy: Callable[[], Policy], tokens: int, reindexing: Reindexing, count: int, order: list[int],
+    append: str = ALL, encode: str = ALL,
+) -> Record:  # fmt: skip
     """Ask ``count`` questions one after another, and each again of a session of its own that watched the same stream.
 
     No answer may depend on the questions before it (InfiniPot-V, App. C). policy: makes a fresh one; order: the seed of which
@@ -348,7 +357,9 @@ def take_turns(
     asked = draw_turns(case, count, order)
 
     def session() -> Session:
-        opened = Session.open(model, policy=policy(), budget=tokens, reindexing=reindexing, text_budget=TEXT_BUDGET)
+        opened = Session.open(
+            model, policy=policy(), budget=tokens, reindexing=reindexing, text_budget=TEXT_BUDGET, append=append, encode=encode
+        )
         for frame in case.frames:
             opened.watch(frame)
         return opened

@@ -78,6 +78,12 @@ def test_a_cut_decoder_is_refused(models):
         models[1].engine.bind_layers([])
 
 
+def test_encoding_what_changed_is_refused_before_a_stream_begins(models, monkeypatch):
+    monkeypatch.setattr("edgevlm.runtime.cuda.cache.open_driver", shim_driver)
+    with pytest.raises(UserError, match="--encode changed runs on --engine onnxruntime-cpu alone; give --encode all"):
+        Session.open(models[1], policy="full", budget=BUDGET, encode="changed")
+
+
 def test_without_the_provider_it_is_refused():
     assert PROVIDER not in ort.get_available_providers(), "these tests are for the CPU's package"
     with pytest.raises(UserError, match=r"has no CUDAExecutionProvider.*pip install onnxruntime-gpu"):

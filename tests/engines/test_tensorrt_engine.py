@@ -24,7 +24,7 @@ from trt_world import build, device_memory, faked
 
 from edgevlm.errors import CacheError, CacheFull, UserError
 from edgevlm.runtime.bundle import Bundle
-from edgevlm.runtime.engine import load_engine
+from edgevlm.runtime.engine import TowerBuffer, load_engine
 
 CAPACITY = 96
 PROBES = (1, 0)
@@ -362,6 +362,8 @@ def test_buffers_and_probes_must_be_those_it_was_built_for(llava: Pair) -> None:
         llava.engine.bind(llava.decoder._buffers, variant="projections")
     with pytest.raises(UserError, match="run on --engine onnxruntime-cpu alone"):
         llava.engine.bind_layers(llava.decoder._buffers)
+    with pytest.raises(UserError, match="--encode changed runs on --engine onnxruntime-cpu alone"):
+        llava.engine.bind_tower(TowerBuffer.of(np.zeros(0, np.uint8)))
 
 
 def test_engines_without_probes(exported: Any, tmp_path: Path) -> None:

@@ -69,6 +69,23 @@ def test_two_workers_find_what_one_finds():
     assert answers("2") == answers("1")
 
 
+def test_what_changed_is_a_row_beside_whole_frames():
+    ways = ("--append", "all,changed:tau=0.999", "--encode", "all,changed:interval=8")
+    done = invoke("--policy", "uniform,oracle", *ways, "--json")
+    lines = [line for line in map(json.loads, done.stdout.splitlines()) if line.get("kind") == "backward"]
+    rows = {(line["budget"], line["policy"].partition("@")[0], line["append"], line["encode"]): line for line in lines}
+    assert len(rows) == len(lines) == 3 * 2 * 2
+    for (_, policy, append, encode), line in rows.items():
+        assert (line["appended"] < 0.6) == (append != "all")
+        assert (line["encoded"] < 0.8) == (line["tower_bytes"] > 0) == (encode != "all")
+        if (append, encode) != ("all", "all"):
+            assert line["difference"] is not None
+            assert line["against"].startswith(policy), "with its own whole frames"
+            assert "@" not in line["against"]
+    lines = invoke("--policy", "uniform", "--encode", "changed", "--turns", "2", "--json").stdout.splitlines()
+    assert "uniform@encode:changed" in {json.loads(line)["policy"] for line in lines}
+
+
 def test_turns():
     done = invoke("--policy", "uniform", "--turns", "2", "--json")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -87,6 +104,8 @@ def test_turns():
         (["--policy", "uniform", "--against", "h2o"], "add it to --policy"),
         (["--plot", "p.gif"], "ends in .svg"),
         (["--plot", "p.svg", "--turns", "2"], "leave out --turns"),
+        (["--encode", "chnaged", "--out", "never.jsonl"], "did you mean 'changed'"),
+        (["--suite", "text-facts", "--encode", "changed"], "shows text; leave it out"),
         (["--frames", "2000"], "this model has positions for"),
     ],
 )

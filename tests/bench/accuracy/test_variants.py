@@ -36,6 +36,25 @@ def test_eager():
     assert Variant("hermes").reindexing == "lazy"
 
 
+def test_what_is_encoded_and_appended_is_part_of_the_label():
+    variant = Variant("hermes:summary=off@eager").under("changed:tau=0.9,refresh=4", "changed:interval=8")
+    assert variant.label == "hermes:summary=off@eager@changed:tau=0.9,refresh=4@encode:changed:interval=8"
+    assert (variant.policy, variant.reindexing) == ("hermes:summary=off", "eager")
+    assert (variant.append, variant.encode) == ("changed:tau=0.9,refresh=4", "changed:interval=8")
+    assert variant.whole == Variant("hermes:summary=off@eager")
+    for append, encode in (("all", "auto"), ("auto", "all"), ("changed", "all"), ("all", "changed"), ("all", "all")):
+        variant = Variant("uniform").under(append, encode)
+        assert (variant.policy, variant.append, variant.encode) == ("uniform", append, encode)
+    assert variant == variant.whole == Variant("uniform")
+    assert labels("uniform@encode:changed:interval=8,threshold=5,h2o") == [
+        "uniform@encode:changed:interval=8,threshold=5",
+        "h2o",
+    ]
+    for ways in (("chnaged", "all"), ("all", "chnaged"), ("all", "changed:every=3")):
+        with pytest.raises(UserError, match=r"did you mean 'changed'|give changed:interval=64"):
+            Variant("uniform").under(*ways)
+
+
 def test_what_has_no_budget_is_refused(monkeypatch):
     monkeypatch.setitem(POLICIES, "hoard", POLICIES["full"])
     assert labels("full,uniform") == ["uniform"]
