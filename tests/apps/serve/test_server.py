@@ -220,8 +220,7 @@ def test_what_is_not_there_is_not_found(demo, path):
 def test_frames_and_the_memory_are_shown(demo):
     status, headers, jpeg = demo.request("GET", "/v1/streams/demo/frame.jpg")
     assert (status, headers["content-type"], jpeg[:2]) == (200, "image/jpeg", b"\xff\xd8")
-    memory = demo.get("/v1/streams/demo/memory")
-    assert memory["frames"]
+    memory = eventually(lambda: (held := demo.get("/v1/streams/demo/memory"))["frames"] and held)
     rows, columns = memory["grid"]
     assert all(len(frame["patches"]) == rows * columns for frame in memory["frames"])
     assert any(set(frame["patches"]) != {"0"} for frame in memory["frames"])
@@ -334,7 +333,7 @@ def test_a_killed_server_goes_on_with_the_same_memory(tmp_path):
     with serving(tmp_path / "served", config) as server:
         first = server.watched("demo", 1)["stats"]["frames"]
         assert first > 1, before
-        told = server.get("/v1/streams/demo/memory")
+        told = eventually(lambda: (held := server.get("/v1/streams/demo/memory"))["frames"] and held)
         assert min(frame["frame"] for frame in told["frames"]) == 0
         assert server.end() == 0
 
