@@ -22,7 +22,7 @@ def test_it_measures_and_leaves_nothing(tmp_path, typed):
     line = json.loads(done.stdout)
     assert line["bench"] == "store"
     assert all(line[name] > 0 for name in line if name != "bench")
-    assert line["bytes"] == 32 * 2 * (4 * 64 + 20)
+    assert line["bytes"] == 32 * 2 * (4 * 64 + 24)
 
 
 def test_no_more_is_asked_for_than_there_is(tmp_path):
