@@ -55,6 +55,8 @@ COLUMNS = {
     "retrieval": "policy budget offloaded_rows prefill_ratio question_ratio answer_ratio frame_ms frame_over_window ttft_ms "
     "ttft_over_window bytes_per_question lost",
     "camera": "source stage ms_p50 frames",
+    "serve-ttft": "model questions ttft_ms http_ttft_ms ratio",
+    "serve-cameras": "model cameras processes fps against fps_ratio rss_bytes pss_bytes",
     "vrex": "at quantity system over length batch predicted paper error fixes",
     "vrex-latency": "system length frame_ms token_ms frame_j",
     "change": "times_worse field new old verdict subject",

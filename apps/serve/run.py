@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from edgevlm.apps.run.events import to_stderr, wall_clock
 from edgevlm.apps.run.watchdog import Notifier
@@ -54,10 +55,6 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool) -> None:
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{port}"
         app = make_app(service)
-        settings = uvicorn.Config(
-            Guard(app, config.server, key), log_config=None, log_level=logging.WARNING, access_log=False, server_header=False,
-            limit_concurrency=config.server.max_connections, timeout_graceful_shutdown=1, proxy_headers=False, lifespan="off",
-        )  # fmt: skip
 
         class AnnouncingServer(uvicorn.Server):
             """Says where it serves once it does, and lets streaming responses end when it is told to stop."""
@@ -74,7 +71,7 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool) -> None:
                 await close_listeners(app.state.server)
                 await super().shutdown(sockets)
 
-        server = AnnouncingServer(settings)
+        server = AnnouncingServer(uvicorn_config(app, config, key))
         done = threading.Event()
         threading.Thread(target=tell_manager, args=(service, done), name="edgevlm-alive", daemon=True).start()
 
@@ -94,6 +91,14 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool) -> None:
         Notifier().stopping()
         listening.close()
         service.close()
+
+
+def uvicorn_config(app: FastAPI, config: ServeConfig, key: str | None) -> uvicorn.Config:
+    """How uvicorn serves the application, behind the guard."""
+    return uvicorn.Config(
+        Guard(app, config.server, key), log_config=None, log_level=logging.WARNING, access_log=False, server_header=False,
+        limit_concurrency=config.server.max_connections, timeout_graceful_shutdown=1, proxy_headers=False, lifespan="off",
+    )  # fmt: skip
 
 
 def reload_now(service: Service, load: Callable[[], ServeConfig], notice: Callable[[str], object]) -> None:

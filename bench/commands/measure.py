@@ -1,4 +1,4 @@
-"""``edgevlm bench speed``, ``compression``, ``stream``, ``memory``, ``camera`` and ``vrex``: their options."""
+"""``edgevlm bench speed``, ``compression``, ``stream``, ``memory``, ``camera``, ``serve`` and ``vrex``: their options."""
 
 from __future__ import annotations
 
@@ -273,6 +273,28 @@ def camera(
         {"": "camera:camera"}, "", "camera", as_json, camera=camera, video=video, model=model, frames=frames, fps=fps,
         realtime=realtime, inline=inline, threads=threads,
     )  # fmt: skip
+
+
+def serve(
+    model: Annotated[str | None, typer.Option(metavar="demo|BUNDLE", help="Run this model.")] = None,
+    cameras: Annotated[
+        int | None, typer.Option(metavar="N", help="Watch one, then this many.", show_default="4", min=1)
+    ] = None,
+    rounds: Rounds = None,
+    seconds: Annotated[
+        float | None, typer.Option(metavar="S", help="Count frames for so long each time.", show_default="4", min=0.1)
+    ] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Time serve's answers, and cameras on one model.
+
+    First the time to the first token through HTTP beside that in process, the same session asked in turn. Then demo cameras as
+    fast as they go: one, several in one process, and as many processes, with frames a second in all and memory.
+    """
+    _measure(
+        {"": "serve:serve"}, "", "serve", as_json, model=model, cameras=cameras, rounds=rounds, seconds=seconds, threads=threads
+    )
 
 
 def vrex(
