@@ -190,12 +190,14 @@ class Worker:
         run, case = task.run, self.case(task.stream)
         policy, tokens = self._policy_factory(run, case)
         variant = Variant(run.label)
-        reindexing, ways = variant.reindexing, {"append": variant.append, "encode": variant.encode}
+        reindexing, append, encode = variant.reindexing, variant.append, variant.encode
         key = {"policy": run.label, "budget": run.budget, "stream": task.stream}
         if self.settings.turns:
             order = [*self.words, task.stream, 2]
-            return key | take_turns(self.model, case, policy, tokens, reindexing, self.settings.turns, order, **ways)
-        result = run_case(self.model, case, policy(), tokens, reindexing, text_budget=self._text_budget, **ways)
+            return key | take_turns(self.model, case, policy, tokens, reindexing, self.settings.turns, order, append, encode)
+        result = run_case(
+            self.model, case, policy(), tokens, reindexing, text_budget=self._text_budget, append=append, encode=encode
+        )
         if run.allowed and result.bytes > run.allowed:
             raise RuntimeError(f"{run.label} at {run.budget} took {result.bytes} bytes and was allowed {run.allowed}")
         return key | result.record(with_kept=task.stream == 0 and self.settings.suite in SUITES)
