@@ -181,7 +181,12 @@ class Served:
         ]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        line = process.stdout.readline()
+        try:
+            line = process.stdout.readline()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
         if not line:
             raise UserError(f"edgevlm serve ended with {process.wait()} before it served; see above")
         return cls(process, int(json.loads(line)["url"].rpartition(":")[2]))
