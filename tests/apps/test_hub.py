@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -162,10 +163,11 @@ def test_what_arrived_before_a_dead_line_is_kept_for_the_next_run(world):
 @pytest.mark.parametrize("command", [["export"], ["run", "--quiet", "--model"]])
 def test_ctrl_c_leaves_what_arrived(world, command):
     """The server sends half of the weights and then nothing. A run downloads by a helper process."""
-    weights = world.files["model.safetensors"]
+    weights, asked = world.files["model.safetensors"], threading.Event()
 
     def stall(kind, path, headers):
         if kind == "GET" and path.endswith("model.safetensors"):
+            asked.set()
             return 200, {"Content-Length": str(len(weights))}, "x" * 10_000
         return None
 
@@ -173,6 +175,7 @@ def test_ctrl_c_leaves_what_arrived(world, command):
     process = subprocess.Popen(
         [sys.executable, "-m", "edgevlm", *command, NAME], env=os.environ | world.variables, stderr=subprocess.PIPE, text=True
     )
+    assert asked.wait(60)
     until = time.monotonic() + 60
     while not any(part.stat().st_size for part in world.cache.glob("**/*.part")) and time.monotonic() < until:
         time.sleep(0.05)
