@@ -51,6 +51,7 @@ def test_one_bundle_of_several_precisions(options: list[str], video: Path, tmp_p
     assert 0 < measured["top1"] <= 1
     assert measured["saturated"] < 0.01
     found = lines("calibrate", bundle, "--video", video, "--policies", "uniform,last-seen", "--budget", "25%", "--json")
-    assert found[-1]["event"] == "choice"
-    *_, summary = lines(*asked, "--budget", found[-1]["budget"])
-    assert summary["policy"] == found[-1]["policy"], "auto"
+    (choice,) = (line for line in found if line["event"] == "choice")
+    assert found[-1]["event"] == "append_choice"
+    *_, summary = lines(*asked, "--budget", choice["budget"])
+    assert summary["policy"] == choice["policy"], "auto"
