@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -130,10 +130,10 @@ class FieldError(ValueError):
 
 def stream_of(url: str) -> str:
     """``front-door`` of ``edgevlm://front-door``. Raises FieldError."""
-    parts = urlsplit(url)
-    if parts.scheme != "edgevlm" or not parts.netloc or parts.query or parts.path not in ("", "/"):
+    match = re.fullmatch(r"edgevlm://([^/?#]+)/?", url)
+    if match is None:
         raise FieldError("video_url.url", "give a stream of this server, edgevlm://NAME")
-    return parts.netloc
+    return match[1]
 
 
 class Completion:
@@ -184,9 +184,13 @@ class Completion:
             if text[given:]:
                 yield text[given:]
         finally:
-            if not self.answer.finished:
-                self.answer.cancel()
+            self.cancel()
         self.stream.answered(self.question, self.answer)
+
+    def cancel(self) -> None:
+        """Give the answer up, where it is not finished."""
+        if not isinstance(self.answer, str) and not self.answer.finished:
+            self.answer.cancel()
 
     def usage(self) -> dict[str, Any]:
         """Tokens: the memory's count as prompt tokens that were cached."""

@@ -51,13 +51,15 @@ class CameraSettings(Section):
 class ServerSettings(Section):
     """The HTTP server. key: ``env:NAME`` or ``file:PATH``. hosts: further names that the page is reached by.
 
-    max_requests: questions that run or wait at once; the next is answered 429. max_body: bytes of a request.
+    any_source: clients may also add files, devices and pipelines. max_requests: questions that run or wait at once; the next is
+    answered 429. max_body: bytes of a request.
     """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     key: str | None = None
     hosts: tuple[str, ...] = ()
+    any_source: bool = False
     max_requests: Annotated[int, Field(ge=1, le=1024)] = 32
     max_connections: Annotated[int, Field(ge=1, le=65535)] = 256
     max_body: Annotated[int, Field(ge=1024, le=1 << 30)] = 16 << 20

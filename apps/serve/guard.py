@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 
@@ -17,6 +17,7 @@ Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+BODY_S = 30.0  # that a request's body may take to come
 OPEN_PATHS = ("/", "/static/", "/health/")  # need no key: they tell nothing of what is watched
 HEADERS = {
     "content-security-policy": (
@@ -49,9 +50,17 @@ class Guard:
             await refuse(send, 413, too_large, "too_large")
             return
 
+        deadline: float | None = asyncio.get_running_loop().time() + BODY_S  # None once the body is there
+
         async def bounded() -> Message:
-            nonlocal taken
-            message = await receive()
+            nonlocal taken, deadline
+            try:
+                wait = None if deadline is None else deadline - asyncio.get_running_loop().time()
+                message = await asyncio.wait_for(receive(), wait)
+            except asyncio.TimeoutError:
+                raise HTTPException(408, f"the body did not come within {BODY_S:g} s", {"connection": "close"}) from None
+            if not message.get("more_body"):
+                deadline = None
             taken += len(message.get("body", b""))
             if taken > limit:
                 raise HTTPException(413, too_large)
@@ -72,7 +81,7 @@ class Guard:
         if host not in self._hosts():
             return 421, f"the host {host[:100]!r} is not this server's; add it to server.hosts", "wrong_host"
         origin = headers.get(b"origin")
-        if origin is not None and urlsplit(origin).netloc != headers.get(b"host"):
+        if origin is not None and origin.lower().partition("://")[2] != headers.get(b"host", "").lower():
             return 403, "requests from pages of other sites are refused", "wrong_origin"
         if self._key is None or path == "/" or path.startswith(OPEN_PATHS[1:]):
             return None

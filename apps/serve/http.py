@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from importlib.resources import files
@@ -20,6 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from edgevlm import __version__
+from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.serve.chat import ChatRequest, Completion, FieldError, Strict
 from edgevlm.apps.serve.config import CameraSettings, Name
 from edgevlm.apps.serve.guard import error_body
@@ -30,6 +32,7 @@ from edgevlm.errors import UserError
 
 POLL_S = 0.1  # how often an MJPEG stream looks for a new frame
 PAGE = files("edgevlm.apps.serve").joinpath("page")
+SOURCES = r"demo|\d{1,3}|(?i:rtsps?|rtmps?|https?)://\S+"  # what a client may add: no file, no pipeline
 StreamName = Annotated[str, Path(max_length=64)]
 
 
@@ -81,6 +84,7 @@ class Server:
         return Completion(asked, stream, question, answer)
 
     def finished(self, completion: Completion) -> None:
+        completion.cancel()
         self.unfinished -= 1
         self.metrics.waiting, self.metrics.running = max(0, self.unfinished - 1), min(1, self.unfinished)
         answer = completion.answer
@@ -97,6 +101,35 @@ class ApiError(HTTPException):
         self.code, self.param = code, param
 
 
+class AnswerResponse(EventSourceResponse):
+    """An answer as it comes. However it ends, also before its first piece, its place is free then."""
+
+    def __init__(self, server: Server, completion: Completion, events: AsyncIterator[dict[str, str]]) -> None:
+        super().__init__(events, ping=15, send_timeout=30)
+        self._server, self._completion = server, completion
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._server.finished(self._completion)
+
+
+async def unless_gone(request: Request, completion: Completion) -> dict[str, Any]:
+    """The whole answer; it is cancelled once the client has gone away."""
+
+    async def cancel_when_gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        completion.cancel()
+
+    watching = asyncio.create_task(cancel_when_gone())
+    try:
+        return await completion.whole()
+    finally:
+        watching.cancel()
+
+
 def make_app(service: Service) -> FastAPI:
     """The ASGI application over a service."""
     app = FastAPI(title="edgevlm", version=__version__, description="Cameras that can be asked.", redoc_url=None)
@@ -111,12 +144,12 @@ def make_app(service: Service) -> FastAPI:
 
 def add_openai(app: FastAPI, server: Server) -> None:
     @app.post("/v1/chat/completions", tags=["OpenAI"], response_model=None)
-    async def chat_completions(asked: ChatRequest) -> Response:
+    async def chat_completions(request: Request, asked: ChatRequest) -> Response:
         """Ask a stream: `model` is its name, or ends in `/NAME`. Its memory is the video that the question is about."""
         completion = await server.complete(asked)
         if not asked.stream:
             try:
-                return JSONResponse(await completion.whole())
+                return JSONResponse(await unless_gone(request, completion))
             finally:
                 server.finished(completion)
 
@@ -126,12 +159,11 @@ def add_openai(app: FastAPI, server: Server) -> None:
                 async for chunk in chunks:
                     yield {"data": chunk}
             except UserError as error:
-                yield {"data": json.dumps(error_body(str(error), None, kind="server_error"))}
+                yield {"data": json.dumps(error_body(mask_credentials(str(error)), None, kind="server_error"))}
             finally:
                 await chunks.aclose()
-                server.finished(completion)
 
-        return EventSourceResponse(events(), ping=15, send_timeout=30)
+        return AnswerResponse(server, completion, events())
 
     @app.get("/v1/models", tags=["OpenAI"])
     async def models() -> dict[str, Any]:
@@ -152,6 +184,11 @@ def add_streams(app: FastAPI, server: Server) -> None:
     @app.post("/v1/streams", tags=["streams"], status_code=201)
     async def add(new: NewStream) -> dict[str, Any]:
         """Watch another camera, until it is removed or the server restarts."""
+        if not server.service.config.server.any_source and not re.fullmatch(SOURCES, new.source):
+            what = (
+                "give demo, an index like 0, or an address (rtsp, http); for others set server.any_source, or name them there"
+            )
+            raise FieldError("source", what)
         if new.source.startswith(("env:", "file:")) or new.source.partition(":")[0].endswith(".py"):
             raise FieldError("source", "secrets and programs are named in the configuration alone")
         settings = CameraSettings(**new.model_dump(exclude={"id"}, exclude_none=True))
@@ -278,7 +315,7 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(UserError)
     async def user(request: Request, error: UserError) -> JSONResponse:
-        return answer(400, str(error), "invalid_value")
+        return answer(400, mask_credentials(str(error)), "invalid_value")
 
     @app.exception_handler(RecursionError)
     async def deep(request: Request, error: RecursionError) -> JSONResponse:

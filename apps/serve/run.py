@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import socket
@@ -12,7 +13,9 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.run.events import to_stderr, wall_clock
 from edgevlm.apps.run.watchdog import Notifier
 from edgevlm.apps.schemas import json_line
@@ -23,6 +26,7 @@ from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
 from edgevlm.progress import progress
 
+HEAD_S = 20.0  # that a request may take to come, without its body
 ALIVE_S = 1.0  # from one sign of life to the next, for a service manager
 
 
@@ -98,7 +102,28 @@ def uvicorn_config(app: FastAPI, config: ServeConfig, key: str | None) -> uvicor
     return uvicorn.Config(
         Guard(app, config.server, key), log_config=None, log_level=logging.WARNING, access_log=False, server_header=False,
         limit_concurrency=config.server.max_connections, timeout_graceful_shutdown=1, proxy_headers=False, lifespan="off",
+        http=BoundedProtocol,
     )  # fmt: skip
+
+
+class BoundedProtocol(H11Protocol):
+    """Connections that send no request are closed, and so are those beyond twice the limit from which on 503 is answered."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > 2 * (self.limit_concurrency or 1 << 30):
+            transport.abort()
+        else:
+            self.loop.call_later(HEAD_S, self._close_if_idle, self.cycle)
+
+    def _close_if_idle(self, before: object) -> None:
+        """Close it where no request came since, and none is being answered."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is before and (self.cycle is None or self.cycle.response_complete):
+            self.transport.close()
+        else:
+            self.loop.call_later(HEAD_S, self._close_if_idle, self.cycle)
 
 
 def reload_now(service: Service, load: Callable[[], ServeConfig], notice: Callable[[str], object]) -> None:
@@ -107,7 +132,7 @@ def reload_now(service: Service, load: Callable[[], ServeConfig], notice: Callab
         for line in service.reload(load()):
             notice(line)
     except UserError as error:
-        notice(f"reload: {error}")
+        notice(f"reload: {mask_credentials(str(error))}")
 
 
 def tell_manager(service: Service, done: threading.Event) -> None:

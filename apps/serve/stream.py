@@ -226,7 +226,7 @@ class CameraStream:
             "budget": self.session.budget,
             "fps": self.settings.fps,
             "state": self.state,
-            "problem": self.problem or self._source.problem,
+            "problem": self.problem or (self._source.problem and mask_credentials(self._source.problem)),
             "time_s": finite(self.session.time_s),
             "frame_time": self.wall(self.session.time_s),
             "stats": None if stats is None else described(stats),
@@ -272,8 +272,9 @@ class CameraStream:
         self.events.send("state", {"state": self.state, "problem": None})
 
     def resume(self) -> None:
-        self.paused = False
-        self._wake.set()
+        if self.paused:
+            self.paused = False
+            self._wake.set()
 
     def close(self) -> None:
         """End it, with a last snapshot."""
@@ -298,38 +299,42 @@ class CameraStream:
         self.events.send("notice", {"text": mask_credentials(text)})
 
     def _watch(self) -> None:
+        reopen = False
         while not self._closing.is_set():
             try:
-                self.loop()
-                self.problem = None if self.paused else "the source has ended"
+                if reopen:
+                    self._reopen()
+                reopen = True
+                if not self.paused and not self._closing.is_set():
+                    self.loop()
+                self.problem = None if self.paused or self._wake.is_set() else "the source has ended"
             except UserError as error:
                 self.problem = mask_credentials(str(error))
             except Exception as error:
                 self.problem = f"unexpected {type(error).__name__}: {mask_credentials(str(error))}"
-            if self._closing.is_set():
-                return
-            self.events.send("state", {"state": self.state, "problem": self.problem})
-            self._wake.clear()
-            self._wake.wait(None if self.paused or comes_to_an_end(self._address, None) else RETRY_S)
-            while self.paused and not self._closing.is_set():
-                self._wake.clear()
-                self._wake.wait()
-            if self._closing.is_set() or not self._reopen():
-                continue
-            self.problem = None
-            self.events.send("state", {"state": self.state, "problem": None})
+            if not self._closing.is_set():
+                self.events.send("state", {"state": self.state, "problem": self.problem})
+            if self.paused:
+                self._source.close()
+            else:
+                self._wake.wait(None if comes_to_an_end(self._address, None) else RETRY_S)
+            self._wait_while_paused()
+        self._source.close()
 
-    def _reopen(self) -> bool:
-        """Open the source again behind the session's time."""
-        try:
-            self._source.close()
-            self._source = self._open_source()
-        except UserError as error:
-            self.problem = mask_credentials(str(error))
-            return False
+    def _wait_while_paused(self) -> None:
+        self._wake.clear()
+        while self.paused and not self._closing.is_set():
+            self._wake.wait()
+            self._wake.clear()
+
+    def _reopen(self) -> None:
+        """Open the source again behind the session's time. Raises UserError."""
+        self._source.close()
+        self._source = self._open_source()
         self._go_on_from(self.session.time_s, time.time() - self.observer.offset - self.session.time_s)
         self.loop = self._make_loop()
-        return True
+        self.problem = None
+        self.events.send("state", {"state": self.state, "problem": None})
 
     def _open_source(self) -> Source:
         return open_source(self._address, None, self._options)

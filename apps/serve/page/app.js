@@ -10,7 +10,7 @@ async function api(path, options = {}) {
   if (state.key) headers.authorization = `Bearer ${state.key}`;
   if (options.body) headers["content-type"] = "application/json";
   const response = await fetch(path, { ...options, headers });
-  if (response.status === 401) { askForKey(); throw new Error("This server asks for its key."); }
+  if (response.status === 401) { askForKey(); throw new Error(state.key ? "This is not the server's key." : "This server asks for its key."); }
   if (!response.ok) {
     const body = await response.json().catch(() => null);
     throw new Error(body?.error?.message || `${response.status} ${response.statusText}`);
@@ -18,7 +18,12 @@ async function api(path, options = {}) {
   return response;
 }
 
-function askForKey() { if (!$("login").open) $("login").showModal(); }
+function askForKey() {
+  $("key-problem").textContent = state.key ? "This is not the server's key." : "";
+  if (!$("login").open) $("login").showModal();
+}
+
+function tell(node, text) { if (node.textContent !== text) node.textContent = text; }  // a screen reader reads changes alone
 
 function element(tag, text, className) {
   const made = document.createElement(tag);
@@ -49,6 +54,7 @@ async function refreshStreams() {
   if (!data.some((each) => each.id === state.stream)) choose(data[0]?.id ?? null);
   const nav = $("streams");
   if (nav.dataset.names !== data.map((each) => each.id).join(" ") + state.stream) {
+    const inside = nav.contains(document.activeElement);
     nav.dataset.names = data.map((each) => each.id).join(" ") + state.stream;
     nav.replaceChildren(...data.map((each) => {
       const button = element("button", each.id);
@@ -56,6 +62,7 @@ async function refreshStreams() {
       button.onclick = () => { choose(each.id); refreshStreams().catch(problem); };
       return button;
     }));
+    if (inside) nav.querySelector("[aria-current]")?.focus();
   }
   showCameras();
   showFigures();
@@ -72,6 +79,10 @@ function choose(name) {
 }
 
 function showCameras() {
+  const shown = JSON.stringify(state.streams.map(({ id, source, state, problem }) => [id, source, state, problem]));
+  if ($("cameras").dataset.shown === shown) return;
+  $("cameras").dataset.shown = shown;
+  const focused = document.activeElement?.dataset.does;
   $("cameras").replaceChildren(...state.streams.map((each) => {
     const item = element("li");
     item.append(element("span", each.id, "name"), element("span", each.source, "dim"));
@@ -81,9 +92,14 @@ function showCameras() {
     const remove = element("button", "Remove");
     remove.onclick = () => { if (confirm(`Stop watching ${each.id}?`)) change(each.id, "DELETE"); };
     for (const button of [pause, remove]) button.setAttribute("aria-label", `${button.textContent} ${each.id}`);
-    item.append(pause, remove);
+    pause.dataset.does = `pause ${each.id}`;
+    remove.dataset.does = `remove ${each.id}`;
+    const buttons = element("span", undefined, "buttons");
+    buttons.append(pause, remove);
+    item.append(buttons);
     return item;
   }));
+  if (focused) $("cameras").querySelector(`[data-does="${focused}"]`)?.focus();
 }
 
 async function change(name, method, body) {
@@ -95,7 +111,7 @@ async function change(name, method, body) {
 
 function showFigures() {
   const stream = state.streams.find((each) => each.id === state.stream);
-  $("state").textContent = stream ? (stream.problem ? `${stream.state}: ${stream.problem}` : stream.state) : "no camera";
+  tell($("state"), stream ? (stream.problem ? `${stream.state}: ${stream.problem}` : stream.state) : "no camera");
   const stats = stream?.stats;
   const rows = !stats ? [] : [
     ["frames a second", stats.fps.toFixed(1)], ["frames", stats.frames.toLocaleString()],
@@ -161,6 +177,7 @@ async function ask(question) {
     { role: "user", content: each.question }, { role: "assistant", content: each.answer }]);
   messages.push({ role: "user", content: question });
   turns.push(turn);
+  remember(name);
   const item = talkItem(turn);
   $("talk").append(item);
   const controller = new AbortController();
@@ -172,7 +189,6 @@ async function ask(question) {
       if (chunk.error) throw new Error(chunk.error.message);
       turn.answer += chunk.choices[0]?.delta?.content || "";
       if (chunk.edgevlm) turn.note = [ago(chunk.edgevlm.time), chunk.edgevlm.ttft_ms !== undefined ? `first token after ${Math.round(chunk.edgevlm.ttft_ms)} ms` : ""].filter(Boolean).join(" · ");
-      item.replaceWith(Object.assign(item, {}));
       item.querySelector(".a").textContent = turn.answer;
       item.querySelector(".dim").textContent = turn.note;
       $("talk").scrollTop = $("talk").scrollHeight;
@@ -183,8 +199,13 @@ async function ask(question) {
   }
   state.answering = null;
   $("stop").hidden = true;
-  sessionStorage.setItem(`turns/${name}`, JSON.stringify(turns.slice(-50)));
+  remember(name);
   refreshMemory();
+}
+
+function remember(name) {
+  const turns = state.turns[name].slice(-50).map((each) => ({ ...each, note: each.note || "not finished" }));
+  sessionStorage.setItem(`turns/${name}`, JSON.stringify(turns));
 }
 
 async function* events(response) {
@@ -212,7 +233,7 @@ async function refreshMemory() {
   try {
     const memory = await (await api(`/v1/streams/${name}/memory`)).json();
     if (name !== state.stream) return;
-    $("held").textContent = `${memory.policy} holds ${memory.tokens} of ${memory.budget} tokens, of ${memory.frames.length} of ${memory.frames_watched.toLocaleString()} frames. Lit patches are in memory.`;
+    $("held").textContent = `${memory.policy} holds ${memory.tokens} of ${memory.budget} tokens, of ${memory.frames.length} of ${memory.frames_watched.toLocaleString()} frames. Lit patches are in memory, the percentage is their share.`;
     const list = $("frames"), atEnd = list.scrollLeft + list.clientWidth >= list.scrollWidth - 8;
     const shown = new Map([...list.children].map((item) => [Number(item.dataset.frame), item]));
     list.replaceChildren(...memory.frames.filter((each) => each.thumbnail_url).map((each) => frameItem(each, memory.grid, shown.get(each.frame))));
@@ -229,7 +250,7 @@ function frameItem(frame, [rows, columns], item) {
     if (state.key) api(frame.thumbnail_url).then((response) => response.blob()).then((blob) => { image.src = URL.createObjectURL(blob); image.onload = () => URL.revokeObjectURL(image.src); }).catch(() => {});
     else image.src = frame.thumbnail_url;
     picture.append(image, element("canvas"));
-    item.append(picture, element("div", ""));
+    item.append(picture, element("div", ""), element("div", "", "dim"));
   }
   const canvas = item.querySelector("canvas");
   canvas.width = columns; canvas.height = rows;
@@ -240,8 +261,9 @@ function frameItem(frame, [rows, columns], item) {
     paint.fillStyle = `rgba(0, 0, 0, ${0.85 * (1 - parseInt(digit, 16) / 15)})`;
     paint.fillRect(place % columns, Math.floor(place / columns), 1, 1);
   });
-  const words = `${ago(frame.time)}, ${Math.round(100 * frame.share)} % kept`;
-  item.lastElementChild.textContent = words;
+  const [at, since] = ago(frame.time).split(" (");
+  tell(item.children[1], at);
+  tell(item.children[2], `${(since || "").slice(0, -1)} · ${Math.round(100 * frame.share)} %`);
   return item;
 }
 
@@ -276,5 +298,6 @@ async function every(milliseconds, work) {
     await new Promise((done) => setTimeout(done, milliseconds));
   }
 }
+addEventListener("pagehide", () => Object.keys(state.turns).forEach(remember));
 every(STREAMS_MS, refreshStreams);
 every(MEMORY_MS, refreshMemory);

@@ -217,6 +217,32 @@ def test_what_is_not_there_is_not_found(demo, path):
     assert "Traceback" not in body.decode()
 
 
+@pytest.mark.parametrize(
+    "source",
+    ["/etc/passwd", "FILE:///etc/passwd", "filesrc location=/etc/passwd ! decodebin", "http://a ! filesink location=/tmp/x",
+     "/dev/video0", "csi://0", "concat:/a|/b://", "-", "./x.py:Y", "demo\n"],
+)  # fmt: skip
+def test_clients_add_no_files_no_pipelines_and_no_programs(demo, source):
+    status, _, body = demo.request("POST", "/v1/streams", {"id": "third", "source": source})
+    assert (status, json.loads(body)["error"]["param"]) == (400, "source")
+
+
+def test_what_is_no_address_is_refused(demo, tmp_path):
+    assert demo.request("GET", "/v1/streams", headers={"origin": "http://["})[0] == 403
+    part = {"type": "video_url", "video_url": {"url": "edgevlm://["}}
+    body = {"messages": [{"role": "user", "content": [part, {"type": "text", "text": NOW}]}]}
+    assert demo.request("POST", "/v1/chat/completions", body)[0] in (400, 404)
+
+
+def test_a_camera_resumed_at_once_goes_on(demo):
+    for _ in range(3):
+        frames = demo.get("/v1/streams/demo")["stats"]["frames"]
+        demo.request("PATCH", "/v1/streams/demo", {"state": "paused"})
+        demo.request("PATCH", "/v1/streams/demo", {"state": "running"})
+        found = demo.watched("demo", frames + 3)
+        assert (found["state"], found["problem"]) == ("running", None)
+
+
 def test_frames_and_the_memory_are_shown(demo):
     status, headers, jpeg = demo.request("GET", "/v1/streams/demo/frame.jpg")
     assert (status, headers["content-type"], jpeg[:2]) == (200, "image/jpeg", b"\xff\xd8")
