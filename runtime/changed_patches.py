@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.errors import UserError, nearest
+from edgevlm.errors import UserError
 from edgevlm.runtime import kernels
 from edgevlm.runtime.bundle import VisionSpec
-from edgevlm.runtime.changes import ALL, AUTO, CHANGED
+from edgevlm.runtime.changes import AUTO, CHANGED, split_changed
 from edgevlm.runtime.stateful import Stateful
 
 Bool = NDArray[np.bool_]
@@ -54,21 +53,11 @@ class EncodeSetting:
 
 def parse_encode(text: str) -> EncodeSetting:
     """``auto``, ``all`` or ``changed[:interval=K,threshold=T]``. Raises UserError for anything else."""
-    name, _, settings = text.partition(":")
-    if name not in (AUTO, ALL, CHANGED):
-        raise UserError(f"encode {text!r}: {nearest(name, [AUTO, ALL, CHANGED])}")
-    if name != CHANGED and settings:
-        raise UserError(f"encode {text!r}: {name} has no settings")
-    values: dict[str, str] = {}
-    for setting in filter(None, settings.split(",")):
-        match = re.fullmatch(r"(interval)=(\d{1,9})|(threshold)=(\d{1,3}(?:\.\d*)?|\.\d+)", setting)
-        if not match:
-            raise UserError(f"encode {text!r}: give changed:interval={INTERVAL},threshold={THRESHOLD:g}")
-        values[match[1] or match[3]] = match[2] or match[4]
-    changed = EncodeChanged(int(values.get("interval", INTERVAL)), float(values.get("threshold", THRESHOLD)))
-    if changed.interval < 1 or changed.threshold > 255:
-        raise UserError(f"encode {text!r}: interval is 1 or more frames, threshold 0 to 255 levels")
-    return EncodeSetting(name, changed)
+    name, values = split_changed("encode", text, {"interval": INTERVAL, "threshold": THRESHOLD})
+    interval, threshold = values.get("interval", INTERVAL), values.get("threshold", THRESHOLD)
+    if interval < 1 or interval != int(interval) or threshold > 255:
+        raise UserError(f"encode {text!r}: interval is a whole number of frames, 1 or more, threshold 0 to 255 levels")
+    return EncodeSetting(name, EncodeChanged(int(interval), threshold))
 
 
 class Look(NamedTuple):

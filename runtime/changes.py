@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ Float32 = NDArray[np.float32]
 
 AUTO, ALL, CHANGED = "auto", "all", "changed"
 TAU = 0.97
+NUMBER = re.compile(r"\d{1,9}(?:\.\d{0,9})?|\.\d{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +47,29 @@ class AppendSetting:
         return AppendChanged(self.tau or calibrated or TAU, self.refresh)
 
 
-def parse_append(text: str) -> AppendSetting:
-    """``auto``, ``all`` or ``changed[:tau=T,refresh=N]``. Raises UserError for anything else."""
+def split_changed(option: str, text: str, usual: Mapping[str, float]) -> tuple[str, dict[str, float]]:
+    """``auto``, ``all`` or ``changed[:key=number,..]`` as name and settings, whose keys are those of ``usual``.
+
+    Raises UserError for anything else.
+    """
     name, _, settings = text.partition(":")
     if name not in (AUTO, ALL, CHANGED):
-        raise UserError(f"append {text!r}: {nearest(name, [AUTO, ALL, CHANGED])}")
+        raise UserError(f"{option} {text!r}: {nearest(name, [AUTO, ALL, CHANGED])}")
     if name != CHANGED and settings:
-        raise UserError(f"append {text!r}: {name} has no settings")
+        raise UserError(f"{option} {text!r}: {name} has no settings")
     values: dict[str, float] = {}
     for setting in filter(None, settings.split(",")):
-        match = re.fullmatch(r"(tau|refresh)=(\d+(?:\.\d*)?|\.\d+)", setting)
-        if not match:
-            raise UserError(f"append {text!r}: give changed:tau=0.97,refresh=0")
-        values[match[1]] = float(match[2])
+        key, _, value = setting.partition("=")
+        if key not in usual or not NUMBER.fullmatch(value):
+            example = ",".join(f"{key}={value:g}" for key, value in usual.items())
+            raise UserError(f"{option} {text!r}: give {CHANGED}:{example}")
+        values[key] = float(value)
+    return name, values
+
+
+def parse_append(text: str) -> AppendSetting:
+    """``auto``, ``all`` or ``changed[:tau=T,refresh=N]``. Raises UserError for anything else."""
+    name, values = split_changed("append", text, {"tau": TAU, "refresh": 0})
     tau, refresh = values.get("tau"), values.get("refresh", 0)
     if tau is not None and not 0 < tau <= 1:
         raise UserError(f"append {text!r}: tau is a cosine above 0, at most 1")

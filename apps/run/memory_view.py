@@ -49,15 +49,35 @@ def view_memory(session: Session) -> MemoryView:
 
 
 def _view(session: Session) -> MemoryView:
+    held, stats = _held_patches(session), session.stats
+    shares = np.array([patches.mean() for patches in held.values()])
+    frames = np.fromiter(held, np.int64, len(held))
+    return MemoryView(session.policy, stats.tokens, session.budget, stats.frames, frames, shares)
+
+
+def held_patches(session: Session) -> dict[int, NDArray[np.float32]]:
+    """Of each frame that is held, for each of its tokens, the share of layers and heads that hold it, ``[tokens]``, 0 to 1.
+
+    Frames in order; of a group of frames, the first.
+    """
+    return session.model.scheduler.run(session, _held_patches, session)
+
+
+def _held_patches(session: Session) -> dict[int, NDArray[np.float32]]:
     cache, vision = session.cache, session.model.bundle.vision
     layers = np.unique(np.linspace(0, cache.layers - 1, LAYERS).astype(int)).tolist()
-    numbers = [cache.frame(layer)[cache.kind(layer) == Kind.VISION] for layer in layers]
-    frames, counts = np.unique(np.concatenate(numbers), return_counts=True)
-    shares = counts / (len(layers) * cache.kv_heads * vision.tokens_per_frame)
-    stats = session.stats
-    return MemoryView(
-        session.policy, stats.tokens, session.budget, stats.frames, frames.astype(np.int64) * vision.group, shares
-    )
+    tokens, columns = vision.tokens_per_frame, vision.grid[1]
+    keys: list[NDArray[np.int64]] = []
+    for layer in layers:
+        seen = cache.kind(layer) == Kind.VISION
+        row, col = cache.row(layer)[seen].astype(np.int64), cache.col(layer)[seen].astype(np.int64)
+        keys.append(cache.frame(layer)[seen].astype(np.int64) * tokens + row * columns + col)
+    places, counts = np.unique(np.concatenate(keys), return_counts=True)
+    held: dict[int, NDArray[np.float32]] = {}
+    for place, count in zip(places.tolist(), counts.tolist(), strict=True):
+        shares = held.setdefault(place // tokens * vision.group, np.zeros(tokens, np.float32))
+        shares[place % tokens] = count / (len(layers) * cache.kv_heads)
+    return held
 
 
 class MemoryWatch:

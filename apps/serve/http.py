@@ -55,7 +55,6 @@ class Server:
 
     def __init__(self, service: Service) -> None:
         self.service, self.metrics = service, Metrics(service)
-        self.unfinished = 0
         self.closing = asyncio.Event()
 
     def stream(self, name: str | None) -> CameraStream:
@@ -69,24 +68,22 @@ class Server:
         limit = self.service.config.server.max_requests
         stream = self.stream(asked.stream_name)
         question, turns = asked.question()
-        if self.unfinished >= limit:
+        if self.metrics.unfinished >= limit:
             raise ApiError(429, f"{limit} questions are being answered or wait; ask again in a moment", "rate_limit_exceeded")
-        self.unfinished += 1
+        self.metrics.unfinished += 1
         try:
             wanted = asked.max_completion_tokens or asked.max_tokens
             tokens = None if wanted is None else min(wanted, stream.session.text_budget.answer)
             sampling = {"max_tokens": tokens, "temperature": asked.temperature, "top_p": asked.top_p, "seed": asked.seed}
             answer = await run_in_threadpool(stream.ask, question, turns, **sampling)
         except BaseException:
-            self.unfinished -= 1
+            self.metrics.unfinished -= 1
             raise
-        self.metrics.waiting, self.metrics.running = max(0, self.unfinished - 1), min(1, self.unfinished)
         return Completion(asked, stream, question, answer)
 
     def finished(self, completion: Completion) -> None:
         completion.cancel()
-        self.unfinished -= 1
-        self.metrics.waiting, self.metrics.running = max(0, self.unfinished - 1), min(1, self.unfinished)
+        self.metrics.unfinished -= 1
         answer = completion.answer
         if not isinstance(answer, str) and answer.token_ids:
             self.metrics.ttft.labels(completion.stream.name).observe(answer.ttft_ms / 1e3)

@@ -15,11 +15,11 @@ TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class Metrics(Collector):
-    """What a service is doing, read when it is asked for. running, waiting: answers, counted by the server."""
+    """What a service is doing, read when it is asked for. unfinished: questions that run or wait, counted by the server."""
 
     def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()
-        self.running = self.waiting = 0
+        self.unfinished = 0
         labels = ("stream",)
         self.ttft = Histogram(
             "edgevlm_time_to_first_token_seconds", "From a question to its first token.", labels,
@@ -30,8 +30,10 @@ class Metrics(Collector):
         self.registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily("edgevlm_num_requests_running", "Answers being generated.", value=self.running)
-        yield GaugeMetricFamily("edgevlm_num_requests_waiting", "Questions that wait.", value=self.waiting)
+        models = {stream.model for stream in self._service.streams.values()}  # each answers one question at a time
+        running = min(len(models), self.unfinished)
+        yield GaugeMetricFamily("edgevlm_num_requests_running", "Answers being generated.", value=running)
+        yield GaugeMetricFamily("edgevlm_num_requests_waiting", "Questions that wait.", value=self.unfinished - running)
         yield GaugeMetricFamily("edgevlm_process_resident_bytes", "Resident memory.", value=psutil.Process().memory_info().rss)
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
             "usage": GaugeMetricFamily("edgevlm_kv_cache_usage_ratio", "Tokens held over the budget.", labels=("stream",)),

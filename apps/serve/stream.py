@@ -20,13 +20,12 @@ from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.run.events import AnswerEvent, StatsEvent, wall_clock
 from edgevlm.apps.run.frame_preparation import FramePreparation
 from edgevlm.apps.run.loop import NEVER_TAUGHT, RunLoop, RunPlan
-from edgevlm.apps.run.memory_view import EVERY_S, LAYERS
+from edgevlm.apps.run.memory_view import EVERY_S, held_patches
 from edgevlm.apps.run.watchdog import Notifier
 from edgevlm.apps.serve.config import CameraSettings, secret
 from edgevlm.apps.sources import Frame, Source, SourceOptions, comes_to_an_end, open_source
 from edgevlm.errors import UserError
 from edgevlm.runtime.answer import Answer
-from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.chat import Turn
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
@@ -388,29 +387,6 @@ class LoopOutput:
 
     def notice(self, text: str) -> None:
         self._stream.notice(text)
-
-
-def held_patches(session: Session) -> dict[int, NDArray[np.float32]]:
-    """Of each frame that is held, for each of its tokens, the share of layers and heads that hold it, ``[tokens]``, 0 to 1."""
-    return session.model.scheduler.run(session, _held_patches, session)
-
-
-def _held_patches(session: Session) -> dict[int, NDArray[np.float32]]:
-    cache, vision = session.cache, session.model.bundle.vision
-    layers = np.unique(np.linspace(0, cache.layers - 1, LAYERS).astype(int)).tolist()
-    tokens, columns = vision.tokens_per_frame, vision.grid[1]
-    keys: list[NDArray[np.int64]] = []
-    for layer in layers:
-        seen = cache.kind(layer) == Kind.VISION
-        row, col = cache.row(layer)[seen].astype(np.int64), cache.col(layer)[seen].astype(np.int64)
-        keys.append(cache.frame(layer)[seen].astype(np.int64) * tokens + row * columns + col)
-    places, counts = np.unique(np.concatenate(keys), return_counts=True)
-    held: dict[int, NDArray[np.float32]] = {}
-    for place, count in zip(places.tolist(), counts.tolist(), strict=True):
-        frame = place // tokens * vision.group
-        shares = held.setdefault(frame, np.zeros(tokens, np.float32))
-        shares[place % tokens] = count / (len(layers) * cache.kv_heads)
-    return held
 
 
 def as_jpeg(image: NDArray[np.uint8]) -> bytes:

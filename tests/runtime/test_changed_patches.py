@@ -366,10 +366,10 @@ def test_a_bundle_without_the_graph_says_so(model):
     [
         ("chnaged", "did you mean 'changed'"),
         ("all:interval=3", "all has no settings"),
-        ("changed:interval=0", "1 or more frames"),
+        ("changed:interval=0", "1 or more"),
         ("changed:threshold=256", "0 to 255 levels"),
         ("changed:treshold=3", "give changed:interval"),
-        ("changed:interval=1.5", "give changed:interval"),
+        ("changed:interval=1.5", "interval is a whole number"),
     ],
 )
 def test_wrong_settings_are_named(text, says):

@@ -165,6 +165,7 @@ def test_a_patch_is_appended_again_after_so_many_frames():
         ("changed:tau=2", "tau is a cosine"),
         ("changed:tua=0.9", "give changed:tau"),
         ("changed:refresh=1.5", "refresh is a whole number"),
+        (f"changed:refresh={'9' * 400}", "give changed:tau"),
     ],
 )
 def test_wrong_settings_are_named(text, says):
