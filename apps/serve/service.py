@@ -73,7 +73,10 @@ class Service:
                 self._models.pop(key).close()
 
     def reload(self, config: ServeConfig) -> list[str]:
-        """Apply a configuration: cameras that changed are opened again, others are not touched. What was done, a line each."""
+        """Apply a configuration: cameras that changed are opened again, others are not touched.
+
+        What was done, a line each; a camera that cannot be opened is one of them and holds up no other.
+        """
         with self._lock:
             before, self.config, done = self.config, config, []
             for name in list(self.streams):
@@ -84,10 +87,13 @@ class Service:
                 running = self.streams.get(name)
                 if running is not None and running.settings == config.camera(settings):
                     continue
-                if running is not None:
-                    self.remove(name)
-                self.add(name, settings)
-                done.append(f"{name}: {'opened again' if running else 'added'}")
+                try:
+                    if running is not None:
+                        self.remove(name)
+                    self.add(name, settings)
+                    done.append(f"{name}: {'opened again' if running else 'added'}")
+                except UserError as error:
+                    done.append(f"{name}: {mask_credentials(str(error))}")
             return done
 
     def stream(self, name: str | None) -> CameraStream:

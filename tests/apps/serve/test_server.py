@@ -305,10 +305,11 @@ def test_sighup_applies_what_changed_and_leaves_the_rest_alone(tmp_path):
     config.write_text("[cameras.one]\n[cameras.two]\n")
     with serving(tmp_path / "served", config) as server:
         frames = server.watched("one", 2)["stats"]["frames"]
-        config.write_text("[cameras.one]\n[cameras.three]\n")
+        config.write_text("[cameras.one]\n[cameras.bad]\npolicy = 'lsat-seen'\n[cameras.three]\n")
         server.process.send_signal(signal.SIGHUP)
         eventually(lambda: [each["id"] for each in server.get("/v1/streams")["data"]] == ["one", "three"])
         assert server.watched("one", 1)["stats"]["frames"] >= frames
+        eventually(lambda: "did you mean 'last-seen'?" in (tmp_path / "served" / "stderr").read_text())
         config.write_text("[cameras.one]\nfsp = 2\n")
         server.process.send_signal(signal.SIGHUP)
         eventually(lambda: "did you mean 'fps'?" in (tmp_path / "served" / "stderr").read_text())
