@@ -3,44 +3,58 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.apps.run.thumbnails import Thumbnails
 from edgevlm.apps.sources import Frame
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.session import Session
 
-LAYERS = 4  # of a cache that are looked at, evenly spaced
+GROUPS = 4  # of layers, of each of which it is told what it holds
 EVERY_S = 0.5  # from one look to the next
-THUMBNAIL = (48, 36)  # pixels of a frame that is remembered, width and height
-THUMBNAILS = 256  # frames that are remembered, at most
+IN_MEMORY = 4 << 20  # bytes of pictures that are kept there, unless told where else
 FORGOTTEN = 16  # frames that were just forgotten and are shown
-
-Thumbnail = tuple[float, NDArray[np.uint8]]  # its time in the stream, seconds, and pixels
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
-    """What a session holds. ``frames``: those of which it holds something; ``shares`` of their tokens, 0 to 1."""
+    """What a session holds. ``frames``: those of which it holds something, in order; of a group of frames, the first.
+
+    ``patches``: for each of their tokens, the share of heads and layers of each group of layers that hold it, 0 to 1,
+    ``[frames, groups, tokens]``. ``groups``: the first and the last layer of each.
+    """
 
     policy: str
     tokens: int
     budget: int
     watched: int
     frames: NDArray[np.int64]
-    shares: NDArray[np.float64]
+    patches: NDArray[np.float32]
+    groups: tuple[tuple[int, int], ...]
+
+    @property
+    def whole(self) -> NDArray[np.float64]:
+        """Over all layers, ``[frames, tokens]``."""
+        return np.average(self.patches, axis=1, weights=[1 + last - first for first, last in self.groups])
+
+    @property
+    def shares(self) -> NDArray[np.float64]:
+        """Of all of a frame's tokens, ``[frames]``."""
+        return self.whole.mean(axis=1)
 
 
 @dataclass(frozen=True, slots=True)
 class StripView:
-    """A memory, with frames that it holds and that it has just forgotten, oldest first."""
+    """A memory, with the time, seconds, and number of frames that it holds and has just forgotten, oldest first."""
 
     memory: MemoryView
-    held: tuple[Thumbnail, ...]
-    forgotten: tuple[Thumbnail, ...]
+    held: tuple[tuple[float, int], ...]
+    forgotten: tuple[tuple[float, int], ...]
+    image: Callable[[int], NDArray[np.uint8] | None]  # of a frame
 
 
 def view_memory(session: Session) -> MemoryView:
@@ -49,71 +63,65 @@ def view_memory(session: Session) -> MemoryView:
 
 
 def _view(session: Session) -> MemoryView:
-    held, stats = _held_patches(session), session.stats
-    shares = np.array([patches.mean() for patches in held.values()])
-    frames = np.fromiter(held, np.int64, len(held))
-    return MemoryView(session.policy, stats.tokens, session.budget, stats.frames, frames, shares)
-
-
-def held_patches(session: Session) -> dict[int, NDArray[np.float32]]:
-    """Of each frame that is held, for each of its tokens, the share of layers and heads that hold it, ``[tokens]``, 0 to 1.
-
-    Frames in order; of a group of frames, the first.
-    """
-    return session.model.scheduler.run(session, _held_patches, session)
-
-
-def _held_patches(session: Session) -> dict[int, NDArray[np.float32]]:
-    cache, vision = session.cache, session.model.bundle.vision
-    layers = np.unique(np.linspace(0, cache.layers - 1, LAYERS).astype(int)).tolist()
+    cache, vision, stats = session.cache, session.model.bundle.vision, session.stats
     tokens, columns = vision.tokens_per_frame, vision.grid[1]
-    keys: list[NDArray[np.int64]] = []
-    for layer in layers:
-        seen = cache.kind(layer) == Kind.VISION
-        row, col = cache.row(layer)[seen].astype(np.int64), cache.col(layer)[seen].astype(np.int64)
-        keys.append(cache.frame(layer)[seen].astype(np.int64) * tokens + row * columns + col)
-    places, counts = np.unique(np.concatenate(keys), return_counts=True)
-    held: dict[int, NDArray[np.float32]] = {}
-    for place, count in zip(places.tolist(), counts.tolist(), strict=True):
-        shares = held.setdefault(place // tokens * vision.group, np.zeros(tokens, np.float32))
-        shares[place % tokens] = count / (len(layers) * cache.kv_heads)
-    return held
+    layers = [part for part in np.array_split(np.arange(cache.layers), GROUPS) if len(part)]
+    found: list[tuple[int, NDArray[np.int32], NDArray[np.int64]]] = []  # group, frames and places of tokens
+    for group, part in enumerate(layers):
+        for layer in part.tolist():
+            seen = cache.kind(layer) == Kind.VISION
+            place = cache.row(layer)[seen].astype(np.int64) * columns + cache.col(layer)[seen]
+            found.append((group, cache.frame(layer)[seen], place))
+    frames = np.unique(np.concatenate([np.unique(each) for _, each, _ in found]))
+    counts = np.zeros((len(frames), len(layers), tokens), np.float32)
+    for group, of, place in found:
+        np.add.at(counts, (np.searchsorted(frames, of), group, place), 1)
+    counts /= np.array([len(part) * cache.kv_heads for part in layers], np.float32)[:, None]
+    ends = tuple((int(part[0]), int(part[-1])) for part in layers)
+    return MemoryView(
+        session.policy, stats.tokens, session.budget, stats.frames, frames.astype(np.int64) * vision.group, counts, ends
+    )
 
 
 class MemoryWatch:
-    """Keeps small copies of frames while the memory holds something of them. :attr:`view` may be read by any thread."""
+    """Keeps a small picture of each frame and notes which are held. :attr:`view` may be read by any thread.
 
-    def __init__(self, session: Session) -> None:
-        self.view: StripView | None = None
+    thumbnails: where to; in memory unless given. They are closed with it.
+    """
+
+    def __init__(self, session: Session, thumbnails: Thumbnails | None = None) -> None:
+        self.thumbnails = thumbnails or Thumbnails(cap=IN_MEMORY)
+        self.offset = 0.0  # wall clock of the stream's time 0, seconds
         self.reopen(session, None)
 
     def reopen(self, session: Session, budget: str | None) -> None:
-        """Go on with another session, whose memory is empty."""
-        self.session = session
-        self._thumbnails: dict[int, Thumbnail] = {}
-        self._forgotten: deque[Thumbnail] = deque(maxlen=FORGOTTEN)
-        self._due = 0.0
+        """Go on with another session."""
+        self.session, self._due = session, 0.0
+        self._memory: MemoryView | None = None
+        self.thumbnails.begin(session.stats.frames)
 
     def watch(self, frame: Frame) -> None:
         """Remember a frame that the session has taken in."""
-        width, height = THUMBNAIL
-        rows = np.arange(height) * frame.image.shape[0] // height
-        columns = np.arange(width) * frame.image.shape[1] // width
-        self._thumbnails[self.session.stats.frames - 1] = frame.time_s, frame.image[rows][:, columns]
+        self.offset = time.time() - frame.time_s
+        newest = self.session.stats.frames - 1
+        self.thumbnails.add(newest, frame.time_s, time.time(), frame.image)
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + EVERY_S
-        memory = view_memory(self.session)
-        oldest = memory.watched - self.session.chunk  # later ones may not have been appended yet
-        held = set(memory.frames.tolist())
+        self._memory = view_memory(self.session)
         group = self.session.model.bundle.vision.group
-        for number in [number for number in self._thumbnails if number < oldest and number // group * group not in held]:
-            self._forgotten.append(self._thumbnails.pop(number))
-        while len(self._thumbnails) > THUMBNAILS:
-            numbers = list(self._thumbnails)
-            for number in numbers[: len(numbers) // 2 : 2]:
-                del self._thumbnails[number]
-        self.view = StripView(memory, tuple(self._thumbnails.values()), tuple(self._forgotten))
+        held = {number + of for number in self._memory.frames.tolist() for of in range(group)}
+        self.thumbnails.keep(held, newest - self.session.chunk)  # later ones may not have been appended yet
+
+    @property
+    def view(self) -> StripView | None:
+        """None before the first frame."""
+        if self._memory is None:
+            return None
+        taken = self.thumbnails.taken()
+        held = tuple((each.time_s, number) for number, each in taken.items() if each.held)
+        forgotten = tuple((each.time_s, number) for number, each in taken.items() if not each.held)
+        return StripView(self._memory, held, forgotten[-FORGOTTEN:], self.thumbnails.image)
 
     def close(self) -> None:
-        """Nothing is open."""
+        self.thumbnails.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from importlib.resources import files
@@ -21,14 +22,18 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from edgevlm import __version__
+from edgevlm.apps.commands.policies import describe
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.serve.chat import ChatRequest, Completion, FieldError, Strict
-from edgevlm.apps.serve.config import CameraSettings, Name
+from edgevlm.apps.serve.config import CameraSettings, Name, checked_budget
 from edgevlm.apps.serve.guard import error_body
 from edgevlm.apps.serve.metrics import Metrics
 from edgevlm.apps.serve.service import Service
-from edgevlm.apps.serve.stream import Broadcast, CameraStream
+from edgevlm.apps.serve.stream import Broadcast, CameraStream, finite
 from edgevlm.errors import UserError
+from edgevlm.runtime.auto import AUTO
+from edgevlm.runtime.plugins import names
+from edgevlm.runtime.policies import POLICIES, find_policy
 
 POLL_S = 0.1  # how often an MJPEG stream looks for a new frame
 PAGE = files("edgevlm.apps.serve").joinpath("page")
@@ -47,7 +52,15 @@ class NewStream(Strict):
 
 
 class StreamChange(Strict):
-    state: Literal["running", "paused"]
+    """Another policy or budget begins a new memory; what is left out stays."""
+
+    state: Literal["running", "paused"] | None = None
+    policy: Annotated[str, Field(max_length=256)] | None = None
+    budget: Annotated[str, Field(max_length=16)] | Annotated[int, Field(ge=1)] | None = None
+
+
+class TestedSource(Strict):
+    source: Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class Server:
@@ -56,12 +69,24 @@ class Server:
     def __init__(self, service: Service) -> None:
         self.service, self.metrics = service, Metrics(service)
         self.closing = asyncio.Event()
+        self.testing = threading.Lock()  # a camera: one at a time
 
     def stream(self, name: str | None) -> CameraStream:
         try:
             return self.service.stream(name)
         except UserError as error:
             raise ApiError(404, str(error), "not_found", "model") from None
+
+    def check(self, source: str | None, policy: str | None) -> None:
+        """Raise FieldError for a source or a policy that a client may not name."""
+        if source is not None:
+            if not self.service.config.server.any_source and not re.fullmatch(SOURCES, source):
+                what = "give demo, an index like 0, or an address (rtsp, http)"
+                raise FieldError("source", f"{what}; for others set server.any_source, or name them there")
+            if source.startswith(("env:", "file:")) or source.partition(":")[0].endswith(".py"):
+                raise FieldError("source", "secrets and programs are named in the configuration alone")
+        if policy is not None and policy.partition(":")[0] not in (AUTO, *POLICIES, *names("policies")):
+            raise FieldError("policy", "there is no such policy; GET /v1/policies lists them")
 
     async def complete(self, asked: ChatRequest) -> Completion:
         """Ask; 429 where too many wait. The caller calls :meth:`finished` once."""
@@ -175,22 +200,38 @@ def add_openai(app: FastAPI, server: Server) -> None:
 def add_streams(app: FastAPI, server: Server) -> None:
     @app.get("/v1/streams", tags=["streams"])
     async def streams() -> dict[str, Any]:
-        """Every camera and how it does."""
-        return {"object": "list", "data": [stream.describe() for stream in server.service.streams.values()]}
+        """Every camera and how it does. watts: of the machine, where it has a meter."""
+        watts = await run_in_threadpool(server.service.power.watts)
+        return {
+            "object": "list",
+            "data": [stream.describe() for stream in server.service.streams.values()],
+            "watts": finite(watts),
+        }
+
+    @app.get("/v1/policies", tags=["streams"])
+    async def policies() -> dict[str, Any]:
+        """The policies that a camera's memory can have."""
+        known = [describe(find_policy(name)) for name in dict.fromkeys([*POLICIES, *names("policies")])]
+        return {"object": "list", "data": [{"id": one.policy, "object": "policy", "idea": one.idea} for one in known]}
 
     @app.post("/v1/streams", tags=["streams"], status_code=201)
     async def add(new: NewStream) -> dict[str, Any]:
         """Watch another camera, until it is removed or the server restarts."""
-        if not server.service.config.server.any_source and not re.fullmatch(SOURCES, new.source):
-            what = (
-                "give demo, an index like 0, or an address (rtsp, http); for others set server.any_source, or name them there"
-            )
-            raise FieldError("source", what)
-        if new.source.startswith(("env:", "file:")) or new.source.partition(":")[0].endswith(".py"):
-            raise FieldError("source", "secrets and programs are named in the configuration alone")
+        server.check(new.source, new.policy)
         settings = CameraSettings(**new.model_dump(exclude={"id"}, exclude_none=True))
         stream = await run_in_threadpool(server.service.add, new.id, settings)
         return stream.describe()
+
+    @app.post("/v1/streams/test", tags=["streams"])
+    async def test(tested: TestedSource) -> dict[str, Any]:
+        """Open a source once and tell what it shows: size, frames a second, a JPEG in base64. Nothing is added."""
+        server.check(tested.source, None)
+        if not server.testing.acquire(blocking=False):
+            raise ApiError(429, "another camera is being tested; try again in a moment", "rate_limit_exceeded")
+        try:
+            return await run_in_threadpool(server.service.test, tested.source)
+        finally:
+            server.testing.release()
 
     @app.get("/v1/streams/{name}", tags=["streams"])
     async def stream(name: StreamName) -> dict[str, Any]:
@@ -198,9 +239,20 @@ def add_streams(app: FastAPI, server: Server) -> None:
 
     @app.patch("/v1/streams/{name}", tags=["streams"])
     async def change(name: StreamName, change: StreamChange) -> dict[str, Any]:
-        """Pause a camera, or let it go on. A paused one can be asked."""
+        """Pause a camera, let it go on, or give it another policy or budget. A paused one can be asked.
+
+        Another policy or budget begins a new memory, and lasts until the server restarts.
+        """
         found = server.stream(name)
-        await run_in_threadpool(found.pause if change.state == "paused" else found.resume)
+        if change.policy is not None or change.budget is not None:
+            server.check(None, change.policy)
+            try:
+                checked_budget(change.budget)
+            except ValueError as error:
+                raise FieldError("budget", str(error)) from None
+            found = await run_in_threadpool(server.service.switch, name, change.policy, change.budget)
+        if change.state is not None:
+            await run_in_threadpool(found.pause if change.state == "paused" else found.resume)
         return found.describe()
 
     @app.delete("/v1/streams/{name}", tags=["streams"], status_code=204)
@@ -218,7 +270,8 @@ def add_streams(app: FastAPI, server: Server) -> None:
     @app.get("/v1/streams/{name}/thumbnails/{number}.jpg", tags=["streams"], response_class=Response)
     async def thumbnail(name: StreamName, number: Annotated[int, Path(ge=0, lt=1 << 62)]) -> Response:
         """A frame of which something is in memory, small."""
-        return as_picture(server.stream(name).observer.thumbnails.jpeg(number), "this frame is not in memory any more")
+        picture = await run_in_threadpool(server.stream(name).observer.thumbnails.jpeg, number)
+        return as_picture(picture, "this frame is not in memory any more")
 
     @app.get("/v1/streams/{name}/mjpeg", tags=["streams"], response_class=StreamingResponse)
     async def mjpeg(name: StreamName, fps: Annotated[float, Query(gt=0, le=30)] = 5.0) -> StreamingResponse:

@@ -35,6 +35,8 @@ class Metrics(Collector):
         yield GaugeMetricFamily("edgevlm_num_requests_running", "Answers being generated.", value=running)
         yield GaugeMetricFamily("edgevlm_num_requests_waiting", "Questions that wait.", value=self.unfinished - running)
         yield GaugeMetricFamily("edgevlm_process_resident_bytes", "Resident memory.", value=psutil.Process().memory_info().rss)
+        if (watts := self._service.power.watts()) is not None:
+            yield GaugeMetricFamily("edgevlm_power_watts", "What the machine's meter measures.", value=watts)
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
             "usage": GaugeMetricFamily("edgevlm_kv_cache_usage_ratio", "Tokens held over the budget.", labels=("stream",)),
             "fps": GaugeMetricFamily("edgevlm_camera_fps", "Frames watched per second.", labels=("stream",)),

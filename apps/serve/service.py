@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
+import time
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
 
 from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.credentials import mask_credentials
+from edgevlm.apps.run.thumbnails import as_jpeg
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig, secret
 from edgevlm.apps.serve.stream import CameraStream, stream_options
-from edgevlm.apps.sources import SourceOptions, check_source
+from edgevlm.apps.sources import SourceOptions, check_source, open_source
+from edgevlm.engines.power import find_meter
+from edgevlm.engines.power.energy import Energy
 from edgevlm.errors import UserError, nearest
 from edgevlm.progress import progress
 from edgevlm.runtime.auto import check_policy
 from edgevlm.runtime.model import Model
 
 MAX_STREAMS = 256
+SWITCHED = "switched-"  # begins the folder of a memory that lasts until the server restarts
+TEST_S = 10.0  # that a source which is tested may take to give its first picture
+LOOK_S = 2.0  # that it is looked at then
+TEST_FPS = 100  # frames a second, and in all, that are looked at
 
 
 class Service:
@@ -29,6 +41,7 @@ class Service:
         self.streams: dict[str, CameraStream] = {}
         self._models: dict[str, Model] = {}
         self._notice, self._lock = notice, threading.RLock()
+        self.power = Power()
         self._state = Path(config.state) if config.state else state_folder()
 
     def open(self) -> None:
@@ -53,11 +66,30 @@ class Service:
                 raise UserError(f"stream {name}: a service does not read its stdin; give a camera or an address")
             check_source(address, None)
             check_policy(wanted.policy or "auto")
-            model = self._model(wanted.model or "demo")
-            options = stream_options(SourceOptions(), wanted, address)
-            stream = CameraStream(name, wanted, model, options, self._state / name, self.config.state_every)
-            self.streams = {**self.streams, name: stream}
-            stream.start()
+            for folder in (self._state / name).glob(f"{SWITCHED}*"):  # of a policy that was switched to, before a restart
+                shutil.rmtree(folder, ignore_errors=True)
+            return self._open(name, wanted, self._state / name)
+
+    def switch(self, name: str, policy: str | None, budget: str | int | None) -> CameraStream:
+        """Go on with another policy or budget, None for what it has, and an empty memory, until the server restarts.
+
+        The snapshots of before the switch stay for then. Raises UserError, and the stream goes on as before.
+        """
+        with self._lock:
+            before = self.stream(name)
+            change = {key: value for key, value in (("policy", policy), ("budget", budget)) if value is not None}
+            wanted = before.settings.model_copy(update=change)
+            check_policy(wanted.policy or "auto")
+            folder = Path(mkdtemp(prefix=SWITCHED, dir=self._state / name))
+            before.close()
+            try:
+                stream = self._open(name, wanted, folder)
+            except UserError:
+                shutil.rmtree(folder, ignore_errors=True)
+                self._open(name, before.settings, before.folder)
+                raise
+            if before.folder.name.startswith(SWITCHED):
+                shutil.rmtree(before.folder, ignore_errors=True)
             return stream
 
     def remove(self, name: str) -> None:
@@ -126,6 +158,41 @@ class Service:
                 model.close()
             self._models.clear()
 
+    def test(self, source: str) -> dict[str, Any]:
+        """Open a source, look at it for a moment, and close it: size, frames a second, milliseconds to the first frame, a JPEG.
+
+        Raises UserError, with the reason where it gives no picture.
+        """
+        options = SourceOptions(fps=TEST_FPS, open_timeout_s=TEST_S, read_timeout_s=TEST_S)
+        began = time.monotonic()
+        opened = open_source(secret(source), None, options)
+        giving_up = threading.Timer(TEST_S, opened.interrupt)
+        giving_up.start()
+        try:
+            first = frame = opened.read()
+            if first is None:
+                raise UserError(f"it was opened, but no picture came within {TEST_S:g} s")
+            first_s, frames = time.monotonic() - began, 1
+            while frames < TEST_FPS and time.monotonic() - began < first_s + LOOK_S and (more := opened.read()) is not None:
+                frame, frames = more, frames + 1
+        finally:
+            giving_up.cancel()
+            opened.close()
+        span = frame.time_s - first.time_s
+        height, width = frame.image.shape[:2]
+        return {
+            "object": "stream.test", "width": width, "height": height, "first_frame_ms": round(1e3 * first_s, 1),
+            "fps": round((frames - 1) / span, 2) if span > 0 else None, "jpeg": b64encode(as_jpeg(frame.image)).decode(),
+        }  # fmt: skip
+
+    def _open(self, name: str, settings: CameraSettings, folder: Path) -> CameraStream:
+        """Open a camera with all its settings, and watch it in place of the one of that name."""
+        options = stream_options(SourceOptions(), settings, secret(settings.source))
+        stream = CameraStream(name, settings, self._model(settings.model or "demo"), options, folder, self.config.state_every)
+        self.streams = {**self.streams, name: stream}
+        stream.start()
+        return stream
+
     def _model(self, name: str) -> Model:
         if name not in self._models:
             with progress("reading the model") as step:
@@ -133,6 +200,30 @@ class Service:
             with progress("verifying and loading the model"):
                 self._models[name] = Model.load(bundle, engine=self.config.engine, threads=self.config.threads)
         return self._models[name]
+
+
+class Power:
+    """The machine's watts, by its own meter."""
+
+    def __init__(self) -> None:
+        self._meter, _ = find_meter()
+        self._lock, self._energy = threading.Lock(), self._begun()
+        self._watts: float | None = None
+
+    def watts(self) -> float | None:
+        """The mean since they were asked for before, a second at least; None where nothing is measured."""
+        with self._lock:
+            if self._energy is not None and time.monotonic() - self._since >= 1.0:
+                self._energy.sample()
+                self._watts, self._energy = self._energy.watts, self._begun()
+            return self._watts
+
+    def _begun(self) -> Energy | None:
+        if self._meter is None:
+            return None
+        energy, self._since = Energy(self._meter), time.monotonic()
+        energy.sample()
+        return energy
 
 
 def state_folder() -> Path:

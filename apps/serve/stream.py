@@ -12,18 +12,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
-from numpy.typing import NDArray
 
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.run.events import AnswerEvent, StatsEvent, wall_clock
 from edgevlm.apps.run.frame_preparation import FramePreparation
 from edgevlm.apps.run.loop import NEVER_TAUGHT, RunLoop, RunPlan
-from edgevlm.apps.run.memory_view import EVERY_S, held_patches
+from edgevlm.apps.run.memory_view import MemoryWatch, view_memory
+from edgevlm.apps.run.thumbnails import Thumbnails, as_jpeg
 from edgevlm.apps.run.watchdog import Notifier
 from edgevlm.apps.serve.config import CameraSettings, secret
-from edgevlm.apps.sources import Frame, Source, SourceOptions, comes_to_an_end, open_source
+from edgevlm.apps.sources import Source, SourceOptions, comes_to_an_end, open_source
 from edgevlm.errors import UserError
 from edgevlm.runtime.answer import Answer
 from edgevlm.runtime.chat import Turn
@@ -32,8 +31,6 @@ from edgevlm.runtime.session import Session
 from edgevlm.runtime.snapshots import SnapshotWriter
 
 WAITING = 64  # events that a listener may be behind before it is dropped
-THUMBNAILS = 512  # frames of which a small picture is kept
-THUMBNAIL_WIDTH = 160
 RETRY_S = 30.0  # from a source's failure to the next attempt
 CLOSING_S = 30.0  # that the last snapshot may take
 Event = tuple[str, dict[str, Any]]
@@ -73,65 +70,6 @@ class Broadcast:
             queue.put_nowait(None)
 
 
-class Thumbnails:
-    """Small JPEGs of frames of which something may still be held, by frame number."""
-
-    def __init__(self) -> None:
-        self._pictures: dict[int, tuple[float, bytes]] = {}
-        self._lock = threading.Lock()
-
-    def add(self, number: int, time_s: float, image: NDArray[np.uint8]) -> None:
-        height = max(1, round(image.shape[0] * THUMBNAIL_WIDTH / image.shape[1]))
-        small = cv2.resize(image, (THUMBNAIL_WIDTH, height), interpolation=cv2.INTER_AREA)
-        with self._lock:
-            self._pictures[number] = time_s, as_jpeg(small)
-
-    def keep(self, held: set[int], newest: int) -> None:
-        """Let go of frames before ``newest`` that are not ``held``, and of every second one when there are too many."""
-        with self._lock:
-            for number in [number for number in self._pictures if number < newest and number not in held]:
-                del self._pictures[number]
-            while len(self._pictures) > THUMBNAILS:
-                for number in list(self._pictures)[:-1:2]:
-                    del self._pictures[number]
-
-    def times(self) -> dict[int, float]:
-        """Stream time of each frame that has one, seconds."""
-        with self._lock:
-            return {number: time_s for number, (time_s, _) in self._pictures.items()}
-
-    def jpeg(self, number: int) -> bytes | None:
-        with self._lock:
-            return self._pictures[number][1] if number in self._pictures else None
-
-
-class StreamObserver:
-    """Sees each frame after the session has: keeps thumbnails of what the memory holds."""
-
-    def __init__(self) -> None:
-        self.thumbnails = Thumbnails()
-        self.offset = 0.0  # wall clock of the stream's time 0, seconds
-        self._due = 0.0
-        self.session: Session | None = None
-
-    def reopen(self, session: Session, budget: str | None) -> None:
-        self.session = session
-
-    def watch(self, frame: Frame) -> None:
-        assert self.session is not None
-        self.offset = time.time() - frame.time_s
-        newest = self.session.stats.frames - 1
-        self.thumbnails.add(newest, frame.time_s, frame.image)
-        if time.monotonic() >= self._due:
-            self._due = time.monotonic() + EVERY_S
-            group, chunk = self.session.model.bundle.vision.group, self.session.chunk
-            held = {number + of for number in held_patches(self.session) for of in range(group)}
-            self.thumbnails.keep(held, newest - chunk)
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 class SignsOfLife(Notifier):
     """Counts what a run of its own would tell a service manager."""
 
@@ -153,11 +91,11 @@ class CameraStream:
     """
 
     def __init__(
-        self, name: str, settings: CameraSettings, model: Model, options: SourceOptions, state: Path | None, every: float
+        self, name: str, settings: CameraSettings, model: Model, options: SourceOptions, folder: Path, every: float
     ) -> None:
-        """Opens source and session. Raises UserError, and nothing is left open."""
-        self.name, self.settings, self.model = name, settings, model
-        self.events, self.observer = Broadcast(), StreamObserver()
+        """Opens source and session. folder: of its snapshots. Raises UserError, and nothing is left open."""
+        self.name, self.settings, self.model, self.folder = name, settings, model, folder
+        self.events = Broadcast()
         self.stats: StatsEvent | None = None
         self.skipped_fps, self._stats_at = 0.0, 0.0
         self.problem: str | None = None  # why nothing is watched, where the source does not say it
@@ -168,14 +106,15 @@ class CameraStream:
         self._source = self._open_source()
         self._writer: SnapshotWriter | None = None
         try:
-            if state is not None:
-                self._writer = SnapshotWriter(state, every, self.notice, mask_credentials(self._source.name))
+            self._writer = SnapshotWriter(folder, every, self.notice, mask_credentials(self._source.name))
             self.session = self._open_session(self._writer)
+            thumbnails = Thumbnails(folder, self.notice, every=every)
         except BaseException:
             self._source.close()
             if self._writer is not None:
                 self._writer.close()
             raise
+        self.observer = MemoryWatch(self.session, thumbnails)
         self._since = 0.0
         self._resume()
         self.loop = self._make_loop()
@@ -237,25 +176,24 @@ class CameraStream:
 
     def memory(self) -> dict[str, Any]:
         """What is held, frame by frame: ``patches`` has one hexadecimal digit a token, the share of layers and heads."""
-        session, vision = self.session, self.model.bundle.vision
-        held, times = held_patches(session), self.observer.thumbnails.times()
+        view, taken = view_memory(self.session), self.observer.thumbnails.taken()
+        by_group = view.patches.mean(axis=2)
         frames = []
-        for number, shares in sorted(held.items()):
-            thumbnail = f"/v1/streams/{self.name}/thumbnails/{number}.jpg" if number in times else None
-            time_s = times.get(number)
+        for number, share, groups, patches in zip(view.frames.tolist(), view.shares, by_group, view.whole, strict=True):
+            when = taken.get(number)
             frames.append({
                 "frame": number,
-                "time_s": time_s,
-                "time": None if time_s is None else self.wall(time_s),
-                "share": round(float(shares.mean()), 4),
-                "patches": "".join(f"{math.ceil(15 * share):x}" for share in shares),
-                "thumbnail_url": thumbnail,
+                "time_s": None if when is None else when.time_s,
+                "time": None if when is None else wall_clock(when.wall),
+                "share": round(float(share), 4),
+                "layer_shares": [round(float(each), 4) for each in groups],
+                "patches": "".join(f"{digit:x}" for digit in np.ceil(15 * patches - 1e-6).astype(int).tolist()),
+                "thumbnail_url": None if when is None else f"/v1/streams/{self.name}/thumbnails/{number}.jpg",
             })  # fmt: skip
-        stats = session.stats
         return {
-            "object": "memory", "stream": self.name, "policy": session.policy, "budget": session.budget,
-            "tokens": stats.tokens, "cache_bytes": stats.cache_bytes, "frames_watched": stats.frames,
-            "grid": list(vision.grid), "frames": frames,
+            "object": "memory", "stream": self.name, "policy": view.policy, "budget": view.budget,
+            "tokens": view.tokens, "cache_bytes": self.session.stats.cache_bytes, "frames_watched": view.watched,
+            "grid": list(self.model.bundle.vision.grid), "layer_groups": [list(each) for each in view.groups], "frames": frames,
         }  # fmt: skip
 
     def jpeg(self) -> bytes | None:
@@ -285,6 +223,7 @@ class CameraStream:
         if self._thread.ident is not None:
             self._thread.join(CLOSING_S)
         self.session.close()
+        self.observer.close()
         self.events.close()
 
     def stats_line(self, stats: StatsEvent) -> None:
@@ -346,7 +285,6 @@ class CameraStream:
             append=wanted.append or "auto", encode=wanted.encode or "auto",
         )  # fmt: skip
         session.notify = self.notice
-        self.observer.session = session
         return session
 
     def _resume(self) -> None:
@@ -387,11 +325,6 @@ class LoopOutput:
 
     def notice(self, text: str) -> None:
         self._stream.notice(text)
-
-
-def as_jpeg(image: NDArray[np.uint8]) -> bytes:
-    """A JPEG of uint8 RGB ``[H, W, 3]``."""
-    return bytes(cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 80])[1])
 
 
 def described(event: AnswerEvent | StatsEvent) -> dict[str, Any]:

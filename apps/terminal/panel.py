@@ -202,8 +202,9 @@ def watching_panel(view: StripView, image: Image, columns: int, lines: int, able
             continue
         chosen = [frames[i] for i in np.unique(np.linspace(0, len(frames) - 1, min(room, len(frames))).astype(int))]
         rows.append([("class:dim", title)])
-        for place, (_, thumbnail) in enumerate(chosen):
-            images.append(Placement(left + place * (across + 1), len(rows), across, down, thumbnail))
+        for place, (_, number) in enumerate(chosen):
+            if (thumbnail := view.image(int(number))) is not None:
+                images.append(Placement(left + place * (across + 1), len(rows), across, down, thumbnail))
         rows.extend([] for _ in range(down))
         times = "".join(clock(time_s).ljust(across + 1) for time_s, _ in chosen)
         if len(rows) < lines:

@@ -1,5 +1,6 @@
 """``edgevlm serve`` as its clients see it: a real process, real sockets, the official OpenAI client."""
 
+import base64
 import http.client
 import json
 import signal
@@ -254,6 +255,38 @@ def test_cameras_come_and_go(demo, tmp_path):
     assert [each["id"] for each in demo.get("/v1/streams")["data"]] == ["demo"]
 
 
+def test_a_source_is_tested_and_nothing_is_added(demo):
+    status, _, body = demo.request("POST", "/v1/streams/test", {"source": "demo"})
+    seen = json.loads(body)
+    assert (status, seen["width"], seen["height"]) == (200, 56, 56)
+    assert seen["fps"] > 0
+    assert base64.b64decode(seen["jpeg"])[:2] == b"\xff\xd8"
+    status, _, body = demo.request("POST", "/v1/streams/test", {"source": "rtsp://user:secret@127.0.0.1:1/live"})
+    assert status == 400
+    assert b"secret" not in body
+    assert len(demo.get("/v1/streams")["data"]) == 1
+
+
+def test_another_policy_begins_a_new_memory_and_a_wrong_one_changes_nothing(tmp_path):
+    folder = tmp_path / "served"
+    with serving(folder) as server:
+        server.watched("demo", 6)
+        path = "/v1/streams/demo"
+        for change, named in [({"policy": "./evil.py:X"}, "policy"), ({"budget": "lots"}, "budget"), ({"budget": 1}, "budget")]:
+            status, _, body = server.request("PATCH", path, change)
+            assert status == 400, body
+            assert named in json.loads(body)["error"]["message"]
+        assert server.watched("demo", 7)["policy"] == "infinipot-v", "nothing was lost"
+        status, _, body = server.request("PATCH", path, {"policy": "last-seen", "budget": 512})
+        assert (status, json.loads(body)["policy"], json.loads(body)["budget"]) == (200, "last-seen", 512)
+        assert server.get(f"{path}/memory")["frames_watched"] < 7
+        server.watched("demo", 1)
+        assert server.end() == 0
+    with serving(folder) as server:
+        assert server.watched("demo", 7)["policy"] == "infinipot-v", "a restart goes on with what is configured"
+        assert not list(folder.glob("**/switched-*"))
+
+
 def test_edgevlm_ask_asks_it(demo):
     command = [sys.executable, "-m", "edgevlm", "ask", NOW, "--url", demo.url]
     told = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -296,7 +329,9 @@ def test_a_killed_server_goes_on_with_the_same_memory(tmp_path):
         first = server.watched("demo", 1)["stats"]["frames"]
         assert first > 1, before
         told = eventually(lambda: (held := server.get("/v1/streams/demo/memory"))["frames"] and held)
-        assert min(frame["frame"] for frame in told["frames"]) == 0
+        assert told["frames"][0]["frame"] == 0
+        status, _, jpeg = server.request("GET", told["frames"][0]["thumbnail_url"])
+        assert (status, jpeg[:2]) == (200, b"\xff\xd8"), "its picture was kept too"
         assert server.end() == 0
 
 

@@ -19,7 +19,7 @@ PLAIN, ASCII = Capabilities(), Capabilities(unicode=False, colors=2, graphics="a
 
 def memory(tokens=512, watched=64, frames=range(32, 64)):
     frames = np.array(frames)
-    return MemoryView("sliding-window", tokens, 512, watched, frames, np.ones(len(frames)))
+    return MemoryView("sliding-window", tokens, 512, watched, frames, np.ones((len(frames), 1, 1)), ((0, 0),))
 
 
 def lane(name, right, stopped_s=None):
@@ -71,8 +71,8 @@ def test_lanes_stand_side_by_side_from_100_columns_on():
 @pytest.mark.parametrize(("columns", "lines"), [(39, 6), (79, 14), (119, 14), (119, 3)])
 def test_a_camera_shows_frames_held_and_forgotten(columns, lines):
     picture = np.zeros((36, 48, 3), np.uint8)
-    held, forgotten = tuple((float(i), picture) for i in range(60)), ((9.0, picture),)
-    panel = watching_panel(StripView(memory(256), held, forgotten), IMAGE, columns, lines, PLAIN)
+    held, forgotten = tuple((float(i), i) for i in range(60)), ((9.0, 60),)
+    panel = watching_panel(StripView(memory(256), held, forgotten, lambda frame: picture), IMAGE, columns, lines, PLAIN)
     rows = shown(panel)
     assert len(rows) <= lines
     assert max(map(len, rows)) <= columns

@@ -1,0 +1,177 @@
+"""Small pictures of watched frames, for people: a ring under a cap of bytes, in a file where there is a state folder."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FILE = "thumbnails.sqlite"
+CAP = 16 << 20  # bytes of pictures
+WIDTH = 240  # pixels
+SCHEMA = "CREATE TABLE IF NOT EXISTS thumbnails (frame INTEGER PRIMARY KEY, time_s REAL, wall REAL, held INTEGER, jpeg BLOB)"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """When a frame was taken. time_s: of the stream; wall: seconds since 1970; held: memory had some of it at the last look."""
+
+    time_s: float
+    wall: float
+    held: bool
+
+
+class Thumbnails:
+    """JPEGs by frame number. Beyond ``cap`` bytes those of forgotten frames go first, oldest first, then every second one.
+
+    folder: where they outlive the process, in :data:`FILE`; a file that cannot be read is begun anew.
+    every: seconds from one write to the disk to the next; a crash loses what came since. notify: is told in one
+    line when they cannot be kept there. Any thread may call any method; none raises for what the disk does.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        notify: Callable[[str], object] = lambda line: None,
+        *,
+        every: float = 30.0,
+        cap: int = CAP,
+    ) -> None:
+        self._cap, self._every, self._notify = cap, every, notify
+        self._failing = self._told = False  # since the last commit; and since it last worked
+        self._lock, self._written, self._bytes = threading.Lock(), time.monotonic(), 0
+        try:
+            self._open(None if folder is None else folder / FILE)
+        except sqlite3.Error as error:
+            assert folder is not None
+            with suppress(OSError):
+                (folder / FILE).unlink(missing_ok=True)
+            try:
+                self._open(folder / FILE)
+                self._tell(f"{folder / FILE}: cannot be read ({error}); its pictures are begun anew")
+            except sqlite3.Error as again:
+                self._tell(f"{folder / FILE}: cannot be used ({again}); a restart shows no pictures of before")
+                self._open(None)
+
+    def add(self, frame: int, time_s: float, wall: float, image: NDArray[np.uint8]) -> None:
+        """Keep a frame, uint8 RGB ``[H, W, 3]``."""
+        import cv2
+
+        width = min(WIDTH, image.shape[1])
+        height = max(1, round(image.shape[0] * width / image.shape[1]))
+        jpeg = as_jpeg(cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA))
+        with self._lock:
+            self._run("INSERT OR REPLACE INTO thumbnails VALUES (?, ?, ?, 1, ?)", (frame, time_s, wall, jpeg))
+            self._bytes += len(jpeg)
+
+    def keep(self, held: set[int], newest: int) -> None:
+        """Note which frames up to ``newest`` are held, keep to the cap, and write to the disk where it is time to."""
+        with self._lock:
+            rows = self._run("SELECT frame, held FROM thumbnails WHERE frame <= ?", (newest,))
+            changed = [(int(frame in held), frame) for frame, was in rows if (frame in held) != bool(was)]
+            for each in changed:
+                self._run("UPDATE thumbnails SET held = ? WHERE frame = ?", each)
+            if self._bytes > self._cap:
+                self._shrink()
+            if time.monotonic() - self._written > self._every:
+                self._commit()
+
+    def begin(self, frame: int) -> None:
+        """The stream goes on with this frame number: pictures from there on are of frames that are not known."""
+        with self._lock:
+            self._run("DELETE FROM thumbnails WHERE frame >= ?", (frame,))
+
+    def taken(self) -> dict[int, Taken]:
+        """Of each frame that has a picture, when it was taken; oldest first."""
+        with self._lock:
+            rows = self._run("SELECT frame, time_s, wall, held FROM thumbnails ORDER BY frame")
+        return {frame: Taken(time_s, wall, bool(held)) for frame, time_s, wall, held in rows}
+
+    def jpeg(self, frame: int) -> bytes | None:
+        with self._lock:
+            found = self._run("SELECT jpeg FROM thumbnails WHERE frame = ?", (frame,))
+        return found[0][0] if found else None
+
+    def image(self, frame: int) -> NDArray[np.uint8] | None:
+        """Pixels, uint8 RGB ``[H, W, 3]``."""
+        import cv2
+
+        jpeg = self.jpeg(frame)
+        if jpeg is None:
+            return None
+        return np.asarray(cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)[:, :, ::-1], np.uint8)
+
+    def close(self) -> None:
+        """Write what is not on the disk yet. Closing again does nothing."""
+        with self._lock, suppress(sqlite3.ProgrammingError):  # it is closed
+            self._commit()
+            self._database.close()
+
+    def _open(self, path: Path | None) -> None:
+        self._database = sqlite3.connect(
+            ":memory:" if path is None else path, timeout=1.0, isolation_level=None, check_same_thread=False
+        )
+        try:
+            self._database.execute("PRAGMA secure_delete = ON")  # what is forgotten leaves no bytes in the file
+            self._database.execute(SCHEMA)
+            if path is not None:
+                path.chmod(0o600)
+            self._bytes = self._database.execute("SELECT coalesce(sum(length(jpeg)), 0) FROM thumbnails").fetchone()[0]
+            self._database.execute("BEGIN")
+        except BaseException:
+            self._database.close()
+            raise
+
+    def _shrink(self) -> None:
+        """Down to nine tenths of the cap, so that it is not done for each frame."""
+        ((self._bytes,),) = self._run("SELECT coalesce(sum(length(jpeg)), 0) FROM thumbnails") or [(0,)]
+        for held in (False, True):
+            while self._bytes > self._cap * 9 // 10:
+                query = "SELECT frame, length(jpeg) FROM thumbnails WHERE held = ? ORDER BY frame"
+                found = self._run(query, (int(held),))
+                if len(found) < 1 + held:  # of what is held, the newest stays
+                    break
+                for frame, size in found[:-1:2] if held else found[: 1 + len(found) // 4]:
+                    self._run("DELETE FROM thumbnails WHERE frame = ?", (frame,))
+                    self._bytes -= size
+
+    def _commit(self) -> None:
+        self._written = time.monotonic()
+        if self._database.in_transaction:
+            self._run("COMMIT")
+        self._told, self._failing = self._told and self._failing, False
+        self._run("BEGIN")
+
+    def _run(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        """The rows; none, and a notice, where the disk is full or the file is broken."""
+        try:
+            return self._database.execute(statement, values).fetchall()
+        except sqlite3.ProgrammingError:  # it is closed
+            return []
+        except sqlite3.Error as error:
+            if self._database.in_transaction:
+                with suppress(sqlite3.Error):
+                    self._database.execute("ROLLBACK")
+            if not self._told:
+                self._tell(f"thumbnails are not written ({error}); the stream goes on")
+            self._failing = self._told = True
+            return []
+
+    def _tell(self, line: str) -> None:
+        with suppress(OSError):
+            self._notify(line)
+
+
+def as_jpeg(image: NDArray[np.uint8]) -> bytes:
+    """A JPEG of uint8 RGB ``[H, W, 3]``."""
+    import cv2
+
+    return bytes(cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 80])[1])
