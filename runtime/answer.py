@@ -15,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers.decoders import DecodeStream
 
+from edgevlm.runtime.choices import OneOf
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.stream import Stream
 
 FinishReason = Literal["stop", "length", "cancelled"]
+LogitsProcessor = Callable[[Sequence[int], NDArray[np.float32]], NDArray[np.float32]]
 
 
 @dataclass(eq=False)
@@ -31,6 +33,7 @@ class Answer:
 
     time_s: the stream's time when it was asked. ttft_ms: from ``ask`` to the first token, waiting for the chunk at work
     included. tpot_ms: mean time of each further token. prompt_tokens: of question and conversation, without the memory.
+    probabilities: of each choice, where the question had choices.
     """
 
     question: str
@@ -40,6 +43,7 @@ class Answer:
     tpot_ms: float = 0.0
     finish_reason: FinishReason | None = None
     prompt_tokens: int = 0
+    probabilities: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._pieces: list[str] = []
@@ -191,7 +195,10 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A question to the model: when it was asked (``time.perf_counter``), in which conversation or after which turns."""
+    """A question to the model: when it was asked (``time.perf_counter``), in which conversation or after which turns.
+
+    logits_processor: of the answer's tokens so far and logits ``[vocabulary]``, the logits that the next token is drawn from.
+    """
 
     answer: Answer
     asked_at: float
@@ -199,6 +206,7 @@ class Request:
     max_tokens: int
     sampler: Sampler
     history: Sequence[tuple[str, str]] = ()
+    logits_processor: LogitsProcessor | None = None
 
 
 def generate(request: Request, ids: Sequence[int], model: Model, stream: Stream, chunk: Chunk) -> FinishReason:
@@ -207,6 +215,8 @@ def generate(request: Request, ids: Sequence[int], model: Model, stream: Stream,
     What a piece of the chunk not yet complete holds is seen too, and taken out again.
     """
     answer, engine, stops = request.answer, model.engine, model.bundle.chat.stop_ids
+    process = request.logits_processor
+    choices = process if isinstance(process, OneOf) else None
     answer.prompt_tokens = len(ids)
     detokenise = DecodeStream(skip_special_tokens=True)
     embeds = np.concatenate([model.closing, engine.embed(np.asarray(ids, np.int64))])
@@ -217,17 +227,25 @@ def generate(request: Request, ids: Sequence[int], model: Model, stream: Stream,
         while True:
             if answer.cancelled:
                 return "cancelled"
-            token = request.sampler(append(embeds))
+            logits = append(embeds)
+            if process is not None:
+                logits = process(answer.token_ids, logits)
+            token = request.sampler(logits)
             now = time.perf_counter()
+            if choices is not None:
+                answer.probabilities = choices.probabilities
             if not answer.token_ids:
                 answer.ttft_ms, first = 1e3 * (now - request.asked_at), now
-            if token in stops:
+            if token not in stops:
+                answer.token_ids.append(token)
+                if len(answer.token_ids) > 1:
+                    answer.tpot_ms = 1e3 * (now - first) / (len(answer.token_ids) - 1)
+                if choices is None and (piece := detokenise.step(model.tokenizer, token)):
+                    answer._push(piece)
+            if token in stops or (choices is not None and choices.complete(answer.token_ids)):
+                if choices is not None:
+                    answer._push(choices.text(answer.token_ids))
                 return "stop"
-            answer.token_ids.append(token)
-            if len(answer.token_ids) > 1:
-                answer.tpot_ms = 1e3 * (now - first) / (len(answer.token_ids) - 1)
-            if piece := detokenise.step(model.tokenizer, token):
-                answer._push(piece)
             if len(answer.token_ids) == request.max_tokens:
                 return "length"
             embeds, append = engine.embed(np.asarray([token], np.int64)), stream.append_text

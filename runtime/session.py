@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.answer import Answer, FinishReason, Request, Sampler, generate
+from edgevlm.runtime.answer import Answer, FinishReason, LogitsProcessor, Request, Sampler, generate
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Chat, Conversations, Turn
+from edgevlm.runtime.choices import OneOf
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model
@@ -231,6 +232,8 @@ class Session:
         temperature: float = 0.0,
         top_p: float = 1.0,
         seed: int | None = None,
+        choices: Sequence[str] = (),
+        logits_processor: LogitsProcessor | None = None,
     ) -> Answer:
         """Ask about everything watched so far. Returns at once: print the answer, or iterate it for its text as it comes.
 
@@ -239,9 +242,12 @@ class Session:
         (question, answer), oldest first. max_tokens: of the answer, its whole budget unless given.
         Greedy unless ``temperature`` > 0; then top_p keeps the smallest set of tokens whose probability reaches it, and seed, 0
         or more, fixes the draws.
+        choices: the answer is one of these texts, and has the ``probabilities`` of all; max_tokens does not cut it.
+        logits_processor: called for each token with the ids so far and the logits ``[vocabulary]``, on the model's thread; the
+        token is drawn from what it returns, minus infinity for those that may not come. ``choices`` go before it.
 
         Raises UserError for a question that is longer than its budget or holds what stands for the video, for sampling settings
-        out of range, and after :meth:`close`.
+        out of range, for choices that cannot be told apart or are longer than an answer, and after :meth:`close`.
         """
         check_int(max_tokens=max_tokens, seed=seed)
         if max_tokens is not None and not 1 <= max_tokens <= self.text_budget.answer:
@@ -251,8 +257,15 @@ class Session:
         except ValueError as error:
             raise UserError(str(error)) from None
         self.check(question)
+        if choices:
+            logits_processor = OneOf(self.model, choices)
+        if isinstance(logits_processor, OneOf):
+            max_tokens = logits_processor.max_tokens
+            if max_tokens > self.text_budget.answer:
+                raise UserError(f"a choice takes {max_tokens} tokens and an answer {self.text_budget.answer}; shorten it")
         answer = Answer(question, self._progress.time_s)
-        request = Request(answer, time.perf_counter(), conversation, max_tokens or self.text_budget.answer, sampler, history)
+        tokens = max_tokens or self.text_budget.answer
+        request = Request(answer, time.perf_counter(), conversation, tokens, sampler, history, logits_processor)
         with self._asking:
             self._check_open()
             answer._follow(self.model.scheduler.submit(self, self._published, self._answer, request, urgent=True))

@@ -11,9 +11,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from edgevlm.apps.serve import grammar
 from edgevlm.apps.serve.stream import CameraStream
-from edgevlm.runtime.answer import Answer
+from edgevlm.errors import UserError
+from edgevlm.runtime.answer import Answer, LogitsProcessor
 from edgevlm.runtime.chat import Turn
+from edgevlm.runtime.choices import MAX_CHOICES, OneOf
+from edgevlm.runtime.model import Model
 
 MAX_TEXT = 65_536  # characters of one message
 MAX_MESSAGES = 256
@@ -69,6 +73,35 @@ class StreamOptions(Strict):
     include_usage: bool = False
 
 
+Schema = dict[str, Any] | bool
+ChoiceTexts = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(min_length=2, max_length=MAX_CHOICES)]
+Pattern = Annotated[str, Field(min_length=1, max_length=grammar.MAX_GRAMMAR)]
+
+
+class NamedSchema(Strict):
+    json_schema: Schema = Field(default=True, alias="schema")
+    name: Annotated[str, Field(max_length=256)] = ""
+    description: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """OpenAI's; ``schema`` beside ``json_object`` is llama.cpp's."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+    object_schema: Schema | None = Field(default=None, alias="schema")
+
+
+class StructuredOutputs(Strict):
+    """vLLM's."""
+
+    choice: ChoiceTexts | None = None
+    json_schema: Schema | str | None = Field(default=None, alias="json")
+    json_object: bool = False
+    regex: Pattern | None = None
+
+
 class ChatRequest(Strict):
     """OpenAI's fields that mean something here."""
 
@@ -84,6 +117,48 @@ class ChatRequest(Strict):
     stop: Annotated[str, Field(min_length=1, max_length=256)] | Annotated[list[str], Field(max_length=4)] | None = None
     n: Literal[1] = 1
     user: Annotated[str, Field(max_length=256)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_choice: ChoiceTexts | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: Pattern | None = None
+    json_schema: Schema | None = None
+
+    def constraint(self) -> tuple[str, Literal["choice", "json", "regex"], Any] | None:
+        """The field that says what the answer must be, what kind it is of, and its value. Raises FieldError for two of them."""
+        wanted, form = self.structured_outputs or StructuredOutputs(), self.response_format or ResponseFormat(type="text")
+        if form.type == "json_schema" and form.json_schema is None:
+            raise FieldError("response_format.json_schema", "give the schema")
+        schemas = {
+            "response_format.json_schema": form.json_schema and form.json_schema.json_schema,
+            "response_format": form.object_schema or grammar.ANY_OBJECT if form.type == "json_object" else None,
+            "structured_outputs.json": wanted.json_schema,
+            "structured_outputs.json_object": grammar.ANY_OBJECT if wanted.json_object else None,
+            "guided_json": self.guided_json,
+            "json_schema": self.json_schema,
+        }
+        choices = {"structured_outputs.choice": wanted.choice, "guided_choice": self.guided_choice}
+        patterns = {"structured_outputs.regex": wanted.regex, "guided_regex": self.guided_regex}
+        found: list[tuple[str, Literal["choice", "json", "regex"], Any]] = []
+        found += [(name, "choice", value) for name, value in choices.items() if value is not None]
+        found += [(name, "json", value) for name, value in schemas.items() if value is not None]
+        found += [(name, "regex", value) for name, value in patterns.items() if value is not None]
+        if len(found) > 1:
+            raise FieldError(found[1][0], f"the answer cannot follow {found[0][0]} too")
+        return found[0] if found else None
+
+    def logits_processor(self, model: Model) -> LogitsProcessor | None:
+        """What holds the answer to what was asked for; None where it is free. Raises FieldError."""
+        constraint = self.constraint()
+        if constraint is None:
+            return None
+        field, kind, value = constraint
+        try:
+            if kind == "choice":
+                return OneOf(model, value)
+            return grammar.regex(model, value) if kind == "regex" else grammar.json_schema(model, value)
+        except UserError as error:
+            raise FieldError(field, str(error)) from None
 
     @property
     def stops(self) -> list[str]:
@@ -208,11 +283,13 @@ class Completion:
 
     def extension(self) -> dict[str, Any]:
         """What OpenAI's shape has no place for."""
-        common = {"stream": self.stream.name, "policy": self.stream.session.policy}
+        common: dict[str, Any] = {"stream": self.stream.name, "policy": self.stream.session.policy}
         if isinstance(self.answer, str):
             return {**common, "time_s": None, "time": None}
         answer = self.answer
         times = {"time_s": answer.time_s, "time": self.stream.wall(answer.time_s)}
+        if answer.probabilities:
+            common["choices"] = {choice: round(share, 6) for choice, share in answer.probabilities.items()}
         return {**common, **times, "ttft_ms": round(answer.ttft_ms, 3), "tpot_ms": round(answer.tpot_ms, 3)}
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> str:

@@ -99,7 +99,14 @@ class Server:
         try:
             wanted = asked.max_completion_tokens or asked.max_tokens
             tokens = None if wanted is None else min(wanted, stream.session.text_budget.answer)
-            sampling = {"max_tokens": tokens, "temperature": asked.temperature, "top_p": asked.top_p, "seed": asked.seed}
+            sampling: dict[str, Any] = {
+                "max_tokens": tokens,
+                "temperature": asked.temperature,
+                "top_p": asked.top_p,
+                "seed": asked.seed,
+            }
+            if asked.constraint() is not None:
+                sampling["logits_processor"] = await run_in_threadpool(asked.logits_processor, stream.model)
             answer = await run_in_threadpool(stream.ask, question, turns, **sampling)
         except BaseException:
             self.metrics.unfinished -= 1

@@ -1,0 +1,106 @@
+"""Answers of a given form, through the official client: choices on the demo, JSON schemas on a byte-level tokenizer."""
+
+import json
+
+import jsonschema
+import pytest
+from served import NOW, serving
+
+pytest.importorskip("fastapi")
+checkpoints = pytest.importorskip("checkpoints")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"person": {"type": "boolean"}, "count": {"type": "integer", "minimum": 0, "maximum": 20},
+                   "what": {"type": "string", "maxLength": 8}, "color": {"enum": ["red", "blue"]}},
+    "required": ["person", "count", "what", "color"], "additionalProperties": False,
+}  # fmt: skip
+SAID = [{"role": "user", "content": NOW}]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A server of the demo, and of a camera watched by a tiny random model."""
+    from edgevlm.export import export_checkpoint
+
+    folder = tmp_path_factory.mktemp("structured")
+    checkpoint = checkpoints.make_checkpoint(folder / "checkpoint", "llava_onevision", max_positions=2048)
+    bundle = export_checkpoint(checkpoint, folder / "bundle")
+    (folder / "edgevlm.toml").write_text(f'[cameras.demo]\n[cameras.tiny]\nmodel = "{bundle}"\n')
+    with serving(folder / "served", folder / "edgevlm.toml") as started:
+        started.watched("demo", 2)
+        started.watched("tiny", 2)
+        for name in ("demo", "tiny"):  # the same question has the same answer then
+            started.request("PATCH", f"/v1/streams/{name}", {"state": "paused"})
+        yield started
+
+
+def ask(server, camera, **settings):
+    return server.client.chat.completions.create(model=camera, messages=SAID, **settings)
+
+
+@pytest.mark.parametrize("field", [{"structured_outputs": {"choice": ["Red", "Blue"]}}, {"guided_choice": ["Red", "Blue"]}])
+def test_the_answer_is_one_of_the_choices(server, field):
+    answer = ask(server, "demo", extra_body=field)
+    told = answer.model_extra["edgevlm"]["choices"]
+    assert answer.choices[0].message.content in ("Red", "Blue")
+    assert answer.choices[0].finish_reason == "stop"
+    assert max(told, key=told.get) == answer.choices[0].message.content
+    assert sum(told.values()) == pytest.approx(1, abs=1e-5)
+    chunks = list(ask(server, "demo", extra_body=field, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == answer.choices[0].message.content
+
+
+def test_the_answer_follows_a_json_schema(server):
+    form = {"type": "json_schema", "json_schema": {"name": "seen", "strict": True, "schema": SCHEMA}}
+    for seed in range(3):
+        answer = ask(server, "tiny", response_format=form, temperature=1.0, seed=seed)
+        jsonschema.validate(json.loads(answer.choices[0].message.content), SCHEMA)
+        assert answer.choices[0].finish_reason == "stop"
+    again = ask(server, "tiny", response_format=form, temperature=1.0, seed=2)
+    assert again.choices[0].message.content == answer.choices[0].message.content
+    chunks = ask(server, "tiny", response_format=form, temperature=1.0, seed=2, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == answer.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("field", "form"),
+    [
+        ({"structured_outputs": {"json": SCHEMA}}, SCHEMA), ({"guided_json": json.dumps(SCHEMA)}, SCHEMA),
+        ({"json_schema": SCHEMA}, SCHEMA), ({"response_format": {"type": "json_object", "schema": SCHEMA}}, SCHEMA),
+        ({"structured_outputs": {"regex": '"(yes|no)"'}}, {"enum": ["yes", "no"]}),
+        ({"guided_regex": "[0-9]{1,3}"}, {"type": "integer"}),
+    ],
+)  # fmt: skip
+def test_other_servers_names_for_it(server, field, form):
+    jsonschema.validate(json.loads(ask(server, "tiny", extra_body=field).choices[0].message.content), form)
+
+
+def test_an_object_that_is_cut_says_so(server):
+    answer = ask(server, "tiny", response_format={"type": "json_object"}, max_tokens=3, temperature=1.0, seed=1)
+    assert answer.choices[0].message.content.startswith("{")
+    assert answer.choices[0].finish_reason == "length" or json.loads(answer.choices[0].message.content) == {}
+
+
+@pytest.mark.parametrize(
+    ("stream", "field", "param"),
+    [
+        ("demo", {"response_format": {"type": "json_object"}}, "response_format"),  # its tokenizer has no braces
+        ("demo", {"guided_choice": ["yes"]}, "guided_choice"),
+        ("demo", {"guided_choice": ["yes", 1]}, "guided_choice.1"),
+        ("demo", {"guided_choice": ["yes", "perhaps"]}, "guided_choice"),
+        ("demo", {"structured_outputs": {"choice": ["x"] * 1000}}, "structured_outputs.choice"),
+        ("demo", {"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs.grammar"),
+        ("tiny", {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ("tiny", {"response_format": {"type": "xml"}}, "response_format.type"),
+        ("tiny", {"json_schema": {"type": 5}}, "json_schema"),
+        ("tiny", {"json_schema": {"$ref": "http://127.0.0.1/x"}}, "json_schema"),
+        ("tiny", {"json_schema": {"enum": ["x" * 100_000]}}, "json_schema"),
+        ("tiny", {"guided_json": "{"}, "guided_json"),
+        ("tiny", {"guided_regex": "("}, "guided_regex"),
+        ("tiny", {"guided_choice": ["yes", "no"], "guided_regex": "x"}, "guided_regex"),
+    ],
+)  # fmt: skip
+def test_a_form_that_cannot_be_is_a_400_that_names_it(server, stream, field, param):
+    status, _, body = server.request("POST", "/v1/chat/completions", {"model": stream, "messages": SAID, **field})
+    assert (status, json.loads(body)["error"]["param"]) == (400, param), body

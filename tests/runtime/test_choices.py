@@ -1,0 +1,100 @@
+"""Answers that are one of several texts: exactly one, with the probabilities that the model's own logits give."""
+
+import itertools
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from edgevlm.apps.sources import open_source
+from edgevlm.errors import UserError
+from edgevlm.runtime.choices import OneOf
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.session import Session
+
+COLOR = "what color is the object?"
+
+
+@pytest.fixture(scope="module")
+def session():
+    with Session.open("demo") as opened:
+        for frame in itertools.islice(open_source("demo"), 8):
+            opened.watch(frame.image, frame.time_s)
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def byte_level():
+    """A byte-level BPE tokenizer, as Qwen's and SmolVLM's are."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    words = ["nobody is there", "nobody comes in", "somebody is there", "yes", "yes it is", "no"] * 4
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=["<eos>"], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(words, trainer)
+    return tokenizer
+
+
+def test_the_answer_is_one_of_them_whatever_the_model_would_say(session):
+    free = session.ask(COLOR).text.strip()
+    for choices in (["Yes", "No"], ["0", "3"], ["top left", "top right", "top"]):
+        answer = session.ask(COLOR, choices=choices)
+        assert answer.text in choices
+        assert answer.finish_reason == "stop"
+        assert free not in choices
+        assert sum(answer.probabilities.values()) == pytest.approx(1)
+        assert max(answer.probabilities, key=answer.probabilities.get) == answer.text
+
+
+def test_probabilities_are_the_logits_softmax_over_the_choices(session):
+    seen = []
+
+    def processor(token_ids, logits):
+        seen.append(logits.astype(np.float64))
+        return logits
+
+    session.ask(COLOR, logits_processor=processor).wait()
+    colors = ["red", "blue", "cyan"]
+    logits = seen[0][[session.model.encode(color)[0] for color in colors]]
+    expected = np.exp(logits - logits.max())
+    answer = session.ask(COLOR, choices=colors)
+    assert answer.wait()
+    told = answer.probabilities
+    np.testing.assert_allclose([told[color] for color in colors], expected / expected.sum(), rtol=1e-5)
+
+
+def test_draws_follow_the_probabilities(session):
+    answers = [session.ask(COLOR, choices=["2", "3"], temperature=1, seed=seed) for seed in range(60)]
+    share = np.mean([answer.text == "3" for answer in answers])
+    assert abs(share - answers[0].probabilities["3"]) < 0.2
+
+
+def test_choices_of_several_tokens_under_a_byte_level_tokenizer(session, byte_level):
+    model = Model(session.model.bundle, session.model.engine, byte_level, session.model.closing)
+    choices, random = ["nobody is there", "nobody comes in", "yes", "yes it is", "Ünïcode \N{CAT}"], np.random.default_rng(0)
+    stop, said = model.bundle.chat.stop_ids[0], set()
+    for _ in range(200):
+        one_of, ids = OneOf(model, choices), []
+        while not one_of.complete(ids):
+            logits = one_of(ids, random.normal(0, 3, byte_level.get_vocab_size()).astype(np.float32))
+            assert np.isfinite(logits).any()
+            if (token := int(logits.argmax())) == stop:
+                break
+            ids.append(token)
+        assert sum(one_of.probabilities.values()) == pytest.approx(1)
+        assert one_of.text(ids) == byte_level.decode(ids).removeprefix(" ")
+        said.add(one_of.text(ids))
+    assert said == set(choices)
+
+
+@pytest.mark.parametrize(
+    ("choices", "says"),
+    [
+        (["yes"], "2 to 256"), (["yes"] * 300, "2 to 256"), (["yes", "yes"], "twice"), (["yes", "YES"], "the same to"),
+        (["yes", ""], "no words"), (["yes", "perhaps"], "no words"), (["yes", "<image>"], "no words"), ("yes", "list"),
+        (["no", "yes " * 300], "shorten"),
+    ],
+)  # fmt: skip
+def test_choices_that_cannot_be_are_refused(session, choices, says):
+    with pytest.raises(UserError, match=says):
+        session.ask(COLOR, choices=choices)
