@@ -8,7 +8,7 @@ import typer
 
 from edgevlm.apps.commands.cli_options import Json, check_kv, lines, parse_size
 
-STREAM, CAMERA, MEMORY, MACHINE = "Stream", "Cameras and files", "Memory and state", "Machine"
+STREAM, CAMERA, MEMORY, MACHINE = "Stream", "Cameras and files", "Memory and state", "Machine and output"
 EXPORT = "Export of a checkpoint"
 EPILOG = """
 \b
@@ -37,9 +37,7 @@ def run(
     ask_at: Annotated[
         list[str] | None, typer.Option(metavar="S:TEXT", help="Ask this at S seconds.", allow_from_autoenv=False)
     ] = None,
-    policy: Annotated[
-        str, typer.Option(metavar="NAME[:K=V,..]", help="Forget by this policy; `edgevlm policies` lists them.")
-    ] = "auto",
+    policy: Annotated[str, typer.Option(metavar="NAME[:K=V,..]", help="Forget by one of `edgevlm policies`.")] = "auto",
     budget: Annotated[
         str | None,
         typer.Option(metavar="N|6k", help="Keep this many vision tokens per layer.", show_default="half the model's, <= 6k"),
@@ -47,7 +45,9 @@ def run(
     fps: Annotated[float, typer.Option(metavar="N", help="Watch this many frames a second.")] = 2.0,
     state: Annotated[str | None, typer.Option(metavar="DIR", help="Keep snapshots there, and resume from the newest.")] = None,
     json: Json = False,
-    questions: Annotated[bool, typer.Option("--questions", help="List what the demo model can be asked.")] = False,
+    questions: Annotated[
+        bool, typer.Option("--questions", help="List what the demo model can be asked.", rich_help_panel=STREAM)
+    ] = False,
     frames: Annotated[
         int | None, typer.Option(metavar="N", help="Stop after this many frames.", min=1, rich_help_panel=STREAM)
     ] = None,
@@ -59,7 +59,7 @@ def run(
         typer.Option(
             "--realtime/--no-realtime",
             help="Play recordings at their own speed.",
-            show_default="demo on a terminal",
+            show_default=False,
             rich_help_panel=STREAM,
         ),
     ] = None,
@@ -67,7 +67,7 @@ def run(
         str,
         typer.Option(
             metavar="MODE[:K=V,..]",
-            help="Ignore still frames: off, skip or thin (every=8, threshold=4).",
+            help="Ignore still frames: off, skip or thin.",
             rich_help_panel=STREAM,
         ),
     ] = "off",
@@ -76,7 +76,7 @@ def run(
     ] = 8,
     frame_size: Annotated[
         str,
-        typer.Option(metavar="auto|WxH", help="Expect frames of this size, or the source's own.", rich_help_panel=STREAM),
+        typer.Option(metavar="auto|WxH", help="Expect frames of this size.", rich_help_panel=STREAM),
     ] = "auto",
     seed: Annotated[int, typer.Option(metavar="N", help="Seed the demo world.", min=0, rich_help_panel=STREAM)] = 0,
     wait: Annotated[
@@ -97,11 +97,11 @@ def run(
     ] = None,
     camera_fps: Annotated[
         float | None,
-        typer.Option(metavar="N", help="Ask a camera for this rate; assume it where unknown.", rich_help_panel=CAMERA),
+        typer.Option(metavar="N", help="Ask a camera for this rate.", rich_help_panel=CAMERA),
     ] = None,
     decode: Annotated[
         Literal["auto", "cpu"],
-        typer.Option(metavar="auto|cpu", help="Decode on the GPU if possible, or not.", rich_help_panel=CAMERA),
+        typer.Option(metavar="auto|cpu", help="Decode on the GPU if possible.", rich_help_panel=CAMERA),
     ] = "auto",
     open_timeout: Annotated[
         float, typer.Option(metavar="S", help="Give up connecting after this long.", rich_help_panel=CAMERA)
@@ -115,7 +115,7 @@ def run(
     append: Annotated[
         str,
         typer.Option(
-            metavar="auto|all|changed[:..]",
+            metavar="all|changed[:..]",
             help="Append all of each frame, or what changed.",
             rich_help_panel=MEMORY,
         ),
@@ -123,39 +123,37 @@ def run(
     encode: Annotated[
         str,
         typer.Option(
-            metavar="auto|all|changed[:..]",
+            metavar="all|changed[:..]",
             help="Encode all of each frame, or what changed.",
             rich_help_panel=MEMORY,
         ),
     ] = "auto",
     reindexing: Annotated[
         Literal["lazy", "eager"],
-        typer.Option(metavar="lazy|eager", help="Renumber positions near the limit, or always.", rich_help_panel=MEMORY),
+        typer.Option(metavar="lazy|eager", help="Renumber positions late, or always.", rich_help_panel=MEMORY),
     ] = "lazy",
     positions: Annotated[
         Literal["trained", "transformers"] | None,
         typer.Option(
-            metavar="trained|transformers",
-            help="Place Qwen's prompts as trained, or as transformers does.",
-            show_default="as exported",
+            metavar="NAME",
+            help="Place Qwen's prompts as trained or transformers.",
+            show_default=False,
             rich_help_panel=MEMORY,
         ),
     ] = None,
     store_bytes: Annotated[
         str | None,
-        typer.Option(metavar="8G", help="Limit a retrieval policy's file; 0: none.", show_default="8G", rich_help_panel=MEMORY),
+        typer.Option(metavar="8G", help="Limit a retrieval policy's file.", show_default="8G", rich_help_panel=MEMORY),
     ] = None,
     host_bytes: Annotated[
         str | None, typer.Option(metavar="256M", help="Limit its host memory.", show_default="256M", rich_help_panel=MEMORY)
     ] = None,
-    state_every: Annotated[
-        float, typer.Option(metavar="S", help="Take a snapshot this often, with --state.", rich_help_panel=MEMORY)
-    ] = 30.0,
+    state_every: Annotated[float, typer.Option(metavar="S", help="Take a snapshot this often.", rich_help_panel=MEMORY)] = 30.0,
     precision: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Export weights as fp32, int8, int4, ..",
+            help="Export as fp32, int8, int4, ..",
             show_default="by plan",
             rich_help_panel=EXPORT,
         ),
@@ -177,10 +175,12 @@ def run(
     engine: Annotated[
         str, typer.Option(metavar="NAME", help="Run the model on this backend.", rich_help_panel=MACHINE)
     ] = "onnxruntime-cpu",
-    quiet: Annotated[bool, typer.Option("--quiet", help="Write answers and errors only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Write answers and errors only.", rich_help_panel=MACHINE)] = False,
     stats_every: Annotated[
         float | None,
-        typer.Option(metavar="S", help="Report statistics this often.", min=0.1, show_default="1 with --json"),
+        typer.Option(
+            metavar="S", help="Report statistics this often.", min=0.1, show_default="1 for --json", rich_help_panel=MACHINE
+        ),
     ] = None,
 ) -> None:
     """Watch a stream and answer questions about it.

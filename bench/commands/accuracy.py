@@ -21,10 +21,10 @@ WORLD, PUBLISHED = "Demo world", "Published benchmarks"
 EPILOG = f"""
 \b
 Suites of the demo world, and their usual budgets:
-  streamqa       one question of each kind after the last frame ({BUDGETS["demo"]})
-  streamqa-hard  the background moves and is cut, more happens (the same)
-  longstream     what was last shown up to thousands of frames ago ({BUDGETS["longstream"]})
-  text-facts     who came by, in text that --model FILE.gguf reads ({BUDGETS[TEXT_FACTS]})
+  streamqa       ask after the last frame ({BUDGETS["demo"]})
+  streamqa-hard  the same; scenes move, are cut, and more happens
+  longstream     ask what was shown thousands of frames ago ({BUDGETS["longstream"]})
+  text-facts     ask who came by, of a --model FILE.gguf ({BUDGETS[TEXT_FACTS]})
 
 Published benchmarks ({BUDGETS["published"]}), read from --data: {", ".join(SUITES)}. Each video is decoded once, and a question
 sees what came before its time. The key of --judge-url is read from EDGEVLM_JUDGE_KEY.

@@ -164,6 +164,7 @@ void bind_cache(py::module_& module) {
         Shape shape = make_shape(std::move(capacities), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis);
         if (!key_scale.is_none()) shape.key_scale = scale_of(key_scale, "key scale", shape);
         if (!value_scale.is_none()) shape.value_scale = scale_of(value_scale, "value scale", shape);
+        const py::gil_scoped_release release;  // zeroing gigabytes takes seconds
         return std::make_unique<Cache>(shape);
     }));
     cache.def_static("bytes_for", [](std::vector<std::int64_t> capacities, std::int64_t kv_heads, std::int64_t head_dim,
