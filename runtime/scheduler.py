@@ -12,11 +12,19 @@ from edgevlm.errors import UserError
 
 T = TypeVar("T")
 
+PERIOD_S = 0.5  # of a session that says nothing else
+RETURN_S = 0.01  # that a session which is due next may take to come back with its next task
+
 
 class Task(NamedTuple):
-    """A call that waits for its turn, and where its result goes."""
+    """A call that waits for its turn, and where its result goes.
 
-    session: object
+    session: its id. due, period: seconds of the scheduler's own clock.
+    """
+
+    session: int
+    due: float
+    period: float
     future: Future[Any]
     call: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -34,17 +42,23 @@ class Task(NamedTuple):
 
 
 class Scheduler:
-    """Runs one task at a time: urgent ones first, in the order submitted, then those of the sessions in turn.
+    """Runs one task at a time: urgent ones first, in the order submitted, then those of the sessions by deadline.
 
-    Between two urgent tasks one of a session that waits for no urgent one has its turn: a camera that is asked without end does
-    not stop the others. Engine, caches and policies of a model are touched by this thread alone, so nothing else needs a lock.
-    The thread starts with the first task.
+    A session's task is due one period after the one before it, so that in overload all fall behind alike and each runs at the
+    same fraction of its rate (start-time fair queueing); who had nothing to do saves nothing up. Between two urgent tasks one
+    of a session that waits for no urgent one has its turn: a camera that is asked without end does not stop the others.
+
+    Engine, caches and policies of a model are touched by this thread alone, so nothing else needs a lock. The thread starts
+    with the first task.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._urgent: deque[Task] = deque()
-        self._queues: dict[object, deque[Task]] = {}  # of sessions with tasks, the one served longest ago first
+        self._queues: dict[int, deque[Task]] = {}  # of sessions with tasks, the one served longest ago first
+        self._clock = 0.0  # when the newest task began that was no urgent one, had all begun one period before they were due
+        self._due: dict[int, float] = {}  # when a session's newest task is due, where that is after the clock
+        self._returning: tuple[int, float] | None = None  # the session of the task before, and when its next one is due
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._was_urgent = False  # the task before
@@ -56,28 +70,37 @@ class Scheduler:
             tasks = [*self._urgent, *(task for queue in self._queues.values() for task in queue)]
         return sum(not task.future.cancelled() for task in tasks)
 
-    def submit(self, session: object, call: Callable[..., T], *arguments: Any, urgent: bool = False) -> Future[T]:
+    def submit(
+        self, session: object, call: Callable[..., T], *arguments: Any, urgent: bool = False, period: float = PERIOD_S
+    ) -> Future[T]:
         """Queue a call. Cancelling the future takes it out again, until it begins.
 
+        period: seconds from one task of the session to the next, where there is time for all.
         Raises UserError after :meth:`stop`, and when the system starts no thread.
         """
-        task = Task(session, Future(), call, arguments)
         with self._changed:
             if self._stopped:
                 raise UserError("the model is closed; load it again")
             self._start()
-            (self._urgent if urgent else self._queues.setdefault(session, deque())).append(task)
+            task = Task(id(session), self._next_due(id(session), period), period, Future(), call, arguments)
+            if urgent:
+                self._urgent.append(task)
+            else:
+                self._due = {known: due for known, due in self._due.items() if due > self._clock} | {task.session: task.due}
+                self._queues.setdefault(task.session, deque()).append(task)
             self._changed.notify()
         return task.future
 
-    def run(self, session: object, call: Callable[..., T], *arguments: Any, urgent: bool = False) -> T:
+    def run(
+        self, session: object, call: Callable[..., T], *arguments: Any, urgent: bool = False, period: float = PERIOD_S
+    ) -> T:
         """Queue a call and wait for its result; raises what it raises.
 
         An interrupt of the waiting thread takes back a call that has not begun, and lets one that has come to its end.
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("the model's own thread cannot wait for the model: call this from another thread")
-        future = self.submit(session, call, *arguments, urgent=urgent)
+        future = self.submit(session, call, *arguments, urgent=urgent, period=period)
         try:
             return future.result()
         except CancelledError:
@@ -120,21 +143,41 @@ class Scheduler:
         """Run the next task; False after :meth:`stop`. Holds on to no task while it waits for one."""
         with self._changed:
             self._changed.wait_for(lambda: self._urgent or self._queues or self._stopped)
+            self._changed.wait_for(lambda: not self._returns(), RETURN_S)
+            self._returning = None
             if self._stopped:
                 return False
             task = self._next()
         task.run()
         return True
 
+    def _next_due(self, session: int, period: float) -> float:
+        return max(self._clock, self._due.get(session, 0.0)) + period
+
+    def _returns(self) -> bool:
+        """Whether the session that had its turn would have the next one too, were its next task here.
+
+        Its thread is on the way with it, if there is one: without this two sessions would take turns, whatever their rates.
+        """
+        if self._returning is None or self._urgent or self._stopped:
+            return False
+        session, due = self._returning
+        return session not in self._queues and all(queue[0].due > due for queue in self._queues.values())
+
     def _next(self) -> Task:
         asking = {task.session for task in self._urgent if not task.future.cancelled()}
-        session = next((each for each in self._queues if each not in asking), None)
+        session = min(
+            (each for each in self._queues if each not in asking), key=lambda each: self._queues[each][0].due, default=None
+        )
         if self._urgent and (session is None or not self._was_urgent):
             self._was_urgent = True
             return self._urgent.popleft()
+        assert session is not None
         self._was_urgent = False
         queue = self._queues.pop(session)
         task = queue.popleft()
         if queue:
             self._queues[session] = queue  # behind the others
+        self._clock = max(self._clock, task.due - task.period)
+        self._returning = session, self._next_due(session, task.period)
         return task

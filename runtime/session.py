@@ -29,6 +29,7 @@ from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.positions import Reindexing
 from edgevlm.runtime.preprocess import Pixels, Preprocessor
 from edgevlm.runtime.pressure import Pressure
+from edgevlm.runtime.scheduler import PERIOD_S
 from edgevlm.runtime.snapshots.capture import CaptureBuffer, capture, identity, restore
 from edgevlm.runtime.snapshots.writer import SnapshotWriter
 from edgevlm.runtime.stats import Progress, SessionStats
@@ -45,6 +46,7 @@ class Session:
     ``watch`` waits while a question is open. The memory goes on as if it had not been asked, in the middle of a chunk too.
 
     Attributes: ``model``; ``text_budget``; ``notify``, told of each notice in one line, the logger ``edgevlm`` unless set;
+    ``rate``, frames a second that it is to watch, in proportion to which sessions on one model share what time there is;
     ``cache`` and ``store``, to look at while the session does nothing else.
     """
 
@@ -57,6 +59,7 @@ class Session:
             self.model, self.text_budget = model, text
             self.cache, self.store = stream.cache, stream.store
             self.notify: Callable[[str], object] = logging.getLogger("edgevlm").warning
+            self.rate = 1 / PERIOD_S
             self._stream, self._chat, self._writer = stream, chat, writer
             self._chunk = Chunk(model.engine, model.bundle.vision, stream.chunk, encoder)
             self._conversations = Conversations(chat, model.encode, text.conversation)
@@ -183,7 +186,7 @@ class Session:
     def _run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run ``work`` on the model's thread, in turn, and wait for it; then update the session's stats."""
         self._check_open()
-        return self.model.scheduler.run(self, self._published, work, *arguments)
+        return self.model.scheduler.run(self, self._published, work, *arguments, period=1 / self.rate)
 
     def _published(self, work: Callable[..., T], *arguments: Any) -> T:
         self._check_open()

@@ -35,6 +35,7 @@ from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.plugins import names
 from edgevlm.runtime.policies import POLICIES, find_policy
 
+SHORT = 4096  # characters that are tokenised in less time than another thread takes to begin
 POLL_S = 0.1  # how often an MJPEG stream looks for a new frame
 PAGE = files("edgevlm.apps.serve").joinpath("page")
 SOURCES = r"demo|\d{1,3}|(?i:rtsps?|rtmps?|https?)://\S+"  # what a client may add: no file, no pipeline
@@ -107,7 +108,10 @@ class Server:
             }
             if asked.constraint() is not None:
                 sampling["logits_processor"] = await run_in_threadpool(asked.logits_processor, stream.model)
-            answer = await run_in_threadpool(stream.ask, question, turns, **sampling)
+            if len(question) + sum(len(said) for turn in turns for said in turn) < SHORT:
+                answer = stream.ask(question, turns, **sampling)
+            else:
+                answer = await run_in_threadpool(stream.ask, question, turns, **sampling)
         except BaseException:
             self.metrics.unfinished -= 1
             raise

@@ -40,7 +40,9 @@ class Metrics(Collector):
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
             "usage": GaugeMetricFamily("edgevlm_kv_cache_usage_ratio", "Tokens held over the budget.", labels=("stream",)),
             "fps": GaugeMetricFamily("edgevlm_camera_fps", "Frames watched per second.", labels=("stream",)),
-            "skipped": GaugeMetricFamily("edgevlm_camera_skipped_fps", "Frames dropped per second.", labels=("stream",)),
+            "skipped": GaugeMetricFamily(
+                "edgevlm_camera_skipped_fps", "Frames skipped per second while the model is busy.", labels=("stream",)
+            ),
             "up": GaugeMetricFamily("edgevlm_camera_up", "1 while frames come.", labels=("stream",)),
             "frames": CounterMetricFamily("edgevlm_camera_frames", "Frames watched.", labels=("stream",)),
             "dropped": CounterMetricFamily("edgevlm_camera_dropped_frames", "Frames dropped.", labels=("stream",)),
@@ -52,8 +54,9 @@ class Metrics(Collector):
             stats = stream.stats
             if stats is None:
                 continue
+            watched, skipped = stream.rates()
             values = {
-                "usage": stats.cache_tokens / max(1, stream.session.budget), "fps": stats.fps, "skipped": stream.skipped_fps,
+                "usage": stats.cache_tokens / max(1, stream.session.budget), "fps": watched, "skipped": skipped,
                 "frames": stats.frames, "dropped": stats.dropped, "reconnects": stats.reconnects,
                 "compressions": stats.compressions,
             }  # fmt: skip

@@ -77,7 +77,7 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool) -> None:
 
         server = AnnouncingServer(uvicorn_config(app, config, key))
         done = threading.Event()
-        threading.Thread(target=tell_manager, args=(service, done), name="edgevlm-alive", daemon=True).start()
+        threading.Thread(target=report, args=(service, done), name="edgevlm-alive", daemon=True).start()
 
         def reload(*_: object) -> None:
             threading.Thread(target=reload_now, args=(service, load, notice), name="edgevlm-reload", daemon=True).start()
@@ -135,11 +135,12 @@ def reload_now(service: Service, load: Callable[[], ServeConfig], notice: Callab
         notice(f"reload: {mask_credentials(str(error))}")
 
 
-def tell_manager(service: Service, done: threading.Event) -> None:
-    """Signs of life for a service manager, each time that all streams that are watched have got on since the last."""
+def report(service: Service, done: threading.Event) -> None:
+    """Tell of overload; signs of life for a service manager, each time that all watched streams have got on since the last."""
     notifier, before = Notifier(), dict[str, tuple[int, int]]()
     while not done.wait(ALIVE_S):
         frames = sum(stream.session.stats.frames for stream in list(service.streams.values()))
+        service.report_load()
         notifier.status(f"{len(service.streams)} streams, {frames:,} frames")
         now = service.signs_of_life()
         if all(sign != before.get(name) for name, sign in now.items()):
@@ -150,8 +151,8 @@ def tell_manager(service: Service, done: threading.Event) -> None:
 def bound(host: str, port: int) -> socket.socket:
     """A socket that listens. Raises UserError."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listening = socket.socket(family, kind)
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listening = socket.socket(family, kind, protocol)  # asyncio sends small pieces at once only on sockets that say TCP
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
     except OSError as error:

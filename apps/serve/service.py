@@ -31,6 +31,7 @@ SWITCHED = "switched-"  # begins the folder of a memory that lasts until the ser
 TEST_S = 10.0  # that a source which is tested may take to give its first picture
 LOOK_S = 2.0  # that it is looked at then
 TEST_FPS = 100  # frames a second, and in all, that are looked at
+OVERLOADED, RELIEVED = 0.1, 0.02  # skipped of the frames that cameras give: said above the one, taken back below the other
 
 
 class Service:
@@ -40,6 +41,7 @@ class Service:
         self.config = config
         self.streams: dict[str, CameraStream] = {}
         self._models: dict[str, Model] = {}
+        self._overloaded: set[str] = set()  # models
         self._notice, self._lock = notice, threading.RLock()
         self.power = Power()
         self._state = Path(config.state) if config.state else state_folder()
@@ -145,6 +147,28 @@ class Service:
             steps[stream.model] += stream.session.stats.frames + stream.pieces
         return {name: (each.signs.count, steps[each.model]) for name, each in streams.items() if each.is_watched}
 
+    def report_load(self) -> None:
+        """Say on stderr and to the listeners of its streams when a model falls behind its cameras, and when no longer."""
+        for name, model in list(self._models.items()):
+            streams = [stream for stream in self.streams.values() if stream.model is model]
+            rates = [stream.rates() for stream in streams]
+            watched, skipped = sum(rate[0] for rate in rates), sum(rate[1] for rate in rates)
+            given = watched + skipped
+            if skipped > OVERLOADED * given and name not in self._overloaded:
+                self._overloaded.add(name)
+                line = (
+                    f"overloaded: {len(streams)} cameras give {given:.1f} frames a second and {watched:.1f} are watched; every "
+                    "camera is thinned alike. Lower their fps, take fewer of them or a smaller model"
+                )
+            elif skipped <= RELIEVED * given and name in self._overloaded:
+                self._overloaded.discard(name)
+                line = f"no longer overloaded: all frames of {len(streams)} cameras are watched"
+            else:
+                continue
+            self._notice(f"{mask_credentials(name)}: {line}")
+            for stream in streams:
+                stream.notice(line)
+
     def close(self) -> None:
         """End all streams, each with a last snapshot, at the same time; then the models."""
         with self._lock:
@@ -187,7 +211,7 @@ class Service:
 
     def _open(self, name: str, settings: CameraSettings, folder: Path) -> CameraStream:
         """Open a camera with all its settings, and watch it in place of the one of that name."""
-        options = stream_options(SourceOptions(), settings, secret(settings.source))
+        options = stream_options(SourceOptions(), settings)
         stream = CameraStream(name, settings, self._model(settings.model or "demo"), options, folder, self.config.state_every)
         self.streams = {**self.streams, name: stream}
         stream.start()

@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -32,6 +33,7 @@ from edgevlm.runtime.snapshots import SnapshotWriter
 
 WAITING = 64  # events that a listener may be behind before it is dropped
 RETRY_S = 30.0  # from a source's failure to the next attempt
+RATES_S = 10.0  # over which frames watched and skipped are counted
 CLOSING_S = 30.0  # that the last snapshot may take
 Event = tuple[str, dict[str, Any]]
 
@@ -70,6 +72,32 @@ class Broadcast:
             queue.put_nowait(None)
 
 
+class FrameRates:
+    """Frames a second that are watched, and that are skipped because the model is busy, over the last RATES_S seconds."""
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[float, int, int]] = deque()  # seconds, frames watched and skipped since the source opened
+
+    def count(self, now: float, watched: int, skipped: int) -> None:
+        if self._counts and skipped < self._counts[-1][2]:  # the source was opened again
+            self._counts.clear()
+        self._counts.append((now, watched, skipped))
+        while len(self._counts) > 2 and self._counts[1][0] <= now - RATES_S:
+            self._counts.popleft()
+
+    def clear(self) -> None:
+        self._counts.clear()
+
+    def __call__(self) -> tuple[float, float]:
+        """Watched and skipped; nothing before there are two counts."""
+        counts = list(self._counts)
+        if len(counts) < 2:
+            return 0.0, 0.0
+        (since, *before), (now, *after) = counts[0], counts[-1]
+        watched, skipped = ((late - early) / (now - since) for early, late in zip(before, after, strict=True))
+        return watched, skipped
+
+
 class SignsOfLife(Notifier):
     """Counts what a run of its own would tell a service manager."""
 
@@ -97,7 +125,7 @@ class CameraStream:
         self.name, self.settings, self.model, self.folder = name, settings, model, folder
         self.events = Broadcast()
         self.stats: StatsEvent | None = None
-        self.skipped_fps, self._stats_at = 0.0, 0.0
+        self.rates = FrameRates()
         self.problem: str | None = None  # why nothing is watched, where the source does not say it
         self.paused = False
         self.signs, self.pieces = SignsOfLife(), 0  # pieces: of answers
@@ -154,7 +182,7 @@ class CameraStream:
 
     def describe(self) -> dict[str, Any]:
         """What ``GET /v1/streams/{id}`` answers."""
-        stats = self.stats
+        stats, (watched, skipped) = self.stats, self.rates()
         return {
             "id": self.name,
             "object": "stream",
@@ -163,6 +191,8 @@ class CameraStream:
             "policy": self.session.policy,
             "budget": self.session.budget,
             "fps": self.settings.fps,
+            "watched_fps": round(watched, 3),
+            "skipped_fps": round(skipped, 3),
             "state": self.state,
             "problem": self.problem or (self._source.problem and mask_credentials(self._source.problem)),
             "time_s": finite(self.session.time_s),
@@ -227,11 +257,9 @@ class CameraStream:
         self.events.close()
 
     def stats_line(self, stats: StatsEvent) -> None:
-        now, before = time.monotonic(), self.stats
-        if before is not None and now > self._stats_at:
-            self.skipped_fps = max(0, stats.dropped - before.dropped) / (now - self._stats_at)
-        self.stats, self._stats_at = stats, now
-        self.events.send("stats", described(stats))
+        self.stats = stats
+        self.rates.count(time.monotonic(), stats.frames, stats.drops.get("replaced", 0))
+        self.events.send("stats", {**described(stats), "skipped_fps": round(self.rates()[1], 3)})
 
     def notice(self, text: str) -> None:
         self.events.send("notice", {"text": mask_credentials(text)})
@@ -250,6 +278,7 @@ class CameraStream:
                 self.problem = mask_credentials(str(error))
             except Exception as error:
                 self.problem = f"unexpected {type(error).__name__}: {mask_credentials(str(error))}"
+            self.rates.clear()
             if not self._closing.is_set():
                 self.events.send("state", {"state": self.state, "problem": self.problem})
             if self.paused:
@@ -284,7 +313,7 @@ class CameraStream:
             self.model, policy=wanted.policy or "auto", budget=budget, state=writer,
             append=wanted.append or "auto", encode=wanted.encode or "auto",
         )  # fmt: skip
-        session.notify = self.notice
+        session.notify, session.rate = self.notice, self._options.fps
         return session
 
     def _resume(self) -> None:
@@ -340,7 +369,6 @@ def finite(value: Any) -> Any:
     return value
 
 
-def stream_options(options: SourceOptions, settings: CameraSettings, address: str) -> SourceOptions:
+def stream_options(options: SourceOptions, settings: CameraSettings) -> SourceOptions:
     """How a service opens a source: it waits for cameras, and plays recordings and the demo at their own pace."""
-    demo = address == "demo"
-    return replace(options, fps=settings.fps or options.fps, wait=True, realtime=True, rule="block" if demo else None)
+    return replace(options, fps=settings.fps or options.fps, wait=True, realtime=True)

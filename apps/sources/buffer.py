@@ -73,6 +73,7 @@ class ReadAhead(Source):
         self._closing, self._over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="edgevlm-reader", daemon=True)
         self._reading = False  # nothing is dropped, and no time passes, before somebody reads
+        self._starting = threading.Lock()  # the thread is started, or it is seen that it was not
 
     def _run(self) -> None:
         try:
@@ -99,9 +100,10 @@ class ReadAhead(Source):
             self._over.set()
 
     def read(self) -> Frame | None:
-        if not self._reading:
-            self._reading = True
-            self._thread.start()
+        with self._starting:
+            if not self._reading:
+                self._thread.start()
+                self._reading = True
         while True:
             over = self._over.is_set()
             if (frame := self._slot.take(POLL_S)) is not None:
@@ -119,8 +121,9 @@ class ReadAhead(Source):
         self._closing.set()
         self._slot.close()
         self._source.interrupt()
+        with self._starting:
+            if not self._reading:
+                self._source.close()
         if self._reading:
             self._thread.join(timeout=2)
-        else:
-            self._source.close()
         super().close()

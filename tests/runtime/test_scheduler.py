@@ -5,6 +5,7 @@ import gc
 import threading
 import time
 import weakref
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ class Held:
 
 def test_urgent_tasks_go_first_in_the_order_submitted_and_sessions_take_turns():
     held = Held()
-    for session in "ab":
+    for session in ("a", "b"):
         for number in (1, 2, 3):
             held.submit(session, f"{session}{number}")
     held.submit("c", "c1")
@@ -49,6 +50,58 @@ def test_urgent_tasks_go_first_in_the_order_submitted_and_sessions_take_turns():
     held.submit("b", "question 3", urgent=True)
     assert held.scheduler.waiting == 10
     assert held.go() == ["question 1", "c1", "question 2", "a1", "question 3", "b1", "a2", "b2", "a3", "b3"]
+
+
+def test_tasks_run_by_deadline_so_that_overload_thins_every_rate_alike():
+    held = Held()
+    periods = {"a": 0.25, "b": 1.0, "c": 1.0}
+    for session, period in periods.items():
+        for _ in range(round(8 / period)):
+            held.submit(session, session, period=period)
+    order = held.go()
+    for done in range(6, len(order) + 1, 6):
+        assert abs(order[:done].count("a") - done * 4 / 6) <= 1
+        assert abs(order[:done].count("b") - order[:done].count("c")) <= 1
+
+
+def test_a_session_that_floods_or_was_idle_takes_nothing_from_the_others():
+    held = Held()
+    for number in range(1000):
+        held.submit("flood", f"flood {number}")
+    for number in range(4):
+        held.submit("a", f"a {number}")
+    held.submit("late", "late")
+    order = held.go()
+    assert sorted(order[:3]) == ["a 0", "flood 0", "late"]
+    assert [order.index(f"a {number}") for number in (1, 2, 3)] == [4, 6, 8]
+
+
+def test_a_session_due_next_is_waited_for_while_its_thread_comes_back(monkeypatch):
+    """Two cameras of unequal rates that each wait for their frame before they bring the next."""
+    monkeypatch.setattr("edgevlm.runtime.scheduler.RETURN_S", 20.0)
+    scheduler, order, together = Scheduler(), [], threading.Barrier(3)
+
+    def camera(name, period, frames):
+        together.wait()
+        with suppress(UserError):  # closed before it had its turn
+            for _ in range(frames):
+                scheduler.run(name, order.append, name, period=period)
+
+    begun, go = threading.Event(), threading.Event()
+    scheduler.submit("first", lambda: (begun.set(), go.wait(20)))
+    assert begun.wait(20)
+    threads = [threading.Thread(target=camera, args=of) for of in (("a", 0.25, 16), ("b", 1.0, 5))]
+    for thread in threads:
+        thread.start()
+    together.wait()
+    while scheduler.waiting < 2:
+        time.sleep(0.001)
+    go.set()
+    threads[0].join(20)
+    assert abs(order[:15].count("b") - 3) <= 1
+    scheduler.close()
+    for thread in threads:
+        thread.join(20)
 
 
 def test_a_cancelled_task_frees_its_place_at_once():

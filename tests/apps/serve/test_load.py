@@ -1,0 +1,75 @@
+"""What a service says and measures of many cameras on one model, with clocks of the test's own."""
+
+import asyncio
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from edgevlm.apps.serve.config import ServeConfig
+from edgevlm.apps.serve.run import bound
+from edgevlm.apps.serve.service import Service
+from edgevlm.apps.serve.stream import RATES_S, FrameRates
+
+
+def test_rates_are_of_the_last_seconds_and_begin_anew_with_a_source():
+    rates = FrameRates()
+    assert rates() == (0.0, 0.0)
+    for second in range(60):
+        rates.count(second, 2 * second if second < 30 else 60 + (second - 30), 0 if second < 30 else second - 30)
+    assert rates() == (1.0, 1.0)
+    rates.count(60, 91, 0)  # opened again: nothing has been skipped
+    assert rates() == (0.0, 0.0)
+    rates.count(60 + RATES_S, 91, 0)
+    assert rates() == (0.0, 0.0)
+
+
+def test_overload_is_said_once_and_so_is_its_end(tmp_path):
+    said, heard = [], []
+    service, model, other = Service(ServeConfig(state=str(tmp_path)), said.append), object(), object()
+    service._models = {"demo": model, "calm": other}
+    service.streams = {
+        name: SimpleNamespace(model=of, rates=FrameRates(), notice=heard.append)
+        for name, of in (("a", model), ("b", model), ("c", other))
+    }
+
+    def go_on(seconds, watched, skipped):
+        for stream in service.streams.values():
+            of = (2.0, 0.0) if stream.model is other else (watched, skipped)
+            before = stream.rates._counts[-1] if stream.rates._counts else (0.0, 0, 0)
+            for _ in range(seconds):
+                before = (before[0] + 1, before[1] + of[0], before[2] + of[1])
+                stream.rates.count(*before)
+        service.report_load()
+
+    go_on(20, 2, 0)
+    assert said == []
+    go_on(20, 1, 1)
+    go_on(20, 1, 1)
+    assert len(said) == 1
+    assert said[0].startswith("demo: overloaded: 2 cameras give 4.0 frames a second and 2.0 are watched")
+    go_on(20, 2, 0)
+    go_on(20, 2, 0)
+    assert said[1:] == ["demo: no longer overloaded: all frames of 2 cameras are watched"]
+    assert heard == [line.removeprefix("demo: ") for line in said for _ in "ab"]
+
+
+def test_pieces_of_an_answer_are_sent_at_once(tmp_path):
+    """Else each waits for the client to acknowledge the one before, 40 ms on a connection that is kept."""
+    undelayed = []
+
+    async def accepted(reader, writer):
+        undelayed.append(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    async def connect():
+        listening = bound("127.0.0.1", 0)
+        async with await asyncio.start_server(accepted, sock=listening):
+            reader, writer = await asyncio.open_connection(*listening.getsockname())
+            await reader.read()
+            writer.close()
+
+    asyncio.run(connect())
+    assert undelayed == [1]
