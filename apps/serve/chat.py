@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from edgevlm.apps.serve import grammar
+from edgevlm.apps.serve.service import FieldError
 from edgevlm.apps.serve.stream import CameraStream
 from edgevlm.errors import UserError
 from edgevlm.runtime.answer import Answer, LogitsProcessor
@@ -24,9 +25,9 @@ MAX_MESSAGES = 256
 
 
 class Strict(BaseModel):
-    """Fields that are not known are errors."""
+    """Fields that are not known are errors, and so are values of another type."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class TextPart(Strict):
@@ -193,14 +194,6 @@ class ChatRequest(Strict):
         if not question:
             raise FieldError("messages", "the last message has no text")
         return f"{system}\n{question}".strip(), turns
-
-
-class FieldError(ValueError):
-    """A field of a request that is not one."""
-
-    def __init__(self, field: str, what: str) -> None:
-        super().__init__(f"{field}: {what}")
-        self.field = field
 
 
 def stream_of(url: str) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 
+from edgevlm.apps.sources.hosts import AllowedHosts
 from edgevlm.errors import UserError, nearest
 from edgevlm.runtime.budget import parse_budget
 from edgevlm.runtime.engine import DEFAULT_ENGINE
@@ -51,18 +52,26 @@ class CameraSettings(Section):
 class ServerSettings(Section):
     """The HTTP server. key: ``env:NAME`` or ``file:PATH``. hosts: further names that the page is reached by.
 
-    any_source: clients may also add files, devices and pipelines. max_requests: questions that run or wait at once; the next is
-    answered 429. max_body: bytes of a request.
+    source_hosts: names, addresses and networks that cameras added by clients may have; any but this machine's own unless given.
+    any_source: clients may add anything, also files, devices and pipelines. max_requests: questions that run or wait at once;
+    the next is answered 429. max_body: bytes of a request.
     """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     key: str | None = None
     hosts: tuple[str, ...] = ()
+    source_hosts: tuple[str, ...] | None = None
     any_source: bool = False
     max_requests: Annotated[int, Field(ge=1, le=1024)] = 32
     max_connections: Annotated[int, Field(ge=1, le=65535)] = 256
     max_body: Annotated[int, Field(ge=1024, le=1 << 30)] = 16 << 20
+
+    @field_validator("source_hosts")
+    @classmethod
+    def _source_hosts(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        AllowedHosts(value)
+        return value
 
     @field_validator("key")
     @classmethod

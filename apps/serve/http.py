@@ -4,41 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, HTTPException, Path, Query, Request, Response
+from fastapi import FastAPI, HTTPException, Path, Query, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.security import HTTPBearer
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from pydantic import Field
+from pydantic import BaseModel, Field, field_validator
 from sse_starlette import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.routing import Match
 
 from edgevlm import __version__
 from edgevlm.apps.commands.policies import describe
 from edgevlm.apps.credentials import mask_credentials
-from edgevlm.apps.serve.chat import ChatRequest, Completion, FieldError, Strict
+from edgevlm.apps.serve.chat import ChatRequest, Completion, Strict
 from edgevlm.apps.serve.config import CameraSettings, Name, checked_budget
 from edgevlm.apps.serve.guard import error_body
 from edgevlm.apps.serve.metrics import Metrics
-from edgevlm.apps.serve.service import Service
+from edgevlm.apps.serve.service import FieldError, Service
 from edgevlm.apps.serve.stream import Broadcast, CameraStream, finite
 from edgevlm.errors import UserError
-from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.plugins import names
 from edgevlm.runtime.policies import POLICIES, find_policy
 
 SHORT = 4096  # characters that are tokenised in less time than another thread takes to begin
 POLL_S = 0.1  # how often an MJPEG stream looks for a new frame
 PAGE = files("edgevlm.apps.serve").joinpath("page")
-SOURCES = r"demo|\d{1,3}|(?i:rtsps?|rtmps?|https?)://\S+"  # what a client may add: no file, no pipeline
 StreamName = Annotated[str, Path(max_length=64)]
 
 
@@ -51,6 +50,8 @@ class NewStream(Strict):
     budget: Annotated[str, Field(max_length=16)] | Annotated[int, Field(ge=1)] | None = None
     fps: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
 
+    _budget = field_validator("budget")(checked_budget)
+
 
 class StreamChange(Strict):
     """Another policy or budget begins a new memory; what is left out stays."""
@@ -58,6 +59,8 @@ class StreamChange(Strict):
     state: Literal["running", "paused"] | None = None
     policy: Annotated[str, Field(max_length=256)] | None = None
     budget: Annotated[str, Field(max_length=16)] | Annotated[int, Field(ge=1)] | None = None
+
+    _budget = field_validator("budget")(checked_budget)
 
 
 class TestedSource(Strict):
@@ -72,27 +75,16 @@ class Server:
         self.closing = asyncio.Event()
         self.testing = threading.Lock()  # a camera: one at a time
 
-    def stream(self, name: str | None) -> CameraStream:
+    def stream(self, name: str | None, param: str = "name") -> CameraStream:
         try:
             return self.service.stream(name)
         except UserError as error:
-            raise ApiError(404, str(error), "not_found", "model") from None
-
-    def check(self, source: str | None, policy: str | None) -> None:
-        """Raise FieldError for a source or a policy that a client may not name."""
-        if source is not None:
-            if not self.service.config.server.any_source and not re.fullmatch(SOURCES, source):
-                what = "give demo, an index like 0, or an address (rtsp, http)"
-                raise FieldError("source", f"{what}; for others set server.any_source, or name them there")
-            if source.startswith(("env:", "file:")) or source.partition(":")[0].endswith(".py"):
-                raise FieldError("source", "secrets and programs are named in the configuration alone")
-        if policy is not None and policy.partition(":")[0] not in (AUTO, *POLICIES, *names("policies")):
-            raise FieldError("policy", "there is no such policy; GET /v1/policies lists them")
+            raise ApiError(404, str(error), "not_found", param) from None
 
     async def complete(self, asked: ChatRequest) -> Completion:
         """Ask; 429 where too many wait. The caller calls :meth:`finished` once."""
         limit = self.service.config.server.max_requests
-        stream = self.stream(asked.stream_name)
+        stream = self.stream(asked.stream_name, "model")
         question, turns = asked.question()
         if self.metrics.unfinished >= limit:
             raise ApiError(429, f"{limit} questions are being answered or wait; ask again in a moment", "rate_limit_exceeded")
@@ -163,20 +155,59 @@ async def unless_gone(request: Request, completion: Completion) -> dict[str, Any
         watching.cancel()
 
 
+class ErrorFields(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    """OpenAI's shape of an error."""
+
+    error: ErrorFields
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {
+        "model": ErrorReply,
+        "description": "400: a wrong field, which is named. 401: no key, or a wrong one. 403: a page of another site. 404: it "
+        "is not there. 408, 413: a body that does not come, or is too large. 421: another host's name. 429: ask again later.",
+    },
+    "5XX": {"model": ErrorReply, "description": "503: not ready, or too many connections."},
+}
+
+
 def make_app(service: Service) -> FastAPI:
     """The ASGI application over a service."""
-    app = FastAPI(title="edgevlm", version=__version__, description="Cameras that can be asked.", redoc_url=None)
+    app = FastAPI(
+        title="edgevlm", version=__version__, description="Cameras that can be asked.", redoc_url=None, responses=ERRORS
+    )
     server = Server(service)
     app.state.server = server
     add_errors(app)
+    add_health(app, server)
+    if service.config.server.key is not None:  # the guard asks for it; here it is described, of the routes that follow
+        app.router.dependencies.append(Security(HTTPBearer(auto_error=False, description="The server's key.")))
     add_openai(app, server)
     add_streams(app, server)
     add_rest(app, server)
     return app
 
 
+def content(*types: str) -> dict[int | str, dict[str, Any]]:
+    """A successful answer of these media types, as OpenAPI describes it."""
+    return {200: {"content": {each: {} for each in types}}}
+
+
+MJPEG = "multipart/x-mixed-replace"
+JPEG = content("image/jpeg")
+
+
 def add_openai(app: FastAPI, server: Server) -> None:
-    @app.post("/v1/chat/completions", tags=["OpenAI"], response_model=None)
+    @app.post(
+        "/v1/chat/completions", tags=["OpenAI"], response_model=None, responses=content("application/json", "text/event-stream")
+    )
     async def chat_completions(request: Request, asked: ChatRequest) -> Response:
         """Ask a stream: `model` is its name, or ends in `/NAME`. Its memory is the video that the question is about."""
         completion = await server.complete(asked)
@@ -228,15 +259,13 @@ def add_streams(app: FastAPI, server: Server) -> None:
     @app.post("/v1/streams", tags=["streams"], status_code=201)
     async def add(new: NewStream) -> dict[str, Any]:
         """Watch another camera, until it is removed or the server restarts."""
-        server.check(new.source, new.policy)
         settings = CameraSettings(**new.model_dump(exclude={"id"}, exclude_none=True))
-        stream = await run_in_threadpool(server.service.add, new.id, settings)
+        stream = await run_in_threadpool(server.service.add, new.id, settings, by_client=True)
         return stream.describe()
 
     @app.post("/v1/streams/test", tags=["streams"])
     async def test(tested: TestedSource) -> dict[str, Any]:
         """Open a source once and tell what it shows: size, frames a second, a JPEG in base64. Nothing is added."""
-        server.check(tested.source, None)
         if not server.testing.acquire(blocking=False):
             raise ApiError(429, "another camera is being tested; try again in a moment", "rate_limit_exceeded")
         try:
@@ -256,11 +285,6 @@ def add_streams(app: FastAPI, server: Server) -> None:
         """
         found = server.stream(name)
         if change.policy is not None or change.budget is not None:
-            server.check(None, change.policy)
-            try:
-                checked_budget(change.budget)
-            except ValueError as error:
-                raise FieldError("budget", str(error)) from None
             found = await run_in_threadpool(server.service.switch, name, change.policy, change.budget)
         if change.state is not None:
             await run_in_threadpool(found.pause if change.state == "paused" else found.resume)
@@ -272,19 +296,19 @@ def add_streams(app: FastAPI, server: Server) -> None:
         server.stream(name)
         await run_in_threadpool(server.service.remove, name)
 
-    @app.get("/v1/streams/{name}/frame.jpg", tags=["streams"], response_class=Response)
+    @app.get("/v1/streams/{name}/frame.jpg", tags=["streams"], response_class=Response, responses=JPEG)
     async def frame(name: StreamName) -> Response:
         """The newest frame that was watched."""
         picture = await run_in_threadpool(server.stream(name).jpeg)
         return as_picture(picture, "no frame has been watched yet")
 
-    @app.get("/v1/streams/{name}/thumbnails/{number}.jpg", tags=["streams"], response_class=Response)
+    @app.get("/v1/streams/{name}/thumbnails/{number}.jpg", tags=["streams"], response_class=Response, responses=JPEG)
     async def thumbnail(name: StreamName, number: Annotated[int, Path(ge=0, lt=1 << 62)]) -> Response:
         """A frame of which something is in memory, small."""
         picture = await run_in_threadpool(server.stream(name).observer.thumbnails.jpeg, number)
         return as_picture(picture, "this frame is not in memory any more")
 
-    @app.get("/v1/streams/{name}/mjpeg", tags=["streams"], response_class=StreamingResponse)
+    @app.get("/v1/streams/{name}/mjpeg", tags=["streams"], response_class=Response, responses=content(MJPEG))
     async def mjpeg(name: StreamName, fps: Annotated[float, Query(gt=0, le=30)] = 5.0) -> StreamingResponse:
         """The frames as they are watched, `fps` a second at most."""
         stream = server.stream(name)
@@ -300,14 +324,14 @@ def add_streams(app: FastAPI, server: Server) -> None:
                         yield head.encode() + picture + b"\r\n"
                 await asyncio.sleep(max(POLL_S, 1 / fps))
 
-        return StreamingResponse(parts(), media_type="multipart/x-mixed-replace; boundary=frame")
+        return StreamingResponse(parts(), media_type=f"{MJPEG}; boundary=frame")
 
     @app.get("/v1/streams/{name}/memory", tags=["streams"])
     async def memory(name: StreamName) -> dict[str, Any]:
         """What is held: for each frame its share, and one hexadecimal digit a token."""
         return await run_in_threadpool(server.stream(name).memory)
 
-    @app.get("/v1/streams/{name}/events", tags=["streams"], response_class=EventSourceResponse)
+    @app.get("/v1/streams/{name}/events", tags=["streams"], response_class=Response, responses=content("text/event-stream"))
     async def events(name: StreamName) -> EventSourceResponse:
         """Server-sent events: answer, state, stats, notice. A listener that does not keep up is dropped."""
         stream = server.stream(name)
@@ -324,7 +348,7 @@ async def listen(broadcast: Broadcast, stream: CameraStream) -> AsyncIterator[di
         broadcast.leave(queue)
 
 
-def add_rest(app: FastAPI, server: Server) -> None:
+def add_health(app: FastAPI, server: Server) -> None:
     @app.get("/health/live", tags=["health"])
     async def live() -> dict[str, str]:
         """200 while the process answers."""
@@ -340,7 +364,9 @@ def add_rest(app: FastAPI, server: Server) -> None:
             )
         return {"status": "ok"}
 
-    @app.get("/metrics", tags=["health"], response_class=Response)
+
+def add_rest(app: FastAPI, server: Server) -> None:
+    @app.get("/metrics", tags=["health"], response_class=Response, responses=content("text/plain"))
     async def metrics() -> Response:
         """Prometheus's text."""
         return Response(await run_in_threadpool(generate_latest, server.metrics.registry), media_type=CONTENT_TYPE_LATEST)
@@ -364,10 +390,11 @@ def add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         found = error.errors()[0]
-        param = ".".join(str(part) for part in found["loc"] if part not in ("body", "path", "query", "text", "constrained-str"))
+        where, *path = found["loc"]
+        param = ".".join(str(part) for part in path if part not in ("text", "constrained-str")) or str(where)
         if found["type"] == "json_invalid":
-            return answer(400, "the body is not JSON", "invalid_json")
-        what = "there is no such field" if found["type"] == "extra_forbidden" else found["msg"]
+            return answer(400, "body: it is not JSON", "invalid_json", "body")
+        what = "there is no such field" if found["type"] == "extra_forbidden" else found["msg"].removeprefix("Value error, ")
         return answer(400, f"{param}: {what}"[:500], "invalid_value", param[:200] or None)
 
     @app.exception_handler(FieldError)
@@ -378,19 +405,24 @@ def add_errors(app: FastAPI) -> None:
     async def user(request: Request, error: UserError) -> JSONResponse:
         return answer(400, mask_credentials(str(error)), "invalid_value")
 
-    @app.exception_handler(RecursionError)
-    async def deep(request: Request, error: RecursionError) -> JSONResponse:
-        return answer(400, "the body is nested too deeply", "invalid_json")
-
     @app.exception_handler(StarletteHTTPException)
     async def http(request: Request, error: StarletteHTTPException) -> JSONResponse:
-        code = error.code if isinstance(error, ApiError) else None
-        param = error.param if isinstance(error, ApiError) else None
-        return answer(error.status_code, str(error.detail), code, param, error.headers)
+        if isinstance(error, ApiError):
+            return answer(error.status_code, str(error.detail), error.code, error.param, error.headers)
+        if error.status_code == 400:  # numbers and nesting that Python's JSON does not read
+            return answer(400, "body: it cannot be read as JSON", "invalid_json", "body")
+        headers = {"Allow": ", ".join(methods(app, request.scope))} if error.status_code == 405 else error.headers
+        return answer(error.status_code, str(error.detail), None, None, headers)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         return answer(500, f"unexpected {type(error).__name__}", "internal_error")
+
+
+def methods(app: FastAPI, scope: Any) -> list[str]:
+    """All methods of a path; the router itself tells those of its first route alone."""
+    there = (route for route in app.routes if route.matches(scope)[0] is not Match.NONE)
+    return sorted({method for route in there for method in getattr(route, "methods", ())})
 
 
 def as_picture(jpeg: bytes | None, otherwise: str) -> Response:

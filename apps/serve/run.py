@@ -100,7 +100,7 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool) -> None:
 def uvicorn_config(app: FastAPI, config: ServeConfig, key: str | None) -> uvicorn.Config:
     """How uvicorn serves the application, behind the guard."""
     return uvicorn.Config(
-        Guard(app, config.server, key), log_config=None, log_level=logging.WARNING, access_log=False, server_header=False,
+        Guard(app, config.server, key), log_config=None, log_level=logging.ERROR, access_log=False, server_header=False,
         limit_concurrency=config.server.max_connections, timeout_graceful_shutdown=1, proxy_headers=False, lifespan="off",
         http=BoundedProtocol,
     )  # fmt: skip

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 import time
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -19,12 +21,16 @@ from edgevlm.apps.run.thumbnails import as_jpeg
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig, secret
 from edgevlm.apps.serve.stream import CameraStream, stream_options
 from edgevlm.apps.sources import SourceOptions, check_source, open_source
+from edgevlm.apps.sources.hosts import AllowedHosts
+from edgevlm.apps.sources.network import split_address
 from edgevlm.engines.power import find_meter
 from edgevlm.engines.power.energy import Energy
 from edgevlm.errors import UserError, nearest
 from edgevlm.progress import progress
-from edgevlm.runtime.auto import check_policy
+from edgevlm.runtime.auto import AUTO, check_policy
 from edgevlm.runtime.model import Model
+from edgevlm.runtime.plugins import is_file, names
+from edgevlm.runtime.policies import POLICIES
 
 MAX_STREAMS = 256
 SWITCHED = "switched-"  # begins the folder of a memory that lasts until the server restarts
@@ -32,6 +38,30 @@ TEST_S = 10.0  # that a source which is tested may take to give its first pictur
 LOOK_S = 2.0  # that it is looked at then
 TEST_FPS = 100  # frames a second, and in all, that are looked at
 OVERLOADED, RELIEVED = 0.1, 0.02  # skipped of the frames that cameras give: said above the one, taken back below the other
+CLIENTS_ADD = r"demo|\d{1,3}|(?i:rtsps?|rtmps?|https?)://\S+"  # no file, no pipeline, no program
+
+
+class FieldError(UserError):
+    """A field of a request that is wrong."""
+
+    def __init__(self, field: str, what: str) -> None:
+        super().__init__(f"{field}: {what}")
+        self.field = field
+
+
+@contextmanager
+def field(name: str) -> Iterator[None]:
+    """UserErrors name this field."""
+    try:
+        yield
+    except UserError as error:
+        raise FieldError(name, str(error)) from None
+
+
+def check_client_policy(policy: str | None) -> None:
+    """Raise FieldError for a policy that clients may not name: one in a file is a program."""
+    if policy is not None and policy.partition(":")[0] not in (AUTO, *POLICIES, *names("policies")):
+        raise FieldError("policy", "there is no such policy; GET /v1/policies lists them")
 
 
 class Service:
@@ -55,44 +85,73 @@ class Service:
             self.close()
             raise
 
-    def add(self, name: str, settings: CameraSettings) -> CameraStream:
-        """Open a camera and watch it. Raises UserError for what cannot be opened, and changes nothing."""
+    def add(self, name: str, settings: CameraSettings, by_client: bool = False) -> CameraStream:
+        """Open a camera and watch it. Raises UserError for what cannot be opened, and changes nothing.
+
+        by_client: a client names source and policy. Raises FieldError for what clients may not name.
+        """
+        hosts = None
+        if by_client:
+            hosts = self._client_hosts(settings.source)
+            check_client_policy(settings.policy)
         with self._lock:
             if name in self.streams:
-                raise UserError(f"stream {name}: there is one already; remove it first, or choose another name")
+                raise FieldError("id", f"there is a stream {name} already; remove it first, or choose another name")
             if len(self.streams) >= MAX_STREAMS:
                 raise UserError(f"there are {MAX_STREAMS} streams already; remove one first")
             wanted = self.config.camera(settings)
             address = secret(wanted.source)
             if address == "-":
                 raise UserError(f"stream {name}: a service does not read its stdin; give a camera or an address")
-            check_source(address, None)
-            check_policy(wanted.policy or "auto")
+            with field("source"):
+                check_source(address, None)
+            with field("policy"):
+                check_policy(wanted.policy or "auto")
             for folder in (self._state / name).glob(f"{SWITCHED}*"):  # of a policy that was switched to, before a restart
                 shutil.rmtree(folder, ignore_errors=True)
-            return self._open(name, wanted, self._state / name)
+            return self._open(name, wanted, self._state / name, hosts)
 
     def switch(self, name: str, policy: str | None, budget: str | int | None) -> CameraStream:
         """Go on with another policy or budget, None for what it has, and an empty memory, until the server restarts.
 
-        The snapshots of before the switch stay for then. Raises UserError, and the stream goes on as before.
+        The snapshots of before the switch stay for then. Raises UserError, and the stream goes on as before; FieldError for a
+        policy that clients may not name.
         """
+        check_client_policy(policy)
         with self._lock:
             before = self.stream(name)
             change = {key: value for key, value in (("policy", policy), ("budget", budget)) if value is not None}
             wanted = before.settings.model_copy(update=change)
-            check_policy(wanted.policy or "auto")
+            with field("policy"):
+                check_policy(wanted.policy or "auto")
             folder = Path(mkdtemp(prefix=SWITCHED, dir=self._state / name))
             before.close()
             try:
-                stream = self._open(name, wanted, folder)
+                stream = self._open(name, wanted, folder, before.hosts)
             except UserError:
                 shutil.rmtree(folder, ignore_errors=True)
-                self._open(name, before.settings, before.folder)
+                self._open(name, before.settings, before.folder, before.hosts)
                 raise
             if before.folder.name.startswith(SWITCHED):
                 shutil.rmtree(before.folder, ignore_errors=True)
             return stream
+
+    def _client_hosts(self, source: str) -> AllowedHosts | None:
+        """The hosts that the source may reach; None for any. Raises FieldError."""
+        server = self.config.server
+        if source.startswith(("env:", "file:")) or is_file(source):
+            raise FieldError("source", "secrets and programs are named in the configuration alone")
+        if server.any_source:
+            return None
+        if not re.fullmatch(CLIENTS_ADD, source):
+            what = "give demo, an index like 0, or an address (rtsp, rtmp, http)"
+            raise FieldError("source", f"{what}; the operator can allow others with server.any_source")
+        hosts = AllowedHosts(server.source_hosts)
+        if "://" in source:
+            with field("source"):
+                parts = split_address(source)
+                hosts.resolve(parts.hostname or "", parts.port or 0)
+        return hosts
 
     def remove(self, name: str) -> None:
         """Stop watching a camera; its snapshots stay. Raises UserError for a stream that there is not."""
@@ -185,18 +244,19 @@ class Service:
     def test(self, source: str) -> dict[str, Any]:
         """Open a source, look at it for a moment, and close it: size, frames a second, milliseconds to the first frame, a JPEG.
 
-        Raises UserError, with the reason where it gives no picture.
+        Raises UserError, with the reason where it gives no picture; FieldError for a source that clients may not add.
         """
-        options = SourceOptions(fps=TEST_FPS, open_timeout_s=TEST_S, read_timeout_s=TEST_S)
+        options = SourceOptions(fps=TEST_FPS, open_timeout_s=TEST_S, read_timeout_s=TEST_S, hosts=self._client_hosts(source))
         began = time.monotonic()
-        opened = open_source(secret(source), None, options)
+        with field("source"):
+            opened = open_source(source, None, options)
         giving_up = threading.Timer(TEST_S, opened.interrupt)
         giving_up.start()
         try:
-            first = frame = opened.read()
+            first = opened.read()
             if first is None:
                 raise UserError(f"it was opened, but no picture came within {TEST_S:g} s")
-            first_s, frames = time.monotonic() - began, 1
+            frame, first_s, frames = first, time.monotonic() - began, 1
             while frames < TEST_FPS and time.monotonic() - began < first_s + LOOK_S and (more := opened.read()) is not None:
                 frame, frames = more, frames + 1
         finally:
@@ -209,9 +269,9 @@ class Service:
             "fps": round((frames - 1) / span, 2) if span > 0 else None, "jpeg": b64encode(as_jpeg(frame.image)).decode(),
         }  # fmt: skip
 
-    def _open(self, name: str, settings: CameraSettings, folder: Path) -> CameraStream:
+    def _open(self, name: str, settings: CameraSettings, folder: Path, hosts: AllowedHosts | None) -> CameraStream:
         """Open a camera with all its settings, and watch it in place of the one of that name."""
-        options = stream_options(SourceOptions(), settings)
+        options = stream_options(SourceOptions(hosts=hosts), settings)
         stream = CameraStream(name, settings, self._model(settings.model or "demo"), options, folder, self.config.state_every)
         self.streams = {**self.streams, name: stream}
         stream.start()

@@ -129,6 +129,7 @@ class CameraStream:
         self.problem: str | None = None  # why nothing is watched, where the source does not say it
         self.paused = False
         self.signs, self.pieces = SignsOfLife(), 0  # pieces: of answers
+        self.hosts = options.hosts  # that its source may reach; None for any
         self._options, self._closing, self._wake = options, threading.Event(), threading.Event()
         self._address = secret(settings.source)
         self._source = self._open_source()

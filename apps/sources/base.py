@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import SourceError
 from edgevlm.runtime.preprocess import Pixels
+
+if TYPE_CHECKING:
+    from edgevlm.apps.sources.hosts import AllowedHosts
 
 
 class StageTimer:
@@ -118,7 +121,8 @@ class SourceOptions:
     world, and of the jitter of ``backoff_s``, the first and the longest pause between two attempts to connect.
 
     ``open_timeout_s``: a connection that takes longer is given up. ``stall_timeout_s``: without a frame this long the source
-    is STALLED; ``read_timeout_s``: this long, and it is abandoned and connected anew.
+    is STALLED; ``read_timeout_s``: this long, and it is abandoned and connected anew. ``hosts``: that an address may reach,
+    also by redirects of HTTP; None for any.
     """
 
     fps: float = 2.0
@@ -135,6 +139,7 @@ class SourceOptions:
     backoff_s: tuple[float, float] = (0.5, 30.0)
     wait: bool = False
     seed: int = 0
+    hosts: AllowedHosts | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.fps < math.inf:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
+from http.client import HTTPResponse
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,11 +30,12 @@ LOW_LATENCY = {  # docs/guide/cameras.md has what they save
 class FfmpegConnection(Connection):
     """Decodes one video stream. FFmpeg's own timeouts end every call, opening as well as reading.
 
-    A recording behind a URL is played at its own speed and comes to an end. Raises SourceError, in words without the address.
+    A recording behind a URL is played at its own speed and comes to an end. ``response``: an open answer that is read instead
+    of the URL, and nothing that it refers to. Raises SourceError, in words without the address.
     """
 
-    def __init__(self, url: str, options: SourceOptions) -> None:
-        self._av = _load_av()
+    def __init__(self, url: str, options: SourceOptions, response: HTTPResponse | None = None) -> None:
+        self._av, self._response = _load_av(), response
         self._container = self._open(url, options)
         try:
             if not self._container.streams.video:
@@ -68,13 +70,16 @@ class FfmpegConnection(Connection):
     def close(self) -> None:
         self._pictures.close()
         self._container.close()
+        if self._response is not None:
+            self._response.close()
 
     def _open(self, url: str, options: SourceOptions) -> Any:
         error, began = self._av.error, time.monotonic()
+        alone = None if self._response is None else {"protocol_whitelist": "none"}
         try:
             return self._av.open(
-                url,
-                options=LOW_LATENCY if url.startswith("rtsp") else {},
+                url if self._response is None else Readable(self._response),
+                options=alone or (LOW_LATENCY if url.startswith("rtsp") else {}),
                 timeout=(options.open_timeout_s, options.read_timeout_s),
             )
         except error.HTTPUnauthorizedError:
@@ -111,6 +116,13 @@ class FfmpegConnection(Connection):
         now = time.monotonic()
         self._origin = now - stamp_s if self._origin is None else self._origin
         time.sleep(min(max(0.0, self._origin + stamp_s - now), 1.0))
+
+
+class Readable:
+    """An answer as PyAV reads it: what has come, and no waiting for more."""
+
+    def __init__(self, response: HTTPResponse) -> None:
+        self.read = response.read1
 
 
 def _load_av() -> Any:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import ssl
 import time
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import (
+    AbstractHTTPHandler,
+    BaseHandler,
     HTTPBasicAuthHandler,
+    HTTPDefaultErrorHandler,
     HTTPDigestAuthHandler,
+    HTTPErrorProcessor,
     HTTPPasswordMgrWithDefaultRealm,
+    HTTPRedirectHandler,
+    OpenerDirector,
     Request,
+    UnknownHandler,
     build_opener,
 )  # fmt: skip
 
@@ -20,6 +28,7 @@ from numpy.typing import NDArray
 
 from edgevlm.apps.sources.base import Connection, Grabbed, SourceOptions, SourceRefused
 from edgevlm.apps.sources.ffmpeg import WRONG_PASSWORD, FfmpegConnection
+from edgevlm.apps.sources.hosts import AllowedHosts
 from edgevlm.apps.sources.opencv import load_cv2
 from edgevlm.errors import SourceError
 
@@ -32,18 +41,43 @@ OUT_OF_TIME = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPI
 
 
 def connect(url: str, options: SourceOptions) -> Connection:
-    """One connection. Raises SourceError; SourceRefused where the camera's answer will stay the same."""
+    """One connection. Raises SourceError; SourceRefused where the camera's answer will stay the same.
+
+    With ``options.hosts`` FFmpeg is given an address that is allowed, or the answer to read: it resolves and follows nothing.
+    """
+    parts, hosts = split_address(url), options.hosts
+    if parts.scheme.lower() in ("http", "https"):
+        response = _request(parts, options)
+        if response.headers.get_content_type() == "multipart/x-mixed-replace":
+            return MultipartConnection(response, options.read_timeout_s)
+        if hosts is not None:
+            return _read_by_ffmpeg(url, options, response)
+        response.close()
+    elif hosts is not None:
+        user, at, _ = parts.netloc.rpartition("@")
+        address = hosts.resolve(parts.hostname or "", parts.port or 0)
+        port = "" if parts.port is None else f":{parts.port}"
+        netloc = f"{user}{at}[{address}]{port}" if ":" in address else f"{user}{at}{address}{port}"
+        url = parts._replace(netloc=netloc).geturl()
+    return FfmpegConnection(url, options)
+
+
+def _read_by_ffmpeg(url: str, options: SourceOptions, response: HTTPResponse) -> Connection:
+    try:
+        return FfmpegConnection(url, options, response)
+    except BaseException:
+        response.close()
+        raise
+
+
+def split_address(url: str) -> SplitResult:
+    """A network camera's address. Raises SourceRefused for what is none."""
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
         raise SourceRefused("that is no address; give SCHEME://HOST:PORT/PATH") from None
-    if parts.scheme.lower() in ("http", "https"):
-        response = _request(parts, options)
-        if response.headers.get_content_type() == "multipart/x-mixed-replace":
-            return MultipartConnection(response, options.read_timeout_s)
-        response.close()
-    return FfmpegConnection(url, options)
+    return parts
 
 
 def _request(parts: SplitResult, options: SourceOptions) -> HTTPResponse:
@@ -52,7 +86,7 @@ def _request(parts: SplitResult, options: SourceOptions) -> HTTPResponse:
     known = HTTPPasswordMgrWithDefaultRealm()
     if parts.username is not None:
         known.add_password(None, address, unquote(parts.username), unquote(parts.password or ""))
-    opener = build_opener(HTTPBasicAuthHandler(known), HTTPDigestAuthHandler(known))
+    opener = _opener(options.hosts, HTTPBasicAuthHandler(known), HTTPDigestAuthHandler(known))
     timeout_s = max(options.open_timeout_s, options.read_timeout_s)  # of one call; the watchdog tells the two apart
     try:
         response: HTTPResponse = opener.open(Request(address, headers={"User-Agent": "edgevlm"}), timeout=timeout_s)
@@ -67,6 +101,41 @@ def _request(parts: SplitResult, options: SourceOptions) -> HTTPResponse:
         raise SourceError(_words(error.reason)) from None
     except (OSError, HTTPException, ValueError) as error:
         raise SourceError(_words(error)) from None
+
+
+class BoundHandler(AbstractHTTPHandler):
+    """Opens HTTP addresses, those that redirects name too, on hosts that are allowed."""
+
+    http_request = https_request = AbstractHTTPHandler.do_request_
+
+    def __init__(self, hosts: AllowedHosts) -> None:
+        super().__init__()
+        self._hosts = hosts
+
+    def http_open(self, request: Request) -> HTTPResponse:
+        return self.do_open(self._connection, request)
+
+    def https_open(self, request: Request) -> HTTPResponse:
+        return self.do_open(self._tls_connection, request)
+
+    def _connection(self, *arguments: Any, kind: type[HTTPConnection] = HTTPConnection, **options: Any) -> HTTPConnection:
+        made = kind(*arguments, **options)
+        vars(made)["_create_connection"] = self._hosts.connect  # what it dials by, also below TLS
+        return made
+
+    def _tls_connection(self, *arguments: Any, **options: Any) -> HTTPConnection:
+        return self._connection(*arguments, kind=HTTPSConnection, **options)
+
+
+def _opener(hosts: AllowedHosts | None, *handlers: BaseHandler) -> OpenerDirector:
+    """What opens HTTP addresses and follows redirects; where hosts are bound, without proxies and other protocols."""
+    if hosts is None:
+        return build_opener(*handlers)
+    opener = OpenerDirector()
+    own = BoundHandler(hosts), HTTPRedirectHandler(), HTTPErrorProcessor(), HTTPDefaultErrorHandler(), UnknownHandler()
+    for handler in (*own, *handlers):
+        opener.add_handler(handler)
+    return opener
 
 
 def _untrusted(error: ssl.SSLCertVerificationError) -> SourceError:

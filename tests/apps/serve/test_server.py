@@ -149,11 +149,13 @@ def test_what_is_not_there_is_not_found(demo, path):
 @pytest.mark.parametrize(
     "source",
     ["/etc/passwd", "FILE:///etc/passwd", "filesrc location=/etc/passwd ! decodebin", "http://a ! filesink location=/tmp/x",
-     "/dev/video0", "csi://0", "concat:/a|/b://", "-", "./x.py:Y", "demo\n"],
+     "/dev/video0", "csi://0", "concat:/a|/b://", "-", "./x.py:Y", "demo\n", "env:HOME", "http://127.0.0.1:1/x", "rtsp://[::1]/x",
+     "rtsp://user:secret@localhost/1", "http://169.254.169.254/latest", "http://[", "http://a:99999999/"],
 )  # fmt: skip
-def test_clients_add_no_files_no_pipelines_and_no_programs(demo, source):
+def test_clients_add_no_files_no_programs_and_nothing_of_this_machine(demo, source):
     status, _, body = demo.request("POST", "/v1/streams", {"id": "third", "source": source})
     assert (status, json.loads(body)["error"]["param"]) == (400, "source")
+    assert b":secret" not in body
 
 
 def test_what_is_no_address_is_refused(demo, tmp_path):

@@ -1,0 +1,71 @@
+"""Which hosts the addresses that clients of a server send may reach."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+from edgevlm.apps.sources.base import SourceRefused
+from edgevlm.errors import SourceError
+
+REFUSED = [  # unless the operator lists them: this machine, link-local and multicast, what embeds IPv4, metadata of clouds
+    ip_network(each)
+    for each in (
+        "0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "100.100.100.200",
+        "::/8", "fe80::/10", "ff00::/8", "2001::/32", "2002::/16", "fd00:ec2::254",
+    )
+]  # fmt: skip
+
+
+class AllowedHosts:
+    """Names, addresses and networks (``10.0.0.0/24``) that may be reached.
+
+    None: all but this machine, link-local addresses, where clouds keep their metadata, and multicast. A name that is listed
+    may resolve to any address; of another every address has to be allowed.
+    """
+
+    def __init__(self, allowed: Sequence[str] | None) -> None:
+        """Raises ValueError for what looks like a network and is none."""
+        self._names: set[str] | None = None
+        if allowed is not None:
+            self._names = {each.lower().rstrip(".") for each in allowed if not is_network(each)}
+            self._networks = [ip_network(each) for each in allowed if is_network(each)]
+
+    def resolve(self, host: str, port: int) -> str:
+        """An address of the host, resolved once. Raises SourceRefused for one that is not allowed, SourceError for none."""
+        try:
+            found = [entry[4] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        except (OSError, UnicodeError) as error:
+            raise SourceError(f"its host cannot be resolved ({getattr(error, 'strerror', None) or 'no name'})") from None
+        if self._names is None or host.lower().rstrip(".") not in self._names:
+            for address, *_ in found:
+                if not self._allows(str(address)):
+                    raise SourceRefused(
+                        f"clients may not name the host {host[:253]}; the operator can allow it in server.source_hosts"
+                    )
+        return str(found[0][0])
+
+    def connect(self, address: tuple[str, int], *arguments: object) -> socket.socket:
+        """:func:`socket.create_connection` to a host that is allowed."""
+        host, port = address
+        return socket.create_connection((self.resolve(host, port), port), *arguments)  # type: ignore[arg-type]
+
+    def _allows(self, text: str) -> bool:
+        address: IPv4Address | IPv6Address = ip_address(text)
+        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        if self._names is None:
+            return not any(address in network for network in REFUSED)
+        return any(address in network for network in self._networks)
+
+
+def is_network(text: str) -> bool:
+    """Whether it is an address or a network rather than a name. Raises ValueError for a network that is none."""
+    try:
+        ip_network(text)
+    except ValueError:
+        if "/" in text or ":" in text or not text:
+            raise
+        return False
+    return True

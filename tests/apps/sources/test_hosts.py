@@ -1,0 +1,135 @@
+"""Addresses that clients send reach only hosts that are allowed: by name, redirect, playlist and DNS that changes."""
+
+import http.server
+import io
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from edgevlm.apps.sources import network
+from edgevlm.apps.sources.base import SourceOptions, SourceRefused
+from edgevlm.apps.sources.hosts import AllowedHosts
+from edgevlm.errors import SourceError
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "127.1", "2130706433", "0x7f.1", "0", "0.1.2.3", "::1", "::", "::ffff:127.0.0.1", "::127.0.0.1", "fe80::1",
+     "169.254.169.254", "224.0.0.1", "255.255.255.255", "100.100.100.200", "fd00:ec2::254", "2002:7f00:1::"],
+)  # fmt: skip
+def test_this_machine_and_metadata_are_refused(host):
+    with pytest.raises(SourceRefused, match="clients may not name the host"):
+        AllowedHosts(None).resolve(host, 80)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.5", "192.168.1.1", "fd00::1", "8.8.8.8"])
+def test_cameras_of_private_networks_are_allowed(host):
+    assert AllowedHosts(None).resolve(host, 80) == host
+
+
+def test_what_the_operator_lists_is_allowed_and_nothing_else():
+    hosts = AllowedHosts(["Localhost", "10.0.0.0/24"])
+    assert hosts.resolve("LOCALHOST", 80) in ("127.0.0.1", "::1")
+    assert hosts.resolve("10.0.0.9", 80) == "10.0.0.9"
+    for other in ("10.0.1.9", "127.0.0.1", "::1"):
+        with pytest.raises(SourceRefused):
+            hosts.resolve(other, 80)
+    with pytest.raises(SourceError, match="cannot be resolved"):
+        hosts.resolve("x" * 300, 80)
+    with pytest.raises(ValueError, match="10"):
+        AllowedHosts(["10.0.0.0/33"])
+
+
+@pytest.fixture
+def site():
+    """A server on every loopback address; ``site.answers``: by path. ``site.asked``: (address, path) of each request."""
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.server.asked.append((self.request.getsockname()[0], self.path))
+            status, headers, body = self.server.answers[self.path]
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("0.0.0.0", 0), Answers) as server:
+        server.asked, server.answers = [], {}
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def connect(site, path):
+    options = SourceOptions(hosts=AllowedHosts(["127.0.0.1"]))
+    return network.connect(f"http://127.0.0.1:{site.server_port}{path}", options)
+
+
+@pytest.mark.parametrize("to", ["http://127.0.0.2:{port}/secret", "https://127.0.0.2:{port}/secret", "ftp://127.0.0.2/x"])
+def test_redirects_to_other_hosts_are_not_followed(site, to):
+    site.answers["/"] = 302, {"Location": to.format(port=site.server_port)}, b""
+    with pytest.raises(SourceError):
+        connect(site, "/")
+    assert site.asked == [("127.0.0.1", "/")]
+
+
+def test_redirects_on_the_same_host_are_followed(site):
+    site.answers["/"] = 302, {"Location": "/mjpeg"}, b""
+    site.answers["/mjpeg"] = 200, {"Content-Type": "multipart/x-mixed-replace; boundary=b"}, b""
+    connect(site, "/").close()
+    assert [path for _, path in site.asked] == ["/", "/mjpeg"]
+
+
+def recording(name):
+    """A few seconds of video, as a file of this format."""
+    av, file = pytest.importorskip("av"), io.BytesIO()
+    with av.open(file, "w", format=name) as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height = 64, 48
+        for number in range(5):
+            picture = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 50 * number, np.uint8))
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def test_video_is_read_from_the_one_answer(site):
+    site.answers["/video"] = 200, {"Content-Type": "video/mp2t"}, recording("mpegts")
+    connection = connect(site, "/video")
+    assert connection.grab() is not None
+    assert connection.retrieve().shape == (48, 64, 3)
+    connection.close()
+    assert site.asked == [("127.0.0.1", "/video")]
+
+
+def test_playlists_open_nothing(site):
+    other = f"http://127.0.0.2:{site.server_port}/video"
+    site.answers["/video"] = 200, {}, recording("mpegts")
+    playlist = f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{other}\n#EXT-X-ENDLIST\n".encode()
+    for kind in ("application/vnd.apple.mpegurl", "text/plain"):
+        site.answers["/list.m3u8"] = 200, {"Content-Type": kind}, playlist
+        with pytest.raises(SourceError):
+            connect(site, "/list.m3u8")
+    assert all(asked == ("127.0.0.1", "/list.m3u8") for asked in site.asked)
+
+
+def test_a_name_is_resolved_once_for_each_connection(monkeypatch):
+    opened, answers = [], iter(["10.0.0.5", "127.0.0.1", "fd00::7"])
+
+    def resolved(host, port, **_):
+        return [(0, 0, 0, "", (next(answers), port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    monkeypatch.setattr(network, "FfmpegConnection", lambda url, options: opened.append(url))
+    options = SourceOptions(hosts=AllowedHosts(None))
+    network.connect("rtsp://user:p%40ss@camera.example:8554/1?x=y", options)
+    with pytest.raises(SourceRefused):
+        network.connect("rtsp://camera.example/1", options)
+    network.connect("rtsp://camera.example/1", options)
+    assert opened == ["rtsp://user:p%40ss@10.0.0.5:8554/1?x=y", "rtsp://[fd00::7]/1"]
