@@ -2,12 +2,16 @@
 
 import os
 import signal
+import sys
 
 import pytest
 from hypothesis import settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one worker a core: no threads beside it in torch
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the commands that tests start would compile the package each time
+sys.dont_write_bytecode = False
 
 settings.register_profile("fresh", deadline=None)
 settings.register_profile("repeatable", derandomize=True, deadline=None)

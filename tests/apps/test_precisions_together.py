@@ -12,7 +12,6 @@ from typed import edgevlm
 TOGETHER = {
     "int8 cache, scaled int4": ["--precision", "int4", "--scaling", "awq", "--kv", "int8"],
     "all of int8": ["--precision", "int8", "--kv", "int8", "--vision-precision", "int8"],
-    "fp16 cache, scaled int4": ["--precision", "int4-zp", "--scaling", "awq", "--kv", "fp16"],
 }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_backend import fake_libcuda
+from cuda_backend import DEVICES, fake_libcuda, why_no_device
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.cuda import build, driver
@@ -61,6 +61,12 @@ def test_without_a_driver_one_line_says_what_to_do(monkeypatch):
     with pytest.raises(UserError, match=r"no CUDA device can be used \(libcuda\.so\.1: cannot open.*edgevlm doctor") as error:
         open_driver(5)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason=why_no_device())
+def test_caches_and_kernels_are_tested_on_this_device():
+    """Without one, those tests are not collected, and this skip says so."""
+    assert open_driver().device.memory_bytes > 0
 
 
 def test_a_device_that_is_not_there_is_named(library):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import reference
-from cuda_backend import backend
+from cuda_backend import DEVICES, backend
 
 from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime import kernels
@@ -14,7 +14,7 @@ WIDTHS = [2, 6, 16, 20, 80, 128, 272]  # in pieces of one number and of 16 bytes
 DTYPES = {"fp32": np.float32, "fp16": np.float16}
 
 
-@pytest.fixture(scope="module", params=["cuda", "cuda-shim"])
+@pytest.fixture(scope="module", params=DEVICES)
 def make(request):
     return backend(request.param)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cuda_backend import backend
+from cuda_backend import DEVICES, backend
 from policies.filled import PREFIX, Filled, told
 
 from edgevlm.runtime.policies import POLICIES, Guidance, StreamShape, create_policy
@@ -13,7 +13,7 @@ LAYERS, BUDGET, GRID, CHUNK = 4, 60, (3, 4), 2
 NAMES = [name for name, policy in POLICIES.items() if policy.bounded and not issubclass(policy, Retrieval)]
 
 
-@pytest.fixture(params=["cuda", "cuda-shim"])
+@pytest.fixture(params=DEVICES)
 def where(request):
     backend(request.param)
     return request.param

@@ -61,7 +61,7 @@ def seeded(tmp_path_factory):
     return folder
 
 
-DEMO = pytest.mark.parametrize(("budget", "chunk"), [(1184, 8), (256, 8), (512, 2)])
+DEMO = pytest.mark.parametrize(("budget", "chunk"), [(1184, 8), (512, 2)])
 TOWER = pytest.mark.parametrize("chunk", [8, 2])
 SEEDED = pytest.mark.parametrize(("budget", "chunk"), [(1176, 8), (196, 1)])
 

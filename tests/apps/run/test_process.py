@@ -40,7 +40,7 @@ def test_what_is_typed_goes_before_the_environment():
     assert COUNT in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [["run", "--json"], ["run"], ["policies"], ["--help"]])
+@pytest.mark.parametrize("arguments", [["run", "--json"], ["policies"]])
 def test_a_full_stdout_is_one_line_and_exit_code_2(arguments):
     with open("/dev/full", "w") as full:
         done = edgevlm(*arguments, stdout=full)
@@ -50,7 +50,7 @@ def test_a_full_stdout_is_one_line_and_exit_code_2(arguments):
     assert "Exception" not in done.stderr
 
 
-@pytest.mark.parametrize("arguments", ["run --help", "policies", "run --questions", "run --frames 20"])
+@pytest.mark.parametrize("arguments", ["policies", "run --frames 20"])
 def test_a_reader_that_has_enough_is_no_failure(arguments):
     command = f"{sys.executable} -m edgevlm {arguments} | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
@@ -59,7 +59,7 @@ def test_a_reader_that_has_enough_is_no_failure(arguments):
     assert "Exception" not in done.stderr
 
 
-@pytest.mark.parametrize(("encoding", "output"), [("latin-1", []), ("utf-8:strict", []), ("ascii", ["--json"])])
+@pytest.mark.parametrize(("encoding", "output"), [("utf-8:strict", []), ("ascii", ["--json"])])
 def test_characters_that_cannot_be_shown_end_nothing(encoding, output):
     question = "wh\u00e4t \U0001f600 \udce9?"
     done = edgevlm("run", "--frames", 2, "--ask", question, *output, env={"PYTHONIOENCODING": encoding}, text=False)
