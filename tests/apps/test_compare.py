@@ -177,9 +177,10 @@ def test_a_planted_policy_wins(measure, demo_bundle, monkeypatch):
     for policy in (Oldest, Planted):
         monkeypatch.setitem(POLICIES, policy.name, policy)
     comparison = command.parse_comparison(
-        "oldest,planted", "25%", measure, ("how many objects are there now?", "what left last?"), 10
+        "oldest,planted", "25%", measure, ("how many objects are there now?", "what left last?"), 7
     )
-    _, found = start(CalibrateRequest("demo", [], 48, demo_bundle, None, 1, comparison), lambda what: None, lambda what: None)
+    request = CalibrateRequest("demo", [], 48, demo_bundle, None, 1, comparison, layers=False)
+    _, found = start(request, lambda what: None, lambda what: None)
     (choice,) = found.policies.budgets
     assert choice.chosen == "planted"
     values = {of.policy: of.value for of in choice.candidates}

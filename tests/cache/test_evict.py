@@ -10,7 +10,7 @@ from edgevlm.errors import CacheError
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 def test_evict_equals_the_reference(kit, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     heads, axes = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([1, 3]))

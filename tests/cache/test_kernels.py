@@ -11,7 +11,7 @@ from edgevlm.runtime import _native, kernels
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.kv import codes
 
-QUICK = settings(deadline=None, max_examples=100)
+QUICK = settings(deadline=None, max_examples=25)
 pytestmark = pytest.mark.usefixtures("isa")
 
 
@@ -193,7 +193,7 @@ TIES = st.sampled_from([0.0, -0.0, 1.0, 1.0000001, -1.0, np.inf, -np.inf, np.nan
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=80)
 def test_top_k(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     heads, n = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 40))

@@ -12,6 +12,7 @@ from edgevlm.runtime import kernels
 from edgevlm.runtime.cache import PARTS, ROW_DTYPES, KVCache
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     ("heads", "dim", "capacity", "axes"), [(1, 2, 1, 1), (3, 96, [3, 50, 129], 3), (2, 64, 1000, 1), (2, 64, 1000, 3)]
 )
@@ -114,6 +115,7 @@ def test_the_memory_goes_with_the_last_view(kit):
     assert alive() is None
 
 
+@pytest.mark.cpu
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("change", "message"),

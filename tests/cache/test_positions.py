@@ -53,7 +53,7 @@ SHAPES = [
 
 
 @given(st.sampled_from(SHAPES), st.integers(1, 12), st.data())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 def test_shift_equals_the_reference(kit, shape, n, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     cache = kit.make(layers=2, kv_heads=2, **shape)
@@ -178,7 +178,7 @@ def test_the_drift_of_many_shifts(kit, isa):
 
 
 @given(st.integers(0, 40), st.sampled_from([2, 8, 64]), st.data())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 def test_each_turn_of_codes_adds_half_a_code_to_a_coordinate(kit, turns, dim, data):
     """Rounding moves a coordinate by half a code at most and a pair by sqrt(1/2) of one; turning keeps what was there.
 
@@ -202,7 +202,7 @@ def test_each_turn_of_codes_adds_half_a_code_to_a_coordinate(kit, turns, dim, da
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 def test_reindex_equals_the_reference(kit, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     cache = kit.make(layers=3, kv_heads=2, capacity=40, **data.draw(AXES))

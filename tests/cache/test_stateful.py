@@ -193,5 +193,5 @@ class Twin(RuleBasedStateMachine):
 
 def test_any_sequence_of_operations(kit):
     Twin.kit = kit
-    examples = 50 if kit.where == "cpu" else 20
+    examples = 16 if kit.where == "cpu" else 8
     run_state_machine_as_test(Twin, settings=settings(deadline=None, max_examples=examples, stateful_step_count=30))

@@ -4,7 +4,6 @@ import pytest
 from cuda_backend import BACKENDS, backend
 from policies.filled import Filled
 
-
 STORES = {"cpu": ("cpu-fp32", "cpu-int8"), "cuda": ("cuda-fp16",), "cuda-shim": ("cuda-shim-fp32",)}
 
 

@@ -97,5 +97,5 @@ class Crashes(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-Crashes.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+Crashes.TestCase.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)
 TestCrashes = Crashes.TestCase

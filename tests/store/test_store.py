@@ -88,7 +88,7 @@ class Beside(RuleBasedStateMachine):
         assert self.store.stats.lost == 0
 
 
-Beside.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+Beside.TestCase.settings = settings(max_examples=12, stateful_step_count=30, deadline=None)
 TestBeside = Beside.TestCase
 
 

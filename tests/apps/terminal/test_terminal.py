@@ -120,7 +120,6 @@ def test_resize_suspend_and_ctrl_c(tmp_path):
     [
         ({"NO_COLOR": "1"}, "[█░·]"),
         ({"PYTHONIOENCODING": "ascii"}, r"knows \d"),
-        ({"PYTHONIOENCODING": "latin-1"}, r"knows \d"),
     ],
 )
 def test_terminals_that_can_less(tmp_path, environment, signs):
