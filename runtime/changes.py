@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -92,22 +93,29 @@ class References(Stateful):
         self._age = np.zeros(tokens, np.int32)  # frames since a patch was appended
         self.seq = np.full(tokens, -1, np.int64)  # the token appended last at each patch
 
-    def changed(self, features: Float32) -> Bool:
-        """Which tokens of a frame ``[tokens, width]`` to append; ``[tokens]``. The first frame's are all."""
-        unit = _normalised(features)
+    def changed(self, unit: Float32) -> Bool:
+        """Which tokens of a frame to append, ``[tokens]``, by its :func:`unit_features`. The first frame's are all."""
         changed: Bool = np.einsum("pw,pw->p", unit, self._features) < self.settings.tau
         if self.settings.refresh:
             changed |= self._age + 1 >= self.settings.refresh
         return changed
 
-    def appended(self, features: Float32, changed: Bool, seq: NDArray[np.int64]) -> None:
-        """The ``changed`` tokens of a frame ``[tokens, width]`` are in the memory now, as ``seq``."""
+    def appended(self, unit: Float32, changed: Bool, seq: NDArray[np.int64]) -> None:
+        """The ``changed`` tokens of a frame are in the memory now, as ``seq``."""
         self.seq[changed] = seq
-        self._features[changed] = _normalised(features[changed])
-        self._age = np.where(changed, 0, self._age + 1).astype(np.int32)
+        self._features[changed] = unit[changed]
+        self._age += 1
+        self._age[changed] = 0
+
+    def copy(self) -> References:
+        """Which goes on by itself."""
+        other = copy.copy(self)
+        other._features, other._age, other.seq = self._features.copy(), self._age.copy(), self.seq.copy()
+        return other
 
 
-def _normalised(features: Float32) -> Float32:
-    norms = np.linalg.norm(features, axis=-1, keepdims=True)
+def unit_features(features: Float32) -> Float32:
+    """Features ``[..., width]`` of length 1; zeros stay."""
+    norms = np.sqrt(np.einsum("...w,...w->...", features, features))[..., None]
     unit: Float32 = features / np.maximum(norms, np.finfo(np.float32).tiny)
     return unit

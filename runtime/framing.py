@@ -33,6 +33,13 @@ class Embedded:
         """The rows, the first in place ``seq`` of the stream."""
         return replace(self.rows, seq=np.arange(seq, seq + len(self), dtype=np.int64))
 
+    @classmethod
+    def joined(cls, parts: Sequence[Embedded]) -> Embedded:
+        """One after the other; one at least."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(np.concatenate([part.embeds for part in parts]), Rows.joined([part.rows for part in parts]))
+
 
 class Framing:
     """Makes the rows of frames, of one model: ``before``, the grid of tokens, ``after``."""
@@ -65,7 +72,7 @@ class Framing:
             parts += [self._text(before, first + index, positions)] if before else []
             parts.append(self._grid(grid, first + index, positions.frame(float(since), tokens), tokens))
             parts += [self._text(after, first + index, positions)] if after else []
-        return Embedded(np.concatenate([part.embeds for part in parts]), Rows.joined([part.rows for part in parts]))
+        return Embedded.joined(parts)
 
     def _grid(self, features: Float32, frame: int, position: NDArray[np.int32], tokens: NDArray[np.bool_] | None) -> Embedded:
         which = slice(None) if tokens is None else tokens

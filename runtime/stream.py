@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import allocate, capture_bytes, check_budget, frames_ahead, present_rows
 from edgevlm.runtime.cache import Kind, Rows
-from edgevlm.runtime.changes import AppendChanged, References
+from edgevlm.runtime.changes import AppendChanged, References, unit_features
 from edgevlm.runtime.engine import Decoder, FramePattern, Int32, LayerDecoder, StepResult
 from edgevlm.runtime.framing import Embedded, Framing, frame_pattern
 from edgevlm.runtime.kv import DTYPES
@@ -35,6 +35,23 @@ class Present(NamedTuple):
 
     features: Float32
     seconds: Float64
+
+
+class QueuedFrame(NamedTuple):
+    """A frame of which nothing is in the memory, with its ``unit`` features, as :class:`References` compares them."""
+
+    features: Float32
+    seconds: Float64
+    unit: Float32
+
+
+class ChangedPiece(NamedTuple):
+    """What changed in frames that are appended in one call."""
+
+    rows: list[Embedded]  # of the frames in which anything changed
+    features: list[Float32]  # and theirs
+    tokens: list[NDArray[np.int64]]  # of each frame, the token that shows each patch from then on, [tokens_per_frame]
+    references: References  # from then on
 
 
 class Stream:
@@ -166,15 +183,12 @@ class Stream:
         frame. ``coming`` more frames of the chunk will follow: the piece that they fill up waits for them. Returns how many
         were appended. Raises UserError when an unbounded policy's capacity is used up.
 
-        Where only what changed is appended, a piece is one frame; the last one is held back as the present, and counts.
+        Where only what changed is appended, a piece is what changed in the frames that fit as it is, each by itself; the frame
+        after the last piece is held back as the present, and counts.
         """
         seconds, done = self._seconds(features, seconds), 0
         if self.references is not None:
-            for frame, seen in zip(features, seconds, strict=True):
-                if self.present is not None:
-                    self._append_changed(self.references, self.present)
-                self.present = Present(frame.copy(), seen.copy())
-            return len(features)
+            return self._append_changed(self.references, self._queue(features, seconds), coming) if len(features) else 0
         while done < len(features):
             count = self._piece(features[done:], coming)
             if count > len(features) - done:
@@ -186,19 +200,69 @@ class Stream:
                 self._make_room(0)
         return done
 
-    def _append_changed(self, references: References, frame: Present) -> None:
-        """Append the tokens of one frame that changed since they were last appended; text around it only if there are any."""
-        tokens, number = references.changed(frame.features), self.frames
-        count, seq = int(tokens.sum()), np.zeros(0, np.int64)
-        if count:
+    def _queue(self, features: Float32, seconds: Float64) -> list[QueuedFrame]:
+        """The frames that are not in the memory: the present, and these."""
+        if self.present is not None:
+            features = np.concatenate([self.present.features[None], features])
+            seconds = np.concatenate([self.present.seconds[None], seconds])
+        return [QueuedFrame(*frame) for frame in zip(features, seconds, unit_features(features), strict=True)]
+
+    def _append_changed(self, references: References, queue: Sequence[QueuedFrame], coming: int) -> int:
+        """Append what changed in frames but the newest; returns how many of them, the present aside, wait no longer.
+
+        With more ``coming``, the frames of the last piece wait: others may join them.
+        """
+        done, last, held = 0, len(queue) if coming else len(queue) - 1, self.present is not None
+        while done < last:
+            self._prepare_changed(references, queue[done])
+            with self._positions_kept() as undo:
+                piece = self._changed_piece(references, queue[done:last])
+                if coming and done + len(piece.tokens) == last:
+                    undo()
+                    break
+                rows = Embedded.joined(piece.rows) if piece.rows else None
+                first, result = self._seq, None if rows is None else self._append_timed(rows)
+            if rows is not None and result is not None:
+                self._tell_policy(rows.at(first), result, piece.features)
+            self.references = references = piece.references
+            for tokens in piece.tokens:
+                self.cache.confirm(tokens.reshape(self.model.bundle.vision.grid), self.frames)
+                self.frames += 1
+            self._make_room(0)
+            done += len(piece.tokens)
+            appended = 0 if rows is None else int((rows.rows.kind == Kind.VISION).sum())
+            self.stats = self.stats.plus(tokens_seen=sum(map(len, piece.tokens)), tokens_appended=appended)
+        self.present = Present(queue[done].features.copy(), queue[done].seconds.copy())
+        return done + 1 - held
+
+    def _prepare_changed(self, references: References, frame: QueuedFrame) -> None:
+        """Make room for what changed in a frame."""
+        if count := int(references.changed(frame.unit).sum()):
             self._prepare(count + self.framing.most_text)
-            seq = self._append_piece(frame.features[None], frame.seconds[None], tokens)
-        else:
-            self.frames += 1
-        references.appended(frame.features, tokens, seq)
-        self.cache.confirm(references.seq.reshape(self.model.bundle.vision.grid), number)
-        self._make_room(0)
-        self.stats = self.stats.plus(tokens_seen=len(tokens), tokens_appended=count)
+
+    def _changed_piece(self, references: References, queue: Sequence[QueuedFrame]) -> ChangedPiece:
+        """What changed in the first frame, which there is room for, and in those after it for which no room need be made.
+
+        So rows and positions are those of frames that are appended one by one. Text stands around what changed alone.
+        """
+        piece = ChangedPiece([], [], [], references.copy())
+        room, held = 0 if self.policy.takes_single_frames else self._free, 0
+        for number, frame in enumerate(queue, self.frames):
+            changed = piece.references.changed(frame.unit)
+            count = np.count_nonzero(changed)
+            rows = count + self.framing.most_text if count else 0
+            if piece.tokens and (held + rows > room or self.positions.due(rows, compressed=False)):
+                break
+            seq = np.zeros(0, np.int64)
+            if rows:
+                made = self.framing.rows(frame.features[None], frame.seconds[None], number, self.positions, changed)
+                seq = self._seq + held + np.flatnonzero(made.rows.kind == Kind.VISION)
+                held += len(made)
+                piece.rows.append(made)
+                piece.features.append(frame.features)
+            piece.references.appended(frame.unit, changed, seq)
+            piece.tokens.append(piece.references.seq.copy())
+        return piece
 
     def _seconds(self, features: Float32, seconds: Float64 | None) -> Float64:
         first = self.frames + (self.present is not None)
@@ -233,41 +297,55 @@ class Stream:
         budgets, kept = self.policy.layer_budgets, per_frame if self.policy.keeps_first_frame else 0
         if kept and not self.frames:
             return 1
-        free = int((budgets - self.cache.lengths).min()) + self.prefix
-        return max(1, free // per_frame or min(self.policy.max_append, int(budgets.min()) - kept) // per_frame)
+        return max(1, self._free // per_frame or min(self.policy.max_append, int(budgets.min()) - kept) // per_frame)
 
-    def _append_piece(self, piece: Float32, seconds: Float64, chosen: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-        """Append frames ``[F, tokens_per_frame, width]`` that there is room for, and tell the policy of their tokens.
+    @property
+    def _free(self) -> int:
+        """Rows of frames that can be appended as it is."""
+        if self.policy.appends_first:
+            return self.chunk // self.model.bundle.vision.group * self.framing.rows_per_frame
+        return int((self.policy.layer_budgets - self.cache.lengths).min()) + self.prefix
 
-        Returns the place of each token in the stream.
-        """
+    def _append_piece(self, piece: Float32, seconds: Float64) -> None:
+        """Append frames ``[F, tokens_per_frame, width]`` that there is room for, and tell the policy of their tokens."""
         first = self._seq
-        rows, result = self._append_vision(piece, seconds, chosen)
+        tokens, result = self._append_vision(piece, seconds)
         self.frames += len(piece)
-        tokens = np.flatnonzero(rows.kind == Kind.VISION)
-        queries = {layer: result.probes[layer][:, tokens] for layer in self.policy.needs.probe_layers}
+        self._tell_policy(tokens.at(first), result, piece)
+
+    def _tell_policy(self, rows: Rows, result: StepResult, frames: Sequence[Float32] | Float32) -> None:
+        """frames: features ``[tokens_per_frame, width]`` of each that the rows are of."""
+        vision, needs = np.flatnonzero(rows.kind == Kind.VISION), self.policy.needs
+        queries = {layer: result.probes[layer][:, vision] for layer in needs.probe_layers}
         started = time.perf_counter()
-        seen = piece.mean(1) if self.policy.needs.features else None
-        appended = Appended(first + tokens, rows.position[tokens], queries, rows.frame[tokens], seen)
+        seen = np.stack([frame.mean(0) for frame in frames]) if needs.features else None
+        appended = Appended(rows.seq[vision], rows.position[vision], queries, rows.frame[vision], seen)
         self.policy.after_append(self.cache, appended)
         self.stats = self.stats.plus(compress_ms=1e3 * (time.perf_counter() - started))
-        return appended.seq
 
-    def _append_vision(
-        self, piece: Float32, seconds: Float64, chosen: NDArray[np.bool_] | None = None, ahead: int = 0
-    ) -> tuple[Rows, StepResult]:
-        """chosen: of the tokens of each frame, all unless given. ahead: how many frames these come after the next."""
-        started, before = time.perf_counter(), self.positions.mark()
+    def _append_vision(self, piece: Float32, seconds: Float64, ahead: int = 0) -> tuple[Embedded, StepResult]:
+        """ahead: how many frames these come after the next."""
         sparsely = self.sparse is not None and self.frames > 0
         pattern = frame_pattern(self.cache, self.prefix, self.frames, self.model.bundle.vision.grid) if sparsely else None
-        try:
-            tokens = self.framing.rows(piece, seconds, self.frames + ahead, self.positions, chosen)
-            result = self._append(tokens, (), pattern)
-        except BaseException:
-            self.positions.restore(before)
-            raise
+        with self._positions_kept():
+            tokens = self.framing.rows(piece, seconds, self.frames + ahead, self.positions)
+            return tokens, self._append_timed(tokens, pattern)
+
+    def _append_timed(self, tokens: Embedded, pattern: FramePattern | None = None) -> StepResult:
+        started = time.perf_counter()
+        result = self._append(tokens, (), pattern)
         self.stats = self.stats.plus(prefill_ms=1e3 * (time.perf_counter() - started))
-        return tokens.rows, result
+        return result
+
+    @contextmanager
+    def _positions_kept(self) -> Iterator[Callable[[], None]]:
+        """Where what is inside raises, or calls what it is given, positions go on as if it had not been."""
+        mark = self.positions.mark()
+        try:
+            yield lambda: self.positions.restore(mark)
+        except BaseException:
+            self.positions.restore(mark)
+            raise
 
     def _make_room(self, rows: int) -> None:
         """Compress before an append that would cross |M|, and re-index when it is due."""
@@ -326,15 +404,22 @@ class Stream:
 
         frames: ``[F, tokens_per_frame, width]``, of a piece that ``coming`` more belong to, to be seen inside and appended for
         good later. Room is made for the whole piece, now and not then, so that the memory is the same afterwards.
-        The present, where there is one, is seen whole; a frame that waits for others of its group takes its place.
+        Where there is a present, the newest of it and these is seen whole, and of the others what changed.
         """
-        if frames is not None and len(frames) and self.references is None:
+        queue: list[QueuedFrame] = []
+        if self.references is not None:
+            shape = 0, self.model.bundle.vision.tokens_per_frame, self.model.bundle.decoder.row_width
+            waiting = np.zeros(shape, np.float32) if frames is None else frames
+            queue = self._queue(waiting, self._seconds(waiting, seconds))
+            if len(queue) > 1:
+                self._prepare_changed(self.references, queue[0])
+        elif frames is not None and len(frames):
             count = self._piece(frames, coming) if self.policy.bounded else len(frames)
             self._prepare(count * self.framing.rows_per_frame)
         mark, position, seq, evicted = self.cache.mark(), self.positions.mark(), self._seq, self.stats.evicted
         try:
-            if self.references is not None:
-                self._see_present(self.references, frames, seconds)
+            if self.references is not None and queue:
+                self._see_present(self.references, queue)
             elif frames is not None and len(frames):
                 self._append_vision(frames, self._seconds(frames, seconds))
             yield
@@ -346,17 +431,12 @@ class Stream:
             self.positions.restore(position)
             self._seq = seq
 
-    def _see_present(self, references: References, waiting: Float32 | None, seconds: Float64 | None) -> None:
-        """Append the newest frame whole: the present, or the group that waits, behind what changed in the present."""
-        present, ahead = self.present, 0
-        if waiting is not None and len(waiting):
-            if present is not None:
-                tokens, ahead = references.changed(present.features), 1
-                if tokens.any():
-                    self._append_vision(present.features[None], present.seconds[None], tokens)
-            present = Present(waiting[-1], self._seconds(waiting, seconds)[-1])
-        if present is not None:
-            self._append_vision(present.features[None], present.seconds[None], ahead=ahead)
+    def _see_present(self, references: References, queue: Sequence[QueuedFrame]) -> None:
+        """Append the newest frame whole, behind what changed in those before it that are not in the memory."""
+        piece, newest = self._changed_piece(references, queue[:-1]), queue[-1]
+        if piece.rows:
+            self._append_timed(Embedded.joined(piece.rows))
+        self._append_vision(newest.features[None], newest.seconds[None], len(queue) - 1)
 
     def append_question(self, embeds: Float32) -> Float32:
         """Append a question's rows ``[S, hidden]``, and let a policy that asks for it compress the memory under them.
@@ -387,12 +467,8 @@ class Stream:
 
     def _append_text(self, embeds: Float32, logit_rows: Sequence[int], kind: Kind = Kind.TEXT) -> StepResult:
         """Append rows of text ``[S, hidden]`` that belong to no frame."""
-        before = self.positions.mark()
-        try:
+        with self._positions_kept():
             return self._append(Embedded(embeds, Rows.text(self.positions.take(len(embeds)), kind)), logit_rows)
-        except BaseException:
-            self.positions.restore(before)
-            raise
 
     def _append(self, tokens: Embedded, logit_rows: Sequence[int], pattern: FramePattern | None = None) -> StepResult:
         """Append and commit rows, through the sparse prefill graph when there is a pattern."""

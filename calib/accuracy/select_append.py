@@ -16,7 +16,7 @@ from edgevlm.calib.accuracy.worker import AccuracySettings
 from edgevlm.calib.intervals import Values, half_width, mean
 from edgevlm.calib.trace import Float32
 from edgevlm.runtime.calibration import AppendChoice, AppendTrial, Measure
-from edgevlm.runtime.changes import ALL, AppendChanged, References
+from edgevlm.runtime.changes import ALL, AppendChanged, References, unit_features
 from edgevlm.runtime.model import Model
 
 TAUS = (0.999, 0.99, 0.97, 0.95)
@@ -92,7 +92,7 @@ def append_by_agreement(records: Sequence[Sequence[Record]]) -> AppendChoice:
 def appended_fraction(features: Float32, settings: AppendChanged) -> float:
     """Of the tokens of frames ``[F, tokens, width]`` but the last, which is the present, the fraction that is appended."""
     references, count = References(settings, *features.shape[1:]), 0
-    for frame in features[:-1]:
+    for frame in unit_features(features[:-1]):
         changed = references.changed(frame)
         references.appended(frame, changed, np.zeros(int(changed.sum()), np.int64))
         count += int(changed.sum())

@@ -215,6 +215,11 @@ class Policy(Stateful):
         return False
 
     @property
+    def takes_single_frames(self) -> bool:
+        """Whether what changed in a frame must be appended by itself, though what changed in several would fit."""
+        return False
+
+    @property
     def keeps_whole_frames(self) -> bool:
         """Whether targets are rounded down to whole frames."""
         return False

@@ -86,6 +86,11 @@ class SimpleStream(Policy):
     def layer_budgets(self) -> Int64:
         return np.full(self.shape.layers, min(self.budget, self._frames * self._per_frame), np.int64)
 
+    @property
+    def takes_single_frames(self) -> bool:
+        """A frame sees the k - 1 before it, and no more."""
+        return True
+
     def score(self, cache: KVCache, layer: int) -> Float32:
         """Where a budget is smaller than what changed in so many frames, what was shown last stays."""
         confirmed = cache.confirmed(layer)

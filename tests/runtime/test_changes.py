@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from memory import arena
+from memory import arena, rows_of
 from pictures import frames
 
 from edgevlm.errors import UserError
@@ -84,6 +84,45 @@ def test_questions_leave_no_trace_and_the_cap_holds(model, policy):
         assert 0 < asked.stats.memory.appended < 1
 
 
+POLICIES = [
+    "full",
+    "last-seen",
+    "infinipot-v",
+    "h2o",
+    "hermes",
+    "purekv",
+    "sliding-window",
+    "simple-stream",
+    "uniform",
+    "mosaic",
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_chunk_enters_in_fewer_calls_as_frame_by_frame(model, policy):
+    """Where frames of a chunk go in together, rows and positions are those of frames that go in one by one."""
+    budget = {} if policy == "full" else {"budget": 7 * (model.bundle.vision.tokens_per_frame + 40)}
+    counted = []
+    with opened(model, "changed:tau=0.9999", policy, chunk=1, **budget) as one_by_one, opened(
+        model, "changed:tau=0.9999", policy, chunk=8, **budget
+    ) as together:  # fmt: skip
+        for session in (one_by_one, together):
+            stream, calls = session._stream, []
+            append = stream._append_timed
+            stream._append_timed = lambda *rows, append=append, calls=calls: calls.append(1) or append(*rows)
+            for image in frames(24, model):
+                session.watch(image)
+            counted.append((len(calls), stream.stats.compressions, stream.positions.mark(), stream.stats.tokens_appended))
+        (known, content), (known_too, content_too) = rows_of(one_by_one._stream), rows_of(together._stream)
+    (calls, *others), (fewer, *others_too) = counted
+    assert others == others_too
+    assert fewer < calls or policy in ("simple-stream", "sliding-window"), (fewer, calls)
+    for mine, theirs in zip(known, known_too, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    for mine, theirs in zip(content, content_too, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("policy", "append"),
     [(policy, "changed:tau=0.9999") for policy in ("last-seen", "mosaic", "simple-stream")] + [("mosaic", "all")],
@@ -138,7 +177,7 @@ def test_slow_drift_is_compared_with_what_was_appended():
     """Each frame looks like the one before, and not like the one that was appended."""
     references, appended = References(AppendChanged(tau=0.99), 1, 2), []
     for angle in np.arange(40) * 0.02:
-        feature = np.float32([[np.cos(angle), np.sin(angle)]])
+        feature = np.float32([[np.cos(angle), np.sin(angle)]])  # of length 1
         changed = references.changed(feature)
         references.appended(feature, changed, np.arange(changed.sum()))
         appended.append(bool(changed[0]))

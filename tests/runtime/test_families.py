@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hf import load
+from memory import rows_of
 from more_checkpoints import FRAME, make_more
 from pictures import frames
 
@@ -118,6 +119,33 @@ def test_a_question_in_the_middle_of_a_group_leaves_no_trace(model):
             session.flush()
             memories.append(held(session))
     assert memories[0] == memories[1]
+
+
+def test_what_changed_in_a_chunk_enters_as_frame_by_frame(model, family):
+    """Text around what changed alone, at the same positions, made dense at the same frames; a question leaves no trace."""
+    group, memories = model.bundle.vision.group, []
+    for chunk, asked in ((group, ()), (4 * group, ()), (4 * group, (4, 13, 14, 23))):
+        with opened(model, "last-seen", chunk, append="changed:tau=0.9999") as session:
+            stream = session._stream
+            stream.positions.limit = (
+                stream.prefix + stream.positions.text_rows + {"qwen2_vl": 30, "qwen2_5_vl": 80}.get(family, 300)
+            )
+            for index, image in enumerate(frames(32 * group, model)):
+                session.watch(image, 2.0 * index)
+                if index in asked:
+                    session.ask(QUESTION, max_tokens=4).wait()
+            assert session.stats.memory.reindexings >= 1
+            assert session.stats.memory.appended < 1
+            counted = stream.stats.compressions, stream.stats.reindexings, stream.positions.mark(), stream.stats.tokens_appended
+            memories.append((counted, *rows_of(stream)))
+    for counted, known, content in memories[1:]:
+        assert counted == memories[0][0]
+        for mine, theirs in zip(known, memories[0][1], strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+        for mine, theirs in zip(content, memories[0][2], strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-4)
+    for mine, theirs in zip(memories[1][2], memories[2][2], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 @pytest.mark.parametrize(("policy", "reindexing"), [("infinipot-v", "lazy"), ("hermes", "eager"), ("uniform", "lazy")])

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from memory import rows_of
 from pictures import frames
 
 from edgevlm.runtime.policies import POLICIES
@@ -14,18 +15,6 @@ CHANGED = {"snapkv-guided"}  # by questions, which is its purpose
 TINY = {"resv": "resv:index=0.25"}  # with an index of a few clusters even here
 VARIANTS = ["infinipot-v:mode=official", "snapkv:clie=0", "h2o:clie=0", "streaming-llm:clie=0"]
 NAMES = [*(TINY.get(name, name) for name in sorted(POLICIES.keys() - CHANGED)), *VARIANTS]
-
-
-def memory(stream):
-    """Per layer and head the rows in the order of the stream: their metadata, and their keys and values."""
-    cache, known, content = stream.cache, [], []
-    for layer in range(cache.layers):
-        order = np.argsort(cache.seq(layer), 1)
-        for of in (cache.kind, cache.seq, cache.frame, cache.row, cache.col):
-            known.append(np.take_along_axis(of(layer), order, 1))
-        for of in (cache.position, cache.key, cache.value):
-            content.append(np.take_along_axis(of(layer), order[..., None], 1))
-    return known, content
 
 
 def watched(model, policy, ask_at):
@@ -42,7 +31,7 @@ def watched(model, policy, ask_at):
                 assert answers[-1].wait(60)
         counted = stream.stats.compressions, stream.stats.evicted, stream.stats.reindexings, session.stats.chunks
         places = stream.positions.next, stream._seq, stream.frames, session.stats.policy_bytes
-        return memory(stream), (*counted, *places), answers
+        return rows_of(stream), (*counted, *places), answers
 
 
 @pytest.mark.parametrize("policy", NAMES)
