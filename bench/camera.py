@@ -20,6 +20,7 @@ from edgevlm.apps.sources.base import StageTimer
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Progress
+from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 
@@ -47,7 +48,7 @@ def camera(
     source = open_source(camera, video, SourceOptions(fps=fps, realtime=realtime))
     context = {"model": model, "threads": threads or default_threads(), "inline": inline, "realtime": realtime}
     try:
-        with closing(Model.load(model, threads=threads)) as loaded, Session.open(loaded, chunk=1) as session:
+        with closing(Model.load(model, threads=threads)) as loaded, Session.open(loaded, chunk=1, append=ALL) as session:
             measured = _measure(source, session, frames, inline, progress)
     finally:
         source.close()

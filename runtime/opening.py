@@ -83,7 +83,7 @@ class StreamSettings:
         return ChangedEncoder(model, self.encode.changed, 2 if snapshots else 1)
 
     def open(self, model: Model, chat: Chat, text: TextBudget, writer: SnapshotWriter | None) -> tuple[Stream, str]:
-        """Allocate the memory and append the prefix; says why, where ``auto`` chose the policy.
+        """Allocate the memory and append the prefix; says why, where ``auto`` chose the policy and what to append.
 
         writer: of snapshots, in whose directory a store lies too. Raises UserError as ``Session.open`` does.
         """
@@ -95,6 +95,8 @@ class StreamSettings:
             budget = default_budget(model, self.policy, model.bundle.limit - len(prefix) - rows - ahead)
         policy, why = chosen_policy(model.bundle, budget) if self.auto else (self.policy, "")
         append = self._append(model, policy)
+        if why and append is not None and self.append.name == AUTO:
+            why += f"; append: {append}"
         check_store(policy, self.store)
         store = open_store(model, policy, writer, self.store or StoreSettings()) if isinstance(policy, Retrieval) else None
         try:

@@ -35,6 +35,7 @@ def run(name: str, budget: int, chunk: int, frames: int) -> dict[str, int]:
     import numpy as np
 
     from edgevlm.engines import onnxruntime_cpu  # noqa: F401  what is imported counts before
+    from edgevlm.runtime.changes import ALL
     from edgevlm.runtime.model import Model
     from edgevlm.runtime.session import Session
 
@@ -42,7 +43,7 @@ def run(name: str, budget: int, chunk: int, frames: int) -> dict[str, int]:
     model = Model.load(name, threads=1)
     height, width = model.bundle.vision.size
     noise = np.random.default_rng(0)
-    with Session.open(model, budget=budget, chunk=chunk) as session:
+    with Session.open(model, budget=budget, chunk=chunk, append=ALL) as session:
         for number in range(frames):
             session.watch(noise.integers(0, 256, (height, width, 3), np.uint8), number / 2)
     model.close()

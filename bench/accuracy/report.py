@@ -29,7 +29,8 @@ Contest = tuple[str, str]  # oracles are compared that have the same budget, and
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
-    """One policy at one budget on one group of questions. held, some: evidence still held, see worker.QuestionResult."""
+    """One policy at one budget on one group of questions. tokens: |M|, or what the policy uses of it; held, some: evidence
+    still held, see worker.QuestionResult."""
 
     policy: str
     budget: str
@@ -39,6 +40,7 @@ class ReportRow:
     held: float | None
     some: float | None
     run: VariantRun
+    tokens: int
     times: dict[str, float]
     oracles: dict[str, float]
 
@@ -51,7 +53,7 @@ class ReportRow:
             "questions": self.accuracy.count,
             "frames": settings.frames,
             "seed": settings.seed,
-            "tokens": self.run.tokens,
+            "tokens": self.tokens,
             "against": variant.whole.label if variant.changes else against,
             "difference": paired and paired.value,
             "difference_low": paired and paired.low,
@@ -132,6 +134,7 @@ def _row(
         held=_mean([result["held"] for result in picked]),
         some=_mean([result["any"] for result in picked]),
         run=run,
+        tokens=max(record["tokens"] for record in records),
         times={
             "ttft_ms": float(np.median([result["ttft_ms"] for result in picked])),
             "compress_ms": float(np.mean([record["compress_ms"] for record in records])),
@@ -244,7 +247,7 @@ def _budget_table(budget: str, rows: list[ReportRow], against: str, width: int, 
         by_age = "".join(_share(of.get(kind), 9) for kind in ages.values())
         times = f"{main.times['ttft_ms']:>9.2f}{main.times['compress_ms']:>12.1f}{main.times['moved'] / 1e6:>9.2f}"
         yield (
-            f"{policy:<{width}}{main.run.tokens:>7}{''.join(_number(main.times[share], 9) for share in shares)}"
+            f"{policy:<{width}}{main.tokens:>7}{''.join(_number(main.times[share], 9) for share in shares)}"
             f"  {_with_interval(of[NOW].accuracy if NOW in of else None):<19}{_with_interval(main.accuracy):<19}"
             f"{_with_interval(main.paired, signed=True):<22}{by_age}{_number(main.held, 7)}{_number(main.some, 6)}{times}"
         )

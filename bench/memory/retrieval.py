@@ -23,6 +23,7 @@ from edgevlm.calib.demo.questions import all_questions
 from edgevlm.calib.demo.world import World
 from edgevlm.engines.threads import default_threads
 from edgevlm.runtime.bundle import Progress
+from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.policies import create_policy
 from edgevlm.runtime.policies.retrieval import Retrieval
@@ -54,7 +55,7 @@ class WatchSettings:
     def open(self, model: Model, policy: str) -> Session:
         retrieves = isinstance(create_policy(policy), Retrieval)
         store = StoreSettings(host_bytes=self.host_bytes) if retrieves and self.host_bytes else None
-        return Session.open(model, policy=policy, budget=self.budget, chunk=self.chunk, store=store)
+        return Session.open(model, policy=policy, budget=self.budget, chunk=self.chunk, store=store, append=ALL)
 
 
 @dataclass(frozen=True, slots=True)

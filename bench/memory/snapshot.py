@@ -20,6 +20,7 @@ from edgevlm.bench.timing import spread, timed
 from edgevlm.calib.demo.world import World
 from edgevlm.engines.threads import default_threads
 from edgevlm.runtime.bundle import Progress
+from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.snapshots.capture import CaptureBuffer
@@ -51,7 +52,7 @@ def snapshot(
 def measure(model: Model, policy: str, budget: int | None, rounds: int, folder: Path) -> dict[str, Any]:
     """Medians and quartiles in milliseconds; ``bytes``: of one snapshot on disk."""
     world, state = World(0), SnapshotDirectory(folder)
-    with Session.open(model, policy=policy, budget=budget, chunk=CHUNK) as session:
+    with Session.open(model, policy=policy, budget=budget, chunk=CHUNK, append=ALL) as session:
         with filling(model):
             while not session.stats.memory.compressions:
                 session.watch(world.step())

@@ -25,6 +25,7 @@ from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
 from edgevlm.export.checkpoint import ConfigOnly, checkpoint_folder
 from edgevlm.runtime.bundle import Progress
+from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.preprocess import Pixels
 from edgevlm.runtime.session import Session
@@ -118,7 +119,7 @@ def against(
             loaded = Model.load(bundle, threads=threads)
             stack.callback(loaded.close)
             tokens = budget or BUDGET * loaded.bundle.vision.tokens_per_frame
-            session = Session.open(loaded, policy=POLICY, budget=tokens, chunk=work.chunk)
+            session = Session.open(loaded, policy=POLICY, budget=tokens, chunk=work.chunk, append=ALL)
             sessions[precision] = stack.enter_context(session)
         progress(f"{OTHER}: loading {folder.name}, {attention} attention")
         first = next(iter(sessions.values()))

@@ -29,6 +29,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.bundle import Progress
+from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.model import Model
@@ -152,7 +153,7 @@ def measure(work: GrowthWork) -> Iterator[dict[str, Any]]:
         if work.policy != AUTO and not create_policy(work.policy).bounded:
             marks, budget, refused = _fitting(model, work)
         if marks:
-            session = stack.enter_context(Session.open(model, policy=work.policy, budget=budget, chunk=work.chunk))
+            session = stack.enter_context(Session.open(model, policy=work.policy, budget=budget, chunk=work.chunk, append=ALL))
             yield from _watch(session, work, marks, meter)
         for mark in work.marks[len(marks) :]:
             yield work.place(mark) | {"oom": "memory" in refused, "stopped": refused}

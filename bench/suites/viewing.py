@@ -295,7 +295,7 @@ class VideoWorker:
         policy = policy_of(variant, self.model, run.tokens)
         session = Session.open(
             self.model, policy=policy, budget=run.tokens or None, reindexing=variant.reindexing, chunk=CHUNK,
-            text_budget=self.settings.text_budget,
+            text_budget=self.settings.text_budget, append=variant.append, encode=variant.encode,
         )  # fmt: skip
         return session, policy
 

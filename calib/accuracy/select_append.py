@@ -9,12 +9,14 @@ from statistics import fmean
 
 import numpy as np
 
-from edgevlm.calib.accuracy.compare import Progress, compare, correct_answers
+from edgevlm.calib.accuracy.compare import Progress, clusters, compare, of_kinds
 from edgevlm.calib.accuracy.journal import Record
 from edgevlm.calib.accuracy.variants import FULL
 from edgevlm.calib.accuracy.worker import AccuracySettings
+from edgevlm.calib.demo.questions import is_about_now
 from edgevlm.calib.intervals import Values, half_width, mean
 from edgevlm.calib.trace import Float32
+from edgevlm.errors import UserError
 from edgevlm.runtime.calibration import AppendChoice, AppendTrial, Measure
 from edgevlm.runtime.changes import ALL, AppendChanged, References, unit_features
 from edgevlm.runtime.model import Model
@@ -22,6 +24,7 @@ from edgevlm.runtime.model import Model
 TAUS = (0.999, 0.99, 0.97, 0.95)
 REFRESH = 16  # frames, of the refresh whose cost is told
 BOUND: dict[Measure, float] = {"streamqa": 0.02, "kl": 0.05}  # loss at most
+STREAMS = 4  # times as many as the policies are compared on: a small loss takes more to tell
 SAVING = 0.1  # of the tokens at least: less is not worth the rows of the present
 
 
@@ -56,17 +59,24 @@ def make_trial(tau: float, records: Sequence[Record], losses: Sequence[Values]) 
 def append_by_questions(
     settings: AccuracySettings, streams: int, journal: Path, model: Model, progress: Progress
 ) -> AppendChoice:
-    """Loss: of the answers that whole frames give right. What ``journal`` has already is not done again. Raises UserError."""
+    """Loss: of the answers about before that whole frames give right; those about now see the newest frame whole.
+
+    streams: on which the policies were compared; STREAMS times as many are watched. What ``journal`` has already is not done
+    again. Raises UserError.
+    """
 
     def measured(*settings_of_append: AppendChanged) -> tuple[list[list[list[bool]]], list[list[Record]]]:
         """Of whole frames, then of each setting: what is right, and the records."""
         found = compare(
-            settings, [], [], streams, out=journal, resume=True, model=model, progress=progress,
+            settings, [], [], STREAMS * streams, out=journal, resume=True, model=model, progress=progress,
             append=(ALL, *map(str, settings_of_append)),
         )  # fmt: skip
-        return [correct_answers(found, run) for run in found.runs], [found.records[run] for run in found.runs]
+        before = of_kinds({kind for kind, of in found.kinds().items() if of.value >= found.enters and not is_about_now(kind)})
+        return [clusters(found.records[run], before) for run in found.runs], [found.records[run] for run in found.runs]
 
     (whole, *right), (_, *records) = measured(*map(AppendChanged, TAUS))
+    if not any(whole):
+        raise UserError("full KV answers too few of the demo world's questions about before")
     losses = [
         [[float(a) - float(b) for a, b in zip(*pair, strict=True)] for pair in zip(whole, of_tau, strict=True)]
         for of_tau in right

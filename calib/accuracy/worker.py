@@ -86,7 +86,8 @@ class QuestionResult:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """``kept``: per token of the stream the share of layers and KV heads that hold it. bytes: of cache and policy at most.
+    """``kept``: per token of the stream the share of layers and KV heads that hold it. tokens: |M|, or what the policy uses of
+    it. bytes: of cache and policy at most.
 
     appended, encoded: of the frames watched, the fractions of tokens that entered the memory and of patches that were encoded.
     tower_bytes: what the tower keeps; not in ``bytes``.
@@ -283,7 +284,7 @@ def run_case(
         compress_ms = memory.compress_ms + memory.guidance_ms + memory.reindex_ms
         results = [ask(session, case, question, held) for question in case.questions]
     shares = (memory.appended, stats.encoded, stats.tower_bytes)
-    return CaseResult(results, held.mean((0, 1)), tokens, peak.bytes, memory.compressions, compress_ms, *shares)
+    return CaseResult(results, held.mean((0, 1)), policy.budget, peak.bytes, memory.compressions, compress_ms, *shares)
 
 
 def watch(session: Session, policy: Policy, case: Case) -> PeakBytes:

@@ -78,13 +78,9 @@ class SimpleStream(Policy):
     paper: ClassVar[str] = "SimpleStream, arXiv 2604.02317"
 
     def attach(self, budget: int, shape: StreamShape) -> None:
-        super().attach(budget, shape)
         self._per_frame = shape.tokens_per_frame + shape.text_per_frame
         self._frames = self.k if shape.thinned else min(self.k, max(1, budget // self._per_frame))
-
-    @property
-    def layer_budgets(self) -> Int64:
-        return np.full(self.shape.layers, min(self.budget, self._frames * self._per_frame), np.int64)
+        super().attach(min(budget, self._frames * self._per_frame), shape)
 
     @property
     def takes_single_frames(self) -> bool:
@@ -105,7 +101,7 @@ class SimpleStream(Policy):
             for layer in range(cache.layers)
         ]
         held = max(int(mask[0].sum()) for mask in keep) - self.shape.prefix
-        if held + rows > self.layer_budgets[0]:
+        if held + rows > self.budget:
             return super().before_append(cache, rows, guide)
         return None if all(mask.all() for mask in keep) else Plan([*keep])
 

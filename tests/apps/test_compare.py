@@ -109,6 +109,10 @@ def test_without_settings_the_demo_runs_what_was_chosen_for_it():
     choice = Bundle.load(bundle_folder("demo")).choices().nearest(128)
     assert (choice.budget, choice.chosen) == (128, summary["policy"])
     assert done.stderr.startswith(f"auto: chose {choice.chosen} (")
+    assert "not compared" not in done.stderr, "every policy that there is was"
+    assert "; append: changed:tau=0.999" in done.stderr
+    whole = edgevlm("run", "--frames", 8, "--budget", 128, "--append", "all", "--json")
+    assert [lines(of)[-1]["appended"] < 1 for of in (done, whole)] == [True, False]
 
 
 def test_a_bundle_without_a_choice_says_how_to_get_one(bundle, video):

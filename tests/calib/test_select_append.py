@@ -71,7 +71,7 @@ def test_the_demo_appends_what_was_chosen_and_goes_on_after_ctrl_c(tmp_path, mon
     with pytest.raises(KeyboardInterrupt):
         calibrate(out, stop)
     found = calibrate(out, said.append)
-    assert next(line for line in said if "--append: streams" in line) == "comparing --append: streams, 12 of 40"
+    assert next(line for line in said if "--append: streams" in line) == "comparing --append: streams, 12 of 160"
     append = found.policies.append
     assert [of.tau for of in append.trials] == list(TAUS)
     assert append.tau == min(append.trials, key=lambda of: of.appended).tau

@@ -125,7 +125,8 @@ def test_a_chunk_enters_in_fewer_calls_as_frame_by_frame(model, policy):
 
 @pytest.mark.parametrize(
     ("policy", "append"),
-    [(policy, "changed:tau=0.9999") for policy in ("last-seen", "mosaic", "simple-stream")] + [("mosaic", "all")],
+    [(policy, "changed:tau=0.9999") for policy in ("last-seen", "mosaic", "simple-stream", "hybrid", "resv")]
+    + [("mosaic", "all")],
 )
 def test_a_snapshot_goes_on_with_the_same_present_and_references(model, tmp_path, policy, append):
     per_frame = model.bundle.vision.tokens_per_frame + 40
@@ -145,6 +146,7 @@ def test_a_snapshot_goes_on_with_the_same_present_and_references(model, tmp_path
         for image in images[17:]:
             session.watch(image)
         assert answer(session) == expected
+        assert session.store is None or session.store.stats.bytes_disk, "what left before the snapshot is read from the file"
     with pytest.raises(UserError, match="append"):
         opened(model, "changed:tau=0.5", policy, chunk=4, budget=6 * per_frame, state=tmp_path / "parts")
 

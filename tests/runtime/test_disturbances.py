@@ -145,7 +145,7 @@ def check(model, images, owners, asked, append, encode, within):
     return stats
 
 
-WAYS = [("changed", "all", 0), ("changed", "changed:interval=8", 8)]
+WAYS = [("changed:tau=0.97", "all", 0), ("changed:tau=0.97", "changed:interval=8", 8)]
 
 
 @pytest.mark.parametrize(("append", "encode", "within"), WAYS)

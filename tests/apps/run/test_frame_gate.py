@@ -16,7 +16,9 @@ from edgevlm.apps.run.frame_preparation import (
 )
 from edgevlm.apps.sources.base import Frame
 from edgevlm.apps.sources.buffer import Slot
+from edgevlm.calib.demo.world import World
 from edgevlm.errors import UserError
+from edgevlm.runtime.session import Session
 
 
 def cells_slowly(image):
@@ -112,6 +114,34 @@ def test_a_sensors_noise_is_no_change():
     gate = Gate(GateRule("skip"))
     passed = [gate(np.clip(random.normal(120, 4, (480, 640, 3)), 0, 255).astype(np.uint8)) for _ in range(5)]
     assert passed == [True, False, False, False, False]
+
+
+def test_a_gate_before_a_memory_of_changes_takes_nothing_from_it(tmp_path):
+    """Also where a stream goes on from a snapshot: a frame that is held back would have appended nothing."""
+    world, images = World(3), []
+    for number in range(48):
+        images.append(world.step() if number % 3 == 0 else images[-1])
+
+    def watched(images, gate, state=None):
+        model = {"policy": "last-seen", "budget": 64, "chunk": 4, "append": "changed:tau=0.999"}
+        with Session.open("demo", **model, state=state) as session:
+            for image in images:
+                if gate(image):
+                    session.watch(image)
+            answer = session.ask("how many objects are there now?")
+            answer.wait()
+            return answer.token_ids, [np.array(session.cache.key(layer)) for layer in range(4)], session.stats.memory
+
+    tokens, keys, memory = watched(images, lambda image: True)
+    gate = Gate(GateRule("skip", 0))
+    watched(images[:24], gate, tmp_path)
+    gated_tokens, gated_keys, gated_memory = watched(images[24:], gate, tmp_path)
+    assert gate.gated >= 32
+    assert gated_tokens == tokens
+    for mine, theirs in zip(gated_keys, keys, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert gated_memory.tokens_appended == memory.tokens_appended
+    assert gated_memory.tokens_seen < memory.tokens_seen
 
 
 @pytest.mark.parametrize(

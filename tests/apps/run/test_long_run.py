@@ -14,7 +14,7 @@ FRAMES, BUDGET, EARLY, PAIRS = 10_000, 512, 200, 300
 
 
 def opened(model="demo"):
-    return Session.open(model, budget=BUDGET, chunk=4)
+    return Session.open(model, budget=BUDGET, chunk=4, append="all")
 
 
 def ask(session, world, random):

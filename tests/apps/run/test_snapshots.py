@@ -106,6 +106,7 @@ def test_the_stream_goes_on_with_the_demo_where_it_was(tmp_path):
     ]
     assert lines[-1]["frames"] == 43
     assert lines[-1]["cache_tokens"] == whole[-1]["cache_tokens"]
+    assert 0 < lines[-1]["appended"] < 0.5, "the demo appends what changed"
 
 
 def test_a_file_goes_on_behind_the_frame_that_was_the_newest(tmp_path):

@@ -36,7 +36,7 @@ def test_overlap_of_a_planted_cache():
 
 def test_a_question_in_the_cache_is_not_held_by_it(demo):
     case = make_case(seed_words("0"), 0, 8)
-    with Session.open(demo, policy="full", budget=128) as session:
+    with Session.open(demo, policy="full", budget=128, append="all") as session:
         for frame in case.frames:
             session.watch(frame)
         assert held_tokens(session.cache, 128, demo.bundle.vision.grid).all()
@@ -48,7 +48,7 @@ def test_answers_are_those_of_a_plain_session(demo, name):
     result = run_case(demo, case, create_policy(name), 64)
     assert [found.kind for found in result.results] == [question.kind for question in case.questions]
     assert result.compressions > 3
-    with Session.open(demo, policy=name, budget=64) as session:
+    with Session.open(demo, policy=name, budget=64, append="all") as session:
         for frame in case.frames:
             session.watch(frame)
         for question, found in zip(case.questions, result.results, strict=True):

@@ -65,7 +65,8 @@ def test_answers_are_those_of_a_session_alone(demo, folder):
     for run in RUNS:
         for question in questions:
             frames = [frame for frame in VideoSource(folder / "a.mp4", 1.0) if frame.time_s <= (question.time_s or LIMIT)]
-            with Session.open(demo, policy=run.label, budget=run.tokens, text_budget=TEXT_BUDGET) as session:
+            given = {"policy": run.label, "budget": run.tokens, "text_budget": TEXT_BUDGET, "append": "all"}
+            with Session.open(demo, **given) as session:
                 for frame in frames:
                     session.watch(frame.image, frame.time_s)
                 expected = session.ask(question.prompt).text

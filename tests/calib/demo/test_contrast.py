@@ -27,7 +27,7 @@ def right(model, policy, budget, streams):
         images = [world.step() for _ in range(FRAMES)]
         asked = [(question, answer) for kind, question, answer in sample(world.history, random) if not is_about_now(kind)]
         for pair in (asked[:2], asked[1::-1]):
-            with Session.open(model, policy=policy, budget=budget) as session:
+            with Session.open(model, policy=policy, budget=budget, append="all") as session:
                 for image in images:
                     session.watch(image)
                 answers.append([session.ask(question).text.strip() == answer for question, answer in pair])
