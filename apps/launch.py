@@ -30,6 +30,7 @@ from edgevlm.progress import Report, progress
 from edgevlm.runtime.auto import check_policy
 from edgevlm.runtime.budget import parse_budget
 from edgevlm.runtime.bundle import Bundle
+from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model, bundle_folder
 from edgevlm.runtime.plugins import load_class
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from edgevlm.apps.terminal.screen import Screen
 
 FULL = "full"  # the policy without a budget
-DEMO_FRAMES = 128  # of the demo without a terminal: more than its memory holds
-DEMO_BUDGET = "512"  # tokens of the demo on a terminal: 32 frames, so that forgetting is soon to be seen
+DEMO_FRAMES = 384  # of the demo without a terminal: more than its memory holds
+DEMO_BUDGET = "512"  # tokens of the demo on a terminal: 32 whole frames, so that forgetting is soon to be seen
 DEMO_SPEED = 4.0  # times the demo world's own, on a terminal
 
 
@@ -121,12 +122,14 @@ def launch(request: RunRequest) -> None:
             model = Model.load(bundle, engine=request.engine, threads=request.threads, positions=request.positions)
             model = model if size is None else model.for_frames(size)
 
-        def open_session(policy: str | None, tokens: str | None, state: SnapshotWriter | None = None) -> Session:
+        def open_session(
+            policy: str | None, tokens: str | None, state: SnapshotWriter | None = None, append: str = request.append
+        ) -> Session:
             """Anew, with what was asked for at first where nothing else is."""
             given = tokens or budget or (None if request.policy == FULL else choice.budget)
             session = Session.open(
                 model, policy=policy or request.policy, budget=given,
-                chunk=request.chunk, reindexing=request.reindexing, append=request.append, encode=request.encode,
+                chunk=request.chunk, reindexing=request.reindexing, append=append, encode=request.encode,
                 state=state, store=store,
             )  # fmt: skip
             session.notify = output.notice
@@ -136,7 +139,7 @@ def launch(request: RunRequest) -> None:
         output = make_output(request, drawn)
         if choice.plan is not None and isinstance(output, JsonOutput):
             output.chosen(fields(choice.plan))
-        session = open_session(None, None, writer)
+        session, baseline = open_session(None, None, writer), partial(open_session, append=ALL)
         if writer is not None:
             writer.source, writer.notify = source.name, output.notice
             skip_to_snapshot(source, writer, plan, gate)
@@ -145,7 +148,7 @@ def launch(request: RunRequest) -> None:
         source.prepare = FramePreparation(session.prepare, gate, partial(warn_of_stretching, model, output))
         run = RunLoop(
             session, source, output, plan,
-            observer=SideBySide(session, open_session) if compares else MemoryWatch(session) if drawn else None,
+            observer=SideBySide(session, baseline) if compares else MemoryWatch(session) if drawn else None,
             stats_every=1.0 if interactive or request.stats_every is None else request.stats_every,
             open_session=open_session if writer is None else None,
         )  # fmt: skip

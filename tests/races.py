@@ -32,7 +32,9 @@ def main(policies: list[str]) -> None:
     for policy in policies:
         with tempfile.TemporaryDirectory() as folder:
             writers = [SnapshotWriter(Path(folder, str(seed)), 0.05, print) for seed in range(2)]
-            sessions = [Session.open(model, policy=policy, budget=128, chunk=4, state=writer) for writer in writers]
+            sessions = [
+                Session.open(model, policy=policy, budget=128, chunk=4, state=writer, append="all") for writer in writers
+            ]
             over, reads = threading.Event(), [0]
 
             def read(sessions=sessions, over=over, reads=reads):

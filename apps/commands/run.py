@@ -185,7 +185,7 @@ def run(
 ) -> None:
     """Watch a stream and answer questions about it.
 
-    On a terminal, ask while it plays. Elsewhere the demo ends after 128 frames.
+    On a terminal, ask while it plays. Elsewhere the demo ends after 384 frames.
     """
     from edgevlm.progress import progress
 

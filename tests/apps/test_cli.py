@@ -57,7 +57,7 @@ def test_the_demo_without_a_terminal_asks_and_tells_the_truth():
     lines = done.stdout.splitlines()
     assert len(lines) >= 6
     assert all("(truth: " in line for line in lines)
-    assert "128 frames" in done.stderr
+    assert "384 frames" in done.stderr
     shown = events(edgevlm("run", "--json"))
     assert shown[-1]["compressions"] > 0, "a memory that is never full shows nothing"
     answers = [line for line in shown if line["event"] == "answer"]
@@ -96,6 +96,7 @@ def test_another_source_is_warned_about():
 def test_policies_and_chunks(policy, chunk):
     budget = [] if policy == "full" else ["--budget", "256"]
     typed = ["run", "--policy", policy, *budget, "--chunk", str(chunk), "--frames", "40", "--json", "--ask", COUNT]
+    typed += ["--append", "all"]
     summary = events(CliRunner().invoke(app, typed))[-1]
     assert summary["cache_tokens"] == 640 if policy == "full" else summary["cache_tokens"] <= 256
 

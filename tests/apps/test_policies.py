@@ -15,7 +15,7 @@ FRAMES, PER_FRAME = 40, 16
 
 def run(policy, budget):
     command = ["run", "--policy", policy, "--budget", str(budget), "--frames", str(FRAMES), "--ask", COUNT, "--threads", "1"]
-    done = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False)
+    done = CliRunner().invoke(app, [*command, "--append", "all", "--json"], catch_exceptions=False)
     assert done.exit_code == 0
     return [json.loads(line) for line in done.stdout.splitlines()]
 

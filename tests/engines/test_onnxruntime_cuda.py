@@ -33,7 +33,7 @@ def models():
 
 def watched(model, policy):
     """A stream with several compressions and a question in its middle and at its end: answers, and what is then held."""
-    with Session.open(model, policy=policy, budget=BUDGET) as session:
+    with Session.open(model, policy=policy, budget=BUDGET, append="all") as session:
         answers, world = [], World(5)
         for number in range(FRAMES):
             session.watch(world.step())

@@ -33,7 +33,14 @@ def opened(model, state=None, store=SMALL, policy=None, said=None):
     writer = None if state is None else SnapshotWriter(state, every=3600, notify=(said if said is not None else []).append)
     budget = 12 * model.bundle.vision.tokens_per_frame
     return Session.open(
-        model, policy=policy or Anything(share=1), budget=budget, chunk=2, text_budget=TEXT_BUDGET, state=writer, store=store
+        model,
+        policy=policy or Anything(share=1),
+        budget=budget,
+        chunk=2,
+        text_budget=TEXT_BUDGET,
+        state=writer,
+        store=store,
+        append="all",
     )
 
 

@@ -95,7 +95,8 @@ def test_a_folder_ends_and_is_asked_at_its_end(still_folder):
     ("gate", "frames", "gated"), [("off", 12, 0), ("skip", 3, 9), ("thin:every=3", 5, 7), ("skip:threshold=250", 1, 11)]
 )
 def test_the_gate_holds_back_what_is_still_and_time_goes_on(still_folder, gate, frames, gated):
-    lines = run("--video", still_folder, "--gate", gate, "--ask", COUNT, "--ask-at", f"1.7:{COUNT}")
+    asks = ("--ask", COUNT, "--ask-at", f"1.7:{COUNT}")
+    lines = run("--video", still_folder, "--gate", gate, "--append", "all", *asks)
     assert [line["time_s"] for line in lines if line["event"] == "answer"] == [1.5, 5.5]
     assert (lines[-1]["frames"], lines[-1]["gated"], lines[-1]["dropped"]) == (frames, gated, 0)
     assert lines[-1]["cache_tokens"] == 16 * frames

@@ -76,7 +76,7 @@ def test_rows_are_by_how_long_ago_and_what_never_was_is_apart():
     def records(right):
         results = [result("past_seen", right, 20), result("past_seen", not right, 200), result("past_color", right, 2000, 6000)]
         results += [result("past_seen", True, None), result("now_count", True, 0)]
-        return [{"compress_ms": 4.0, "compressions": 3, "bytes": 1000, "results": results} for _ in range(4)]
+        return [{"tokens": 256, "compress_ms": 4.0, "compressions": 3, "bytes": 1000, "results": results} for _ in range(4)]
 
     perfect = [{**record, "results": [{**each, "right": True} for each in record["results"]]} for record in records(True)]
     ours, theirs = VariantRun("ours", "256", 256, 2000), VariantRun("theirs", "256", 250, 2000)

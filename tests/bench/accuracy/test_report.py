@@ -34,7 +34,8 @@ def records(right):
             result("before", weak, 2),
         ]
         kept = {"kept": [100, 0, 50, 0] * (4 * 8)} if stream == 0 else {}
-        made.append({"compress_ms": 4.0, "compressions": 3, "bytes": 1000 + stream, "results": results, **kept})
+        taken = {"tokens": 32, "compress_ms": 4.0, "compressions": 3, "bytes": 1000 + stream}
+        made.append({**taken, "results": results, **kept})
     return made
 
 
