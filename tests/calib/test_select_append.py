@@ -54,12 +54,19 @@ def test_what_is_appended_of_a_still_picture_is_its_first_frame():
     assert appended_fraction(features, AppendChanged(0.99, 2)) == 4 / 8
 
 
+@pytest.fixture
+def few_streams(monkeypatch):
+    """As many as the policies are compared on."""
+    monkeypatch.setattr(module, "STREAMS", 1)
+
+
 def calibrate(out, said):
     comparison = command.parse_comparison("uniform", "25%", "streamqa", (), 8)
     request = command.CalibrateRequest("demo", [], 24, out, None, 1, comparison, layers=False)
     return command.start(request, said, lambda what: None)[1]
 
 
+@pytest.mark.usefixtures("few_streams")
 def test_the_demo_appends_what_was_chosen_and_goes_on_after_ctrl_c(tmp_path, monkeypatch):
     monkeypatch.setitem(BOUND, "streamqa", 0.9)
     out, said = tmp_path / "demo", []
@@ -71,7 +78,7 @@ def test_the_demo_appends_what_was_chosen_and_goes_on_after_ctrl_c(tmp_path, mon
     with pytest.raises(KeyboardInterrupt):
         calibrate(out, stop)
     found = calibrate(out, said.append)
-    assert next(line for line in said if "--append: streams" in line) == "comparing --append: streams, 12 of 160"
+    assert next(line for line in said if "--append: streams" in line) == "comparing --append: streams, 12 of 40"
     append = found.policies.append
     assert [of.tau for of in append.trials] == list(TAUS)
     assert append.tau == min(append.trials, key=lambda of: of.appended).tau
@@ -83,6 +90,7 @@ def test_the_demo_appends_what_was_chosen_and_goes_on_after_ctrl_c(tmp_path, mon
     assert table[-1].startswith(f"append: changed:tau={append.tau:g}, ")
 
 
+@pytest.mark.usefixtures("few_streams")
 def test_a_model_whose_features_hide_what_changes_keeps_whole_frames(tmp_path, monkeypatch):
     changed = References.changed
     monkeypatch.setattr(References, "changed", lambda self, frame: changed(self, frame) & (self.seq < 0))
