@@ -125,7 +125,7 @@ def test_every_field_of_a_run_has_a_schema():
 
 def test_a_run_says_when_and_whether_it_was_right(say):
     for typed in (["--ask", COUNT], ["--ask-at", f"1:{COUNT}"]):
-        answer, *_ = say(*WATCH, "--frames", "20", *typed)
+        answer = next(line for line in say(*WATCH, "--frames", "20", *typed) if line["event"] == "answer")
         assert answer["text"] == answer["truth"]
         written = datetime.fromisoformat(answer["time"].replace("Z", "+00:00"))
         assert abs(datetime.now(timezone.utc) - written) < timedelta(minutes=1)
