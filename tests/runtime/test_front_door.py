@@ -28,7 +28,7 @@ class Oldest(SlidingWindow):
 
 @pytest.mark.parametrize("policy", [Oldest, Oldest()], ids=["class", "instance"])
 def test_a_policy_of_ones_own(policy):
-    with Session.open("demo", policy=policy, budget=3 * 16, chunk=1) as session:
+    with Session.open("demo", policy=policy, budget=3 * 16, chunk=1, append="all") as session:
         for _ in range(9):
             session.watch(np.zeros((56, 56, 3), np.uint8))
         held = session.cache.frame(0)[session.cache.kind(0) == Kind.VISION]
