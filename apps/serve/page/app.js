@@ -2,14 +2,21 @@
 // One page, no build: live picture, conversation, what the memory holds, cameras.
 
 const $ = (id) => document.getElementById(id);
-const state = { stream: null, streams: [], turns: {}, answering: null, key: sessionStorage.getItem("key") || "" };
-const MEMORY_MS = 3000, STREAMS_MS = 5000, FRAME_MS = 500;
+const MEMORY_MS = 3000, STREAMS_MS = 5000, FRAME_MS = 500, RETRY_MS = 2000;
+const TILES = 160, TURNS = 50, LAST = 8;  // frames of the strip; turns that are kept; turns that a question brings along
+const IDEAS = {
+  demo: ["how many objects are there now?", "which shape came first?", "what left last?"],
+  other: ["What do you see?", "What happened just now?", "Who came in?"],
+};
+const state = { stream: null, streams: [], watts: null, memory: null, chosen: null, turns: {}, answering: null, speed: {}, key: sessionStorage.getItem("key") || "" };
 
 async function api(path, options = {}) {
   const headers = { ...(options.headers || {}) };
   if (state.key) headers.authorization = `Bearer ${state.key}`;
   if (options.body) headers["content-type"] = "application/json";
-  const response = await fetch(path, { ...options, headers });
+  let response;
+  try { response = await fetch(path, { ...options, headers }); } catch (error) { if (error.name !== "AbortError") offline(true); throw error; }
+  offline(false);
   if (response.status === 401) { askForKey(); throw new Error(state.key ? "This is not the server's key." : "This server asks for its key."); }
   if (!response.ok) {
     const body = await response.json().catch(() => null);
@@ -18,8 +25,17 @@ async function api(path, options = {}) {
   return response;
 }
 
+const json = async (path, options) => (await api(path, options)).json();
+const send = (path, method, body) => api(path, { method, body: body && JSON.stringify(body) });
+
+function offline(is) {
+  if ($("offline").hidden === !is) return;
+  $("offline").hidden = !is;
+  if (!is) watch();
+}
+
 function askForKey() {
-  $("key-problem").textContent = state.key ? "This is not the server's key." : "";
+  tell($("key-problem"), state.key ? "This is not the server's key." : "");
   if (!$("login").open) $("login").showModal();
 }
 
@@ -32,128 +48,190 @@ function element(tag, text, className) {
   return made;
 }
 
-let problemTimer = 0;
-function problem(error) {
-  $("problem").textContent = error.message || String(error);
-  clearTimeout(problemTimer);
-  problemTimer = setTimeout(() => { $("problem").textContent = ""; }, 8000);
+const timers = {};
+function toast(id, text) {
+  tell($(id), text);
+  clearTimeout(timers[id]);
+  timers[id] = setTimeout(() => tell($(id), ""), 8000);
 }
+function problem(error) { if (!(error instanceof TypeError && !$("offline").hidden)) toast("problem", error.message || String(error)); }
 
-function ago(iso) {
-  if (!iso) return "";
-  const at = new Date(iso), seconds = Math.max(0, (Date.now() - at) / 1000);
-  const words = seconds < 90 ? `${Math.round(seconds)} s ago` : seconds < 5400 ? `${Math.round(seconds / 60)} min ago` : `${Math.round(seconds / 3600)} h ago`;
-  return `${at.toLocaleTimeString()} (${words})`;
+function clock(iso) { return new Date(iso).toLocaleTimeString(); }
+function since(iso) {
+  const seconds = Math.max(0, (Date.now() - new Date(iso)) / 1000);
+  return seconds < 90 ? `${Math.round(seconds)} s ago` : seconds < 5400 ? `${Math.round(seconds / 60)} min ago` : seconds < 172800 ? `${Math.round(seconds / 3600)} h ago` : `${Math.round(seconds / 86400)} days ago`;
 }
+const percent = (share) => `${share > 0 && share < 0.005 ? "<1" : Math.round(100 * share)} %`;
 
 // streams
 
+const stream = () => state.streams.find((each) => each.id === state.stream);
+
 async function refreshStreams() {
-  const { data } = await (await api("/v1/streams")).json();
+  const { data, watts } = await json("/v1/streams");
   state.streams = data;
+  state.watts = watts;
   if (!data.some((each) => each.id === state.stream)) choose(data[0]?.id ?? null);
-  const nav = $("streams");
-  if (nav.dataset.names !== data.map((each) => each.id).join(" ") + state.stream) {
-    const inside = nav.contains(document.activeElement);
-    nav.dataset.names = data.map((each) => each.id).join(" ") + state.stream;
-    nav.replaceChildren(...data.map((each) => {
-      const button = element("button", each.id);
-      if (each.id === state.stream) button.setAttribute("aria-current", "true");
-      button.onclick = () => { choose(each.id); refreshStreams().catch(problem); };
-      return button;
-    }));
-    if (inside) nav.querySelector("[aria-current]")?.focus();
-  }
-  showCameras();
+  showStreams();
+}
+
+function showStreams() {
+  redraw($("streams"), state.streams.map((each) => [each.id, each.state, each.id === state.stream]), ([name, how, current]) => {
+    const button = element("button");
+    button.append(element("span", undefined, `dot ${how}`), name);
+    if (how !== "running") button.append(element("span", `, ${how}`, "unseen"));
+    if (current) button.setAttribute("aria-current", "true");
+    button.dataset.key = name;
+    button.onclick = () => { choose(name); showStreams(); };
+    return button;
+  });
+  redraw($("cameras"), state.streams.map(({ id, source, state, problem, policy, budget }) => [id, source, state, problem, policy, budget]), cameraItem);
+  showState();
   showFigures();
+}
+
+function redraw(parent, values, made) {  // only where something changed, and the focus stays
+  const shown = JSON.stringify(values);
+  if (parent.dataset.shown === shown) return;
+  parent.dataset.shown = shown;
+  const key = parent.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
+  parent.replaceChildren(...values.map(made));
+  if (key !== undefined) (parent.querySelector(`[data-key="${CSS.escape(key)}"]`) || parent.querySelector("button"))?.focus();
 }
 
 function choose(name) {
   if (state.stream === name) return;
   state.stream = name;
-  $("frames").replaceChildren();
-  $("held").textContent = "";
+  state.memory = null;
+  showFrame(null);
+  showMemory();
   showTalk();
+  showState();
   watch();
-  refreshMemory();
+  listen();
+  refreshMemory().catch(problem);
 }
 
-function showCameras() {
-  const shown = JSON.stringify(state.streams.map(({ id, source, state, problem }) => [id, source, state, problem]));
-  if ($("cameras").dataset.shown === shown) return;
-  $("cameras").dataset.shown = shown;
-  const focused = document.activeElement?.dataset.does;
-  $("cameras").replaceChildren(...state.streams.map((each) => {
-    const item = element("li");
-    item.append(element("span", each.id, "name"), element("span", each.source, "dim"));
-    item.append(element("span", each.problem ? `${each.state}: ${each.problem}` : each.state));
-    const pause = element("button", each.state === "paused" ? "Resume" : "Pause");
-    pause.onclick = () => change(each.id, "PATCH", { state: each.state === "paused" ? "running" : "paused" });
-    const remove = element("button", "Remove");
-    remove.onclick = () => { if (confirm(`Stop watching ${each.id}?`)) change(each.id, "DELETE"); };
-    for (const button of [pause, remove]) button.setAttribute("aria-label", `${button.textContent} ${each.id}`);
-    pause.dataset.does = `pause ${each.id}`;
-    remove.dataset.does = `remove ${each.id}`;
-    const buttons = element("span", undefined, "buttons");
-    buttons.append(pause, remove);
-    item.append(buttons);
-    return item;
-  }));
-  if (focused) $("cameras").querySelector(`[data-does="${focused}"]`)?.focus();
+function showState() {
+  const now = stream(), running = now?.state === "running", gone = !now ? "" : running ? "" : now.problem || "";
+  redraw($("state"), now ? [[now.state, gone]] : [["no camera", ""]], ([how, why]) => {
+    const line = element("span", why ? `${how}: ${why}` : how);
+    line.prepend(element("span", undefined, `dot ${how}`));
+    return line;
+  });
+  $("live").classList.toggle("stale", Boolean(now) && !running);
+  tell($("stage-note"), state.chosen !== null ? "" : !now ? "No camera yet. Add one to begin." : !now.stats && running ? "Waiting for the first frame…" : running ? "" : words(now));
+  $("question").disabled = $("send").disabled = !now;
+  $("change-memory").hidden = !now;
 }
 
-async function change(name, method, body) {
+function words({ state, problem }) {
+  return { paused: "Paused. Its memory can still be asked.", initialising: "Connecting…", ended: "The recording has ended. Its memory can still be asked." }[state] || `${state[0].toUpperCase()}${state.slice(1)}. ${problem || ""}`;
+}
+
+function cameraItem([name, source, how, why, policy, budget]) {
+  const item = element("li"), title = element("span", name, "name"), about = element("span", undefined, "about"), buttons = element("span", undefined, "buttons");
+  title.prepend(element("span", undefined, `dot ${how}`));
+  about.append(`${source} · `, element("span", how, how === "failed" ? "bad" : ""), ` · ${policy}, ${budget.toLocaleString()} tokens`);
+  if (why) about.append(element("br"), element("span", why, "bad"));
+  const add = (text, what, act) => {
+    const button = element("button", text);
+    button.type = "button";
+    button.setAttribute("aria-label", `${text.replace("…", "")} ${name}`);
+    button.dataset.key = `${what} ${name}`;
+    button.onclick = act;
+    buttons.append(button);
+  };
+  add(how === "paused" ? "Resume" : "Pause", "pause", () => change(name, { state: how === "paused" ? "running" : "paused" }));
+  add("Memory…", "memory", () => openSwitch(name));
+  add("Remove…", "remove", () => { tell($("remove-title"), `Remove ${name}?`); $("remove").dataset.name = name; $("remove").showModal(); });
+  item.append(title, about, buttons);
+  return item;
+}
+
+async function change(name, body) {
   try {
-    await api(`/v1/streams/${name}`, { method, body: body && JSON.stringify(body) });
+    await send(`/v1/streams/${name}`, "PATCH", body);
     await refreshStreams();
   } catch (error) { problem(error); }
 }
 
 function showFigures() {
-  const stream = state.streams.find((each) => each.id === state.stream);
-  tell($("state"), stream ? (stream.problem ? `${stream.state}: ${stream.problem}` : stream.state) : "no camera");
-  const stats = stream?.stats;
+  const now = stream(), stats = now?.stats, speed = state.speed[state.stream] || {};
   const rows = !stats ? [] : [
-    ["frames a second", stats.fps.toFixed(1)], ["frames", stats.frames.toLocaleString()],
-    ["memory", `${stats.cache_tokens} of ${stream.budget} tokens, ${(stats.cache_bytes / 1e6).toFixed(1)} MB`],
-    ["appended", `${Math.round(100 * stats.appended)} %`], ["policy", stream.policy],
+    ["frames a second", stats.fps.toFixed(1)],
+    ["to the first token", speed.ttft_ms ? `${Math.round(speed.ttft_ms)} ms` : "–"],
+    ["tokens a second", speed.tpot_ms ? (1000 / speed.tpot_ms).toFixed(speed.tpot_ms < 100 ? 0 : 1) : "–"],
+    ["KV cache, fixed", `${(stats.cache_bytes / 1e6).toFixed(1)} MB`],
+    ["patches encoded", percent(stats.encoded)],
+    ["tokens appended", percent(stats.appended)],
     ["process", `${Math.round(stats.rss_bytes / 1e6)} MB`],
-    ...(stats.dropped ? [["dropped", stats.dropped.toLocaleString()]] : []),
+    ["frames watched", stats.frames.toLocaleString()],
+    ...(stats.dropped ? [["frames dropped", stats.dropped.toLocaleString()]] : []),
+    ...(state.watts === null ? [] : [["power", `${state.watts.toFixed(1)} W`]]),
   ];
-  $("figures").replaceChildren(...rows.map(([name, value]) => {
-    const row = element("div");
-    row.append(element("dt", name), element("dd", value));
-    return row;
-  }));
+  const list = $("figures");
+  if (list.children.length !== rows.length) list.replaceChildren(...rows.map(() => { const row = element("div"); row.append(element("dt"), element("dd")); return row; }));
+  rows.forEach(([name, value], place) => { tell(list.children[place].firstChild, name); tell(list.children[place].lastChild, value); });
 }
 
-// live picture: MJPEG where no key is asked for, else frames over fetch
+// events of the stream that is shown, over fetch: EventSource can send no key
+
+let listening = null;
+async function listen() {
+  listening?.abort();
+  const name = state.stream, mine = listening = new AbortController();
+  for (let first = true; name && !mine.signal.aborted; first = false) {
+    try {
+      const response = await api(`/v1/streams/${name}/events`, { signal: mine.signal });
+      if (!first) watch();
+      for await (const { event, data } of events(response)) heard(name, event, JSON.parse(data));
+    } catch { /* the state, or the line about the server, says why */ }
+    if (!mine.signal.aborted) await new Promise((done) => setTimeout(done, RETRY_MS));
+  }
+}
+
+function heard(name, event, data) {
+  const found = state.streams.find((each) => each.id === name);
+  if (!found) return;
+  if (event === "stats") {
+    found.stats = data;
+    if (!["paused", "failed"].includes(found.state)) Object.assign(found, { state: data.source_state, problem: data.source_problem ?? null });
+  } else if (event === "state") { Object.assign(found, data); }
+  else if (event === "answer") { if (data.ttft_ms) state.speed[name] = data; }
+  else if (event === "notice") { toast("news", data.text); }
+  showStreams();
+}
+
+// live picture: MJPEG where no key is asked for, else frames over fetch; nothing while nobody looks
 
 let live = 0;
 function watch() {
   const turn = ++live, image = $("live"), name = state.stream;
+  image.onerror = null;
   image.removeAttribute("src");
-  if (!name) return;
+  if (!name || document.hidden) return;
   image.alt = `Newest frame of ${name}`;
-  if (!state.key) { image.onerror = () => { if (turn === live) frames(turn, name); }; image.src = `/v1/streams/${name}/mjpeg`; return; }
-  frames(turn, name);
+  image.onload = () => { image.classList.toggle("small", image.naturalWidth < 160); if (image.src.startsWith("blob:")) URL.revokeObjectURL(image.src); };
+  if (state.key) { frames(turn, name); return; }
+  image.onerror = () => { if (turn === live) frames(turn, name); };
+  image.src = `/v1/streams/${name}/mjpeg`;
 }
 
 async function frames(turn, name) {
-  const image = $("live");
-  image.onerror = null;
+  $("live").onerror = null;
   while (turn === live) {
     try {
       const blob = await (await api(`/v1/streams/${name}/frame.jpg`)).blob();
-      const before = image.src;
-      image.src = URL.createObjectURL(blob);
-      if (before.startsWith("blob:")) URL.revokeObjectURL(before);
+      if (turn === live) $("live").src = URL.createObjectURL(blob);
     } catch { /* the state says why */ }
-    await new Promise((done) => setTimeout(done, document.hidden ? 4 * FRAME_MS : FRAME_MS));
+    await new Promise((done) => setTimeout(done, FRAME_MS));
   }
 }
 
 // conversation
+
+const items = new WeakMap();  // turn -> its list item
 
 function turnsOf(name) {
   state.turns[name] ??= JSON.parse(sessionStorage.getItem(`turns/${name}`) || "[]");
@@ -161,113 +239,289 @@ function turnsOf(name) {
 }
 
 function showTalk() {
-  $("talk").replaceChildren(...(state.stream ? turnsOf(state.stream) : []).map(talkItem));
+  const turns = state.stream ? turnsOf(state.stream) : [];
+  $("talk").hidden = !turns.length;
+  $("talk-empty").hidden = Boolean(turns.length);
+  $("turns").replaceChildren(...turns.map((turn) => items.get(turn) || talkItem(turn)));
   $("talk").scrollTop = $("talk").scrollHeight;
+  const ideas = stream()?.model === "demo" ? IDEAS.demo : IDEAS.other;
+  redraw($("ideas"), state.stream ? ideas : [], (text) => {
+    const item = element("li"), button = element("button", text);
+    button.type = "button";
+    button.onclick = () => { ask(text); $("question").focus(); };
+    item.append(button);
+    return item;
+  });
 }
 
 function talkItem(turn) {
   const item = element("li");
-  item.append(element("div", turn.question, "q"), element("div", turn.answer, "a"), element("div", turn.note || "", "dim"));
+  item.append(element("p", turn.question, "q"), element("p", turn.answer, "a"), element("p", turn.note, "note"));
+  items.set(turn, item);
   return item;
 }
 
+function showTurn(turn) {
+  const item = items.get(turn), list = $("talk"), atEnd = list.scrollTop + list.clientHeight >= list.scrollHeight - 40;
+  tell(item.children[1], turn.answer);
+  tell(item.children[2], turn.note);
+  if (atEnd && item.isConnected) list.scrollTop = list.scrollHeight;
+}
+
 async function ask(question) {
+  if (state.answering || !state.stream) return;
   const name = state.stream, turns = turnsOf(name), turn = { question, answer: "", note: "" };
-  const messages = turns.filter((each) => each.answer).slice(-8).flatMap((each) => [
+  const messages = turns.filter((each) => each.answer).slice(-LAST).flatMap((each) => [
     { role: "user", content: each.question }, { role: "assistant", content: each.answer }]);
   messages.push({ role: "user", content: question });
   turns.push(turn);
+  turns.splice(0, turns.length - TURNS);
   remember(name);
-  const item = talkItem(turn);
-  $("talk").append(item);
-  const controller = new AbortController();
-  state.answering = controller;
+  showTalk();
+  items.get(turn).setAttribute("aria-busy", "true");  // a screen reader reads the whole answer once it is there
+  const controller = state.answering = new AbortController();
+  const inside = document.activeElement === $("send");
   $("stop").hidden = false;
+  $("send").hidden = true;
+  if (inside) $("stop").focus();
   try {
     const response = await api("/v1/chat/completions", { method: "POST", signal: controller.signal, body: JSON.stringify({ model: name, stream: true, messages }) });
-    for await (const chunk of events(response)) {
+    for await (const { data } of events(response)) {
+      if (data === "[DONE]") break;
+      const chunk = JSON.parse(data);
       if (chunk.error) throw new Error(chunk.error.message);
       turn.answer += chunk.choices[0]?.delta?.content || "";
-      if (chunk.edgevlm) turn.note = [ago(chunk.edgevlm.time), chunk.edgevlm.ttft_ms !== undefined ? `first token after ${Math.round(chunk.edgevlm.ttft_ms)} ms` : ""].filter(Boolean).join(" · ");
-      item.querySelector(".a").textContent = turn.answer;
-      item.querySelector(".dim").textContent = turn.note;
-      $("talk").scrollTop = $("talk").scrollHeight;
+      if (chunk.edgevlm) turn.note = [chunk.edgevlm.time && `as of ${clock(chunk.edgevlm.time)}`, chunk.edgevlm.ttft_ms && `first token after ${Math.round(chunk.edgevlm.ttft_ms)} ms`].filter(Boolean).join(" · ");
+      showTurn(turn);
     }
   } catch (error) {
     turn.note = error.name === "AbortError" ? "stopped" : error.message;
-    item.querySelector(".dim").textContent = turn.note;
+    showTurn(turn);
   }
+  items.get(turn).removeAttribute("aria-busy");
   state.answering = null;
+  if (document.activeElement === $("stop")) $("question").focus();
   $("stop").hidden = true;
+  $("send").hidden = false;
   remember(name);
-  refreshMemory();
+  refreshMemory().catch(problem);
 }
 
 function remember(name) {
-  const turns = state.turns[name].slice(-50).map((each) => ({ ...each, note: each.note || "not finished" }));
-  sessionStorage.setItem(`turns/${name}`, JSON.stringify(turns));
+  sessionStorage.setItem(`turns/${name}`, JSON.stringify(state.turns[name].map((each) => ({ ...each, note: each.note || "not finished" }))));
 }
 
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  while (true) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const lines = (rest + value).split(/\r?\n/);
-    rest = lines.pop();
-    for (const line of lines) {
-      if (!line.startsWith("data:")) continue;
-      const data = line.slice(5).trim();
-      if (data === "[DONE]") return;
-      yield JSON.parse(data);
+  let rest = "", event = "message";
+  try {
+    while (true) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split(/\r?\n/);
+      rest = lines.pop();
+      for (const line of lines) {
+        if (line.startsWith("event:")) event = line.slice(6).trim();
+        else if (line.startsWith("data:")) { yield { event, data: line.slice(5).trim() }; event = "message"; }
+      }
     }
-  }
+  } finally { reader.cancel().catch(() => {}); }
 }
 
-// memory: a time line of thumbnails, kept patches lit
+// memory: a map of all that was watched, and a strip of the frames of which something is held, kept patches lit
 
 async function refreshMemory() {
   const name = state.stream;
   if (!name || document.hidden) return;
-  try {
-    const memory = await (await api(`/v1/streams/${name}/memory`)).json();
-    if (name !== state.stream) return;
-    $("held").textContent = `${memory.policy} holds ${memory.tokens} of ${memory.budget} tokens, of ${memory.frames.length} of ${memory.frames_watched.toLocaleString()} frames. Lit patches are in memory, the percentage is their share.`;
-    const list = $("frames"), atEnd = list.scrollLeft + list.clientWidth >= list.scrollWidth - 8;
-    const shown = new Map([...list.children].map((item) => [Number(item.dataset.frame), item]));
-    list.replaceChildren(...memory.frames.filter((each) => each.thumbnail_url).map((each) => frameItem(each, memory.grid, shown.get(each.frame))));
-    if (atEnd) list.scrollLeft = list.scrollWidth;
-  } catch (error) { if (state.stream === name) problem(error); }
+  const memory = await json(`/v1/streams/${name}/memory`);
+  if (name !== state.stream) return;
+  state.memory = memory;
+  showMemory();
 }
 
-function frameItem(frame, [rows, columns], item) {
-  if (!item) {
-    item = element("li");
-    item.dataset.frame = frame.frame;
-    const picture = element("div", undefined, "picture"), image = element("img");
-    image.alt = "";
-    if (state.key) api(frame.thumbnail_url).then((response) => response.blob()).then((blob) => { image.src = URL.createObjectURL(blob); image.onload = () => URL.revokeObjectURL(image.src); }).catch(() => {});
-    else image.src = frame.thumbnail_url;
-    picture.append(image, element("canvas"));
-    item.append(picture, element("div", ""), element("div", "", "dim"));
+function showMemory() {
+  const memory = state.memory, list = $("frames"), none = !memory?.frames.length;
+  $("memory-empty").hidden = !none;
+  $("map-box").hidden = none;
+  if (none) { list.replaceChildren(); $("held").replaceChildren(); return; }
+  const { frames, frames_watched: watched, tokens, budget, policy } = memory, oldest = frames[0];
+  $("held").replaceChildren(element("b", `${frames.length.toLocaleString()} of ${watched.toLocaleString()} frames`), ` in ${tokens.toLocaleString()} of ${budget.toLocaleString()} tokens`,
+    oldest.time ? `, the oldest from ${since(oldest.time)}` : "", ` · ${policy}`);
+  showMap(memory);
+  const atEnd = list.scrollLeft + list.clientWidth >= list.scrollWidth - 8;
+  const known = new Map([...list.children].map((item) => [Number(item.dataset.frame), item]));
+  const shown = thinned(frames).map((each) => frameItem(each, memory.grid, known.get(each.frame)));
+  shown.forEach((item, place) => { if (list.children[place] !== item) list.insertBefore(item, list.children[place] || null); });
+  while (list.children.length > shown.length) list.lastChild.remove();
+  if (atEnd && state.chosen === null) list.scrollLeft = list.scrollWidth;
+  rove();
+  if (state.chosen !== null) {
+    const found = frames.find((each) => each.frame === state.chosen);
+    if (found) showFrame(found); else { showFrame(null); toast("news", "That frame has just been forgotten."); }
   }
-  const canvas = item.querySelector("canvas");
-  canvas.width = columns; canvas.height = rows;
-  canvas.style.imageRendering = "pixelated";
-  const paint = canvas.getContext("2d");
-  paint.clearRect(0, 0, columns, rows);
-  [...frame.patches].forEach((digit, place) => {
-    paint.fillStyle = `rgba(0, 0, 0, ${0.85 * (1 - parseInt(digit, 16) / 15)})`;
-    paint.fillRect(place % columns, Math.floor(place / columns), 1, 1);
+}
+
+function thinned(frames) {  // of too many, in each part of the time the one that is remembered best, and the chosen one
+  if (frames.length <= TILES) return frames;
+  const best = new Map();
+  frames.forEach((each, place) => {
+    const part = Math.floor(place * TILES / frames.length), other = best.get(part);
+    if (!other || (each.share > other.share && other.frame !== state.chosen) || each.frame === state.chosen) best.set(part, each);
   });
-  const [at, since] = ago(frame.time).split(" (");
-  tell(item.children[1], at);
-  tell(item.children[2], `${(since || "").slice(0, -1)} · ${Math.round(100 * frame.share)} %`);
+  return [...best.values()];
+}
+
+function showMap({ frames, frames_watched: watched, grid: [rows, columns] }) {
+  const canvas = $("map"), patches = rows * columns, width = Math.max(64, canvas.parentNode.clientWidth >> 1);
+  if (canvas.width !== width) canvas.width = width;
+  if (canvas.height !== patches) canvas.height = patches;
+  const paint = canvas.getContext("2d"), pixels = paint.createImageData(width, patches);
+  for (const { frame, patches: digits } of frames) {
+    const from = Math.floor(frame * width / watched), to = Math.max(from + 1, Math.floor((frame + 1) * width / watched));
+    for (let y = 0; y < patches; y++) {
+      const share = parseInt(digits[y], 16) / 15, alpha = Math.round(60 + 195 * share);
+      for (let at = 4 * (y * width + from); share && at < 4 * (y * width + to); at += 4)
+        if (alpha > pixels.data[at + 3]) pixels.data.set([255, 130 + 50 * share, 40 + 30 * share, alpha], at);
+    }
+  }
+  paint.putImageData(pixels, 0, 0);
+  if (state.chosen !== null) {
+    paint.fillStyle = "#fff";
+    paint.fillRect(Math.floor((state.chosen + 0.5) * width / watched), 0, 1, patches);
+  }
+  const first = frames.find((each) => each.frame === 0 && each.time);
+  tell($("map-from"), first ? clock(first.time) : "first frame");
+  canvas.setAttribute("aria-label", `What is remembered of all ${watched.toLocaleString()} frames, from the first to now. The list below has the same frames.`);
+}
+
+function frameItem(frame, grid, item) {
+  if (!item) {
+    item = element("div");
+    item.setAttribute("role", "option");
+    item.dataset.frame = frame.frame;
+    item.tabIndex = -1;
+    const line = element("div", undefined, "dim");
+    line.append(element("span"), element("span", undefined, "share"));
+    item.append(element("canvas"), element("div"), line);
+    item.onclick = () => { item.focus({ preventScroll: true }); showFrame(state.memory.frames.find((each) => each.frame === frame.frame) || null); };
+    picture(frame, (image) => { item.image = image; item.patches = ""; lightTile(item, grid); });
+  }
+  item.digits = frame.patches;
+  lightTile(item, grid);
+  tell(item.children[1], frame.time ? clock(frame.time) : `frame ${frame.frame}`);
+  tell(item.children[2].firstChild, frame.time ? since(frame.time) : "");
+  tell(item.children[2].lastChild, percent(frame.share));
+  item.setAttribute("aria-label", `${frame.time ? `${clock(frame.time)}, ${since(frame.time)}` : `frame ${frame.frame}`}, ${percent(frame.share)} remembered`);
+  item.setAttribute("aria-selected", String(frame.frame === state.chosen));
   return item;
 }
 
+function picture({ thumbnail_url: url }, then) {
+  if (!url) return;
+  const image = new Image();
+  image.onload = () => { if (image.src.startsWith("blob:")) URL.revokeObjectURL(image.src); then(image); };
+  if (state.key) api(url).then((response) => response.blob()).then((blob) => { image.src = URL.createObjectURL(blob); }).catch(() => {});
+  else image.src = url;
+}
+
+function lightTile(item, grid) {
+  if (item.patches === item.digits) return;
+  item.patches = item.digits;
+  light(item.firstChild, item.image, grid, item.digits, 240);
+}
+
+function light(canvas, image, [rows, columns], digits, width) {  // forgotten patches grey and dark, kept ones lit, with an edge
+  const height = Math.round(width * (image ? image.naturalHeight / image.naturalWidth : rows / columns)), paint = canvas.getContext("2d");
+  canvas.width = width;
+  canvas.height = height;
+  const lit = (row, column) => row >= 0 && column >= 0 && row < rows && column < columns ? parseInt(digits[row * columns + column], 16) / 15 : 0;
+  const box = (row, column) => [column * width / columns, row * height / rows, width / columns, height / rows];
+  paint.imageSmoothingEnabled = !image || image.naturalWidth >= width / 2;
+  if (image) {
+    paint.drawImage(image, 0, 0, width, height);
+    paint.globalCompositeOperation = "saturation";
+    paint.fillStyle = "#808080";
+    paint.fillRect(0, 0, width, height);
+    paint.globalCompositeOperation = "source-over";
+  }
+  paint.fillStyle = "rgba(8, 7, 6, .78)";
+  paint.fillRect(0, 0, width, height);
+  for (let row = 0; row < rows; row++) for (let column = 0; column < columns; column++) {
+    const share = lit(row, column), [x, y, w, h] = box(row, column);
+    if (!share) continue;
+    paint.globalAlpha = 0.15 + 0.85 * share;
+    if (image) paint.drawImage(image, x * image.naturalWidth / width, y * image.naturalHeight / height, w * image.naturalWidth / width, h * image.naturalHeight / height, x, y, w, h);
+    paint.globalCompositeOperation = "screen";
+    paint.globalAlpha = (image ? 0.12 : 0.6) * share;
+    paint.fillStyle = "#ffa733";
+    paint.fillRect(x, y, w, h);
+    paint.globalCompositeOperation = "source-over";
+  }
+  paint.globalAlpha = 0.9;
+  paint.strokeStyle = "#ffb347";
+  paint.lineWidth = Math.max(1, width / 160);
+  paint.beginPath();
+  for (let row = 0; row <= rows; row++) for (let column = 0; column <= columns; column++) {
+    const own = lit(row, column) >= 0.5, [x, y, w, h] = box(row, column);
+    if (own !== lit(row - 1, column) >= 0.5 && column < columns) { paint.moveTo(x, y); paint.lineTo(x + w, y); }
+    if (own !== lit(row, column - 1) >= 0.5 && row < rows) { paint.moveTo(x, y); paint.lineTo(x, y + h); }
+  }
+  paint.stroke();
+  paint.globalAlpha = 1;
+}
+
+function showFrame(frame) {  // of the memory, large, in place of the live picture; null: the live picture
+  const before = state.chosen;
+  state.chosen = frame?.frame ?? null;
+  $("past").hidden = $("layers").hidden = $("to-live").hidden = !frame;
+  $("live").hidden = Boolean(frame);
+  $("state").hidden = Boolean(frame);
+  tell($("stage-title"), !frame ? "Live" : frame.time ? `${clock(frame.time)}, ${since(frame.time)}` : `Frame ${frame.frame}`);
+  for (const item of $("frames").children) item.setAttribute("aria-selected", String(Number(item.dataset.frame) === state.chosen));
+  rove();
+  showState();
+  if (before !== state.chosen && state.memory?.frames.length) showMap(state.memory);
+  if (!frame) return;
+  const { layer_groups: groups, grid } = state.memory, canvas = $("past");
+  canvas.setAttribute("aria-label", `The frame, ${percent(frame.share)} of it remembered: those patches are lit`);
+  $("layers").replaceChildren(element("span", `${percent(frame.share)} remembered`), ...groups.map(([first, last], place) => {
+    const span = element("span", first === last ? `layer ${first + 1}` : `layers ${first + 1}–${last + 1}`), bar = element("meter");
+    bar.value = frame.layer_shares[place];
+    bar.setAttribute("aria-label", `${span.textContent}: ${percent(bar.value)}`);
+    span.append(bar);
+    return span;
+  }));
+  if (before === frame.frame && canvas.dataset.patches === frame.patches) return;
+  canvas.dataset.patches = frame.patches;
+  const image = [...$("frames").children].find((item) => Number(item.dataset.frame) === frame.frame)?.image;
+  const draw = (image) => { if (state.chosen === frame.frame) light(canvas, image, grid, frame.patches, 960); };
+  if (image) draw(image); else { draw(undefined); picture(frame, draw); }
+}
+
+function rove() {  // one frame of the strip is in the tab order
+  const list = $("frames"), stop = list.querySelector('[aria-selected="true"]') || (list.contains(document.activeElement) ? document.activeElement : list.lastChild);
+  for (const item of list.children) item.tabIndex = item === stop ? 0 : -1;
+}
+
 // wiring
+
+$("frames").onkeydown = (event) => {
+  const item = event.target.closest("[role=option]"), list = $("frames");
+  const to = { ArrowLeft: item?.previousSibling, ArrowRight: item?.nextSibling, Home: list.firstChild, End: list.lastChild, Enter: item, " ": item }[event.key];
+  if (event.key === "Escape") { showFrame(null); return; }
+  if (!to) return;
+  event.preventDefault();
+  to.click();
+  to.scrollIntoView({ block: "nearest", inline: "nearest" });
+};
+$("map").onclick = (event) => {
+  const { frames, frames_watched: watched } = state.memory, wanted = event.offsetX / $("map").clientWidth * watched;
+  const nearest = frames.reduce((best, each) => Math.abs(each.frame - wanted) < Math.abs(best.frame - wanted) ? each : best);
+  showFrame(nearest);
+  showMemory();
+  $("frames").querySelector('[aria-selected="true"]')?.scrollIntoView({ block: "nearest", inline: "center" });
+};
+$("to-live").onclick = () => { showFrame(null); $("question").focus(); };
 
 $("ask").onsubmit = (event) => {
   event.preventDefault();
@@ -277,11 +531,68 @@ $("ask").onsubmit = (event) => {
   ask(question);
 };
 $("stop").onclick = () => state.answering?.abort();
-$("add").onsubmit = async (event) => {
-  event.preventDefault();
+
+for (const id of ["add", "switch", "remove"]) $(`${id}-cancel`).onclick = () => $(id).close();
+$("add-camera").onclick = () => { $("add-form").reset(); $("tested").replaceChildren(); tell($("add-problem"), ""); $("add").showModal(); };
+$("test").onclick = async () => {
+  const source = $("source").value.trim(), result = $("tested");
+  if (!source) { $("source").reportValidity(); return; }
+  $("test").disabled = true;
+  tell($("add-problem"), "");
+  result.replaceChildren("Opening it…");
   try {
-    await api("/v1/streams", { method: "POST", body: JSON.stringify({ id: $("id").value.trim(), source: $("source").value.trim() }) });
-    event.target.reset();
+    const seen = await (await send("/v1/streams/test", "POST", { source })).json(), image = element("img");
+    image.alt = "What the camera shows";
+    image.src = `data:image/jpeg;base64,${seen.jpeg}`;
+    result.replaceChildren(image, `It works: ${seen.width} × ${seen.height}${seen.fps ? `, ${seen.fps} frames a second` : ""}, the first after ${Math.round(seen.first_frame_ms)} ms.`);
+  } catch (error) { result.replaceChildren(); tell($("add-problem"), error.message); }
+  $("test").disabled = false;
+};
+$("add-form").onsubmit = async (event) => {
+  event.preventDefault();
+  const id = $("name").value.trim();
+  try {
+    await send("/v1/streams", "POST", { id, source: $("source").value.trim() });
+    $("add").close();
+    await refreshStreams();
+    choose(id);
+    showStreams();
+  } catch (error) { tell($("add-problem"), error.message); }
+};
+
+async function openSwitch(name) {
+  const now = state.streams.find((each) => each.id === name);
+  try {
+    const { data } = await json("/v1/policies"), list = $("policy");
+    list.replaceChildren(...data.map(({ id }) => element("option", id)));
+    list.value = now.policy;
+    list.onchange = () => tell($("idea"), data.find(({ id }) => id === list.value)?.idea || "");
+    list.onchange();
+    $("budget").value = now.budget;
+    tell($("switch-title"), `Memory of ${name}`);
+    tell($("switch-warning"), `What ${name} remembers now is forgotten: a new memory begins empty. It lasts until the server restarts; then the configured one goes on.`);
+    tell($("switch-problem"), "");
+    $("switch").dataset.name = name;
+    $("switch").showModal();
+  } catch (error) { problem(error); }
+}
+$("change-memory").onclick = () => openSwitch(state.stream);
+$("switch-form").onsubmit = async (event) => {
+  event.preventDefault();
+  const name = $("switch").dataset.name;
+  try {
+    await send(`/v1/streams/${name}`, "PATCH", { policy: $("policy").value, budget: $("budget").value.trim() });
+    $("switch").close();
+    showFrame(null);
+    await refreshStreams();
+    await refreshMemory();
+  } catch (error) { tell($("switch-problem"), error.message); }
+};
+$("remove-form").onsubmit = async (event) => {
+  event.preventDefault();
+  $("remove").close();
+  try {
+    await send(`/v1/streams/${$("remove").dataset.name}`, "DELETE");
     await refreshStreams();
   } catch (error) { problem(error); }
 };
@@ -289,7 +600,8 @@ $("login-form").onsubmit = () => {
   state.key = $("key").value.trim();
   sessionStorage.setItem("key", state.key);
   watch();
-  refreshStreams().catch(problem);
+  listen();
+  refreshStreams().then(refreshMemory).catch(problem);
 };
 
 async function every(milliseconds, work) {
@@ -299,5 +611,10 @@ async function every(milliseconds, work) {
   }
 }
 addEventListener("pagehide", () => Object.keys(state.turns).forEach(remember));
+document.addEventListener("visibilitychange", () => {
+  watch();
+  if (document.hidden) listening?.abort(); else { listen(); refreshMemory().catch(problem); }
+});
+showState();
 every(STREAMS_MS, refreshStreams);
 every(MEMORY_MS, refreshMemory);

@@ -1,24 +1,36 @@
-"""The page of ``edgevlm serve`` in Chromium: sizes, keyboard, both schemes, a paused camera, stops, reloads and keys."""
+"""The page of ``edgevlm serve`` in Chromium: sizes, keyboard, both schemes, a camera that dies, long answers, reloads, keys.
 
+Pictures of the page are kept in ``EDGEVLM_SCREENSHOTS``, else under pytest's ``--basetemp``.
+"""
+
+import json
+import os
 import re
 import shutil
+from importlib.resources import files
+from pathlib import Path
 
+import numpy as np
 import pytest
-from served import KEY, NOW, WAIT_S, serving
+from processes import mjpeg_camera
+from served import KEY, NOW, WAIT_S, eventually, serving
 
 pytest.importorskip("fastapi")
 pytest.importorskip("openai")
+cv2 = pytest.importorskip("cv2")
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+TILES = "#frames [role=option]"
 
 
 @pytest.fixture(scope="module")
 def browser():
     with api.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        api.expect.set_options(timeout=WAIT_S * 1000)
         yield browser
         browser.close()
 
@@ -30,6 +42,11 @@ def server(tmp_path_factory):
         yield server
 
 
+def is_wrong(message):
+    """Also what the content security policy refuses; a refused request is for the page to tell of."""
+    return message.type in ("error", "warning") and not message.text.startswith(("Failed to load resource", "Canvas2D"))
+
+
 @pytest.fixture
 def opened(browser, server):
     """Open the page as a context would; what the console says is an error at the end."""
@@ -39,11 +56,10 @@ def opened(browser, server):
         contexts.append(browser.new_context(**options))
         page = contexts[-1].new_page()
         page.set_default_timeout(WAIT_S * 1000)
-        api.expect.set_options(timeout=WAIT_S * 1000)
-        page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("console", lambda message: said.append(message.text) if is_wrong(message) else None)
         page.on("pageerror", lambda error: said.append(str(error)))
         page.goto(server.url)
-        page.locator("#frames li").first.wait_for()
+        page.locator(TILES).first.wait_for()
         return page
 
     yield opened
@@ -52,22 +68,95 @@ def opened(browser, server):
     assert said == []
 
 
+@pytest.fixture
+def keep(tmp_path):
+    """Keep a picture of a page."""
+    folder = Path(os.environ.get("EDGEVLM_SCREENSHOTS", tmp_path))
+    folder.mkdir(parents=True, exist_ok=True)
+    return lambda page, name: page.screenshot(path=folder / f"{name}.png", full_page=True)
+
+
+def tab_to(page, selector):
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+            return
+    raise AssertionError(f"the keyboard does not reach {selector}")
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_asked_by_keyboard_alone_and_fits(opened, width, scheme, tmp_path):
-    page = opened(viewport={"width": width, "height": 844}, color_scheme=scheme)
-    for _ in range(10):
-        page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement.id") == "question":
-            break
+def test_it_is_asked_by_keyboard_alone_and_fits(opened, keep, width, scheme):
+    page = opened(viewport={"width": width, "height": 844}, color_scheme=scheme, reduced_motion="reduce")
+    tab_to(page, "#question")
     page.keyboard.type(NOW)
     page.keyboard.press("Enter")
     api.expect(page.locator("#talk li .a")).to_have_text(re.compile(r"^\d+$"))
     api.expect(page.locator("#question")).to_be_focused()
+    tab_to(page, TILES)
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    api.expect(page.locator(f"{TILES}[aria-selected=true]")).to_be_focused()
+    api.expect(page.locator("#stage-title")).to_contain_text("ago")
+    api.expect(page.locator("#layers")).to_contain_text("remembered")
+    keep(page, f"memory-{width}-{scheme}")
+    page.keyboard.press("Escape")
+    api.expect(page.locator("#stage-title")).to_have_text("Live")
     assert page.evaluate("document.documentElement.scrollWidth") == width
-    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 19, 21)"
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 14, 15)"
     assert dark == (scheme == "dark")
-    page.screenshot(path=tmp_path / "page.png", full_page=True)  # kept by --basetemp
+    keep(page, f"page-{width}-{scheme}")
+
+
+def test_the_patches_that_are_kept_are_lit(opened):
+    page = opened()
+    held = {
+        "frame": 10**6,
+        "time_s": 1.5,
+        "time": "2026-01-01T10:00:00Z",
+        "share": 0.5,
+        "layer_shares": [0.5],
+        "patches": "f0",
+    }
+    held["thumbnail_url"] = "/v1/streams/demo/thumbnails/0.jpg"
+    told = {"policy": "p", "budget": 9, "tokens": 1, "frames_watched": 2 * 10**6, "grid": [1, 2], "layer_groups": [[0, 3]]}
+    white = bytes(cv2.imencode(".jpg", np.full((40, 80, 3), 255, np.uint8))[1])
+    page.route("**/thumbnails/0.jpg", lambda route: route.fulfill(body=white, content_type="image/jpeg"))
+    page.route("**/memory", lambda route: route.fulfill(json={**told, "frames": [held]}))
+    tile = page.locator(TILES)
+    api.expect(tile).to_have_count(1)
+    api.expect(tile).to_have_attribute("aria-label", re.compile("50 % remembered"))
+    pixel = "(canvas, x) => canvas.getContext('2d').getImageData(canvas.width * x, canvas.height / 2, 1, 1).data[0]"
+    eventually(lambda: tile.locator("canvas").evaluate(pixel, 0.25) > 200)
+    assert tile.locator("canvas").evaluate(pixel, 0.75) < 90, "what is forgotten is dark"
+
+
+def test_a_camera_is_tested_added_dies_while_watched_and_comes_back(opened, keep, tmp_path):
+    page = opened(viewport={"width": 1280, "height": 844}, color_scheme="dark")
+    with mjpeg_camera(tmp_path) as camera:
+        tab_to(page, "#add-camera")
+        page.keyboard.press("Enter")
+        page.keyboard.type("yard")
+        page.keyboard.press("Tab")
+        page.keyboard.type(f"http://127.0.0.1:{camera.port}/")
+        tab_to(page, "#test")
+        page.keyboard.press("Enter")
+        api.expect(page.locator("#tested")).to_contain_text("It works: 64 × 48")
+        tab_to(page, "#add .first")
+        page.keyboard.press("Enter")
+        api.expect(page.locator("nav [aria-current]")).to_have_text("yard")
+        api.expect(page.locator("#state")).to_have_text("running")
+        page.locator(TILES).first.wait_for()
+        camera.kill()
+        api.expect(page.locator("#state")).to_have_text(re.compile("^reconnecting: "))
+        api.expect(page.locator("#stage-note")).to_contain_text("Reconnecting")
+        keep(page, "camera-down")
+        camera.start()
+        api.expect(page.locator("#state")).to_have_text("running")
+        api.expect(page.locator("#stage-note")).to_be_empty()
+        page.get_by_role("button", name="Remove yard").click()
+        page.locator("#remove .danger").click()
+        api.expect(page.locator("nav button")).to_have_count(1)
 
 
 def test_a_camera_is_paused_and_resumed_while_watched(opened):
@@ -81,6 +170,20 @@ def test_a_camera_is_paused_and_resumed_while_watched(opened):
     api.expect(page.get_by_role("button", name="Pause demo")).to_be_focused()
 
 
+def test_another_policy_begins_a_new_memory(opened, server):
+    page = opened()
+    page.get_by_role("button", name="Memory demo").click()
+    api.expect(page.locator("#switch-warning")).to_contain_text("What demo remembers now is forgotten")
+    page.select_option("#policy", "last-seen")
+    page.fill("#budget", "1")
+    page.get_by_role("button", name="Forget and begin anew").click()
+    api.expect(page.locator("#switch-problem")).to_contain_text("budget")
+    page.fill("#budget", "512")
+    page.get_by_role("button", name="Forget and begin anew").click()
+    api.expect(page.locator("#held")).to_contain_text("of 512 tokens")
+    api.expect(page.locator("#held")).to_contain_text("last-seen")
+
+
 def slow(route):
     """An answer that does not come: the page waits for it."""
 
@@ -90,9 +193,25 @@ def test_an_answer_is_stopped(opened):
     page.route("**/v1/chat/completions", slow)
     page.fill("#question", NOW)
     page.keyboard.press("Enter")
+    api.expect(page.locator("#talk li")).to_have_attribute("aria-busy", "true")
     page.get_by_role("button", name="Stop").click()
-    api.expect(page.locator("#talk li .dim")).to_have_text("stopped")
+    api.expect(page.locator("#talk li .note")).to_have_text("stopped")
     api.expect(page.locator("#stop")).to_be_hidden()
+
+
+def test_a_long_answer_stays_in_its_place(opened):
+    page = opened(viewport={"width": 390, "height": 844})
+    words = [*("word " for _ in range(1500)), "x" * 500]
+    chunks = [json.dumps({"choices": [{"delta": {"content": word}}]}) for word in words]
+    body = "".join(f"data: {chunk}\r\n\r\n" for chunk in [*chunks, "[DONE]"])
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    page.fill("#question", NOW)
+    page.keyboard.press("Enter")
+    api.expect(page.locator("#talk li .a")).to_have_text("".join(words))
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    talk = page.locator("#talk").evaluate("list => [list.clientHeight, list.scrollHeight - list.scrollTop - list.clientHeight]")
+    assert talk[0] < 500
+    assert talk[1] < 5, "its end is in sight"
 
 
 def test_a_reload_in_the_middle_of_an_answer_keeps_the_conversation(opened):
@@ -110,6 +229,58 @@ def test_a_reload_in_the_middle_of_an_answer_keeps_the_conversation(opened):
     api.expect(page.locator("#talk li .a").first).to_have_text(re.compile(r"^\d+$"))
 
 
+def test_axe_finds_nothing_in_any_state(opened, keep, server):
+    pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed: it brings axe-core")
+    script = files("axe_playwright_python").joinpath("axe.min.js").read_text()
+    page = opened(viewport={"width": 1280, "height": 844}, color_scheme="light")
+    memory = server.get("/v1/streams/demo/memory")
+    page.route("**/memory", lambda route: route.fulfill(json={**memory, "frames": memory["frames"][:4]}))
+    api.expect(page.locator(TILES)).to_have_count(4)
+    page.evaluate(script)
+
+    def check(state):
+        keep(page, f"axe-{state}")
+        found = page.evaluate("axe.run()")["violations"]
+        page.emulate_media(color_scheme="dark")
+        found += page.evaluate("axe.run({runOnly: ['color-contrast']})")["violations"]
+        page.emulate_media(color_scheme="light")
+        assert [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in found] == [], state
+
+    page.locator(TILES).last.click()
+    check("frame")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Add camera").click()
+    page.fill("#source", "/etc/passwd")
+    page.click("#test")
+    api.expect(page.locator("#add-problem")).to_contain_text("give demo")
+    check("add")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Memory demo").click()
+    api.expect(page.locator("#switch")).to_be_visible()
+    check("switch")
+    page.keyboard.press("Escape")
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=500, json={"error": {"message": "it broke"}}))
+    page.fill("#question", NOW)
+    page.keyboard.press("Enter")
+    api.expect(page.locator("#talk li .note")).to_have_text("it broke")
+    page.route("**/events", lambda route: route.abort())
+    down = {**server.get("/v1/streams/demo"), "state": "failed", "problem": "no route", "stats": None}
+    page.route("**/v1/streams", lambda route: route.fulfill(json={"data": [down], "watts": 7.5}))
+    api.expect(page.locator("#state")).to_have_text("failed: no route")
+    check("down")
+    page.route("**/v1/streams", lambda route: route.fulfill(json={"data": [], "watts": None}))
+    api.expect(page.locator("#stage-note")).to_contain_text("No camera yet")
+    check("empty")
+
+
+def test_a_server_that_is_gone_is_said_and_found_again(opened):
+    page = opened()
+    page.route("**/v1/**", lambda route: route.abort())
+    api.expect(page.locator("#offline")).to_be_visible()
+    page.unroute("**/v1/**")
+    api.expect(page.locator("#offline")).to_be_hidden()
+
+
 def test_a_wrong_key_and_the_right_one(browser, tmp_path):
     (tmp_path / "key").write_text(KEY)
     with serving(tmp_path / "served", "--key-file", tmp_path / "key", key=KEY) as server:
@@ -122,7 +293,8 @@ def test_a_wrong_key_and_the_right_one(browser, tmp_path):
         api.expect(page.locator("#key-problem")).to_have_text("This is not the server's key.", timeout=WAIT_S * 1000)
         page.fill("#key", KEY)
         page.keyboard.press("Enter")
-        page.locator("#frames li").first.wait_for()
+        page.locator(TILES).first.wait_for()
         api.expect(page.locator("#login")).to_be_hidden()
+        eventually(lambda: page.evaluate("document.getElementById('live').naturalWidth") > 0)
         page.close()
         assert server.end() == 0
