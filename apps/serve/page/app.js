@@ -85,6 +85,7 @@ function showStreams() {
     button.onclick = () => { choose(name); showStreams(); };
     return button;
   });
+  $("cameras").closest("section").hidden = !state.streams.length;
   redraw($("cameras"), state.streams.map(({ id, source, state, problem, policy, budget }) => [id, source, state, problem, policy, budget]), cameraItem);
   showState();
   showFigures();
@@ -126,7 +127,8 @@ function showState() {
 }
 
 function words({ state, problem }) {
-  return { paused: "Paused. Its memory can still be asked.", initialising: "Connecting…", ended: "The recording has ended. Its memory can still be asked." }[state] || `${state[0].toUpperCase()}${state.slice(1)}. ${problem || ""}`;
+  const said = { paused: "Paused. Its memory can still be asked.", initialising: "Connecting…", ended: "The recording has ended. Its memory can still be asked." }[state];
+  return said || `${state[0].toUpperCase()}${state.slice(1)}${problem ? `: ${problem}` : "…"}`;
 }
 
 function cameraItem([name, source, how, why, policy, budget]) {
@@ -160,7 +162,7 @@ function showFigures() {
   const now = stream(), stats = now?.stats, speed = state.speed[state.stream] || {};
   const rows = !stats ? [] : [
     ["frames a second", stats.fps.toFixed(1)],
-    ["to the first token", speed.ttft_ms ? `${Math.round(speed.ttft_ms)} ms` : "–"],
+    ["first token", speed.ttft_ms ? `${Math.round(speed.ttft_ms)} ms` : "–"],
     ["tokens a second", speed.tpot_ms ? (1000 / speed.tpot_ms).toFixed(speed.tpot_ms < 100 ? 0 : 1) : "–"],
     ["KV cache, fixed", `${(stats.cache_bytes / 1e6).toFixed(1)} MB`],
     ["patches encoded", percent(stats.encoded)],

@@ -37,7 +37,9 @@ def browser():
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("page") / "served") as server:
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "edgevlm.toml").write_text('[server]\nsource_hosts = ["127.0.0.1"]\n')
+    with serving(folder / "served", folder / "edgevlm.toml") as server:
         server.watched("demo", 4)
         yield server
 
