@@ -3,7 +3,7 @@
 
 const $ = (id) => document.getElementById(id);
 const MEMORY_MS = 3000, STREAMS_MS = 5000, FRAME_MS = 500, RETRY_MS = 2000;
-const TILES = 160, TURNS = 50, LAST = 8;  // frames of the strip; turns that are kept; turns that a question brings along
+const TILES = 160, TURNS = 50, LAST = 8, SEEN = 3;  // frames of the strip; turns kept; turns that a question brings along; frames of evidence
 const IDEAS = {
   demo: ["how many objects are there now?", "which shape came first?", "what left last?"],
   other: ["What do you see?", "What happened just now?", "Who came in?"],
@@ -258,15 +258,51 @@ function showTalk() {
 
 function talkItem(turn) {
   const item = element("li");
-  item.append(element("p", turn.question, "q"), element("p", turn.answer, "a"), element("p", turn.note, "note"));
+  item.append(element("p", turn.question, "q"), element("p", turn.answer, "a"), element("p", turn.note, "note"), element("div", undefined, "seen"));
   items.set(turn, item);
+  showEvidence(turn);
   return item;
+}
+
+function showEvidence(turn) {  // the frames that the answer was read from; each is found in the memory
+  const place = items.get(turn).lastChild;
+  if (turn.held === false) { tell(place, "What would answer this is no longer in memory."); return; }
+  redraw(place, turn.evidence || [], ({ frame, time, box, jpeg_url: url }) => {
+    const button = element("button"), canvas = element("canvas");
+    button.type = "button";
+    button.append(canvas, time ? `seen ${clock(time)}` : `frame ${frame}`);
+    button.onclick = () => find(frame);
+    picture({ thumbnail_url: url }, (image) => {
+      const paint = canvas.getContext("2d"), [left, top, right, bottom] = box;
+      [canvas.width, canvas.height] = [160, Math.round(160 * image.naturalHeight / image.naturalWidth)];
+      paint.imageSmoothingEnabled = image.naturalWidth >= 80;
+      paint.drawImage(image, 0, 0, canvas.width, canvas.height);
+      paint.strokeStyle = "#ffb347";
+      paint.lineWidth = 4;
+      paint.strokeRect(left * canvas.width, top * canvas.height, (right - left) * canvas.width, (bottom - top) * canvas.height);
+    });
+    return button;
+  });
+}
+
+function evidence() {  // frames that the newest answer was read from
+  const last = state.stream && turnsOf(state.stream).at(-1);
+  return new Set(last?.held === false ? [] : (last?.evidence || []).map(({ frame }) => frame));
+}
+
+function find(frame) {
+  const found = state.memory?.frames.find((each) => each.frame === frame);
+  if (!found) { toast("news", "That frame is no longer in memory."); return; }
+  showFrame(found);
+  showMemory();
+  $("frames").querySelector('[aria-selected="true"]')?.scrollIntoView({ block: "nearest", inline: "center" });
 }
 
 function showTurn(turn) {
   const item = items.get(turn), list = $("talk"), atEnd = list.scrollTop + list.clientHeight >= list.scrollHeight - 40;
   tell(item.children[1], turn.answer);
   tell(item.children[2], turn.note);
+  showEvidence(turn);
   if (atEnd && item.isConnected) list.scrollTop = list.scrollHeight;
 }
 
@@ -293,6 +329,7 @@ async function ask(question) {
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Error(chunk.error.message);
       turn.answer += chunk.choices[0]?.delta?.content || "";
+      if (chunk.edgevlm) Object.assign(turn, { evidence: chunk.edgevlm.evidence?.slice(0, SEEN), held: chunk.edgevlm.evidence_held });
       if (chunk.edgevlm) turn.note = [chunk.edgevlm.time && `as of ${clock(chunk.edgevlm.time)}`, chunk.edgevlm.ttft_ms && `first token after ${Math.round(chunk.edgevlm.ttft_ms)} ms`].filter(Boolean).join(" · ");
       showTurn(turn);
     }
@@ -352,7 +389,7 @@ function showMemory() {
   showMap(memory);
   const atEnd = list.scrollLeft + list.clientWidth >= list.scrollWidth - 8;
   const known = new Map([...list.children].map((item) => [Number(item.dataset.frame), item]));
-  const shown = thinned(frames).map((each) => frameItem(each, memory.grid, known.get(each.frame)));
+  const seen = evidence(), shown = thinned(frames).map((each) => frameItem(each, memory.grid, known.get(each.frame), seen.has(each.frame)));
   shown.forEach((item, place) => { if (list.children[place] !== item) list.insertBefore(item, list.children[place] || null); });
   while (list.children.length > shown.length) list.lastChild.remove();
   if (atEnd && state.chosen === null) list.scrollLeft = list.scrollWidth;
@@ -365,10 +402,10 @@ function showMemory() {
 
 function thinned(frames) {  // of too many, in each part of the time the one that is remembered best, and the chosen one
   if (frames.length <= TILES) return frames;
-  const best = new Map();
+  const best = new Map(), wanted = evidence().add(state.chosen);
   frames.forEach((each, place) => {
     const part = Math.floor(place * TILES / frames.length), other = best.get(part);
-    if (!other || (each.share > other.share && other.frame !== state.chosen) || each.frame === state.chosen) best.set(part, each);
+    if (!other || (each.share > other.share && !wanted.has(other.frame)) || wanted.has(each.frame)) best.set(part, each);
   });
   return [...best.values()];
 }
@@ -387,6 +424,8 @@ function showMap({ frames, frames_watched: watched, grid: [rows, columns] }) {
     }
   }
   paint.putImageData(pixels, 0, 0);
+  paint.fillStyle = "#6db3ff";
+  for (const frame of evidence()) paint.fillRect(Math.floor((frame + 0.5) * width / watched) - 1, 0, 2, Math.max(1, patches / 8));
   if (state.chosen !== null) {
     paint.fillStyle = "#fff";
     paint.fillRect(Math.floor((state.chosen + 0.5) * width / watched), 0, 1, patches);
@@ -396,7 +435,7 @@ function showMap({ frames, frames_watched: watched, grid: [rows, columns] }) {
   canvas.setAttribute("aria-label", `What is remembered of all ${watched.toLocaleString()} frames, from the first to now. The list below has the same frames.`);
 }
 
-function frameItem(frame, grid, item) {
+function frameItem(frame, grid, item, seen) {
   if (!item) {
     item = element("div");
     item.setAttribute("role", "option");
@@ -413,7 +452,8 @@ function frameItem(frame, grid, item) {
   tell(item.children[1], frame.time ? clock(frame.time) : `frame ${frame.frame}`);
   tell(item.children[2].firstChild, frame.time ? since(frame.time) : "");
   tell(item.children[2].lastChild, percent(frame.share));
-  item.setAttribute("aria-label", `${frame.time ? `${clock(frame.time)}, ${since(frame.time)}` : `frame ${frame.frame}`}, ${percent(frame.share)} remembered`);
+  item.setAttribute("aria-label", `${frame.time ? `${clock(frame.time)}, ${since(frame.time)}` : `frame ${frame.frame}`}, ${percent(frame.share)} remembered${seen ? ", the last answer was read from it" : ""}`);
+  item.classList.toggle("evidence", seen);
   item.setAttribute("aria-selected", String(frame.frame === state.chosen));
   return item;
 }
@@ -518,10 +558,7 @@ $("frames").onkeydown = (event) => {
 };
 $("map").onclick = (event) => {
   const { frames, frames_watched: watched } = state.memory, wanted = event.offsetX / $("map").clientWidth * watched;
-  const nearest = frames.reduce((best, each) => Math.abs(each.frame - wanted) < Math.abs(best.frame - wanted) ? each : best);
-  showFrame(nearest);
-  showMemory();
-  $("frames").querySelector('[aria-selected="true"]')?.scrollIntoView({ block: "nearest", inline: "center" });
+  find(frames.reduce((best, each) => Math.abs(each.frame - wanted) < Math.abs(best.frame - wanted) ? each : best).frame);
 };
 $("to-live").onclick = () => { showFrame(null); $("question").focus(); };
 

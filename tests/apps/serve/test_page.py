@@ -216,6 +216,27 @@ def test_a_long_answer_stays_in_its_place(opened):
     assert talk[1] < 5, "its end is in sight"
 
 
+def test_the_frames_that_an_answer_was_read_from_are_marked(opened, server):
+    page = opened()
+    frame = server.get("/v1/streams/demo/memory")["frames"][0]
+    seen = {"frame": frame["frame"], "time": frame["time"], "box": [0, 0, 0.5, 0.5], "jpeg_url": frame["thumbnail_url"]}
+    told = {"choices": [{"delta": {"content": "yes"}}], "edgevlm": {"evidence": [seen], "evidence_held": True}}
+    body = f"data: {json.dumps(told)}\n\ndata: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    page.fill("#question", NOW)
+    page.keyboard.press("Enter")
+    page.locator("#talk .seen button").click()
+    api.expect(page.locator(f"{TILES}.evidence[aria-selected=true]")).to_have_attribute(
+        "aria-label", re.compile("was read from it")
+    )
+    gone = {**told, "edgevlm": {"evidence": [seen], "evidence_held": False}}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=f"data: {json.dumps(gone)}\n\n"))
+    page.fill("#question", NOW)
+    page.keyboard.press("Enter")
+    api.expect(page.locator("#talk .seen").last).to_have_text("What would answer this is no longer in memory.")
+    api.expect(page.locator(f"{TILES}.evidence")).to_have_count(0)
+
+
 def test_a_reload_in_the_middle_of_an_answer_keeps_the_conversation(opened):
     page = opened()
     page.fill("#question", NOW)
