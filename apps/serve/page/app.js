@@ -201,7 +201,7 @@ function heard(name, event, data) {
     if (!["paused", "failed"].includes(found.state)) Object.assign(found, { state: data.source_state, problem: data.source_problem ?? null });
   } else if (event === "state") { Object.assign(found, data); }
   else if (event === "answer") { if (data.ttft_ms) state.speed[name] = data; }
-  else if (event === "notice") { toast("news", data.text); }
+  else if (event === "notice" && found.state === "running") { toast("news", data.text); }  // else the state says it
   showStreams();
 }
 
