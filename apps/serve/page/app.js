@@ -444,7 +444,6 @@ function frameItem(frame, grid, item, seen) {
     const line = element("div", undefined, "dim");
     line.append(element("span"), element("span", undefined, "share"));
     item.append(element("canvas"), element("div"), line);
-    item.onclick = () => { item.focus({ preventScroll: true }); showFrame(state.memory.frames.find((each) => each.frame === frame.frame) || null); };
     picture(frame, (image) => { item.image = image; item.patches = ""; lightTile(item, grid); });
   }
   item.digits = frame.patches;
@@ -461,7 +460,7 @@ function frameItem(frame, grid, item, seen) {
 function picture({ thumbnail_url: url }, then) {
   if (!url) return;
   const image = new Image();
-  image.onload = () => { if (image.src.startsWith("blob:")) URL.revokeObjectURL(image.src); then(image); };
+  image.onload = () => { image.onload = null; if (image.src.startsWith("blob:")) URL.revokeObjectURL(image.src); then(image); };
   if (state.key) api(url).then((response) => response.blob()).then((blob) => { image.src = URL.createObjectURL(blob); }).catch(() => {});
   else image.src = url;
 }
@@ -547,6 +546,12 @@ function rove() {  // one frame of the strip is in the tab order
 
 // wiring
 
+$("frames").onclick = (event) => {
+  const item = event.target.closest("[role=option]");
+  if (!item) return;
+  item.focus({ preventScroll: true });
+  showFrame(state.memory.frames.find((each) => each.frame === Number(item.dataset.frame)) || null);
+};
 $("frames").onkeydown = (event) => {
   const item = event.target.closest("[role=option]"), list = $("frames");
   const to = { ArrowLeft: item?.previousSibling, ArrowRight: item?.nextSibling, Home: list.firstChild, End: list.lastChild, Enter: item, " ": item }[event.key];
