@@ -3,7 +3,7 @@
 
 const $ = (id) => document.getElementById(id);
 const MEMORY_MS = 3000, STREAMS_MS = 5000, FRAME_MS = 500, RETRY_MS = 2000;
-const TILES = 160, TURNS = 50, LAST = 8, SEEN = 3;  // frames of the strip; turns kept; turns that a question brings along; frames of evidence
+const TILES = 160, NEWEST = 40, TURNS = 50, LAST = 8, SEEN = 3;  // frames of the strip, the newest among them; turns kept; turns that a question brings along; frames of evidence
 const IDEAS = {
   demo: ["how many objects are there now?", "which shape came first?", "what left last?"],
   other: ["What do you see?", "What happened just now?", "Who came in?"],
@@ -400,14 +400,16 @@ function showMemory() {
   }
 }
 
-function thinned(frames) {  // of too many, in each part of the time the one that is remembered best, and the chosen one
-  if (frames.length <= TILES) return frames;
-  const best = new Map(), wanted = evidence().add(state.chosen);
-  frames.forEach((each, place) => {
-    const part = Math.floor(place * TILES / frames.length), other = best.get(part);
-    if (!other || (each.share > other.share && !wanted.has(other.frame)) || wanted.has(each.frame)) best.set(part, each);
-  });
-  return [...best.values()];
+function thinned(frames) {  // of too many the newest, and before them the best remembered of each part of the time; the same ones as time goes on
+  const older = frames.slice(0, -NEWEST), wanted = evidence().add(state.chosen), best = new Map();
+  let width = 1;
+  const part = ({ frame }) => Math.floor(frame / width);
+  while (new Set(older.map(part)).size > TILES - NEWEST) width *= 2;
+  for (const each of older) {
+    const other = best.get(part(each));
+    if (!other || (each.share > other.share && !wanted.has(other.frame)) || wanted.has(each.frame)) best.set(part(each), each);
+  }
+  return [...best.values(), ...frames.slice(-NEWEST)];
 }
 
 function showMap({ frames, frames_watched: watched, grid: [rows, columns] }) {
