@@ -107,7 +107,8 @@ class Thumbnails:
         jpeg = self.jpeg(frame)
         if jpeg is None:
             return None
-        return np.asarray(cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)[:, :, ::-1], np.uint8)
+        image = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)
+        return None if image is None else np.ascontiguousarray(image[:, :, ::-1], np.uint8)
 
     def close(self) -> None:
         """Write what is not on the disk yet. Closing again does nothing."""
