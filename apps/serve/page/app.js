@@ -565,7 +565,8 @@ $("frames").onkeydown = (event) => {
 };
 $("map").onclick = (event) => {
   const { frames, frames_watched: watched } = state.memory, wanted = event.offsetX / $("map").clientWidth * watched;
-  find(frames.reduce((best, each) => Math.abs(each.frame - wanted) < Math.abs(best.frame - wanted) ? each : best).frame);
+  const miss = ({ frame, share }) => Math.abs(frame - wanted) - share * watched / 50;  // a finger is not that exact: of near ones the best remembered
+  find(frames.reduce((best, each) => miss(each) < miss(best) ? each : best).frame);
 };
 $("to-live").onclick = () => { showFrame(null); $("question").focus(); };
 
