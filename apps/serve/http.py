@@ -114,8 +114,7 @@ class Server:
         self.metrics.unfinished -= 1
         answer = completion.answer
         if not isinstance(answer, str) and answer.token_ids:
-            self.metrics.ttft.labels(completion.stream.name).observe(answer.ttft_ms / 1e3)
-            self.metrics.tokens.labels(completion.stream.name).inc(len(answer.token_ids))
+            self.metrics.answered(completion.stream.name, answer.ttft_ms / 1e3, len(answer.token_ids))
 
 
 class ApiError(HTTPException):

@@ -21,15 +21,26 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()
         self.unfinished = 0
         labels = ("stream",)
-        self.ttft = Histogram(
+        self._ttft = Histogram(
             "edgevlm_time_to_first_token_seconds", "From a question to its first token.", labels,
             buckets=TTFT_BUCKETS, registry=self.registry,
         )  # fmt: skip
-        self.tokens = Counter("edgevlm_generation_tokens", "Tokens generated.", labels, registry=self.registry)
+        self._tokens = Counter("edgevlm_generation_tokens", "Tokens generated.", labels, registry=self.registry)
+        self._asked: set[str] = set()  # streams that have figures of answers
         self._service = service
         self.registry.register(self)
 
+    def answered(self, stream: str, ttft_s: float, tokens: int) -> None:
+        """Count an answer."""
+        self._asked.add(stream)
+        self._ttft.labels(stream).observe(ttft_s)
+        self._tokens.labels(stream).inc(tokens)
+
     def collect(self) -> Iterator[Metric]:
+        for name in self._asked - self._service.streams.keys():  # those that were removed
+            self._asked.discard(name)
+            self._ttft.remove(name)
+            self._tokens.remove(name)
         models = {stream.model for stream in self._service.streams.values()}  # each answers one question at a time
         running = min(len(models), self.unfinished)
         yield GaugeMetricFamily("edgevlm_num_requests_running", "Answers being generated.", value=running)

@@ -37,6 +37,8 @@ SWITCHED = "switched-"  # begins the folder of a memory that lasts until the ser
 TEST_S = 10.0  # that a source which is tested may take to give its first picture
 LOOK_S = 2.0  # that it is looked at then
 TEST_FPS = 100  # frames a second, and in all, that are looked at
+CLOSING_S = 30.0  # that the last snapshots may take
+TOLD_BYTES = 16 << 20  # of snapshots that take long enough to be told of
 OVERLOADED, RELIEVED = 0.1, 0.02  # skipped of the frames that cameras give: said above the one, taken back below the other
 CLIENTS_ADD = r"demo|\d{1,3}|(?i:rtsps?|rtmps?|https?)://\S+"  # no file, no pipeline, no program
 
@@ -229,14 +231,24 @@ class Service:
                 stream.notice(line)
 
     def close(self) -> None:
-        """End all streams, each with a last snapshot, at the same time; then the models."""
+        """End all streams, each with a last snapshot, at the same time and for CLOSING_S seconds at most; then the models."""
         with self._lock:
-            streams, self.streams = list(self.streams.values()), {}
-            threads = [threading.Thread(target=stream.close, name="edgevlm-closing") for stream in streams]
-            for thread in threads:
+            streams, self.streams = self.streams, {}
+            size = sum(stream.session.stats.state_bytes for stream in streams.values())
+            if size > TOLD_BYTES:
+                self._notice(f"writing the last snapshots, {size / 1e6:,.0f} MB, for {CLOSING_S:g} s at most")
+            threads = {
+                name: threading.Thread(target=stream.close, name="edgevlm-closing", daemon=True)
+                for name, stream in streams.items()
+            }
+            for thread in threads.values():
                 thread.start()
-            for thread in threads:
-                thread.join()
+            end = time.monotonic() + CLOSING_S
+            for thread in threads.values():
+                thread.join(max(0.0, end - time.monotonic()))
+            if late := [name for name, thread in threads.items() if thread.is_alive()]:
+                self._notice(f"{', '.join(late)}: not closed within {CLOSING_S:g} s; the snapshot before the last one stays")
+                return
             for model in self._models.values():
                 model.close()
             self._models.clear()

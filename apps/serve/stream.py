@@ -34,7 +34,6 @@ from edgevlm.runtime.snapshots import SnapshotWriter
 WAITING = 64  # events that a listener may be behind before it is dropped
 RETRY_S = 30.0  # from a source's failure to the next attempt
 RATES_S = 10.0  # over which frames watched and skipped are counted
-CLOSING_S = 30.0  # that the last snapshot may take
 Event = tuple[str, dict[str, Any]]
 
 
@@ -252,7 +251,7 @@ class CameraStream:
         self._source.close()
         self.session.cancel()
         if self._thread.ident is not None:
-            self._thread.join(CLOSING_S)
+            self._thread.join()
         self.session.close()
         self.observer.close()
         self.events.close()

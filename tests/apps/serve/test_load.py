@@ -2,13 +2,18 @@
 
 import asyncio
 import socket
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("fastapi")
 
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
 from edgevlm.apps.serve.config import ServeConfig
+from edgevlm.apps.serve.metrics import Metrics
 from edgevlm.apps.serve.run import bound
 from edgevlm.apps.serve.service import Service
 from edgevlm.apps.serve.stream import RATES_S, FrameRates
@@ -54,6 +59,39 @@ def test_overload_is_said_once_and_so_is_its_end(tmp_path):
     go_on(20, 2, 0)
     assert said[1:] == ["demo: no longer overloaded: all frames of 2 cameras are watched"]
     assert heard == [line.removeprefix("demo: ") for line in said for _ in "ab"]
+
+
+def test_the_end_comes_within_a_bound_that_is_told_of(tmp_path, monkeypatch):
+    monkeypatch.setattr("edgevlm.apps.serve.service.CLOSING_S", 0.1)
+    said, closed, go = [], [], threading.Event()
+    service, stats = Service(ServeConfig(state=str(tmp_path)), said.append), SimpleNamespace(state_bytes=100_000_000)
+
+    def stream(close):
+        return SimpleNamespace(session=SimpleNamespace(stats=stats), close=close)
+
+    service.streams = {"hangs": stream(lambda: go.wait(20)), "fine": stream(lambda: closed.append(1))}
+    service.close()
+    assert (closed, go.is_set()) == ([1], False)
+    assert said == [
+        "writing the last snapshots, 200 MB, for 0.1 s at most",
+        "hangs: not closed within 0.1 s; the snapshot before the last one stays",
+    ]
+    go.set()
+
+
+def test_metrics_forget_streams_that_were_removed(tmp_path):
+    service = Service(ServeConfig(state=str(tmp_path)), print)
+    metrics = Metrics(service)
+
+    def streams():
+        families = list(text_string_to_metric_families(generate_latest(metrics.registry).decode()))
+        return {sample.labels.get("stream") for family in families for sample in family.samples} - {None}
+
+    for number in range(100):  # cameras that come, are asked and go
+        service.streams = {f"camera-{number}": SimpleNamespace(model=None, state="running", stats=None)}
+        metrics.answered(f"camera-{number}", 0.1, 3)
+        streams()
+    assert streams() == {"camera-99"}
 
 
 def test_pieces_of_an_answer_are_sent_at_once(tmp_path):
