@@ -41,6 +41,10 @@ def plan(
     changed: Annotated[
         float, typer.Option(metavar="F", help="Predict for this changed fraction of a frame.", min=0, max=1)
     ] = 0.25,
+    cameras: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Plan a server of this many cameras.", show_default="a run of one", min=1, max=256),
+    ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Run it here and compare its memory.")] = False,
     published: Annotated[bool, typer.Option("--published", help="Compare the plan with published figures.")] = False,
     json: Json = False,
@@ -63,7 +67,9 @@ def plan(
             width, height = parse_size("--frame-size", frame_size)
             folder = resolve_config(model, step, note)
             size = height, width
-            request = command.PlanRequest(folder, device, wanted, precision, kv, fps, chunk, size, vision_precision, changed)
+            request = command.PlanRequest(
+                folder, device, wanted, precision, kv, fps, chunk, size, vision_precision, changed, cameras
+            )
             lines = list(command.show(request, json, measure))
     for line in lines:
         typer.echo(line)

@@ -13,7 +13,8 @@ from edgevlm.errors import UserError
 from edgevlm.export.families import TowerGeometry
 from edgevlm.export.footprint import needed_memory
 from edgevlm.export.precisions import load_precision
-from edgevlm.runtime.cache import KVCache
+from edgevlm.runtime.cache import KVCache, row_bytes
+from edgevlm.runtime.kv import DTYPES
 
 FLOAT = 4
 CPU_RUNTIME = 18_500_000
@@ -26,9 +27,9 @@ class PlannedMemory:
     """Bytes of each part while a stream runs, and the peaks of making what it runs.
 
     weights; kv: the arena of the cache; policy: what it may keep beside it; activations: working memory of the decoder;
-    vision: of the tower, pixels and features among them; runtime: libraries, graphs, sessions. export_peak: of
-    ``edgevlm export``; build_peak: of TensorRT's builder, 0 where there is none. present, tower_cache: of each camera
-    where only what changed is appended and encoded; not in the total.
+    vision: of the tower, pixels and features among them; runtime: libraries, graphs, sessions; snapshots: what a server copies
+    memories into, 0 for a run. export_peak: of ``edgevlm export``; build_peak: of TensorRT's builder, 0 where there is none.
+    present, tower_cache: of each camera where only what changed is appended and encoded; not in the total.
     """
 
     weights: int
@@ -37,6 +38,7 @@ class PlannedMemory:
     activations: int
     vision: int
     runtime: int
+    snapshots: int
     export_peak: int
     build_peak: int
     present: int
@@ -44,8 +46,8 @@ class PlannedMemory:
 
     @property
     def total(self) -> int:
-        """The most that a stream takes. What a session of ONNX Runtime has worked with it keeps; engines could share it."""
-        return self.weights + self.kv + self.policy + self.activations + self.vision + self.runtime
+        """The most that all streams take. What a session of ONNX Runtime has worked with it keeps; engines could share it."""
+        return self.weights + self.kv + self.policy + self.activations + self.vision + self.runtime + self.snapshots
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,26 @@ def present_bytes(model: PlannedModel, budget: int, kv: str) -> int:
     return 2 * features + rows
 
 
+def chunk_bytes(model: PlannedModel, chunk: int) -> int:
+    """Pixels ``[chunk, 3, height, width]`` and features of a chunk, float32, which each stream holds."""
+    tower = model.tower
+    grids = max(1, chunk // tower.group)
+    features = grids * tower.tokens * model.hidden * (1 + model.deepstack)
+    return FLOAT * (grids * tower.group * 3 * tower.size[0] * tower.size[1] + features)
+
+
+def snapshot_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
+    """The copy that a snapshot is written from: keys, values and metadata of prefix + ``budget`` rows, and a chunk."""
+    row = 2 * model.head_dim * DTYPES[kv].itemsize + row_bytes(model.axes)
+    return model.layers * (model.prefix + budget) * model.kv_heads * row + chunk_bytes(model, chunk)
+
+
+def camera_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
+    """What one more camera takes of a server: a cache, what its policy keeps, a chunk and a snapshot; no weights."""
+    own = arena_bytes(model, budget, kv) + policy_bytes(model, budget) + chunk_bytes(model, chunk)
+    return own + snapshot_bytes(model, budget, chunk, kv)
+
+
 def tower_cache_bytes(tower: TowerGeometry) -> int:
     """Keys and values of every patch in each of B blocks and its output, float32: N W (2 B + 1)."""
     return FLOAT * tower.patches * tower.width * (2 * tower.blocks + 1)
@@ -189,16 +211,22 @@ def export_peak(model: PlannedModel) -> int:
     return needed_memory(FLOAT * layer_matrices(model.hidden, model.heads, model.kv_heads, model.head_dim, model.inner))
 
 
-def memory_of(model: PlannedModel, device: DeviceProfile, precision: str, kv: str, budget: int, chunk: int) -> PlannedMemory:
-    """Every part, for a stream of ``budget`` vision tokens a layer that takes ``chunk`` frames at once."""
-    weights, kind = weights_of(model, precision, device.kind), device.kind
+def memory_of(
+    model: PlannedModel, device: DeviceProfile, precision: str, kv: str, budget: int, chunk: int, served: int = 0
+) -> PlannedMemory:
+    """Every part, for a stream of ``budget`` vision tokens a layer that takes ``chunk`` frames at once.
+
+    served: the cameras of a server, one such stream each; 0 for a run, which has one and no snapshots.
+    """
+    weights, kind, streams = weights_of(model, precision, device.kind), device.kind, max(1, served)
     return PlannedMemory(
         weights=resident_weights(model, weights, precision, kind),
-        kv=arena_bytes(model, budget, kv),
-        policy=policy_bytes(model, budget),
+        kv=streams * arena_bytes(model, budget, kv),
+        policy=streams * policy_bytes(model, budget),
         activations=activation_bytes(model, rows_at_once(model, budget, chunk), kind, calls_at_once(model, budget, chunk) > 1),
-        vision=vision_bytes(model, chunk, kind),
+        vision=vision_bytes(model, chunk, kind) + (streams - 1) * chunk_bytes(model, chunk),
         runtime=CPU_RUNTIME if kind == "cpu" else RUNTIME,
+        snapshots=served * snapshot_bytes(model, budget, chunk, kv),
         export_peak=export_peak(model),
         build_peak=build_need(weights.total, 0).host if kind == "jetson" else 0,
         present=present_bytes(model, budget, kv),

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Any
 
-from edgevlm.apps.planning.memory import PlannedMemory, memory_of
+from edgevlm.apps.planning.memory import PlannedMemory, camera_bytes
 from edgevlm.apps.planning.model import PlannedModel, model_of
-from edgevlm.apps.planning.speed import Roofline, Speed, bound_by, fits, largest_budget, speed_of
+from edgevlm.apps.planning.speed import Roofline, Speed, bound_by, fits, largest_budget, most_cameras, speed_of
 from edgevlm.apps.planning.this_machine import assumptions, device_named
 from edgevlm.apps.schemas import json_line
 from edgevlm.engines.devices import DeviceProfile
@@ -48,6 +48,7 @@ class PlanRequest:
     camera: tuple[int, int] = (480, 640)
     vision_precision: str | None = None
     changed: float = 0.25
+    cameras: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +66,18 @@ class DevicePlan:
 
     @property
     def fits(self) -> bool:
-        """Whether a stream fits beside what the system takes."""
+        """Whether all cameras fit beside what the system takes."""
         return fits(self.roofline, self.memory)
 
     @property
     def keeps_up(self) -> bool:
-        """Whether the frames asked for are kept up with."""
-        return self.speed.prefill_fps >= self.fps
+        """Whether the frames asked for are kept up with, every camera's."""
+        return self.camera_fps >= self.fps
+
+    @property
+    def camera_fps(self) -> float:
+        """Frames a second of each camera."""
+        return self.speed.prefill_fps / max(1, self.roofline.served)
 
     def line(self) -> dict[str, Any]:
         """As JSON: the fields of :data:`FIRST`, then the rest. MB are 1e6 bytes."""
@@ -104,6 +110,10 @@ class DevicePlan:
             "compression_ms": round(speed.compression_ms, 3),
             "changed": self.changed,
             "changed_fps": round(self.changed_fps, 3),
+            "cameras": max(1, roofline.served),
+            "camera_mb": round(camera_bytes(roofline.model, self.budget, self.chunk, roofline.kv) / 1e6, 1),
+            "camera_fps": round(self.camera_fps, 3),
+            "largest_cameras": most_cameras(roofline, self.budget, self.chunk, self.fps),
         }
         return {name: known.pop(name) for name in FIRST} | known
 
@@ -143,9 +153,9 @@ def choose(model: PlannedModel, device: DeviceProfile, request: PlanRequest) -> 
     for precision in precisions(model, device, request.precision):
         tower = request.vision_precision or tower_precision(model, device, precision)
         stored = replace(model, tower=replace(model.tower, precision=tower))
-        roofline = Roofline(stored, device, precision, kv)
+        roofline = Roofline(stored, device, precision, kv, request.cameras or 0)
         budget = suited_budget(roofline, request) if request.budget is None else request.budget
-        memory = memory_of(stored, device, precision, kv, budget, request.chunk)
+        memory = roofline.memory(budget, request.chunk)
         speed, less = (speed_of(roofline, budget, request.chunk, changed) for changed in (1.0, request.changed))
         plan = DevicePlan(roofline, budget, request.fps, request.chunk, memory, speed, request.changed, less.prefill_fps)
         plans.append(plan)
@@ -203,7 +213,7 @@ def describe(plan: DevicePlan) -> Iterator[str]:
     yield f"{line['tokens_per_frame']:g} rows a frame, {plan.fps:g} frames a second asked"
     yield from wrap(assumptions(device), 80)
     yield ""
-    for part in PlannedMemory.__slots__[:6]:
+    for part in PlannedMemory.__slots__[: 7 if line["snapshots_mb"] else 6]:
         yield f"  {part:<12}{line[f'{part}_mb']:>10.1f} MB"
     verdict = "fits" if line["fits"] else "does not fit"
     yield f"  {'total':<12}{line['total_mb']:>10.1f} MB: {verdict} in {line['usable_mb']:.0f} MB beside the system"
@@ -217,6 +227,8 @@ def describe(plan: DevicePlan) -> Iterator[str]:
     share = f"{plan.changed:.0%}"
     yield f"  changed     {line['changed_fps']:>10.2f} a second where {share} changes and only that is encoded, appended:"
     yield f"              {line['present_mb']:.1f} MB more and a tower cache of {line['tower_cache_mb']:.1f} MB for each camera"
+    each = f"{plan.camera_fps:.2f} a second each, {line['camera_mb']:.1f} MB more for one more"
+    yield f"  cameras     {line['cameras']:>10} on one model, {each}; at most {line['largest_cameras']}"
     yield f"  answers     {line['ttft_ms']:>10.1f} ms to the first token, then {line['tokens_per_s']:.1f} tokens a second"
     if line["j_per_frame"] is not None:
         yield f"  energy      {line['j_per_frame']:>10.3f} J a frame at the most ({device['max_watts']} W)"
@@ -242,6 +254,8 @@ def compare(plan: DevicePlan, request: PlanRequest) -> dict[str, Any]:
 
 def show(request: PlanRequest, as_json: bool, measure: bool) -> Iterator[str]:
     """The lines of the command."""
+    if measure and request.cameras is not None:
+        raise UserError("--measure runs one camera; leave --cameras out (`edgevlm bench serve cameras` compares several)")
     plan = make_plan(request)
     if measure and not is_measurable(plan.roofline):
         raise UserError("--measure runs demo or a bundle on this CPU as it is; leave --device, --precision and --kv out")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgevlm.apps.planning.memory import PlannedMemory, memory_of, weights_of
 from edgevlm.apps.planning.model import PlannedModel
@@ -18,6 +18,7 @@ COMPUTE_EFFICIENCY = 0.5
 QUESTION = 32  # rows of a question's text, the template's among them
 COMPRESSION_READS = 4.0  # plain reads of a full cache that one compression takes
 WHOLE_ABOVE = 0.7  # of the patches: the whole tower is cheaper
+MOST_CAMERAS = 256  # that a server takes
 TERMS = ("vision", "compute", "memory bandwidth")
 
 
@@ -40,12 +41,24 @@ class RooflineCall:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """A model at a precision on a device. kv: what keys and values are kept as."""
+    """A model at a precision on a device.
+
+    kv: what keys and values are kept as. served: the cameras of a server; 0: a run, which has one.
+    """
 
     model: PlannedModel
     device: DeviceProfile
     precision: str
     kv: str
+    served: int = 0
+
+    def memory(self, budget: int, chunk: int) -> PlannedMemory:
+        """Of all cameras, each with ``budget`` vision tokens a layer."""
+        return memory_of(self.model, self.device, self.precision, self.kv, budget, chunk, self.served)
+
+    def keeps_up(self, budget: int, chunk: int, fps: float) -> bool:
+        """Whether ``fps`` frames a second of every camera are kept up with."""
+        return speed_of(self, budget, chunk).prefill_fps >= max(1, self.served) * fps
 
     @property
     def rate(self) -> float:
@@ -162,7 +175,7 @@ def speed_of(roofline: Roofline, budget: int, chunk: int, changed: float = 1.0) 
 
 
 def fits(roofline: Roofline, memory: PlannedMemory) -> bool:
-    """Whether a stream fits beside what the system takes."""
+    """Whether it fits beside what the system takes."""
     return memory.total <= roofline.device.usable_bytes
 
 
@@ -170,8 +183,7 @@ def can_run(roofline: Roofline, budget: int, chunk: int, fps: float) -> bool:
     """Whether a budget fits, memory and the model's positions, and ``fps`` frames a second are kept up with."""
     if not roofline.model.least_budget <= budget <= roofline.model.most_budget:
         return False
-    memory = memory_of(roofline.model, roofline.device, roofline.precision, roofline.kv, budget, chunk)
-    return fits(roofline, memory) and speed_of(roofline, budget, chunk).prefill_fps >= fps
+    return fits(roofline, roofline.memory(budget, chunk)) and roofline.keeps_up(budget, chunk, fps)
 
 
 def largest(least: int, most: int, holds: Callable[[int], bool]) -> int:
@@ -189,6 +201,11 @@ def largest_budget(roofline: Roofline, chunk: int, fps: float) -> int:
     """The largest budget, vision tokens a layer, that can run at ``fps``; 0 if none can."""
     model = roofline.model
     return largest(model.least_budget, model.most_budget, lambda budget: can_run(roofline, budget, chunk, fps))
+
+
+def most_cameras(roofline: Roofline, budget: int, chunk: int, fps: float) -> int:
+    """The most cameras of that budget that a server on the device can watch at ``fps``; 0 if not one."""
+    return largest(1, MOST_CAMERAS, lambda cameras: can_run(replace(roofline, served=cameras), budget, chunk, fps))
 
 
 def bound_by(roofline: Roofline, memory: PlannedMemory, speed: Speed) -> str:

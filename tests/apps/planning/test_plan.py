@@ -111,6 +111,22 @@ def test_a_chunk_of_more_frames_takes_more_memory_and_no_more_time_a_frame():
     assert rates == sorted(rates)
 
 
+def test_cameras_share_weights_and_time_and_the_most_of_them_is_exact():
+    device = with_figures(load_device("orin-nx-16"), system_mib=12000)
+    asked = {"budget": 2000, "precision": "int4", "kv": "fp16", "fps": 0.5}
+    lines = [choose(SMALL, device, PlanRequest("a model", cameras=count, **asked)).line() for count in (1, 2, 5)]
+    assert len({line["weights_mb"] for line in lines}) == len({line["prefill_fps"] for line in lines}) == 1
+    one, two, five = (line["total_mb"] for line in lines)
+    assert two - one == pytest.approx(lines[0]["camera_mb"], abs=0.2)
+    assert five - two == pytest.approx(3 * lines[0]["camera_mb"], abs=0.3)
+    assert [line["camera_fps"] for line in lines] == [pytest.approx(lines[0]["prefill_fps"] / n, abs=1e-3) for n in (1, 2, 5)]
+    most = lines[0]["largest_cameras"]
+    edge = [choose(SMALL, device, PlanRequest("a model", cameras=count, **asked)) for count in (most, most + 1)]
+    assert [plan.fits and plan.keeps_up for plan in edge] == [True, False]
+    run = choose(SMALL, device, PlanRequest("a model", **asked)).line()
+    assert (run["snapshots_mb"], run["cameras"], run["largest_cameras"]) == (0, 1, most)
+
+
 def test_asking_for_more_frames_leaves_a_smaller_budget():
     budgets = [largest_budget(roofline("orin-nano-8"), 8, fps) for fps in (0.1, 3.0, 5.0, 50.0)]
     assert budgets == sorted(budgets, reverse=True)
