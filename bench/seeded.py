@@ -161,9 +161,9 @@ def word_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def seeded_model(folder: Path, shape: DecoderShape, tokens_per_frame: int, threads: int) -> Model:
+def seeded_model(folder: Path, shape: DecoderShape, tokens_per_frame: int, threads: int, precision: str = "fp32") -> Model:
     """A loaded model whose features are noise, whatever the frame, and whose cache can be filled with noise."""
-    bundle = decoder_bundle(folder, shape, tokens_per_frame)
+    bundle = decoder_bundle(folder, shape, tokens_per_frame, precision=precision)
     engine = NoiseEngine(load_engine("onnxruntime-cpu", bundle, threads=threads), bundle)
     return Model(bundle, engine, word_tokenizer(), bundle.closing_rows())
 

@@ -191,6 +191,7 @@ class CameraStream:
             "policy": self.session.policy,
             "budget": self.session.budget,
             "fps": self.settings.fps,
+            "frames_watched": self.session.stats.frames,
             "watched_fps": round(watched, 3),
             "skipped_fps": round(skipped, 3),
             "state": self.state,

@@ -46,6 +46,8 @@ MEMORY = {
     "retrieval": "memory.retrieval:retrieval",
 }
 
+SERVE = {"ttft": "serve:ttft", "cameras": "serve:cameras", "clients": "serve:clients"}
+
 OF_CHECKPOINTS = ("precision", "export", "against")  # export what they measure
 
 Models = Annotated[
@@ -276,25 +278,26 @@ def camera(
 
 
 def serve(
-    model: Annotated[str | None, typer.Option(metavar="demo|BUNDLE", help="Run this model.")] = None,
+    what: Annotated[str, typer.Argument(metavar="|".join(SERVE), help="Choose the measurement.")] = "ttft",
+    model: Annotated[str | None, typer.Option(metavar="demo|BUNDLE", help="Run this model; ttft: also seeded-0.5b.")] = None,
     cameras: Annotated[
-        int | None, typer.Option(metavar="N", help="Watch one, then this many.", show_default="4", min=1)
+        str | None, typer.Option(metavar="N,...", help="Watch these many cameras.", show_default="1,4,16")
     ] = None,
     rounds: Rounds = None,
-    seconds: Annotated[
-        float | None, typer.Option(metavar="S", help="Count frames for so long each time.", show_default="4", min=0.1)
-    ] = None,
+    seconds: Annotated[float | None, typer.Option(metavar="S", help="Count frames for so long each time.", min=0.1)] = None,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Time serve's answers, and cameras on one model.
+    """Time serve's answers, several cameras, and many clients.
 
-    First the time to the first token through HTTP beside that in process, the same session asked in turn. Then demo cameras as
-    fast as they go: one, several in one process, and as many processes, with frames a second in all and memory.
+    ttft is the time to the first token through HTTP beside that in process, the same session asked in turn. cameras watches
+    demo cameras as fast as they go, in one process and in one each: frames a second in all, and memory. clients finds the rate
+    of requests at which frames a second fall by 10 %.
     """
     _measure(
-        {"": "serve:serve"}, "", "serve", as_json, model=model, cameras=cameras, rounds=rounds, seconds=seconds, threads=threads
-    )
+        SERVE, what, "serve", as_json, model=model, cameras=_numbers("--cameras", cameras), rounds=rounds, seconds=seconds,
+        threads=threads,
+    )  # fmt: skip
 
 
 def vrex(
