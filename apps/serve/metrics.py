@@ -27,7 +27,7 @@ class Metrics(Collector):
         )  # fmt: skip
         self._tokens = Counter("edgevlm_generation_tokens", "Tokens generated.", labels, registry=self.registry)
         self._asked: set[str] = set()  # streams that have figures of answers
-        self._service = service
+        self._service, self._process = service, psutil.Process()
         self.registry.register(self)
 
     def answered(self, stream: str, ttft_s: float, tokens: int) -> None:
@@ -45,7 +45,7 @@ class Metrics(Collector):
         running = min(len(models), self.unfinished)
         yield GaugeMetricFamily("edgevlm_num_requests_running", "Answers being generated.", value=running)
         yield GaugeMetricFamily("edgevlm_num_requests_waiting", "Questions that wait.", value=self.unfinished - running)
-        yield GaugeMetricFamily("edgevlm_process_resident_bytes", "Resident memory.", value=psutil.Process().memory_info().rss)
+        yield GaugeMetricFamily("edgevlm_process_resident_bytes", "Resident memory.", value=self._process.memory_info().rss)
         if (watts := self._service.power.watts()) is not None:
             yield GaugeMetricFamily("edgevlm_power_watts", "What the machine's meter measures.", value=watts)
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
