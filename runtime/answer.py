@@ -31,7 +31,8 @@ class Answer:
     The model's thread generates it, so a slow reader never holds the stream up. An error while generating is raised where the
     answer is read.
 
-    time_s: the stream's time when it was asked. ttft_ms: from ``ask`` to the first token, waiting for the chunk at work
+    time_s: the stream's time when it was asked. queued_ms: from ``ask`` until the model began
+    with it. ttft_ms: from ``ask`` to the first token, waiting for the chunk at work
     included. tpot_ms: mean time of each further token. prompt_tokens: of question and conversation, without the memory.
     probabilities: of each choice, where the question had choices.
     """
@@ -39,6 +40,7 @@ class Answer:
     question: str
     time_s: float
     token_ids: list[int] = field(default_factory=list)
+    queued_ms: float = 0.0
     ttft_ms: float = 0.0
     tpot_ms: float = 0.0
     finish_reason: FinishReason | None = None

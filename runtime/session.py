@@ -278,6 +278,7 @@ class Session:
     def _answer(self, request: Request) -> FinishReason:
         """A turn that was not cancelled is remembered."""
         answer, policy = request.answer, self._stream.policy
+        answer.queued_ms = 1e3 * (time.perf_counter() - request.asked_at)
         try:
             answer.time_s = self._progress.time_s
             self._append(to_the_end=bool(policy.needs.question_layers))

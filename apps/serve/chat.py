@@ -283,7 +283,8 @@ class Completion:
         times = {"time_s": answer.time_s, "time": self.stream.wall(answer.time_s)}
         if answer.probabilities:
             common["choices"] = {choice: round(share, 6) for choice, share in answer.probabilities.items()}
-        return {**common, **times, "ttft_ms": round(answer.ttft_ms, 3), "tpot_ms": round(answer.tpot_ms, 3)}
+        waits = {name: round(getattr(answer, name), 3) for name in ("queued_ms", "ttft_ms", "tpot_ms")}
+        return {**common, **times, **waits}
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> str:
         choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}

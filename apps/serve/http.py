@@ -114,7 +114,7 @@ class Server:
         self.metrics.unfinished -= 1
         answer = completion.answer
         if not isinstance(answer, str) and answer.token_ids:
-            self.metrics.answered(completion.stream.name, answer.ttft_ms / 1e3, len(answer.token_ids))
+            self.metrics.answered(completion.stream.name, answer)
 
 
 class ApiError(HTTPException):

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from edgevlm.apps.serve.service import Service
+from edgevlm.runtime.answer import Answer
 
 TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -21,6 +22,10 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()
         self.unfinished = 0
         labels = ("stream",)
+        self._queued = Histogram(
+            "edgevlm_request_queue_time_seconds", "From a question until the model begins with it.", labels,
+            buckets=TTFT_BUCKETS, registry=self.registry,
+        )  # fmt: skip
         self._ttft = Histogram(
             "edgevlm_time_to_first_token_seconds", "From a question to its first token.", labels,
             buckets=TTFT_BUCKETS, registry=self.registry,
@@ -30,17 +35,18 @@ class Metrics(Collector):
         self._service, self._process = service, psutil.Process()
         self.registry.register(self)
 
-    def answered(self, stream: str, ttft_s: float, tokens: int) -> None:
-        """Count an answer."""
+    def answered(self, stream: str, answer: Answer) -> None:
+        """Count an answer that has a token."""
         self._asked.add(stream)
-        self._ttft.labels(stream).observe(ttft_s)
-        self._tokens.labels(stream).inc(tokens)
+        self._queued.labels(stream).observe(answer.queued_ms / 1e3)
+        self._ttft.labels(stream).observe(answer.ttft_ms / 1e3)
+        self._tokens.labels(stream).inc(len(answer.token_ids))
 
     def collect(self) -> Iterator[Metric]:
         for name in self._asked - self._service.streams.keys():  # those that were removed
             self._asked.discard(name)
-            self._ttft.remove(name)
-            self._tokens.remove(name)
+            for family in (self._queued, self._ttft, self._tokens):
+                family.remove(name)
         models = {stream.model for stream in self._service.streams.values()}  # each answers one question at a time
         running = min(len(models), self.unfinished)
         yield GaugeMetricFamily("edgevlm_num_requests_running", "Answers being generated.", value=running)

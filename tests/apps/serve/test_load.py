@@ -17,6 +17,7 @@ from edgevlm.apps.serve.metrics import Metrics
 from edgevlm.apps.serve.run import bound
 from edgevlm.apps.serve.service import Service
 from edgevlm.apps.serve.stream import RATES_S, FrameRates
+from edgevlm.runtime.answer import Answer
 
 
 def test_rates_are_of_the_last_seconds_and_begin_anew_with_a_source():
@@ -89,7 +90,7 @@ def test_metrics_forget_streams_that_were_removed(tmp_path):
 
     for number in range(100):  # cameras that come, are asked and go
         service.streams = {f"camera-{number}": SimpleNamespace(model=None, state="running", stats=None)}
-        metrics.answered(f"camera-{number}", 0.1, 3)
+        metrics.answered(f"camera-{number}", Answer("?", 0.0, [1, 2, 3], queued_ms=10.0, ttft_ms=100.0))
         streams()
     assert streams() == {"camera-99"}
 
