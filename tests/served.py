@@ -21,8 +21,8 @@ NOW = "how many objects are there now?"
 class Served:
     """A server process and its address."""
 
-    def __init__(self, folder, *arguments, key=None):
-        environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "EDGEVLM_TEST_KEY": KEY}
+    def __init__(self, folder, *arguments, key=None, environment=()):
+        environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "EDGEVLM_TEST_KEY": KEY, **dict(environment)}
         command = [sys.executable, "-m", "edgevlm", "serve", *map(str, arguments), "--port", "0", "--json"]
         self.errors = (folder / "stderr").open("w+")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment)
@@ -79,9 +79,9 @@ def eventually(found):
 
 
 @contextmanager
-def serving(folder, *arguments, key=None):
+def serving(folder, *arguments, key=None, environment=()):
     folder.mkdir(exist_ok=True)
-    server = Served(folder, *arguments, key=key)
+    server = Served(folder, *arguments, key=key, environment=environment)
     try:
         yield server
     finally:

@@ -27,9 +27,9 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Section(BaseModel):
-    """A table of the file: unknown keys are errors."""
+    """A table of the file: unknown keys are errors, and so are values of another type."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class CameraSettings(Section):
@@ -60,8 +60,8 @@ class ServerSettings(Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     key: str | None = None
-    hosts: tuple[str, ...] = ()
-    source_hosts: tuple[str, ...] | None = None
+    hosts: list[str] = []
+    source_hosts: list[str] | None = None
     any_source: bool = False
     max_requests: Annotated[int, Field(ge=1, le=1024)] = 32
     max_connections: Annotated[int, Field(ge=1, le=65535)] = 256
@@ -69,7 +69,7 @@ class ServerSettings(Section):
 
     @field_validator("source_hosts")
     @classmethod
-    def _source_hosts(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    def _source_hosts(cls, value: list[str] | None) -> list[str] | None:
         AllowedHosts(value)
         return value
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import itertools
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 
@@ -18,12 +21,15 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 BODY_S = 30.0  # that a request's body may take to come
+MAX_HEADERS = 64 << 10  # bytes
+SMALL = 64 << 10  # bytes of a body that is read however many others are
 OPEN_PATHS = ("/", "/static/", "/health/")  # need no key: they tell nothing of what is watched
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
+    "cross-origin-resource-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
@@ -34,12 +40,16 @@ class Guard:
 
     def __init__(self, app: Any, settings: ServerSettings, key: str | None) -> None:
         self._app, self._settings, self._key = app, settings, key
+        self._held = 0  # bytes of bodies of requests that are not answered yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        if sum(map(len, itertools.chain(*scope["headers"]))) > MAX_HEADERS:
+            await refuse(send, 431, f"the headers have more than {MAX_HEADERS} bytes", "too_large")
+            return
         if problem := self._problem(scope["path"], headers):
             await refuse(send, *problem)
             return
@@ -62,8 +72,11 @@ class Guard:
             if not message.get("more_body"):
                 deadline = None
             taken += len(message.get("body", b""))
+            self._held += len(message.get("body", b""))
             if taken > limit:
                 raise HTTPException(413, too_large)
+            if taken > SMALL and self._held > 4 * limit:
+                raise HTTPException(429, "too many large requests at once; try again in a moment", {"retry-after": "1"})
             return message
 
         async def with_headers(message: Message) -> None:
@@ -73,12 +86,15 @@ class Guard:
                 message = {**message, "headers": [*message["headers"], *(own[1:] if docs else own)]}
             await send(message)
 
-        await self._app(scope, bounded, with_headers)
+        try:
+            await self._app(scope, bounded, with_headers)
+        finally:
+            self._held -= taken
 
     def _problem(self, path: str, headers: Mapping[bytes, str]) -> tuple[int, str, str] | None:
         """Status, message and code of a refusal; None for a request that may pass."""
         host = host_of(headers.get(b"host", ""))
-        if host not in self._hosts():
+        if host not in self._hosts() and not is_address(host):
             return 421, f"the host {host[:100]!r} is not this server's; add it to server.hosts", "wrong_host"
         origin = headers.get(b"origin")
         if origin is not None and origin.lower().partition("://")[2] != headers.get(b"host", "").lower():
@@ -96,10 +112,22 @@ class Guard:
 
 
 def host_of(header: str) -> str:
-    """The name of a ``Host`` header, without the port."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0].lower()
+    """The name of a ``Host`` header, without the port; empty where it is none."""
+    try:
+        parts = urlsplit(f"//{header}")
+        _ = parts.port
+    except ValueError:
+        return ""
+    return parts.hostname or "" if parts.netloc == header and "@" not in header else ""
+
+
+def is_address(host: str) -> bool:
+    """Whether it is an address: no name that another site's page could have pointed here."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def error_body(message: str, code: str | None, param: str | None = None, kind: str = "invalid_request_error") -> dict[str, Any]:

@@ -129,7 +129,7 @@ class AnswerResponse(EventSourceResponse):
     """An answer as it comes. However it ends, also before its first piece, its place is free then."""
 
     def __init__(self, server: Server, completion: Completion, events: AsyncIterator[dict[str, str]]) -> None:
-        super().__init__(events, ping=15, send_timeout=30)
+        super().__init__(events, ping=15)
         self._server, self._completion = server, completion
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -334,7 +334,7 @@ def add_streams(app: FastAPI, server: Server) -> None:
     async def events(name: StreamName) -> EventSourceResponse:
         """Server-sent events: answer, state, stats, notice. A listener that does not keep up is dropped."""
         stream = server.stream(name)
-        return EventSourceResponse(listen(stream.events, stream), ping=15, send_timeout=30)
+        return EventSourceResponse(listen(stream.events, stream), ping=15)
 
 
 async def listen(broadcast: Broadcast, stream: CameraStream) -> AsyncIterator[dict[str, str]]:

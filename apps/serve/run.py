@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
+import psutil
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.run.events import to_stderr, wall_clock
-from edgevlm.apps.run.watchdog import Notifier
+from edgevlm.apps.run.watchdog import START_S, Notifier
 from edgevlm.apps.schemas import json_line
 from edgevlm.apps.serve.config import LOOPBACK, ServeConfig, check_config, named_cameras, read_config, secret
-from edgevlm.apps.serve.guard import Guard
+from edgevlm.apps.serve.guard import Guard, error_body
 from edgevlm.apps.serve.http import close_listeners, make_app
 from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
 from edgevlm.progress import progress
 
 HEAD_S = 20.0  # that a request may take to come, without its body
+READ_S = 20.0  # that a client may leave unread what was sent to it
+IDLE_S = 0.01  # processor time between two signs that is no work
 ALIVE_S = 1.0  # from one sign of life to the next, for a service manager
 
 
@@ -52,6 +59,8 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool) -> None:
         raise UserError(f"--host {config.server.host} lets other machines in: set a key with --key-file")
     listening = bound(config.server.host, config.server.port)
     service = Service(config, notice)
+    serving, done = threading.Event(), threading.Event()
+    threading.Thread(target=report, args=(service, serving, done), name="edgevlm-alive", daemon=True).start()
     try:
         with progress("opening the cameras"):
             service.open()
@@ -69,6 +78,7 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool) -> None:
                     print(json_line("serving", {"time": wall_clock(), "url": url}), flush=True)
                 else:
                     print(f"edgevlm is serving at {url}", flush=True)
+                serving.set()
                 Notifier().ready()
 
             async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -76,22 +86,22 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool) -> None:
                 await super().shutdown(sockets)
 
         server = AnnouncingServer(uvicorn_config(app, config, key))
-        done = threading.Event()
-        threading.Thread(target=report, args=(service, done), name="edgevlm-alive", daemon=True).start()
-
-        def reload(*_: object) -> None:
-            threading.Thread(target=reload_now, args=(service, load, notice), name="edgevlm-reload", daemon=True).start()
-
-        before = signal.signal(signal.SIGHUP, reload) if threading.current_thread() is threading.main_thread() else None
+        hangups: SimpleQueue[int] = SimpleQueue()  # whose put a signal may interrupt
+        threading.Thread(
+            target=reload_when_told, args=(hangups, service, load, notice), name="edgevlm-reload", daemon=True
+        ).start()
+        before = None
+        if threading.current_thread() is threading.main_thread():
+            before = signal.signal(signal.SIGHUP, lambda number, _: hangups.put(number))
         try:
             server.run(sockets=[listening])
         except KeyboardInterrupt:
             pass  # uvicorn raises the signal again that it ended for
         finally:
-            done.set()
             if before is not None:
                 signal.signal(signal.SIGHUP, before)
     finally:
+        done.set()
         Notifier().stopping()
         listening.close()
         service.close()
@@ -102,19 +112,49 @@ def uvicorn_config(app: FastAPI, config: ServeConfig, key: str | None) -> uvicor
     return uvicorn.Config(
         Guard(app, config.server, key), log_config=None, log_level=logging.ERROR, access_log=False, server_header=False,
         limit_concurrency=config.server.max_connections, timeout_graceful_shutdown=1, proxy_headers=False, lifespan="off",
-        http=BoundedProtocol,
+        http=BoundedProtocol, ws="none",
     )  # fmt: skip
 
 
 class BoundedProtocol(H11Protocol):
-    """Connections that send no request are closed, and so are those beyond twice the limit from which on 503 is answered."""
+    """Connections that bring no request are closed: after a while, and the oldest of them at once where there are too many.
+
+    Beyond the limit 503 is answered, and beyond twice the limit nothing.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > 2 * (self.limit_concurrency or 1 << 30):
+        self.since, limit = self.loop.time(), self.limit_concurrency or 1 << 30
+        if len(self.connections) > 2 * limit:
             transport.abort()
-        else:
-            self.loop.call_later(HEAD_S, self._close_if_idle, self.cycle)
+        elif len(self.connections) >= limit:
+            others = (each for each in self.connections if isinstance(each, BoundedProtocol) and each is not self)
+            waiting = [each for each in others if each.brings_nothing]
+            if waiting:
+                min(waiting, key=lambda each: each.since).transport.abort()
+        self.loop.call_later(HEAD_S, self._close_if_idle, self.cycle)
+
+    def pause_writing(self) -> None:
+        """A client that does not read what it asked for is dropped."""
+        super().pause_writing()
+        self.stuck = self.loop.call_later(READ_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.stuck.cancel()
+
+    @property
+    def brings_nothing(self) -> bool:
+        """Whether it is open, no request is being answered, and none has come whole."""
+        asked = self.cycle is not None and not self.cycle.response_complete
+        return not self.transport.is_closing() and (not asked or (self.cycle.more_body and not self.cycle.response_started))
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is answered in OpenAI's shape too."""
+        body = json.dumps(error_body("the request is no HTTP", "invalid_http")).encode()
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"
+        self.transport.write(f"{head}\r\n\r\n".encode() + body)
+        self.transport.close()
 
     def _close_if_idle(self, before: object) -> None:
         """Close it where no request came since, and none is being answered."""
@@ -126,26 +166,50 @@ class BoundedProtocol(H11Protocol):
             self.loop.call_later(HEAD_S, self._close_if_idle, self.cycle)
 
 
-def reload_now(service: Service, load: Callable[[], ServeConfig], notice: Callable[[str], object]) -> None:
-    """Apply the configuration as it is now; one that is wrong changes nothing and is told of."""
-    try:
-        for line in service.reload(load()):
-            notice(line)
-    except UserError as error:
-        notice(f"reload: {mask_credentials(str(error))}")
+def reload_when_told(
+    hangups: SimpleQueue[int], service: Service, load: Callable[[], ServeConfig], notice: Callable[[str], object]
+) -> None:
+    """Apply the configuration as it is, once for all signals so far; one that is wrong changes nothing and is told of."""
+    while hangups.get():
+        with suppress(Empty):
+            while True:
+                hangups.get_nowait()
+        try:
+            for line in service.reload(load()):
+                notice(line)
+        except UserError as error:
+            notice(f"reload: {mask_credentials(str(error))}")
 
 
-def report(service: Service, done: threading.Event) -> None:
-    """Tell of overload; signs of life for a service manager, each time that all watched streams have got on since the last."""
-    notifier, before = Notifier(), dict[str, tuple[int, int]]()
+def report(service: Service, serving: threading.Event, done: threading.Event) -> None:
+    """Tell of overload; signs of life for a service manager.
+
+    Before it serves, a sign is that this process and its helpers work: models are downloaded, exported and loaded. Then it is
+    that all watched streams have got on since the last.
+    """
+    notifier, watched, worked = Notifier(), dict[str, tuple[int, int]](), 0.0
     while not done.wait(ALIVE_S):
+        if not serving.is_set():
+            if (now := worked_s()) > worked:
+                notifier.starting(START_S)
+                worked = now + IDLE_S
+            continue
         frames = sum(stream.session.stats.frames for stream in list(service.streams.values()))
         service.report_load()
         notifier.status(f"{len(service.streams)} streams, {frames:,} frames")
-        now = service.signs_of_life()
-        if all(sign != before.get(name) for name, sign in now.items()):
+        signs = service.signs_of_life()
+        if all(sign != watched.get(name) for name, sign in signs.items()):
             notifier.alive()
-            before = now
+            watched = signs
+
+
+def worked_s() -> float:
+    """Processor seconds of this process, but for the thread that asks, and of its helpers."""
+    helpers = 0.0
+    for helper in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            helpers += sum(helper.cpu_times()[:2])
+    return time.process_time() - time.thread_time() + helpers
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -155,6 +219,7 @@ def bound(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, protocol)  # asyncio sends small pieces at once only on sockets that say TCP
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        listening.listen()  # so that no other server gets the port while models are loaded
     except OSError as error:
         what = error.strerror or str(error)
         raise UserError(

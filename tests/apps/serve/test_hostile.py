@@ -2,14 +2,20 @@
 
 import http.client
 import json
+import signal
+import socket
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
+import psutil
 import pytest
-from served import KEY, NOW, WAIT_S, serving
+from served import KEY, NOW, WAIT_S, eventually, serving
 
 pytest.importorskip("fastapi")
 
+SECRET = "hunter2-and-more"
 PROBLEM = {"message", "type", "param", "code"}
 
 
@@ -96,3 +102,98 @@ def test_odd_names_are_not_found(server, name):
         status, _, body = server.request(method, path.format(name))
         assert status in (400, 404), (path, status, body)
         assert json.loads(body)["error"].keys() == PROBLEM
+
+
+def test_slow_and_large_requests_do_not_disturb_the_stream(server):
+    process = psutil.Process(server.process.pid)
+    before, frames = (process.num_fds(), process.num_threads()), server.watched("demo", 1)["stats"]["frames"]
+    head = f"POST /v1/streams HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n".encode()
+    held = []
+    for number in range(300):  # more than server.max_connections
+        held.append(socket.create_connection(("127.0.0.1", server.port), WAIT_S))
+        held[-1].sendall(head + (b"Content-Length: 9\r\n\r\n{" if number % 2 else b""))
+    large = socket.create_connection(("127.0.0.1", server.port), WAIT_S)
+    large.sendall(head + b"Content-Length: 100000000\r\n\r\n")
+    assert large.recv(100).startswith(b"HTTP/1.1 413")
+    server.watched("demo", frames + 4)
+    for link in (*held, large):
+        link.close()
+    eventually(lambda: process.num_fds() <= before[0] + 4)
+    assert process.num_threads() <= before[1] + 8
+
+
+def test_no_secret_is_told(tmp_path):
+    (tmp_path / "key").write_text(f"{SECRET}-key")
+    (tmp_path / "edgevlm.toml").write_text(
+        f"""[server]
+key = "file:{tmp_path / "key"}"
+source_hosts = ["127.0.0.1"]
+[cameras.demo]
+[cameras.one]
+source = "env:CAMERA_ONE"
+[cameras.two]
+source = "http://admin:{SECRET}@127.0.0.1:9/mjpeg?token={SECRET}&user-pw={SECRET}"
+"""
+    )
+    cameras = {"CAMERA_ONE": f"rtsp://admin:{SECRET}@127.0.0.1:9/1"}
+    told = []
+    with serving(tmp_path / "served", tmp_path / "edgevlm.toml", key=f"{SECRET}-key", environment=cameras) as server:
+        server.watched("demo", 2)
+        listener = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)
+        listener.request("GET", "/v1/streams/two/events", headers={"authorization": f"Bearer {SECRET}-key"})
+        told.append(listener.getresponse().readline())
+        for source in (
+            f"rtsp://a:{SECRET}@127.0.0.1:9/1",
+            f"http://a:{SECRET}@[::1]/",
+            f"rtsp://a:{SECRET}@x.invalid/{SECRET}@/",
+        ):
+            told += [server.request("POST", "/v1/streams", {"id": "new", "source": source})[2],
+                     server.request("POST", "/v1/streams/test", {"source": source})[2]]  # fmt: skip
+        messages = [{"role": "user", "content": NOW}]
+        told += [
+            server.request("POST", "/v1/chat/completions", {"model": name, "messages": messages})[2] for name in ("demo", "new")
+        ]
+        told += [server.request("GET", "/v1/streams", headers={"authorization": f"Bearer {SECRET}"})[2]]
+        for path in (
+            "/",
+            "/metrics",
+            "/openapi.json",
+            "/docs",
+            "/health/ready",
+            "/v1/streams",
+            "/v1/models",
+            "/v1/streams/two/memory",
+        ):
+            told.append(server.request("GET", path)[2])
+        told.append(Path(f"/proc/{server.process.pid}/cmdline").read_bytes())
+        (tmp_path / "edgevlm.toml").write_text(
+            f'[cameras.x]\nsource = "rtsp://a:{SECRET}@[/"\n[cameras.y]\nsuorce = "{SECRET}"\n'
+        )
+        server.process.send_signal(signal.SIGHUP)
+        eventually(lambda: "did you mean 'source'?" in (tmp_path / "served" / "stderr").read_text())
+        listener.close()
+        assert server.end() == 0
+    told += [path.read_bytes() for path in (tmp_path / "served").rglob("*") if path.is_file()]
+    assert len(told) > 20
+    assert [text[:300] for text in told if SECRET.encode() in text] == []
+
+
+def test_a_service_manager_waits_while_it_starts_and_watches_once_it_serves(tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(WAIT_S)
+        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "60000000"}
+        with serving(tmp_path / "served", environment=environment) as server:
+            said = []
+            while "WATCHDOG=1" not in said:
+                said.append(manager.recv(4096).decode())
+            assert server.end() == 0
+        manager.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                said.append(manager.recv(4096).decode())
+    ready = said.index("READY=1")
+    assert said[0].startswith("EXTEND_TIMEOUT_USEC=")
+    assert all(each.startswith("EXTEND_TIMEOUT_USEC=") for each in said[:ready])
+    assert not any(each.startswith("EXTEND_TIMEOUT_USEC=") for each in said[ready:])
+    assert said[-1] == "STOPPING=1"
