@@ -88,17 +88,15 @@ def page(model: str = "demo", seconds: float = 180.0, *, progress: Progress = la
                 hours = min(frames / FPS, events, opened.evaluate("polls") * POLL_S) / 3600
                 measured = {ours: int(found[theirs]) for theirs, ours in METRICS.items()}
                 rss = int(psutil.Process(server.pid).memory_info().rss)
-                samples.append({"bench": "serve-page", "hours": round(hours, 3), **measured, "server_rss_bytes": rss})
+                samples.append({"bench": "serve-page", "hours": round(hours, 3), **measured, "rss_bytes": rss})
                 yield samples[-1]
             browser.close()
         finally:
             server.kill()
             server.wait()
-    hours_of = [each["hours"] for each in samples]
-    sizes = (*METRICS.values(), "server_rss_bytes")
-    slopes = [float(np.polyfit(hours_of, [each[name] for each in samples], 1)[0]) for name in sizes]
-    grown = {f"{name}_an_hour": round(slope, 1) for name, slope in zip(sizes, slopes, strict=True)}
-    yield {"bench": "serve-page-growth", "model": model, "hours": round(hours_of[-1] - hours_of[0], 3), **grown}
+    hours, sizes = [each["hours"] for each in samples], (*METRICS.values(), "rss_bytes")
+    grown = {name: round(float(np.polyfit(hours, [each[name] for each in samples], 1)[0]), 1) for name in sizes}
+    yield {"bench": "serve-page-growth", "model": model, "hours": round(hours[-1] - hours[0], 3), **grown}
 
 
 def keep_serving(model: str, folder: str) -> None:
