@@ -61,7 +61,7 @@ def few_streams(monkeypatch):
 
 
 def calibrate(out, said):
-    comparison = command.parse_comparison("uniform", "25%", "streamqa", (), 8)
+    comparison = command.parse_comparison("uniform", "25%", "streamqa", (), 5)
     request = command.CalibrateRequest("demo", [], 24, out, None, 1, comparison, layers=False)
     return command.start(request, said, lambda what: None)[1]
 
@@ -72,13 +72,13 @@ def test_the_demo_appends_what_was_chosen_and_goes_on_after_ctrl_c(tmp_path, mon
     out, said = tmp_path / "demo", []
 
     def stop(what):
-        if what.startswith("comparing --append: streams, 12 of"):
+        if what.startswith("comparing --append: streams, 8 of"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         calibrate(out, stop)
     found = calibrate(out, said.append)
-    assert next(line for line in said if "--append: streams" in line) == "comparing --append: streams, 12 of 40"
+    assert next(line for line in said if "--append: streams" in line) == "comparing --append: streams, 8 of 25"
     append = found.policies.append
     assert [of.tau for of in append.trials] == list(TAUS)
     assert append.tau == min(append.trials, key=lambda of: of.appended).tau

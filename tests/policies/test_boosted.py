@@ -51,7 +51,7 @@ def test_layers_of_different_length_and_tokens_that_the_clie_layer_dropped(name)
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    ("norm", "storage"), [(0.0, ("fp16", 3)), (1e12, ("fp32", 1)), (1e4, ("fp32", 3)), (300.0, ("fp16", 1)), (9.0, ("int8", 3))]
+    ("norm", "storage"), [(1e12, ("fp32", 1)), (300.0, ("fp16", 1))]
 )
 def test_zero_and_huge_norms_of_a_patch(name, norm, storage):
     policy, filled, _, expected = opened(name, 3, 22, (2, 2), 3, storage=storage)

@@ -23,7 +23,7 @@ def opened(text, budget, storage, seed):
 
 
 def test_less_than_a_frame_one_frame_and_no_whole_number(text):
-    for budget in (1, 3, 4, 5, 11):
+    for budget in (1, 4, 11):
         policy, filled, expected = opened(text, budget, ("fp32", 3), seed=4)
         assert play(filled, policy, [1] * 6, *expected, reindex_every=2) >= 3, budget
 
@@ -37,9 +37,8 @@ def test_layers_of_different_length(text):
     assert play(filled, policy, [1] * 5, *expected)
 
 
-@pytest.mark.parametrize("storage", [("fp16", 1), ("int8", 3)], ids=str)
-def test_a_patch_of_zeros_or_of_huge_numbers(text, storage):
-    for norm in (0.0, 100.0):
+def test_a_patch_of_zeros_or_of_huge_numbers(text):
+    for norm, storage in ((0.0, ("fp16", 1)), (100.0, ("int8", 3))):
         policy, filled, expected = opened(text, 18, storage, seed=3)
         filled.base[:, :, 0] *= norm
         filled.noise = 0.2

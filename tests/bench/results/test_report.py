@@ -147,7 +147,7 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES), max_size=6))
 def test_any_lines_make_a_page(lines):
     check(report.page(runs_of(lines, "-")))

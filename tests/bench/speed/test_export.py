@@ -3,11 +3,13 @@
 import pytest
 from checkpoints import make_checkpoint
 
+from edgevlm.bench.speed import export as module
 from edgevlm.bench.speed.export import export, measure
 from edgevlm.errors import UserError
 
 
-def test_each_is_measured_and_compared(tmp_path):
+def test_each_is_measured_and_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "run_module", lambda name, work: measure(work))
     ours, theirs, compared = export([str(make_checkpoint(tmp_path, "llava_onevision"))])
     assert (ours["runtime"], theirs["runtime"]) == ("edgevlm", "transformers")
     assert ours["layer_mb"] == theirs["layer_mb"] > 0
