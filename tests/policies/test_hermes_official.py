@@ -57,8 +57,8 @@ def check_memory(stream, program):
             np.testing.assert_allclose(cache.key(layer)[head, order], keys, atol=1e-4)
 
 
-@pytest.mark.parametrize(("chunk", "settings"), [(4, ""), (1, ",summary=off")])
-def test_the_memory_is_the_programs(made, chunk, settings):
+@pytest.mark.parametrize(("chunk", "settings", "count"), [(4, "", 28), (1, ",summary=off", 18)])
+def test_the_memory_is_the_programs(made, chunk, settings, count):
     """Row by row over many compressions, with a question on the way that enters the prompts of those after it."""
     model, checkpoint = made
     with Session.open(
@@ -67,9 +67,9 @@ def test_the_memory_is_the_programs(made, chunk, settings):
         prefix = model.encode(session._chat.prefix)
         program = Program(ReferenceDecoder(checkpoint), model.encode, prefix, BUDGET, summary=not settings)
         stream = watched(made, session, program)
-        for index, image in enumerate(frames(28, model)):
+        for index, image in enumerate(frames(count, model)):
             session.watch(image)
-            if index == 15:
+            if index == 13:
                 answer = session.ask("what color was it?", max_tokens=4)
                 program.last_turn = "what color was it?", answer.text
         check_memory(stream, program)

@@ -125,8 +125,8 @@ def test_questions_leave_no_trace(model, policy):
 @pytest.mark.parametrize(
     ("policy", "reindexing"),
     [
-        ("hermes", "eager"), ("hermes", "lazy"), ("hermes:layer_weights=0.7/1/1.3", "lazy"),
-        ("hermes:join=rank,summary=last", "lazy"), ("purekv", "lazy"),
+        ("hermes", "eager"), ("hermes:layer_weights=0.7/1/1.3", "lazy"), ("hermes:join=rank,summary=last", "lazy"),
+        ("purekv", "lazy"),
     ],
 )  # fmt: skip
 def test_positions_stay_unique_and_below_the_limit(model, policy, reindexing):
