@@ -50,9 +50,7 @@ def test_layers_of_different_length_and_tokens_that_the_clie_layer_dropped(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    ("norm", "storage"), [(1e12, ("fp32", 1)), (300.0, ("fp16", 1))]
-)
+@pytest.mark.parametrize(("norm", "storage"), [(1e12, ("fp32", 1)), (300.0, ("fp16", 1))])
 def test_zero_and_huge_norms_of_a_patch(name, norm, storage):
     policy, filled, _, expected = opened(name, 3, 22, (2, 2), 3, storage=storage)
     filled.base[:, :, 0] *= norm
