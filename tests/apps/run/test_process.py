@@ -7,11 +7,12 @@ import subprocess
 import sys
 
 import pytest
+from typed import edgevlm
 
 COUNT = "how many objects are there now?"
 
 
-def edgevlm(*arguments, env=None, **options):
+def process(*arguments, env=None, **options):
     command = [sys.executable, "-m", "edgevlm", *map(str, arguments)]
     environment = {**os.environ, **(env or {})}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
@@ -26,7 +27,7 @@ def test_every_option_has_a_variable():
         "EDGEVLM_RUN_ASK": f"{COUNT}\nwhich shape came first?",
         "EDGEVLM_RUN_ASK_AT": f"1:{COUNT}",
     }
-    done = edgevlm("run", env=said)
+    done = edgevlm("run", **said)
     assert done.returncode == 0, done.stderr
     *answers, summary = [json.loads(line) for line in done.stdout.splitlines()]
     assert [answer["question"] for answer in answers] == [COUNT, COUNT, "which shape came first?"]
@@ -35,7 +36,7 @@ def test_every_option_has_a_variable():
 
 
 def test_what_is_typed_goes_before_the_environment():
-    done = edgevlm("run", "--frames", 2, "--ask", COUNT, env={"EDGEVLM_RUN_ASK": "a\nb", "EDGEVLM_RUN_FRAMES": "x"})
+    done = edgevlm("run", "--frames", 2, "--ask", COUNT, EDGEVLM_RUN_ASK="a\nb", EDGEVLM_RUN_FRAMES="x")
     assert done.stdout.count("\n") == 1
     assert COUNT in done.stdout
 
@@ -43,7 +44,7 @@ def test_what_is_typed_goes_before_the_environment():
 @pytest.mark.parametrize("arguments", [["run", "--json"], ["policies"]])
 def test_a_full_stdout_is_one_line_and_exit_code_2(arguments):
     with open("/dev/full", "w") as full:
-        done = edgevlm(*arguments, stdout=full)
+        done = process(*arguments, stdout=full)
     assert done.returncode == 2
     assert [line for line in done.stderr.splitlines() if line.startswith("edgevlm: ") and "No space left" in line]
     assert "Traceback" not in done.stderr
@@ -62,7 +63,7 @@ def test_a_reader_that_has_enough_is_no_failure(arguments):
 @pytest.mark.parametrize(("encoding", "output"), [("utf-8:strict", []), ("ascii", ["--json"])])
 def test_characters_that_cannot_be_shown_end_nothing(encoding, output):
     question = "wh\u00e4t \U0001f600 \udce9?"
-    done = edgevlm("run", "--frames", 2, "--ask", question, *output, env={"PYTHONIOENCODING": encoding}, text=False)
+    done = process("run", "--frames", 2, "--ask", question, *output, env={"PYTHONIOENCODING": encoding}, text=False)
     assert done.returncode == 0, done.stderr
     if output:
         (answer,) = [line for line in map(json.loads, done.stdout.splitlines()) if line["event"] == "answer"]
@@ -104,7 +105,7 @@ def test_so_is_any_other_end_that_is_asked_for(number):
 
 def test_a_shell_completes_options():
     words = {"_EDGEVLM_COMPLETE": "complete_bash", "COMP_WORDS": "edgevlm run --reindexing ", "COMP_CWORD": "3"}
-    done = edgevlm(env=words)
+    done = process(env=words)
     assert done.stdout.split() == ["lazy", "eager"], done.stderr
 
 

@@ -289,8 +289,7 @@ def test_credentials_never_enter_a_snapshot(tmp_path):
 
 def test_show(tmp_path):
     def show(*arguments):
-        command = [sys.executable, "-m", "edgevlm", "state", "show", str(tmp_path), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return edgevlm("state", "show", tmp_path, *arguments)
 
     done = show()
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

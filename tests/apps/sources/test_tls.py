@@ -3,13 +3,13 @@
 import shutil
 import ssl
 import subprocess
-import sys
 
 import pytest
 from cameras import MjpegCamera
 from processes import rtsp_camera
+from typed import edgevlm
 
-RUN = [sys.executable, "-m", "edgevlm", "run", "--json", "--threads", "1", "--frames", "2", "--fps", "20", "--camera"]
+RUN = ["run", "--json", "--threads", "1", "--frames", "2", "--fps", "20", "--camera"]
 
 
 @pytest.fixture(params=["valid"])
@@ -40,7 +40,7 @@ def camera(certificate):
 
 
 def test_it_is_refused_in_one_line(camera):
-    done = subprocess.run([*RUN, camera], capture_output=True, text=True, timeout=60, check=False)
+    done = edgevlm(*RUN, camera)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "camera https://***@127.0.0.1:" in done.stderr
     assert "its certificate is not trusted (" in done.stderr
@@ -50,7 +50,7 @@ def test_it_is_refused_in_one_line(camera):
 
 def test_it_is_watched_once_it_is_trusted(camera, certificate, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_suffix(".crt")))
-    done = subprocess.run([*RUN, camera], capture_output=True, text=True, timeout=60, check=False)
+    done = edgevlm(*RUN, camera)
     assert done.returncode == 0, done.stderr
     assert '"frames": 2' in done.stdout
     assert "s3cret" not in done.stdout + done.stderr
@@ -60,7 +60,7 @@ def test_it_is_watched_once_it_is_trusted(camera, certificate, monkeypatch):
 def test_one_that_is_not_valid_now_may_be_waited_for(camera, certificate, monkeypatch):
     """A board without a battery has the wrong time until it has asked for it."""
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_suffix(".crt")))
-    done = subprocess.run([*RUN, camera], capture_output=True, text=True, timeout=60, check=False)
+    done = edgevlm(*RUN, camera)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "its certificate is not valid now (certificate has expired); is this machine's clock right?; --wait" in done.stderr
 
@@ -70,7 +70,7 @@ def test_rtsps_is_watched_without_asking_who_signed(certificate, password, code)
     with rtsp_camera(320, 240, 25, 25, "s3cret") as camera:
         camera.tell(f"password s3cret {certificate}")
         url = f"rtsps://u:{password}@127.0.0.1:{camera.port}/live"
-        done = subprocess.run([*RUN, url], capture_output=True, text=True, timeout=60, check=False)
+        done = edgevlm(*RUN, url)
     assert done.returncode == code, done.stderr
     assert ("(401)" in done.stderr) == (code == 2)
     assert password not in done.stdout + done.stderr
