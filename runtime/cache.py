@@ -96,7 +96,9 @@ class KVCache:
     Arrays that methods return are read-only views that keep the cache alive. They show the rows valid when they were
     made: take them again after anything that adds, removes or moves rows. Rows past the valid ones are free:
     zero, or what an eviction has left there, never read by anyone.
-    One thread at a time may change a cache; the long loops run without the GIL.
+
+    The long loops run without the GIL. Any number of threads may read a cache at once, one may change it: a call that would
+    meet another's change raises CacheError, as does one given arrays of the memory it is to change.
     """
 
     __slots__ = ("axes", "dtype", "head_dim", "inv_freq", "kv_heads", "layers", "native", "pair_axis")
@@ -261,7 +263,6 @@ class KVCache:
 
     def commit(self, rows: Rows) -> None:
         """Commit the reserved rows. If ``rows`` is refused they stay reserved: abort, or commit corrected ones."""
-        check_kind(rows.kind)
         self.native.commit(*rows.arrays)
 
     def abort(self) -> None:
@@ -275,7 +276,6 @@ class KVCache:
         ``dtype`` they are stored in.
         Marks taken before are stale. Raises CacheFull if the layer has no room.
         """
-        check_kind(rows.kind)
         self.native.append(layer, key, value, *rows.arrays)
 
     def mark(self) -> Mark:
@@ -335,7 +335,6 @@ class KVCache:
 
         Marks taken before are stale. Raises CacheFull if the layer has no room, CacheError for other shapes or dtypes.
         """
-        check_kind(held["kind"])
         self.native.load(layer, *(held[name] for name in PARTS))
 
 
@@ -366,9 +365,3 @@ def per_layer(layers: int, capacity: int | Sequence[int]) -> list[int]:
     if any(isinstance(rows, bool) or not isinstance(rows, int | np.integer) for rows in capacities):
         raise CacheError(f"capacity must be whole numbers of rows, not {capacities}")
     return [int(rows) for rows in capacities]
-
-
-def check_kind(kind: NDArray[np.uint8]) -> None:
-    """Refuse numbers that name no Kind; what is no array of uint8 the extension refuses."""
-    if isinstance(kind, np.ndarray) and kind.dtype == np.uint8 and kind.size and kind.max() > max(Kind):
-        raise CacheError(f"kind must be 0..{max(Kind):d}, not {kind.max()}")

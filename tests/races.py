@@ -1,4 +1,5 @@
-"""Two sessions of the demo model with questions, reads of statistics and snapshots from many threads at once.
+"""A cache that threads change and read at once, and two sessions of the demo model with questions, reads of statistics and
+snapshots from many threads.
 
 ``tests/sanitize.sh thread`` runs it against an extension built with ThreadSanitizer, which reports what two threads touch
 without an order between them.
@@ -8,9 +9,15 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
+
 from edgevlm.calib.demo.world import World
+from edgevlm.errors import CacheError
+from edgevlm.runtime import kernels
+from edgevlm.runtime.cache import Kind, KVCache, Rows
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 from edgevlm.runtime.snapshots import SnapshotWriter
@@ -27,7 +34,47 @@ def camera(session: Session, seed: int) -> None:
     session.flush()
 
 
+def share_a_cache() -> None:
+    """Threads that read and change one cache: each call is done or refused."""
+    rows, heads, size = 512, 2, 16
+    cache = KVCache(2, heads, size, 2 * rows, inv_freq=1 / 1e4 ** (np.arange(size // 2) / 8))
+    position = np.arange(rows, dtype=np.int32)[:, None]
+    cache.reserve(rows)
+    cache.commit(Rows.text(position, Kind.VISION))
+    done, refused = Counter(), Counter()
+    keep = np.ones((heads, rows), np.bool_)
+
+    def select() -> None:
+        seq = cache.seq(0)
+        kernels.top_k(np.zeros(seq.shape, np.float32), seq, np.ones(seq.shape, np.bool_), 9)
+
+    calls = {
+        "evict": lambda: cache.evict([keep, None]),
+        "shift": lambda: cache.shift(0, np.random.default_rng().integers(0, 999, (heads, rows, 1), np.int32)),
+        "reindex": lambda: cache.reindex(0),
+        "lengths": lambda: cache.lengths,
+        "select": select,
+        "infinipot": lambda: kernels.infinipot_select(cache, 2, 3, 9, [3, 3]),
+    }
+
+    def repeat(name: str) -> None:
+        for _ in range(300):
+            try:
+                calls[name]()
+                done[name] += 1
+            except CacheError:
+                refused[name] += 1
+
+    threads = [threading.Thread(target=repeat, args=(name,)) for name in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(f"one cache: {done.total()} calls done, {refused.total()} refused", flush=True)
+
+
 def main(policies: list[str]) -> None:
+    share_a_cache()
     model = Model.load("demo", threads=2)
     for policy in policies:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Build the extension with sanitizers beside the tree, and run tests against that build.
 # Usage: tests/sanitize.sh [pytest arguments]    AddressSanitizer and UBSan over the cache's tests
-#        tests/sanitize.sh thread [policies]     ThreadSanitizer over sessions that share a model (tests/races.py)
+#        tests/sanitize.sh misuse [calls] [seed] the same over generated misuse (tests/fuzz/misuse.py)
+#        tests/sanitize.sh thread [policies]     ThreadSanitizer over caches and sessions that threads share (tests/races.py)
 # PYTHON=... picks the interpreter. ThreadSanitizer sees our C++, pthread locks and nothing else: CPython, numpy and ONNX Runtime
 # are not instrumented, and what only they touch is not reported.
 set -euo pipefail
@@ -10,6 +11,11 @@ python=${PYTHON:-python}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+misuse=
+if [ "${1:-}" = misuse ]; then
+    shift
+    misuse=1
+fi
 kind=address,undefined symbols="__asan_report_load __ubsan_handle" libraries="libasan.so libubsan.so" start=__asan_init
 if [ "${1:-}" = thread ]; then
     shift
@@ -24,7 +30,7 @@ cd "$work"  # away from the tree, so that it cannot be imported instead
 gcc=${CC:-gcc}
 preload=
 for library in $libraries; do preload="$preload $($gcc -print-file-name=$library)"; done
-export ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:abort_on_error=1
+export ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:abort_on_error=1:allocator_may_return_null=1
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1:report_signal_unsafe=0
 export PYTHONPATH=$work/lib PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1
@@ -44,6 +50,8 @@ print("sanitized:", _native.__file__)
 CHECK
 if [ $kind = thread ]; then
     run "$tree/tests/races.py" "$@"
+elif [ $misuse ]; then
+    run "$tree/tests/fuzz/misuse.py" "$@"
 else
     run -m pytest "$tree/tests/cache" -c "$tree/pyproject.toml" --rootdir "$tree" -p no:cacheprovider "$@"
 fi

@@ -7,6 +7,7 @@
 
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 #include "errors.h"
@@ -29,6 +30,10 @@ void Release::operator()(std::byte* memory) const noexcept { std::free(memory); 
 Block Heap::allocate(std::size_t bytes) {
     const std::size_t unit = bytes < kManyPages * kHugePage ? kAlignment : kHugePage;
     bytes = (std::max<std::size_t>(bytes, 1) + unit - 1) / unit * unit;
+#if defined(__linux__)
+    if (static const auto all = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); bytes > all)
+        refuse("cannot allocate ", bytes, " bytes for the cache: this machine has ", all, "; give a smaller budget");
+#endif
     Block block(static_cast<std::byte*>(std::aligned_alloc(unit, bytes)));
     if (!block) refuse("cannot allocate ", bytes, " bytes for the cache: give a smaller budget");
     ++allocations_;

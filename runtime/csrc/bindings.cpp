@@ -16,6 +16,7 @@
 #include "cache_rows.h"
 #include "errors.h"
 #include "kernels_api.h"
+#include "kinds.h"
 #include "threads.h"
 #include "simd.h"
 
@@ -35,62 +36,74 @@ DType dtype_named(const std::string& name) {
     refuse("dtype must be fp32, fp16 or int8, not ", name);
 }
 
-std::vector<float> scale_of(py::handle scale, const char* name, const Shape& shape) {
+std::vector<float> scale_of(Call& call, py::handle scale, const char* name, const Shape& shape) {
     const auto layers = static_cast<std::int64_t>(shape.capacities.size());
-    const auto numbers = dense<float>(scale, name, {layers, shape.kv_heads, shape.head_dim});
+    const auto numbers = call.dense<float>(scale, name, {layers, shape.kv_heads, shape.head_dim});
     return {numbers.data(), numbers.data() + numbers.size()};
 }
 
 // pair_axis [head_dim / 2]: the position axis that each pair turns by; None with one axis, or where keys are never turned.
-Shape make_shape(std::vector<std::int64_t> capacities, std::int64_t kv_heads, std::int64_t head_dim, py::handle inv_freq,
+Shape make_shape(Call& call, std::vector<std::int64_t> capacities, std::int64_t kv_heads, std::int64_t head_dim, py::handle inv_freq,
                  std::int64_t axes, const std::string& dtype, py::handle pair_axis) {
     const DType stored = dtype_named(dtype);
-    const auto frequencies = dense<double>(inv_freq, "inv_freq", {-1});
+    const auto frequencies = call.dense<double>(inv_freq, "inv_freq", {-1});
     const double* first = frequencies.data();
     std::vector<double> values(first, first + frequencies.size());
-    auto runs = runs_of(pair_axis, axes, frequencies.size());
+    auto runs = runs_of(call, pair_axis, axes, frequencies.size());
     return {kv_heads, head_dim, axes, std::move(capacities), std::move(values), std::move(runs), stored, threads(), {}, {}};
 }
 
-void make_read_only(const py::array& array) {
+// Part of a cache's memory, read-only; it keeps the cache alive.
+py::array view(const Cache& cache, const py::dtype& dtype, std::vector<py::ssize_t> shape, std::vector<py::ssize_t> strides,
+               const void* start) {
+    py::array array(dtype, std::move(shape), std::move(strides), start, py::cast(cache, py::return_value_policy::reference));
     py::detail::array_proxy(array.ptr())->flags &= ~py::detail::npy_api::NPY_ARRAY_WRITEABLE_;
+    return array;
 }
 
-// Part of a layer's memory, `width` numbers a row (0: one, and no axis for it), read-only; it keeps the cache alive.
-py::array view(const py::object& self, const Layer& layer, const py::dtype& dtype, const void* start, std::int64_t width) {
+// The valid rows of a layer, `width` numbers a row (0: one, and no axis for it).
+py::array view(const Cache& cache, const Layer& layer, const py::dtype& dtype, const void* start, std::int64_t width) {
+    Call call;
+    call.reads(cache);
     const auto item = static_cast<py::ssize_t>(dtype.itemsize());
     const auto row = item * std::max<std::int64_t>(width, 1);
-    std::vector<py::ssize_t> shape{self.cast<const Cache&>().kv_heads(), layer.length}, strides{row * layer.capacity, row};
+    std::vector<py::ssize_t> shape{cache.kv_heads(), layer.length}, strides{row * layer.capacity, row};
     if (width) {
         shape.push_back(width);
         strides.push_back(item);
     }
-    py::array array(dtype, shape, strides, start, self);
-    make_read_only(array);
-    return array;
+    return view(cache, dtype, std::move(shape), std::move(strides), start);
 }
 
 template <typename T>
-py::array view(const py::object& self, std::int64_t index, T* Layer::* field, std::int64_t width = 0) {
-    const Layer& layer = self.cast<const Cache&>().layer(index);
-    return view(self, layer, py::dtype::of<T>(), layer.*field, width);
+auto view_of(T* Layer::* field) {
+    return [field](const Cache& self, std::int64_t index) {
+        const Layer& layer = self.layer(index);
+        return view(self, layer, py::dtype::of<T>(), layer.*field, 0);
+    };
 }
 
-py::array rows_view(const py::object& self, std::int64_t index, std::byte* Layer::* field) {
-    const auto& cache = self.cast<const Cache&>();
-    const Layer& layer = cache.layer(index);
-    const py::dtype dtype = by_dtype(cache.dtype(), [](auto* type) { return dtype_of<std::remove_pointer_t<decltype(type)>>(); });
-    return view(self, layer, dtype, layer.*field, cache.head_dim());
+auto stored_view_of(std::byte* Layer::* field) {
+    return [field](const Cache& self, std::int64_t index) {
+        const Layer& layer = self.layer(index);
+        const py::dtype dtype = by_dtype(self.dtype(), [](auto* type) { return dtype_of<std::remove_pointer_t<decltype(type)>>(); });
+        return view(self, layer, dtype, layer.*field, self.head_dim());
+    };
 }
 
-// float32 [H, D], read-only, or None where numbers are not kept as codes.
-py::object scale_view(const py::object& self, std::int64_t index, float* Layer::* field) {
-    const auto& cache = self.cast<const Cache&>();
-    const float* const scale = cache.layer(index).*field;
-    if (!scale) return py::none();
-    py::array array(py::dtype::of<float>(), {cache.kv_heads(), cache.head_dim()}, scale, self);
-    make_read_only(array);
-    return array;
+// float32 [H, D], or None where numbers are not kept as codes.
+auto scale_view_of(float* Layer::* field) {
+    return [field](const Cache& self, std::int64_t index) -> py::object {
+        const float* const scale = self.layer(index).*field;
+        if (!scale) return py::none();
+        const py::ssize_t row = self.head_dim() * static_cast<py::ssize_t>(sizeof(float));
+        return view(self, py::dtype::of<float>(), {self.kv_heads(), self.head_dim()}, {row, sizeof(float)}, scale);
+    };
+}
+
+void check_kinds(const std::uint8_t* kind, std::int64_t count) {
+    if (const auto* const last = std::max_element(kind, kind + count); count && *last > kLast)
+        refuse("kind must be 0..", int{kLast}, ", not ", int{*last});
 }
 
 struct PyRows {
@@ -100,14 +113,16 @@ struct PyRows {
     py::array_t<std::int16_t> row, col;
     py::array_t<std::int32_t> position;
 
-    PyRows(const Cache& cache, py::handle kind_, py::handle seq_, py::handle frame_, py::handle row_, py::handle col_,
+    PyRows(Call& call, const Cache& cache, py::handle kind_, py::handle seq_, py::handle frame_, py::handle row_, py::handle col_,
            py::handle position_)
-        : kind(dense<std::uint8_t>(kind_, "kind", {-1})),
-          seq(dense<std::int64_t>(seq_, "seq", {kind.size()})),
-          frame(dense<std::int32_t>(frame_, "frame", {kind.size()})),
-          row(dense<std::int16_t>(row_, "row", {kind.size()})),
-          col(dense<std::int16_t>(col_, "col", {kind.size()})),
-          position(dense<std::int32_t>(position_, "position", {kind.size(), cache.axes()})) {}
+        : kind(call.dense<std::uint8_t>(kind_, "kind", {-1})),
+          seq(call.dense<std::int64_t>(seq_, "seq", {kind.size()})),
+          frame(call.dense<std::int32_t>(frame_, "frame", {kind.size()})),
+          row(call.dense<std::int16_t>(row_, "row", {kind.size()})),
+          col(call.dense<std::int16_t>(col_, "col", {kind.size()})),
+          position(call.dense<std::int32_t>(position_, "position", {kind.size(), cache.axes()})) {
+        check_kinds(kind.data(), kind.size());
+    }
 
     Rows rows() const {
         return {kind.size(), kind.data(), seq.data(), frame.data(), row.data(), col.data(), position.data()};
@@ -115,24 +130,26 @@ struct PyRows {
 };
 
 // A dense array of keys or values, copied if it was not dense.
-py::array dense_rows(const Cache& cache, py::handle object, const char* name, std::int64_t rows) {
+py::array dense_rows(Call& call, const Cache& cache, py::handle object, const char* name, std::int64_t rows) {
     const std::vector<std::int64_t> shape{cache.kv_heads(), rows, cache.head_dim()};
-    const auto check = [&](auto* type) { return checked<std::remove_pointer_t<decltype(type)>>(object, name, shape); };
+    const auto check = [&](auto* type) { return call.array<std::remove_pointer_t<decltype(type)>>(object, name, shape); };
     return py::array::ensure(by_dtype(cache.dtype(), check), py::array::c_style);
 }
 
 // [H, n] of everything that a layer holds.
 void load(Cache& self, std::int64_t layer, py::handle key_, py::handle value_, py::handle kind_, py::handle seq_,
           py::handle frame_, py::handle row_, py::handle col_, py::handle position_, py::handle confirmed_) {
+    Call call;
+    call.changes(self);
     const std::int64_t heads = self.kv_heads();
-    const auto kind = dense<std::uint8_t>(kind_, "kind", {heads, any});
+    const auto kind = call.dense<std::uint8_t>(kind_, "kind", {heads, any});
     const std::int64_t rows = kind.shape(1);
-    const py::array key = dense_rows(self, key_, "key", rows), value = dense_rows(self, value_, "value", rows);
-    const auto seq = dense<std::int64_t>(seq_, "seq", {heads, rows});
-    const auto frame = dense<std::int32_t>(frame_, "frame", {heads, rows});
-    const auto row = dense<std::int16_t>(row_, "row", {heads, rows}), col = dense<std::int16_t>(col_, "col", {heads, rows});
-    const auto position = dense<std::int32_t>(position_, "position", {heads, rows, self.axes()});
-    const auto confirmed = dense<std::int32_t>(confirmed_, "confirmed", {heads, rows});
+    const py::array key = dense_rows(call, self, key_, "key", rows), value = dense_rows(call, self, value_, "value", rows);
+    const auto seq = call.dense<std::int64_t>(seq_, "seq", {heads, rows});
+    const auto frame = call.dense<std::int32_t>(frame_, "frame", {heads, rows});
+    const auto row = call.dense<std::int16_t>(row_, "row", {heads, rows}), col = call.dense<std::int16_t>(col_, "col", {heads, rows});
+    const auto position = call.dense<std::int32_t>(position_, "position", {heads, rows, self.axes()});
+    const auto confirmed = call.dense<std::int32_t>(confirmed_, "confirmed", {heads, rows});
     const StoredRows stored{rows,
                             static_cast<const std::byte*>(key.data()),
                             static_cast<const std::byte*>(value.data()),
@@ -143,12 +160,34 @@ void load(Cache& self, std::int64_t layer, py::handle key_, py::handle value_, p
                             col.data(),
                             position.data(),
                             confirmed.data()};
+    check_kinds(kind.data(), kind.size());
     Unlocked unlocked;
     self.load(layer, stored);
 }
 
+// A method that reads the cache, or changes it.
+template <typename Returned, typename... Parts>
+auto reading(Returned (Cache::*method)(Parts...) const) {
+    return [method](const Cache& self, Parts... parts) {
+        Call call;
+        call.reads(self);
+        return (self.*method)(parts...);
+    };
+}
+
+template <typename Returned, typename... Parts>
+auto changing(Returned (Cache::*method)(Parts...)) {
+    return [method](Cache& self, Parts... parts) {
+        Call call;
+        call.changes(self);
+        return (self.*method)(parts...);
+    };
+}
+
 template <typename Field>
 py::array_t<std::int32_t> per_layer(const Cache& cache, Field field) {
+    Call call;
+    call.reads(cache);
     py::array_t<std::int32_t> out(cache.layers());
     for (std::int64_t l = 0; l < cache.layers(); ++l) out.mutable_at(l) = static_cast<std::int32_t>(field(cache.layer(l)));
     return out;
@@ -161,21 +200,23 @@ void bind_cache(py::module_& module) {
     cache.def(py::init([](std::vector<std::int64_t> capacities, std::int64_t kv_heads, std::int64_t head_dim,
                           const py::object& inv_freq, std::int64_t axes, const std::string& dtype, const py::object& pair_axis,
                           const py::object& key_scale, const py::object& value_scale) {
-        Shape shape = make_shape(std::move(capacities), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis);
-        if (!key_scale.is_none()) shape.key_scale = scale_of(key_scale, "key scale", shape);
-        if (!value_scale.is_none()) shape.value_scale = scale_of(value_scale, "value scale", shape);
-        const py::gil_scoped_release release;  // zeroing gigabytes takes seconds
+        Call call;
+        Shape shape = make_shape(call, std::move(capacities), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis);
+        if (!key_scale.is_none()) shape.key_scale = scale_of(call, key_scale, "key scale", shape);
+        if (!value_scale.is_none()) shape.value_scale = scale_of(call, value_scale, "value scale", shape);
+        const Unlocked unlocked;  // zeroing gigabytes takes seconds
         return std::make_unique<Cache>(shape);
     }));
     cache.def_static("bytes_for", [](std::vector<std::int64_t> capacities, std::int64_t kv_heads, std::int64_t head_dim,
                                      const py::object& inv_freq, std::int64_t axes, const std::string& dtype,
                           const py::object& pair_axis) {
-        return Cache::bytes_for(make_shape(std::move(capacities), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis));
+        Call call;
+        return Cache::bytes_for(make_shape(call, std::move(capacities), kv_heads, head_dim, inv_freq, axes, dtype, pair_axis));
     });
     cache.def_property_readonly("nbytes", &Cache::nbytes);
     cache.def_property_readonly("allocations", &Cache::allocations);
-    cache.def_property_readonly("rows_moved", &Cache::rows_moved);
-    cache.def_property_readonly("saturated", &Cache::saturated);
+    cache.def_property_readonly("rows_moved", reading(&Cache::rows_moved));
+    cache.def_property_readonly("saturated", reading(&Cache::saturated));
     cache.def_property_readonly("lengths",
                                 [](const Cache& self) { return per_layer(self, [](const Layer& l) { return l.length; }); });
     cache.def_property_readonly("capacities",
@@ -185,69 +226,73 @@ void bind_cache(py::module_& module) {
               [](const Cache& self, std::int64_t l) { return reinterpret_cast<std::uintptr_t>(self.layer(l).key); });
     cache.def("value_address",
               [](const Cache& self, std::int64_t l) { return reinterpret_cast<std::uintptr_t>(self.layer(l).value); });
-    cache.def("key", [](const py::object& self, std::int64_t l) { return rows_view(self, l, &Layer::key); });
-    cache.def("value", [](const py::object& self, std::int64_t l) { return rows_view(self, l, &Layer::value); });
-    cache.def("key_scale", [](const py::object& self, std::int64_t l) { return scale_view(self, l, &Layer::key_scale); });
-    cache.def("value_scale", [](const py::object& self, std::int64_t l) { return scale_view(self, l, &Layer::value_scale); });
-    cache.def("kind", [](const py::object& self, std::int64_t l) { return view(self, l, &Layer::kind); });
-    cache.def("seq", [](const py::object& self, std::int64_t l) { return view(self, l, &Layer::seq); });
-    cache.def("frame", [](const py::object& self, std::int64_t l) { return view(self, l, &Layer::frame); });
-    cache.def("row", [](const py::object& self, std::int64_t l) { return view(self, l, &Layer::row); });
-    cache.def("col", [](const py::object& self, std::int64_t l) { return view(self, l, &Layer::col); });
-    cache.def("position", [](const py::object& self, std::int64_t l) {
-        return view(self, l, &Layer::position, self.cast<const Cache&>().axes());
+    cache.def("key", stored_view_of(&Layer::key));
+    cache.def("value", stored_view_of(&Layer::value));
+    cache.def("key_scale", scale_view_of(&Layer::key_scale));
+    cache.def("value_scale", scale_view_of(&Layer::value_scale));
+    cache.def("kind", view_of(&Layer::kind));
+    cache.def("seq", view_of(&Layer::seq));
+    cache.def("frame", view_of(&Layer::frame));
+    cache.def("row", view_of(&Layer::row));
+    cache.def("col", view_of(&Layer::col));
+    cache.def("position", [](const Cache& self, std::int64_t index) {
+        const Layer& layer = self.layer(index);
+        return view(self, layer, py::dtype::of<std::int32_t>(), layer.position, self.axes());
     });
-    cache.def("confirmed", [](const py::object& self, std::int64_t l) { return view(self, l, &Layer::confirmed); });
-    cache.def_property_readonly("memory", [](const py::object& self) {
-        const auto& block = self.cast<const Cache&>();
-        py::array bytes(py::dtype::of<std::uint8_t>(), {static_cast<py::ssize_t>(block.nbytes())}, {1}, block.data(), self);
-        make_read_only(bytes);
-        return bytes;
+    cache.def("confirmed", view_of(&Layer::confirmed));
+    cache.def_property_readonly("memory", [](const Cache& self) {
+        return view(self, py::dtype::of<std::uint8_t>(), {static_cast<py::ssize_t>(self.nbytes())}, {1}, self.data());
     });
 
-    cache.def("reserve", &Cache::reserve);
+    cache.def("reserve", changing(&Cache::reserve));
     cache.def("commit", [](Cache& self, py::handle kind, py::handle seq, py::handle frame, py::handle row, py::handle col,
                            py::handle position) {
-        const PyRows rows(self, kind, seq, frame, row, col, position);
+        Call call;
+        call.changes(self);
+        const PyRows rows(call, self, kind, seq, frame, row, col, position);
         self.commit(rows.rows());
     });
-    cache.def("abort", &Cache::abort);
-    cache.def("mark", &Cache::mark);
-    cache.def("rollback", &Cache::rollback);
+    cache.def("abort", changing(&Cache::abort));
+    cache.def("mark", reading(&Cache::mark));
+    cache.def("rollback", changing(&Cache::rollback));
     cache.def("evict", [](Cache& self, const py::list& keep) {
+        Call call;
+        call.changes(self);
         std::vector<std::optional<Mask>> masks;
-        std::vector<py::array> held;
         for (const py::handle mask : keep) {
-            if (mask.is_none()) {
-                masks.emplace_back();
-                continue;
-            }
-            const Held<bool> rows = as_mask(mask, "keep", any, any);
-            held.push_back(rows.array);
-            masks.emplace_back(rows);
+            if (mask.is_none()) masks.emplace_back();
+            else masks.emplace_back(call.mask(mask, "keep", any, any));
         }
         Unlocked unlocked;
         return self.evict(masks);
     });
     cache.def("append", [](Cache& self, std::int64_t layer, py::handle key, py::handle value, py::handle kind, py::handle seq,
                            py::handle frame, py::handle row, py::handle col, py::handle position) {
-        const PyRows rows(self, kind, seq, frame, row, col, position);
-        const auto keys = as_volume<float>(key, "key", self.kv_heads(), rows.kind.size(), self.head_dim());
-        const auto values = as_volume<float>(value, "value", self.kv_heads(), rows.kind.size(), self.head_dim());
+        Call call;
+        call.changes(self);
+        const PyRows rows(call, self, kind, seq, frame, row, col, position);
+        const auto keys = call.volume<float>(key, "key", self.kv_heads(), rows.kind.size(), self.head_dim());
+        const auto values = call.volume<float>(value, "value", self.kv_heads(), rows.kind.size(), self.head_dim());
         self.append(layer, keys, values, rows.rows());
     });
     cache.def("shift", [](Cache& self, std::int64_t layer, py::handle position) {
-        const auto positions = as_volume<std::int32_t>(position, "position", any, any, any);
+        Call call;
+        call.changes(self);
+        const auto positions = call.volume<std::int32_t>(position, "position", any, any, any);
         Unlocked unlocked;
         self.shift(layer, positions);
     });
     cache.def("confirm", [](Cache& self, py::handle seq, std::int32_t frame) {
-        const Held<std::int64_t> tokens = as_plane<std::int64_t>(seq, "seq", any, any);
+        Call call;
+        call.changes(self);
+        const auto tokens = call.plane<std::int64_t>(seq, "seq", any, any);
         Unlocked unlocked;
         self.confirm(tokens, frame);
     });
     cache.def("load", &load);
     cache.def("reindex", [](Cache& self, std::int64_t prefix) {
+        Call call;
+        call.changes(self);
         Unlocked unlocked;
         return self.reindex(prefix);
     });

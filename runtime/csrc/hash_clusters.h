@@ -16,7 +16,7 @@ struct ClusterTable {
     float* key;           // [slots, width], the mean of its tokens
     std::uint32_t* bits;  // [slots], of that mean
     std::int32_t* count;  // [slots], tokens
-    bool* open;           // [slots], while tokens join
+    std::uint8_t* open;   // [slots], 0 or not, while tokens join
     float* place;         // [slots, axes], the mean of its tokens' positions
 };
 

@@ -37,14 +37,14 @@ py::list infinipot_scores(Cache& cache, const py::list& recent, const py::list& 
         float *similarity, *norm;
     };
     const std::int64_t layers = cache.layers(), heads = cache.kv_heads();
+    Call call;
+    call.reads(cache);
     std::vector<Scores> work(layers);
-    std::vector<Held<bool>> masks;
     py::list out;
     for (std::int64_t l = 0; l < layers; ++l) {
         const LayerRows<T> rows = rows_of<T>(cache, cache.layer(l));
         const std::int64_t n = rows.key.rows;
-        const Held<bool> is_recent = as_mask(recent[l], "recent", heads, n), is_valid = as_mask(valid[l], "valid", heads, n);
-        masks.insert(masks.end(), {is_recent, is_valid});
+        const Mask is_recent = call.mask(recent[l], "recent", heads, n), is_valid = call.mask(valid[l], "valid", heads, n);
         py::array_t<float> similarity({heads, n}), norm({heads, n});
         work[l] = {{rows.key, rows.position, rows.row, rows.col, is_recent, is_valid}, rows.value, rows.norm,
                    similarity.mutable_data(), norm.mutable_data()};
@@ -75,6 +75,8 @@ py::list call_infinipot_scores(Cache& cache, const py::list& recent, const py::l
 template <typename T>
 py::list infinipot_select(Cache& cache, const Selection& how, const std::vector<int>& windows) {
     const std::int64_t layers = cache.layers(), heads = cache.kv_heads();
+    Call call;
+    call.reads(cache);
     std::vector<bool*> keep(layers);
     py::list out;
     for (std::int64_t l = 0; l < layers; ++l) {

@@ -27,12 +27,12 @@ namespace py = pybind11;
 
 namespace edgevlm {
 
-std::vector<Run> runs_of(py::handle pair_axis, std::int64_t axes, std::int64_t pairs) {
+std::vector<Run> runs_of(Call& call, py::handle pair_axis, std::int64_t axes, std::int64_t pairs) {
     if (pair_axis.is_none()) {
         if (axes != 1) return {};
         return {{0, 0, static_cast<std::int32_t>(pairs)}};
     }
-    const auto axis_of = dense<std::uint8_t>(pair_axis, "pair_axis", {pairs});
+    const auto axis_of = call.dense<std::uint8_t>(pair_axis, "pair_axis", {pairs});
     std::vector<Run> runs;
     for (std::int32_t d = 0; d < pairs; ++d) {
         const std::int32_t axis = axis_of.at(d);
@@ -101,24 +101,23 @@ private:
 py::array_t<float> call_temporal_similarity(py::handle key, py::handle position, py::handle row, py::handle col,
                                             py::handle recent, py::handle valid, py::handle inv_freq, py::handle pair_axis,
                                             bool rotated, py::handle scale) {
+    Call call;
     return by_dtype(key, "key", [&](auto* type) {
         PatchedKeys<std::remove_pointer_t<decltype(type)>> tokens;
-        const auto keys = as_stored<std::remove_pointer_t<decltype(type)>>(key, scale, "key");
-        tokens.key = keys;
+        tokens.key = call.stored<std::remove_pointer_t<decltype(type)>>(key, scale, "key");
         const std::int64_t heads = tokens.key.heads, rows = tokens.key.rows;
-        tokens.position = as_volume<std::int32_t>(position, "position", heads, rows, any);
-        const auto of_row = as_plane<std::int16_t>(row, "row", heads, rows), of_col = as_plane<std::int16_t>(col, "col", heads, rows);
-        const auto is_recent = as_mask(recent, "recent", heads, rows), is_valid = as_mask(valid, "valid", heads, rows);
-        tokens.row = of_row, tokens.col = of_col, tokens.recent = is_recent, tokens.valid = is_valid;
-        const auto frequencies = dense<double>(inv_freq, "inv_freq", {-1});
+        tokens.position = call.volume<std::int32_t>(position, "position", heads, rows, any);
+        tokens.row = call.plane<std::int16_t>(row, "row", heads, rows), tokens.col = call.plane<std::int16_t>(col, "col", heads, rows);
+        tokens.recent = call.mask(recent, "recent", heads, rows), tokens.valid = call.mask(valid, "valid", heads, rows);
+        const auto frequencies = call.dense<double>(inv_freq, "inv_freq", {-1});
         const double* const inverse = frequencies.data();
         const std::int64_t pairs = frequencies.size(), axes = tokens.position.width;
         std::vector<Run> runs;
+        if (axes != 1 && axes != Rotary::kAxes) refuse("a position has 1 or 3 axes, not ", axes);
         if (!rotated) {
-            if (axes != 1 && axes != Rotary::kAxes) refuse("a position has 1 or 3 axes, not ", axes);
             if (pairs * 2 != tokens.key.width)
                 refuse("inv_freq must hold D / 2 numbers of a key's ", tokens.key.width, ", not ", pairs);
-            runs = runs_of(pair_axis, axes, pairs);
+            runs = runs_of(call, pair_axis, axes, pairs);
             if (runs.empty()) refuse("un-rotating needs pair_axis where there is more than one position axis, not ", axes);
         }
         Cache* const cache = cache_of(key);
@@ -139,8 +138,9 @@ py::array_t<float> call_temporal_similarity(py::handle key, py::handle position,
 }
 
 py::array_t<float> call_value_norms(py::handle value, py::handle scale) {
+    Call call;
     return by_dtype(value, "value", [&](auto* type) {
-        const auto values = as_stored<std::remove_pointer_t<decltype(type)>>(value, scale, "value");
+        const auto values = call.stored<std::remove_pointer_t<decltype(type)>>(value, scale, "value");
         py::array_t<float> out({values.heads, values.rows});
         float* const first = out.mutable_data();
         {
@@ -154,11 +154,12 @@ py::array_t<float> call_value_norms(py::handle value, py::handle scale) {
 py::array_t<float> call_pool_norms(py::handle norms, py::handle frame, py::handle row, py::handle col, py::handle valid,
                                    int window) {
     check_window(window);
-    const auto norm = as_plane<float>(norms, "norms", any, any);
+    Call call;
+    const auto norm = call.plane<float>(norms, "norms", any, any);
     const std::int64_t heads = norm.heads, rows = norm.rows;
-    const auto time = as_plane<std::int32_t>(frame, "frame", heads, rows);
-    const auto down = as_plane<std::int16_t>(row, "row", heads, rows), across = as_plane<std::int16_t>(col, "col", heads, rows);
-    const auto held = as_mask(valid, "valid", heads, rows);
+    const auto time = call.plane<std::int32_t>(frame, "frame", heads, rows);
+    const auto down = call.plane<std::int16_t>(row, "row", heads, rows), across = call.plane<std::int16_t>(col, "col", heads, rows);
+    const auto held = call.mask(valid, "valid", heads, rows);
     const PatchedNorms tokens{norm, time, down, across, held};
     Scratch* const scratch = scratch_of(frame);
     py::array_t<float> out({heads, rows});
@@ -175,9 +176,10 @@ py::array_t<float> call_pool_norms(py::handle norms, py::handle frame, py::handl
 
 py::array_t<bool> call_top_k(py::handle scores, py::handle seq, py::handle candidates, std::int64_t k) {
     if (k < 0) refuse("cannot choose ", k, " rows");
-    const auto score = as_plane<float>(scores, "scores", any, any);
-    const auto age = as_plane<std::int64_t>(seq, "seq", score.heads, score.rows);
-    const auto mask = as_mask(candidates, "candidates", score.heads, score.rows);
+    Call call;
+    const auto score = call.plane<float>(scores, "scores", any, any);
+    const auto age = call.plane<std::int64_t>(seq, "seq", score.heads, score.rows);
+    const auto mask = call.mask(candidates, "candidates", score.heads, score.rows);
     Scratch* const scratch = scratch_of(seq);
     py::array_t<bool> out({score.heads, score.rows});
     bool* const first = out.mutable_data();
@@ -192,8 +194,9 @@ py::array_t<bool> call_top_k(py::handle scores, py::handle seq, py::handle candi
 }
 
 py::array_t<std::int32_t> call_places(py::handle seq, py::handle known) {
-    const auto wanted = as_plane<std::int64_t>(seq, "seq", any, any);
-    const auto there = as_plane<std::int64_t>(known, "known", wanted.heads, any);
+    Call call;
+    const auto wanted = call.plane<std::int64_t>(seq, "seq", any, any);
+    const auto there = call.plane<std::int64_t>(known, "known", wanted.heads, any);
     Scratch* const scratch = scratch_of(seq);
     py::array_t<std::int32_t> out({wanted.heads, wanted.rows});
     std::int32_t* const first = out.mutable_data();
@@ -209,8 +212,9 @@ py::array_t<std::int32_t> call_places(py::handle seq, py::handle known) {
 
 py::array_t<bool> call_newest_frames(py::handle frame, py::handle among, std::int64_t count) {
     if (count < 0) refuse("cannot choose ", count, " frames");
-    const auto frames = as_plane<std::int32_t>(frame, "frame", any, any);
-    const auto mask = as_mask(among, "among", frames.heads, frames.rows);
+    Call call;
+    const auto frames = call.plane<std::int32_t>(frame, "frame", any, any);
+    const auto mask = call.mask(among, "among", frames.heads, frames.rows);
     Scratch* const scratch = scratch_of(frame);
     py::array_t<bool> out({frames.heads, frames.rows});
     bool* const first = out.mutable_data();
@@ -225,26 +229,25 @@ py::array_t<bool> call_newest_frames(py::handle frame, py::handle among, std::in
 
 py::array_t<float> call_attention_mass(py::handle query, py::handle query_seq, py::handle key, py::handle seq,
                                        py::handle own_key, py::handle own_seq, py::handle scale) {
+    Call call;
     return by_dtype(key, "key", [&](auto* type) {
         Attended<std::remove_pointer_t<decltype(type)>> tokens;
-        const auto keys = as_stored<std::remove_pointer_t<decltype(type)>>(key, scale, "key");
-        tokens.key = keys;
+        tokens.key = call.stored<std::remove_pointer_t<decltype(type)>>(key, scale, "key");
         const std::int64_t heads = tokens.key.heads, rows = tokens.key.rows, width = tokens.key.width;
-        const auto places_of = as_plane<std::int64_t>(seq, "seq", heads, rows);
-        tokens.seq = places_of;
-        const auto queries = dense<float>(query, "query", {any, any, width});
-        const auto places = dense<std::int64_t>(query_seq, "query_seq", {queries.shape(1)});
+        tokens.seq = call.plane<std::int64_t>(seq, "seq", heads, rows);
+        const auto queries = call.dense<float>(query, "query", {any, any, width});
+        const auto places = call.dense<std::int64_t>(query_seq, "query_seq", {queries.shape(1)});
         if (heads < 1 || queries.shape(0) % heads)
             refuse("query heads must be a multiple of the ", heads, " KV heads, not ", queries.shape(0));
         tokens.query = queries.data();
         tokens.query_seq = places.data();
         tokens.group = queries.shape(0) / heads;
         tokens.queries = queries.shape(1);
-        std::optional<decltype(dense<std::int64_t>(own_seq, "own_seq", {}))> own_places;
+        py::array_t<std::int64_t, py::array::c_style> own_places;
         if (!own_key.is_none()) {
-            tokens.own = as_volume<float>(own_key, "own_key", heads, any, width);
-            own_places = dense<std::int64_t>(own_seq, "own_seq", {tokens.own.rows});
-            tokens.own_seq = own_places->data();
+            tokens.own = call.volume<float>(own_key, "own_key", heads, any, width);
+            own_places = call.dense<std::int64_t>(own_seq, "own_seq", {tokens.own.rows});
+            tokens.own_seq = own_places.data();
         }
         Scratch* const scratch = scratch_of(key);
         py::array_t<float> out({heads, rows});
@@ -268,6 +271,8 @@ void call_use_simd(const std::string& name) {
 
 // Reads every byte of keys and values once, on as many threads as the kernels: what their speed is measured against.
 bool call_read(const Cache& cache) {
+    Call call;
+    call.reads(cache);
     const Unlocked unlocked;
     const std::int64_t heads = cache.kv_heads();
     const auto row = static_cast<std::int64_t>(cache.head_dim() * element_size(cache.dtype()));

@@ -6,13 +6,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "arrays.h"
 #include "rotary.h"
 
 namespace edgevlm {
 
 // The runs of pairs that turn by the same position axis. pair_axis: None or uint8 [pairs]; None means axis 0 where there is
 // but one axis, and nothing known (no runs) where there are more.
-std::vector<Run> runs_of(pybind11::handle pair_axis, std::int64_t axes, std::int64_t pairs);
+std::vector<Run> runs_of(Call& call, pybind11::handle pair_axis, std::int64_t axes, std::int64_t pairs);
 
 void check_window(int window);  // of VaN's pooling: 1, 3, 5 or 7
 

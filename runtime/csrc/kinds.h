@@ -5,6 +5,6 @@
 
 namespace edgevlm {
 
-constexpr std::uint8_t kPrefix = 0, kVision = 1;
+constexpr std::uint8_t kPrefix = 0, kVision = 1, kLast = 3;
 
 }  // namespace edgevlm

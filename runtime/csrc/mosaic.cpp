@@ -19,6 +19,7 @@ namespace {
 
 enum Event : int { kDone = 0, kFull = 1, kOver = 2 };
 
+constexpr std::int64_t kMost = std::int64_t{1} << 53;  // rows of a cluster, each of which a double tells apart
 constexpr std::int32_t kFree = -1;  // the partition of a slot that holds no cluster
 
 // Sums are double, whatever the size of the numbers, in four chains so that they need not wait for one another.
@@ -93,33 +94,32 @@ void found(const Clusters& clusters, std::int64_t slot, const float* key, std::i
     clusters.partition[slot] = partition;
 }
 
-template <typename T>
-T* writable(py::handle object, const char* name, const std::vector<std::int64_t>& shape) {
-    py::array array = checked<T>(object, name, shape);
-    if (!(array.flags() & py::array::c_style) || !array.writeable()) refuse(name, " must be dense and writable");
-    return static_cast<T*>(array.mutable_data());
-}
-
 // Rows from `start` on, until one needs the caller. Returns (row, event, slot): where it stopped and why.
 py::tuple call_assign(py::handle key, py::handle partition, std::int64_t start, py::handle means, py::handle variance,
                       py::handle size, py::handle partitions, double small, double large, double rate, std::int64_t least,
                       py::handle slots) {
-    const auto rows = dense<float>(key, "key", {any, any});
+    Call call;
+    const auto rows = call.dense<float>(key, "key", {any, any});
     const std::int64_t count = rows.shape(0), width = rows.shape(1);
-    const auto of_row = dense<std::int32_t>(partition, "partition", {count});
-    const py::array table = checked<float>(means, "means", {any, width});
+    const auto of_row = call.dense<std::int32_t>(partition, "partition", {count});
+    py::array table = call.array<float>(means, "means", {any, width}, true);
     const std::int64_t room = table.shape(0);
-    const Clusters clusters{writable<float>(means, "means", {room, width}), writable<double>(variance, "variance", {room}),
-                            writable<std::int64_t>(size, "size", {room}),
-                            writable<std::int32_t>(partitions, "partitions", {room}), room, width};
-    std::int32_t* const out = writable<std::int32_t>(slots, "slots", {count});
+    const Clusters clusters{static_cast<float*>(table.mutable_data()), call.in_place<double>(variance, "variance", {room}),
+                            call.in_place<std::int64_t>(size, "size", {room}),
+                            call.in_place<std::int32_t>(partitions, "partitions", {room}), room, width};
+    std::int32_t* const out = call.in_place<std::int32_t>(slots, "slots", {count});
     const Threshold threshold{small, large, rate, least};
     if (start < 0 || start > count) refuse("there is no row ", start, " among ", count);
+    for (std::int64_t row = start; row < count; ++row) {
+        if (of_row.data()[row] < 0) refuse("partition must be 0 or more, not ", of_row.data()[row]);
+    }
+    for (std::int64_t slot = 0; slot < room; ++slot) {
+        if (clusters.size[slot] < 0 || clusters.size[slot] > kMost) refuse("a cluster cannot have ", clusters.size[slot], " rows");
+    }
     std::vector<float> moved(static_cast<std::size_t>(width));
     for (std::int64_t row = start; row < count; ++row) {
         const float* const at = rows.data() + row * width;
         const std::int32_t where = of_row.data()[row];
-        if (where < 0) refuse("partition must be 0 or more, not ", where);
         std::int64_t slot = nearest(clusters, at, where);
         if (slot < 0) {
             if ((slot = first_free(clusters)) < 0) return py::make_tuple(row, int{kFull}, -1);

@@ -21,9 +21,11 @@ namespace {
 template <typename T>
 py::array_t<float> newer_similarity_of(Cache& cache, std::int64_t number, py::handle valid, std::int64_t since,
                                       const Rotary* rotary) {
+    Call call;
+    call.reads(cache);
     const LayerRows<T> layer = rows_of<T>(cache, cache.layer(number));
     const std::int64_t heads = layer.key.heads, rows = layer.key.rows;
-    const Held<bool> is_valid = as_mask(valid, "valid", heads, rows);
+    const Mask is_valid = call.mask(valid, "valid", heads, rows);
     const DatedKeys<T> tokens{layer.key, layer.position, layer.seq, is_valid, since};
     py::array_t<float> out({heads, rows});
     float* const first = out.mutable_data();

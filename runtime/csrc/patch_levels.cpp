@@ -32,9 +32,10 @@ Grid grid_of(std::int64_t rows, std::int64_t columns, std::int64_t height, std::
 
 // pixels float32 [planes, H, W] in levels, uint8: pixel * scale + offset of its plane.
 py::array_t<Bytes> call_levels(py::handle pixels, py::handle scale, py::handle offset) {
-    const auto from = dense<float>(pixels, "pixels", {any, any, any});
+    Call call;
+    const auto from = call.dense<float>(pixels, "pixels", {any, any, any});
     const std::int64_t planes = from.shape(0), size = from.shape(1) * from.shape(2);
-    const auto by = dense<float>(scale, "scale", {planes}), more = dense<float>(offset, "offset", {planes});
+    const auto by = call.dense<float>(scale, "scale", {planes}), more = call.dense<float>(offset, "offset", {planes});
     py::array_t<Bytes> out({planes, from.shape(1), from.shape(2)});
     const float *const in = from.data(), *const scales = by.data(), *const offsets = more.data();
     Bytes* const first = out.mutable_data();
@@ -49,7 +50,8 @@ py::array_t<Bytes> call_levels(py::handle pixels, py::handle scale, py::handle o
 
 // The sum of each patch of levels uint8 [planes, H, W]: float32 [rows * columns].
 py::array_t<float> call_patch_sums(py::handle levels, std::int64_t rows, std::int64_t columns) {
-    const auto from = dense<Bytes>(levels, "levels", {any, any, any});
+    Call call;
+    const auto from = call.dense<Bytes>(levels, "levels", {any, any, any});
     const std::int64_t planes = from.shape(0), height = from.shape(1), width = from.shape(2);
     const Grid grid = grid_of(rows, columns, height, width);
     py::array_t<float> out(rows * columns);
@@ -79,16 +81,18 @@ py::array_t<float> call_patch_sums(py::handle levels, std::int64_t rows, std::in
 // levels, low, high: uint8 [planes, H, W]; gain: float32 [rows * columns] that low and high are multiplied by first, or None.
 py::array_t<float> call_patch_distances(py::handle levels, py::handle low, py::handle high, py::handle gain, std::int64_t rows,
                                         std::int64_t columns) {
-    const auto of = dense<Bytes>(levels, "levels", {any, any, any});
+    Call call;
+    const auto of = call.dense<Bytes>(levels, "levels", {any, any, any});
     const std::int64_t planes = of.shape(0), height = of.shape(1), width = of.shape(2);
-    const auto least = dense<Bytes>(low, "low", {planes, height, width});
-    const auto most = dense<Bytes>(high, "high", {planes, height, width});
+    const auto least = call.dense<Bytes>(low, "low", {planes, height, width});
+    const auto most = call.dense<Bytes>(high, "high", {planes, height, width});
     const Grid grid = grid_of(rows, columns, height, width);
     const bool gained = !gain.is_none();
-    const auto by = gained ? dense<float>(gain, "gain", {rows * columns}) : py::array_t<float, py::array::c_style>();
+    const auto by = gained ? call.dense<float>(gain, "gain", {rows * columns}) : py::array_t<float, py::array::c_style>();
     py::array_t<float> out(rows * columns);
     const Bytes *const x = of.data(), *const from = least.data(), *const to = most.data();
     const float* const gains = gained ? by.data() : nullptr;
+    if (gained && !std::all_of(gains, gains + by.size(), [](float gain) { return std::isfinite(gain); })) refuse("gain must be finite");
     float* const first = out.mutable_data();
     {
         const py::gil_scoped_release unlocked;

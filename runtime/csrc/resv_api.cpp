@@ -2,6 +2,9 @@
 
 #include <pybind11/numpy.h>
 
+#include <cmath>
+#include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "arena.h"
@@ -20,39 +23,45 @@ namespace {
 
 using Unlocked = py::gil_scoped_release;
 
-// The caller's own dense array, to be changed in place.
-template <typename T>
-T* in_place(py::handle object, const char* name, const std::vector<std::int64_t>& shape) {
-    py::array array = checked<T>(object, name, shape);
-    if (!(array.flags() & py::array::c_style)) refuse(name, " must be dense");
-    if (!array.writeable()) refuse(name, " must be writeable");
-    return static_cast<T*>(array.mutable_data());
-}
-
 // The clusters of a layer: [heads, slots] of everything.
 struct Layer {
     std::int64_t heads, slots, width, axes;
     float *key, *place;
     std::uint32_t* bits;
     std::int32_t* count;
-    bool* open;
+    std::uint8_t* open;
     py::array_t<float, py::array::c_style> planes;  // [heads, width, kPlanes]
 
-    Layer(py::handle key_, py::handle bits_, py::handle count_, py::handle open_, py::handle place_, py::handle planes_) {
-        const py::array all = checked<float>(key_, "key", {any, any, any}), where = checked<float>(place_, "place", {any, any, any});
-        heads = all.shape(0), slots = all.shape(1), width = all.shape(2), axes = where.shape(2);
+    Layer(Call& call, py::handle key_, py::handle bits_, py::handle count_, py::handle open_, py::handle place_, py::handle planes_) {
+        py::array all = call.array<float>(key_, "key", {any, any, any}, true);
+        heads = all.shape(0), slots = all.shape(1), width = all.shape(2);
         if (slots < 4 || slots >= 1 << 24) refuse("there must be 4 to 2^24 slots, not ", slots);
-        key = in_place<float>(key_, "key", {heads, slots, width});
-        bits = in_place<std::uint32_t>(bits_, "bits", {heads, slots});
-        count = in_place<std::int32_t>(count_, "count", {heads, slots});
-        open = in_place<bool>(open_, "open", {heads, slots});
-        place = in_place<float>(place_, "place", {heads, slots, axes});
-        planes = dense<float>(planes_, "planes", {heads, width, kPlanes});
+        py::array where = call.array<float>(place_, "place", {heads, slots, any}, true);
+        axes = where.shape(2);
+        key = static_cast<float*>(all.mutable_data()), place = static_cast<float*>(where.mutable_data());
+        bits = call.in_place<std::uint32_t>(bits_, "bits", {heads, slots});
+        count = call.in_place<std::int32_t>(count_, "count", {heads, slots});
+        open = call.in_place<bool>(open_, "open", {heads, slots});
+        planes = call.dense<float>(planes_, "planes", {heads, width, kPlanes});
     }
 
     ClusterTable of(std::int64_t head) const {
         const std::int64_t at = head * slots;
         return {slots, width, axes, key + at * width, bits + at, count + at, open + at, place + at * axes};
+    }
+
+    // Refuses a table that is not at rest, and one to which `rows` tokens a head are more than it can count.
+    void check(std::int64_t rows) const {
+        for (std::int64_t head = 0; head < heads; ++head) {
+            std::int64_t used = 0, opened = 0, tokens = rows;
+            for (std::int64_t s = head * slots; s < (head + 1) * slots; ++s) {
+                if (count[s] < 0) refuse("a cluster cannot have ", count[s], " tokens");
+                used += count[s] > 0, opened += count[s] > 0 && open[s], tokens += count[s];
+            }
+            if (used == slots) refuse("head ", head, " has no free slot among ", slots);
+            if (opened > slots / 2) refuse("head ", head, " has ", opened, " open clusters in ", slots, " slots: half at most");
+            if (tokens > std::numeric_limits<std::int32_t>::max()) refuse("head ", head, " has too many tokens: ", tokens);
+        }
     }
 
     // Calls work(head, clusters) for every head; adds up what was counted.
@@ -74,9 +83,10 @@ struct Layer {
 };
 
 py::array_t<std::uint32_t> call_hash_bits(py::handle key, py::handle planes) {
-    const auto keys = dense<float>(key, "key", {any, any, any});
+    Call call;
+    const auto keys = call.dense<float>(key, "key", {any, any, any});
     const std::int64_t heads = keys.shape(0), rows = keys.shape(1), width = keys.shape(2);
-    const auto normals = dense<float>(planes, "planes", {heads, width, kPlanes});
+    const auto normals = call.dense<float>(planes, "planes", {heads, width, kPlanes});
     py::array_t<std::uint32_t> out({heads, rows});
     std::uint32_t* const first = out.mutable_data();
     const Unlocked unlocked;
@@ -87,11 +97,13 @@ py::array_t<std::uint32_t> call_hash_bits(py::handle key, py::handle planes) {
 
 py::tuple call_hash_join(py::handle rows_key, py::handle rows_place, std::int64_t distance, py::handle key, py::handle bits,
                          py::handle count, py::handle open, py::handle place, py::handle planes) {
-    const Layer layer(key, bits, count, open, place, planes);
-    const auto keys = dense<float>(rows_key, "keys", {layer.heads, any, layer.width});
+    Call call;
+    const Layer layer(call, key, bits, count, open, place, planes);
+    const auto keys = call.dense<float>(rows_key, "keys", {layer.heads, any, layer.width});
     const std::int64_t rows = keys.shape(1);
-    const auto places = dense<float>(rows_place, "positions", {layer.heads, rows, layer.axes});
+    const auto places = call.dense<float>(rows_place, "positions", {layer.heads, rows, layer.axes});
     if (distance < 0) refuse("distance must not be negative, and is ", distance);
+    layer.check(rows);
     py::array_t<std::int32_t> slot({layer.heads, rows}), home({layer.heads, 2 * layer.slots});
     std::int32_t* const out = slot.mutable_data();
     const Counted counted = layer.each(home.mutable_data(), [&](std::int64_t head, Clusters& clusters) {
@@ -103,15 +115,21 @@ py::tuple call_hash_join(py::handle rows_key, py::handle rows_place, std::int64_
 
 py::tuple call_hash_seal(py::handle rows_key, py::handle rows_place, py::handle rows_slot, py::handle leaving, py::handle key,
                          py::handle bits, py::handle count, py::handle open, py::handle place, py::handle planes) {
-    const Layer layer(key, bits, count, open, place, planes);
-    const auto keys = dense<float>(rows_key, "keys", {layer.heads, any, layer.width});
+    Call call;
+    const Layer layer(call, key, bits, count, open, place, planes);
+    const auto keys = call.dense<float>(rows_key, "keys", {layer.heads, any, layer.width});
     const std::int64_t rows = keys.shape(1);
-    const auto places = dense<float>(rows_place, "positions", {layer.heads, rows, layer.axes});
-    const auto slot = dense<std::int32_t>(rows_slot, "slot", {layer.heads, rows});
+    const auto places = call.dense<float>(rows_place, "positions", {layer.heads, rows, layer.axes});
+    const auto slot = call.dense<std::int32_t>(rows_slot, "slot", {layer.heads, rows});
+    const Mask goes = call.mask(leaving, "leaving", layer.heads, rows);
+    layer.check(0);
+    std::vector<std::int32_t> left(layer.count, layer.count + layer.heads * layer.slots);
     for (std::int64_t i = 0; i < layer.heads * rows; ++i) {
-        if (slot.data()[i] >= layer.slots) refuse("there is no slot ", slot.data()[i], " of ", layer.slots);
+        const std::int64_t head = i / rows, own = slot.data()[i], at = head * layer.slots + own;
+        if (own >= layer.slots) refuse("there is no slot ", own, " of ", layer.slots);
+        if (own < 0 || !goes.at(head, i % rows)) continue;
+        if (!layer.open[at] || left[at]-- == 0) refuse("more tokens leave slot ", own, " of head ", head, " than its open cluster has");
     }
-    const Held<bool> goes = as_mask(leaving, "leaving", layer.heads, rows);
     py::array_t<std::int32_t> home({layer.heads, 2 * layer.slots});
     const Counted counted = layer.each(home.mutable_data(), [&](std::int64_t head, Clusters& clusters) {
         const std::int64_t at = head * rows;
@@ -121,12 +139,17 @@ py::tuple call_hash_seal(py::handle rows_key, py::handle rows_place, py::handle 
 }
 
 py::array_t<float> call_wicsum(py::handle query, py::handle key, py::handle count, double threshold) {
-    const auto keys = dense<float>(key, "key", {any, any, any});
+    Call call;
+    const auto keys = call.dense<float>(key, "key", {any, any, any});
     const std::int64_t heads = keys.shape(0), slots = keys.shape(1), width = keys.shape(2);
-    const auto counts = dense<std::int32_t>(count, "count", {heads, slots});
-    const auto queries = dense<float>(query, "query", {any, any, width});
+    const auto counts = call.dense<std::int32_t>(count, "count", {heads, slots});
+    const auto queries = call.dense<float>(query, "query", {any, any, width});
     if (heads < 1 || queries.shape(0) % heads)
         refuse("query heads must be a multiple of the ", heads, " KV heads, not ", queries.shape(0));
+    if (!std::isfinite(threshold)) refuse("the share must be finite, not ", threshold);
+    for (py::ssize_t i = 0; i < counts.size(); ++i) {
+        if (counts.data()[i] < 0) refuse("a cluster cannot have ", counts.data()[i], " tokens");
+    }
     const std::int64_t rows = queries.shape(0) / heads * queries.shape(1);
     py::array_t<float> best({heads, slots});
     float* const out = best.mutable_data();

@@ -38,12 +38,15 @@ struct Memory {
     }
 };
 
+// Keys that are not finite make scores that are not: none of those is chosen, and all can be sorted.
+float share_of(float score) { return score > 0 ? std::min(score, 1.0f) : 0.0f; }
+
 // One row, whose scores are `lanes` apart and, as shares of the highest, lie in [0, 1]. From the top bucket down: those that
 // do not reach the limit are taken as they are, and only the one that does is sorted.
 void choose(const float* scores, std::int64_t lanes, std::int64_t live, double share, float total, Memory& at, float* best) {
     double weight[kBuckets] = {};
     for (std::int64_t i = 0; i < live; ++i) {
-        const float score = scores[i * lanes];
+        const float score = share_of(scores[i * lanes]);
         at.bucket[i] = static_cast<std::uint8_t>(std::min(kBuckets - 1, static_cast<int>(score * kBuckets)));
         weight[at.bucket[i]] += static_cast<double>(score) * at.count[i];
     }
@@ -61,7 +64,7 @@ void choose(const float* scores, std::int64_t lanes, std::int64_t live, double s
         }
         found = taken = 0;
         for (std::int64_t i = 0; i < live; ++i) {
-            if (at.bucket[i] == b) at.ranked[found++] = {scores[i * lanes], static_cast<std::int32_t>(i)};
+            if (at.bucket[i] == b) at.ranked[found++] = {share_of(scores[i * lanes]), static_cast<std::int32_t>(i)};
         }
         std::sort(at.ranked, at.ranked + found);
         while (!above && taken < found) {
@@ -76,7 +79,7 @@ void choose(const float* scores, std::int64_t lanes, std::int64_t live, double s
         most = std::max(most, score / total);
     };
     for (std::int64_t i = 0; i < live; ++i) {
-        if (at.bucket[i] >= whole) take(i, scores[i * lanes]);
+        if (at.bucket[i] >= whole) take(i, share_of(scores[i * lanes]));
     }
     for (std::int64_t k = 0; whole > 0 && k < taken; ++k) take(at.ranked[k].at, at.ranked[k].score);
 }

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
 from edgevlm.runtime import _native
-from edgevlm.runtime.cache import ROW_DTYPES, KVCache, Mark, Rows, check_kind, pair_axes, per_layer
+from edgevlm.runtime.cache import ROW_DTYPES, KVCache, Mark, Rows, pair_axes, per_layer
 from edgevlm.runtime.cuda import calls, kernels
 from edgevlm.runtime.cuda.calls import DeviceRows, aligned, require_rows
 from edgevlm.runtime.cuda.driver import Driver, open_driver
@@ -150,7 +150,6 @@ class CudaCache(KVCache):
         self.kernels.driver.main.synchronize()
 
     def append(self, layer: int, key: NDArray[np.float32], value: NDArray[np.float32], rows: Rows) -> None:
-        check_kind(rows.kind)
         wanted, numbers = (self.kv_heads, len(rows.kind), self.head_dim), {"key": key, "value": value}
         for name, array in numbers.items():
             require_rows(name, array, np.dtype(np.float32), wanted)
@@ -189,7 +188,6 @@ class CudaCache(KVCache):
         return following
 
     def load(self, layer: int, held: Mapping[str, NDArray]) -> None:
-        check_kind(held["kind"])
         numbers = {name: held[name] for name in ("key", "value")}
         wanted = (self.kv_heads, *np.shape(held["kind"])[1:], self.head_dim)
         for name, array in numbers.items():

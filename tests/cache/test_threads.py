@@ -1,5 +1,6 @@
-"""Long loops run without the GIL, and kernels take turns in a cache's scratch."""
+"""Long loops run without the GIL, kernels take turns in a cache's scratch, and what one thread changes no other touches."""
 
+import contextlib
 import itertools
 import threading
 import time
@@ -7,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from edgevlm.errors import CacheError
 from edgevlm.runtime import kernels
 
 pytestmark = pytest.mark.cpu
@@ -44,6 +46,37 @@ def large(kit):
     cache = kit.make(layers=1, kv_heads=1, head_dim=32, capacity=n)
     kit.append(cache, n, per_frame=196, width=14)
     return cache
+
+
+@pytest.mark.parametrize("use", [lambda cache: cache.lengths, lambda cache: cache.seq(0), lambda cache: cache.reindex(0)])
+def test_a_cache_that_is_being_changed_refuses_other_threads(large, use):
+    places, over = (
+        np.random.default_rng(0).integers(0, 30_000, (1, int(large.lengths[0]), 1), dtype=np.int32),
+        threading.Event(),
+    )
+
+    def change():
+        for way in itertools.cycle([1, -1]):
+            with contextlib.suppress(CacheError):  # the other one's turn
+                large.shift(0, places[:, ::way])
+            if over.is_set():
+                return
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        with pytest.raises(CacheError, match="the cache is in use by another thread"):
+            until_refused(use, large)
+    finally:
+        over.set()
+        thread.join()
+    use(large)
+
+
+def until_refused(use, cache):
+    while True:
+        use(cache)
+        time.sleep(0.0002)
 
 
 @pytest.mark.parametrize("kernel", ["temporal_similarity", "value_norms", "pool_norms", "top_k", "shift", "reindex"])
