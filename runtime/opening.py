@@ -29,11 +29,21 @@ STORE = "store.bin"  # in the directory of snapshots
 RULES: tuple[Reindexing, ...] = ("lazy", "eager")  # of a session
 
 
+LATEST_S = 1e12  # of a timestamp: 30,000 years
+
+
 def check_int(**numbers: object) -> None:
     """Refuse settings that are neither None nor whole numbers."""
     for name, number in numbers.items():
         if number is not None and (isinstance(number, bool) or not isinstance(number, int | np.integer)):
             raise UserError(f"{name} is a whole number, not {number!r}")
+
+
+def check_time(timestamp: object) -> None:
+    """Refuse what is no number of seconds, or one that no clock shows."""
+    number = isinstance(timestamp, int | float | np.integer | np.floating) and not isinstance(timestamp, bool)
+    if not number or not -LATEST_S < timestamp < LATEST_S:  # type: ignore[operator]
+        raise UserError(f"timestamp is a number of seconds, not {str(timestamp)[:40]}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from edgevlm.runtime.choices import OneOf
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.opening import StreamSettings, check_int
+from edgevlm.runtime.opening import StreamSettings, check_int, check_time
 from edgevlm.runtime.plugins import blamed
 from edgevlm.runtime.policies import Policy
 from edgevlm.runtime.positions import Reindexing
@@ -161,7 +161,8 @@ class Session:
         return Pixels(self._preprocess(frame), (frame.shape[0], frame.shape[1]))
 
     def watch(self, frame: NDArray[np.uint8] | Pixels, timestamp: float | None = None) -> None:
-        """Take in one frame, uint8 RGB ``[H, W, 3]``, seen at ``timestamp`` seconds of the stream (its number, if not given).
+        """Take in one frame, uint8 RGB ``[H, W, 3]``, seen at ``timestamp`` seconds of the stream (its number, from 0, if
+        not given).
 
         It may have been through :meth:`prepare`. Every ``chunk`` frames are encoded and appended. Waits while a question is
         being answered. An interrupt takes the frame back, or leaves it taken in whole. Raises UserError for what is not such a
@@ -170,6 +171,8 @@ class Session:
         pixels = frame if isinstance(frame, Pixels) else self.prepare(frame)
         if pixels.values.shape != (3, *self.model.bundle.vision.size):
             raise UserError(f"pixels {list(pixels.values.shape)} were prepared for another model; use this session's prepare()")
+        if timestamp is not None:
+            check_time(timestamp)
         self._run(self._watch, pixels, timestamp)
 
     def skip(self, timestamp: float) -> None:
@@ -177,6 +180,7 @@ class Session:
 
         Waits while a question is being answered. Raises UserError after :meth:`close`.
         """
+        check_time(timestamp)
         self._run(self._skip, timestamp)
 
     def flush(self) -> None:
@@ -213,7 +217,7 @@ class Session:
             self._flush()
 
     def _skip(self, timestamp: float) -> None:
-        self._progress.time_s = timestamp
+        self._progress.time_s = float(timestamp)
 
     def check(self, question: str) -> None:
         """Raise UserError if ``question`` is longer than its budget, holds what stands for the video, or is not Unicode."""

@@ -49,10 +49,10 @@ class Progress:
     started: float | None = None
 
     def watched(self, timestamp: float | None) -> None:
-        """One frame more, at ``timestamp`` seconds, or at its number."""
+        """One frame more, at ``timestamp`` seconds, or at its number, from 0."""
         self.frames += 1
         self.started = self.started or time.perf_counter()
-        self.time_s = float(self.frames) if timestamp is None else timestamp
+        self.time_s = float(self.frames - 1) if timestamp is None else float(timestamp)
 
     @property
     def fps(self) -> float:

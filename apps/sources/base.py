@@ -52,6 +52,7 @@ class StageTimer:
 
 Rule = Literal["block", "drop-oldest"]
 KEYFRAME_WAIT_S = 10.0  # a stream may have no picture that stands alone (intra refresh): then any that is decoded will do
+SLOWEST_FPS = 1e-5  # a frame a day
 Decode = Literal["auto", "cpu"]
 
 
@@ -142,10 +143,10 @@ class SourceOptions:
     hosts: AllowedHosts | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.fps < math.inf:
-            raise SourceError(f"--fps {self.fps:g}: give a rate above 0")
-        if self.camera_fps is not None and not 0 < self.camera_fps <= 1000:
-            raise SourceError(f"--camera-fps {self.camera_fps:g}: give frames a second, from above 0 to 1000")
+        if not SLOWEST_FPS <= self.fps < math.inf:
+            raise SourceError(f"--fps {self.fps:g}: give frames a second, {SLOWEST_FPS:g} or more")
+        if self.camera_fps is not None and not SLOWEST_FPS <= self.camera_fps <= 1000:
+            raise SourceError(f"--camera-fps {self.camera_fps:g}: give frames a second, from {SLOWEST_FPS:g} to 1000")
         if self.pixel_format is not None and not re.fullmatch(r"[!-~]{3,4}", self.pixel_format):
             raise SourceError(f"--pixel-format {self.pixel_format}: give a FourCC like MJPG or YUYV")
         if self.rule not in (None, *get_args(Rule)):

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.apps.sources.base import KEYFRAME_WAIT_S, Connection, Grabbed, SourceOptions, SourceRefused
+from edgevlm.apps.sources.opencv import CONTAINERS
 from edgevlm.errors import SourceError, UserError
 from edgevlm.packages import install
 
@@ -25,6 +26,15 @@ LOW_LATENCY = {  # docs/guide/cameras.md has what they save
     "analyzeduration": "0",
     "probesize": "32",
 }
+LISTED = {  # what a stream of each scheme may open itself, of FFmpeg's protocols: no files
+    "http": "http,httpproxy,https,tls,tcp,crypto",
+    "https": "https,httpproxy,tls,tcp,crypto",
+    "rtsp": "rtsp,rtp,srtp,udp,tcp,tls,http,https",
+    "rtmp": "rtmp,rtmps,rtmpt,rtmpts,rtmpe,rtmpte,tcp,tls,http,https,ffrtmphttp,ffrtmpcrypt",
+    "udp": "udp", "tcp": "tcp", "tls": "tls,tcp", "rtp": "rtp,udp", "srt": "srt,udp",
+}  # fmt: skip
+ALIKE = {"rtsps": "rtsp", "rtmps": "rtmp", "rtmpt": "rtmp", "rtmpts": "rtmp", "rtmpe": "rtmp", "rtmpte": "rtmp"}
+NETWORK_FORMATS = f"{CONTAINERS},hls,rtsp,rtp"  # lists are those of HLS alone
 
 
 class FfmpegConnection(Connection):
@@ -75,11 +85,18 @@ class FfmpegConnection(Connection):
 
     def _open(self, url: str, options: SourceOptions) -> Any:
         error, began = self._av.error, time.monotonic()
-        alone = None if self._response is None else {"protocol_whitelist": "none"}
+        scheme = url.partition("://")[0].lower()
+        protocols = "none" if self._response is not None else LISTED.get(ALIKE.get(scheme, scheme))
+        if protocols is None:
+            raise SourceRefused(f"{scheme}:// is no stream that is read; give {', '.join(LISTED)}, or a file with --video")
         try:
             return self._av.open(
                 url if self._response is None else Readable(self._response),
-                options=alone or (LOW_LATENCY if url.startswith("rtsp") else {}),
+                options={
+                    "protocol_whitelist": protocols,
+                    "format_whitelist": NETWORK_FORMATS,
+                    **(LOW_LATENCY if scheme.startswith("rtsp") else {}),
+                },
                 timeout=(options.open_timeout_s, options.read_timeout_s),
             )
         except error.HTTPUnauthorizedError:

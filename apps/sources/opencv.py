@@ -11,11 +11,26 @@ from numpy.typing import NDArray
 from edgevlm.errors import UserError
 from edgevlm.packages import install
 
+MOST_PIXELS = 1 << 26  # of a picture: 8192 x 8192, 192 MB decoded
+CONTAINERS = (  # FFmpeg's names; none of them names other files to read, as concat, hls, dash and image2 do
+    "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,live_flv,asf,ogg,mxf,nut,wtv,rm,dv,gif,apng,ivf,obu,av1,"
+    "h264,hevc,vvc,vc1,m4v,mjpeg,mpjpeg,yuv4mpegpipe,dhav"
+)
+SETTINGS = {
+    "OPENCV_FFMPEG_LOGLEVEL": "-8",
+    "OPENCV_LOG_LEVEL": "SILENT",
+    "OPENCV_IO_MAX_IMAGE_PIXELS": str(MOST_PIXELS),
+    "OPENCV_FFMPEG_CAPTURE_OPTIONS": f"protocol_whitelist;file|format_whitelist;{CONTAINERS}",
+}
+
 
 def load_cv2() -> Any:
-    """Import OpenCV with its own logging off; raises UserError when it is not installed."""
-    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
-    os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
+    """Import OpenCV with its own logging off and limits on what it opens; raises UserError when it is not installed.
+
+    It reads pictures of up to MOST_PIXELS, by their headers, and files of CONTAINERS.
+    """
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
     try:
         import cv2
     except ImportError:
@@ -26,7 +41,13 @@ def load_cv2() -> Any:
 
 
 def decode_picture(data: bytes) -> NDArray[np.uint8] | None:
-    """A picture of any kind that OpenCV reads, uint8 RGB ``[H, W, 3]``, turned as its EXIF says; None where it is damaged."""
+    """A picture of any kind that OpenCV reads, uint8 RGB ``[H, W, 3]``, turned as its EXIF says.
+
+    None where it is damaged or has more than MOST_PIXELS.
+    """
     cv2 = load_cv2()
-    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if data else None
-    return None if image is None else np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB))
+    try:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if data else None
+    except cv2.error:  # its header says more pixels than are allowed
+        return None
+    return None if image is None else np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB, image))

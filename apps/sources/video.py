@@ -97,6 +97,8 @@ def check_readable(path: Path) -> None:
         raise SourceError(f"{path}: there is no such file")
     if found == "folder":
         raise SourceError(f"{path}: is a folder; give a video file")
+    if found == "other":
+        raise SourceError(f"{path}: is a device or a pipe; give a video file, or a camera with --camera")
     try:
         path.open("rb").close()
     except OSError as error:
@@ -106,12 +108,14 @@ def check_readable(path: Path) -> None:
 def open_file(path: str, decode: Decode, root: Path = ROOT) -> tuple[Any, str]:
     """An OpenCV capture of a file, which may not have opened, and who decodes it; nothing where only the CPU could."""
     cv2 = load_cv2()
+    with_ffmpeg = cv2.videoio_registry.hasBackend(cv2.CAP_FFMPEG)  # others would take what it refuses: lists of other files
+    by_cpu = cv2.CAP_FFMPEG if with_ffmpeg else cv2.CAP_ANY
     if decode == "cpu" or vaapi_problem(root) is not None:
-        return cv2.VideoCapture(path), ""
+        return cv2.VideoCapture(path, by_cpu), ""
     asked = [cv2.CAP_PROP_HW_ACCELERATION, cv2.VIDEO_ACCELERATION_ANY]
     capture = cv2.VideoCapture(path, cv2.CAP_FFMPEG, asked)
     if not capture.isOpened():
-        return cv2.VideoCapture(path), ""
+        return cv2.VideoCapture(path, by_cpu), ""
     if int(capture.get(cv2.CAP_PROP_HW_ACCELERATION)) == cv2.VIDEO_ACCELERATION_NONE:
         return capture, "decoded by the CPU: OpenCV's FFmpeg finds no decoder for it on the graphics card"
     return capture, "decoded by the graphics card"

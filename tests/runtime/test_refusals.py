@@ -43,6 +43,18 @@ def test_a_model_that_opening_loaded_is_closed_when_opening_fails(model, monkeyp
         Session.open(path, policy="infinipot")
 
 
+@pytest.mark.parametrize("timestamp", [float("nan"), float("inf"), 10**400, "3", True])
+def test_a_time_that_is_none_takes_nothing_in(model, timestamp):
+    with opened(model) as session:
+        image = next(frames(1, model))
+        for use in (lambda: session.watch(image, timestamp), lambda: session.skip(timestamp)):
+            with pytest.raises(UserError, match="timestamp is a number of seconds, not"):
+                use()
+        assert session.stats.frames == 0
+        session.watch(image)
+        assert session.ask(QUESTION).time_s == 0.0, "the first frame, whose time is its number"
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [

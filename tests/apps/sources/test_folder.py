@@ -69,3 +69,13 @@ def test_a_folder_without_pictures_is_one_line(tmp_path, names, says):
     with pytest.raises(SourceError, match=says) as caught:
         list(FolderSource(tmp_path, fps=2))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("side", [9_000, 60_000])
+def test_a_picture_of_too_many_pixels_is_passed_over(tmp_path, side):
+    data = b"\0" * (side**2 if side < 10_000 else 100)
+    (tmp_path / "huge.pgm").write_bytes(b"P5\n%d %d\n255\n" % (side, side) + data)
+    picture(40).save(tmp_path / "small.png")
+    source = FolderSource(tmp_path, fps=2)
+    assert [frame.image.shape for frame in source] == [(10, 12, 3)]
+    assert source.drops["corrupt"] == 1

@@ -295,7 +295,7 @@ def test_pauses_grow_to_a_limit_with_jitter_and_begin_anew():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"fps": 0}, "--fps 0: give a rate above 0"),
+        ({"fps": 0}, "--fps 0: give frames a second, 1e-05 or more"),
         ({"rule": "newest"}, "--rule newest: give one of block, drop-oldest"),
         ({"read_timeout_s": -1}, "--read-timeout -1: give seconds above 0"),
         ({"stall_timeout_s": float("inf")}, "--stall-timeout inf"),

@@ -2,12 +2,15 @@
 
 import functools
 import http.server
+import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edgevlm.apps.sources import SourceError, SourceOptions, State, open_source
+from edgevlm.apps.sources.ffmpeg import FfmpegConnection
 
 av = pytest.importorskip("av")
 FRAMES, RATE = 30, 20
@@ -54,3 +57,39 @@ def test_a_page_is_no_stream(address):
         open_source(f"{address}/page.html", None)
     with pytest.raises(SourceError, match="404"):
         open_source(f"{address}/none", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("list.txt", "ffconcat version 1.0\nfile clip.mp4\n"),
+        ("list.m3u8", "#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:2,\nclip0.ts\n#EXT-X-ENDLIST\n"),
+        (
+            "list.sdp",
+            "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\na=rtpmap:96 H264/90000\n",
+        ),
+    ],
+)
+def test_a_file_that_names_others_is_no_video(address, tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SourceError, match="not a video that can be read"):
+        open_source(video=str(tmp_path / name))
+
+
+def test_a_list_from_the_network_names_no_files(address, tmp_path):
+    segment = tmp_path / "clip0.ts"
+    assert segment.exists()
+    (tmp_path / "list.m3u8").write_text(f"#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:2,\nfile://{segment}\n#EXT-X-ENDLIST\n")
+    (tmp_path / "list.txt").write_text(f"ffconcat version 1.0\nfile {address}/clip.mp4\n")
+    for url in (f"{address}/list.m3u8", f"{address}/list.txt", f"file://{tmp_path}/clip.mp4"):
+        with pytest.raises(SourceError):
+            FfmpegConnection(url, SourceOptions(open_timeout_s=3, read_timeout_s=3))
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe"])
+def test_what_is_no_file_is_not_read(tmp_path, kind):
+    path = Path("/dev/zero") if kind == "device" else tmp_path / "pipe"
+    if kind == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(SourceError, match="is a device or a pipe"):
+        open_source(video=str(path))
