@@ -18,6 +18,7 @@ from tokenizers.decoders import DecodeStream
 from edgevlm.runtime.choices import OneOf
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.model import Model
+from edgevlm.runtime.preprocess import Pixels
 from edgevlm.runtime.stream import Stream
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -31,9 +32,9 @@ class Answer:
     The model's thread generates it, so a slow reader never holds the stream up. An error while generating is raised where the
     answer is read.
 
-    time_s: the stream's time when it was asked. queued_ms: from ``ask`` until the model began
-    with it. ttft_ms: from ``ask`` to the first token, waiting for the chunk at work
-    included. tpot_ms: mean time of each further token. prompt_tokens: of question and conversation, without the memory.
+    time_s: the stream's time when it was asked. queued_ms: from ``ask`` until the model began with it. ttft_ms: from ``ask`` to
+    the first token, waiting for the chunk at work included. tpot_ms: mean time of each further token. prompt_tokens: of
+    question, turns and pictures, without the memory.
     probabilities: of each choice, where the question had choices.
     """
 
@@ -209,6 +210,7 @@ class Request:
     sampler: Sampler
     history: Sequence[tuple[str, str]] = ()
     logits_processor: LogitsProcessor | None = None
+    pictures: Sequence[Pixels] = ()
 
 
 def generate(request: Request, ids: Sequence[int], model: Model, stream: Stream, chunk: Chunk) -> FinishReason:
@@ -219,12 +221,13 @@ def generate(request: Request, ids: Sequence[int], model: Model, stream: Stream,
     answer, engine, stops = request.answer, model.engine, model.bundle.chat.stop_ids
     process = request.logits_processor
     choices = process if isinstance(process, OneOf) else None
-    answer.prompt_tokens = len(ids)
+    pictures = [engine.encode(picture.values[None]) for picture in request.pictures]
+    answer.prompt_tokens = len(ids) + len(pictures) * stream.framing.rows_per_frame
     detokenise = DecodeStream(skip_special_tokens=True)
     embeds = np.concatenate([model.closing, engine.embed(np.asarray(ids, np.int64))])
     pending = chunk.features() if chunk.taken else None
     seconds = None if pending is None else chunk.seconds()
-    with stream.question(pending, chunk.coming(), seconds):
+    with stream.question(pending, chunk.coming(), seconds, pictures, answer.time_s + 1):
         append = stream.append_question
         while True:
             if answer.cancelled:

@@ -32,11 +32,15 @@ def parse_budget(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TextBudget:
-    """Tokens set aside at start for each part of a question's turn: the rows a question may take beside the memory."""
+    """Tokens set aside at start for each part of a question's turn: the rows a question may take beside the memory.
+
+    pictures: how many a question may show.
+    """
 
     conversation: int
     question: int
     answer: int
+    pictures: int = 0
 
     @classmethod
     def fitting(cls, position_limit: int) -> TextBudget:
@@ -45,8 +49,9 @@ class TextBudget:
         return cls(part, part, part)
 
     def rows(self, model: Model) -> int:
-        """Rows set aside in each layer: conversation, question, the model's closing rows, and answer."""
-        return self.conversation + self.question + self.answer + len(model.closing)
+        """Rows set aside in each layer: conversation, question, the model's closing rows, answer, and pictures."""
+        pictures = self.pictures * Framing(model).rows_per_frame
+        return self.conversation + self.question + self.answer + len(model.closing) + pictures
 
 
 def frames_ahead(model: Model, chunk: int) -> int:

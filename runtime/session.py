@@ -241,6 +241,7 @@ class Session:
         seed: int | None = None,
         choices: Sequence[str] = (),
         logits_processor: LogitsProcessor | None = None,
+        pictures: Sequence[NDArray[np.uint8] | Pixels] = (),
     ) -> Answer:
         """Ask about everything watched so far. Returns at once: print the answer, or iterate it for its text as it comes.
 
@@ -252,9 +253,11 @@ class Session:
         choices: the answer is one of these texts, and has the ``probabilities`` of all; max_tokens does not cut it.
         logits_processor: called for each token with the ids so far and the logits ``[vocabulary]``, on the model's thread; the
         token is drawn from what it returns, minus infinity for those that may not come. ``choices`` go before it.
+        pictures: frames that this question alone shows, after what was watched; ``text_budget.pictures`` of them at most.
 
         Raises UserError for a question that is longer than its budget or holds what stands for the video, for sampling settings
-        out of range, for choices that cannot be told apart or are longer than an answer, and after :meth:`close`.
+        out of range, for choices that cannot be told apart or are longer than an answer, for too many pictures,
+        and after :meth:`close`.
         """
         check_int(max_tokens=max_tokens, seed=seed)
         if max_tokens is not None and not 1 <= max_tokens <= self.text_budget.answer:
@@ -264,6 +267,10 @@ class Session:
         except ValueError as error:
             raise UserError(str(error)) from None
         self.check(question)
+        if len(pictures) > self.text_budget.pictures:
+            raise UserError(f"a question can show {self.text_budget.pictures} pictures here, not {len(pictures)}")
+        if pictures and self._stream.policy.needs.question_layers:
+            raise UserError(f"{self.policy} compresses under questions, which then show no pictures")
         if choices:
             logits_processor = OneOf(self.model, choices)
         if isinstance(logits_processor, OneOf):
@@ -272,7 +279,8 @@ class Session:
                 raise UserError(f"a choice takes {max_tokens} tokens and an answer {self.text_budget.answer}; shorten it")
         answer = Answer(question, self._progress.time_s)
         tokens = max_tokens or self.text_budget.answer
-        request = Request(answer, time.perf_counter(), conversation, tokens, sampler, history, logits_processor)
+        shown = [picture if isinstance(picture, Pixels) else self.prepare(picture) for picture in pictures]
+        request = Request(answer, time.perf_counter(), conversation, tokens, sampler, history, logits_processor, shown)
         with self._asking:
             self._check_open()
             answer._follow(self.model.scheduler.submit(self, self._published, self._answer, request, urgent=True))

@@ -323,9 +323,11 @@ class Stream:
         self.policy.after_append(self.cache, appended)
         self.stats = self.stats.plus(compress_ms=1e3 * (time.perf_counter() - started))
 
-    def _append_vision(self, piece: Float32, seconds: Float64, ahead: int = 0) -> tuple[Embedded, StepResult]:
-        """ahead: how many frames these come after the next."""
-        sparsely = self.sparse is not None and self.frames > 0
+    def _append_vision(
+        self, piece: Float32, seconds: Float64, ahead: int = 0, sparsely: bool = True
+    ) -> tuple[Embedded, StepResult]:
+        """ahead: how many frames these come after the next. sparsely: through the sparse graph, where the policy has one."""
+        sparsely = sparsely and self.sparse is not None and self.frames > 0
         pattern = frame_pattern(self.cache, self.prefix, self.frames, self.model.bundle.vision.grid) if sparsely else None
         with self._positions_kept():
             tokens = self.framing.rows(piece, seconds, self.frames + ahead, self.positions)
@@ -399,12 +401,20 @@ class Stream:
         return self.model.engine.embed(np.asarray(self.model.encode(text), np.int64))
 
     @contextmanager
-    def question(self, frames: Float32 | None = None, coming: int = 0, seconds: Float64 | None = None) -> Iterator[None]:
+    def question(
+        self,
+        frames: Float32 | None = None,
+        coming: int = 0,
+        seconds: Float64 | None = None,
+        pictures: Sequence[Float32] = (),
+        shown_at: float = 0.0,
+    ) -> Iterator[None]:
         """Whatever is appended inside is taken out at the end, position counter included.
 
         frames: ``[F, tokens_per_frame, width]``, of a piece that ``coming`` more belong to, to be seen inside and appended for
         good later. Room is made for the whole piece, now and not then, so that the memory is the same afterwards.
         Where there is a present, the newest of it and these is seen whole, and of the others what changed.
+        pictures: ``[1, tokens_per_frame, width]`` each, seen behind all frames, a second apart from ``shown_at`` seconds on.
         """
         queue: list[QueuedFrame] = []
         if self.references is not None:
@@ -422,6 +432,9 @@ class Stream:
                 self._see_present(self.references, queue)
             elif frames is not None and len(frames):
                 self._append_vision(frames, self._seconds(frames, seconds))
+            after = self.chunk + 1  # frames that may come before the pictures
+            for index, picture in enumerate(pictures):
+                self._append_vision(picture, np.full((1, 2), shown_at + index), ahead=after + index, sparsely=False)
             yield
         finally:
             if self.stats.evicted == evicted:

@@ -6,12 +6,15 @@ import json
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Annotated, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from edgevlm.apps.serve import grammar
+from edgevlm.apps.serve import grammar, media
+from edgevlm.apps.serve.config import ServerSettings
 from edgevlm.apps.serve.service import FieldError
 from edgevlm.apps.serve.stream import CameraStream
 from edgevlm.errors import UserError
@@ -19,6 +22,7 @@ from edgevlm.runtime.answer import Answer, LogitsProcessor
 from edgevlm.runtime.chat import Turn
 from edgevlm.runtime.choices import MAX_CHOICES, OneOf
 from edgevlm.runtime.model import Model
+from edgevlm.runtime.preprocess import Pixels
 
 MAX_TEXT = 65_536  # characters of one message
 MAX_MESSAGES = 256
@@ -35,24 +39,40 @@ class TextPart(Strict):
     text: Annotated[str, Field(max_length=MAX_TEXT)]
 
 
+class ImageUrl(Strict):
+    url: str
+    detail: Literal["auto", "low", "high"] = "auto"
+
+
+class ImagePart(Strict):
+    """A picture that this question shows: ``data:``, or ``http(s):`` of an allowed host."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
 class MediaUrl(Strict):
     url: Annotated[str, Field(max_length=4096)]
 
 
 class VideoPart(Strict):
-    """A stream: ``edgevlm://NAME``. ``input_video`` is llama.cpp's name for it."""
+    """A stream, ``edgevlm://NAME``, or a file of an allowed folder. ``input_video`` is llama.cpp's name for it."""
 
     type: Literal["video_url", "input_video"]
     video_url: MediaUrl | None = None
     input_video: MediaUrl | None = None
 
     @property
-    def url(self) -> str | None:
+    def url(self) -> str:
         media = self.video_url or self.input_video
-        return None if media is None else media.url
+        return "" if media is None else media.url
+
+    @property
+    def is_stream(self) -> bool:
+        return self.url.lower().startswith("edgevlm:")
 
 
-Part = Annotated[TextPart | VideoPart, Field(discriminator="type")]
+Part = Annotated[TextPart | ImagePart | VideoPart, Field(discriminator="type")]
 
 
 class ChatMessage(Strict):
@@ -77,6 +97,17 @@ class StreamOptions(Strict):
 Schema = dict[str, Any] | bool
 ChoiceTexts = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(min_length=2, max_length=MAX_CHOICES)]
 Pattern = Annotated[str, Field(min_length=1, max_length=grammar.MAX_GRAMMAR)]
+
+
+class VideoSampling(Strict):
+    """Of a file: as many frames, at most so many a second."""
+
+    num_frames: Annotated[int, Field(ge=1, le=1 << 31)] | None = None
+    fps: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
+
+
+class MediaSampling(Strict):
+    video: VideoSampling = VideoSampling()
 
 
 class NamedSchema(Strict):
@@ -118,6 +149,7 @@ class ChatRequest(Strict):
     stop: Annotated[str, Field(min_length=1, max_length=256)] | Annotated[list[str], Field(max_length=4)] | None = None
     n: Literal[1] = 1
     user: Annotated[str, Field(max_length=256)] | None = None
+    media_io_kwargs: MediaSampling = MediaSampling()
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_choice: ChoiceTexts | None = None
@@ -167,12 +199,47 @@ class ChatRequest(Strict):
 
     @property
     def stream_name(self) -> str | None:
-        """The stream asked about: of a video part, else behind the model's last ``/``; None for the only one."""
-        for message in self.messages:
-            for part in message.content if isinstance(message.content, list) else []:
-                if isinstance(part, VideoPart):
-                    return stream_of(part.url or "")
-        return self.model.rpartition("/")[2] or None
+        """The stream asked about: of the last video part, else behind the model's last ``/``; None for the only one."""
+        streams = [part.url for _, part in self._media() if isinstance(part, VideoPart) and part.is_stream]
+        return stream_of(streams[-1]) if streams else self.model.rpartition("/")[2] or None
+
+    @property
+    def has_pictures(self) -> bool:
+        return any(isinstance(part, ImagePart) or not part.is_stream for _, part in self._media())
+
+    def pictures(self, settings: ServerSettings, prepare: Callable[[NDArray[np.uint8]], Pixels]) -> list[Pixels]:
+        """What the messages show, prepared for the model. Where that is too much, what was shown first is left out.
+
+        Raises FieldError for what is not allowed or no picture, and where the last message alone shows too much.
+        """
+        last, room, shown = f"messages.{len(self.messages) - 1}.", settings.max_pictures, list[list[Pixels]]()
+        for field, part in reversed(self._media()):
+            if isinstance(part, VideoPart) and part.is_stream:
+                continue
+            if room == 0 and field.startswith(last):
+                raise FieldError(field, f"a question shows {settings.max_pictures} pictures at most (server.max_pictures)")
+            if room == 0:
+                break
+            try:
+                if isinstance(part, ImagePart):
+                    images = [media.read_picture(part.image_url.url, settings)]
+                else:
+                    wanted = self.media_io_kwargs.video
+                    images = media.read_video(part.url, settings, min(room, wanted.num_frames or room), wanted.fps)
+            except UserError as error:
+                raise FieldError(field, str(error)) from None
+            shown.append([prepare(image) for image in images])
+            room -= len(images)
+        return [picture for part in reversed(shown) for picture in part]
+
+    def _media(self) -> list[tuple[str, ImagePart | VideoPart]]:
+        """The parts that are no text, each with the name of its field."""
+        return [
+            (f"messages.{index}.content.{place}.{part.type}", part)
+            for index, message in enumerate(self.messages)
+            for place, part in enumerate(message.content if isinstance(message.content, list) else [])
+            if not isinstance(part, TextPart)
+        ]
 
     def question(self) -> tuple[str, list[Turn]]:
         """The last user message, and the turns before it. A system message stands before the question.
@@ -198,7 +265,9 @@ class ChatRequest(Strict):
 
 def stream_of(url: str) -> str:
     """``front-door`` of ``edgevlm://front-door``. Raises FieldError."""
-    match = re.fullmatch(r"edgevlm://([^/?#]+)/?", url)
+    match = re.fullmatch(r"(?i:edgevlm)://([^/?#]+)/?", url)
+    if match is None and re.search(r"[?&]since=", url):
+        raise FieldError("video_url.url", "since is not known yet; ask about all that the memory holds")
     if match is None:
         raise FieldError("video_url.url", "give a stream of this server, edgevlm://NAME")
     return match[1]

@@ -54,7 +54,11 @@ class ServerSettings(Section):
 
     source_hosts: names, addresses and networks that cameras added by clients may have; any but this machine's own unless given.
     any_source: clients may add anything, also files, devices and pipelines. max_requests: questions that run or wait at once;
-    the next is answered 429. max_body: bytes of a request.
+    the next is answered 429. max_body: bytes of a request, and of a picture that is fetched for one. max_pictures: that a
+    question may show, frames of a video among them; cameras opened later have room for them.
+
+    media_hosts: ``HOST`` or ``HOST:PORT`` that pictures may be fetched from, media_private: also where such a name leads to a
+    private address. media_folders: whose videos may be shown.
     """
 
     host: str = "127.0.0.1"
@@ -66,6 +70,10 @@ class ServerSettings(Section):
     max_requests: Annotated[int, Field(ge=1, le=1024)] = 32
     max_connections: Annotated[int, Field(ge=1, le=65535)] = 256
     max_body: Annotated[int, Field(ge=1024, le=1 << 30)] = 16 << 20
+    max_pictures: Annotated[int, Field(ge=0, le=16)] = 4
+    media_hosts: tuple[str, ...] = ()
+    media_private: bool = False
+    media_folders: tuple[str, ...] = ()
 
     @field_validator("source_hosts")
     @classmethod

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from importlib.resources import files
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, HTTPException, Path, Query, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
@@ -35,6 +36,8 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.plugins import names
 from edgevlm.runtime.policies import POLICIES, find_policy
 
+T = TypeVar("T")
+PREPARING = 4  # questions whose pictures are fetched or whose form is compiled at once
 SHORT = 4096  # characters that are tokenised in less time than another thread takes to begin
 POLL_S = 0.1  # how often an MJPEG stream looks for a new frame
 PAGE = files("edgevlm.apps.serve").joinpath("page")
@@ -74,6 +77,7 @@ class Server:
         self.service, self.metrics = service, Metrics(service)
         self.closing = asyncio.Event()
         self.testing = threading.Lock()  # a camera: one at a time
+        self._preparing = CapacityLimiter(PREPARING)
 
     def stream(self, name: str | None, param: str = "name") -> CameraStream:
         try:
@@ -99,7 +103,10 @@ class Server:
                 "seed": asked.seed,
             }
             if asked.constraint() is not None:
-                sampling["logits_processor"] = await run_in_threadpool(asked.logits_processor, stream.model)
+                sampling["logits_processor"] = await self._prepared(asked.logits_processor, stream.model)
+            if asked.has_pictures:
+                settings = self.service.config.server
+                sampling["pictures"] = await self._prepared(asked.pictures, settings, stream.session.prepare)
             if len(question) + sum(len(said) for turn in turns for said in turn) < SHORT:
                 answer = stream.ask(question, turns, **sampling)
             else:
@@ -108,6 +115,10 @@ class Server:
             self.metrics.unfinished -= 1
             raise
         return Completion(asked, stream, question, answer)
+
+    async def _prepared(self, work: Callable[..., T], *arguments: Any) -> T:
+        """What a question needs before it is asked, on one of a few threads: others are left for the rest."""
+        return await to_thread.run_sync(work, *arguments, limiter=self._preparing)
 
     def finished(self, completion: Completion) -> None:
         completion.cancel()

@@ -284,7 +284,8 @@ class Service:
     def _open(self, name: str, settings: CameraSettings, folder: Path, hosts: AllowedHosts | None) -> CameraStream:
         """Open a camera with all its settings, and watch it in place of the one of that name."""
         options = stream_options(SourceOptions(hosts=hosts), settings)
-        stream = CameraStream(name, settings, self._model(settings.model or "demo"), options, folder, self.config.state_every)
+        model, config = self._model(settings.model or "demo"), self.config
+        stream = CameraStream(name, settings, model, options, folder, config.state_every, config.server.max_pictures)
         self.streams = {**self.streams, name: stream}
         stream.start()
         return stream

@@ -26,6 +26,7 @@ from edgevlm.apps.serve.config import CameraSettings, secret
 from edgevlm.apps.sources import Source, SourceOptions, comes_to_an_end, open_source
 from edgevlm.errors import UserError
 from edgevlm.runtime.answer import Answer
+from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Turn
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
@@ -118,9 +119,19 @@ class CameraStream:
     """
 
     def __init__(
-        self, name: str, settings: CameraSettings, model: Model, options: SourceOptions, folder: Path, every: float
+        self,
+        name: str,
+        settings: CameraSettings,
+        model: Model,
+        options: SourceOptions,
+        folder: Path,
+        every: float,
+        pictures: int,
     ) -> None:
-        """Opens source and session. folder: of its snapshots. Raises UserError, and nothing is left open."""
+        """Opens source and session. Raises UserError, and nothing is left open.
+
+        folder: of its snapshots, written ``every`` so many seconds. pictures: that a question may show.
+        """
         self.name, self.settings, self.model, self.folder = name, settings, model, folder
         self.events = Broadcast()
         self.stats: StatsEvent | None = None
@@ -131,6 +142,7 @@ class CameraStream:
         self.hosts = options.hosts  # that its source may reach; None for any
         self._options, self._closing, self._wake = options, threading.Event(), threading.Event()
         self._address = secret(settings.source)
+        self._text_budget = replace(TextBudget.fitting(model.bundle.limit), pictures=pictures)
         self._source = self._open_source()
         self._writer: SnapshotWriter | None = None
         try:
@@ -312,7 +324,7 @@ class CameraStream:
         budget = None if wanted.policy == "full" else wanted.budget
         session = Session.open(
             self.model, policy=wanted.policy or "auto", budget=budget, state=writer,
-            append=wanted.append or "auto", encode=wanted.encode or "auto",
+            append=wanted.append or "auto", encode=wanted.encode or "auto", text_budget=self._text_budget,
         )  # fmt: skip
         session.notify, session.rate = self.notice, self._options.fps
         return session

@@ -7,6 +7,8 @@ import pytest
 from memory import rows_of
 from pictures import frames
 
+from edgevlm.apps.sources.demo import DemoSource
+from edgevlm.errors import UserError
 from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.session import Session, TextBudget
 
@@ -22,16 +24,38 @@ def watched(model, policy, ask_at):
     per_frame = model.bundle.vision.tokens_per_frame
     budget = FRAMES * per_frame if policy == "full" else 9 * per_frame + 3
     answers = []
-    with Session.open(model, policy=policy, budget=budget, chunk=CHUNK, text_budget=TextBudget(16, 64, 8)) as session:
+    with Session.open(
+        model, policy=policy, budget=budget, chunk=CHUNK, text_budget=TextBudget(16, 64, 8, pictures=2)
+    ) as session:
         stream = session._stream
         for index, image in enumerate(frames(FRAMES, model)):
             session.watch(image)
             if index in ask_at:
-                answers.append(session.ask("what color was it?", max_tokens=2))
+                shown = [image[::-1], image[:, ::-1]][: index % 3]
+                answers.append(session.ask("what color was it?", max_tokens=2, pictures=shown))
                 assert answers[-1].wait(60)
         counted = stream.stats.compressions, stream.stats.evicted, stream.stats.reindexings, session.stats.chunks
         places = stream.positions.next, stream._seq, stream.frames, session.stats.policy_bytes
         return rows_of(stream), (*counted, *places), answers
+
+
+@pytest.mark.parametrize("append", ["all", "changed"])
+def test_a_picture_is_seen_by_its_question_alone(append):
+    worlds = [DemoSource(2.0, seed) for seed in range(6)]
+    *shown, watched = [[world.read() for _ in range(10)] for world in worlds[::-1]]
+    now, budget = "how many objects are there now?", TextBudget(16, 64, 8, pictures=1)
+    with Session.open("demo", append=append, text_budget=budget) as session:
+        for frame in watched:
+            session.watch(frame.image, frame.time_s)
+        for *_, other in shown:
+            answer = session.ask(now, pictures=[other.image])
+            assert answer.text.strip() == other.scene.truth(now)
+            assert answer.prompt_tokens > session.model.bundle.vision.tokens_per_frame
+            assert session.ask(now).text.strip() == watched[-1].scene.truth(now)
+        with pytest.raises(UserError, match="1 pictures here, not 2"):
+            session.ask(now, pictures=[other.image] * 2)
+        with pytest.raises(UserError, match="frame"):
+            session.ask(now, pictures=[other.image[0]])
 
 
 @pytest.mark.parametrize("policy", NAMES)

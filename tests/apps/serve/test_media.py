@@ -1,0 +1,226 @@
+"""Pictures and videos in questions: seen by their question alone, and nothing is fetched, opened or decoded that may not be."""
+
+import base64
+import http.server
+import io
+import json
+import os
+import socket
+import struct
+import threading
+import zlib
+
+import numpy as np
+import pytest
+from served import NOW, serving
+
+from edgevlm.apps.serve import media
+from edgevlm.apps.serve.config import ServerSettings
+from edgevlm.apps.sources.demo import DemoSource
+from edgevlm.errors import UserError
+
+av = pytest.importorskip("av")
+Image = pytest.importorskip("PIL.Image")
+pytest.importorskip("fastapi")
+
+
+def seen(seed):
+    """A frame of another world, and how many objects it shows."""
+    world = DemoSource(2.0, seed)
+    frame = [world.read() for _ in range(10)][-1]
+    return frame.image, frame.scene.truth(NOW)
+
+
+def encoded(image, kind="PNG"):
+    written = io.BytesIO()
+    Image.fromarray(image).save(written, kind, lossless=True)
+    return written.getvalue()
+
+
+def inline(data, kind="png"):
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def png_header(width, height):
+    """A PNG that claims a size and holds a few bytes."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = b"IDAT" + zlib.compress(b"\0" * 100_000)
+    chunks = b"".join(struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in (head, body))
+    return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory):
+    """A folder with a video of a world that stands still, a link out of it, and a fifo."""
+    folder = tmp_path_factory.mktemp("videos")
+    image, truth = seen(3)
+    with av.open(str(folder / "seen.mp4"), "w") as container:
+        stream = container.add_stream("mpeg4", 10)
+        stream.width = stream.height = 256
+        stream.bit_rate = 4_000_000
+        large = image.repeat(256 // len(image), 0).repeat(256 // len(image), 1)
+        for _ in range(20):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(large, format="rgb24")))
+        container.mux(stream.encode())
+    (folder / "link.mp4").symlink_to("/etc/passwd")
+    (folder / "out").symlink_to("/etc")
+    (folder / "text.mp4").write_text("no video")
+    (folder / "list.m3u8").write_text("#EXTM3U\n#EXTINF:1,\n/etc/passwd\n")
+    os.mkfifo(folder / "fifo.mp4")
+    return folder, truth
+
+
+class Pictures(http.server.BaseHTTPRequestHandler):
+    """A host of a picture, a redirect to it, something endless, and something slow."""
+
+    picture = encoded(seen(2)[0])
+
+    def do_GET(self):
+        self.send_response(302 if self.path == "/moved" else 200)
+        if self.path == "/moved":
+            self.send_header("Location", "/picture.png")
+        self.end_headers()
+        if self.path == "/endless":
+            with_suppressed = (BrokenPipeError, ConnectionResetError)
+            try:
+                for _ in range(3000):
+                    self.wfile.write(b"\0" * 65_536)
+            except with_suppressed:
+                pass
+        else:
+            self.wfile.write(self.picture)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def host():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pictures)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, videos, host):
+    folder = tmp_path_factory.mktemp("media")
+    (folder / "edgevlm.toml").write_text(
+        f'[server]\nmedia_hosts = ["{host}", "localhost:{host.partition(":")[2]}"]\n'
+        f'media_folders = ["{videos[0]}"]\n[cameras.demo]\n'
+    )
+    with serving(folder / "served", folder / "edgevlm.toml") as started:
+        started.watched("demo", 2)
+        started.request("PATCH", "/v1/streams/demo", {"state": "paused"})
+        yield started
+
+
+def shows(url, kind="image_url"):
+    return {"type": kind, kind: {"url": url}}
+
+
+def ask(server, *parts, **settings):
+    said = [{"role": "user", "content": [*parts, {"type": "text", "text": NOW}]}]
+    return server.client.chat.completions.create(model="demo", messages=said, **settings)
+
+
+def test_a_picture_is_seen_by_its_question_alone(server):
+    own = ask(server)
+    for seed, kind in ((1, "PNG"), (2, "WEBP"), (4, "GIF")):
+        image, truth = seen(seed)
+        answer = ask(server, shows(inline(encoded(image, kind))))
+        assert answer.choices[0].message.content.strip() == truth
+        assert answer.usage.prompt_tokens >= own.usage.prompt_tokens + 16
+        assert ask(server).choices[0].message.content == own.choices[0].message.content
+    chunks = ask(server, shows(inline(encoded(image))), stream=True, extra_body={"guided_choice": ["0", "1", "2", "3"]})
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == truth
+
+
+def test_a_conversation_shows_its_newest_pictures(server):
+    old, (new, truth) = inline(encoded(seen(1)[0])), seen(5)
+    said = [{"role": "user", "content": [shows(old)] * 6 + [{"type": "text", "text": NOW}]},
+            {"role": "assistant", "content": "1"},
+            {"role": "user", "content": [shows(inline(encoded(new))), {"type": "text", "text": NOW}]}]  # fmt: skip
+    answer = server.client.chat.completions.create(model="demo", messages=said)
+    assert answer.choices[0].message.content.strip() == truth
+
+
+def test_a_picture_of_an_allowed_host_and_a_video_of_an_allowed_folder(server, host, videos):
+    assert ask(server, shows(f"http://{host}/picture.png")).choices[0].message.content.strip() == seen(2)[1]
+    for kind in ("video_url", "input_video"):
+        answer = ask(server, shows(f"file://{videos[0]}/seen.mp4", kind))
+        assert answer.choices[0].message.content.strip() == videos[1]
+    once = {"media_io_kwargs": {"video": {"num_frames": 1}}}
+    one = ask(server, shows(f"file://{videos[0]}/seen.mp4", "video_url"), extra_body=once)
+    assert one.usage.prompt_tokens == answer.usage.prompt_tokens - 3 * 16
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        (shows("data:image/png;base64,%%%"), "base64"), (shows("data:text/plain,x"), "base64"),
+        (shows(inline(b"\x89PNG\r\n\x1a\n")), "no picture"), (shows(inline(b"<svg/>")), "no picture"),
+        (shows(inline(png_header(30_000, 30_000))), "pixels"), (shows(inline(png_header(1, 1 << 20))), "pixels"),
+        (shows(inline(png_header(0, 5))), "picture"), (shows(inline(encoded(seen(1)[0])[:200])), "no picture"),
+        (shows("file:///etc/passwd"), "data:"), (shows("ftp://HOST/picture.png"), "data:"), (shows(""), "data:"),
+        (shows("http://example.org/x.png"), "media_hosts"), (shows("http://127.0.0.1:1/x.png"), "media_hosts"),
+        (shows("http://u:p@HOST/picture.png"), "credentials"), (shows("http://HOST@example.org/"), "credentials"),
+        (shows("http://[::1/"), "address"), (shows("http://HOST:99999999/"), "address"),
+        (shows("http://localhost:PORT/picture.png"), "private"), (shows("http://HOST/moved"), "redirects"),
+        (shows("http://HOST/endless"), "bytes"), (shows("http://HOST/a b"), "spaces"),
+        (shows("http://HOST/picture.png", "video_url"), "file:"), (shows("file:///etc/passwd", "video_url"), "no such video"),
+        (shows("file://FOLDER/../videos0/seen.mp4", "video_url"), "no such video"),
+        (shows("file://FOLDER/%2e%2e/x.mp4", "video_url"), "no such video"),
+        (shows("file://FOLDER", "video_url"), "no such video"),
+        (shows("file://FOLDER/link.mp4", "video_url"), "no such video"),
+        (shows("file://FOLDER/out/passwd", "video_url"), "no such"),
+        (shows("file://FOLDER/fifo.mp4", "video_url"), "no such video"),
+        (shows("file://FOLDER/%00", "video_url"), "no such video"),
+        (shows("file://example.org/seen.mp4", "video_url"), "no such video"),
+        (shows("file://FOLDER/text.mp4", "video_url"), "no video"), (shows("file://FOLDER/list.m3u8", "video_url"), "no video"),
+    ],
+)  # fmt: skip
+def test_what_may_not_be_shown_is_a_400_that_names_it(server, host, videos, part, says):
+    text = json.dumps(part).replace("HOST", host).replace("PORT", host.partition(":")[2]).replace("FOLDER", str(videos[0]))
+    body = {"model": "demo", "messages": [{"role": "user", "content": [{"type": "text", "text": NOW}, json.loads(text)]}]}
+    status, _, answer = server.request("POST", "/v1/chat/completions", body)
+    error = json.loads(answer)["error"]
+    assert (status, error["param"]) == (400, f"messages.0.content.1.{part['type']}")
+    assert says in error["message"]
+
+
+def test_a_question_shows_no_more_than_the_server_has_room_for(server):
+    part = shows(inline(encoded(seen(1)[0])))
+    for count, status in ((4, 200), (5, 400)):
+        body = {"model": "demo", "messages": [{"role": "user", "content": [part] * count + [{"type": "text", "text": NOW}]}]}
+        assert server.request("POST", "/v1/chat/completions", body)[0] == status
+    body["messages"][0]["content"] = [shows("edgevlm://demo?since=10m", "video_url"), {"type": "text", "text": NOW}]
+    status, _, answer = server.request("POST", "/v1/chat/completions", body)
+    assert (status, json.loads(answer)["error"]["param"]) == (400, "video_url.url")
+
+
+def test_names_that_change_their_address_lead_to_the_one_that_was_checked(monkeypatch):
+    public, connected = ("93.184.216.34", 80), []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", public)])
+    monkeypatch.setattr(
+        socket, "create_connection", lambda address, timeout: connected.append(address) or pytest.fail("opened")
+    )
+    with pytest.raises(BaseException):  # noqa: B017, PT011
+        media.read_picture("http://camera.example/x.png", ServerSettings(media_hosts=("camera.example",)))
+    assert connected == [public]
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255", "::1",
+     "fe80::1%eth0", "fd00::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "ff02::1", "::"],
+)  # fmt: skip
+def test_a_name_that_leads_to_a_private_address_is_refused(monkeypatch, address):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (address, 80))])
+    with pytest.raises(UserError, match="private"):
+        media.read_picture("http://camera.example/x.png", ServerSettings(media_hosts=("camera.example",)))
+
+
+def test_a_large_picture_is_small_in_memory_before_it_is_decoded():
+    jpeg = encoded(np.zeros((4000, 4000, 3), np.uint8), "JPEG")
+    assert max(media.decode_picture(jpeg).shape) <= 2048
