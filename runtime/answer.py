@@ -168,13 +168,20 @@ class Answer:
 
 @dataclass
 class Sampler:
-    """temperature 0 is greedy; top_p keeps the smallest set of tokens whose probability reaches it; seed fixes the draw."""
+    """temperature 0 is greedy; top_p keeps the smallest set of tokens whose probability reaches it; seed fixes the draw.
+
+    top_k keeps the likeliest k tokens, 0 all; min_p those at least as likely as that part of the likeliest.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
+    top_k: int = 0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
+        if not (self.top_k >= 0 and 0 <= self.min_p <= 1):
+            raise ValueError("top_k must be 0 or more, and min_p in [0, 1]")
         if not (0 <= self.temperature < float("inf") and 0 < self.top_p <= 1):
             raise ValueError("temperature must be 0 or more and finite, and top_p in (0, 1]")
         if self.seed is not None and self.seed < 0:
@@ -189,7 +196,8 @@ class Sampler:
         with np.errstate(over="ignore"):  # of a temperature next to 0: minus infinity
             probabilities = np.exp(below / self.temperature)
         probabilities /= probabilities.sum()
-        order = np.argsort(-probabilities, kind="stable")
+        order = np.argsort(-probabilities, kind="stable")[: self.top_k or None]
+        order = order[probabilities[order] >= self.min_p * probabilities[order[0]]]
         cumulative = np.cumsum(probabilities[order])
         nucleus = order[: int(np.searchsorted(cumulative, self.top_p)) + 1]
         weights = probabilities[nucleus]

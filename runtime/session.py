@@ -239,6 +239,8 @@ class Session:
         temperature: float = 0.0,
         top_p: float = 1.0,
         seed: int | None = None,
+        top_k: int = 0,
+        min_p: float = 0.0,
         choices: Sequence[str] = (),
         logits_processor: LogitsProcessor | None = None,
         pictures: Sequence[NDArray[np.uint8] | Pixels] = (),
@@ -248,8 +250,8 @@ class Session:
         The memory afterwards is what it was before, but under a policy that compresses under questions (``snapkv-guided``).
         conversation: the turns to go on from and to add this one to. history: turns of the caller's own in its place,
         (question, answer), oldest first. max_tokens: of the answer, its whole budget unless given.
-        Greedy unless ``temperature`` > 0; then top_p keeps the smallest set of tokens whose probability reaches it, and seed, 0
-        or more, fixes the draws.
+        Greedy unless ``temperature`` > 0; then top_p keeps the smallest set of tokens whose probability reaches it, top_k the
+        likeliest k, min_p those at least as likely as that part of the likeliest, and seed, 0 or more, fixes the draws.
         choices: the answer is one of these texts, and has the ``probabilities`` of all; max_tokens does not cut it.
         logits_processor: called for each token with the ids so far and the logits ``[vocabulary]``, on the model's thread; the
         token is drawn from what it returns, minus infinity for those that may not come. ``choices`` go before it.
@@ -259,11 +261,11 @@ class Session:
         out of range, for choices that cannot be told apart or are longer than an answer, for too many pictures,
         and after :meth:`close`.
         """
-        check_int(max_tokens=max_tokens, seed=seed)
+        check_int(max_tokens=max_tokens, seed=seed, top_k=top_k)
         if max_tokens is not None and not 1 <= max_tokens <= self.text_budget.answer:
             raise UserError(f"an answer can have 1 to {self.text_budget.answer} tokens here, not {max_tokens}")
         try:
-            sampler = Sampler(temperature, top_p, seed)
+            sampler = Sampler(temperature, top_p, seed, top_k, min_p)
         except ValueError as error:
             raise UserError(str(error)) from None
         self.check(question)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from edgevlm.apps.serve import grammar, media
 from edgevlm.apps.serve.config import ServerSettings
@@ -26,6 +26,29 @@ from edgevlm.runtime.preprocess import Pixels
 
 MAX_TEXT = 65_536  # characters of one message
 MAX_MESSAGES = 256
+
+
+# Fields of OpenAI, vLLM, llama.cpp and Open WebUI that change no answer here: accepted, and not looked at.
+IGNORED = frozenset({
+    "background_tasks", "cache_prompt", "cache_salt", "chat_id", "dry_allowed_length", "dry_base", "dry_penalty_last_n",
+    "dynatemp_exponent", "features", "files", "filter_ids", "id", "id_slot", "include_reasoning", "message_id", "metadata",
+    "min_keep", "mirostat_eta", "mirostat_tau", "model_item", "n_keep", "parallel_tool_calls", "priority", "prompt_cache_key",
+    "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "reasoning_format", "repeat_last_n", "request_id",
+    "return_progress", "safety_identifier", "samplers", "service_tier", "session_id", "store", "timings_per_token",
+    "tool_ids", "tool_servers", "user", "variables", "verbosity", "xtc_threshold",
+})  # fmt: skip
+# Fields that would change the answer, and the values with which they do not.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "dry_multiplier", "xtc_probability", "mirostat"), (0,)),
+    **dict.fromkeys(("dynatemp_range", "n_probs", "top_logprobs", "min_tokens"), (0,)),
+    **dict.fromkeys(("repetition_penalty", "repeat_penalty", "length_penalty", "typical_p", "typ_p", "best_of"), (1,)),
+    **dict.fromkeys(("logprobs", "echo", "ignore_eos", "use_beam_search", "continue_final_message"), (False,)),
+    **dict.fromkeys(("add_special_tokens", "include_stop_str_in_output"), (False,)),
+    **dict.fromkeys(("add_generation_prompt", "skip_special_tokens", "spaces_between_special_tokens"), (True,)),
+    **dict.fromkeys(("logit_bias", "mm_processor_kwargs", "chat_template_kwargs"), ({},)),
+    **dict.fromkeys(("tools", "functions", "stop_token_ids", "bad_words"), ([],)),
+    "tool_choice": ("none", "auto"), "function_call": ("none", "auto"), "modalities": (["text"],), "grammar": ("",),
+}  # fmt: skip
 
 
 class Strict(BaseModel):
@@ -80,6 +103,15 @@ class ChatMessage(Strict):
     content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[Part], Field(max_length=64)]
     name: Annotated[str, Field(max_length=256)] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_answered(cls, values: Any) -> Any:
+        """An answer comes back with all that its client keeps with it: what is empty there, and its reasoning, say nothing."""
+        if not isinstance(values, dict) or values.get("role") != "assistant":
+            return values
+        kept = ("role", "content", "name")
+        return {name: value for name, value in values.items() if name in kept or value not in (None, [], "")}
+
     @property
     def text(self) -> str:
         parts = (
@@ -92,6 +124,8 @@ class ChatMessage(Strict):
 
 class StreamOptions(Strict):
     include_usage: bool = False
+    include_obfuscation: bool = False  # OpenAI's: there is nothing to hide
+    continuous_usage_stats: Literal[False] = False  # vLLM's
 
 
 Schema = dict[str, Any] | bool
@@ -139,16 +173,17 @@ class ChatRequest(Strict):
 
     model: Annotated[str, Field(max_length=512)] = ""
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    stream: bool = False
+    stream: bool | None = False
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1, le=1 << 31)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=1 << 31)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-1, lt=1 << 63)] | None = None
     stop: Annotated[str, Field(min_length=1, max_length=256)] | Annotated[list[str], Field(max_length=4)] | None = None
-    n: Literal[1] = 1
-    user: Annotated[str, Field(max_length=256)] | None = None
+    n: Literal[1] | None = 1
     media_io_kwargs: MediaSampling = MediaSampling()
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -156,6 +191,35 @@ class ChatRequest(Strict):
     guided_json: Schema | str | None = None
     guided_regex: Pattern | None = None
     json_schema: Schema | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _others(cls, values: Any) -> Any:
+        """Leave out what changes nothing. llama.cpp's -1 tokens are as many as there may be."""
+        if not isinstance(values, dict):
+            return values
+        kept = {name: value for name, value in values.items() if name not in IGNORED}
+        for name in ("max_tokens", "n_predict"):
+            if name in kept and kept[name] == -1:
+                del kept[name]
+        if "n_predict" in kept:
+            kept.setdefault("max_tokens", kept.pop("n_predict"))
+        for name in NEUTRAL.keys() & kept.keys():
+            if kept[name] is not None and kept[name] not in NEUTRAL[name]:
+                raise FieldError(name, "it means nothing here; leave it out")
+            del kept[name]
+        return kept
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """What :meth:`Session.ask` takes to draw the answer."""
+        return {
+            "temperature": self.temperature or 0.0,
+            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "top_k": max(self.top_k or 0, 0),
+            "min_p": self.min_p or 0.0,
+            "seed": None if self.seed == -1 else self.seed,
+        }
 
     def constraint(self) -> tuple[str, Literal["choice", "json", "regex"], Any] | None:
         """The field that says what the answer must be, what kind it is of, and its value. Raises FieldError for two of them."""
@@ -278,25 +342,27 @@ class Completion:
 
     def __init__(self, request: ChatRequest, stream: CameraStream, question: str, answer: Answer | str) -> None:
         self.request, self.stream, self.question, self.answer = request, stream, question, answer
-        self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
-        self._finish = "stop"
+        self.began = time.perf_counter()
+        self.id, self.created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+        self.finish_reason = "stop"
 
     async def whole(self) -> dict[str, Any]:
         """The whole answer, once it is there."""
         text = "".join([piece async for piece in self.pieces()])
         message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "finish_reason": self._finish, "logprobs": None}
+        choice = {"index": 0, "message": message, "finish_reason": self.finish_reason, "logprobs": None}
         return {**self._common("chat.completion"), "choices": [choice], "usage": self.usage(), "edgevlm": self.extension()}
 
-    async def chunks(self) -> AsyncGenerator[str, None]:
-        """The answer as it comes: JSON of each chunk, then ``[DONE]``."""
+    async def events(self) -> AsyncGenerator[dict[str, str], None]:
+        """The answer as it comes, as server-sent events: JSON of each chunk, then ``[DONE]``."""
         yield self._chunk({"role": "assistant", "content": ""})
         async for piece in self.pieces():
             yield self._chunk({"content": piece})
-        yield self._chunk({}, self._finish, edgevlm=self.extension())
+        yield self._chunk({}, self.finish_reason, edgevlm=self.extension())
         if self.request.stream_options is not None and self.request.stream_options.include_usage:
-            yield json.dumps({**self._common("chat.completion.chunk"), "choices": [], "usage": self.usage()})
-        yield "[DONE]"
+            last = {**self._common("chat.completion.chunk"), "choices": [], "usage": self.usage()}
+            yield {"data": json.dumps(last)}
+        yield {"data": "[DONE]"}
 
     async def pieces(self) -> AsyncGenerator[str, None]:
         """The answer's text as it comes, up to a stop. The answer is cancelled when nobody reads on."""
@@ -317,7 +383,7 @@ class Completion:
                     yield text[given : len(text) - held]
                     given = len(text) - held
             else:
-                self._finish = "length" if self.answer.finish_reason == "length" else "stop"
+                self.finish_reason = "length" if self.answer.finish_reason == "length" else "stop"
             if text[given:]:
                 yield text[given:]
         finally:
@@ -355,9 +421,9 @@ class Completion:
         waits = {name: round(getattr(answer, name), 3) for name in ("queued_ms", "ttft_ms", "tpot_ms")}
         return {**common, **times, **waits}
 
-    def _chunk(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> str:
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> dict[str, str]:
         choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-        return json.dumps({**self._common("chat.completion.chunk"), "choices": [choice], **more})
+        return {"data": json.dumps({**self._common("chat.completion.chunk"), "choices": [choice], **more})}
 
     def _common(self, kind: str) -> dict[str, Any]:
-        return {"id": self._id, "object": kind, "created": self._created, "model": self.request.model or self.stream.name}
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.request.model or self.stream.name}

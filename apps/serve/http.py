@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from importlib.resources import files
@@ -27,9 +29,10 @@ from edgevlm import __version__
 from edgevlm.apps.commands.policies import describe
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.serve.chat import ChatRequest, Completion, Strict
-from edgevlm.apps.serve.config import CameraSettings, Name, checked_budget
+from edgevlm.apps.serve.config import CameraSettings, Name, ServeConfig, checked_budget
 from edgevlm.apps.serve.guard import error_body
 from edgevlm.apps.serve.metrics import Metrics
+from edgevlm.apps.serve.responses import ModelResponse, ResponsesRequest
 from edgevlm.apps.serve.service import FieldError, Service
 from edgevlm.apps.serve.stream import Broadcast, CameraStream, finite
 from edgevlm.errors import UserError
@@ -91,17 +94,15 @@ class Server:
         stream = self.stream(asked.stream_name, "model")
         question, turns = asked.question()
         if self.metrics.unfinished >= limit:
-            raise ApiError(429, f"{limit} questions are being answered or wait; ask again in a moment", "rate_limit_exceeded")
+            soon = max(1, math.ceil(self.metrics.answer_s))  # one place is free then
+            raise ApiError(
+                429, f"{limit} questions are being answered or wait; ask again in {soon} s", "rate_limit_exceeded", soon=soon
+            )
         self.metrics.unfinished += 1
         try:
             wanted = asked.max_completion_tokens or asked.max_tokens
             tokens = None if wanted is None else min(wanted, stream.session.text_budget.answer)
-            sampling: dict[str, Any] = {
-                "max_tokens": tokens,
-                "temperature": asked.temperature,
-                "top_p": asked.top_p,
-                "seed": asked.seed,
-            }
+            sampling = {"max_tokens": tokens, **asked.sampling}
             if asked.constraint() is not None:
                 sampling["logits_processor"] = await self._prepared(asked.logits_processor, stream.model)
             if asked.has_pictures:
@@ -125,14 +126,15 @@ class Server:
         self.metrics.unfinished -= 1
         answer = completion.answer
         if not isinstance(answer, str) and answer.token_ids:
+            self.metrics.answer_s += (time.perf_counter() - completion.began - self.metrics.answer_s) / 8
             self.metrics.answered(completion.stream.name, answer)
 
 
 class ApiError(HTTPException):
     """An error in OpenAI's shape."""
 
-    def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
-        super().__init__(status, message, {"Retry-After": "1"} if status == 429 else None)
+    def __init__(self, status: int, message: str, code: str, param: str | None = None, soon: int = 1) -> None:
+        super().__init__(status, message, {"Retry-After": str(soon)} if status == 429 else None)
         self.code, self.param = code, param
 
 
@@ -150,17 +152,17 @@ class AnswerResponse(EventSourceResponse):
             self._server.finished(self._completion)
 
 
-async def unless_gone(request: Request, completion: Completion) -> dict[str, Any]:
+async def unless_gone(request: Request, answer: Completion | ModelResponse) -> dict[str, Any]:
     """The whole answer; it is cancelled once the client has gone away."""
 
     async def cancel_when_gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        completion.cancel()
+        answer.cancel()
 
     watching = asyncio.create_task(cancel_when_gone())
     try:
-        return await completion.whole()
+        return await answer.whole()
     finally:
         watching.cancel()
 
@@ -188,8 +190,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_app(service: Service) -> FastAPI:
-    """The ASGI application over a service."""
+def make_app(service: Service, load: Callable[[], ServeConfig] | None = None) -> FastAPI:
+    """The ASGI application over a service. load: reads its configuration again."""
     app = FastAPI(
         title="edgevlm", version=__version__, description="Cameras that can be asked.", redoc_url=None, responses=ERRORS
     )
@@ -201,7 +203,7 @@ def make_app(service: Service) -> FastAPI:
         app.router.dependencies.append(Security(HTTPBearer(auto_error=False, description="The server's key.")))
     add_openai(app, server)
     add_streams(app, server)
-    add_rest(app, server)
+    add_rest(app, server, load)
     return app
 
 
@@ -221,21 +223,30 @@ def add_openai(app: FastAPI, server: Server) -> None:
     async def chat_completions(request: Request, asked: ChatRequest) -> Response:
         """Ask a stream: `model` is its name, or ends in `/NAME`. Its memory is the video that the question is about."""
         completion = await server.complete(asked)
-        if not asked.stream:
+        return await respond(request, completion, completion, bool(asked.stream))
+
+    @app.post("/v1/responses", tags=["OpenAI"], response_model=None, responses=content("application/json", "text/event-stream"))
+    async def responses(request: Request, asked: ResponsesRequest) -> Response:
+        """Ask a stream through OpenAI's newer interface. Nothing is stored: a conversation is sent along as `input`."""
+        completion = await server.complete(asked.as_chat())
+        return await respond(request, completion, ModelResponse(asked, completion), bool(asked.stream))
+
+    async def respond(request: Request, completion: Completion, answer: Completion | ModelResponse, streamed: bool) -> Response:
+        if not streamed:
             try:
-                return JSONResponse(await unless_gone(request, completion))
+                return JSONResponse(await unless_gone(request, answer))
             finally:
                 server.finished(completion)
 
         async def events() -> AsyncIterator[dict[str, str]]:
-            chunks = completion.chunks()
+            told = answer.events()
             try:
-                async for chunk in chunks:
-                    yield {"data": chunk}
+                async for event in told:
+                    yield event
             except UserError as error:
                 yield {"data": json.dumps(error_body(mask_credentials(str(error)), None, kind="server_error"))}
             finally:
-                await chunks.aclose()
+                await told.aclose()
 
         return AnswerResponse(server, completion, events())
 
@@ -375,7 +386,15 @@ def add_health(app: FastAPI, server: Server) -> None:
         return {"status": "ok"}
 
 
-def add_rest(app: FastAPI, server: Server) -> None:
+def add_rest(app: FastAPI, server: Server, load: Callable[[], ServeConfig] | None) -> None:
+    @app.post("/v1/reload", tags=["streams"])
+    async def reload() -> dict[str, Any]:
+        """Read the configuration again, as SIGHUP does: cameras that changed are opened again. `done` has a line for each."""
+        if load is None:
+            raise ApiError(400, "this server has no configuration to read again", "invalid_value")
+        done = await run_in_threadpool(lambda: server.service.reload(load()))
+        return {"object": "reload", "done": done}
+
     @app.get("/metrics", tags=["health"], response_class=Response, responses=content("text/plain"))
     async def metrics() -> Response:
         """Prometheus's text."""
@@ -400,6 +419,8 @@ def add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         found = error.errors()[0]
+        if isinstance(cause := found.get("ctx", {}).get("error"), FieldError):
+            return answer(400, str(cause), "invalid_value", cause.field)
         where, *path = found["loc"]
         param = ".".join(str(part) for part in path if part not in ("text", "constrained-str")) or str(where)
         if found["type"] == "json_invalid":

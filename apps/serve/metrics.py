@@ -16,11 +16,11 @@ TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class Metrics(Collector):
-    """What a service is doing, read when it is asked for. unfinished: questions that run or wait, counted by the server."""
+    """What a service is doing, read when it is asked for. unfinished: questions that run or wait. answer_s: an answer takes."""
 
     def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()
-        self.unfinished = 0
+        self.unfinished, self.answer_s = 0, 0.0
         labels = ("stream",)
         self._queued = Histogram(
             "edgevlm_request_queue_time_seconds", "From a question until the model begins with it.", labels,

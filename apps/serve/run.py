@@ -67,7 +67,7 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool) -> None:
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{port}"
-        app = make_app(service)
+        app = make_app(service, load)
 
         class AnnouncingServer(uvicorn.Server):
             """Says where it serves once it does, and lets streaming responses end when it is told to stop."""

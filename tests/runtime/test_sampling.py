@@ -26,6 +26,16 @@ def test_nucleus_frequencies(top_p, expected):
     assert np.allclose(counts, expected, atol=0.03)
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({"top_k": 2}, [0.625, 0.375, 0, 0]), ({"min_p": 0.5}, [0.625, 0.375, 0, 0]), ({"top_k": 1, "min_p": 1}, [1, 0, 0, 0])],
+)
+def test_the_likeliest_alone(settings, expected):
+    sampler = Sampler(temperature=1.0, seed=0, **settings)
+    counts = np.bincount([sampler(LOGITS) for _ in range(4000)], minlength=4) / 4000
+    assert np.allclose(counts, expected, atol=0.03)
+
+
 def test_temperature_sharpens():
     cold = Sampler(temperature=0.25, seed=0)
     assert np.mean([cold(LOGITS) == 0 for _ in range(2000)]) > 0.85  # .5^4 / sum of fourth powers is .88
@@ -40,7 +50,7 @@ def test_a_temperature_next_to_zero_is_greedy():
     [
         ({"temperature": -1}, "temperature"), ({"temperature": float("nan")}, "temperature"),
         ({"temperature": float("inf")}, "temperature"), ({"top_p": 0}, "top_p"), ({"top_p": 1.5}, "top_p"),
-        ({"top_p": float("nan")}, "top_p"), ({"seed": -1}, "seed"),
+        ({"top_p": float("nan")}, "top_p"), ({"seed": -1}, "seed"), ({"top_k": -1}, "top_k"), ({"min_p": 2}, "min_p"),
     ],
 )  # fmt: skip
 def test_bad_settings_are_refused(settings, says):

@@ -1,0 +1,153 @@
+"""``POST /v1/responses``: OpenAI's newer requests, asked as chat completions are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from edgevlm.apps.serve.chat import IGNORED, MAX_MESSAGES, MAX_TEXT, ChatRequest, Completion, NamedSchema, Strict
+from edgevlm.apps.serve.service import FieldError
+
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+
+
+class InputText(Strict):
+    type: Literal["input_text", "output_text"]
+    text: Text
+
+
+class InputImage(Strict):
+    type: Literal["input_image"]
+    image_url: str
+    detail: Literal["auto", "low", "high"] = "auto"
+
+
+InputPart = Annotated[InputText | InputImage, Field(discriminator="type")]
+
+
+class InputMessage(Strict):
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[list[InputPart], Field(max_length=64)]
+
+    def as_chat(self) -> dict[str, Any]:
+        if isinstance(self.content, str):
+            return {"role": self.role, "content": self.content}
+        parts = [
+            {"type": "text", "text": part.text}
+            if isinstance(part, InputText)
+            else {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}}
+            for part in self.content
+        ]
+        return {"role": self.role, "content": parts}
+
+
+class TextFormat(NamedSchema):
+    type: Literal["text", "json_object", "json_schema"]
+
+
+class TextSettings(Strict):
+    format: TextFormat | None = None
+
+
+class ResponsesRequest(Strict):
+    """OpenAI's fields that mean something here. Nothing is stored: a conversation is sent along as ``input``."""
+
+    model: Annotated[str, Field(max_length=512)] = ""
+    input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    instructions: Text | None = None
+    stream: bool | None = False
+    max_output_tokens: Annotated[int, Field(ge=1, le=1 << 31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    text: TextSettings | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _others(cls, values: Any) -> Any:
+        return {name: value for name, value in values.items() if name not in IGNORED} if isinstance(values, dict) else values
+
+    def as_chat(self) -> ChatRequest:
+        """The same question as a chat completion. Raises FieldError."""
+        said = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else [m.as_chat() for m in self.input]
+        form = self.text.format if self.text is not None else None
+        schema = {} if form is None or form.type != "json_schema" else {"json_schema": {"schema": form.json_schema}}
+        if self.instructions:
+            said.insert(0, {"role": "system", "content": self.instructions})
+        try:
+            return ChatRequest.model_validate({
+                "model": self.model, "messages": said, "max_completion_tokens": self.max_output_tokens,
+                "temperature": self.temperature, "top_p": self.top_p,
+                "response_format": None if form is None else {"type": form.type, **schema},
+            })  # fmt: skip
+        except ValidationError as error:
+            raise FieldError("input", error.errors()[0]["msg"]) from None
+
+
+class ModelResponse:
+    """One answer in the shapes of this interface."""
+
+    def __init__(self, request: ResponsesRequest, completion: Completion) -> None:
+        self._request, self._completion = request, completion
+        self._text, self._number = "", 0
+        self._message_id = completion.id.replace("chatcmpl-", "msg_")
+
+    async def whole(self) -> dict[str, Any]:
+        """The whole answer, once it is there."""
+        self._text = "".join([piece async for piece in self._completion.pieces()])
+        return self._response(finished=True)
+
+    def cancel(self) -> None:
+        """Give the answer up."""
+        self._completion.cancel()
+
+    async def events(self) -> AsyncGenerator[dict[str, str], None]:
+        """The answer as it comes, as server-sent events."""
+        place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+        yield self._event("created", response=self._response())
+        yield self._event("in_progress", response=self._response())
+        yield self._event("output_item.added", output_index=0, item=self._message(finished=False))
+        yield self._event("content_part.added", **place, part=self._part())
+        async for piece in self._completion.pieces():
+            self._text += piece
+            yield self._event("output_text.delta", **place, delta=piece, logprobs=[])
+        yield self._event("output_text.done", **place, text=self._text, logprobs=[])
+        yield self._event("content_part.done", **place, part=self._part())
+        yield self._event("output_item.done", output_index=0, item=self._message(finished=True))
+        response = self._response(finished=True)
+        yield self._event(response["status"], response=response)
+
+    def _event(self, kind: str, **fields: Any) -> dict[str, str]:
+        name, number = f"response.{kind}", self._number
+        self._number += 1
+        return {"event": name, "data": json.dumps({"type": name, "sequence_number": number, **fields})}
+
+    def _part(self) -> dict[str, Any]:
+        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": []}
+
+    def _message(self, *, finished: bool) -> dict[str, Any]:
+        content, status = ([self._part()], "completed") if finished else ([], "in_progress")
+        return {"id": self._message_id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+    def _response(self, *, finished: bool = False) -> dict[str, Any]:
+        completion, request = self._completion, self._request
+        cut = finished and completion.finish_reason == "length"
+        used = completion.usage() if finished else None
+        return {
+            "id": completion.id.replace("chatcmpl-", "resp_"), "object": "response", "created_at": completion.created,
+            "status": "incomplete" if cut else "completed" if finished else "in_progress", "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None, "instructions": request.instructions,
+            "metadata": {}, "model": request.model or completion.stream.name, "temperature": request.temperature,
+            "top_p": request.top_p, "parallel_tool_calls": False, "tool_choice": "none", "tools": [],
+            "output": [self._message(finished=True)] if finished else [],
+            "usage": used and {
+                "input_tokens": used["prompt_tokens"],
+                "input_tokens_details": used.get("prompt_tokens_details", {"cached_tokens": 0}),
+                "output_tokens": used["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": used["total_tokens"],
+            },
+            "edgevlm": completion.extension() if finished else None,
+        }  # fmt: skip

@@ -1,0 +1,161 @@
+"""Requests as other programs send them: vLLM's and llama.cpp's fields, Open WebUI's calls, the official client's turns."""
+
+import http.client
+import json
+import threading
+
+import pytest
+from served import NOW, eventually, serving
+
+pytest.importorskip("fastapi")
+
+SAID = [{"role": "user", "content": NOW}]
+VLLM = {
+    "frequency_penalty": 0.0, "logit_bias": None, "logprobs": False, "top_logprobs": 0, "max_completion_tokens": 16, "n": 1,
+    "presence_penalty": 0.0, "seed": 7, "stop": [], "temperature": 0.7, "top_p": 0.9, "user": "cam", "top_k": -1, "min_p":
+    0.0, "repetition_penalty": 1.0, "length_penalty": 1.0, "stop_token_ids": [], "include_stop_str_in_output": False,
+    "min_tokens": 0, "ignore_eos": False, "skip_special_tokens": True, "spaces_between_special_tokens": True,
+    "add_generation_prompt": True, "continue_final_message": False, "add_special_tokens": False, "chat_template_kwargs": {},
+    "mm_processor_kwargs": {}, "media_io_kwargs": {"video": {"num_frames": 2, "fps": 1}}, "priority": 0, "request_id": "a",
+    "tools": None, "stream_options": {"include_usage": True, "continuous_usage_stats": False}, "stream": True,
+}  # fmt: skip
+LLAMA_CPP = {
+    "temperature": 0.8, "dynatemp_range": 0, "dynatemp_exponent": 1, "top_k": 40, "top_p": 0.95, "min_p": 0.05,
+    "max_tokens": -1, "typ_p": 1, "xtc_probability": 0, "xtc_threshold": 0.1, "repeat_last_n": 64, "repeat_penalty": 1,
+    "presence_penalty": 0, "frequency_penalty": 0, "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2,
+    "dry_penalty_last_n": -1, "seed": -1, "samplers": ["top_k", "temperature"], "timings_per_token": True, "cache_prompt":
+    True, "id_slot": -1, "n_probs": 0, "reasoning_format": "auto", "return_progress": True, "stream": False,
+}  # fmt: skip
+OPEN_WEBUI = {
+    "stream": True, "stream_options": {"include_usage": True}, "chat_id": "0b8e", "id": "4f1c", "session_id": "x1",
+    "tool_ids": [], "background_tasks": {"title_generation": True, "tags_generation": True}, "features": {"web_search":
+    False}, "files": [], "metadata": {"chat_id": "0b8e", "task": None}, "variables": {"{{USER_NAME}}": "Ann"}, "max_tokens":
+    1000, "user": {"name": "Ann", "id": "1", "email": "ann@example.org", "role": "admin"},
+}  # fmt: skip
+TITLE = {"stream": False, "max_completion_tokens": 1000, "metadata": {"task": "title_generation", "chat_id": "0b8e"}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shapes")
+    config = folder / "edgevlm.toml"
+    config.write_text("[server]\nmax_requests = 8\n[cameras.one]\n[cameras.two]\n")
+    with serving(folder / "served", config) as started:
+        started.config = config
+        for name in ("one", "two"):
+            started.watched(name, 2)
+        yield started
+
+
+@pytest.mark.parametrize("fields", [VLLM, LLAMA_CPP, OPEN_WEBUI, TITLE], ids=["vllm", "llama.cpp", "open-webui", "title"])
+def test_what_other_programs_send_is_answered(server, fields):
+    status, headers, body = server.request("POST", "/v1/chat/completions", {"model": "one", "messages": SAID, **fields})
+    assert status == 200, body
+    if fields["stream"]:
+        assert headers["content-type"].startswith("text/event-stream")
+        *chunks, done = [line.removeprefix("data: ") for line in body.decode().split("\r\n\r\n") if line]
+        assert done == "[DONE]"
+        assert json.loads(chunks[-1])["usage"]["completion_tokens"] >= 1
+    else:
+        assert json.loads(body)["choices"][0]["message"]["content"].strip().isdecimal()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprobs": True}, {"frequency_penalty": 0.5}, {"repeat_penalty": 1.1}, {"tools": [{"type": "function"}]},
+        {"logit_bias": {"5": 1}}, {"mm_processor_kwargs": {"fps": 1e9}}, {"chat_template_kwargs": {"x": 1}}, {"echo": True},
+        {"grammar": "root ::= x"}, {"mirostat": 2}, {"ignore_eos": True}, {"top_k": -2}, {"min_p": 2}, {"best_of": 2},
+        {"chat_template": "{{ 7 * 7 }}"}, {"n": 2}, {"modalities": ["audio"]}, {"prompt": "x"},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)  # fmt: skip
+def test_what_would_change_the_answer_and_cannot_is_a_400_that_names_it(server, fields):
+    status, _, body = server.request("POST", "/v1/chat/completions", {"model": "one", "messages": SAID, **fields})
+    assert (status, json.loads(body)["error"]["param"]) == (400, next(iter(fields)))
+
+
+def test_an_answer_goes_back_as_the_official_client_keeps_it(server):
+    said = list(SAID)
+    for _ in range(2):
+        answer = server.client.chat.completions.create(model="one", messages=said, temperature=None, stop=None)
+        said += [answer.choices[0].message, *SAID]
+    assert answer.choices[0].message.content.strip().isdecimal()
+
+
+def test_the_responses_interface(server):
+    asked = {"model": "one", "input": [{"role": "user", "content": [{"type": "input_text", "text": NOW}]}], "store": False}
+    whole = server.client.responses.create(**asked, max_output_tokens=16)
+    assert whole.output_text.strip().isdecimal()
+    assert (whole.status, whole.usage.total_tokens) == ("completed", whole.usage.input_tokens + whole.usage.output_tokens)
+    events = list(server.client.responses.create(**{**asked, "input": NOW}, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [events[0].type, events[-1].type] == ["response.created", "response.completed"]
+    assert (
+        "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        == events[-1].response.output_text
+    )
+    for wrong, field in (
+        ({"previous_response_id": "x"}, "previous_response_id"),
+        ({"input": []}, "input"),
+        ({"tools": [1]}, "tools"),
+    ):
+        status, _, body = server.request("POST", "/v1/responses", {"model": "one", "input": NOW, **wrong})
+        assert (status, json.loads(body)["error"]["param"].partition(".")[0]) == (400, field)
+
+
+def test_clients_at_once_on_two_streams_get_their_own_answers(server):
+    """Each asks its own stream, for one of its own choices, of its own picture: nothing of another's is in its answer."""
+    wrong, left = [], threading.Barrier(6)
+
+    def ask(number):
+        choices = ["0", "1"] if number % 2 else ["2", "3"]
+        name = "one" if number < 3 else "two"
+        left.wait()
+        for _ in range(4):
+            chunks = list(server.client.chat.completions.create(
+                model=name, messages=SAID, stream=True, extra_body={"guided_choice": choices},
+            ))  # fmt: skip
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+            told = chunks[-1].model_extra["edgevlm"]
+            if text not in choices or list(told["choices"]) != choices or told["stream"] != name:
+                wrong.append((number, text, told))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    metrics = server.request("GET", "/metrics")[2].decode()
+    assert 'edgevlm_request_queue_time_seconds_count{stream="two"}' in metrics
+
+
+def test_places_are_bounded_and_free_once_their_clients_are_gone(server):
+    """More clients than places: some are told when to come again. All go away unread, and nothing runs or waits then."""
+    links, body = [], json.dumps({"model": "one", "messages": SAID, "stream": True, "max_tokens": 148}).encode()
+    head = {"content-type": "application/json"}
+    for _ in range(40):
+        links.append(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60))
+        links[-1].request("POST", "/v1/chat/completions", body, head)
+    answers = [link.getresponse() for link in links]
+    for answer in answers:
+        assert answer.status in (200, 429)
+        assert answer.status == 200 or int(answer.headers["retry-after"]) >= 1
+    for link in links:
+        link.close()
+    eventually(lambda: "edgevlm_num_requests_running 0.0\n" in server.request("GET", "/metrics")[2].decode())
+    assert "edgevlm_num_requests_waiting 0.0\n" in server.request("GET", "/metrics")[2].decode()
+
+
+def test_a_reload_through_the_api_is_sighups(server):
+    before = server.config.read_text()
+    server.config.write_text(before + "[cameras.three]\n[cameras.four]\npolicy = 'lsat-seen'\n")
+    status, _, body = server.request("POST", "/v1/reload")
+    assert status == 200
+    assert sorted(line.partition(":")[0] for line in json.loads(body)["done"]) == ["four", "three"]
+    assert [each["id"] for each in server.get("/v1/streams")["data"]] == ["one", "two", "three"]
+    server.config.write_text("[cameras.one\n")
+    assert server.request("POST", "/v1/reload")[0] == 400
+    server.config.write_text(before)
+    assert json.loads(server.request("POST", "/v1/reload")[2])["done"] == ["three: removed"]
