@@ -71,9 +71,9 @@ class ServerSettings(Section):
     max_connections: Annotated[int, Field(ge=1, le=65535)] = 256
     max_body: Annotated[int, Field(ge=1024, le=1 << 30)] = 16 << 20
     max_pictures: Annotated[int, Field(ge=0, le=16)] = 4
-    media_hosts: tuple[str, ...] = ()
+    media_hosts: list[str] = []
     media_private: bool = False
-    media_folders: tuple[str, ...] = ()
+    media_folders: list[str] = []
 
     @field_validator("source_hosts")
     @classmethod

@@ -152,7 +152,7 @@ def _is_public(text: str) -> bool:
     return address.is_global and not address.is_multicast
 
 
-def _open_allowed(url: str, folders: tuple[str, ...]) -> BinaryIO:
+def _open_allowed(url: str, folders: list[str]) -> BinaryIO:
     """A regular file within the folders, also after links are followed. The same refusal whether it is there or not."""
     refused = UserError("there is no such video in a folder the server allows (server.media_folders)")
     try:

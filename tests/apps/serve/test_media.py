@@ -206,7 +206,7 @@ def test_names_that_change_their_address_lead_to_the_one_that_was_checked(monkey
         socket, "create_connection", lambda address, timeout: connected.append(address) or pytest.fail("opened")
     )
     with pytest.raises(BaseException):  # noqa: B017, PT011
-        media.read_picture("http://camera.example/x.png", ServerSettings(media_hosts=("camera.example",)))
+        media.read_picture("http://camera.example/x.png", ServerSettings(media_hosts=["camera.example"]))
     assert connected == [public]
 
 
@@ -218,7 +218,7 @@ def test_names_that_change_their_address_lead_to_the_one_that_was_checked(monkey
 def test_a_name_that_leads_to_a_private_address_is_refused(monkeypatch, address):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (address, 80))])
     with pytest.raises(UserError, match="private"):
-        media.read_picture("http://camera.example/x.png", ServerSettings(media_hosts=("camera.example",)))
+        media.read_picture("http://camera.example/x.png", ServerSettings(media_hosts=["camera.example"]))
 
 
 def test_a_large_picture_is_small_in_memory_before_it_is_decoded():
