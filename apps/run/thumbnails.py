@@ -75,10 +75,10 @@ class Thumbnails:
     def keep(self, held: set[int], newest: int) -> None:
         """Note which frames up to ``newest`` are held, keep to the cap, and write to the disk where it is time to."""
         with self._lock:
-            rows = self._run("SELECT frame, held FROM thumbnails WHERE frame <= ?", (newest,))
-            changed = [(int(frame in held), frame) for frame, was in rows if (frame in held) != bool(was)]
-            for each in changed:
-                self._run("UPDATE thumbnails SET held = ? WHERE frame = ?", each)
+            rows = self._run("SELECT frame FROM thumbnails WHERE held AND frame <= ?", (newest,))
+            for (frame,) in rows:
+                if frame not in held:
+                    self._run("UPDATE thumbnails SET held = 0 WHERE frame = ?", (frame,))
             if self._bytes > self._cap:
                 self._shrink()
             if time.monotonic() - self._written > self._every:
