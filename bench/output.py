@@ -57,6 +57,8 @@ COLUMNS = {
     "camera": "source stage ms_p50 frames",
     "serve-ttft": "model questions ttft_ms http_ttft_ms ratio",
     "serve-cameras": "model cameras processes fps against fps_ratio rss_bytes pss_bytes camera_bytes planned_bytes error",
+    "serve-page": "hours heap_bytes nodes listeners rss_bytes",
+    "serve-page-growth": "hours heap_bytes nodes listeners rss_bytes",
     "serve-clients": "model requests clients rate reached fps_ratio",
     "vrex": "at quantity system over length batch predicted paper error fixes",
     "vrex-latency": "system length frame_ms token_ms frame_j",

@@ -35,7 +35,6 @@ SPEED = 100.0
 FPS = 2.0  # of a camera, were it not sped up
 POLL_S = 3.0  # of the page, for what the memory holds
 SAMPLES = 12
-WARM_S = 20.0
 FASTER = f"""
 const real = setTimeout, get = fetch;
 window.setTimeout = (work, ms, ...rest) => real(work, ms / {SPEED}, ...rest);
@@ -75,7 +74,7 @@ def page(model: str = "demo", seconds: float = 180.0, *, progress: Progress = la
             opened.locator("#frames [role=option]").first.wait_for()
             session = opened.context.new_cdp_session(opened)
             session.send("Performance.enable")
-            opened.wait_for_timeout(1000 * WARM_S)
+            opened.wait_for_timeout(1000 * seconds / SAMPLES)
             for number in range(SAMPLES):
                 progress(f"sample {number + 1} of {SAMPLES}")
                 opened.wait_for_timeout(1000 * seconds / SAMPLES)

@@ -46,7 +46,7 @@ MEMORY = {
     "retrieval": "memory.retrieval:retrieval",
 }
 
-SERVE = {"ttft": "serve:ttft", "cameras": "serve:cameras", "clients": "serve:clients"}
+SERVE = {"ttft": "serve:ttft", "cameras": "serve:cameras", "clients": "serve:clients", "page": "page:page"}
 
 OF_CHECKPOINTS = ("precision", "export", "against")  # export what they measure
 
@@ -292,7 +292,7 @@ def serve(
 
     ttft is the time to the first token through HTTP beside that in process, the same session asked in turn. cameras watches
     demo cameras as fast as they go, in one process and in one each: frames a second in all, and memory. clients finds the rate
-    of requests at which frames a second fall by 10 %.
+    of requests at which frames a second fall by 10 %. page keeps the page open in Chromium, sped up, and tells what grows.
     """
     _measure(
         SERVE, what, "serve", as_json, model=model, cameras=_numbers("--cameras", cameras), rounds=rounds, seconds=seconds,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -48,3 +49,15 @@ def test_clients_beside_a_camera(monkeypatch):
     assert all(line["fps_ratio"] > 0 for line in found)
     assert all(line["reached"] >= 0 for line in found[1:])
     assert os.sched_getaffinity(0) == cores
+
+
+@pytest.mark.skipif(not (shutil.which("chromium") or shutil.which("chromium-browser")), reason="there is no chromium")
+def test_the_page_that_stays_open():
+    pytest.importorskip("playwright", reason="playwright is not installed")
+    command = ["bench", "serve", "page", "--seconds", "2", "--json"]
+    found = [json.loads(line) for line in CliRunner().invoke(app, command, catch_exceptions=False).stdout.splitlines()]
+    *samples, growth = found
+    assert {line["bench"] for line in samples} == {"serve-page"}
+    assert all(min(line["heap_bytes"], line["nodes"], line["listeners"], line["rss_bytes"]) > 0 for line in samples)
+    assert growth["bench"] == "serve-page-growth"
+    assert growth["hours"] >= 0
