@@ -90,9 +90,9 @@ def test_another_source_is_warned_about():
 
 
 @pytest.mark.parametrize(
-    "policy", ["full", "sliding-window", "infinipot-v", "infinipot-v:alpha=1,keys=rotated", "hermes:mode=official"]
+    ("policy", "chunk"),
+    [("full", 1), ("infinipot-v:alpha=1,keys=rotated", 1), ("sliding-window", 16), ("hermes:mode=official", 16)],
 )
-@pytest.mark.parametrize("chunk", [1, 16])
 def test_policies_and_chunks(policy, chunk):
     budget = [] if policy == "full" else ["--budget", "256"]
     typed = ["run", "--policy", policy, *budget, "--chunk", str(chunk), "--frames", "40", "--json", "--ask", COUNT]
