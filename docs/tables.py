@@ -10,11 +10,13 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
+from functools import partial
 from pathlib import Path
 
 from edgevlm.bench.output import Line
 from edgevlm.bench.results.journal import Run, number, read_runs
 from edgevlm.errors import UserError
+from edgevlm.runtime.changes import ALL
 
 OURS, LLAMA, TRANSFORMERS = "edgevlm", "llama.cpp", "transformers"
 POLICIES = ("infinipot-v", "hermes", "purekv", "last-seen")
@@ -191,6 +193,8 @@ def accuracy(lines: Sequence[Line]) -> Table:
     """Questions about the past answered right, test seeds, by frames and budget."""
     place = {"bench": "accuracy", "suite": "streamqa", "kind": "backward", "seed": "test"}
     own = [line for line in lines if place.items() <= line.items() and number(line, "accuracy") is not None]
+    if any(line.get("append", ALL) != ALL for line in own):
+        own = []  # that run has a table of its own
     columns = {(line["frames"], line["budget"]) for line in own if line["policy"] != "full"}
     ordered = sorted(columns, key=lambda column: (column[0], -float(column[1].rstrip("%"))))
     rows = []
@@ -208,6 +212,32 @@ def accuracy_short(lines: Sequence[Line]) -> Table:
     small = ("100%", "12.5%", "6.25%", "3%")
     heads, rows = accuracy([line for line in lines if line.get("frames") == 128 and line.get("budget") in small])
     return [head.removeprefix("128: ") for head in heads], rows
+
+
+def accuracy_append(suite: str) -> Callable[..., Table]:
+    """Each policy on whole frames and where only what changed is appended, test seeds: before, paired, and now, by frames."""
+
+    def table(lines: Sequence[Line]) -> Table:
+        own = [line for line in lines if (line.get("suite"), line.get("seed")) == (suite, "test") and "append" in line]
+        at = {(line["policy"].partition("@")[0], line["frames"], line["append"] == ALL, line["kind"]): line for line in own}
+        if not any(line["append"] != ALL for line in own):
+            return [], []
+        frames, policies = sorted({line["frames"] for line in own}), {policy for policy, *_ in at}
+        rows = []
+        for policy in sorted(policies, key=lambda name: (name != "full", -at[name, frames[-1], True, "backward"]["accuracy"])):
+            cells = []
+            for count in frames:
+                (whole, then), (whole_now, now) = (
+                    [at.get((policy, count, is_whole, kind), {}) for is_whole in (True, False)] for kind in ("backward", "now")
+                )
+                cells += [decimals(line["accuracy"]) if line else "-" for line in (whole, then)]
+                cells.append(interval(then, "difference", "difference_low", "difference_high", partial(_signed, digits=3)))
+                cells.append(", ".join(decimals(line["accuracy"]) if line else "-" for line in (whole_now, now)))
+            rows.append(["full KV" if policy == "full" else f"`{policy}`", *cells])
+        heads = ("all, before", "changed", "difference, paired", "now: all, changed")
+        return ["policy", *(f"{count}: {head}" for count in frames for head in heads)], rows
+
+    return table
 
 
 def text_facts(lines: Sequence[Line]) -> Table:
@@ -263,8 +293,8 @@ def longstream(lines: Sequence[Line]) -> Table:
     return ["policy", *heads, "first token, ms", "KB moved"], rows
 
 
-def _signed(value: float) -> str:
-    return f"{'+' if value > 0 else '-' if value < 0 else ''}{decimals(abs(value))}"
+def _signed(value: float, digits: int = 2) -> str:
+    return f"{'+' if value > 0 else '-' if value < 0 else ''}{decimals(abs(value), digits)}"
 
 
 def precision(lines: Sequence[Line]) -> Table:
@@ -311,6 +341,8 @@ def _guidance(line: Line) -> float:
 
 TABLES: dict[str, Callable[[Sequence[Line]], Table]] = {
     "accuracy": accuracy,
+    "accuracy-append": accuracy_append("streamqa"),
+    "accuracy-append-hard": accuracy_append("streamqa-hard"),
     "accuracy-short": accuracy_short,
     "breakdown": by_policy([
         _breakdown("LLaVA-OneVision-0.5B's decoder, no vision: compression", "seeded-0.5b", _share),
