@@ -111,6 +111,17 @@ def test_accuracy_by_frames_and_budget():
     ]  # fmt: skip
 
 
+def test_what_is_appended_stands_beside_whole_frames_in_a_table_of_its_own():
+    def lines(append, right, **more):
+        name = "h2o" if append == "all" else f"h2o@{append}"
+        return [{**answered(name, 64, "12.5%", of), "kind": kind, "append": append, **more} for kind, of in right.items()]
+
+    paired = {"difference": 0.0449, "difference_low": -0.01, "difference_high": 0.1}
+    run = lines("all", {"backward": 0.9, "now": 1.0}) + lines("changed:tau=.999", {"backward": 0.945, "now": 0.99}, **paired)
+    assert rows(tables.TABLES["accuracy-append"](run))[2:] == ["| `h2o` | .90 | .95 | +.045 [-.010, +.100] | 1.00, .99 |"]
+    assert tables.TABLES["accuracy-append-hard"](run)[1] == tables.accuracy(run)[1] == []
+
+
 def long_answers(policy, budget, right, kind="backward", difference=-0.1):
     return {"bench": "accuracy", "suite": "longstream", "seed": "test", "policy": policy, "budget": budget, "kind": kind,
             "frames": 99, "accuracy": right, "ci_low": right - 0.1, "ci_high": right + 0.1, "ttft_ms": 1.25,
@@ -215,7 +226,7 @@ def test_facts_in_text_by_budget():
 def test_a_mark_without_results_or_of_another_name_is_refused():
     with pytest.raises(UserError, match="no lines for this table"):
         filled("<!-- bench: stream -->\n<!-- /bench -->", runs_of(LINES, "-"))
-    with pytest.raises(UserError, match="there is no such table; there is accuracy, accuracy-short, breakdown, compression"):
+    with pytest.raises(UserError, match="there is no such table; there is accuracy, accuracy-append, accuracy-append-hard"):
         filled("<!-- bench: speed -->\n<!-- /bench -->", runs_of(LINES, "-"))
 
 
