@@ -12,6 +12,7 @@ from typing import Any
 
 from edgevlm.errors import SnapshotError, UserError
 from edgevlm.runtime.atomic import flush
+from edgevlm.runtime.paths import PRIVATE
 from edgevlm.runtime.snapshots.format import Arrays, OtherFormat, Snapshot, read, write
 
 LOCK = "lock"
@@ -45,7 +46,7 @@ class SnapshotDirectory:
         self.path = Path(path)
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600)
         except OSError as error:
             raise UserError(f"--state {path}: cannot be written ({error.strerror}); choose another folder") from None
         try:
@@ -132,7 +133,7 @@ def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
 
 def _private(path: str, flags: int) -> int:
     """Open for the user alone: it is what a camera has seen."""
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+    return os.open(path, flags | PRIVATE, 0o600)
 
 
 def _number(path: Path) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from zlib import crc32
 
 from edgevlm.errors import UserError
+from edgevlm.runtime.paths import PRIVATE
 
 TEMPORARY = "temporary"
 MAGIC = b"EVSTORE\x1a"
@@ -133,7 +134,7 @@ def _header(token: int, owner: bytes) -> bytes:
 
 def _opened(path: Path) -> int:
     """Readable by its owner alone: it is what a camera has seen."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return os.open(path, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600)
 
 
 def _nameless() -> int:

@@ -194,3 +194,18 @@ def test_the_second_buffer_is_kept_and_grows():
     strided = np.arange(6000.0).reshape(2, 3000)[:, ::2]
     np.testing.assert_array_equal(copies.copy({"x": strided})["x"], strided)
     assert copies.nbytes == 24000
+
+
+def test_a_link_that_somebody_put_there_is_not_followed(tmp_path):
+    other, state = tmp_path / "other", tmp_path / "state"
+    state.mkdir()
+    (state / "lock").symlink_to(other)
+    with pytest.raises(UserError, match="cannot be written"):
+        SnapshotDirectory(state)
+    (state / "lock").unlink()
+    directory = SnapshotDirectory(state)
+    (state / "00000001.unfinished").symlink_to(other)
+    with pytest.raises(OSError, match="symbolic links"):
+        directory.write(ABOUT, ARRAYS)
+    directory.close()
+    assert not other.exists()
