@@ -92,7 +92,7 @@ def test_a_run_outlives_its_camera_and_keeps_the_password(tmp_path):
         ("http://u:wr0ng@127.0.0.1:9/live", "Connection refused; --wait waits until it is there"),
         ("rtsp://u:wr0ng@127.0.0.1:9/live", "Connection refused; --wait waits until it is there"),
         ("http://u:wr0ng/x@127.0.0.1:9/live", "that is no address; give SCHEME://HOST:PORT/PATH"),
-        ("nowhere://u:wr0ng@127.0.0.1:9/live", "Protocol not found"),
+        ("nowhere://u:wr0ng@127.0.0.1:9/live", "nowhere:// is no stream that is read"),
     ],
 )
 def test_what_cannot_be_opened_is_one_line(tmp_path, address, says):
