@@ -88,6 +88,12 @@ LINES: dict[str, dict[str, Fields]] = {
             "token_ids": ("array", "Token ids of the answer."),
             "ttft_ms": ("number", "Time to first token, in milliseconds."),
             "tpot_ms": ("number", "Mean time of each further token, in milliseconds."),
+            "evidence": (
+                "array",
+                "Frames the answer was read from, best first: frame, last_frame, time_s, until_s, weight (0 to 1), box (left, "
+                "top, right, bottom, as fractions of the picture).",
+            ),
+            "evidence_held": ("boolean|null", "False where what would answer is no longer in memory; null where nobody knows."),
             "truth?": ("string", "The right answer; only for a question about the demo world that has one."),
         },
         "stats": _STATS,

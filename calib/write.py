@@ -15,7 +15,7 @@ from pathlib import Path
 from edgevlm.errors import UserError
 from edgevlm.runtime.atomic import atomic_directory, check_target
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
-from edgevlm.runtime.calibration import CALIBRATION, CHOICES, Calibration, Choices
+from edgevlm.runtime.calibration import CALIBRATION, CHOICES, EVIDENCE, Calibration, Choices, EvidenceHeads
 from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.model import Model
 
@@ -83,13 +83,14 @@ def write_calibration(
     calibration: Calibration | None = None,
     choices: Choices | None = None,
     scales: KVScales | None = None,
+    evidence: EvidenceHeads | None = None,
     *,
     out: Path | None = None,
 ) -> Path:
     """Write what was measured and list it in ``bundle.json``, in the bundle or, with ``out``, in a copy; returns which.
 
-    ``calibration.json`` and the ``scales`` of an int8 cache stay as they are where none are given. Older choices go: they were
-    made on other numbers.
+    ``calibration.json``, ``evidence.json`` and the ``scales`` of an int8 cache stay as they are where none are given. Older
+    choices go: they were made on other numbers.
 
     In place the new bundle is a second folder of hard links that changes places with the old one in one step, so that the
     weights are not copied and whoever reads the old ones goes on. Raises UserError if the bundle has changed since ``bundle``
@@ -108,13 +109,15 @@ def write_calibration(
             _put(folder, CHOICES, choices.to_json(), manifest["files"])
         elif manifest["files"].pop(CHOICES, None):
             (folder / CHOICES).unlink()
+        if evidence is not None:
+            _put(folder, EVIDENCE, evidence.to_json(), manifest["files"])
         if scales is not None:
             (folder / SCALES).unlink()
             scales.save(folder / SCALES)
             manifest["files"][SCALES] = asdict(hash_file(folder / SCALES))
         _write(folder / MANIFEST, seal_manifest(manifest))
         written = Bundle.load(folder, verify="size")
-        written.calibration(), written.choices()
+        written.calibration(), written.choices(), written.evidence_heads()
     return target
 
 
@@ -143,6 +146,7 @@ class MeasuredBundle(Bundle):
 
     measured: Calibration | None
     scales: KVScales | None
+    evidence: EvidenceHeads | None
 
     def calibration(self) -> Calibration | None:
         return self.measured or Bundle.calibration(self)
@@ -150,8 +154,16 @@ class MeasuredBundle(Bundle):
     def kv_scales(self) -> KVScales | None:
         return self.scales or Bundle.kv_scales(self)
 
+    def evidence_heads(self) -> EvidenceHeads:
+        return self.evidence or Bundle.evidence_heads(self)
 
-def as_calibrated(model: Model, calibration: Calibration | None, scales: KVScales | None = None) -> Model:
+
+def as_calibrated(
+    model: Model,
+    calibration: Calibration | None = None,
+    scales: KVScales | None = None,
+    evidence: EvidenceHeads | None = None,
+) -> Model:
     """The model, on whose sessions policies run on this calibration and int8 caches on these scales; it shares the engine."""
     parts = {field.name: getattr(model.bundle, field.name) for field in fields(Bundle)}
-    return replace(model, bundle=MeasuredBundle(**parts, measured=calibration, scales=scales))
+    return replace(model, bundle=MeasuredBundle(**parts, measured=calibration, scales=scales, evidence=evidence))

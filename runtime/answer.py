@@ -17,6 +17,7 @@ from tokenizers.decoders import DecodeStream
 
 from edgevlm.runtime.choices import OneOf
 from edgevlm.runtime.chunk import Chunk
+from edgevlm.runtime.evidence import Evidence
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.preprocess import Pixels
 from edgevlm.runtime.stream import Stream
@@ -36,6 +37,7 @@ class Answer:
     the first token, waiting for the chunk at work included. tpot_ms: mean time of each further token. prompt_tokens: of
     question, turns and pictures, without the memory.
     probabilities: of each choice, where the question had choices.
+    evidence: the frames it was read from, None before the first token.
     """
 
     question: str
@@ -47,6 +49,7 @@ class Answer:
     finish_reason: FinishReason | None = None
     prompt_tokens: int = 0
     probabilities: dict[str, float] = field(default_factory=dict)
+    evidence: Evidence | None = None
 
     def __post_init__(self) -> None:
         self._pieces: list[str] = []
@@ -249,6 +252,7 @@ def generate(request: Request, ids: Sequence[int], model: Model, stream: Stream,
                 answer.probabilities = choices.probabilities
             if not answer.token_ids:
                 answer.ttft_ms, first = 1e3 * (now - request.asked_at), now
+                answer.evidence = stream.evidence()
             if token not in stops:
                 answer.token_ids.append(token)
                 if len(answer.token_ids) > 1:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import BundleError, UserError
-from edgevlm.runtime.calibration import CALIBRATION, CHOICES, Calibration, Choices
+from edgevlm.runtime.calibration import CALIBRATION, CHOICES, EVIDENCE, Calibration, Choices, EvidenceHeads
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES, EngineShapes
 from edgevlm.runtime.kv import DTYPES, KV_TYPES, SCALES, KVScales, KVType
 from edgevlm.runtime.paths import look
@@ -341,6 +341,17 @@ class Bundle:
             return Choices.from_json(path.read_bytes())
         except (OSError, ValueError) as error:
             raise BundleError(f"{path}: {error}; compare again (edgevlm calibrate {self.path})") from None
+
+    def evidence_heads(self) -> EvidenceHeads:
+        """Where evidence of an answer is found: as calibrated, else a usual place. Raises BundleError likewise."""
+        spec = self.decoder
+        if EVIDENCE not in self.files:
+            return EvidenceHeads.uncalibrated(spec.layers, spec.heads)
+        path = self.file(EVIDENCE)
+        try:
+            return EvidenceHeads.from_json(path.read_bytes(), spec.layers, spec.heads)
+        except (OSError, ValueError) as error:
+            raise BundleError(f"{path}: {error}; measure it again (edgevlm calibrate {self.path})") from None
 
 
 def listed_files(folder: Path) -> dict[str, FileRecord]:

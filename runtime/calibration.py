@@ -1,4 +1,4 @@
-"""What ``edgevlm calibrate`` measured of a model: ``calibration.json`` and ``choices.json`` of its bundle."""
+"""What ``edgevlm calibrate`` measured of a model: its bundle's ``calibration.json``, ``choices.json`` and ``evidence.json``."""
 
 from __future__ import annotations
 
@@ -242,3 +242,48 @@ class Choices:
     def nearest(self, budget: int) -> Choice:
         """The choice at the measured budget nearest to ``budget`` by ratio, the smaller of two as near."""
         return min(self.budgets, key=lambda choice: abs(math.log(choice.budget / max(budget, 1))))
+
+
+EVIDENCE_FORMAT = 1
+EVIDENCE = "evidence.json"
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceHeads:
+    """Where to look: ``heads`` of ``layer``.
+
+    weights: of each head's best score and median score over the frames' rows, ``[2 x heads]``; with ``bias`` they sum to more
+    than 0 where what answers the question is held. Empty: nobody has calibrated it.
+    """
+
+    layer: int
+    heads: tuple[int, ...]
+    weights: tuple[float, ...] = ()
+    bias: float = 0.0
+
+    @classmethod
+    def uncalibrated(cls, layers: int, heads: int) -> EvidenceHeads:
+        """All heads of the layer at two thirds of the depth."""
+        return cls(2 * layers // 3, tuple(range(heads)))
+
+    def to_json(self) -> bytes:
+        """The bytes of ``evidence.json``."""
+        return (json.dumps({"format": EVIDENCE_FORMAT, **asdict(self)}, allow_nan=False) + "\n").encode()
+
+    @classmethod
+    def from_json(cls, raw: bytes, layers: int, heads: int) -> EvidenceHeads:
+        """Read it again, for a model of so many layers and query heads. Raises ValueError, which says what is wrong."""
+        try:
+            values = json.loads(raw)
+            if values.pop("format") != EVIDENCE_FORMAT or set(values) != {field.name for field in fields(cls)}:
+                raise ValueError(f"is not of evidence format {EVIDENCE_FORMAT}")
+            read = cls(int(values["layer"]), tuple(values["heads"]), tuple(values["weights"]), float(values["bias"]))
+            numbers = [*read.weights, read.bias]
+            known = all(type(head) is int and 0 <= head < heads for head in read.heads)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"does not describe where evidence is found ({error!r})") from None
+        if not (0 <= read.layer < layers and read.heads and known):
+            raise ValueError(f"names a layer or heads that the model's {layers} layers of {heads} heads do not have")
+        if len(read.weights) not in (0, 2 * len(read.heads)) or not all(map(math.isfinite, numbers)):
+            raise ValueError("has weights that are not two finite numbers a head")
+        return read

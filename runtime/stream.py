@@ -16,6 +16,7 @@ from edgevlm.runtime.budget import allocate, capture_bytes, check_budget, frames
 from edgevlm.runtime.cache import Kind, Rows
 from edgevlm.runtime.changes import AppendChanged, References, unit_features
 from edgevlm.runtime.engine import Decoder, FramePattern, Int32, LayerDecoder, StepResult
+from edgevlm.runtime.evidence import Evidence, FrameTimes, Look, find_evidence, look, seen_rows
 from edgevlm.runtime.framing import Embedded, Framing, frame_pattern
 from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.model import Model
@@ -110,7 +111,8 @@ class Stream:
         self.capture_bytes = capture_bytes(decoder, vision, held, self.chunk, DTYPES[decoder.kv].itemsize) if snapshots else 0
         store_bytes = store.host_limit if store is not None else 0
         self.cache = allocate(model.bundle, capacities, self.chunk, self.capture_bytes, model.engine.kv_device, store_bytes)
-        asked = {*needs.probe_layers, *needs.guidance_layers, *needs.question_layers}
+        self.evidence_heads = model.bundle.evidence_heads()
+        asked = {*needs.probe_layers, *needs.guidance_layers, *needs.question_layers, self.evidence_heads.layer}
         buffers, probes = self.cache.buffers(), tuple(sorted(asked))
         self.store = store
         if isinstance(policy, Retrieval):
@@ -126,6 +128,8 @@ class Stream:
         chosen = rule if policy.bounded else unbounded
         self.positions = Positions(model.bundle.limit, text_rows, chosen, self.framing.layout)
         self.stats = MemoryStats()
+        self.times = FrameTimes()
+        self.looked: Look | None = None
         self.frames = 0
         self._seq = 0
         self._append_text(model.engine.embed(np.asarray(prefix, np.int64)), (), Kind.PREFIX)
@@ -159,7 +163,8 @@ class Stream:
         present = {} if self.present is None else add_prefix("present", self.present._asdict())
         layers = {f"layer{layer}": self.cache.held(layer) for layer in range(self.cache.layers)}
         held = {f"{layer}.{name}": part for layer, parts in layers.items() for name, part in parts.items()}
-        return numbers, held | add_prefix("policy", self.policy.state()) | references | present
+        times = add_prefix("times", self.times.state())
+        return numbers, held | add_prefix("policy", self.policy.state()) | references | present | times
 
     def restore(self, numbers: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
         """Go on from what :meth:`state` was of a stream of the same model and settings."""
@@ -167,6 +172,7 @@ class Stream:
             self.cache.load(layer, strip_prefix(f"layer{layer}", arrays))
         self.policy.restore(strip_prefix("policy", arrays))
         self.positions.restore(numbers["positions"])
+        self.times.restore(strip_prefix("times", arrays))
         if self.references is not None:
             self.references.restore(strip_prefix("references", arrays))
         present = strip_prefix("present", arrays)
@@ -265,9 +271,13 @@ class Stream:
         return piece
 
     def _seconds(self, features: Float32, seconds: Float64 | None) -> Float64:
+        """First and last of each frame behind the present, ``[F, 2]``; noted for evidence."""
         first = self.frames + (self.present is not None)
         number = first + np.arange(len(features), dtype=np.float64)
-        return np.repeat(number[:, None], 2, 1) if seconds is None else seconds
+        seen = np.repeat(number[:, None], 2, 1) if seconds is None else seconds
+        for frame, second in enumerate(seen[:, 0], first):
+            self.times.add(frame, float(second))
+        return seen
 
     def _piece(self, features: Float32, coming: int) -> int:
         """Frames of the next piece, of the ``coming`` too."""
@@ -457,6 +467,7 @@ class Stream:
         Returns the last row's logits, ``[vocabulary]``: as of before that. What was evicted does not come back.
         """
         result, layers = self._append_text(embeds, (len(embeds) - 1,)), self.policy.needs.question_layers
+        self.looked = self._look(result.probes[self.evidence_heads.layer][:, -1])
         if layers:
             started = time.perf_counter()
             keep = self.policy.under_question(self.cache, {layer: result.probes[layer] for layer in layers})
@@ -465,6 +476,22 @@ class Stream:
                 self.stats = self.stats.plus(compressions=1)
             self.stats = self.stats.plus(compress_ms=1e3 * (time.perf_counter() - started))
         return result.logits[0]
+
+    def _look(self, query: Float32) -> Look | None:
+        """What a row's queries ``[heads, head_dim]`` in the evidence layer look at; the row must be the newest."""
+        layer, vision = self.evidence_heads.layer, self.model.bundle.vision
+        rows = seen_rows(self.cache, layer, vision.grid[1])
+        if isinstance(self.policy, Retrieval):
+            fetched = self.policy.working.seen(layer, vision.grid[1])
+            rows = [held.plus(more) for held, more in zip(rows, fetched, strict=True)]
+        group = len(query) // len(rows)
+        seen = ((query[head], rows[head // group]) for head in self.evidence_heads.heads)
+        return look(seen, vision.tokens_per_frame)
+
+    def evidence(self) -> Evidence:
+        """What the newest question looked at."""
+        vision = self.model.bundle.vision
+        return find_evidence(self.looked, self.evidence_heads, vision.grid, vision.group, self.times)
 
     def append_text(self, embeds: Float32) -> Float32:
         """Append text rows ``[S, hidden]`` and return the last row's logits, ``[vocabulary]``."""

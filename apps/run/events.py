@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -10,7 +11,10 @@ from datetime import datetime, timezone
 from typing import Protocol
 
 from edgevlm.apps.schemas import json_line
+from edgevlm.runtime.evidence import Evidence
 from edgevlm.runtime.store import StoreUse
+
+NOW_S = 2.0  # seconds before an answer that are now
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,7 @@ class AnswerEvent:
     """A finished answer, from what was watched up to ``time_s`` of the stream.
 
     ``truth`` is known in the demo world only; ``others``: names and answers of the memories beside it, in a comparison.
+    ``evidence``: what it was read from.
     """
 
     time_s: float
@@ -28,6 +33,19 @@ class AnswerEvent:
     tpot_ms: float
     truth: str | None = None
     others: tuple[tuple[str, str], ...] = ()
+    evidence: Evidence | None = None
+
+    @property
+    def seen(self) -> str:
+        """When what it was read from was last seen, in words; empty where that is now, or nobody knows."""
+        if self.evidence is None:
+            return ""
+        if self.evidence.held is False:
+            return "what would answer this is no longer in memory"
+        if self.evidence.held is None or not self.evidence.moments:
+            return ""
+        age = self.time_s - self.evidence.moments[0].until_s
+        return f"seen {ago(age)}" if age >= NOW_S else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +121,7 @@ class JsonOutput:
         self._line("chosen", fields)
 
     def answer(self, answer: AnswerEvent) -> None:
-        fields = asdict(answer)
+        fields = asdict(answer) | evidence_fields(answer.evidence)
         del fields["others"]
         if answer.truth is None:
             del fields["truth"]
@@ -135,7 +153,8 @@ class TextOutput:
 
     def answer(self, answer: AnswerEvent) -> None:
         truth = "" if answer.truth is None else f"   (truth: {answer.truth})"
-        print(f"[{answer.time_s:.1f} s] {answer.question}  {answer.text}{truth}", flush=True)
+        seen = f"   ({answer.seen})" if answer.seen else ""
+        print(f"[{answer.time_s:.1f} s] {answer.question}  {answer.text}{truth}{seen}", flush=True)
 
     def piece(self, text: str) -> None:
         """A line holds a whole answer."""
@@ -154,6 +173,29 @@ class TextOutput:
 
 def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def evidence_fields(evidence: Evidence | None) -> dict[str, object]:
+    """``evidence``, a list of moments, best first, and ``evidence_held``, null where nobody knows, as JSON has them."""
+    if evidence is None:
+        return {"evidence": [], "evidence_held": None}
+    moments = [{name: finite(value) for name, value in asdict(moment).items()} for moment in evidence.moments]
+    return {"evidence": moments, "evidence_held": evidence.held}
+
+
+def ago(seconds: float) -> str:
+    """``12 s ago``, ``6 min ago``, ``3 h ago`` or ``2 days ago``."""
+    for unit, size in (("days", 2 * 86400), ("h", 2 * 3600), ("min", 120)):
+        if seconds >= size:
+            return f"{seconds // (size / 2):.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def finite(value: object) -> object:
+    """Floats to four places; those that JSON has no word for become null."""
+    if isinstance(value, float):
+        return round(value, 4) if math.isfinite(value) else None
+    return list(value) if isinstance(value, tuple) else value
 
 
 def wall_clock(seconds: float | None = None) -> str:

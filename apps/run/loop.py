@@ -185,7 +185,15 @@ class RunLoop:
             said, truth = answer.text.strip(), self.truth(text, answer.time_s)
             others = self.observer.ask(question) if compare and isinstance(self.observer, SideBySide) else ()
             answered = AnswerEvent(
-                answer.time_s, text, said, answer.token_ids, answer.ttft_ms, answer.tpot_ms, truth, tuple(others)
+                answer.time_s,
+                text,
+                said,
+                answer.token_ids,
+                answer.ttft_ms,
+                answer.tpot_ms,
+                truth,
+                tuple(others),
+                answer.evidence,
             )
         self.output.answer(answered)
         return answered

@@ -419,7 +419,7 @@ class Completion:
         if answer.probabilities:
             common["choices"] = {choice: round(share, 6) for choice, share in answer.probabilities.items()}
         waits = {name: round(getattr(answer, name), 3) for name in ("queued_ms", "ttft_ms", "tpot_ms")}
-        return {**common, **times, **waits}
+        return {**common, **times, **waits, **self.stream.evidence(answer)}
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> dict[str, str]:
         choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}

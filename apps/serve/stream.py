@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 import time
 from collections import deque
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edgevlm.apps.credentials import mask_credentials
-from edgevlm.apps.run.events import AnswerEvent, StatsEvent, wall_clock
+from edgevlm.apps.run.events import AnswerEvent, StatsEvent, evidence_fields, finite, wall_clock
 from edgevlm.apps.run.frame_preparation import FramePreparation
 from edgevlm.apps.run.loop import NEVER_TAUGHT, RunLoop, RunPlan
 from edgevlm.apps.run.memory_view import MemoryWatch, view_memory
@@ -190,9 +189,18 @@ class CameraStream:
         """Tell the listeners of an answer."""
         event = AnswerEvent(
             answer.time_s, question, answer.so_far.strip(), answer.token_ids, answer.ttft_ms, answer.tpot_ms,
-            self.loop.truth(question, answer.time_s),
+            self.loop.truth(question, answer.time_s), evidence=answer.evidence,
         )  # fmt: skip
-        self.events.send("answer", described(event))
+        self.events.send("answer", described(event) | self.evidence(answer))
+
+    def evidence(self, answer: Answer) -> dict[str, Any]:
+        """``evidence``, with wall clock and thumbnail of each moment, and ``evidence_held``."""
+        fields: dict[str, Any] = evidence_fields(answer.evidence)
+        taken = self.observer.thumbnails.taken()
+        for moment in fields["evidence"]:
+            moment["time"] = self.wall(moment["time_s"])
+            moment["jpeg_url"] = self._thumbnail_url(moment["frame"]) if moment["frame"] in taken else None
+        return fields
 
     def describe(self) -> dict[str, Any]:
         """What ``GET /v1/streams/{id}`` answers."""
@@ -233,13 +241,16 @@ class CameraStream:
                 "share": round(float(share), 4),
                 "layer_shares": [round(float(each), 4) for each in groups],
                 "patches": "".join(f"{digit:x}" for digit in np.ceil(15 * patches - 1e-6).astype(int).tolist()),
-                "thumbnail_url": None if when is None else f"/v1/streams/{self.name}/thumbnails/{number}.jpg",
+                "thumbnail_url": None if when is None else self._thumbnail_url(number),
             })  # fmt: skip
         return {
             "object": "memory", "stream": self.name, "policy": view.policy, "budget": view.budget,
             "tokens": view.tokens, "cache_bytes": self.session.stats.cache_bytes, "frames_watched": view.watched,
             "grid": list(self.model.bundle.vision.grid), "layer_groups": [list(each) for each in view.groups], "frames": frames,
         }  # fmt: skip
+
+    def _thumbnail_url(self, frame: int) -> str:
+        return f"/v1/streams/{self.name}/thumbnails/{frame}.jpg"
 
     def jpeg(self) -> bytes | None:
         """The newest frame that was watched; None before the first."""
@@ -373,15 +384,9 @@ class LoopOutput:
 
 def described(event: AnswerEvent | StatsEvent) -> dict[str, Any]:
     """An event as JSON has it, with the time."""
-    fields = {name: finite(value) for name, value in asdict(event).items() if value is not None and name != "others"}
+    left_out = ("others", "evidence")
+    fields = {name: finite(value) for name, value in asdict(event).items() if value is not None and name not in left_out}
     return {"time": wall_clock(), **fields}
-
-
-def finite(value: Any) -> Any:
-    """Numbers that JSON has no word for become null."""
-    if isinstance(value, float):
-        return round(value, 4) if math.isfinite(value) else None
-    return value
 
 
 def stream_options(options: SourceOptions, settings: CameraSettings) -> SourceOptions:

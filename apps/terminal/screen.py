@@ -71,7 +71,8 @@ class Screen:
         head = [("class:dim", f"[{clock(answer.time_s)}] "), ("", f"{answer.question}  ")]
         if not answer.others:
             truth = [] if answer.truth is None else [_judged(f"  truth: {answer.truth}", answer.truth == answer.text)]
-            self._print([*head, ("bold", answer.text), *truth])
+            seen = [("class:dim", f"  {answer.seen}")] if answer.seen else []
+            self._print([*head, ("bold", answer.text), *truth, *seen])
             return
         self._print([*head, *([("class:dim", f"truth: {answer.truth}")] if answer.truth else [])])
         said = [("", "    ")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ class ReportRow:
     run: VariantRun
     tokens: int
     times: dict[str, float]
+    seen: dict[str, float | None]
     oracles: dict[str, float]
 
     def line(self, comparison: Comparison, against: str) -> Line:
@@ -61,6 +62,7 @@ class ReportRow:
             "evidence_held": self.held,
             "evidence_any": self.some,
             **self.times,
+            **self.seen,
         }
         return {name: _round(value) for name, value in fields.items()} | ({"oracles": self.oracles} if self.oracles else {})
 
@@ -144,6 +146,7 @@ def _row(
             "bytes": max(record["bytes"] for record in records),
             "moved": float(np.mean([result.get("moved", 0) for result in picked])),
         },
+        seen=_evidence(picked),
         oracles=oracles,
     )
 
@@ -194,7 +197,20 @@ def _without_lesser_oracles(comparison: Comparison, pick: Pick) -> tuple[list[Va
     return [run for run in comparison.runs if not _is_oracle(run) or best[_contest(run)] == run.label], shares
 
 
-def _mean(values: list[float | None]) -> float | None:
+def _evidence(picked: list[dict[str, Any]]) -> dict[str, float | None]:
+    """What the answers' own evidence is worth.
+
+    hit1, hit3, overlap: of the questions answered right whose evidence is held; a wrong "no longer in memory" counts as a miss.
+    said_gone: of those whose evidence is gone, the fraction of which that was said; gone: how many.
+    """
+    scores = [(result["right"], result["seen"]) for result in picked if result.get("seen")]
+    found = [score for right, score in scores if right and score["held"]]
+    gone = [score["said_held"] is False for _, score in scores if not score["held"]]
+    named = {name: [score[name] * (score["said_held"] is not False) for score in found] for name in ("hit1", "hit3", "overlap")}
+    return {name: _mean(values) for name, values in named.items()} | {"said_gone": _mean(gone), "gone": len(gone)}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
 
@@ -238,7 +254,8 @@ def _budget_table(budget: str, rows: list[ReportRow], against: str, width: int, 
         f"{'tokens':>7}{''.join(f'{share:>9}' for share in shares)}  {'now':<19}{'before':<19}{f'- {against}':<22}"
         + "".join(f"{name:>9}" for name in ages)
     )
-    yield f"{budget:<{width}}{heads}{'held':>7}{'any':>6}{'ttft ms':>9}{'compress ms':>12}{'MB moved':>9}"
+    evidence = f"{'held':>7}{'any':>6}{'hit@1':>7}{'gone':>6}"
+    yield f"{budget:<{width}}{heads}{evidence}{'ttft ms':>9}{'compress ms':>12}{'MB moved':>9}"
     for policy in dict.fromkeys(row.policy for row in rows):
         of = {row.kind: row for row in rows if row.policy == policy}
         if BACKWARD not in of:
@@ -249,7 +266,8 @@ def _budget_table(budget: str, rows: list[ReportRow], against: str, width: int, 
         yield (
             f"{policy:<{width}}{main.tokens:>7}{''.join(_number(main.times[share], 9) for share in shares)}"
             f"  {_with_interval(of[NOW].accuracy if NOW in of else None):<19}{_with_interval(main.accuracy):<19}"
-            f"{_with_interval(main.paired, signed=True):<22}{by_age}{_number(main.held, 7)}{_number(main.some, 6)}{times}"
+            f"{_with_interval(main.paired, signed=True):<22}{by_age}{_number(main.held, 7)}{_number(main.some, 6)}"
+            f"{_number(main.seen['hit1'], 7)}{_number(main.seen['said_gone'], 6)}{times}"
         )
 
 

@@ -19,6 +19,7 @@ from edgevlm.calib.accuracy.cases import LONGSTREAM, SUITES, Case, CaseQuestion,
 from edgevlm.calib.accuracy.journal import Record
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token, peak_bytes
 from edgevlm.calib.accuracy.oracle import make_oracle
+from edgevlm.calib.accuracy.select_evidence import EvidenceScore, score_evidence
 from edgevlm.calib.accuracy.text_facts import FACTS_TEXT_BUDGET, KINDS, TEXT_FACTS, make_text_case, text_model
 from edgevlm.calib.accuracy.variants import FULL, ORACLE, PLAIN, Budget, SkippedRun, Variant, VariantRun, equal_byte_runs
 from edgevlm.calib.demo.questions import OFFERED
@@ -69,7 +70,8 @@ class QuestionResult:
     """One answer. quarter: of the stream, in which its evidence was last seen, 1 the oldest; gap: how many frames ago.
 
     held: share of the evidence tokens still in the memory; any: whether one of them is, 0 or 1; both averaged over layers and
-    KV heads, None without evidence. moved: bytes that retrieval brought up for it.
+    KV heads, None without evidence. moved: bytes that retrieval brought up for it. seen: what the answer's own
+    evidence is worth, None without a truth.
     """
 
     kind: str
@@ -82,6 +84,7 @@ class QuestionResult:
     ttft_ms: float
     gap: int | None = None
     moved: int = 0
+    seen: EvidenceScore | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +319,9 @@ def ask(session: Session, case: Case, question: CaseQuestion, held: NDArray[np.b
     before = moved_bytes(session)
     answer = session.ask(question.text)
     text, (share, some) = answer.text.strip(), overlap(held, question.evidence)
+    seen = None
+    if len(question.evidence) and answer.evidence is not None:
+        seen = score_evidence(answer.evidence, case, question, held, session.model.bundle.vision.grid)
     return QuestionResult(
         kind=question.kind,
         text=question.text,
@@ -327,6 +333,7 @@ def ask(session: Session, case: Case, question: CaseQuestion, held: NDArray[np.b
         ttft_ms=answer.ttft_ms,
         gap=case.gap(question),
         moved=moved_bytes(session) - before,
+        seen=seen,
     )
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.engine import arrays_of
+from edgevlm.runtime.evidence import Seen
 from edgevlm.runtime.kv import codes
 from edgevlm.runtime.stateful import Stateful
 from edgevlm.runtime.store import Block, Store, joined
@@ -45,6 +46,8 @@ class WorkingSet(Stateful):
         self.truncated = 0  # rows chosen that there was no room for, ever
         self._start = np.full(cache.layers, -1, np.int64)  # where the set of each layer stands
         self._chosen: list[list[tuple[int, ...]]] = [[] for _ in range(cache.layers)]
+        self._known: dict[tuple[int, int], tuple[NDArray[np.integer], ...]] = {}  # frame, row, col, confirmed as fetched,
+        self._turned = np.zeros((cache.layers, cache.kv_heads), np.int64)  # and by how many rows the set has turned since
         self._memory = [arrays_of(buffer) for buffer in cache.buffers()]  # keys, values [kv_heads, capacity, head_dim]
 
     def forget(self) -> None:
@@ -78,12 +81,23 @@ class WorkingSet(Stateful):
         start = int(self._start[layer])
         for head, held in enumerate(self.held[layer]):
             moved = min(int(held), appended)
+            self._turned[layer, head] += moved
             for memory in self._memory[layer]:
                 rows = memory[head]
                 aside = rows[start : start + moved].copy()
                 rows[start : start + appended] = rows[start + held : start + held + appended].copy()
                 rows[start + appended + held - moved : start + appended + held] = aside
         self._start[layer] = start + appended
+
+    def seen(self, layer: int, columns: int) -> list[Seen]:
+        """The rows held, for each KV head: what a question saw besides the cache. columns: of a frame's grid of tokens."""
+        start, found = int(self._start[layer]), []
+        for head, held in enumerate(self.held[layer]):
+            key = self._memory[layer][0][head : head + 1, start : start + held]
+            key = dequantize(key, head_of(self._cache.key_scale(layer), head))[0]
+            known = self._known[layer, head] if held else (np.zeros(0, np.int32),) * 4
+            found.append(Seen.of(key, *(np.roll(part, -self._turned[layer, head]) for part in known), columns=columns))
+        return found
 
     def _place(self, layer: int, head: int, start: int, blocks: list[Block]) -> int:
         fitting, room = [], self.rows
@@ -94,6 +108,8 @@ class WorkingSet(Stateful):
         if room == self.rows:
             return 0
         rows = joined(fitting)
+        self._turned[layer, head] = 0
+        self._known[layer, head] = rows.frame[0], rows.row[0], rows.col[0], rows.confirmed[0]
         end, (key, value) = start + len(rows), self._memory[layer]
         key[head, start:end] = self._rotated(layer, head, rows) if self.contiguous else rows.key[0]
         value[head, start:end] = rows.value[0]

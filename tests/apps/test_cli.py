@@ -33,7 +33,20 @@ STATS = {
     "event", "schema", "time", "frames", "dropped", "drops", "gated", "fps", "policy", "cache_tokens", "cache_bytes",
     "appended", "encoded", "compressions", "compress_ms", "rss_bytes", "source_state", "source_problem", "reconnects",
 }  # fmt: skip
-ANSWER = {"event", "schema", "time", "time_s", "question", "text", "token_ids", "ttft_ms", "tpot_ms", "truth"}
+ANSWER = {
+    "event",
+    "schema",
+    "time",
+    "time_s",
+    "question",
+    "text",
+    "token_ids",
+    "ttft_ms",
+    "tpot_ms",
+    "truth",
+    "evidence",
+    "evidence_held",
+}
 
 
 def test_the_json_of_a_run():
