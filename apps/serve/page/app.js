@@ -11,13 +11,13 @@ const IDEAS = {
 const state = { stream: null, streams: [], watts: null, memory: null, chosen: null, turns: {}, answering: null, speed: {}, key: sessionStorage.getItem("key") || "" };
 
 async function api(path, options = {}) {
-  const headers = { ...(options.headers || {}) };
-  if (state.key) headers.authorization = `Bearer ${state.key}`;
+  const headers = { ...(options.headers || {}) }, { key } = state;
+  if (key) headers.authorization = `Bearer ${state.key}`;
   if (options.body) headers["content-type"] = "application/json";
   let response;
   try { response = await fetch(path, { ...options, headers }); } catch (error) { if (error.name !== "AbortError") offline(true); throw error; }
   offline(false);
-  if (response.status === 401) { askForKey(); throw new Error(state.key ? "This is not the server's key." : "This server asks for its key."); }
+  if (response.status === 401) { if (key === state.key) askForKey(); throw new Error(key ? "This is not the server's key." : "This server asks for its key."); }
   if (!response.ok) {
     const body = await response.json().catch(() => null);
     throw new Error(body?.error?.message || `${response.status} ${response.statusText}`);
