@@ -7,9 +7,9 @@ import psutil
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
+from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.changed_patches import EncodeChanged, PatchChanges
-from edgevlm.runtime.engine import TowerBuffer
-from edgevlm.runtime.model import Model
+from edgevlm.runtime.engine import Engine, TowerBuffer
 from edgevlm.runtime.stateful import State, Stateful
 
 Float32 = NDArray[np.float32]
@@ -23,9 +23,9 @@ class ChangedEncoder(Stateful):
 
     state_fields = ("changes", "_features", "_tower_cache", "seen", "computed")
 
-    def __init__(self, model: Model, settings: EncodeChanged, copies: int = 1) -> None:
+    def __init__(self, engine: Engine, bundle: Bundle, settings: EncodeChanged, copies: int = 1) -> None:
         """copies: how many times its memory must be free. Raises UserError where it is not, and as ``Engine.bind_tower``."""
-        bundle, vision = model.bundle, model.bundle.vision
+        vision = bundle.vision
         if (spec := vision.changed) is None:
             height, width = vision.size
             raise UserError(
@@ -39,7 +39,7 @@ class ChangedEncoder(Stateful):
                 "give --encode all"
             )
         self._tower_cache = np.zeros(size, np.uint8)
-        self._tower = model.engine.bind_tower(TowerBuffer.of(self._tower_cache))
+        self._tower = engine.bind_tower(TowerBuffer.of(self._tower_cache))
         self.settings, self._group = settings, vision.group
         self.changes = PatchChanges(settings, vision, spec.grid)
         self._features = np.zeros((vision.tokens_per_frame, bundle.decoder.row_width), np.float32)

@@ -90,7 +90,7 @@ class StreamSettings:
         """What encodes the changes alone; None where whole frames are encoded. Raises UserError where that is not possible."""
         if self.encode.name != CHANGED:
             return None
-        return ChangedEncoder(model, self.encode.changed, 2 if snapshots else 1)
+        return ChangedEncoder(model.engine, model.bundle, self.encode.changed, 2 if snapshots else 1)
 
     def open(self, model: Model, chat: Chat, text: TextBudget, writer: SnapshotWriter | None) -> tuple[Stream, str]:
         """Allocate the memory and append the prefix; says why, where ``auto`` chose the policy and what to append.

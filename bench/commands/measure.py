@@ -82,6 +82,10 @@ def speed(
         int | None, typer.Option(metavar="N", help="Rotate all keys before each 64 tokens, for kv.", min=0)
     ] = None,
     changed: Annotated[str | None, typer.Option(metavar="N,...", help="Encode these percentages of a frame's patches.")] = None,
+    clips: Annotated[str | None, typer.Option(metavar="NAME|FILE,...", help="Compare features on these, for changed.")] = None,
+    encode: Annotated[
+        str | None, typer.Option(metavar="changed[:..],...", help="Encode clips so, for changed.", show_default="changed")
+    ] = None,
     threads: Annotated[int | None, threads_option("physical cores, 1 for decode, prefill and vision")] = None,
     rounds: Rounds = None,
     as_json: Json = False,
@@ -90,7 +94,7 @@ def speed(
 
     decode and prefill run beside llama.cpp and transformers with the same weights, taking turns; vision beside
     transformers, and with --against fixed beside the same tower exported for one frame size. changed encodes the
-    changed patches of a frame alone, beside the whole tower.
+    changed patches of a frame alone, beside the whole tower; with --clips it compares their features.
     precision compares weight precisions of a checkpoint with fp32 (KL, top-1, size, speed); kv a bundle's KV cache with an
     fp32 one. export times one beside torch, which traces the tower. per-layer times per-layer graphs, st-spattn PureKV's
     sparse prefill, each beside the full graph. patches times what tells changed patches.
@@ -99,7 +103,7 @@ def speed(
         SPEED, what, "speed", as_json, model=_names(model), tower=_names(tower), against=_names(against),
         held=_numbers("--held", held), frames=_numbers("--frames", frames), tokens_per_frame=tokens_per_frame,
         precisions=_names(precisions), kv=_names(kv), layers=layers, tokens=tokens, text=text, turns=turns, threads=threads,
-        changed=_numbers("--changed", changed), rounds=rounds,
+        changed=_numbers("--changed", changed), clips=_names(clips), encode=_settings(encode), rounds=rounds,
     )  # fmt: skip
 
 

@@ -345,7 +345,7 @@ def test_a_group_that_waits_leaves_no_trace(faked):
     model.bundle = replace(model.bundle, vision=vision)
     pixels = np.float32([np.full((3, *vision.size), level) for level in (0, 0, 1)])
     sizes = np.zeros((3, 2), np.int32)
-    once, twice = ChangedEncoder(model, EncodeChanged()), ChangedEncoder(model, EncodeChanged())
+    once, twice = (ChangedEncoder(model.engine, model.bundle, EncodeChanged()) for _ in range(2))
     for encoder in (once, twice):
         encoder.encode(pixels[:2], sizes[:2])
     waiting = twice.encode(pixels[2:], sizes[2:], keep=False)

@@ -138,6 +138,16 @@ def test_changed(small_tower, name):
     assert [(line["encode"], line["encoded"]) for line in lines] == cases * 2
 
 
+def test_features_of_changed_patches_are_compared_with_the_whole_towers(small_tower):
+    small_tower("siglip-so400m-384")
+    command = ["changed", "--layers", "2", "--precisions", "fp32", "--clips", "room", "--frames", "6", "--json"]
+    settings = "changed:interval=64,threshold=6,changed:interval=1,threshold=6"
+    partial, whole = (json.loads(line) for line in bench(*command, "--encode", settings).stdout.splitlines())
+    assert whole["encoded"] == whole["cosine"] == whole["worst_cosine"] == 1
+    assert 1 / 6 < partial["encoded"] < 1
+    assert 0.5 < partial["worst_cosine"] <= partial["low_cosine"] <= partial["cosine"] < 1
+
+
 @pytest.mark.parametrize(
     ("command", "says"),
     [
