@@ -148,14 +148,14 @@ def speed_of(roofline: Roofline, budget: int, chunk: int, changed: float = 1.0) 
 
     A frame takes 1 / group of a grid: the tower once, its rows through the decoder, and its share of a compression, which reads
     the cache COMPRESSION_READS times for each chunk. ``changed``: the fraction of patches that is encoded and of tokens that is
-    appended, grid by grid; above WHOLE_ABOVE of them all are encoded.
+    appended; above WHOLE_ABOVE of them all are encoded.
     """
     model = roofline.model
     tower, held = model.tower, model.prefix + budget
     grids = max(1, chunk // tower.group)
-    rows, calls = max(1, round(changed * tower.tokens)) + tower.text, 1 if changed < 1 else 1 / grids
+    rows = max(1, round(changed * tower.tokens)) + tower.text
     vision = roofline.vision(1.0 if changed > WHOLE_ABOVE else changed)
-    prefill = roofline.prefill(rows, held, calls=calls)
+    prefill = roofline.prefill(rows, held, calls=1 / grids)
     compression = changed * COMPRESSION_READS * roofline.kv_bytes(held) / roofline.bandwidth / grids
     frame = (vision.seconds + prefill.seconds + compression) / tower.group
     shares = {"vision": vision.seconds, prefill.term: prefill.seconds}

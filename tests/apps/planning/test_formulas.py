@@ -27,8 +27,8 @@ from edgevlm.runtime.plugins import names
 # Only what changed.
 
 
-def test_what_changes_costs_its_fraction_and_reads_the_weights_once_a_frame():
-    """A frame's own read of the decoder's weights is what bounds a still room; everything changing is a whole frame."""
+def test_what_changes_costs_its_fraction_and_reads_the_weights_once_a_chunk():
+    """A chunk's read of the decoder's weights is what bounds a still room; everything changing is a whole frame."""
     line = roofline("cpu", "int8", "fp32")
     rates = [speed_of(line, 6000, 8, changed).prefill_fps for changed in (1.0, 0.8, 0.25, 0.05, 0.0)]
     assert rates[0] == speed_of(line, 6000, 8).prefill_fps
@@ -38,7 +38,7 @@ def test_what_changes_costs_its_fraction_and_reads_the_weights_once_a_frame():
     assert speed_of(line, 6000, 8, 0.8).vision_ms == whole.vision_ms
     nothing = speed_of(line, 6000, 8, 0.0)
     read = weights_of(line.model, "int8", "cpu").layers / line.bandwidth
-    assert nothing.prefill_ms * line.model.tower.group > 1e3 * read
+    assert 1e3 * read / 8 < nothing.prefill_ms * line.model.tower.group < 1e3 * read
 
 
 def test_a_camera_keeps_a_frame_its_references_and_the_towers_keys():
