@@ -129,7 +129,7 @@ def read_config(path: Path) -> ServeConfig:
         return check_config(tomllib.loads(raw.decode()), str(path))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: is no TOML ({error})") from None
 
 

@@ -228,7 +228,7 @@ class Service:
                 continue
             self._notice(f"{mask_credentials(name)}: {line}")
             for stream in streams:
-                stream.notice(line)
+                stream.events.send("notice", {"text": line})
 
     def close(self) -> None:
         """End all streams, each with a last snapshot, at the same time and for CLOSING_S seconds at most; then the models."""
@@ -285,7 +285,8 @@ class Service:
         """Open a camera with all its settings, and watch it in place of the one of that name."""
         options = stream_options(SourceOptions(hosts=hosts), settings)
         model, config = self._model(settings.model or "demo"), self.config
-        stream = CameraStream(name, settings, model, options, folder, config.state_every, config.server.max_pictures)
+        every, pictures = config.state_every, config.server.max_pictures
+        stream = CameraStream(name, settings, model, options, folder, every, pictures, self._notice)
         self.streams = {**self.streams, name: stream}
         stream.start()
         return stream

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -112,7 +112,7 @@ class SignsOfLife(Notifier):
 
 
 class CameraStream:
-    """A camera that is watched until :meth:`close`. ``events``: what happens, for listeners.
+    """A camera that is watched until :meth:`close`. ``events``: what happens, for listeners; ``told``: called with notices.
 
     state: as a source's, or ``paused``. The thread that watches is its own; the model's work is done by the model's thread.
     """
@@ -126,13 +126,14 @@ class CameraStream:
         folder: Path,
         every: float,
         pictures: int,
+        told: Callable[[str], object],
     ) -> None:
         """Opens source and session. Raises UserError, and nothing is left open.
 
         folder: of its snapshots, written ``every`` so many seconds. pictures: that a question may show.
         """
         self.name, self.settings, self.model, self.folder = name, settings, model, folder
-        self.events = Broadcast()
+        self.events, self.told = Broadcast(), told
         self.stats: StatsEvent | None = None
         self.rates = FrameRates()
         self.problem: str | None = None  # why nothing is watched, where the source does not say it
@@ -288,7 +289,9 @@ class CameraStream:
         self.events.send("stats", {**described(stats), "skipped_fps": round(self.rates()[1], 3)})
 
     def notice(self, text: str) -> None:
-        self.events.send("notice", {"text": mask_credentials(text)})
+        line = mask_credentials(text)
+        self.told(f"{self.name}: {line}")
+        self.events.send("notice", {"text": line})
 
     def _watch(self) -> None:
         reopen = False

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import resource
 import signal
 import socket
 import subprocess
@@ -12,6 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 from served import KEY, NOW, WAIT_S, eventually, serving
+
+from edgevlm.apps.serve.config import CameraSettings, ServeConfig, ServerSettings, read_config
+from edgevlm.errors import UserError
 
 pytest.importorskip("fastapi")
 
@@ -197,3 +201,39 @@ def test_a_service_manager_waits_while_it_starts_and_watches_once_it_serves(tmp_
     assert all(each.startswith("EXTEND_TIMEOUT_USEC=") for each in said[:ready])
     assert not any(each.startswith("EXTEND_TIMEOUT_USEC=") for each in said[ready:])
     assert said[-1] == "STOPPING=1"
+
+
+def test_a_full_disk_is_said_once_and_the_stream_goes_on(tmp_path):
+    config, errors = tmp_path / "edgevlm.toml", tmp_path / "served" / "stderr"
+    config.write_text("state_every = 0.2\n[cameras.demo]\n")
+    with serving(tmp_path / "served", config) as server:
+        snapshots = tmp_path / "served" / "state" / "edgevlm" / "serve" / "demo"
+        eventually(lambda: list(snapshots.glob("*.snapshot")))
+        _, hard = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (4096, hard))  # as on a full disk, no file grows
+        eventually(lambda: "snapshot" in errors.read_text())
+        server.watched("demo", server.watched("demo", 1)["stats"]["frames"] + 4)
+        said = [line for line in errors.read_text().splitlines() if "snapshot" in line]
+        assert len(said) == 1, said
+        assert said[0].startswith("demo: ")
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        before = set(snapshots.glob("*.snapshot"))
+        eventually(lambda: set(snapshots.glob("*.snapshot")) - before)
+        assert server.end() == 0
+
+
+TABLES = {"": ServeConfig, "server": ServerSettings, "cameras.a": CameraSettings}
+KEYS = [(table, key) for table, section in TABLES.items() for key in section.model_fields if key not in ("server", "cameras")]
+
+
+@pytest.mark.parametrize(("table", "key"), KEYS)
+def test_a_wrong_value_in_the_configuration_names_its_key(tmp_path, table, key):
+    path, said = tmp_path / "edgevlm.toml", []
+    for value in ("true", "-1", "1e308", "nan", "1" + 30 * "0", "1" + 5000 * "0", "[1]", "{a = 1}", "1979-05-27"):
+        path.write_text(f"[{table}]\n{key} = {value}\n" if table else f"{key} = {value}\n")
+        try:
+            read_config(path)
+        except UserError as error:
+            said.append(str(error))
+    assert len(said) >= 6
+    assert all("\n" not in line and (key in line or "is no TOML" in line) for line in said)
