@@ -140,7 +140,7 @@ def decoder_bundle(
     vision = VisionSpec(VISION, (1, 1), "stretch", None, "bilinear", 1 / 255, half, half, tokens_per_frame, grid, None)
     names = (*made.graphs.values(), WEIGHTS, *made.embedding, VISION)
     files = {name: FileRecord((folder / name).stat().st_size, "") for name in names}
-    return Bundle(folder, "", "seeded", "seeded", decoder, vision, ChatSpec("", CHAT, "video", "<video>", 0, {}, ()), files)
+    return Bundle(folder, "", "seeded", "seeded", decoder, vision, ChatSpec("", CHAT, "video", "<video>", 1, {}, ()), files)
 
 
 def _write_vision(folder: Path, tokens_per_frame: int, hidden: int) -> None:

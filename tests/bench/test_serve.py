@@ -24,6 +24,13 @@ def test_answers_through_http_and_in_process():
     assert min(line["ttft_ms"], line["http_ttft_ms"]) > 0
 
 
+def test_a_model_of_random_weights_answers_too(monkeypatch):
+    seeded = pytest.importorskip("edgevlm.bench.seeded")
+    monkeypatch.setitem(seeded.SHAPES, "seeded-0.5b", seeded.SHAPES["demo"])
+    (line,) = lines("ttft", "--model", "seeded-0.5b", "--threads", "1")
+    assert (line["model"], line["questions"]) == ("seeded-0.5b", 1)
+
+
 def test_cameras_on_one_model_and_in_processes_of_their_own():
     found = lines("cameras", "--cameras", "1,2", "--seconds", "0.1", "--threads", "1")
     assert [(line["bench"], line["cameras"], line["processes"]) for line in found] == [
