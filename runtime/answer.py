@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from tokenizers.decoders import DecodeStream
 
 from edgevlm.runtime.choices import OneOf
 from edgevlm.runtime.chunk import Chunk
-from edgevlm.runtime.evidence import Evidence
+from edgevlm.runtime.evidence import Evidence, Look
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.preprocess import Pixels
 from edgevlm.runtime.stream import Stream
@@ -37,7 +38,7 @@ class Answer:
     the first token, waiting for the chunk at work included. tpot_ms: mean time of each further token. prompt_tokens: of
     question, turns and pictures, without the memory.
     probabilities: of each choice, where the question had choices.
-    evidence: the frames it was read from, None before the first token.
+    looked: where the question looked, None before the first token.
     """
 
     question: str
@@ -49,7 +50,7 @@ class Answer:
     finish_reason: FinishReason | None = None
     prompt_tokens: int = 0
     probabilities: dict[str, float] = field(default_factory=dict)
-    evidence: Evidence | None = None
+    looked: Look | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._pieces: list[str] = []
@@ -98,6 +99,16 @@ class Answer:
                 await ready.wait()
         finally:
             self._listeners.remove(wake)
+
+    @cached_property
+    def _evidence(self) -> Evidence | None:
+        return None if self.looked is None else self.looked.evidence()
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """The frames that the answer was read from, best first; waits until it is finished, None where it has no token."""
+        self.settle()
+        return self._evidence
 
     @property
     def text(self) -> str:
@@ -252,7 +263,7 @@ def generate(request: Request, ids: Sequence[int], model: Model, stream: Stream,
                 answer.probabilities = choices.probabilities
             if not answer.token_ids:
                 answer.ttft_ms, first = 1e3 * (now - request.asked_at), now
-                answer.evidence = stream.evidence()
+                answer.looked = stream.looked
             if token not in stops:
                 answer.token_ids.append(token)
                 if len(answer.token_ids) > 1:

@@ -6,7 +6,7 @@ straight at the object asked about (docs/internals/evidence.md); for other model
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from edgevlm.runtime.stateful import Stateful
 
 MOMENTS = 3  # frames that are named, at most
 LEAST = 0.02  # of the attention to all frames, for a frame to be named
+LEAST_ROW = 1e-3  # of the best row's weight, for a row to be looked at further
 LIT = 0.25  # of the frame's best patch, for a patch to be in the box
 KNOTS = 4096  # frames whose times are kept
 CLOSE_S = 0.5  # seconds that an interpolated time may be off before a knot is kept for it
@@ -58,93 +59,95 @@ class Evidence:
 
 
 class Seen(NamedTuple):
-    """The vision rows that one head saw: keys float32 ``[n, head_dim]``, and of each row its frame, patch and last frame."""
+    """The frames' rows that one KV head saw, ``[n]`` of each: keys ``[n, head_dim]``, float32, and what is known of them."""
 
     key: Float32
-    frame: Int64
-    patch: Int64
-    confirmed: Int64
-
-    @classmethod
-    def of(cls, key: Float32, frame: Integers, row: Integers, col: Integers, confirmed: Integers, columns: int) -> Seen:
-        """Rows as a cache or a block has them. columns: of a frame's grid of tokens."""
-        return cls(key, frame.astype(np.int64), row.astype(np.int64) * columns + col, confirmed.astype(np.int64))
-
-    def plus(self, more: Seen) -> Seen:
-        """These rows and then ``more``."""
-        return Seen(*(np.concatenate(parts) for parts in zip(self, more, strict=True)))
+    frame: Integers
+    row: Integers
+    col: Integers
+    confirmed: Integers
 
 
-class Look(NamedTuple):
-    """What the heads looked at: each token ``frame * tokens + patch`` once, the frame that last showed it, and its weight.
+def seen_rows(cache: KVCache, layer: int, head: int) -> Seen:
+    """What a KV head of a layer holds of frames: copies."""
+    rows = np.flatnonzero(cache.kind(layer)[head] == Kind.VISION)
+    key = cache.key(layer)[head] if cache.dtype == np.float32 else cache.dequantize("key", layer)[head]
+    return Seen(key[rows], *(part(layer)[head, rows] for part in (cache.frame, cache.row, cache.col, cache.confirmed)))
 
-    features: each head's best and median score, ``[2 x heads]``.
+
+class Look:
+    """Where a row of a question looked, kept as it was then; :meth:`evidence` makes something of it when somebody asks.
+
+    groups: queries ``[h, head_dim]`` and the rows that their KV head saw. grid: (rows, columns) of a frame's tokens; group:
+    frames that share one grid.
     """
 
-    token: Int64
-    confirmed: Int64
-    weight: Float64
-    features: Float64
+    def __init__(
+        self,
+        groups: Iterable[tuple[Float32, Sequence[Seen]]],
+        heads: EvidenceHeads,
+        grid: tuple[int, int],
+        group: int,
+        times: FrameTimes,
+    ) -> None:
+        self._heads, self._grid, self._group, self._times = heads, grid, group, times.copy()
+        self._groups = []
+        for queries, parts in groups:
+            seen = parts[0] if len(parts) == 1 else Seen(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+            score = seen.key @ queries.T / np.float32(np.sqrt(queries.shape[1]))
+            self._groups.append((score, seen[1:]))
 
+    @property
+    def blind(self) -> bool:
+        """Whether a head saw no frame."""
+        return any(not len(score) for score, _ in self._groups)
 
-def look(seen: Iterable[tuple[Float32, Seen]], tokens: int) -> Look | None:
-    """Softmax of each query ``[head_dim]`` over the rows its head saw, averaged over heads; None where a head saw no frame.
+    @property
+    def features(self) -> Float64:
+        """Each head's best and median score, ``[2 x heads]``."""
+        return np.concatenate([np.stack([score.max(0), np.median(score, 0)], 1).ravel() for score, _ in self._groups])
 
-    It is the attention that a decoder's layer computes, over vision rows alone. tokens: of a frame.
-    """
-    token, confirmed, weight, features = [], [], [], []
-    for query, rows in seen:
-        if not len(rows.frame):
-            return None
-        score = (rows.key @ query).astype(np.float64) / np.sqrt(len(query))
-        shares = np.exp(score - score.max())
-        token.append(rows.frame * tokens + rows.patch)
-        confirmed.append(rows.confirmed)
-        weight.append(shares / shares.sum())
-        features += [float(score.max()), float(np.median(score))]
-    found, place = np.unique(np.concatenate(token), return_inverse=True)
-    total, last = np.zeros(len(found)), np.zeros(len(found), np.int64)
-    np.add.at(total, place, np.concatenate(weight) / len(weight))
-    np.maximum.at(last, place, np.concatenate(confirmed))
-    return Look(found, last, total, np.array(features))
+    def weights(self) -> tuple[Int64, Int64, Float64]:
+        """Tokens ``frame * tokens + patch``, each once, the frame that last showed each, and its weight.
 
+        The weight is the softmax of the queries over the frames' rows, averaged over heads: the attention that the decoder's
+        layer computes, over these rows alone. Rows with less than a thousandth of the best one's are left out.
+        """
+        token, confirmed, weight = [], [], []
+        for score, known in self._groups:
+            shares = np.exp(score - score.max(0))
+            carried = (shares / shares.sum(0)).sum(1)
+            lit = np.flatnonzero(carried >= LEAST_ROW * carried.max())
+            frame, row, col, last = (part[lit].astype(np.int64) for part in known)
+            token.append((frame * self._grid[0] + row) * self._grid[1] + col)
+            confirmed.append(last)
+            weight.append(carried[lit])
+        found, place = np.unique(np.concatenate(token), return_inverse=True)
+        last_shown = np.zeros(len(found), np.int64)
+        np.maximum.at(last_shown, place, np.concatenate(confirmed))
+        heads = sum(score.shape[1] for score, _ in self._groups)
+        return found, last_shown, np.bincount(place, np.concatenate(weight)) / heads
 
-def seen_rows(cache: KVCache, layer: int, columns: int) -> list[Seen]:
-    """The vision rows that each KV head of a layer holds. columns: of a frame's grid of tokens."""
-    key, kind = cache.dequantize("key", layer), cache.kind(layer)
-    parts = [part(layer) for part in (cache.frame, cache.row, cache.col, cache.confirmed)]
-    vision = kind == Kind.VISION
-    return [
-        Seen.of(key[head, rows], *(part[head, rows] for part in parts), columns=columns) for head, rows in enumerate(vision)
-    ]
-
-
-def find_evidence(found: Look | None, heads: EvidenceHeads, grid: tuple[int, int], group: int, times: FrameTimes) -> Evidence:
-    """The frames that carry the weight. grid: of a frame's tokens, (rows, columns); group: frames that share one grid."""
-    if found is None:
-        return Evidence((), False if heads.weights else None)
-    held = bool(found.features @ heads.weights + heads.bias > 0) if heads.weights else None
-    tokens = grid[0] * grid[1]
-    frames, place = np.unique(found.token // tokens, return_inverse=True)
-    weights = np.bincount(place, found.weight)
-    moments = []
-    for index in np.argsort(-weights, kind="stable")[:MOMENTS]:
-        if weights[index] < LEAST:
-            break
-        mine = place == index
-        lit = mine & (found.weight >= LIT * found.weight[mine].max())
-        number, last = int(frames[index]), int(found.confirmed[lit].max())
-        moments.append(
-            Moment(
-                number * group,
-                max(last, number) * group,
-                times.at(number),
-                times.at(max(last, number)),
-                round(float(weights[index]), 4),
-                _box(found.token[lit] % tokens, grid),
-            )
-        )
-    return Evidence(tuple(moments), held)
+    def evidence(self) -> Evidence:
+        """The frames that carry the weight."""
+        rule, times, tokens = self._heads, self._times, self._grid[0] * self._grid[1]
+        if self.blind:
+            return Evidence((), False if rule.weights else None)
+        held = bool(self.features @ rule.weights + rule.bias > 0) if rule.weights else None
+        token, confirmed, weight = self.weights()
+        frames, place = np.unique(token // tokens, return_inverse=True)
+        of_frame = np.bincount(place, weight)
+        moments = []
+        for index in np.argsort(-of_frame, kind="stable")[:MOMENTS]:
+            if of_frame[index] < LEAST:
+                break
+            mine = place == index
+            lit = mine & (weight >= LIT * weight[mine].max())
+            number, last = int(frames[index]), int(max(frames[index], confirmed[lit].max()))
+            box = _box(token[lit] % tokens, self._grid)
+            numbers = number * self._group, last * self._group
+            moments.append(Moment(*numbers, times.at(number), times.at(last), round(float(of_frame[index]), 4), box))
+        return Evidence(tuple(moments), held)
 
 
 def _box(patches: Int64, grid: tuple[int, int]) -> tuple[float, float, float, float]:
@@ -165,6 +168,12 @@ class FrameTimes(Stateful):
     def __init__(self) -> None:
         self._frame, self._seconds = np.zeros(KNOTS, np.int64), np.zeros(KNOTS)
         self._count = 0
+
+    def copy(self) -> FrameTimes:
+        """These times, which what is added later does not change."""
+        times, count = FrameTimes.__new__(FrameTimes), self._count
+        times._frame, times._seconds, times._count = self._frame[:count].copy(), self._seconds[:count].copy(), count
+        return times
 
     def add(self, frame: int, seconds: float) -> None:
         """Note a frame; those from ``frame`` on that were noted before are forgotten."""

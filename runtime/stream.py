@@ -16,7 +16,7 @@ from edgevlm.runtime.budget import allocate, capture_bytes, check_budget, frames
 from edgevlm.runtime.cache import Kind, Rows
 from edgevlm.runtime.changes import AppendChanged, References, unit_features
 from edgevlm.runtime.engine import Decoder, FramePattern, Int32, LayerDecoder, StepResult
-from edgevlm.runtime.evidence import Evidence, FrameTimes, Look, find_evidence, look, seen_rows
+from edgevlm.runtime.evidence import FrameTimes, Look, Seen, seen_rows
 from edgevlm.runtime.framing import Embedded, Framing, frame_pattern
 from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.model import Model
@@ -477,21 +477,19 @@ class Stream:
             self.stats = self.stats.plus(compress_ms=1e3 * (time.perf_counter() - started))
         return result.logits[0]
 
-    def _look(self, query: Float32) -> Look | None:
-        """What a row's queries ``[heads, head_dim]`` in the evidence layer look at; the row must be the newest."""
-        layer, vision = self.evidence_heads.layer, self.model.bundle.vision
-        rows = seen_rows(self.cache, layer, vision.grid[1])
-        if isinstance(self.policy, Retrieval):
-            fetched = self.policy.working.seen(layer, vision.grid[1])
-            rows = [held.plus(more) for held, more in zip(rows, fetched, strict=True)]
-        group = len(query) // len(rows)
-        seen = ((query[head], rows[head // group]) for head in self.evidence_heads.heads)
-        return look(seen, vision.tokens_per_frame)
+    def _look(self, query: Float32) -> Look:
+        """Where a row with queries ``[heads, head_dim]`` in the evidence layer looks; it must be the newest row."""
+        layer, group = self.evidence_heads.layer, len(query) // self.cache.kv_heads
+        by_head: dict[int, list[int]] = {}
+        for head in self.evidence_heads.heads:
+            by_head.setdefault(head // group, []).append(head)
 
-    def evidence(self) -> Evidence:
-        """What the newest question looked at."""
-        vision = self.model.bundle.vision
-        return find_evidence(self.looked, self.evidence_heads, vision.grid, vision.group, self.times)
+        def seen(head: int) -> list[Seen]:
+            held = [seen_rows(self.cache, layer, head)]
+            return [*held, self.policy.working.seen(layer, head)] if isinstance(self.policy, Retrieval) else held
+
+        vision, groups = self.model.bundle.vision, ((query[heads], seen(head)) for head, heads in by_head.items())
+        return Look(groups, self.evidence_heads, vision.grid, vision.group, self.times)
 
     def append_text(self, embeds: Float32) -> Float32:
         """Append text rows ``[S, hidden]`` and return the last row's logits, ``[vocabulary]``."""

@@ -75,7 +75,8 @@ def _view(session: Session) -> MemoryView:
     frames = np.unique(np.concatenate([np.unique(each) for _, each, _ in found]))
     counts = np.zeros((len(frames), len(layers), tokens), np.float32)
     for group, of, place in found:
-        np.add.at(counts, (np.searchsorted(frames, of), group, place), 1)
+        every = np.bincount(np.searchsorted(frames, of) * tokens + place, minlength=len(frames) * tokens)
+        counts[:, group] += every.reshape(-1, tokens)
     counts /= np.array([len(part) * cache.kv_heads for part in layers], np.float32)[:, None]
     ends = tuple((int(part[0]), int(part[-1])) for part in layers)
     return MemoryView(

@@ -132,8 +132,8 @@ def _scores(
                     continue
                 answer = session.ask(question.text)
                 right = question.is_right(answer.text.strip())
-                looked = session._stream.looked
-                if answer.evidence is None or looked is None:
+                looked = answer.looked
+                if answer.evidence is None or looked is None or looked.blind:
                     continue
                 score = score_evidence(answer.evidence, case, question, held, model.bundle.vision.grid)
                 if right or not score.held:

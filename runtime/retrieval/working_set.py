@@ -89,15 +89,13 @@ class WorkingSet(Stateful):
                 rows[start + appended + held - moved : start + appended + held] = aside
         self._start[layer] = start + appended
 
-    def seen(self, layer: int, columns: int) -> list[Seen]:
-        """The rows held, for each KV head: what a question saw besides the cache. columns: of a frame's grid of tokens."""
-        start, found = int(self._start[layer]), []
-        for head, held in enumerate(self.held[layer]):
-            key = self._memory[layer][0][head : head + 1, start : start + held]
-            key = dequantize(key, head_of(self._cache.key_scale(layer), head))[0]
-            known = self._known[layer, head] if held else (np.zeros(0, np.int32),) * 4
-            found.append(Seen.of(key, *(np.roll(part, -self._turned[layer, head]) for part in known), columns=columns))
-        return found
+    def seen(self, layer: int, head: int) -> Seen:
+        """The rows held for a KV head: what a question saw besides the cache."""
+        start, held = int(self._start[layer]), int(self.held[layer, head])
+        key = self._memory[layer][0][head : head + 1, start : start + held]
+        known = self._known[layer, head] if held else (np.zeros(0, np.int32),) * 4
+        scale = head_of(self._cache.key_scale(layer), head)
+        return Seen(dequantize(key, scale)[0], *(np.roll(part, -self._turned[layer, head]) for part in known))
 
     def _place(self, layer: int, head: int, start: int, blocks: list[Block]) -> int:
         fitting, room = [], self.rows

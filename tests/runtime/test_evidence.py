@@ -11,7 +11,7 @@ from edgevlm.calib.accuracy.cases import Case, make_case, seed_words
 from edgevlm.calib.accuracy.select_evidence import score_evidence, with_rule
 from edgevlm.calib.accuracy.worker import held_tokens
 from edgevlm.runtime.calibration import EvidenceHeads
-from edgevlm.runtime.evidence import CLOSE_S, KNOTS, FrameTimes, Seen, look
+from edgevlm.runtime.evidence import CLOSE_S, KNOTS, FrameTimes, Look, Seen
 from edgevlm.runtime.model import Model
 
 FRAMES = 48
@@ -83,19 +83,24 @@ def test_a_resumed_stream_gives_the_same_evidence(case: Case, tmp_path: Path) ->
 
 
 def test_weights_are_the_softmax_of_the_scores() -> None:
-    rng = np.random.default_rng(0)
-    frame, patch = np.arange(6, dtype=np.int64) // 2, np.arange(6, dtype=np.int64) % 2
-    seen = [(rng.normal(size=8).astype(np.float32), Seen(rng.normal(size=(6, 8)).astype(np.float32), frame, patch, frame))]
-    seen.append((rng.normal(size=8).astype(np.float32), Seen(rng.normal(size=(6, 8)).astype(np.float32), frame, patch, frame)))
-    found = look(iter(seen), 2)
-    assert found is not None
-    expected = np.zeros(6)
-    for query, rows in seen:
-        scores = [float(np.dot(query.astype(np.float64), key.astype(np.float64))) / 8**0.5 for key in rows.key]
-        expected += np.exp(scores) / np.exp(scores).sum() / 2
-    np.testing.assert_allclose(found.weight, expected, rtol=1e-5)
-    np.testing.assert_array_equal(found.token, np.arange(6))
-    assert look([(seen[0][0], Seen(*(part[:0] for part in seen[0][1])))], 2) is None
+    rng, places = np.random.default_rng(0), np.arange(6)
+    groups = []
+    for heads in (2, 1):
+        rows = Seen(rng.normal(size=(6, 8)).astype(np.float32), places // 2, 0 * places, places % 2, places // 2)
+        groups.append((rng.normal(size=(heads, 8)).astype(np.float32), [rows]))
+    look = Look(groups, EvidenceHeads(0, (0, 1, 2)), (1, 2), 1, FrameTimes())
+    expected, features = np.zeros(6), []
+    for queries, (rows,) in groups:
+        for query in queries.astype(np.float64):
+            scores = rows.key.astype(np.float64) @ query / 8**0.5
+            expected += np.exp(scores) / np.exp(scores).sum() / 3
+            features += [scores.max(), np.median(scores)]
+    token, _, weight = look.weights()
+    np.testing.assert_array_equal(token, places)
+    np.testing.assert_allclose(weight, expected, rtol=1e-5)
+    np.testing.assert_allclose(look.features, features, rtol=1e-5)
+    nothing = [Seen(*(part[:0] for part in groups[0][1][0]))]
+    assert Look([(groups[0][0], nothing)], EvidenceHeads(0, (0,)), (1, 2), 1, FrameTimes()).blind
 
 
 def test_times_are_kept_within_half_a_second_in_constant_memory() -> None:
