@@ -501,7 +501,8 @@ class Stream:
 
     def probe_text(self, embeds: Float32) -> dict[int, Float32]:
         """Append text rows ``[S, hidden]``; the rotated queries ``[heads, S, head_dim]`` of the policy's layers."""
-        return self._append_text(embeds, ()).probes
+        probes, needs = self._append_text(embeds, ()).probes, self.policy.needs
+        return {layer: probes[layer] for layer in {*needs.probe_layers, *needs.guidance_layers, *needs.question_layers}}
 
     def _append_text(self, embeds: Float32, logit_rows: Sequence[int], kind: Kind = Kind.TEXT) -> StepResult:
         """Append rows of text ``[S, hidden]`` that belong to no frame."""
