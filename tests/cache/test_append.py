@@ -148,7 +148,7 @@ def test_a_mark_survives_what_touches_nothing(kit):
     mark = cache.mark()
     assert cache.evict([np.ones((2, 6), np.bool_), None]) == 0
     assert cache.reindex(0) == 6
-    cache.shift(0, cache.position(0))
+    cache.shift(0, cache.position(0).copy())
     kit.append(cache, 2, start=6)
     cache.rollback(mark)
     assert cache.lengths.tolist() == [6, 6]

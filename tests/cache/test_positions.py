@@ -254,5 +254,5 @@ def test_three_axes_without_sections_are_stored_and_not_turned(kit):
     with pytest.raises(CacheError, match="3 position axes: open the cache with the sections"):
         cache.reindex(0)
     with pytest.raises(CacheError, match="3 position axes: open the cache with the sections"):
-        cache.shift(0, cache.position(0))
+        cache.shift(0, cache.position(0).copy())
     np.testing.assert_array_equal(cache.memory, before)

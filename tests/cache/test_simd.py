@@ -70,7 +70,7 @@ def test_all_instruction_sets_agree(kit):
             query = np.random.default_rng(2).standard_normal((4, 5, 72), np.float32)
             mass = kernels.attention_mass(query, np.arange(295, 300), cache.key(0), cache.seq(0), scale=cache.key_scale(0))
             newer = kernels.newer_similarity(cache, 1, valid[1])
-            cache.shift(0, cache.position(0)[:, ::-1])
+            cache.shift(0, cache.position(0)[:, ::-1].copy())
             results.append([*(array for pair in scores for array in pair), mass, newer, cache.key(0).astype(np.float32)])
         finally:
             kernels.use_simd(before)
