@@ -137,6 +137,7 @@ class Look:
         token, confirmed, weight = self.weights()
         frames, place = np.unique(token // tokens, return_inverse=True)
         of_frame = np.bincount(place, weight)
+        of_frame[frames > times.newest] = 0  # pictures that the question showed
         moments = []
         for index in np.argsort(-of_frame, kind="stable")[:MOMENTS]:
             if of_frame[index] < LEAST:
@@ -158,9 +159,9 @@ def _box(patches: Int64, grid: tuple[int, int]) -> tuple[float, float, float, fl
 
 
 class FrameTimes(Stateful):
-    """When frames were seen, in seconds: as few numbers as say it within half a second, and never more than ``KNOTS``.
+    """When frames were seen, in seconds, by at most ``KNOTS`` of them; what lies between two is interpolated.
 
-    What lies between two of them is interpolated. When even those are too many, every second one of the older half goes.
+    When there are too many, those go that their neighbours tell within ``CLOSE_S``; where none is, every second of the older.
     """
 
     state_fields = ("_frame", "_seconds", "_count")
@@ -182,6 +183,11 @@ class FrameTimes(Stateful):
             self._thin()
         self._frame[self._count], self._seconds[self._count] = frame, seconds
         self._count += 1
+
+    @property
+    def newest(self) -> int:
+        """The last frame noted; -1 before any was."""
+        return int(self._frame[self._count - 1]) if self._count else -1
 
     def at(self, frame: int) -> float:
         """When a frame was seen; 0 before any was."""

@@ -16,6 +16,7 @@ from edgevlm.runtime.session import Session
 
 GROUPS = 4  # of layers, of each of which it is told what it holds
 EVERY_S = 0.5  # from one look to the next
+LOOK_S = 0.01  # of its session's turns that a look takes: next to none of its frames
 IN_MEMORY = 4 << 20  # bytes of pictures that are kept there, unless told where else
 FORGOTTEN = 16  # frames that were just forgotten and are shown
 
@@ -59,7 +60,7 @@ class StripView:
 
 def view_memory(session: Session) -> MemoryView:
     """Look at a session, in its turn."""
-    return session.model.scheduler.run(session, _view, session)
+    return session.model.scheduler.run(session, _view, session, period=LOOK_S)
 
 
 def _view(session: Session) -> MemoryView:

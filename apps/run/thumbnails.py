@@ -124,7 +124,8 @@ class Thumbnails:
             self._database.execute("PRAGMA secure_delete = ON")  # what is forgotten leaves no bytes in the file
             self._database.execute(SCHEMA)
             if path is not None:
-                path.chmod(0o600)
+                with suppress(OSError):  # FAT knows no owners
+                    path.chmod(0o600)
             self._bytes = self._database.execute("SELECT coalesce(sum(length(jpeg)), 0) FROM thumbnails").fetchone()[0]
             self._database.execute("BEGIN")
         except BaseException:

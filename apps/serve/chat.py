@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from starlette.concurrency import run_in_threadpool
 
 from edgevlm.apps.serve import grammar, media
 from edgevlm.apps.serve.config import ServerSettings
@@ -345,6 +346,7 @@ class Completion:
         self.began = time.perf_counter()
         self.id, self.created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self.finish_reason = "stop"
+        self.evidence: dict[str, Any] = {}
 
     async def whole(self) -> dict[str, Any]:
         """The whole answer, once it is there."""
@@ -388,7 +390,8 @@ class Completion:
                 yield text[given:]
         finally:
             self.cancel()
-        self.stream.answered(self.question, self.answer)
+        # a cancelled answer comes to its end, and thumbnails are read, while other requests go on
+        self.evidence = await run_in_threadpool(self.stream.answered, self.question, self.answer)
 
     def cancel(self) -> None:
         """Give the answer up, where it is not finished."""
@@ -419,7 +422,7 @@ class Completion:
         if answer.probabilities:
             common["choices"] = {choice: round(share, 6) for choice, share in answer.probabilities.items()}
         waits = {name: round(getattr(answer, name), 3) for name in ("queued_ms", "ttft_ms", "tpot_ms")}
-        return {**common, **times, **waits, **self.stream.evidence(answer)}
+        return {**common, **times, **waits, **self.evidence}
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> dict[str, str]:
         choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}

@@ -377,12 +377,11 @@ def add_health(app: FastAPI, server: Server) -> None:
 
     @app.get("/health/ready", tags=["health"])
     async def ready() -> dict[str, str]:
-        """200 once every stream has been watched; 503 before."""
-        waiting = [name for name, stream in server.service.streams.items() if not stream.session.stats.frames]
+        """200 once every stream that is not paused has been watched; 503 before."""
+        streams = server.service.streams.values()
+        waiting = [stream for stream in streams if not (stream.paused or stream.session.stats.frames)]
         if waiting:
-            raise ApiError(
-                503, f"{len(waiting)} of {len(server.service.streams)} streams have not been watched yet", "not_ready"
-            )
+            raise ApiError(503, f"{len(waiting)} of {len(streams)} streams have not been watched yet", "not_ready")
         return {"status": "ok"}
 
 

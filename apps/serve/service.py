@@ -116,6 +116,7 @@ class Service:
     def switch(self, name: str, policy: str | None, budget: str | int | None) -> CameraStream:
         """Go on with another policy or budget, None for what it has, and an empty memory, until the server restarts.
 
+        A paused one stays paused.
         The snapshots of before the switch stay for then. Raises UserError, and the stream goes on as before; FieldError for a
         policy that clients may not name.
         """
@@ -129,10 +130,10 @@ class Service:
             folder = Path(mkdtemp(prefix=SWITCHED, dir=self._state / name))
             before.close()
             try:
-                stream = self._open(name, wanted, folder, before.hosts)
+                stream = self._open(name, wanted, folder, before.hosts, before.paused)
             except UserError:
                 shutil.rmtree(folder, ignore_errors=True)
-                self._open(name, before.settings, before.folder, before.hosts)
+                self._open(name, before.settings, before.folder, before.hosts, before.paused)
                 raise
             if before.folder.name.startswith(SWITCHED):
                 shutil.rmtree(before.folder, ignore_errors=True)
@@ -166,9 +167,10 @@ class Service:
             ]
             for key in unused:
                 self._models.pop(key).close()
+                self._overloaded.discard(key)
 
     def reload(self, config: ServeConfig) -> list[str]:
-        """Apply a configuration: cameras that changed are opened again, others are not touched.
+        """Apply a configuration: cameras that changed are opened again, others, switched ones too, are not touched.
 
         What was done, a line each; a camera that cannot be opened is one of them and holds up no other.
         """
@@ -179,8 +181,10 @@ class Service:
                     self.remove(name)
                     done.append(f"{name}: removed")
             for name, settings in config.cameras.items():
-                running = self.streams.get(name)
-                if running is not None and running.settings == config.camera(settings):
+                running, wanted = self.streams.get(name), config.camera(settings)
+                configured = before.camera(before.cameras[name]) if name in before.cameras else None
+                switched = running is not None and running.folder.name.startswith(SWITCHED)
+                if running is not None and wanted == (configured if switched else running.settings):
                     continue
                 try:
                     if running is not None:
@@ -218,8 +222,8 @@ class Service:
             if skipped > OVERLOADED * given and name not in self._overloaded:
                 self._overloaded.add(name)
                 line = (
-                    f"overloaded: {len(streams)} cameras give {given:.1f} frames a second and {watched:.1f} are watched; every "
-                    "camera is thinned alike. Lower their fps, take fewer of them or a smaller model"
+                    f"overloaded: {len(streams)} cameras give {given:.1f} frames a second and {watched:.1f} are watched; each "
+                    "skips the same share. Lower their fps, take fewer of them or a smaller model"
                 )
             elif skipped <= RELIEVED * given and name in self._overloaded:
                 self._overloaded.discard(name)
@@ -281,12 +285,15 @@ class Service:
             "fps": round((frames - 1) / span, 2) if span > 0 else None, "jpeg": b64encode(as_jpeg(frame.image)).decode(),
         }  # fmt: skip
 
-    def _open(self, name: str, settings: CameraSettings, folder: Path, hosts: AllowedHosts | None) -> CameraStream:
-        """Open a camera with all its settings, and watch it in place of the one of that name."""
+    def _open(
+        self, name: str, settings: CameraSettings, folder: Path, hosts: AllowedHosts | None, paused: bool = False
+    ) -> CameraStream:
+        """Open a camera with all its settings, and watch it, unless ``paused``, in place of the one of that name."""
         options = stream_options(SourceOptions(hosts=hosts), settings)
         model, config = self._model(settings.model or "demo"), self.config
         every, pictures = config.state_every, config.server.max_pictures
         stream = CameraStream(name, settings, model, options, folder, every, pictures, self._notice)
+        stream.paused = paused
         self.streams = {**self.streams, name: stream}
         stream.start()
         return stream

@@ -186,13 +186,15 @@ class CameraStream:
             raise UserError("no frame has been watched yet; ask again in a moment")
         return self.session.ask(taught, history=() if self.model.is_demo else turns, **sampling)
 
-    def answered(self, question: str, answer: Answer) -> None:
-        """Tell the listeners of an answer."""
+    def answered(self, question: str, answer: Answer) -> dict[str, Any]:
+        """Tell the listeners of an answer, once it is finished; returns its :meth:`evidence`."""
         event = AnswerEvent(
             answer.time_s, question, answer.so_far.strip(), answer.token_ids, answer.ttft_ms, answer.tpot_ms,
             self.loop.truth(question, answer.time_s), evidence=answer.evidence,
         )  # fmt: skip
-        self.events.send("answer", described(event) | self.evidence(answer))
+        evidence = self.evidence(answer)
+        self.events.send("answer", described(event) | evidence)
+        return evidence
 
     def evidence(self, answer: Answer) -> dict[str, Any]:
         """``evidence``, with wall clock and thumbnail of each moment, and ``evidence_held``."""

@@ -104,6 +104,24 @@ def test_a_session_due_next_is_waited_for_while_its_thread_comes_back(monkeypatc
         thread.join(20)
 
 
+def test_a_look_at_a_memory_takes_next_to_nothing_of_its_cameras_turns(model):
+    from edgevlm.apps.run.memory_view import view_memory
+
+    begun, go, order = threading.Event(), threading.Event(), []
+    with opened(model) as looked, opened(model) as other:
+        view_memory(looked)
+        model.scheduler.submit("busy", lambda: (begun.set(), go.wait(20)), urgent=True)
+        assert begun.wait(20)
+        frames = [
+            model.scheduler.submit(other, order.append, "other", period=0.6),
+            model.scheduler.submit(looked, order.append, "looked", period=0.5),
+        ]
+        go.set()
+        for frame in frames:
+            frame.result(20)
+    assert order == ["looked", "other"]
+
+
 def test_a_cancelled_task_frees_its_place_at_once():
     held = Held()
     futures = [held.submit("a", name, urgent=True) for name in ("one", "two")]

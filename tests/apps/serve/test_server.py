@@ -283,6 +283,14 @@ def test_another_policy_begins_a_new_memory_and_a_wrong_one_changes_nothing(tmp_
         assert (status, json.loads(body)["policy"], json.loads(body)["budget"]) == (200, "last-seen", 512)
         assert server.get(f"{path}/memory")["frames_watched"] < 7
         server.watched("demo", 1)
+        assert json.loads(server.request("POST", "/v1/reload")[2])["done"] == [], "what is configured is the same"
+        assert server.get(path)["policy"] == "last-seen"
+        assert server.request("PATCH", path, {"state": "paused"})[0] == 200
+        changed = json.loads(server.request("PATCH", path, {"budget": 256})[2])
+        assert (changed["state"], changed["budget"], changed["frames_watched"]) == ("paused", 256, 0)
+        assert server.request("GET", "/health/ready")[0] == 200
+        server.request("PATCH", path, {"state": "running"})
+        server.watched("demo", 1)
         assert server.end() == 0
     with serving(folder) as server:
         assert server.watched("demo", 7)["policy"] == "infinipot-v", "a restart goes on with what is configured"
