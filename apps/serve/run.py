@@ -188,19 +188,19 @@ def report(service: Service, serving: threading.Event, done: threading.Event) ->
     that all watched streams have got on since the last.
     """
     notifier, watched, worked = Notifier(), dict[str, tuple[int, int]](), 0.0
-    while not done.wait(ALIVE_S):
-        if not serving.is_set():
-            if (now := worked_s()) > worked:
-                notifier.starting(START_S)
-                worked = now + IDLE_S
-            continue
-        frames = sum(stream.session.stats.frames for stream in list(service.streams.values()))
-        service.report_load()
-        notifier.status(f"{len(service.streams)} streams, {frames:,} frames")
-        signs = service.signs_of_life()
-        if all(sign != watched.get(name) for name, sign in signs.items()):
-            notifier.alive()
-            watched = signs
+    while not done.is_set():
+        if serving.is_set():
+            frames = sum(stream.session.stats.frames for stream in list(service.streams.values()))
+            service.report_load()
+            notifier.status(f"{len(service.streams)} streams, {frames:,} frames")
+            signs = service.signs_of_life()
+            if all(sign != watched.get(name) for name, sign in signs.items()):
+                notifier.alive()
+                watched = signs
+        elif (now := worked_s()) > worked:
+            notifier.starting(START_S)
+            worked = now + IDLE_S
+        done.wait(ALIVE_S)
 
 
 def worked_s() -> float:
