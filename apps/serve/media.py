@@ -6,7 +6,6 @@ import base64
 import binascii
 import http.client
 import io
-import ipaddress
 import os
 import socket
 import ssl
@@ -24,6 +23,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from edgevlm.apps.serve.config import ServerSettings
+from edgevlm.apps.sources.base import SourceRefused
+from edgevlm.apps.sources.hosts import AllowedHosts, is_network
 from edgevlm.errors import UserError
 
 MAX_PIXELS = 1 << 24  # of a picture or of a video's frame
@@ -96,11 +97,13 @@ def _fetch(url: str, settings: ServerSettings) -> bytes:
         raise UserError("this is no address") from None
     if parts.username is not None or not host or not url.isascii() or any(char <= " " for char in url):
         raise UserError("give an address without credentials and spaces")
-    if (host if port is None else f"{host}:{port}") not in settings.media_hosts:
+    if (host if port is None else f"{host}:{port}") not in {each.lower() for each in settings.media_hosts}:
         raise UserError("pictures are not fetched from this host; send the picture itself, or add it to server.media_hosts")
     port = port or (443 if parts.scheme == "https" else 80)
     try:
-        link = socket.create_connection((_address(host, port, settings.media_private), port), FETCH_S)
+        # an address that is listed as such is the operator's choice; a name leads to public ones alone
+        listed = [host] if settings.media_private or is_network(host) else None
+        link = AllowedHosts(listed, private=False).connect((host, port), FETCH_S)
 
         def give_up() -> None:
             with suppress(OSError):
@@ -125,31 +128,15 @@ def _fetch(url: str, settings: ServerSettings) -> bytes:
         finally:
             deadline.cancel()
             link.close()
+    except SourceRefused:
+        raise UserError(
+            f"{host} is a private address; the server fetches nothing there unless server.media_private is set"
+        ) from None
     except (OSError, http.client.HTTPException):
         raise UserError(f"the picture did not come from {host} within {FETCH_S:g} s") from None
     if len(data) > settings.max_body:
         raise UserError(f"the picture has more than {settings.max_body} bytes")
     return data
-
-
-def _address(host: str, port: int, private: bool) -> str:
-    """An address of ``host``, in numbers. One typed as such is the operator's choice; a name leads to public ones alone."""
-    found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    for address in found:
-        if private or address == host.strip("[]") or _is_public(address):
-            return address
-    raise UserError(f"{host} is a private address; the server fetches nothing there unless server.media_private is set")
-
-
-def _is_public(text: str) -> bool:
-    address = ipaddress.ip_address(text.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
-        if inner is None and address in ipaddress.ip_network("64:ff9b::/96"):
-            inner = ipaddress.IPv4Address(address.packed[-4:])
-        if inner is not None:
-            return _is_public(str(inner))
-    return address.is_global and not address.is_multicast
 
 
 def _open_allowed(url: str, folders: list[str]) -> BinaryIO:

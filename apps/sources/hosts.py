@@ -25,8 +25,9 @@ class AllowedHosts:
     may resolve to any address; of another every address has to be allowed.
     """
 
-    def __init__(self, allowed: Sequence[str] | None) -> None:
-        """Raises ValueError for what looks like a network and is none."""
+    def __init__(self, allowed: Sequence[str] | None, private: bool = True) -> None:
+        """private: whether None allows private networks too. Raises ValueError for what looks like a network and is none."""
+        self._private = private
         self._names: set[str] | None = None
         if allowed is not None:
             self._names = {each.lower().rstrip(".") for each in allowed if not is_network(each)}
@@ -56,7 +57,7 @@ class AllowedHosts:
         if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
             address = address.ipv4_mapped
         if self._names is None:
-            return not any(address in network for network in REFUSED)
+            return (self._private or address.is_global) and not any(address in network for network in REFUSED)
         return any(address in network for network in self._networks)
 
 
