@@ -127,11 +127,14 @@ class Service:
             wanted = before.settings.model_copy(update=change)
             with field("policy"):
                 check_policy(wanted.policy or "auto")
-            folder = Path(mkdtemp(prefix=SWITCHED, dir=self._state / name))
+            try:
+                folder = Path(mkdtemp(prefix=SWITCHED, dir=self._state / name))
+            except OSError as error:
+                raise UserError(f"{self._state / name}: no folder can be made there ({error.strerror})") from None
             before.close()
             try:
                 stream = self._open(name, wanted, folder, before.hosts, before.paused)
-            except UserError:
+            except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 self._open(name, before.settings, before.folder, before.hosts, before.paused)
                 raise

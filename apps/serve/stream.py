@@ -220,7 +220,7 @@ class CameraStream:
             "watched_fps": round(watched, 3),
             "skipped_fps": round(skipped, 3),
             "state": self.state,
-            "problem": self.problem or (self._source.problem and mask_credentials(self._source.problem)),
+            "problem": None if self.paused else self.problem or mask_credentials(self._source.problem or "") or None,
             "time_s": finite(self.session.time_s),
             "frame_time": self.wall(self.session.time_s),
             "stats": None if stats is None else described(stats),
