@@ -36,8 +36,9 @@ def test_overload_is_said_once_and_so_is_its_end(tmp_path):
     said, heard = [], []
     service, model, other = Service(ServeConfig(state=str(tmp_path)), said.append), object(), object()
     service._models = {"demo": model, "calm": other}
+    events = SimpleNamespace(send=lambda kind, fields: heard.append(fields["text"]))
     service.streams = {
-        name: SimpleNamespace(model=of, rates=FrameRates(), notice=heard.append)
+        name: SimpleNamespace(model=of, rates=FrameRates(), events=events)
         for name, of in (("a", model), ("b", model), ("c", other))
     }
 
