@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgevlm.runtime.cache import Kind, KVCache
 from edgevlm.runtime.calibration import EvidenceHeads
-from edgevlm.runtime.stateful import Stateful
+from edgevlm.runtime.stateful import State
 
 MOMENTS = 3  # frames that are named, at most
 LEAST = 0.02  # of the attention to all frames, for a frame to be named
@@ -158,17 +158,27 @@ def _box(patches: Int64, grid: tuple[int, int]) -> tuple[float, float, float, fl
     return tuple(round(float(edge), 4) for edge in edges)  # type: ignore[return-value]
 
 
-class FrameTimes(Stateful):
+class FrameTimes:
     """When frames were seen, in seconds, by at most ``KNOTS`` of them; what lies between two is interpolated.
 
     When there are too many, those go that their neighbours tell within ``CLOSE_S``; where none is, every second of the older.
     """
 
-    state_fields = ("_frame", "_seconds", "_count")
-
     def __init__(self) -> None:
         self._frame, self._seconds = np.zeros(KNOTS, np.int64), np.zeros(KNOTS)
         self._count = 0
+
+    def state(self) -> State:
+        """For a snapshot: views."""
+        return {"frame": self._frame[: self._count], "seconds": self._seconds[: self._count]}
+
+    def restore(self, state: State) -> None:
+        """Go on from what :meth:`state` was."""
+        frame, seconds = state["frame"], state["seconds"]
+        if frame.dtype != np.int64 or seconds.dtype != np.float64 or frame.shape != seconds.shape or len(frame) > KNOTS:
+            raise ValueError(f"times of frames are {frame.dtype} {list(frame.shape)} and {seconds.dtype} {list(seconds.shape)}")
+        self._count = len(frame)
+        self._frame[: self._count], self._seconds[: self._count] = frame, seconds
 
     def copy(self) -> FrameTimes:
         """These times, which what is added later does not change."""

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from edgevlm.apps.schemas import json_line
 from edgevlm.runtime.evidence import Evidence
+from edgevlm.runtime.snapshots.capture import ago
 from edgevlm.runtime.store import StoreUse
 
 NOW_S = 2.0  # seconds before an answer that are now
@@ -45,7 +46,7 @@ class AnswerEvent:
         if self.evidence.held is None or not self.evidence.moments:
             return ""
         age = self.time_s - self.evidence.moments[0].until_s
-        return f"seen {ago(age)}" if age >= NOW_S else ""
+        return f"seen {ago(age)} ago" if age >= NOW_S else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +182,6 @@ def evidence_fields(evidence: Evidence | None) -> dict[str, object]:
         return {"evidence": [], "evidence_held": None}
     moments = [{name: finite(value) for name, value in asdict(moment).items()} for moment in evidence.moments]
     return {"evidence": moments, "evidence_held": evidence.held}
-
-
-def ago(seconds: float) -> str:
-    """``12 s ago``, ``6 min ago``, ``3 h ago`` or ``2 days ago``."""
-    for unit, size in (("days", 2 * 86400), ("h", 2 * 3600), ("min", 120)):
-        if seconds >= size:
-            return f"{seconds // (size / 2):.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
 
 
 def finite(value: object) -> object:
