@@ -254,8 +254,7 @@ def _budget_table(budget: str, rows: list[ReportRow], against: str, width: int, 
         f"{'tokens':>7}{''.join(f'{share:>9}' for share in shares)}  {'now':<19}{'before':<19}{f'- {against}':<22}"
         + "".join(f"{name:>9}" for name in ages)
     )
-    evidence = f"{'held':>7}{'any':>6}{'hit@1':>7}{'gone':>6}"
-    yield f"{budget:<{width}}{heads}{evidence}{'ttft ms':>9}{'compress ms':>12}{'MB moved':>9}"
+    yield f"{budget:<{width}}{heads}{'held':>7}{'any':>6}{'ttft ms':>9}{'compress ms':>12}{'MB moved':>9}"
     for policy in dict.fromkeys(row.policy for row in rows):
         of = {row.kind: row for row in rows if row.policy == policy}
         if BACKWARD not in of:
@@ -266,8 +265,7 @@ def _budget_table(budget: str, rows: list[ReportRow], against: str, width: int, 
         yield (
             f"{policy:<{width}}{main.tokens:>7}{''.join(_number(main.times[share], 9) for share in shares)}"
             f"  {_with_interval(of[NOW].accuracy if NOW in of else None):<19}{_with_interval(main.accuracy):<19}"
-            f"{_with_interval(main.paired, signed=True):<22}{by_age}{_number(main.held, 7)}{_number(main.some, 6)}"
-            f"{_number(main.seen['hit1'], 7)}{_number(main.seen['said_gone'], 6)}{times}"
+            f"{_with_interval(main.paired, signed=True):<22}{by_age}{_number(main.held, 7)}{_number(main.some, 6)}{times}"
         )
 
 

@@ -91,7 +91,7 @@ class Session:
 
 
 class Said:
-    time_s, text, token_ids, ttft_ms, tpot_ms = 2.0, "2", [1], 1.0, 0.0
+    time_s, text, token_ids, ttft_ms, tpot_ms, evidence = 2.0, "2", [1], 1.0, 0.0, None
 
     def __iter__(self):
         return iter(["2"])
