@@ -254,7 +254,7 @@ class Case:
         try:
             with np.errstate(all="ignore"):
                 return self.pick(ways)()
-        except (ValueError, TypeError, IndexError):
+        except (ValueError, TypeError, IndexError, OverflowError):
             return array
 
     def filled(self, array: np.ndarray) -> np.ndarray:
