@@ -50,4 +50,8 @@ def decode_picture(data: bytes) -> NDArray[np.uint8] | None:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if data else None
     except cv2.error:  # its header says more pixels than are allowed
         return None
-    return None if image is None else np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB, image))
+    if (
+        image is None or image.shape[0] * image.shape[1] > MOST_PIXELS
+    ):  # the latter where OpenCV was loaded before its limit was set
+        return None
+    return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB, image))

@@ -45,7 +45,7 @@ def test_one_method_is_a_policy():
 
 def test_the_example_runs_from_its_file():
     policy = f"{EXAMPLE}:SmallKeys:newest=0.5"
-    asked = ["run", "--policy", policy, "--budget", "256", "--frames", "24", "--threads", "1", "--json"]
+    asked = ["run", "--policy", policy, "--budget", "256", "--append", "all", "--frames", "24", "--json"]
     done = CliRunner().invoke(app, [*asked, "--ask", "how many objects are there now?"], catch_exceptions=False)
     *_, summary = map(json.loads, done.stdout.splitlines())
     assert done.exit_code == 0
@@ -118,7 +118,19 @@ def test_a_policy_that_raises_is_one_line_with_its_place_and_snapshots_stay(tmp_
     fails = "        [][0] if cache.seq(layer).max() > 400 else 0\n"
     mine.write_text(EXAMPLE.read_text().replace("        seq =", f"{fails}        seq ="))
     line = next(number for number, text in enumerate(mine.read_text().splitlines(), 1) if "[][0]" in text)
-    asked = ["run", "--policy", f"{mine}:SmallKeys", "--budget", "256", "--frames", "60", "--state", str(tmp_path / "state")]
+    asked = [
+        "run",
+        "--policy",
+        f"{mine}:SmallKeys",
+        "--budget",
+        "256",
+        "--append",
+        "all",
+        "--frames",
+        "60",
+        "--state",
+        str(tmp_path / "state"),
+    ]
     with pytest.raises(UserError, match=rf"^policy SmallKeys failed: {mine}, line {line}: IndexError: list index out of range"):
         CliRunner().invoke(app, asked, catch_exceptions=False)
     done = CliRunner().invoke(app, ["state", "show", str(tmp_path / "state"), "--json"], catch_exceptions=False)

@@ -15,7 +15,7 @@ class FakeCapture:
 
     def __call__(self, *arguments):
         self.calls.append(arguments)
-        return FakeCapture(self.calls, self.opens or len(arguments) == 1, self.decoder)
+        return FakeCapture(self.calls, self.opens or len(arguments) == 2, self.decoder)
 
     def isOpened(self):
         return self.opens
@@ -49,14 +49,14 @@ def test_a_decoder_of_the_platform_is_asked_for(card, monkeypatch, decode, opens
     assert bool(mode) is bool(says)
     assert len(calls) == tries
     asked = ("a.mp4", cv2.CAP_FFMPEG, [cv2.CAP_PROP_HW_ACCELERATION, cv2.VIDEO_ACCELERATION_ANY])
-    assert calls[0] == (asked if decode == "auto" else ("a.mp4",))
+    assert calls[0] == (asked if decode == "auto" else ("a.mp4", cv2.CAP_FFMPEG))
 
 
 def test_without_a_card_nothing_is_asked_or_said(tmp_path, monkeypatch):
     cv2, calls = pytest.importorskip("cv2"), []
     monkeypatch.setattr(cv2, "VideoCapture", FakeCapture(calls, True, 0))
     assert video.open_file("a.mp4", "auto", tmp_path)[1] == ""
-    assert calls == [("a.mp4",)]
+    assert calls == [("a.mp4", cv2.CAP_FFMPEG)]
 
 
 def test_a_real_file_falls_back_and_says_so(card, monkeypatch):
