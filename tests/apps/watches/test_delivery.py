@@ -1,0 +1,127 @@
+"""Events reach sinks that fail, hang and come back."""
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from edgevlm.apps.watches import delivery as delivery_module
+from edgevlm.apps.watches.delivery import Delivery
+from edgevlm.apps.watches.events import Event, EventStore
+from edgevlm.apps.watches.sinks import Sink, Stdout
+
+NOW = 1_795_000_000.0
+EVENT = Event("door", "parcel", "open", NOW, 0.97, NOW)
+EVENTS = [replace(EVENT, opened=NOW - number) for number in range(5)]  # a clock that is set back
+WAIT_S = 30
+
+
+class Flaky(Sink):
+    """Fails so many times, then takes what it is sent."""
+
+    def __init__(self, fails=0):
+        self.fails, self.got, self.closed = fails, [], False
+
+    def send(self, event, pictures):
+        if self.fails:
+            self.fails -= 1
+            raise OSError("https://ann:secret@host/x took nothing")
+        self.got.append(event.id)
+
+    def close(self):
+        self.closed = True
+
+
+class Hanging(Sink):
+    def __init__(self):
+        self.entered, self.released = threading.Event(), threading.Event()
+
+    def send(self, event, pictures):
+        self.entered.set()
+        self.released.wait(WAIT_S)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(delivery_module, "FIRST_S", 0.01)
+    monkeypatch.setattr(delivery_module, "CLOSE_S", 0.5)
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = EventStore(tmp_path, days=1e5)
+    yield store
+    store.close()
+
+
+def until(true):
+    end = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_sink_that_hangs_holds_neither_the_recorder_nor_another_sink(store):
+    said, hanging, good = [], Hanging(), Flaky()
+    delivery = Delivery(store, {"hanging": hanging, "good": good}, said.append)
+    for event in EVENTS:
+        delivery.record(event)
+    until(lambda: len(good.got) == len(EVENTS))
+    assert good.got == [event.id for event in EVENTS]
+    assert hanging.entered.wait(WAIT_S)
+    delivery.close()
+    assert store.waiting() == {"hanging": len(EVENTS)}
+    assert good.closed
+    hanging.released.set()
+    next_one = Flaky()
+    delivery = Delivery(store, {"hanging": next_one}, said.append)
+    until(lambda: not store.waiting())
+    delivery.close()
+    assert set(next_one.got) >= {event.id for event in EVENTS[1:]}
+
+
+def test_a_sink_that_fails_is_tried_again_in_order_and_told_of_once(store):
+    said, sink = [], Flaky(fails=4)
+    delivery = Delivery(store, {"phone": sink}, said.append)
+    for event in EVENTS:
+        delivery.record(event)
+    until(lambda: len(sink.got) == len(EVENTS))
+    delivery.close()
+    assert sink.got == [event.id for event in EVENTS]
+    assert said == [
+        "sink phone: OSError: https://***@host/x took nothing; what waits for it is tried again",
+        "sink phone: takes events again",
+    ]
+    assert (delivery.failures["phone"], delivery.delivered["phone"]) == (4, 5)
+
+
+def test_events_go_to_the_sinks_they_name_and_what_waits_for_none_is_dropped(store):
+    said, sinks = [], {"phone": Flaky(), "log": Flaky()}
+    store.record(EVENT, sinks=["gone"])
+    delivery = Delivery(store, sinks, said.append)
+    delivery.record(EVENTS[1], sinks=["log"])
+    delivery.record(EVENTS[2], sinks=[])
+    delivery.close()
+    assert ([len(sink.got) for sink in sinks.values()], store.waiting()) == ([0, 1], {})
+    assert said == ["sink gone is not configured any more: 1 events for it are dropped"]
+
+
+def test_it_is_closed_in_time_by_what_is_still_failing(store, monkeypatch):
+    monkeypatch.setattr(delivery_module, "FIRST_S", 1000)
+    sink = Flaky(fails=1000)
+    delivery = Delivery(store, {"phone": sink}, lambda line: None)
+    delivery.record(EVENT)
+    until(lambda: delivery.failures["phone"])
+    began = time.monotonic()
+    delivery.close()
+    assert time.monotonic() - began < 100
+    assert store.waiting() == {"phone": 1}
+
+
+def test_lines_on_stdout_are_the_events(store, capsys):
+    delivery = Delivery(store, {"stdout": Stdout()}, print)
+    for event in EVENTS:
+        delivery.record(event)
+    delivery.close()
+    assert capsys.readouterr().out.splitlines() == [event.line() for event in EVENTS]

@@ -1,0 +1,208 @@
+"""The file of events: what it holds, and what it does on bad disks."""
+
+import os
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from edgevlm.apps.watches.events import DAMAGED, FILE, Event, EventStore
+from edgevlm.errors import UserError
+
+NOW = 1_795_000_000.0
+EVENT = Event("door", "parcel", "open", NOW, 0.97, NOW, ({"frame": 3, "time_s": 1.5},), "is there a parcel?")
+JPEG = b"\xff\xd8 a picture" * 100
+
+
+def numbered(count, **changes):
+    return [replace(EVENT, time=NOW + number, opened=NOW + number, **changes) for number in range(count)]
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def store(tmp_path, said):
+    store = EventStore(tmp_path, said.append, days=1e5)
+    yield store
+    store.close()
+
+
+def test_ids_depend_on_camera_watch_opening_and_state_alone():
+    assert EVENT.id == replace(EVENT, probability=0.1, time=NOW + 9, question="").id == "e757adf6148a673e5d6025ab84c0c8cc"
+    others = [replace(EVENT, camera="x"), replace(EVENT, watch="x"), replace(EVENT, state="close"), replace(EVENT, opened=0.0)]
+    assert len({EVENT.id, *(each.id for each in others)}) == 5
+
+
+def test_it_is_found_by_time_camera_watch_and_text(store):
+    for event in [*numbered(3), replace(EVENT, camera="yard", question="is there a dog?")]:
+        store.record(event)
+    assert [event.time - NOW for event in store.query()] == [2, 1, 0, 0]
+    assert len(store.query(since=NOW + 1)) == 2
+    assert len(store.query(until=NOW)) == 2
+    assert len(store.query(since=NOW + 1, until=NOW + 1)) == 1
+    assert [event.camera for event in store.query(text="A DOG")] == ["yard"]
+    assert not store.query(text="%")
+    assert len(store.query(camera="door", watch="parcel", limit=2)) == 2
+
+
+def test_pictures_stand_beside_the_moments_they_show(store):
+    store.record(replace(EVENT, evidence=({"frame": 3}, {"frame": 9})), [None, JPEG])
+    (event,) = store.query()
+    assert [moment["jpeg_url"] for moment in event.evidence] == [None, f"/v1/events/{event.id}/1.jpg"]
+    assert store.picture(event.id, 1) == JPEG
+    assert store.picture(event.id, 0) is None
+
+
+def test_one_that_is_known_is_not_sent_again(store):
+    store.record(EVENT, [JPEG], ["phone"])
+    store.sent("phone", EVENT.id)
+    store.record(replace(EVENT, probability=0.5), [JPEG], ["phone"])
+    assert store.next("phone") is None
+    assert [event.probability for event in store.query()] == [0.97]
+
+
+def test_what_is_to_be_sent_outlives_the_process_in_its_order(tmp_path, store):
+    for event in reversed(numbered(3)):  # a clock that runs backwards
+        store.record(event, [JPEG], ["phone", "log"])
+    store.sent("log", store.next("log")[0].id)
+    store.close()
+    again = EventStore(tmp_path)
+    assert again.waiting() == {"phone": 3, "log": 2}
+    event, pictures = again.next("log")
+    assert (event.time, pictures) == (NOW + 1, [JPEG])
+    again.drop("phone")
+    assert again.waiting() == {"log": 2}
+    again.close()
+
+
+def test_others_cannot_read_it_and_two_cannot_write_it(tmp_path, store):
+    store.record(EVENT)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    with pytest.raises(UserError, match="another process uses it"):
+        EventStore(tmp_path)
+
+
+def test_old_events_go_but_not_those_still_to_be_sent(tmp_path):
+    store, now = EventStore(tmp_path, days=1), time.time()
+    for age in (3, 2, 0.5):
+        store.record(replace(EVENT, time=now - 86_400 * age, opened=now - 86_400 * age), sinks=["phone"] * (age == 3))
+    assert [round((now - event.time) / 86_400, 1) for event in store.query()] == [0.5, 3]
+    store.close()
+
+
+def test_above_its_cap_pictures_go_first(tmp_path):
+    store = EventStore(tmp_path, days=1e5, cap=1 << 18)
+    for event in numbered(40):
+        store.record(event, [os.urandom(20_000)], ["phone"])
+    assert len(store.query(limit=1000)) == store.waiting()["phone"] == 40
+    held = [event for event in store.query(limit=1000) if store.picture(event.id, 0)]
+    assert 5 < len(held) < 15
+    assert held[0].time == NOW + 39
+    assert (tmp_path / FILE).stat().st_size < 1.5 * (1 << 18)
+    store.close()
+
+
+def test_what_is_forgotten_leaves_no_byte_on_the_disk(tmp_path, store):
+    for event in numbered(4):
+        store.record(event, [JPEG + b"%d" % event.time], ["phone"])
+    assert store.forget(since=NOW + 1, until=NOW + 2) == 2
+    assert [event.time - NOW for event in store.query()] == [3, 0]
+    bytes_left = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert [bytes_left.count(b"%d" % event.time) for event in numbered(4)] == [1, 0, 0, 1]
+    assert store.waiting() == {"phone": 2}
+
+
+def spoilt(path, size):
+    with path.open("r+b") as file:
+        file.seek(size)
+        file.write(b"spoilt" * 4000)
+
+
+@pytest.mark.parametrize("start", [0, 5000])
+def test_a_damaged_file_is_set_aside_with_one_line(tmp_path, said, start):
+    store = EventStore(tmp_path)
+    for event in numbered(50):
+        store.record(event, [JPEG])
+    store.close()
+    spoilt(tmp_path / FILE, start)
+    store = EventStore(tmp_path, said.append)
+    assert len(said) == 1
+    assert "is damaged" in said[0]
+    assert (tmp_path / DAMAGED).is_file()
+    store.record(EVENT, sinks=["phone"])
+    assert store.next("phone")[0].id == EVENT.id
+    store.close()
+    EventStore(tmp_path, said.append).close()
+    assert len(said) == 1
+
+
+def test_damage_that_is_found_later_costs_one_line(tmp_path, said):
+    store = EventStore(tmp_path, said.append, days=1e5)
+    store.record(EVENT)
+    store._all("PRAGMA wal_checkpoint(TRUNCATE)")
+    store._all("PRAGMA shrink_memory")
+    spoilt(tmp_path / FILE, 0)
+    later = numbered(3)[1:]
+    for event in later:
+        store.record(event, sinks=["phone"])
+    assert len(said) == 1
+    assert [event.id for event in store.query()] == [event.id for event in reversed(later)]
+    store.close()
+
+
+def test_a_newer_file_and_a_folder_that_is_none_are_refused(tmp_path, store):
+    store._all("PRAGMA user_version = 99")
+    store.close()
+    with pytest.raises(UserError, match="newer edgevlm"):
+        EventStore(tmp_path)
+    with pytest.raises(UserError, match="cannot be written"):
+        EventStore(tmp_path / FILE / "state")
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """Of 1 MB."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.strip()}")
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_full_disk_loses_nothing_and_a_read_only_one_is_refused(disk, said):
+    store, events = EventStore(disk, said.append, days=1e5), numbered(6)
+    store.record(events[0], [JPEG], ["phone"])
+    with (disk / "stuff").open("wb", buffering=0) as stuff, suppress(OSError):
+        while True:
+            stuff.write(bytes(512))
+    for event in events[1:4]:
+        store.record(event, [JPEG * 10], ["phone"])
+    assert len(said) == 1
+    assert "full" in said[0]
+    got = []
+    for _ in range(2):
+        event, pictures = store.next("phone")
+        got.append(event.time - NOW)
+        assert pictures
+        store.sent("phone", event.id)
+    (disk / "stuff").unlink()
+    store.record(events[4], sinks=["phone"])
+    assert said[1:] == ["events are written again"]
+    store.close()
+    store = EventStore(disk, days=1e5)
+    while found := store.next("phone"):
+        got.append(found[0].time - NOW)
+        store.sent("phone", found[0].id)
+    assert got == [0, 1, 2, 3, 4]
+    assert len(store.query()) == 5
+    store.close()
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    with pytest.raises(UserError, match="cannot be written"):
+        EventStore(disk)
