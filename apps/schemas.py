@@ -105,6 +105,13 @@ LINES: dict[str, dict[str, Fields]] = {
             "url": ("string", "Where the server answers. It prints this line first, once it does."),
         },
     },
+    "config check": {
+        "config": {
+            **_TIME,
+            "path": ("string", "The file, in which nothing is wrong; of others stderr has the line."),
+            "cameras": ("array", "Names of its cameras."),
+        },
+    },
     "ask": {
         "completion": {
             **_TIME,

@@ -105,7 +105,7 @@ def keep_serving(model: str, folder: str) -> None:
     service, listening = Service(config, to_stderr), bound("127.0.0.1", 0)
     service.open()
     stream = service.stream("demo")
-    server = uvicorn.Server(uvicorn_config(make_app(service), config, None))
+    server = uvicorn.Server(uvicorn_config(make_app(service), service))
     threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
     while stream.stats is None or not server.started:
         time.sleep(0.05)

@@ -105,7 +105,7 @@ def _served(config: ServeConfig, folder: Path, progress: Progress) -> Iterator[t
         model: Model = seeded.seeded_model(folder, shape, TOKENS_PER_FRAME, threads, precision="int8")
         service.serve_as(SEEDED, model)
     listening = bound("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn_config(make_app(service), config, None))
+    server = uvicorn.Server(uvicorn_config(make_app(service), service))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="edgevlm-http", daemon=True)
     try:
         service.open()

@@ -38,7 +38,7 @@ class Answer:
     the first token, waiting for the chunk at work included. tpot_ms: mean time of each further token. prompt_tokens: of
     question, turns and pictures, without the memory.
     probabilities: of each choice, where the question had choices.
-    looked: where the question looked, None before the first token.
+    looked: where the question looked; None before the first token, and where it shows pictures.
     """
 
     question: str
@@ -146,6 +146,10 @@ class Answer:
         """Stop after the token in progress; a question that still waits is taken back at once."""
         self._cancelled.set()
         self._future.cancel()
+
+    def take_back(self) -> bool:
+        """Cancel a question that still waits; False where the model has begun with it."""
+        return self._future.cancel()
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -263,7 +267,7 @@ def generate(request: Request, ids: Sequence[int], model: Model, stream: Stream,
                 answer.probabilities = choices.probabilities
             if not answer.token_ids:
                 answer.ttft_ms, first = 1e3 * (now - request.asked_at), now
-                answer.looked = stream.looked
+                answer.looked = None if pictures else stream.looked  # it may be read from the pictures alone
             if token not in stops:
                 answer.token_ids.append(token)
                 if len(answer.token_ids) > 1:

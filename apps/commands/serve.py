@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json, note
+from edgevlm.apps.commands.cli_options import Json, lines, note
 from edgevlm.packages import needed
 
 EPILOG = """
@@ -45,6 +45,12 @@ def serve(
         str | None, typer.Option(metavar="DIR", help="Keep snapshots there.", show_default="the user's state folder")
     ] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Use this many CPU threads.", min=1, max=256)] = None,
+    assigned: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Set any key of edgevlm.toml; may be given again.", allow_from_autoenv=False
+        ),
+    ] = None,
     json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Write errors only.")] = False,
 ) -> None:
@@ -59,7 +65,8 @@ def serve(
     shared = {"model": model, "policy": policy, "budget": budget, "fps": fps, "state": state, "threads": threads}
     shared |= {"append": append, "encode": encode}
     server = {"host": host, "port": port, "key": None if key_file is None else f"file:{key_file}"}
-    server_of.serve(lambda: server_of.settings_of(config, camera or [], shared, server), json, quiet)
+    given = assigned or lines("EDGEVLM_SERVE_SET")
+    server_of.serve(lambda: server_of.settings_of(config, camera or [], shared, server, given), json, quiet)
 
 
 def ask(
@@ -89,12 +96,18 @@ def _config() -> None:
 @config.command("check")
 def check(
     path: Annotated[Path, typer.Argument(metavar="CONFIG", help="Check this edgevlm.toml.")] = Path("edgevlm.toml"),
+    json: Json = False,
 ) -> None:
     """Check a configuration, and open nothing."""
+    from edgevlm.apps.run.events import wall_clock
+    from edgevlm.apps.schemas import json_line
+
     config = needed("edgevlm.apps.serve.config", "edgevlm config check", "serve")
     settings = config.read_config(path)
     for each in settings.cameras.values():
         config.secret(each.source)
-    if settings.server.key is not None:
-        config.secret(settings.server.key)
-    note(f"{path}: {len(settings.cameras)} cameras, nothing wrong")
+    config.server_key(settings.server)
+    if json:
+        typer.echo(json_line("config", {"time": wall_clock(), "path": str(path), "cameras": [*settings.cameras]}))
+    else:
+        note(f"{path}: {len(settings.cameras)} cameras, nothing wrong")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -338,6 +339,10 @@ def stream_of(url: str) -> str:
     return match[1]
 
 
+class TooLate(UserError):
+    """A question waited for as long as the server lets one wait."""
+
+
 class Completion:
     """One answer, in OpenAI's shapes."""
 
@@ -347,6 +352,17 @@ class Completion:
         self.id, self.created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self.finish_reason = "stop"
         self.evidence: dict[str, Any] = {}
+        self._too_late: asyncio.TimerHandle | None = None
+        self._waited_s = 0.0  # where it was given up for that
+
+    def give_up_after(self, seconds: float) -> None:
+        """Take the question back where it still waits then: its answer raises TooLate."""
+
+        def late() -> None:
+            if not isinstance(self.answer, str) and self.answer.take_back():
+                self._waited_s = seconds
+
+        self._too_late = asyncio.get_running_loop().call_later(seconds, late)
 
     async def whole(self) -> dict[str, Any]:
         """The whole answer, once it is there."""
@@ -386,6 +402,8 @@ class Completion:
                     given = len(text) - held
             else:
                 self.finish_reason = "length" if self.answer.finish_reason == "length" else "stop"
+            if self._waited_s:
+                raise TooLate(f"the question waited {self._waited_s:g} s for others and was given up; ask again later")
             if text[given:]:
                 yield text[given:]
         finally:
@@ -395,6 +413,8 @@ class Completion:
 
     def cancel(self) -> None:
         """Give the answer up, where it is not finished."""
+        if self._too_late is not None:
+            self._too_late.cancel()
         if not isinstance(self.answer, str) and not self.answer.finished:
             self.answer.cancel()
 

@@ -24,6 +24,8 @@ else:
 MAX_CONFIG = 1 << 20  # bytes
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+FIXED = ("engine", "threads", "state")  # while a server runs
+FIXED_OF_SERVER = ("host", "port", "max_connections")
 
 
 class Section(BaseModel):
@@ -53,9 +55,12 @@ class ServerSettings(Section):
     """The HTTP server. key: ``env:NAME`` or ``file:PATH``. hosts: further names that the page is reached by.
 
     source_hosts: names, addresses and networks that cameras added by clients may have; any but this machine's own unless given.
-    any_source: clients may add anything, also files, devices and pipelines. max_requests: questions that run or wait at once;
-    the next is answered 429. max_body: bytes of a request, and of a picture that is fetched for one. max_pictures: that a
-    question may show, frames of a video among them; cameras opened later have room for them.
+    any_source: clients may add anything, also files, devices and pipelines.
+
+    max_requests: questions that run or wait at once; the next is answered 429. max_wait: seconds that one may wait for others;
+    then it is answered 503. max_rate: requests a second of one address, over some seconds; the next is answered 429.
+    max_body: bytes of a request, and of a picture that is fetched for one. max_pictures: that a question may show, frames of a
+    video among them; cameras opened later have room for them.
 
     media_hosts: ``HOST`` or ``HOST:PORT`` that pictures may be fetched from, media_private: also where such a name leads to a
     private address. media_folders: whose videos may be shown.
@@ -68,6 +73,8 @@ class ServerSettings(Section):
     source_hosts: list[str] | None = None
     any_source: bool = False
     max_requests: Annotated[int, Field(ge=1, le=1024)] = 32
+    max_wait: Annotated[float, Field(gt=0, le=86_400)] = 120.0
+    max_rate: Annotated[float, Field(gt=0, le=1e6)] = 200.0
     max_connections: Annotated[int, Field(ge=1, le=65535)] = 256
     max_body: Annotated[int, Field(ge=1024, le=1 << 30)] = 16 << 20
     max_pictures: Annotated[int, Field(ge=0, le=16)] = 4
@@ -117,6 +124,28 @@ class ServeConfig(Section):
         return CameraSettings(**{**shared, **own})
 
 
+def server_key(server: ServerSettings) -> str | None:
+    """The key that clients have to give. Raises UserError for one that is none, and where other machines could ask without."""
+    key = None if server.key is None else secret(server.key)
+    if key is None and server.host not in LOOPBACK:
+        raise UserError(f"--host {server.host} lets other machines in: set a key with --key-file")
+    if key is not None and len(key) < 8:
+        raise UserError("the server's key has fewer than 8 characters; use a longer one, like that of `openssl rand -hex 16`")
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise UserError("the server's key has characters that HTTP clients do not send; use ASCII on one line")
+    return key
+
+
+def as_far_as_running(before: ServeConfig, wanted: ServeConfig) -> tuple[ServeConfig, list[str]]:
+    """``wanted`` as far as a running server can follow it, and a line for each key that waits for a restart."""
+    kept: dict[str, Any] = {name: getattr(before, name) for name in FIXED}
+    of_server = {name: getattr(before.server, name) for name in FIXED_OF_SERVER}
+    waits = [name for name, value in kept.items() if getattr(wanted, name) != value]
+    waits += [f"server.{name}" for name, value in of_server.items() if getattr(wanted.server, name) != value]
+    config = wanted.model_copy(update={**kept, "server": wanted.server.model_copy(update=of_server)})
+    return config, [f"{name}: it changes when the server is restarted" for name in waits]
+
+
 def read_config(path: Path) -> ServeConfig:
     """Read edgevlm.toml. Raises UserError, one line that names the key and the nearest known one."""
     try:
@@ -139,6 +168,23 @@ def check_config(values: Mapping[str, Any], where: str) -> ServeConfig:
         return ServeConfig.model_validate(values)
     except ValidationError as error:
         raise UserError(f"{where}: {first_problem(error, ServeConfig)}") from None
+
+
+def assign(values: dict[str, Any], text: str) -> None:
+    """Put ``server.max_wait=30`` into ``values``: a value as in edgevlm.toml, or a text without quotes. Raises UserError."""
+    name, equals, value = text.partition("=")
+    *tables, key = name.strip().split(".")
+    if not equals or not all(re.fullmatch(r"[\w-]+", part) for part in (*tables, key)):
+        raise UserError(f"--set {text}: give KEY=VALUE, like server.max_wait=30")
+    try:
+        given = tomllib.loads(f"given = {value}")["given"]
+    except ValueError:
+        given = value.strip()
+    for table in tables:
+        values = values.setdefault(table, {})
+        if not isinstance(values, dict):
+            raise UserError(f"--set {text}: {table} is no table")
+    values[key] = given
 
 
 def first_problem(error: ValidationError, section: type[BaseModel]) -> str:

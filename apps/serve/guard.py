@@ -6,6 +6,8 @@ import asyncio
 import hmac
 import itertools
 import json
+import math
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from ipaddress import ip_address
 from typing import Any
@@ -13,13 +15,16 @@ from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 
-from edgevlm.apps.serve.config import LOOPBACK, ServerSettings
+from edgevlm.apps.serve.config import LOOPBACK
+from edgevlm.apps.serve.service import Service
 
 Scope = Mapping[str, Any]
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+BURST_S = 10.0  # of requests at the highest rate that an address may send at once
+MANY = 1024  # addresses that are remembered, but for those that ask now
 BODY_S = 30.0  # that a request's body may take to come
 MAX_HEADERS = 64 << 10  # bytes
 SMALL = 64 << 10  # bytes of a body that is read however many others are
@@ -36,10 +41,11 @@ HEADERS = {
 
 
 class Guard:
-    """An ASGI application in front of another. key: None where none is asked for."""
+    """An ASGI application in front of another. Settings and key are those that its service has at the time."""
 
-    def __init__(self, app: Any, settings: ServerSettings, key: str | None) -> None:
-        self._app, self._settings, self._key = app, settings, key
+    def __init__(self, app: Any, service: Service) -> None:
+        self._app, self._service = app, service
+        self._rate = RequestRate()
         self._held = 0  # bytes of bodies of requests that are not answered yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,10 +56,14 @@ class Guard:
         if sum(map(len, itertools.chain(*scope["headers"]))) > MAX_HEADERS:
             await refuse(send, 431, f"the headers have more than {MAX_HEADERS} bytes", "too_large")
             return
+        early = self._rate.early(scope["client"][0] if scope.get("client") else "", self._service.config.server.max_rate)
+        if early > 0:
+            await refuse(send, 429, "too many requests a second; ask again later", "rate_limit_exceeded", early)
+            return
         if problem := self._problem(scope["path"], headers):
             await refuse(send, *problem)
             return
-        limit, taken = self._settings.max_body, 0
+        limit, taken = self._service.config.server.max_body, 0
         too_large = f"the request has more than {limit} bytes"
         length = headers.get(b"content-length", "0")
         if length.isdecimal() and int(length) > limit:
@@ -99,16 +109,17 @@ class Guard:
         origin = headers.get(b"origin")
         if origin is not None and origin.lower().partition("://")[2] != headers.get(b"host", "").lower():
             return 403, "requests from pages of other sites are refused", "wrong_origin"
-        if self._key is None or path == "/" or path.startswith(OPEN_PATHS[1:]):
+        key = self._service.key
+        if key is None or path == "/" or path.startswith(OPEN_PATHS[1:]):
             return None
         given = headers.get(b"authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self._key.encode()):
+        if not hmac.compare_digest(given.encode(), key.encode()):
             return 401, "give the server's key: Authorization: Bearer KEY", "invalid_api_key"
         return None
 
     def _hosts(self) -> tuple[str, ...]:
-        own = self._settings.host
-        return (*LOOPBACK, own, *self._settings.hosts)
+        server = self._service.config.server
+        return (*LOOPBACK, server.host, *server.hosts)
 
 
 def host_of(header: str) -> str:
@@ -135,9 +146,29 @@ def error_body(message: str, code: str | None, param: str | None = None, kind: s
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-async def refuse(send: Send, status: int, message: str, code: str) -> None:
+class RequestRate:
+    """Requests of each address, counted: BURST_S seconds' worth may come at once."""
+
+    def __init__(self) -> None:
+        self._rested: dict[str, float] = {}  # when an address may send as many at once again
+
+    def early(self, address: str, rate: float) -> float:
+        """Seconds until the address may send a request again; 0 where it may now, and that one is counted."""
+        now = time.monotonic()
+        rested = max(self._rested.get(address, now), now) + 1 / rate
+        if rested > now + BURST_S:
+            return rested - now - BURST_S
+        self._rested[address] = rested
+        if len(self._rested) > MANY:
+            self._rested = {each: at for each, at in self._rested.items() if at > now}
+        return 0.0
+
+
+async def refuse(send: Send, status: int, message: str, code: str, soon: float = 1.0) -> None:
     body = json.dumps(error_body(message, code)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+    if status in (429, 503):
+        headers.append((b"retry-after", str(math.ceil(soon)).encode()))
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": headers})

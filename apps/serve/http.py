@@ -28,7 +28,7 @@ from starlette.routing import Match
 from edgevlm import __version__
 from edgevlm.apps.commands.policies import describe
 from edgevlm.apps.credentials import mask_credentials
-from edgevlm.apps.serve.chat import ChatRequest, Completion, Strict
+from edgevlm.apps.serve.chat import ChatRequest, Completion, Strict, TooLate
 from edgevlm.apps.serve.config import CameraSettings, Name, ServeConfig, checked_budget
 from edgevlm.apps.serve.guard import error_body
 from edgevlm.apps.serve.metrics import Metrics
@@ -94,6 +94,7 @@ class Server:
         stream = self.stream(asked.stream_name, "model")
         question, turns = asked.question()
         if self.metrics.unfinished >= limit:
+            self.metrics.refused.labels("queue_full").inc()
             soon = max(1, math.ceil(self.metrics.answer_s))  # one place is free then
             raise ApiError(
                 429, f"{limit} questions are being answered or wait; ask again in {soon} s", "rate_limit_exceeded", soon=soon
@@ -115,7 +116,9 @@ class Server:
         except BaseException:
             self.metrics.unfinished -= 1
             raise
-        return Completion(asked, stream, question, answer)
+        completion = Completion(asked, stream, question, answer)
+        completion.give_up_after(self.service.config.server.max_wait)
+        return completion
 
     async def _prepared(self, work: Callable[..., T], *arguments: Any) -> T:
         """What a question needs before it is asked, on one of a few threads: others are left for the rest."""
@@ -134,7 +137,7 @@ class ApiError(HTTPException):
     """An error in OpenAI's shape."""
 
     def __init__(self, status: int, message: str, code: str, param: str | None = None, soon: int = 1) -> None:
-        super().__init__(status, message, {"Retry-After": str(soon)} if status == 429 else None)
+        super().__init__(status, message, {"Retry-After": str(soon)} if status in (429, 503) else None)
         self.code, self.param = code, param
 
 
@@ -186,7 +189,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         "description": "400: a wrong field, which is named. 401: no key, or a wrong one. 403: a page of another site. 404: it "
         "is not there. 408, 413: a body that does not come, or is too large. 421: another host's name. 429: ask again later.",
     },
-    "5XX": {"model": ErrorReply, "description": "503: not ready, or too many connections."},
+    "5XX": {"model": ErrorReply, "description": "503: not ready, too many connections, or a question that waited too long."},
 }
 
 
@@ -235,6 +238,9 @@ def add_openai(app: FastAPI, server: Server) -> None:
         if not streamed:
             try:
                 return JSONResponse(await unless_gone(request, answer))
+            except TooLate as error:
+                server.metrics.refused.labels("waited_too_long").inc()
+                raise ApiError(503, str(error), "overloaded", soon=10) from None
             finally:
                 server.finished(completion)
 
@@ -244,6 +250,8 @@ def add_openai(app: FastAPI, server: Server) -> None:
                 async for event in told:
                     yield event
             except UserError as error:
+                if isinstance(error, TooLate):
+                    server.metrics.refused.labels("waited_too_long").inc()
                 yield {"data": json.dumps(error_body(mask_credentials(str(error)), None, kind="server_error"))}
             finally:
                 await told.aclose()

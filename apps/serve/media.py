@@ -93,6 +93,7 @@ def _fetch(url: str, settings: ServerSettings) -> bytes:
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").lower(), parts.port
+        is_listed = is_network(host) if host else False
     except ValueError:
         raise UserError("this is no address") from None
     if parts.username is not None or not host or not url.isascii() or any(char <= " " for char in url):
@@ -102,7 +103,7 @@ def _fetch(url: str, settings: ServerSettings) -> bytes:
     port = port or (443 if parts.scheme == "https" else 80)
     try:
         # an address that is listed as such is the operator's choice; a name leads to public ones alone
-        listed = [host] if settings.media_private or is_network(host) else None
+        listed = [host] if settings.media_private or is_listed else None
         link = AllowedHosts(listed, private=False).connect((host, port), FETCH_S)
 
         def give_up() -> None:

@@ -31,6 +31,7 @@ class Metrics(Collector):
             buckets=TTFT_BUCKETS, registry=self.registry,
         )  # fmt: skip
         self._tokens = Counter("edgevlm_generation_tokens", "Tokens generated.", labels, registry=self.registry)
+        self.refused = Counter("edgevlm_requests_refused", "Questions that were refused.", ("reason",), registry=self.registry)
         self._asked: set[str] = set()  # streams that have figures of answers
         self._service, self._process = service, psutil.Process()
         self.registry.register(self)

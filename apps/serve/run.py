@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -24,8 +24,8 @@ from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.run.events import to_stderr, wall_clock
 from edgevlm.apps.run.watchdog import START_S, Notifier
 from edgevlm.apps.schemas import json_line
-from edgevlm.apps.serve.config import LOOPBACK, ServeConfig, check_config, named_cameras, read_config, secret
-from edgevlm.apps.serve.guard import Guard, error_body
+from edgevlm.apps.serve.config import ServeConfig, assign, check_config, named_cameras, read_config
+from edgevlm.apps.serve.guard import Guard, error_body, refuse
 from edgevlm.apps.serve.http import close_listeners, make_app
 from edgevlm.apps.serve.service import Service
 from edgevlm.errors import UserError
@@ -37,9 +37,16 @@ IDLE_S = 0.01  # processor time between two signs that is no work
 ALIVE_S = 1.0  # from one sign of life to the next, for a service manager
 
 
-def settings_of(path: Path | None, cameras: list[str], shared: dict[str, Any], server: dict[str, Any]) -> ServeConfig:
-    """The file's settings, and over them those of the command line. Raises UserError."""
+def settings_of(
+    path: Path | None, cameras: list[str], shared: dict[str, Any], server: dict[str, Any], assigned: Sequence[str] = ()
+) -> ServeConfig:
+    """The file's settings, and over them those of the command line: ``assigned``, KEY=VALUE each, then options.
+
+    Raises UserError.
+    """
     values = read_config(path).model_dump(exclude_unset=True) if path is not None else {}
+    for each in assigned:
+        assign(values, each)
     values |= {name: value for name, value in shared.items() if value is not None}
     values["server"] = {**values.get("server", {}), **{name: value for name, value in server.items() if value is not None}}
     if cameras:
@@ -52,13 +59,8 @@ def settings_of(path: Path | None, cameras: list[str], shared: dict[str, Any], s
 def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool) -> None:
     """Serve until a signal. SIGHUP reads the configuration again with ``load``. Raises UserError before anything is served."""
     config, notice = load(), (lambda line: None) if quiet else to_stderr
-    key = secret(config.server.key) if config.server.key is not None else None
-    if key is not None and len(key) < 8:
-        raise UserError("the server's key has fewer than 8 characters; use a longer one, like that of `openssl rand -hex 16`")
-    if config.server.host not in LOOPBACK and key is None:
-        raise UserError(f"--host {config.server.host} lets other machines in: set a key with --key-file")
-    listening = bound(config.server.host, config.server.port)
     service = Service(config, notice)
+    listening = bound(config.server.host, config.server.port)
     serving, done = threading.Event(), threading.Event()
     threading.Thread(target=report, args=(service, serving, done), name="edgevlm-alive", daemon=True).start()
     try:
@@ -85,7 +87,7 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool) -> None:
                 await close_listeners(app.state.server)
                 await super().shutdown(sockets)
 
-        server = AnnouncingServer(uvicorn_config(app, config, key))
+        server = AnnouncingServer(uvicorn_config(app, service))
         hangups: SimpleQueue[int] = SimpleQueue()  # whose put a signal may interrupt
         threading.Thread(
             target=reload_when_told, args=(hangups, service, load, notice), name="edgevlm-reload", daemon=True
@@ -107,12 +109,12 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool) -> None:
         service.close()
 
 
-def uvicorn_config(app: FastAPI, config: ServeConfig, key: str | None) -> uvicorn.Config:
+def uvicorn_config(app: FastAPI, service: Service) -> uvicorn.Config:
     """How uvicorn serves the application, behind the guard."""
     return uvicorn.Config(
-        Guard(app, config.server, key), log_config=None, log_level=logging.ERROR, access_log=False, server_header=False,
-        limit_concurrency=config.server.max_connections, timeout_graceful_shutdown=1, proxy_headers=False, lifespan="off",
-        http=BoundedProtocol, ws="none",
+        Guard(app, service), log_config=None, log_level=logging.ERROR, access_log=False, server_header=False,
+        limit_concurrency=service.config.server.max_connections, timeout_graceful_shutdown=1, proxy_headers=False,
+        lifespan="off", http=BoundedProtocol, ws="none",
     )  # fmt: skip
 
 
@@ -122,9 +124,21 @@ class BoundedProtocol(H11Protocol):
     Beyond the limit 503 is answered, and beyond twice the limit nothing.
     """
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._limit, self._admitted = self.limit_concurrency or 1 << 30, self.app
+        self.limit_concurrency = None  # uvicorn answers in plain text
+        self.app = self._admit
+
+    async def _admit(self, scope: Any, receive: Any, send: Any) -> None:
+        if len(self.connections) < self._limit:
+            await self._admitted(scope, receive, send)
+        else:
+            await refuse(send, 503, "there are too many connections; try again in a moment", "overloaded")
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.since, limit = self.loop.time(), self.limit_concurrency or 1 << 30
+        self.since, limit = self.loop.time(), self._limit
         if len(self.connections) > 2 * limit:
             transport.abort()
         elif len(self.connections) >= limit:

@@ -18,7 +18,7 @@ from typing import Any
 from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.run.thumbnails import as_jpeg
-from edgevlm.apps.serve.config import CameraSettings, ServeConfig, secret
+from edgevlm.apps.serve.config import CameraSettings, ServeConfig, as_far_as_running, secret, server_key
 from edgevlm.apps.serve.stream import CameraStream, stream_options
 from edgevlm.apps.sources import SourceOptions, check_source, open_source
 from edgevlm.apps.sources.hosts import AllowedHosts
@@ -67,10 +67,14 @@ def check_client_policy(policy: str | None) -> None:
 
 
 class Service:
-    """The streams of a configuration, by name. Weights are loaded once for each model. Any thread may call any method."""
+    """The streams of a configuration, by name. Weights are loaded once for each model. Any thread may call any method.
+
+    key: that clients have to give, None where none is asked for.
+    """
 
     def __init__(self, config: ServeConfig, notice: Callable[[str], object]) -> None:
-        self.config = config
+        """Raises UserError for a key that is none."""
+        self.config, self.key = config, server_key(config.server)
         self.streams: dict[str, CameraStream] = {}
         self._models: dict[str, Model] = {}
         self._overloaded: set[str] = set()  # models
@@ -117,8 +121,8 @@ class Service:
         """Go on with another policy or budget, None for what it has, and an empty memory, until the server restarts.
 
         A paused one stays paused.
-        The snapshots of before the switch stay for then. Raises UserError, and the stream goes on as before; FieldError for a
-        policy that clients may not name.
+        The snapshots of before the switch stay for then. Raises UserError, and the stream goes on as before, or is removed
+        where its camera cannot be opened again; FieldError for a policy that clients may not name.
         """
         check_client_policy(policy)
         with self._lock:
@@ -134,9 +138,13 @@ class Service:
             before.close()
             try:
                 stream = self._open(name, wanted, folder, before.hosts, before.paused)
-            except BaseException:
+            except BaseException as error:
                 shutil.rmtree(folder, ignore_errors=True)
-                self._open(name, before.settings, before.folder, before.hosts, before.paused)
+                try:
+                    self._open(name, before.settings, before.folder, before.hosts, before.paused)
+                except UserError as again:
+                    self.remove(name)
+                    raise UserError(f"{error}; nor could {name} be opened again as it was ({again}): add it again") from None
                 raise
             if before.folder.name.startswith(SWITCHED):
                 shutil.rmtree(before.folder, ignore_errors=True)
@@ -162,26 +170,32 @@ class Service:
     def remove(self, name: str) -> None:
         """Stop watching a camera; its snapshots stay. Raises UserError for a stream that there is not."""
         with self._lock:
-            stream = self.stream(name)
-            self.streams = {key: value for key, value in self.streams.items() if key != name}
-            stream.close()
-            unused = [
-                key for key, model in self._models.items() if all(each.model is not model for each in self.streams.values())
-            ]
-            for key in unused:
-                self._models.pop(key).close()
-                self._overloaded.discard(key)
+            self._remove(name)
+            self._close_unused_models()
+
+    def _remove(self, name: str) -> None:
+        stream = self.stream(name)
+        self.streams = {key: value for key, value in self.streams.items() if key != name}
+        stream.close()
+
+    def _close_unused_models(self) -> None:
+        used = {stream.model for stream in self.streams.values()}
+        for key in [key for key, model in self._models.items() if model not in used]:
+            self._models.pop(key).close()
+            self._overloaded.discard(key)
 
     def reload(self, config: ServeConfig) -> list[str]:
         """Apply a configuration: cameras that changed are opened again, others, switched ones too, are not touched.
 
-        What was done, a line each; a camera that cannot be opened is one of them and holds up no other.
+        What was done, a line each, and what waits for a restart; a camera that cannot be opened is one of them and holds up no
+        other. Raises UserError for a key that is none, and changes nothing.
         """
         with self._lock:
-            before, self.config, done = self.config, config, []
+            before, (config, done) = self.config, as_far_as_running(self.config, config)
+            self.key, self.config = server_key(config.server), config
             for name in list(self.streams):
                 if name in before.cameras and name not in config.cameras:
-                    self.remove(name)
+                    self._remove(name)
                     done.append(f"{name}: removed")
             for name, settings in config.cameras.items():
                 running, wanted = self.streams.get(name), config.camera(settings)
@@ -191,11 +205,12 @@ class Service:
                     continue
                 try:
                     if running is not None:
-                        self.remove(name)
+                        self._remove(name)
                     self.add(name, settings)
                     done.append(f"{name}: {'opened again' if running else 'added'}")
                 except UserError as error:
                     done.append(f"{name}: {mask_credentials(str(error))}")
+            self._close_unused_models()
             return done
 
     def stream(self, name: str | None) -> CameraStream:
@@ -222,6 +237,8 @@ class Service:
             rates = [stream.rates() for stream in streams]
             watched, skipped = sum(rate[0] for rate in rates), sum(rate[1] for rate in rates)
             given = watched + skipped
+            if not given:  # no camera is there: nobody knows
+                continue
             if skipped > OVERLOADED * given and name not in self._overloaded:
                 self._overloaded.add(name)
                 line = (

@@ -197,7 +197,9 @@ class CameraStream:
         return evidence
 
     def evidence(self, answer: Answer) -> dict[str, Any]:
-        """``evidence``, with wall clock and thumbnail of each moment, and ``evidence_held``."""
+        """``evidence``, with wall clock and thumbnail of each moment, and ``evidence_held``; empty where nobody knows."""
+        if answer.evidence is None:
+            return {}
         fields: dict[str, Any] = evidence_fields(answer.evidence)
         taken = self.observer.thumbnails.taken()
         for moment in fields["evidence"]:

@@ -109,6 +109,13 @@ def test_bundles_and_snapshots_are_as_their_schema_says(say, tmp_path):
         validate(line)
 
 
+def test_a_configuration_that_is_right_is_as_its_schema_says(say, tmp_path):
+    (tmp_path / "edgevlm.toml").write_text("[cameras.yard]\nsource = 'rtsp://10.0.0.5/1'\n")
+    (line,) = say("config", "check", "{folder}/edgevlm.toml")
+    assert line["cameras"] == ["yard"]
+    validate(line)
+
+
 def test_the_documents_are_made_from_the_schemas():
     made = runpy.run_path(str(DOCS / "reference.py"))
     again = "run python docs/reference.py"

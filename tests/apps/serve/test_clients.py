@@ -1,6 +1,8 @@
 """Clients that go away or send nothing: their places are free at once."""
 
 import asyncio
+import json
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 
@@ -8,8 +10,14 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from edgevlm.apps.serve import guard, http, run
+from edgevlm.apps.serve import chat, guard, http, run
 from edgevlm.apps.serve.config import ServerSettings
+from edgevlm.runtime.answer import Answer
+
+
+def service(key=None, **settings):
+    """What a guard needs of a service."""
+    return SimpleNamespace(config=SimpleNamespace(server=ServerSettings(**settings)), key=key)
 
 
 class NeverAnswered:
@@ -65,7 +73,7 @@ def test_a_body_that_does_not_come_is_given_up(monkeypatch):
     async def ask():
         scope = {"type": "http", "path": "/", "headers": [(b"host", b"localhost")]}
         with pytest.raises(http.StarletteHTTPException, match="the body did not come"):
-            await guard.Guard(app, ServerSettings(), None)(scope, asyncio.Event().wait, None)
+            await guard.Guard(app, service())(scope, asyncio.Event().wait, None)
 
     asyncio.run(asyncio.wait_for(ask(), 60))
 
@@ -160,8 +168,33 @@ def test_a_client_that_does_not_read_is_dropped(monkeypatch):
     assert len(sent) < 100
 
 
+def test_too_many_connections_are_told_so_as_every_error_is():
+    asked = asyncio.Event()
+
+    async def hangs(scope, receive, send):
+        asked.set()
+        await receive()
+        await receive()
+
+    async def connect():
+        async with listening(hangs, 2) as (_, port):
+            links = []
+            for _ in range(2):
+                links.append(await asyncio.open_connection("127.0.0.1", port))
+                links[-1][1].write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                await asked.wait()
+            told = await links[1][0].read()
+            for _, writer in links:
+                writer.close()
+            return told
+
+    head, _, body = asyncio.run(asyncio.wait_for(connect(), 60)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503")
+    assert json.loads(body)["error"]["code"] == "overloaded"
+
+
 def test_large_bodies_at_once_are_bounded_and_small_ones_pass():
-    settings, sent, release = ServerSettings(max_body=1 << 17), [], asyncio.Event()
+    sent, release = [], asyncio.Event()
 
     async def app(scope, receive, send):
         await receive()
@@ -175,7 +208,7 @@ def test_large_bodies_at_once_are_bounded_and_small_ones_pass():
         await server(scope, receive, sent.append)
 
     async def all_at_once():
-        server = guard.Guard(app, settings, None)
+        server = guard.Guard(app, service(max_body=1 << 17))
         tasks = [asyncio.create_task(ask(server, 1 << 17)) for _ in range(4)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -204,7 +237,7 @@ def test_names_that_are_not_this_servers_are_refused(host, status):
 
     async def ask(**headers):
         scope = {"type": "http", "path": "/", "headers": [(name.encode(), value.encode()) for name, value in headers.items()]}
-        await guard.Guard(answer, ServerSettings(hosts=["box.lan"]), None)(scope, None, send)
+        await guard.Guard(answer, service(hosts=["box.lan"]))(scope, None, send)
 
     asyncio.run(ask(host=host))
     assert sent[0]["status"] == status
@@ -222,5 +255,51 @@ def test_headers_are_bounded():
         sent.append(message)
 
     scope = {"type": "http", "path": "/", "headers": [(b"host", b"localhost"), (b"x", bytes(1 << 17))]}
-    asyncio.run(guard.Guard(answer, ServerSettings(), None)(scope, None, send))
+    asyncio.run(guard.Guard(answer, service())(scope, None, send))
     assert sent[0]["status"] == 431
+
+
+def test_an_address_that_asks_too_often_waits_and_others_do_not(monkeypatch):
+    now, sent = [0.0], []
+    monkeypatch.setattr(guard.time, "monotonic", lambda: now[0])
+    server = guard.Guard(answer, service(max_rate=2))
+
+    async def send(message):
+        sent.append(message)
+
+    def ask(address):
+        sent.clear()
+        scope = {"type": "http", "path": "/", "headers": [(b"host", b"localhost")], "client": (address, 1)}
+        asyncio.run(server(scope, None, send))
+        return sent[0]["status"]
+
+    assert [ask("a") for _ in range(21)] == 20 * [200] + [429]
+    assert (b"retry-after", b"1") in sent[0]["headers"]
+    assert ask("b") == 200
+    now[0] = 1.0
+    assert [ask("a") for _ in range(3)] == [200, 200, 429]
+
+
+async def whole(completion):
+    return "".join([piece async for piece in completion.pieces()])
+
+
+def test_a_question_that_waits_too_long_is_given_up_and_one_that_began_is_not():
+    async def ask(begun):
+        answer = Answer("?", 0.0)
+        answer._follow(future := Future())
+        if begun:
+            future.set_running_or_notify_cancel()
+        request = SimpleNamespace(stops=[])
+        completion = chat.Completion(request, SimpleNamespace(answered=lambda *_: {}, pieces=0), "?", answer)
+        completion.give_up_after(0.01)
+        reading = asyncio.create_task(whole(completion))
+        await asyncio.sleep(0.05)
+        if begun:
+            answer._push("2")
+            future.set_result("stop")
+        return await reading
+
+    with pytest.raises(chat.TooLate, match=r"waited 0\.01 s"):
+        asyncio.run(ask(begun=False))
+    assert asyncio.run(ask(begun=True)) == "2"

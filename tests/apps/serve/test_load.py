@@ -12,11 +12,12 @@ pytest.importorskip("fastapi")
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from edgevlm.apps.serve.config import ServeConfig
+from edgevlm.apps.serve.config import CameraSettings, ServeConfig, ServerSettings
 from edgevlm.apps.serve.metrics import Metrics
-from edgevlm.apps.serve.run import bound
+from edgevlm.apps.serve.run import bound, settings_of
 from edgevlm.apps.serve.service import Service
 from edgevlm.apps.serve.stream import RATES_S, FrameRates
+from edgevlm.errors import UserError
 from edgevlm.runtime.answer import Answer
 
 
@@ -56,6 +57,10 @@ def test_overload_is_said_once_and_so_is_its_end(tmp_path):
     go_on(20, 1, 1)
     go_on(20, 1, 1)
     assert len(said) == 1
+    for stream in service.streams.values():
+        stream.rates.clear()
+    service.report_load()
+    assert len(said) == 1, "no camera gives frames: nobody knows"
     assert said[0].startswith("demo: overloaded: 2 cameras give 4.0 frames a second and 2.0 are watched")
     go_on(20, 2, 0)
     go_on(20, 2, 0)
@@ -79,6 +84,66 @@ def test_the_end_comes_within_a_bound_that_is_told_of(tmp_path, monkeypatch):
         "hangs: not closed within 0.1 s; the snapshot before the last one stays",
     ]
     go.set()
+
+
+@pytest.fixture
+def watching(tmp_path):
+    """A service that watches the demo."""
+    service = Service(ServeConfig(state=str(tmp_path), cameras={"demo": CameraSettings()}), print)
+    try:
+        service.open()
+        yield service
+    finally:
+        service.close()
+
+
+def test_a_camera_that_can_be_opened_neither_way_is_removed(watching, monkeypatch):
+    def refused(*_):
+        raise UserError("no room")
+
+    monkeypatch.setattr("edgevlm.apps.serve.service.CameraStream", refused)
+    with pytest.raises(UserError, match=r"no room; nor could demo be opened again as it was \(no room\)"):
+        watching.switch("demo", None, 512)
+    assert watching.streams == {}
+    monkeypatch.undo()
+    assert watching.reload(watching.config) == ["demo: added"]
+
+
+def test_a_reload_keeps_the_weights_of_a_camera_that_changed(watching):
+    model = watching.stream("demo").model
+    assert watching.reload(watching.config.model_copy(update={"fps": 4.0})) == ["demo: opened again"]
+    assert watching.stream("demo").model is model
+
+
+def test_a_reload_applies_key_and_limits_and_says_what_waits_for_a_restart(tmp_path):
+    (tmp_path / "key").write_text("correct-horse")
+    service = Service(ServeConfig(state=str(tmp_path)), print)
+    wanted = ServerSettings(key=f"file:{tmp_path / 'key'}", host="0.0.0.0", port=9, max_requests=5)
+    for _ in range(2):
+        assert service.reload(ServeConfig(state="/else", server=wanted)) == [
+            "state: it changes when the server is restarted",
+            "server.host: it changes when the server is restarted",
+            "server.port: it changes when the server is restarted",
+        ]
+    assert (service.key, service.config.server.max_requests, service.config.server.host) == ("correct-horse", 5, "127.0.0.1")
+    (tmp_path / "key").write_text("schlüssel")
+    with pytest.raises(UserError, match="ASCII"):
+        service.reload(ServeConfig(server=wanted))
+    assert service.key == "correct-horse"
+
+
+def test_any_key_is_set_on_the_command_line(tmp_path):
+    (tmp_path / "edgevlm.toml").write_text("[cameras.demo]\nfps = 1\n[server]\nmax_wait = 5\n")
+    given = ["server.max_wait=30", "cameras.demo.policy=last-seen", "server.hosts=['box.lan']", "cameras.yard.source=0"]
+    with pytest.raises(UserError, match=r"cameras\.yard\.source"):
+        settings_of(tmp_path / "edgevlm.toml", [], {}, {"port": 9}, given)
+    config = settings_of(tmp_path / "edgevlm.toml", [], {}, {"port": 9}, [*given[:3], "cameras.yard.source=rtsp://a/b=c"])
+    assert (config.server.max_wait, config.server.hosts, config.server.port) == (30, ["box.lan"], 9)
+    assert config.cameras["demo"] == CameraSettings(fps=1.0, policy="last-seen")
+    assert config.cameras["yard"].source == "rtsp://a/b=c"
+    for wrong in ("server.max_wait", "=5", "server..port=1", "fps.x=1"):
+        with pytest.raises(UserError, match="--set"):
+            settings_of(None, [], {"fps": None}, {}, ["fps=1", wrong])
 
 
 def test_metrics_forget_streams_that_were_removed(tmp_path):

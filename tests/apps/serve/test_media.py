@@ -131,9 +131,12 @@ def test_a_picture_is_seen_by_its_question_alone(server):
         answer = ask(server, shows(inline(encoded(image, kind))))
         assert answer.choices[0].message.content.strip() == truth
         assert answer.usage.prompt_tokens >= own.usage.prompt_tokens + 16
+        assert "evidence" in own.model_extra["edgevlm"]
+        assert "evidence" not in answer.model_extra["edgevlm"], "nobody knows what it was read from"
         assert ask(server).choices[0].message.content == own.choices[0].message.content
     chunks = ask(server, shows(inline(encoded(image))), stream=True, extra_body={"guided_choice": ["0", "1", "2", "3"]})
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == truth
+    assert ask(server, shows(inline(encoded(image))), stop=truth).choices[0].message.content.strip() == ""
 
 
 def test_a_conversation_shows_its_newest_pictures(server):
@@ -208,6 +211,11 @@ def test_names_that_change_their_address_lead_to_the_one_that_was_checked(monkey
     with pytest.raises(BaseException):  # noqa: B017, PT011
         media.read_picture("http://camera.example/x.png", ServerSettings(media_hosts=["camera.example"]))
     assert connected == [public]
+
+
+def test_an_address_with_an_empty_zone_is_none():
+    with pytest.raises(UserError, match="no address"):
+        media.read_picture("http://[fe80::1%]/x.png", ServerSettings(media_hosts=["fe80::1%"]))
 
 
 @pytest.mark.parametrize(

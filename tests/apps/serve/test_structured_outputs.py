@@ -76,6 +76,13 @@ def test_other_servers_names_for_it(server, field, form):
     jsonschema.validate(json.loads(ask(server, "tiny", extra_body=field).choices[0].message.content), form)
 
 
+def test_a_stop_cuts_what_follows_a_form_too(server):
+    form = {"guided_regex": "a{3}b{2}"}
+    for stop, text in (("ab", "aa"), ("z", "aaabb")):
+        answer = ask(server, "tiny", extra_body=form, stop=stop)
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (text, "stop")
+
+
 def test_an_object_that_is_cut_says_so(server):
     answer = ask(server, "tiny", response_format={"type": "json_object"}, max_tokens=3, temperature=1.0, seed=1)
     assert answer.choices[0].message.content.startswith("{")
