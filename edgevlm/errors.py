@@ -19,6 +19,10 @@ class SourceError(UserError):
     """A camera or file cannot be opened or read."""
 
 
+class SourceRefused(SourceError):
+    """A camera answered and will give the same answer again: a wrong password, no such stream."""
+
+
 class SnapshotError(UserError):
     """A snapshot is torn, damaged, or of another format."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import shutil
 import textwrap
-from dataclasses import asdict, dataclass
-from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
@@ -14,45 +13,13 @@ from edgevlm.apps.commands.cli_options import Json
 from edgevlm.apps.schemas import json_line
 from edgevlm.runtime.auto import AUTO, FALLBACK
 from edgevlm.runtime.plugins import names
-from edgevlm.runtime.policies import POLICIES, Policy, find_policy, setting_fields
+from edgevlm.runtime.policies import POLICIES, find_policy
+from edgevlm.runtime.policies.description import Description, describe
 
 LEGEND = (
     "|M|: the budget, in vision tokens per layer. f: the same in frames. |C|: what a compression leaves. "
     "A setting is given as in --policy NAME:SETTING=VALUE,SETTING=VALUE"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """``choices``: the words it takes, none for numbers and texts."""
-
-    name: str
-    default: object
-    choices: list[str]
-    meaning: str
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """``ours``: what is not as the paper has it, or needed deciding; empty for baselines without a paper."""
-
-    policy: str
-    paper: str
-    idea: str
-    settings: list[Setting]
-    ours: str
-
-
-def describe(policy: type[Policy]) -> Description:
-    """A policy's settings, and of its docstring the first paragraph and the one that begins ``Ours:``."""
-    text = [" ".join(part.split()).replace("``", "") for part in (inspect.getdoc(policy) or "").split("\n\n")]
-    ours = next((part.removeprefix("Ours: ") for part in text if part.startswith("Ours: ")), "")
-    hints = get_type_hints(policy)
-    settings = [
-        Setting(each.name, each.default, _choices(hints[each.name]), each.metadata.get("help", ""))
-        for each in setting_fields(policy)
-    ]
-    return Description(policy.name, policy.paper, text[0], settings, ours)
 
 
 CHOSEN = Description(
@@ -88,12 +55,6 @@ def list_policies(as_json: bool, name: str | None = None) -> str:
         return "\n".join(json_line("policy", asdict(one)) for one in described)
     width = min(shutil.get_terminal_size().columns, 128)
     return "\n\n".join([*(_page(one, width) for one in described), textwrap.fill(LEGEND, width)])
-
-
-def _choices(kind: object) -> list[str]:
-    if kind is bool:
-        return ["on", "off"]
-    return list(get_args(kind)) if get_origin(kind) is Literal else []
 
 
 def _page(one: Description, width: int) -> str:

@@ -26,7 +26,6 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import Match
 
 from edgevlm import __version__
-from edgevlm.apps.commands.policies import describe
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.serve.chat import ChatRequest, Completion, Strict, TooLate
 from edgevlm.apps.serve.config import CameraSettings, Name, ServeConfig, checked_budget
@@ -38,6 +37,7 @@ from edgevlm.apps.serve.stream import Broadcast, CameraStream, finite
 from edgevlm.errors import UserError
 from edgevlm.runtime.plugins import names
 from edgevlm.runtime.policies import POLICIES, find_policy
+from edgevlm.runtime.policies.description import describe
 
 T = TypeVar("T")
 PREPARING = 4  # questions whose pictures are fetched or whose form is compiled at once

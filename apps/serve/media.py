@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from edgevlm.apps.serve.config import ServerSettings
-from edgevlm.apps.sources.base import SourceRefused
 from edgevlm.apps.sources.hosts import AllowedHosts, is_network
-from edgevlm.errors import UserError
+from edgevlm.errors import SourceRefused, UserError
 
 MAX_PIXELS = 1 << 24  # of a picture or of a video's frame
 MAX_SIDE = 1 << 14

@@ -230,10 +230,6 @@ class Grabbed:
     decoded: bool = True
 
 
-class SourceRefused(SourceError):
-    """A camera answered and will give the same answer again: a wrong password, no such stream."""
-
-
 class Connection(ABC):
     """One open link to a camera, read by one thread until it breaks; it is never mended, another one is opened.
 

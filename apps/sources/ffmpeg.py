@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.apps.sources.base import KEYFRAME_WAIT_S, Connection, Grabbed, SourceOptions, SourceRefused
+from edgevlm.apps.sources.base import KEYFRAME_WAIT_S, Connection, Grabbed, SourceOptions
 from edgevlm.apps.sources.opencv import CONTAINERS
-from edgevlm.errors import SourceError, UserError
+from edgevlm.errors import SourceError, SourceRefused, UserError
 from edgevlm.packages import install
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.apps.credentials import mask_credentials
-from edgevlm.apps.sources.base import Connection, Grabbed, SourceOptions, SourceRefused
+from edgevlm.apps.sources.base import Connection, Grabbed, SourceOptions
 from edgevlm.apps.sources.opencv import load_cv2
-from edgevlm.errors import SourceError
+from edgevlm.errors import SourceError, SourceRefused
 
 SINK = "edgevlm"
 NEWEST = f"appsink name={SINK} max-buffers=1 drop=true"  # what is read is new, and nothing waits for a slow reader

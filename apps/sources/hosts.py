@@ -6,8 +6,7 @@ import socket
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
-from edgevlm.apps.sources.base import SourceRefused
-from edgevlm.errors import SourceError
+from edgevlm.errors import SourceError, SourceRefused
 
 REFUSED = [  # unless the operator lists them: this machine, link-local and multicast, what embeds IPv4, metadata of clouds
     ip_network(each)

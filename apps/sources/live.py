@@ -16,13 +16,12 @@ from edgevlm.apps.sources.base import (
     Grabbed,
     Source,
     SourceOptions,
-    SourceRefused,
     StageTimer,
     State,
 )
 from edgevlm.apps.sources.buffer import Slot
 from edgevlm.apps.sources.stamps import StampMender
-from edgevlm.errors import SourceError, UserError
+from edgevlm.errors import SourceError, SourceRefused, UserError
 
 
 class Backoff:

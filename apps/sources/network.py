@@ -26,11 +26,11 @@ from urllib.request import (
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.apps.sources.base import Connection, Grabbed, SourceOptions, SourceRefused
+from edgevlm.apps.sources.base import Connection, Grabbed, SourceOptions
 from edgevlm.apps.sources.ffmpeg import WRONG_PASSWORD, FfmpegConnection
 from edgevlm.apps.sources.hosts import AllowedHosts
 from edgevlm.apps.sources.opencv import load_cv2
-from edgevlm.errors import SourceError
+from edgevlm.errors import SourceError, SourceRefused
 
 UNMENDABLE = {
     401: WRONG_PASSWORD,

@@ -7,16 +7,16 @@ rows, under policies that keep what was asked about and policies that lose it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.calib.accuracy.cases import Case, CaseQuestion, make_case, seed_words
+from edgevlm.calib.accuracy.cases import Case, make_case, seed_words
+from edgevlm.calib.accuracy.evidence_score import EvidenceScore, score_evidence
 from edgevlm.calib.write import as_calibrated
 from edgevlm.runtime.calibration import EvidenceHeads
 from edgevlm.runtime.changes import ALL
-from edgevlm.runtime.evidence import Evidence, Moment
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 
@@ -28,47 +28,6 @@ MISTAKEN = 0.05  # of the questions whose evidence is held, that may be said to 
 STEPS, RATE, DECAY = 4000, 5.0, 1e-4  # of gradient descent
 
 Float64 = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class EvidenceScore:
-    """How evidence compares with the truth. hit1, hit3: whether the first, or one of the first three, frames shows the answer.
-
-    overlap: of the first one's box and the patches that show it, intersection over union. held: whether the memory has what
-    shows it, a row of a true patch in any layer; said_held: what the rule said, None without one.
-    """
-
-    hit1: bool
-    hit3: bool
-    overlap: float
-    held: bool
-    said_held: bool | None
-
-
-def score_evidence(
-    found: Evidence, case: Case, question: CaseQuestion, held: NDArray[np.bool_], grid: tuple[int, int]
-) -> EvidenceScore:
-    """held: bool ``[layers, kv_heads, tokens of the stream]``; the newest frame is always seen."""
-    tokens = case.owners.shape[1]
-    there = question.is_about_now or bool(held[:, :, question.evidence].any())
-    frames = question.evidence // tokens
-
-    def shows(moment: Moment) -> bool:
-        return bool(((moment.frame <= frames) & (frames <= moment.last_frame)).any())
-
-    shown = [shows(moment) for moment in found.moments]
-    overlap = _overlap(found.moments[0], question.evidence, tokens, grid) if found.moments else 0.0
-    return EvidenceScore(shown[:1] == [True], any(shown), overlap, there, found.held)
-
-
-def _overlap(moment: Moment, evidence: NDArray[np.int64], tokens: int, grid: tuple[int, int]) -> float:
-    frames = evidence // tokens
-    true = np.zeros(tokens, bool)
-    true[evidence[(moment.frame <= frames) & (frames <= moment.last_frame)] % tokens] = True
-    left, top, right, bottom = np.array(moment.box) * [grid[1], grid[0], grid[1], grid[0]]
-    rows, columns = np.divmod(np.arange(tokens), grid[1])
-    boxed = (left - 0.5 < columns) & (columns < right - 0.5) & (top - 0.5 < rows) & (rows < bottom - 0.5)
-    return float((boxed & true).sum() / max(1, (boxed | true).sum()))
 
 
 def select_evidence(

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.calib.accuracy.cases import LONGSTREAM, SUITES, Case, CaseQuestion, make_case, seed_words
+from edgevlm.calib.accuracy.evidence_score import EvidenceScore, score_evidence
 from edgevlm.calib.accuracy.journal import Record
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token, peak_bytes
 from edgevlm.calib.accuracy.oracle import make_oracle
-from edgevlm.calib.accuracy.select_evidence import EvidenceScore, score_evidence
 from edgevlm.calib.accuracy.text_facts import FACTS_TEXT_BUDGET, KINDS, TEXT_FACTS, make_text_case, text_model
 from edgevlm.calib.accuracy.variants import FULL, ORACLE, PLAIN, Budget, SkippedRun, Variant, VariantRun, equal_byte_runs
 from edgevlm.calib.demo.questions import OFFERED

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from edgevlm.apps.sources import gstreamer
-from edgevlm.apps.sources.base import SourceOptions, SourceRefused
-from edgevlm.errors import SourceError
+from edgevlm.apps.sources.base import SourceOptions
+from edgevlm.errors import SourceError, SourceRefused
 
 END = " ! videoconvert ! video/x-raw,format=BGR ! appsink name=edgevlm max-buffers=1 drop=true sync="
 OPTIONS = SourceOptions()

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edgevlm.apps.sources import network
-from edgevlm.apps.sources.base import SourceOptions, SourceRefused
+from edgevlm.apps.sources.base import SourceOptions
 from edgevlm.apps.sources.hosts import AllowedHosts
-from edgevlm.errors import SourceError
+from edgevlm.errors import SourceError, SourceRefused
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ import pytest
 from edgevlm.apps.run.loop import SourceStatus
 from edgevlm.apps.sources import SourceError, SourceOptions, State
 from edgevlm.apps.sources import live as live_module
-from edgevlm.apps.sources.base import Connection, Frame, Grabbed, SourceRefused
+from edgevlm.apps.sources.base import Connection, Frame, Grabbed
 from edgevlm.apps.sources.buffer import Slot
 from edgevlm.apps.sources.live import ADRIFT, Backoff, LiveSource
+from edgevlm.errors import SourceRefused
 
 OPTIONS = SourceOptions(
     fps=1e9, open_timeout_s=0.4, stall_timeout_s=0.25, read_timeout_s=0.6, backoff_s=(0.01, 0.02), rule="block"

@@ -1,0 +1,48 @@
+"""What a policy does, in words: read from its dataclass fields and docstring."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from edgevlm.runtime.policies.base import Policy, setting_fields
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """``choices``: the words it takes, none for numbers and texts."""
+
+    name: str
+    default: object
+    choices: list[str]
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """``ours``: what is not as the paper has it, or needed deciding; empty for baselines without a paper."""
+
+    policy: str
+    paper: str
+    idea: str
+    settings: list[Setting]
+    ours: str
+
+
+def describe(policy: type[Policy]) -> Description:
+    """A policy's settings, and of its docstring the first paragraph and the one that begins ``Ours:``."""
+    text = [" ".join(part.split()).replace("``", "") for part in (inspect.getdoc(policy) or "").split("\n\n")]
+    ours = next((part.removeprefix("Ours: ") for part in text if part.startswith("Ours: ")), "")
+    hints = get_type_hints(policy)
+    settings = [
+        Setting(each.name, each.default, _choices(hints[each.name]), each.metadata.get("help", ""))
+        for each in setting_fields(policy)
+    ]
+    return Description(policy.name, policy.paper, text[0], settings, ours)
+
+
+def _choices(kind: object) -> list[str]:
+    if kind is bool:
+        return ["on", "off"]
+    return list(get_args(kind)) if get_origin(kind) is Literal else []
