@@ -22,6 +22,7 @@ from edgevlm.runtime.evidence import Evidence, Look
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.preprocess import Pixels
 from edgevlm.runtime.stream import Stream
+from edgevlm.runtime.time_window import TimeWindow
 
 FinishReason = Literal["stop", "length", "cancelled"]
 LogitsProcessor = Callable[[Sequence[int], NDArray[np.float32]], NDArray[np.float32]]
@@ -237,6 +238,7 @@ class Request:
     history: Sequence[tuple[str, str]] = ()
     logits_processor: LogitsProcessor | None = None
     pictures: Sequence[Pixels] = ()
+    window: TimeWindow | None = None
 
 
 def generate(request: Request, ids: Sequence[int], model: Model, stream: Stream, chunk: Chunk) -> FinishReason:
@@ -253,7 +255,7 @@ def generate(request: Request, ids: Sequence[int], model: Model, stream: Stream,
     embeds = np.concatenate([model.closing, engine.embed(np.asarray(ids, np.int64))])
     pending = chunk.features() if chunk.taken else None
     seconds = None if pending is None else chunk.seconds()
-    with stream.question(pending, chunk.coming(), seconds, pictures, answer.time_s + 1):
+    with stream.question(pending, chunk.coming(), seconds, pictures, answer.time_s, request.window):
         append = stream.append_question
         while True:
             if answer.cancelled:

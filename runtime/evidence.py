@@ -6,6 +6,7 @@ straight at the object asked about (docs/internals/evidence.md); for other model
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -204,6 +205,10 @@ class FrameTimes:
         if not self._count:
             return 0.0
         return float(np.interp(frame, self._frame[: self._count], self._seconds[: self._count]))
+
+    def first_from(self, seconds: float) -> int:
+        """The first frame that was seen at ``seconds`` or later; the one behind the newest where none was."""
+        return bisect_left(range(self.newest + 1), seconds, key=self.at)
 
     def _thin(self) -> None:
         frame, seconds = self._frame[: self._count], self._seconds[: self._count]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ from edgevlm.runtime.snapshots.capture import CaptureBuffer, capture, identity, 
 from edgevlm.runtime.snapshots.writer import SnapshotWriter
 from edgevlm.runtime.stats import Progress, SessionStats
 from edgevlm.runtime.store import StoreSettings
+from edgevlm.runtime.time_window import TimeWindow
 
 T = TypeVar("T")
 
@@ -244,6 +246,8 @@ class Session:
         choices: Sequence[str] = (),
         logits_processor: LogitsProcessor | None = None,
         pictures: Sequence[NDArray[np.uint8] | Pixels] = (),
+        since: float | None = None,
+        until: float | None = None,
     ) -> Answer:
         """Ask about everything watched so far. Returns at once: print the answer, or iterate it for its text as it comes.
 
@@ -256,11 +260,14 @@ class Session:
         logits_processor: called for each token with the ids so far and the logits ``[vocabulary]``, on the model's thread; the
         token is drawn from what it returns, minus infinity for those that may not come. ``choices`` go before it.
         pictures: frames that this question alone shows, after what was watched; ``text_budget.pictures`` of them at most.
+        since, until: attend to what was seen then alone, seconds of the stream. Where nothing of it is held, reading the answer
+        raises NothingHeld.
 
         Raises UserError for a question that is longer than its budget or holds what stands for the video, for sampling settings
-        out of range, for choices that cannot be told apart or are longer than an answer, for too many pictures,
-        and after :meth:`close`.
+        out of range, for choices that cannot be told apart or are longer than an answer, for too many pictures, for a window
+        of time that ends before it begins, or that policy or engine cannot see alone, and after :meth:`close`.
         """
+        window = self._window(since, until)
         check_int(max_tokens=max_tokens, seed=seed, top_k=top_k)
         if max_tokens is not None and not 1 <= max_tokens <= self.text_budget.answer:
             raise UserError(f"an answer can have 1 to {self.text_budget.answer} tokens here, not {max_tokens}")
@@ -282,12 +289,24 @@ class Session:
         answer = Answer(question, self._progress.time_s)
         tokens = max_tokens or self.text_budget.answer
         shown = [picture if isinstance(picture, Pixels) else self.prepare(picture) for picture in pictures]
-        request = Request(answer, time.perf_counter(), conversation, tokens, sampler, history, logits_processor, shown)
+        request = Request(answer, time.perf_counter(), conversation, tokens, sampler, history, logits_processor, shown, window)
         with self._asking:
             self._check_open()
             answer._follow(self.model.scheduler.submit(self, self._published, self._answer, request, urgent=True))
             self._answers = [*(each for each in self._answers if not each.finished), answer]
         return answer
+
+    def _window(self, since: float | None, until: float | None) -> TimeWindow | None:
+        if since is None and until is None:
+            return None
+        for each in (since, until):
+            if each is not None:
+                check_time(each)
+        window = TimeWindow(-math.inf if since is None else since, math.inf if until is None else until)
+        if window.until < window.since:
+            raise UserError(f"until {until:g} s is before since {since:g} s")
+        self._stream.check_window()
+        return window
 
     def _answer(self, request: Request) -> FinishReason:
         """A turn that was not cancelled is remembered."""

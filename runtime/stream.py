@@ -26,6 +26,7 @@ from edgevlm.runtime.positions import Positions, Reindexing, rope_tables
 from edgevlm.runtime.stateful import add_prefix, strip_prefix
 from edgevlm.runtime.stats import MemoryStats
 from edgevlm.runtime.store import Store, StoreUse
+from edgevlm.runtime.time_window import NarrowedMemory, NothingHeld, TimeWindow, rows_of
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -114,6 +115,8 @@ class Stream:
         self.evidence_heads = model.bundle.evidence_heads()
         asked = {*needs.probe_layers, *needs.guidance_layers, *needs.question_layers, self.evidence_heads.layer}
         buffers, probes = self.cache.buffers(), tuple(sorted(asked))
+        self._narrowed: NarrowedMemory | None = None  # while a question about a window of time is answered
+        self._layers: LayerDecoder | None = None  # of such questions, once it was needed
         self.store = store
         if isinstance(policy, Retrieval):
             self.store = store or Store()
@@ -417,14 +420,17 @@ class Stream:
         coming: int = 0,
         seconds: Float64 | None = None,
         pictures: Sequence[Float32] = (),
-        shown_at: float = 0.0,
+        now: float = 0.0,
+        window: TimeWindow | None = None,
     ) -> Iterator[None]:
         """Whatever is appended inside is taken out at the end, position counter included.
 
         frames: ``[F, tokens_per_frame, width]``, of a piece that ``coming`` more belong to, to be seen inside and appended for
         good later. Room is made for the whole piece, now and not then, so that the memory is the same afterwards.
         Where there is a present, the newest of it and these is seen whole, and of the others what changed.
-        pictures: ``[1, tokens_per_frame, width]`` each, seen behind all frames, a second apart from ``shown_at`` seconds on.
+        pictures: ``[1, tokens_per_frame, width]`` each, seen behind all frames, a second apart from a second after ``now`` on.
+        now: the stream's time. window: what is appended inside sees rows of that time alone. Raises NothingHeld where there
+        are none, and UserError as :meth:`check_window` does.
         """
         queue: list[QueuedFrame] = []
         if self.references is not None:
@@ -444,9 +450,14 @@ class Stream:
                 self._append_vision(frames, self._seconds(frames, seconds))
             after = self.chunk + 1  # frames that may come before the pictures
             for index, picture in enumerate(pictures):
-                self._append_vision(picture, np.full((1, 2), shown_at + index), ahead=after + index, sparsely=False)
+                self._append_vision(picture, np.full((1, 2), now + 1 + index), ahead=after + index, sparsely=False)
+            if window is not None:
+                self._narrowed = self._narrow(window, now)
             yield
         finally:
+            if self._narrowed is not None:
+                self._narrowed.restore()
+                self._narrowed = None
             if self.stats.evicted == evicted:
                 self.cache.rollback(mark)
             else:
@@ -460,6 +471,34 @@ class Stream:
         if piece.rows:
             self._append_timed(Embedded.joined(piece.rows))
         self._append_vision(newest.features[None], newest.seconds[None], len(queue) - 1)
+
+    def check_window(self) -> None:
+        """Raises UserError where questions cannot be about a window of time."""
+        if isinstance(self.policy, Retrieval):
+            raise UserError(f"{self.policy.name} chooses by the question what is looked at; ask without since and until")
+        if self.policy.needs.question_layers:
+            raise UserError(f"{self.policy.name} compresses the memory under each question; ask without since and until")
+        if self.model.engine.kv_device != "host":
+            raise UserError("windows of time need the cache in the host's memory; ask without since and until, or run on "
+                            "--engine onnxruntime-cpu")  # fmt: skip
+
+    def _narrow(self, window: TimeWindow, now: float) -> NarrowedMemory:
+        self.check_window()
+        frames, cache, newest = window.frames(self.times, now), self.cache, self.times.newest
+        shown = [rows_of(cache, layer, *frames, newest) for layer in range(cache.layers)]
+        vision = [cache.kind(layer) == Kind.VISION for layer in range(cache.layers)]
+        of_memory = [vision[layer] & (cache.frame(layer) <= newest) for layer in range(cache.layers)]
+        if not any((mask & held).any() for mask, held in zip(shown, of_memory, strict=True)):
+            oldest = [int(cache.frame(layer)[held].min()) for layer, held in enumerate(of_memory) if held.any()]
+            raise NothingHeld(window, self.times.at(min(oldest)) if oldest else None)
+        narrowed = NarrowedMemory(cache, shown, frames)
+        if not narrowed.even and self._layers is None:
+            try:
+                self._layers = self.model.engine.bind_layers(cache.buffers())
+            except UserError:
+                narrowed.restore()
+                raise
+        return narrowed
 
     def append_question(self, embeds: Float32) -> Float32:
         """Append a question's rows ``[S, hidden]``, and let a policy that asks for it compress the memory under them.
@@ -485,6 +524,8 @@ class Stream:
             by_head.setdefault(head // group, []).append(head)
 
         def seen(head: int) -> list[Seen]:
+            if self._narrowed is not None:
+                return [self._narrowed.seen(layer, head)]
             held = [seen_rows(self.cache, layer, head)]
             return [*held, self.policy.working.seen(layer, head)] if isinstance(self.policy, Retrieval) else held
 
@@ -511,6 +552,8 @@ class Stream:
 
     def _append(self, tokens: Embedded, logit_rows: Sequence[int], pattern: FramePattern | None = None) -> StepResult:
         """Append and commit rows, through the sparse prefill graph when there is a pattern."""
+        if self._narrowed is not None:
+            return self._append_narrowed(self._narrowed, tokens, logit_rows)
         self.cache.reserve(len(tokens))
         if self._by_layer is not None:
             alone: Phase = "answer" if len(tokens) == 1 else "question"
@@ -525,6 +568,14 @@ class Stream:
             self.cache.abort()
             raise
         self.cache.commit(tokens.at(self._seq))
+        self._seq += len(tokens)
+        return result
+
+    def _append_narrowed(self, narrowed: NarrowedMemory, tokens: Embedded, logit_rows: Sequence[int]) -> StepResult:
+        tables, decoder = rope_tables(tokens.rows.position, self.inv_freq, self.cache.pair_axis), self.decoder
+        result = narrowed.step(
+            decoder if narrowed.even else None, self._layers, tokens.embeds, *tables, logit_rows, (self.evidence_heads.layer,)
+        )
         self._seq += len(tokens)
         return result
 

@@ -1,0 +1,142 @@
+"""Questions about a window of time: their rows attend to the memory's rows of that time alone.
+
+A row's time reaches from its frame to the last one that confirmed it. The prefix is always seen, text with the frames that it
+stands around, summaries, which are of no time, never.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.errors import CacheFull, UserError
+from edgevlm.runtime.cache import Kind, KVCache
+from edgevlm.runtime.engine import Decoder, Float32, Int32, LayerDecoder, StepResult, arrays_of
+from edgevlm.runtime.evidence import FrameTimes, Seen
+
+Bool = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeWindow:
+    """From ``since`` to ``until``, seconds of the stream, both included."""
+
+    since: float = -math.inf
+    until: float = math.inf
+
+    def frames(self, times: FrameTimes, now: float) -> tuple[int, int]:
+        """The first and the last frame of the window; the first is behind the last where there is none.
+
+        now: the stream's time. Until then the newest frame is what there was to be seen.
+        """
+        first, last = times.first_from(self.since), times.first_from(math.nextafter(self.until, math.inf)) - 1
+        if last == times.newest:
+            first = min(first, last) if self.since <= now else first
+        return first, last
+
+
+class NothingHeld(UserError):
+    """The memory holds no row of a window. ``oldest_s``: the time of its oldest row, None where it has none."""
+
+    def __init__(self, window: TimeWindow, oldest_s: float | None) -> None:
+        since = "the beginning" if window.since == -math.inf else f"{window.since:.1f} s"
+        until = "now" if window.until == math.inf else f"{window.until:.1f} s"
+        reaches = "it is empty" if oldest_s is None else f"it reaches back to {oldest_s:.1f} s"
+        super().__init__(f"the memory holds nothing from {since} to {until} of the stream; {reaches}")
+        self.window, self.oldest_s = window, oldest_s
+
+
+def rows_of(cache: KVCache, layer: int, first: int, last: int, newest: int) -> Bool:
+    """Rows of a layer that a question about frames ``first`` to ``last`` attends to, ``[kv_heads, n]``.
+
+    Frames behind ``newest`` are pictures that it shows.
+    """
+    kind, frame = cache.kind(layer), cache.frame(layer)
+    shown = (frame > newest) | ((frame <= last) & (cache.confirmed(layer) >= first))
+    seen: Bool = (kind == Kind.VISION) & shown
+    around = (frame < 0) | np.isin(frame, frame[seen])
+    return seen | (kind == Kind.PREFIX) | ((kind == Kind.TEXT) & around)
+
+
+class NarrowedMemory:
+    """A cache of which, until :meth:`restore`, a decoder attends to some rows alone.
+
+    They are moved to the front of each KV head's keys and values, and the call's rows follow them; the rows that are written
+    over are kept beside, a copy of at most half the cache and of the rows appended. What the cache knows of its rows stays as
+    it is, and the cache must not be used meanwhile.
+    """
+
+    def __init__(self, cache: KVCache, shown: Sequence[Bool], frames: tuple[int, int]) -> None:
+        """shown: ``[kv_heads, n_l]`` of each layer. frames: the first and last of the window, for :meth:`seen`."""
+        self._cache, self._frames = cache, frames
+        self.lengths = np.stack([mask.sum(1, dtype=np.int32) for mask in shown])  # [layers, kv_heads]
+        self._room = int((cache.capacities - cache.lengths).min())
+        self._appended = 0
+        self._slots: list[list[NDArray[np.int64]]] = []  # of each layer and head, where the rows at the front were
+        self._saved: list[tuple[NDArray, NDArray[np.int64], NDArray]] = []
+        for buffer, mask, counts in zip(cache.buffers(), shown, self.lengths.tolist(), strict=True):
+            memory, slots = arrays_of(buffer), []
+            for head, count in enumerate(counts):
+                held = mask[head]
+                holes, behind = np.flatnonzero(~held[:count]), count + np.flatnonzero(held[count:])
+                over = np.concatenate([holes, np.arange(count, min(count + self._room, len(held)))])
+                for rows in (part[head] for part in memory):
+                    self._saved.append((rows, over, rows[over]))
+                    rows[holes] = rows[behind]
+                slot = np.arange(count)
+                slot[holes] = behind
+                slots.append(slot)
+            self._slots.append(slots)
+
+    @property
+    def even(self) -> bool:
+        """Whether the heads of each layer see as many rows, so that a decoder of the full graph can do it."""
+        return bool((self.lengths == self.lengths[:, :1]).all())
+
+    def step(
+        self,
+        decoder: Decoder | None,
+        layers: LayerDecoder | None,
+        embeds: Float32,
+        cos: Float32,
+        sin: Float32,
+        logit_rows: Sequence[int],
+        probes: Sequence[int],
+    ) -> StepResult:
+        """Append S rows behind those seen, as :meth:`Decoder.step` takes them; through ``layers`` where there is no decoder.
+
+        probes: the layers whose queries ``layers`` gives. Raises CacheFull where the whole cache had no room for them.
+        """
+        if self._appended + len(embeds) > self._room:
+            raise CacheFull(f"{self._appended} rows of text and {len(embeds)} more do not fit in {self._room}")
+        past: Int32 = self.lengths + np.int32(self._appended)
+        self._appended += len(embeds)
+        if decoder is not None:
+            return decoder.step(embeds, cos, sin, past[:, 0], logit_rows)
+        assert layers is not None
+        found: dict[int, Float32] = {}
+        query: Float32 | None = layers.begin(embeds, cos, sin, logit_rows)
+        for layer, of_layer in enumerate(past):
+            assert query is not None  # but for the last layer's, there is a next
+            if layer in probes:
+                found[layer] = query.copy()
+            query = layers.attend(layer, of_layer)
+        return StepResult(layers.logits(), found)
+
+    def seen(self, layer: int, head: int) -> Seen:
+        """The frames' rows that a KV head sees, their runs cut to the window: copies."""
+        cache, (first, last), slot = self._cache, self._frames, self._slots[layer][head]
+        of_frames = cache.kind(layer)[head, slot] == Kind.VISION
+        key, slot = cache.dequantize("key", layer, slice(len(slot)))[head, of_frames], slot[of_frames]
+        frame, row, col, confirmed = (part(layer)[head, slot] for part in (cache.frame, cache.row, cache.col, cache.confirmed))
+        return Seen(key, np.maximum(frame, first), row, col, np.minimum(confirmed, last))
+
+    def restore(self) -> None:
+        """Put all rows back."""
+        for rows, over, saved in self._saved:
+            rows[over] = saved
+        self._saved = []
