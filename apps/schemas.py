@@ -90,8 +90,8 @@ LINES: dict[str, dict[str, Fields]] = {
             "tpot_ms": ("number", "Mean time of each further token, in milliseconds."),
             "evidence": (
                 "array",
-                "Frames the answer was read from, best first: frame, last_frame, time_s, until_s, weight (0 to 1), box (left, "
-                "top, right, bottom, as fractions of the picture).",
+                "Frames the answer was read from, best first: time (wall clock, null in recordings), frame, last_frame, "
+                "time_s, until_s, weight (0 to 1), box (left, top, right, bottom, as fractions of the picture).",
             ),
             "evidence_held": ("boolean|null", "False where what would answer is no longer in memory; null where nobody knows."),
             "truth?": ("string", "The right answer; only for a question about the demo world that has one."),
@@ -120,6 +120,8 @@ LINES: dict[str, dict[str, Fields]] = {
             "stream": ("string|null", "The stream that was asked about."),
             "time_s": ("number|null", "Stream time of the newest frame the answer takes into account, in seconds."),
             "ttft_ms": ("number|null", "Time to first token, in milliseconds, in the server."),
+            "evidence": ("array", "Frames the answer was read from, as in run, with jpeg_url, the path of its thumbnail."),
+            "evidence_held": ("boolean|null", "False where what would answer is no longer in memory; null where nobody knows."),
         },
     },
     "plan": {

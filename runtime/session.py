@@ -267,7 +267,7 @@ class Session:
         out of range, for choices that cannot be told apart or are longer than an answer, for too many pictures, for a window
         of time that ends before it begins, or that policy or engine cannot see alone, and after :meth:`close`.
         """
-        window = self._window(since, until)
+        window = self.check_window(since, until)
         check_int(max_tokens=max_tokens, seed=seed, top_k=top_k)
         if max_tokens is not None and not 1 <= max_tokens <= self.text_budget.answer:
             raise UserError(f"an answer can have 1 to {self.text_budget.answer} tokens here, not {max_tokens}")
@@ -296,7 +296,8 @@ class Session:
             self._answers = [*(each for each in self._answers if not each.finished), answer]
         return answer
 
-    def _window(self, since: float | None, until: float | None) -> TimeWindow | None:
+    def check_window(self, since: float | None = None, until: float | None = None) -> TimeWindow | None:
+        """The window of a question; None for all that was watched. Raises UserError as :meth:`ask` does for it."""
         if since is None and until is None:
             return None
         for each in (since, until):

@@ -17,6 +17,7 @@ Examples:
   edgevlm serve --camera rtsp://HOST/PATH --model ORG/NAME
   edgevlm serve edgevlm.toml                      several cameras
   edgevlm ask "how many objects are there now?"   ask from another shell
+  edgevlm ask "who came in?" --since 10m          about the last ten minutes
 """
 
 KeyFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Read the server's key from this file.")]
@@ -75,14 +76,17 @@ def ask(
         str | None, typer.Option(metavar="NAME", help="Ask about this stream.", show_default="the only one")
     ] = None,
     url: Annotated[str, typer.Option(metavar="URL", help="Ask the server at this address.")] = "http://127.0.0.1:8000",
+    since: Annotated[str | None, typer.Option(metavar="10m|14:03", help="Look at what was seen from then on.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="5m|14:10", help="Look at what was seen until then.")] = None,
     key_file: KeyFile = None,
     json: Json = False,
 ) -> None:
     """Ask a running server."""
     from edgevlm.apps.serve.client import ask_server, questions
 
+    window = {name: text for name, text in (("since", since), ("until", until)) if text is not None}
     for each in questions(question):
-        ask_server(each, stream, url, key_file, json)
+        ask_server(each, stream, url, key_file, json, window)
 
 
 config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check a server's configuration.")

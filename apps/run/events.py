@@ -10,12 +10,11 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Protocol
 
+from edgevlm.apps.run.clock import NOW_S, clock_time
 from edgevlm.apps.schemas import json_line
 from edgevlm.runtime.evidence import Evidence
 from edgevlm.runtime.snapshots.capture import ago
 from edgevlm.runtime.store import StoreUse
-
-NOW_S = 2.0  # seconds before an answer that are now
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,8 @@ class AnswerEvent:
     """A finished answer, from what was watched up to ``time_s`` of the stream.
 
     ``truth`` is known in the demo world only; ``others``: names and answers of the memories beside it, in a comparison.
-    ``evidence``: what it was read from.
+    ``evidence``: what it was read from. ``offset``: wall clock of the stream's time 0; None for recordings, of which nobody
+    knows it.
     """
 
     time_s: float
@@ -35,6 +35,7 @@ class AnswerEvent:
     truth: str | None = None
     others: tuple[tuple[str, str], ...] = ()
     evidence: Evidence | None = None
+    offset: float | None = None
 
     @property
     def seen(self) -> str:
@@ -45,8 +46,20 @@ class AnswerEvent:
             return "what would answer this is no longer in memory"
         if self.evidence.held is None or not self.evidence.moments:
             return ""
-        age = self.time_s - self.evidence.moments[0].until_s
-        return f"seen {ago(age)} ago" if age >= NOW_S else ""
+        until_s = self.evidence.moments[0].until_s
+        if self.time_s - until_s < NOW_S:
+            return ""
+        if self.offset is None:
+            return f"seen {ago(self.time_s - until_s)} ago"
+        return f"seen {clock_time(self.offset + until_s, self.offset + self.time_s)}"
+
+    @property
+    def when(self) -> str:
+        """The time of the newest frame that it takes into account: wall clock, or seconds of a recording."""
+        if self.offset is None:
+            return f"{self.time_s:.1f} s"
+        seconds = self.offset + self.time_s
+        return clock_time(seconds, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +135,8 @@ class JsonOutput:
         self._line("chosen", fields)
 
     def answer(self, answer: AnswerEvent) -> None:
-        fields = asdict(answer) | evidence_fields(answer.evidence)
-        del fields["others"]
+        fields = asdict(answer) | evidence_fields(answer.evidence, answer.offset)
+        del fields["others"], fields["offset"]
         if answer.truth is None:
             del fields["truth"]
         self._line("answer", fields)
@@ -155,7 +168,7 @@ class TextOutput:
     def answer(self, answer: AnswerEvent) -> None:
         truth = "" if answer.truth is None else f"   (truth: {answer.truth})"
         seen = f"   ({answer.seen})" if answer.seen else ""
-        print(f"[{answer.time_s:.1f} s] {answer.question}  {answer.text}{truth}{seen}", flush=True)
+        print(f"[{answer.when}] {answer.question}  {answer.text}{truth}{seen}", flush=True)
 
     def piece(self, text: str) -> None:
         """A line holds a whole answer."""
@@ -176,11 +189,20 @@ def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def evidence_fields(evidence: Evidence | None) -> dict[str, object]:
-    """``evidence``, a list of moments, best first, and ``evidence_held``, null where nobody knows, as JSON has them."""
+def evidence_fields(evidence: Evidence | None, offset: float | None = None) -> dict[str, object]:
+    """``evidence``, a list of moments, best first, and ``evidence_held``, null where nobody knows, as JSON has them.
+
+    A moment has its wall clock, ``time``, where that of the stream's time 0 is known.
+    """
     if evidence is None:
         return {"evidence": [], "evidence_held": None}
-    moments = [{name: finite(value) for name, value in asdict(moment).items()} for moment in evidence.moments]
+    moments = [
+        {
+            "time": None if offset is None else wall_clock(offset + moment.time_s),
+            **{name: finite(value) for name, value in asdict(moment).items()},
+        }
+        for moment in evidence.moments
+    ]
     return {"evidence": moments, "evidence_held": evidence.held}
 
 

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 import psutil
 
+from edgevlm.apps.run.clock import Asked, split_window
 from edgevlm.apps.run.comparison import SideBySide
 from edgevlm.apps.run.events import AnswerEvent, Output, StatsEvent
 from edgevlm.apps.run.shutdown import Shutdown, is_gone, silence_what_is_gone
@@ -23,6 +24,7 @@ from edgevlm.apps.sources import Frame, Source, State
 from edgevlm.apps.sources.base import Scene
 from edgevlm.errors import UserError
 from edgevlm.runtime.session import Session
+from edgevlm.runtime.time_window import NothingHeld
 
 NEVER_TAUGHT = "The demo model was never taught this question; `edgevlm run --questions` lists those it knows."
 
@@ -92,6 +94,7 @@ class RunLoop:
         self._begun_s = self._last_s = time.monotonic()
         self._first_frames = self._last_frames = session.stats.frames
         self._gated = 0
+        self._offset: float | None = None
         self._stopped = threading.Event()
         self._source_status = SourceStatus(source)
         self._watchdog = Watchdog(source, notifier or Notifier())
@@ -118,7 +121,7 @@ class RunLoop:
         before.close()
 
     def ask_typed(self, text: str) -> None:
-        """Ask what a person typed; in a comparison every memory, of the same frame."""
+        """Ask what a person typed; in a comparison every memory, of the same frame, unless it is about a window of time."""
         if isinstance(self.observer, SideBySide):
             self.submit(lambda: self.ask(text, compare=True))
         else:
@@ -127,8 +130,10 @@ class RunLoop:
     def check(self) -> None:
         """Raise UserError if a planned question cannot be asked, before anything is watched."""
         for text in self.plan.questions:
-            if (question := self.as_taught(text)) is not None:
+            plain, window = split_window(text)
+            if (question := self.as_taught(plain)) is not None:
                 self.session.check(question)
+                self.session.check_window(**Asked(**window).seconds())
 
     def __call__(self) -> None:
         """Run to the end and write the summary, whatever ends it; questions for the end are asked unless interrupted.
@@ -163,9 +168,15 @@ class RunLoop:
             silence_what_is_gone()
         self.output.summary(self.stats(overall=True))
 
+    @property
+    def offset(self) -> float | None:
+        """Wall clock of the stream's time 0; None for a recording, whose time is its own, and before the first frame."""
+        return self._offset if self.source.live else None
+
     def ask(self, text: str, conversation: str | None = None, *, compare: bool = False) -> AnswerEvent | None:
         """Ask, write the answer as it comes, and return it. May be called from another thread than the loop's.
 
+        ``/since 10m QUESTION`` asks about a window of time; of a recording, so long before its newest frame.
         None once the run is to end, and before the first frame, when there is nothing to answer from: then it says so.
         """
         if self.shutdown.asked:
@@ -173,17 +184,23 @@ class RunLoop:
         if not self.session.stats.frames:
             self.output.notice(f"no frame has been watched yet, so {text!r} is not answered")
             return None
-        question = self.as_taught(text)
+        plain, window = split_window(text)
+        question = self.as_taught(plain)
         if question is None:
-            answered = AnswerEvent(self.session.time_s, text, NEVER_TAUGHT, [], 0.0, 0.0)
+            answered = AnswerEvent(self.session.time_s, text, NEVER_TAUGHT, [], 0.0, 0.0, offset=self.offset)
         else:
-            answer = self.session.ask(question, conversation=conversation)
-            with self.shutdown.waiting():
-                for piece in answer:
-                    self._watchdog.step()
-                    self.output.piece(piece)
-            said, truth = answer.text.strip(), self.truth(text, answer.time_s)
-            others = self.observer.ask(question) if compare and isinstance(self.observer, SideBySide) else ()
+            asked = Asked(**window, offset=self.offset or time.time() - self.session.time_s)
+            answer = self.session.ask(question, conversation=conversation, **asked.seconds())
+            try:
+                with self.shutdown.waiting():
+                    for piece in answer:
+                        self._watchdog.step()
+                        self.output.piece(piece)
+            except NothingHeld as error:
+                self.output.notice(str(error) if self.offset is None else asked.nothing_held(error))
+                return None
+            said, truth = answer.text.strip(), None if window else self.truth(text, answer.time_s)
+            others = self.observer.ask(question) if compare and not window and isinstance(self.observer, SideBySide) else ()
             answered = AnswerEvent(
                 answer.time_s,
                 text,
@@ -194,6 +211,7 @@ class RunLoop:
                 truth,
                 tuple(others),
                 answer.evidence,
+                self.offset,
             )
         self.output.answer(answered)
         return answered
@@ -263,7 +281,7 @@ class RunLoop:
         self.session.watch(frame.image if frame.pixels is None else frame.pixels, frame.time_s)
         if self.frame is None and self.source.mode:
             self.output.notice(f"{self.source.name}: {self.source.mode}")
-        self.frame = frame
+        self.frame, self._offset = frame, time.time() - frame.time_s
         if self.observer is not None:
             self.observer.watch(frame)
 

@@ -9,12 +9,14 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from typing import Annotated, Any, Literal
+from urllib.parse import parse_qsl
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 
+from edgevlm.apps.run.clock import Asked
 from edgevlm.apps.serve import grammar, media
 from edgevlm.apps.serve.config import ServerSettings
 from edgevlm.apps.serve.service import FieldError
@@ -25,6 +27,7 @@ from edgevlm.runtime.chat import Turn
 from edgevlm.runtime.choices import MAX_CHOICES, OneOf
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.preprocess import Pixels
+from edgevlm.runtime.time_window import NothingHeld
 
 MAX_TEXT = 65_536  # characters of one message
 MAX_MESSAGES = 256
@@ -135,6 +138,9 @@ ChoiceTexts = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)
 Pattern = Annotated[str, Field(min_length=1, max_length=grammar.MAX_GRAMMAR)]
 
 
+Moment = Annotated[str, Field(min_length=1, max_length=40)]
+
+
 class VideoSampling(Strict):
     """Of a file: as many frames, at most so many a second."""
 
@@ -193,6 +199,8 @@ class ChatRequest(Strict):
     guided_json: Schema | str | None = None
     guided_regex: Pattern | None = None
     json_schema: Schema | None = None
+    since: Moment | None = None  # 10m, 14:03 or RFC 3339: look at what was seen from then on
+    until: Moment | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -266,8 +274,23 @@ class ChatRequest(Strict):
     @property
     def stream_name(self) -> str | None:
         """The stream asked about: of the last video part, else behind the model's last ``/``; None for the only one."""
-        streams = [part.url for _, part in self._media() if isinstance(part, VideoPart) and part.is_stream]
-        return stream_of(streams[-1]) if streams else self.model.rpartition("/")[2] or None
+        url = self._stream_url
+        return stream_of(url)[0] if url else self.model.rpartition("/")[2] or None
+
+    @property
+    def window(self) -> dict[str, str]:
+        """``since`` and ``until`` as they were given, in fields or in the stream's URL. Raises FieldError."""
+        given = {name: text for name, text in (("since", self.since), ("until", self.until)) if text is not None}
+        in_url = stream_of(self._stream_url)[1] if self._stream_url else {}
+        if twice := given.keys() & in_url.keys():
+            raise FieldError(min(twice), "the stream's URL has it too; give it once")
+        return {**given, **in_url}
+
+    @property
+    def _stream_url(self) -> str:
+        """Of the last video part that is a stream; empty where there is none."""
+        urls = [part.url for _, part in self._media() if isinstance(part, VideoPart) and part.is_stream]
+        return urls[-1] if urls else ""
 
     @property
     def has_pictures(self) -> bool:
@@ -329,14 +352,16 @@ class ChatRequest(Strict):
         return f"{system}\n{question}".strip(), turns
 
 
-def stream_of(url: str) -> str:
-    """``front-door`` of ``edgevlm://front-door``. Raises FieldError."""
-    match = re.fullmatch(r"(?i:edgevlm)://([^/?#]+)/?", url)
-    if match is None and re.search(r"[?&]since=", url):
-        raise FieldError("video_url.url", "since is not known yet; ask about all that the memory holds")
+def stream_of(url: str) -> tuple[str, dict[str, str]]:
+    """``front-door`` and ``{"since": "10m"}`` of ``edgevlm://front-door?since=10m``. Raises FieldError."""
+    match = re.fullmatch(r"(?i:edgevlm)://([^/?#]+)/?(?:\?([^#]*))?", url)
     if match is None:
         raise FieldError("video_url.url", "give a stream of this server, edgevlm://NAME")
-    return match[1]
+    pairs = parse_qsl(match[2] or "", keep_blank_values=True)
+    names = [name for name, _ in pairs]
+    if {*names} - {"since", "until"} or len(names) > len({*names}) or not all(0 < len(text) <= 40 for _, text in pairs):
+        raise FieldError("video_url.url", "behind ? there are since and until, each once: edgevlm://NAME?since=10m")
+    return match[1], dict(pairs)
 
 
 class TooLate(UserError):
@@ -346,8 +371,8 @@ class TooLate(UserError):
 class Completion:
     """One answer, in OpenAI's shapes."""
 
-    def __init__(self, request: ChatRequest, stream: CameraStream, question: str, answer: Answer | str) -> None:
-        self.request, self.stream, self.question, self.answer = request, stream, question, answer
+    def __init__(self, request: ChatRequest, stream: CameraStream, question: str, answer: Answer | str, asked: Asked) -> None:
+        self.request, self.stream, self.question, self.answer, self._asked = request, stream, question, answer, asked
         self.began = time.perf_counter()
         self.id, self.created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self.finish_reason = "stop"
@@ -406,6 +431,8 @@ class Completion:
                 raise TooLate(f"the question waited {self._waited_s:g} s for others and was given up; ask again later")
             if text[given:]:
                 yield text[given:]
+        except NothingHeld as error:
+            raise FieldError("since" if self._asked.since else "until", self._asked.nothing_held(error)) from None
         finally:
             self.cancel()
         # a cancelled answer comes to its end, and thumbnails are read, while other requests go on

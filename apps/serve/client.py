@@ -5,13 +5,16 @@ from __future__ import annotations
 import http.client
 import json
 import sys
+import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from edgevlm.apps.credentials import mask_credentials
-from edgevlm.apps.run.events import wall_clock
+from edgevlm.apps.run.clock import NOW_S, clock_time
+from edgevlm.apps.run.events import to_stderr, wall_clock
 from edgevlm.apps.schemas import json_line
 from edgevlm.errors import UserError
 
@@ -30,9 +33,14 @@ def questions(typed: str | None) -> Iterator[str]:
             yield line.strip()
 
 
-def ask_server(question: str, stream: str | None, url: str, key_file: Path | None, as_json: bool) -> None:
-    """Print the answer as it comes. Raises UserError, one line."""
-    body = {"model": stream or "", "stream": True, "messages": [{"role": "user", "content": question}]}
+def ask_server(
+    question: str, stream: str | None, url: str, key_file: Path | None, as_json: bool, window: dict[str, str] | None = None
+) -> None:
+    """Print the answer as it comes, and on stderr when what it was read from was seen. Raises UserError, one line.
+
+    window: ``since`` and ``until`` as typed.
+    """
+    body = {"model": stream or "", "stream": True, "messages": [{"role": "user", "content": question}], **(window or {})}
     pieces: list[str] = []
     extension: dict[str, Any] = {}
     for chunk in chunks(url, body, key_file):
@@ -44,11 +52,26 @@ def ask_server(question: str, stream: str | None, url: str, key_file: Path | Non
                 sys.stdout.write(piece)
                 sys.stdout.flush()
     if as_json:
-        told = {name: extension.get(name) for name in ("stream", "time_s", "ttft_ms")}
+        told = {name: extension.get(name) for name in ("stream", "time_s", "ttft_ms", "evidence", "evidence_held")}
+        told["evidence"] = told["evidence"] or []
         fields = {"time": wall_clock(), "question": question, "text": "".join(pieces), **told}
         print(json_line("completion", fields), flush=True)
     else:
         print(flush=True)
+        if line := seen(extension):
+            to_stderr(line)
+
+
+def seen(extension: dict[str, Any]) -> str:
+    """When what an answer was read from was seen, in words; empty where that is now, or nobody knows."""
+    held, moments, now = extension.get("evidence_held"), extension.get("evidence"), time.time()
+    if held is False:
+        return "what would answer this is no longer in memory"
+    if held is None or not moments or moments[0]["time"] is None:
+        return ""
+    at = datetime.fromisoformat(moments[0]["time"].replace("Z", "+00:00")).timestamp()
+    at += moments[0]["until_s"] - moments[0]["time_s"]
+    return f"seen {clock_time(at, now)}" if now - at >= NOW_S else ""
 
 
 def chunks(url: str, body: dict[str, Any], key_file: Path | None) -> Iterator[dict[str, Any]]:

@@ -27,12 +27,13 @@ from starlette.routing import Match
 
 from edgevlm import __version__
 from edgevlm.apps.credentials import mask_credentials
+from edgevlm.apps.run.clock import Asked
 from edgevlm.apps.serve.chat import ChatRequest, Completion, Strict, TooLate
 from edgevlm.apps.serve.config import CameraSettings, Name, ServeConfig, checked_budget
 from edgevlm.apps.serve.guard import error_body
 from edgevlm.apps.serve.metrics import Metrics
 from edgevlm.apps.serve.responses import ModelResponse, ResponsesRequest
-from edgevlm.apps.serve.service import FieldError, Service
+from edgevlm.apps.serve.service import FieldError, Service, field
 from edgevlm.apps.serve.stream import Broadcast, CameraStream, finite
 from edgevlm.errors import UserError
 from edgevlm.runtime.plugins import names
@@ -103,7 +104,9 @@ class Server:
         try:
             wanted = asked.max_completion_tokens or asked.max_tokens
             tokens = None if wanted is None else min(wanted, stream.session.text_budget.answer)
-            sampling = {"max_tokens": tokens, **asked.sampling}
+            window = Asked(**asked.window, offset=stream.observer.offset)
+            with field("since" if window.since else "until"):
+                sampling = {"max_tokens": tokens, **asked.sampling, **window.seconds()}
             if asked.constraint() is not None:
                 sampling["logits_processor"] = await self._prepared(asked.logits_processor, stream.model)
             if asked.has_pictures:
@@ -116,7 +119,7 @@ class Server:
         except BaseException:
             self.metrics.unfinished -= 1
             raise
-        completion = Completion(asked, stream, question, answer)
+        completion = Completion(asked, stream, question, answer, window)
         completion.give_up_after(self.service.config.server.max_wait)
         return completion
 

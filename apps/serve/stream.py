@@ -200,10 +200,9 @@ class CameraStream:
         """``evidence``, with wall clock and thumbnail of each moment, and ``evidence_held``; empty where nobody knows."""
         if answer.evidence is None:
             return {}
-        fields: dict[str, Any] = evidence_fields(answer.evidence)
+        fields: dict[str, Any] = evidence_fields(answer.evidence, self.observer.offset or None)
         taken = self.observer.thumbnails.taken()
         for moment in fields["evidence"]:
-            moment["time"] = self.wall(moment["time_s"])
             moment["jpeg_url"] = self._thumbnail_url(moment["frame"]) if moment["frame"] in taken else None
         return fields
 
@@ -391,7 +390,7 @@ class LoopOutput:
 
 def described(event: AnswerEvent | StatsEvent) -> dict[str, Any]:
     """An event as JSON has it, with the time."""
-    left_out = ("others", "evidence")
+    left_out = ("others", "evidence", "offset")
     fields = {name: finite(value) for name, value in asdict(event).items() if value is not None and name not in left_out}
     return {"time": wall_clock(), **fields}
 

@@ -19,6 +19,7 @@ from edgevlm.runtime.plugins import names
 COMMANDS = {
     "/help": "list these commands",
     "/questions": "list what the model can be asked",
+    "/since": "ask about a stretch of time: /since 10m [until 5m] QUESTION",
     "/policy": "show how memory is kept small, or change it: /policy NAME",
     "/budget": "show how much memory holds, or change it: /budget 6k",
     "/save frame": "write the newest frame to a PNG file: /save frame [FILE]",
@@ -37,9 +38,9 @@ class Commands:
         self._run, self._say = run, say
 
     def __call__(self, line: str) -> None:
-        """A slash command or a question. What the user can mend is said in one line."""
+        """A slash command or a question, of a window of time or not. What the user can mend is said in one line."""
         try:
-            if line.startswith("/"):
+            if line.startswith("/") and line.partition(" ")[0] != "/since":
                 self._command(line)
             elif line.strip():
                 self._run.ask_typed(line.strip())
@@ -152,8 +153,9 @@ def piped_questions(run: RunLoop, say: Callable[[str], None], descriptor: int) -
 
     def listen() -> None:
         for line in filter(None, lines()):
-            if line.startswith("/") or run.source.live:
-                if not line.startswith("/"):
+            command = line.startswith("/") and line.partition(" ")[0] != "/since"
+            if command or run.source.live:
+                if not command:
                     run.started.wait()
                 act(line)
             else:

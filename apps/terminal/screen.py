@@ -68,7 +68,10 @@ class Screen:
 
     def answer(self, answer: AnswerEvent) -> None:
         self._partial = ""
-        head = [("class:dim", f"[{clock(answer.time_s)}] "), ("", f"{answer.question}  ")]
+        head = [
+            ("class:dim", f"[{clock(answer.time_s) if answer.offset is None else answer.when}] "),
+            ("", f"{answer.question}  "),
+        ]
         if not answer.others:
             truth = [] if answer.truth is None else [_judged(f"  truth: {answer.truth}", answer.truth == answer.text)]
             seen = [("class:dim", f"  {answer.seen}")] if answer.seen else []

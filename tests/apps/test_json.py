@@ -126,9 +126,10 @@ def test_the_documents_are_made_from_the_schemas():
 
 def test_every_field_of_a_run_has_a_schema():
     common = {"event", "schema", "time"}
-    assert SCHEMAS["answer"]["properties"].keys() == common | {field.name for field in fields(AnswerEvent)} - {"others"} | {
-        "evidence_held"
-    }
+    assert SCHEMAS["answer"]["properties"].keys() == common | {field.name for field in fields(AnswerEvent)} - {
+        "others",
+        "offset",
+    } | {"evidence_held"}
     assert SCHEMAS["stats"]["properties"].keys() == common | {field.name for field in fields(StatsEvent)}
 
 

@@ -3,6 +3,7 @@
 import base64
 import http.client
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from datetime import datetime
 
 import pytest
 from served import KEY, NOW, WAIT_S, eventually, serving
@@ -412,3 +414,42 @@ def test_what_cannot_be_served_is_one_line(tmp_path, demo):
         assert says in told.stderr
     taken = subprocess.run([*command[:4], "--port", str(demo.port)], capture_output=True, text=True, check=False)
     assert (taken.returncode, taken.stderr.count("\n")) == (2, 1)
+
+
+def test_a_window_of_time_in_a_field_in_the_url_and_at_the_command_line(demo):
+    demo.watched("demo", 30)
+
+    def answered(content=NOW, **window):
+        messages = [{"role": "user", "content": content}]
+        return demo.client.chat.completions.create(model="demo", messages=messages, extra_body=window).model_extra["edgevlm"]
+
+    def times(found):
+        return [datetime.fromisoformat(each["time"].replace("Z", "+00:00")).timestamp() for each in found["evidence"]]
+
+    part = {"type": "video_url", "video_url": {"url": "edgevlm://demo?since=4s"}}
+    for found in (answered(since="4s"), answered([part, {"type": "text", "text": NOW}])):
+        assert times(found)
+        assert min(times(found)) > time.time() - WAIT_S - 4
+        assert all(found["time_s"] - 5 < seen["time_s"] <= seen["until_s"] for seen in found["evidence"])
+    early = answered(until=demo.get("/v1/streams/demo")["frame_time"], since="1h")
+    assert all(seen["until_s"] <= early["time_s"] for seen in early["evidence"])
+    for window, field, what in (
+        ({"since": "2h", "until": "1h"}, "since", "the memory holds nothing since .* ago. until .* ago.; it reaches back to "),
+        ({"since": "soon"}, "since", "'soon' is no time; give 10m"),
+        ({"until": "2h", "since": "1h"}, "since", "until 2h is before since 1h"),
+        (
+            {"messages": [{"role": "user", "content": [part, {"type": "text", "text": NOW}]}], "since": "1m"},
+            "since",
+            "give it once",
+        ),
+    ):
+        body = {"model": "demo", "messages": [{"role": "user", "content": NOW}], **window}
+        status, _, answer = demo.request("POST", "/v1/chat/completions", body)
+        assert (status, json.loads(answer)["error"]["param"]) == (400, field)
+        assert re.search(what, json.loads(answer)["error"]["message"])
+    ask = [sys.executable, "-m", "edgevlm", "ask", NOW, "--url", demo.url]
+    told = subprocess.run([*ask, "--since", "4s", "--json"], capture_output=True, text=True, check=True, timeout=WAIT_S)
+    assert json.loads(told.stdout)["evidence"]
+    empty = subprocess.run([*ask, "--since", "2h", "--until", "1h"], capture_output=True, text=True, timeout=WAIT_S)
+    assert (empty.returncode, empty.stdout.strip()) == (2, "")
+    assert re.fullmatch(r"edgevlm: \S+ since: the memory holds nothing since .*", empty.stderr.strip())

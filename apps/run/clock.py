@@ -1,0 +1,95 @@
+"""Wall clock as people write and read it: ``10m``, ``14:03``, ``14:03:22 (6 min ago)``."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.snapshots.capture import ago
+from edgevlm.runtime.time_window import NothingHeld
+
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+LONGEST_S = 1e10  # three centuries
+NOW_S = 2.0  # seconds ago that are now
+MOMENTS = "give 10m, 1h30m, 14:03 or 2026-11-22T14:03"
+
+
+def duration(text: str) -> float | None:
+    """Seconds of ``90s``, ``10m``, ``1h30m``, ``2d`` or ``1.5h``; None for what is none."""
+    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        return None
+    seconds = sum(float(number) * UNITS_S[unit] for number, unit in parts)
+    return seconds if seconds <= LONGEST_S else None
+
+
+def moment(text: str, now: float | None = None) -> float:
+    """Seconds since 1970 of a moment: so long ago, or by the clock of this machine. Raises UserError."""
+    now, text = time.time() if now is None else now, text.strip()
+    if (seconds := duration(text)) is not None:
+        return now - seconds
+    if match := re.fullmatch(r"([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}))?", text):
+        hour, minute, second = (int(part or 0) for part in match.groups())
+        if hour < 24 and minute < 60 and second < 60:
+            at = datetime.fromtimestamp(now).astimezone().replace(hour=hour, minute=minute, second=second, microsecond=0)
+            return (at if at.timestamp() <= now else at - timedelta(days=1)).timestamp()
+    try:
+        return datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text)).astimezone().timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise UserError(f"{text[:40]!r} is no time; {MOMENTS}") from None
+
+
+def clock_time(seconds: float, now: float | None = None) -> str:
+    """``14:03:22 (6 min ago)`` of seconds since 1970, with its day where that is another."""
+    now = time.time() if now is None else now
+    at, today = datetime.fromtimestamp(seconds), datetime.fromtimestamp(now)
+    day = "" if at.date() == today.date() else f"{at:%b} {at.day} "
+    return f"{day}{at:%H:%M:%S}" + (f" ({ago(now - seconds)} ago)" if now - seconds >= NOW_S else "")
+
+
+def split_window(text: str) -> tuple[str, dict[str, Any]]:
+    """The question, and ``since`` and ``until`` as typed, of ``/since 10m until 5m QUESTION``, or of a question alone.
+
+    Raises UserError.
+    """
+    if not re.match(r"/since\b", text):
+        return text, {}
+    match = re.fullmatch(r"/since\s+(\S+)(?:\s+until\s+(\S+))?\s+(?!until\b)(.+)", text)
+    if match is None:
+        raise UserError("give a time and a question: /since 10m [until 5m] QUESTION")
+    return match[3], {name: part for name, part in (("since", match[1]), ("until", match[2])) if part}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A window of time as it was asked for, empty where it is open, of a stream whose time 0 was at ``offset``."""
+
+    since: str = ""
+    until: str = ""
+    offset: float = 0.0
+
+    def seconds(self) -> dict[str, Any]:
+        """``since`` and ``until`` in seconds of the stream, as :meth:`Session.ask` takes them. Raises UserError."""
+        now, found = time.time(), dict[str, float]()
+        for name in ("since", "until"):
+            if text := getattr(self, name):
+                try:
+                    found[name] = moment(text, now) - self.offset
+                except UserError as error:
+                    raise UserError(f"{name} {error}") from None
+        if len(found) == 2 and found["until"] < found["since"]:
+            raise UserError(f"until {self.until} is before since {self.since}")
+        return found
+
+    def nothing_held(self, error: NothingHeld) -> str:
+        """What an empty window says, by the clock."""
+        window = error.window
+        since = "" if window.since == -math.inf else f" since {clock_time(self.offset + window.since)}"
+        until = "" if window.until == math.inf else f" until {clock_time(self.offset + window.until)}"
+        back = "it is empty" if error.oldest_s is None else f"it reaches back to {clock_time(self.offset + error.oldest_s)}"
+        return f"the memory holds nothing{since}{until}; {back}"
