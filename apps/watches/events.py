@@ -147,7 +147,8 @@ class EventStore:
             found = self._attempt(lambda: self._oldest(sink), None)
             if found is None:
                 waiting = next((each for each in self._unwritten if sink in each.sinks), None)
-                found = waiting and (waiting.event, [picture for picture in waiting.pictures if picture])
+                if waiting is not None:
+                    found = waiting.event, [picture for picture in waiting.pictures if picture]
             return found
 
     def sent(self, sink: str, event_id: str) -> None:
@@ -162,7 +163,9 @@ class EventStore:
     def waiting(self) -> dict[str, int]:
         """How many events are still to be sent, by sink."""
         with self._lock:
-            counts = dict(self._attempt(lambda: self._all("SELECT sink, count(*) FROM outbox GROUP BY sink"), []))
+            counts: dict[str, int] = dict(
+                self._attempt(lambda: self._all("SELECT sink, count(*) FROM outbox GROUP BY sink"), [])
+            )
             for each in self._unwritten:
                 for sink in each.sinks:
                     counts[sink] = counts.get(sink, 0) + 1
@@ -192,14 +195,14 @@ class EventStore:
         conditions = " AND ".join(given) or "1"
         statement = f"SELECT {COLUMNS} FROM events WHERE {conditions} ORDER BY time DESC, number DESC LIMIT ?"
         with self._lock:
-            rows = self._attempt(lambda: self._all(statement, *given.values(), limit), [])
+            rows: list[Any] = self._attempt(lambda: self._all(statement, *given.values(), limit), [])
         return [_event(*row) for row in rows]
 
     def picture(self, event_id: str, place: int) -> bytes | None:
         """The JPEG of an event's evidence at that place."""
         statement = "SELECT jpeg FROM pictures JOIN events ON number = event WHERE id = ? AND place = ?"
         with self._lock:
-            rows = self._attempt(lambda: self._all(statement, event_id, place), [])
+            rows: list[Any] = self._attempt(lambda: self._all(statement, event_id, place), [])
         return rows[0][0] if rows else None
 
     def forget(self, since: float | None = None, until: float | None = None, camera: str | None = None) -> int:
@@ -288,9 +291,11 @@ class EventStore:
 
     def _write(self) -> None:
         """Bring to the disk what it has not taken yet."""
-        while self._unwritten and self._attempt(lambda: self._insert(self._unwritten[0]), False):
+        while self._unwritten:
+            if not self._attempt(lambda: self._insert(self._unwritten[0]), False):
+                break
             self._unwritten.popleft()
-        if self._sent and self._attempt(self._delete_sent, False):
+        if len(self._sent) and self._attempt(self._delete_sent, False):
             self._sent.clear()
 
     def _insert(self, entry: Unwritten) -> bool:
