@@ -1,5 +1,6 @@
 """A line on stdin is a question: of a recording at its end, of a live source when it comes; and slash commands."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -36,8 +37,9 @@ def test_piped_questions_replace_those_of_the_demo():
 
 
 def test_questions_of_a_live_source_are_answered_when_they_come():
-    done = piped(f"{COUNT}\n", "--realtime", "--frames", 6)
-    assert f"[0.5 s] {COUNT}" in done.stdout
+    done = piped(f"{COUNT}\n", "--realtime", "--frames", 6, "--json")
+    answers = [line for line in map(json.loads, done.stdout.splitlines()) if line["event"] == "answer"]
+    assert [(line["time_s"], line["question"]) for line in answers] == [(0.5, COUNT)]
 
 
 class Numbered:
