@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 FILE = "thumbnails.sqlite"
 CAP = 16 << 20  # bytes of pictures
 WIDTH = 240  # pixels
+TINY = 160
 SCHEMA = "CREATE TABLE IF NOT EXISTS thumbnails (frame INTEGER PRIMARY KEY, time_s REAL, wall REAL, held INTEGER, jpeg BLOB)"
 
 
@@ -173,7 +174,10 @@ class Thumbnails:
 
 
 def as_jpeg(image: NDArray[np.uint8]) -> bytes:
-    """A JPEG of uint8 RGB ``[H, W, 3]``."""
+    """A JPEG of uint8 RGB ``[H, W, 3]``; of a tiny one with all its colours, which are shown many pixels large."""
     import cv2
 
-    return bytes(cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 80])[1])
+    settings = [cv2.IMWRITE_JPEG_QUALITY, 80]
+    if image.shape[1] < TINY:
+        settings = [cv2.IMWRITE_JPEG_QUALITY, 95, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444]
+    return bytes(cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), settings)[1])

@@ -267,10 +267,11 @@ function talkItem(turn) {
 function showEvidence(turn) {  // the frames that the answer was read from; each is found in the memory
   const place = items.get(turn).lastChild;
   if (turn.held === false) { tell(place, "What would answer this is no longer in memory."); return; }
-  redraw(place, turn.evidence || [], ({ frame, time, box, jpeg_url: url }) => {
+  const moments = turn.evidence || [], strong = moments.filter(({ weight }) => !(weight < moments[0].weight / 4));
+  redraw(place, strong, ({ frame, time, box, jpeg_url: url }) => {
     const button = element("button"), canvas = element("canvas");
     button.type = "button";
-    button.append(canvas, time ? `seen ${clock(time)}` : `frame ${frame}`);
+    button.append(canvas, element("span", "Seen ", "unseen"), time ? clock(time) : `frame ${frame}`);
     button.onclick = () => find(frame);
     picture({ thumbnail_url: url }, (image) => {
       const paint = canvas.getContext("2d"), [left, top, right, bottom] = box;

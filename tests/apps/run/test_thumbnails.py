@@ -12,7 +12,7 @@ pytest.importorskip("cv2")
 from edgevlm.apps.run.thumbnails import FILE, Thumbnails
 
 NOISE = np.random.default_rng(0).integers(0, 256, (60, 80, 3), np.uint8)
-CAP = 100_000
+CAP = 200_000
 
 
 def filled(count, folder=None, **options):
