@@ -15,6 +15,7 @@ from edgevlm.apps.schemas import json_line
 from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.apps.sources.video import check_readable
 from edgevlm.calib import Clip, as_calibrated, calibrate, check_writable, write_calibration
+from edgevlm.calib.accuracy.select_evidence import select_evidence
 from edgevlm.calib.accuracy.select_policy import ComparisonInput, ComparisonRequest, Note, select_policies
 from edgevlm.calib.accuracy.variants import Budget, parse_budgets, parse_variants
 from edgevlm.calib.plots import check_plot, plot_ages
@@ -26,7 +27,7 @@ from edgevlm.runtime.auto import AUTO, FALLBACK
 from edgevlm.runtime.auto import describe as describe_choice
 from edgevlm.runtime.budget import parse_budget
 from edgevlm.runtime.bundle import MANIFEST, Bundle, Progress, hash_file
-from edgevlm.runtime.calibration import AppendChoice, Calibration, Choices
+from edgevlm.runtime.calibration import AppendChoice, Calibration, Choices, EncodeChoice, EvidenceHeads
 from edgevlm.runtime.kv import SCALES, KVScales
 from edgevlm.runtime.model import Model, bundle_folder, is_demo
 from edgevlm.runtime.policies import evicting
@@ -52,15 +53,17 @@ class CalibrateRequest:
     threads: int | None
     comparison: ComparisonRequest | None
     layers: bool = True
+    evidence: int = 0  # streams to find the evidence of answers on
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was measured of layers, policies and an int8 cache; None: not asked for, or no such cache."""
+    """What was measured of layers, policies, an int8 cache and evidence; None: not asked for, or no such cache."""
 
     layers: Calibration | None
     policies: Choices | None
     scales: KVScales | None = None
+    evidence: EvidenceHeads | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +118,16 @@ def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Pa
 
     A run that is stopped leaves a checkpoint beside the bundle to be written, from which the next one continues.
     """
-    if not request.videos and not is_demo(Bundle.load(bundle_folder(request.bundle), verify="size")):
+    knows_the_demo = is_demo(Bundle.load(bundle_folder(request.bundle), verify="size"))
+    if not request.videos and not knows_the_demo:
         raise UserError(f"{request.bundle}: say on which clips to calibrate it, --video FILE, once or more")
+    if request.evidence and not knows_the_demo:
+        raise UserError("--evidence asks about the demo's world, which this model does not know; leave it out")
     if request.plot is not None:
         check_plot(request.plot)
     if request.plot is not None and not request.layers:
         raise UserError("--plot draws what is measured of the layers; leave out --no-layers")
-    if not request.layers and request.comparison is None:
+    if not request.layers and request.comparison is None and not request.evidence:
         raise UserError("--no-layers and --policies none leave nothing to measure; leave out one of them")
     clips = [video_clip(path) for path in request.videos] if request.videos else demo_clips()
     progress("loading the model")
@@ -133,7 +139,9 @@ def start(request: CalibrateRequest, progress: Progress, note: Note) -> tuple[Pa
         with checkpoint_folder((request.out or model.bundle.path).resolve(), _settings(request, model, clips)) as folder:
             found = _measure(request, model, clips, folder, progress, note)
             progress("writing")
-            written = write_calibration(model.bundle, found.layers, found.policies, found.scales, out=request.out)
+            written = write_calibration(
+                model.bundle, found.layers, found.policies, found.scales, found.evidence, out=request.out
+            )
     except KeyboardInterrupt:
         note("stopped; the same command continues from here")
         raise
@@ -170,10 +178,11 @@ def _measure(
     if request.layers:
         layers = _layers(request, model, clips, folder, progress)
         model = as_calibrated(model, layers, scales)
+    evidence = _evidence(request, model, folder, progress) if request.evidence else None
     if request.comparison is None:
-        return Findings(layers, None, scales)
+        return Findings(layers, None, scales, evidence)
     given = ComparisonInput(model, clips, request.frames, folder, progress, note)
-    return Findings(layers, select_policies(request.comparison, given), scales)
+    return Findings(layers, select_policies(request.comparison, given), scales, evidence)
 
 
 def _layers(request: CalibrateRequest, model: Model, clips: list[Clip], folder: Path, progress: Progress) -> Calibration:
@@ -200,6 +209,17 @@ def _scales(request: CalibrateRequest, bundle: Bundle, clips: list[Clip], folder
         return scales
 
 
+def _evidence(request: CalibrateRequest, model: Model, folder: Path, progress: Progress) -> EvidenceHeads:
+    """Where evidence is found, or what was found before the command was stopped."""
+    file, spec = folder / f"evidence-{request.evidence}.json", model.bundle.decoder
+    try:
+        return EvidenceHeads.from_json(file.read_bytes(), spec.layers, spec.heads)
+    except (FileNotFoundError, ValueError):
+        found = select_evidence(model, request.evidence, progress=progress)
+        file.write_bytes(found.to_json())
+        return found
+
+
 def demo_clips() -> list[Clip]:
     """Worlds of the demo, and a question of each kind that its model was taught."""
     from edgevlm.calib.demo.questions import OFFERED, ask
@@ -217,15 +237,24 @@ def video_clip(path: Path) -> Clip:
 def as_json(written: Path, found: Findings) -> str:
     """The lines of ``--json``: the bundle and what was measured of its layers, then of each policy."""
     first = json_line("calibration", {"bundle": str(written), **(asdict(found.layers) if found.layers else {})})
-    return "\n".join([first, *(policy_lines(found.policies) if found.policies else ())])
+    evidence = [json_line("evidence", asdict(found.evidence))] if found.evidence else []
+    return "\n".join([first, *evidence, *(policy_lines(found.policies) if found.policies else ())])
 
 
 def describe(written: Path, found: Findings) -> str:
     """What was measured, for a person: a line a layer, then one a policy."""
     of_layers = describe_layers(found.layers) if found.layers else ["layers: left as they were"]
     of_policies = ("", *policy_table(found.policies), "") if found.policies else ()
-    measured = f"calibrated {found.layers.described}" if found.layers else "compared"
-    return "\n".join([*of_layers, *of_policies, f"{measured}: {written}"])
+    of_evidence = [describe_evidence(found.evidence)] if found.evidence else []
+    measured = f"calibrated {found.layers.described}" if found.layers else "compared" if found.policies else "calibrated"
+    return "\n".join([*of_layers, *of_evidence, *of_policies, f"{measured}: {written}"])
+
+
+def describe_evidence(found: EvidenceHeads) -> str:
+    """Where it is found, in a line."""
+    heads = ", ".join(map(str, found.heads))
+    known = "tells what is no longer in memory" if found.weights else "cannot tell what is no longer in memory"
+    return f"evidence     heads {heads} of layer {found.layer}; {known}"
 
 
 def describe_layers(calibration: Calibration) -> list[str]:
@@ -267,11 +296,16 @@ def policy_lines(choices: Choices) -> Iterator[str]:
             yield json_line("append_trial", {"measure": choices.measure, **asdict(trial)})
         fields = {name: value for name, value in asdict(choices.append).items() if name != "trials"}
         yield json_line("append_choice", {"measure": choices.measure, **fields})
+    if choices.encode is not None:
+        for way in choices.encode.trials:
+            yield json_line("encode_trial", {"measure": choices.measure, **asdict(way)})
+        chosen = {"setting": choices.encode.setting, "bound": choices.encode.bound}
+        yield json_line("encode_choice", {"measure": choices.measure, **chosen})
 
 
 def policy_table(choices: Choices) -> Iterator[str]:
     """A line a policy, best first, and what was chosen; a table a budget."""
-    sign, unit = (1, "nats") if choices.measure == "kl" else (-1, "right")
+    sign, unit, lost = (1, "nats", "next tokens") if choices.measure == "kl" else (-1, "right", "right answers")
     watched = ", ".join(choices.watched)
     yield f"policies at equal bytes, {choices.frames} frames of {watched}; {choices.measure} in {unit} [95 %]"
     for choice in choices.budgets:
@@ -291,7 +325,9 @@ def policy_table(choices: Choices) -> Iterator[str]:
             more = "" if best == choice.chosen else f", which cannot be told from {best} and compresses in less time"
         yield f"auto: {describe_choice(choices, choice, choice.budget)}{more}"
     if choices.append is not None:
-        yield from append_table(choices.append, "next tokens" if choices.measure == "kl" else "right answers")
+        yield from append_table(choices.append, lost)
+    if choices.encode is not None:
+        yield from encode_table(choices.encode, lost)
 
 
 def append_table(append: AppendChoice, lost: str) -> Iterator[str]:
@@ -307,3 +343,16 @@ def append_table(append: AppendChoice, lost: str) -> Iterator[str]:
         f"append: changed:tau={append.best.tau:g}, {append.best.appended:.3f} of the tokens; "
         f"refresh={append.refresh} would append {append.refreshed:.3f}"
     )
+
+
+def encode_table(encode: EncodeChoice, lost: str) -> Iterator[str]:
+    """A line a setting, and what was chosen."""
+    yield f"\n--encode changed under full KV, beside whole frames; {lost} lost [95 %]; cosine that 99 % of the features reach"
+    width = max(len(of.setting) for of in encode.trials)
+    for of in encode.trials:
+        cosine = "" if of.low_cosine is None else f"  {of.low_cosine:.4f}"
+        yield f"{of.setting:<{width}}  {of.encoded:.3f}  {of.loss:.3f} [{of.ci_low:.3f}, {of.ci_high:.3f}]{cosine}"
+    if encode.best is None:
+        yield f"encode: all; no setting saves patches and surely loses at most {encode.bound}; more or longer clips may tell"
+        return
+    yield f"encode: {encode.best.setting}, {encode.best.encoded:.3f} of the patches"

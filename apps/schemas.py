@@ -365,6 +365,26 @@ LINES: dict[str, dict[str, Fields]] = {
             "refresh": ("integer", "Frames of the refresh that refreshed is for."),
             "refreshed": ("number|null", "Fraction appended at tau with that refresh."),
         },
+        "evidence": {
+            "layer": ("integer", "Whose attention says which frames an answer was read from; with --evidence only."),
+            "heads": ("array", "Its heads."),
+            "weights": ("array", "Of the rule that tells whether evidence is held; empty without one."),
+            "bias": ("number", "The rule's constant."),
+        },
+        "encode_trial": {
+            "measure": ("string", "As in candidate."),
+            "setting": ("string", "Of --encode, under full KV."),
+            "encoded": ("number", "Fraction of the frames' patches that were encoded."),
+            "loss": ("number", "As in append_trial."),
+            "ci_low": ("number", "Lower end of the 95 % interval."),
+            "ci_high": ("number", "Upper end."),
+            "low_cosine": ("number|null", "Cosine to the whole tower's that 99 % of the features reach; with kl alone."),
+        },
+        "encode_choice": {
+            "measure": ("string", "As in candidate."),
+            "setting": ("string|null", "What --encode auto uses; null is all."),
+            "bound": ("number", "The loss that it surely stays within."),
+        },
     },
 }
 

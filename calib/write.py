@@ -89,8 +89,7 @@ def write_calibration(
 ) -> Path:
     """Write what was measured and list it in ``bundle.json``, in the bundle or, with ``out``, in a copy; returns which.
 
-    ``calibration.json``, ``evidence.json`` and the ``scales`` of an int8 cache stay as they are where none are given. Older
-    choices go: they were made on other numbers.
+    What is not given stays as it is; but older choices go where layers or scales are given: they were made on other numbers.
 
     In place the new bundle is a second folder of hard links that changes places with the old one in one step, so that the
     weights are not copied and whoever reads the old ones goes on. Raises UserError if the bundle has changed since ``bundle``
@@ -107,7 +106,7 @@ def write_calibration(
             _put(folder, CALIBRATION, calibration.to_json(), manifest["files"])
         if choices is not None:
             _put(folder, CHOICES, choices.to_json(), manifest["files"])
-        elif manifest["files"].pop(CHOICES, None):
+        elif (calibration is not None or scales is not None) and manifest["files"].pop(CHOICES, None):
             (folder / CHOICES).unlink()
         if evidence is not None:
             _put(folder, EVIDENCE, evidence.to_json(), manifest["files"])

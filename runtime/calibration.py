@@ -165,6 +165,36 @@ class AppendChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodeTrial:
+    """A ``setting`` of ``--encode`` under full KV, beside whole frames. encoded: fraction of the patches.
+
+    loss, ci_low, ci_high: as an AppendTrial's. low_cosine: of a hundred features one is farther from the whole tower's; None
+    by streamqa.
+    """
+
+    setting: str
+    encoded: float
+    loss: float
+    ci_low: float
+    ci_high: float
+    low_cosine: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeChoice:
+    """What ``--encode auto`` does. setting: None for whole frames, where no trial's loss surely stays within ``bound``."""
+
+    setting: str | None
+    bound: float
+    trials: tuple[EncodeTrial, ...]
+
+    @property
+    def best(self) -> EncodeTrial | None:
+        """The trial that was chosen."""
+        return next((trial for trial in self.trials if trial.setting == self.setting), None)
+
+
+@dataclass(frozen=True, slots=True)
 class Choices:
     """A choice a budget, budgets rising.
 
@@ -180,6 +210,7 @@ class Choices:
     known: tuple[str, ...]
     budgets: tuple[Choice, ...]
     append: AppendChoice | None = None
+    encode: EncodeChoice | None = None
 
     def __post_init__(self) -> None:
         if self.measure not in get_args(Measure):
@@ -187,6 +218,8 @@ class Choices:
         tau = self.append.tau if self.append else None
         if tau is not None and not 0 < tau <= 1:
             raise ValueError(f"a tau of {tau}, which is no cosine above 0")
+        if self.encode is not None and self.encode.setting is not None and self.encode.best is None:
+            raise ValueError(f"a way to encode, {self.encode.setting!r}, that was not tried")
         tokens = [choice.budget for choice in self.budgets]
         if not tokens or tokens[0] < 1 or any(a >= b for a, b in pairwise(tokens)):
             raise ValueError("budgets of policies that do not rise")
@@ -218,8 +251,9 @@ class Choices:
 
     @classmethod
     def _from_dict(cls, values: dict[str, Any]) -> Choices:
-        append = values.get("append")
+        append, encode = values.get("append"), values.get("encode")
         trials = () if append is None else tuple(AppendTrial(**trial) for trial in append["trials"])
+        encode_trials = () if encode is None else tuple(EncodeTrial(**trial) for trial in encode["trials"])
         return cls(
             edgevlm=str(values["edgevlm"]),
             date=str(values["date"]),
@@ -237,6 +271,7 @@ class Choices:
                 for of in values["budgets"]
             ),
             append=None if append is None else AppendChoice(**(append | {"trials": trials})),
+            encode=None if encode is None else EncodeChoice(**(encode | {"trials": encode_trials})),
         )
 
     def nearest(self, budget: int) -> Choice:

@@ -87,10 +87,21 @@ class StreamSettings:
         return settings
 
     def encoder(self, model: Model, snapshots: bool) -> ChangedEncoder | None:
-        """What encodes the changes alone; None where whole frames are encoded. Raises UserError where that is not possible."""
-        if self.encode.name != CHANGED:
+        """What encodes the changes alone; None where whole frames are encoded.
+
+        ``auto`` is what calibration found, if the engine, the frames' size and the free memory allow it. Raises UserError where
+        ``changed`` was asked for and they do not.
+        """
+        copies = 2 if snapshots else 1
+        if self.encode.name == CHANGED:
+            return ChangedEncoder(model.engine, model.bundle, self.encode.changed, copies)
+        choices = model.bundle.choices() if self.encode.name == AUTO else None
+        if not choices or not choices.encode or not choices.encode.setting:
             return None
-        return ChangedEncoder(model.engine, model.bundle, self.encode.changed, 2 if snapshots else 1)
+        try:
+            return ChangedEncoder(model.engine, model.bundle, parse_encode(choices.encode.setting).changed, copies)
+        except UserError:
+            return None
 
     def open(self, model: Model, chat: Chat, text: TextBudget, writer: SnapshotWriter | None) -> tuple[Stream, str]:
         """Allocate the memory and append the prefix; says why, where ``auto`` chose the policy and what to append.

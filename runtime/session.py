@@ -57,6 +57,8 @@ class Session:
     ) -> None:
         encoder = settings.encoder(model, writer is not None)
         stream, self._why = settings.open(model, chat, text, writer)
+        if self._why and encoder is not None and settings.encode.name == AUTO:
+            self._why += f"; encode: {encoder.settings}"
         try:
             self.model, self.text_budget = model, text
             self.cache, self.store = stream.cache, stream.store

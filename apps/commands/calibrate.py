@@ -53,6 +53,9 @@ def calibrate(
         ),
     ] = None,
     streams: Annotated[int, typer.Option(metavar="N", help="Ask about this many streams (streamqa).", min=2)] = 24,
+    evidence: Annotated[
+        int, typer.Option(metavar="N", help="Find answers' evidence on this many streams.", min=0, show_default="none")
+    ] = 0,
     layers: Annotated[bool, typer.Option("--layers/--no-layers", help="Measure the layers before comparing policies.")] = True,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw each layer's attention over age (.svg, .png).")
@@ -63,7 +66,7 @@ def calibrate(
     """Choose the best policy for a model.
 
     Measures what policies need to know of each layer, compares the policies at equal bytes, and how much of the frames may be
-    left out; writes it into the bundle, for --policy auto and --append auto. Interrupted, the same command resumes.
+    left out; writes it into the bundle, for --policy, --append and --encode auto. Interrupted, the same command resumes.
     """
     from edgevlm.progress import progress
 
@@ -73,6 +76,6 @@ def calibrate(
 
         comparison = command.parse_comparison(policies, budget, measure, tuple(ask or lines("EDGEVLM_CALIBRATE_ASK")), streams)
         model = resolve_model(bundle, step, note)
-        request = command.CalibrateRequest(model, video or [], frames, out, plot, threads, comparison, layers)
+        request = command.CalibrateRequest(model, video or [], frames, out, plot, threads, comparison, layers, evidence)
         result = command.start(request, step, note)
     typer.echo((command.as_json if json else command.describe)(*result))

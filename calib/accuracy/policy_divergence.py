@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
@@ -17,7 +17,9 @@ from edgevlm.calib.accuracy.variants import PLAIN
 from edgevlm.calib.trace import Clip, Float32, Float64
 from edgevlm.errors import UserError
 from edgevlm.runtime.budget import TextBudget, present_rows
-from edgevlm.runtime.changes import AppendChanged
+from edgevlm.runtime.changed_encoder import ChangedEncoder
+from edgevlm.runtime.changed_patches import EncodeChanged
+from edgevlm.runtime.changes import AppendChanged, unit_features
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.model import Model
@@ -133,6 +135,22 @@ class DivergenceMeter:
         """Full KV over what changed in ``frames`` frames, whose newest is the present: no more rows than whole frames take."""
         tokens = max(self.per_frame, frames * self.per_frame - present_rows(self.model))
         return self.measure(reference, Full(), tokens, budget, append)
+
+    def measure_encode(self, reference: FullKVReference, clip: Clip, encode: EncodeChanged, budget: int) -> Record:
+        """Full KV over the same frames of the clip, of which only the patches that changed are encoded.
+
+        encoded: the fraction of these; low_cosine: of a hundred features one is farther from the whole tower's.
+        """
+        vision, features = self.model.bundle.vision, []
+        preprocess, encoder = Preprocessor(vision), ChangedEncoder(self.model.engine, self.model.bundle, encode)
+        frames = islice(clip.frames, len(reference.features) * vision.group)
+        while chunk := list(islice(frames, CHUNK)):
+            sizes = np.array([frame.shape[:2] for frame in chunk], np.int32)
+            features.append(encoder.encode(np.stack([preprocess(frame) for frame in chunk]), sizes))
+        found = np.concatenate(features)
+        cosines = (unit_features(found) * unit_features(reference.features)).sum(-1)
+        record = self.measure(replace(reference, features=found), Full(), len(found) * self.per_frame, budget)
+        return record | {"encoded": round(encoder.encoded, 4), "low_cosine": round(float(np.quantile(cosines, 0.01)), 5)}
 
     def _open(self, policy: Policy, tokens: int, append: AppendChanged | None = None) -> Stream:
         return Stream(self.model, policy, tokens, self._prefix, self._text_rows, "lazy", CHUNK, append=append)

@@ -36,17 +36,17 @@ def label_of(tau: float, refresh: int = 0) -> str:
 def select_append(measure: Measure, trials: Sequence[tuple[AppendTrial, Sequence[Values]]]) -> AppendChoice:
     """The trial that appends least, of those that save enough and whose loss surely stays within the measure's bound.
 
-    trials: each with its losses, cluster by cluster. Surely: by Student's t, with one loss more than there were, so that a few
-    answers without any prove nothing.
+    trials: each with its losses, cluster by cluster.
     """
-
-    def within(losses: Sequence[Values]) -> bool:
-        found = mean([[1.0, *losses[0]], *losses[1:]])
-        return found.value + half_width(found) <= BOUND[measure]
-
-    fit = [trial for trial, losses in trials if trial.appended <= 1 - SAVING and within(losses)]
+    fit = [trial for trial, losses in trials if trial.appended <= 1 - SAVING and surely_within(losses, BOUND[measure])]
     best = min(fit, key=lambda trial: trial.appended, default=None)
     return AppendChoice(None if best is None else best.tau, BOUND[measure], tuple(trial for trial, _ in trials), REFRESH)
+
+
+def surely_within(losses: Sequence[Values], bound: float) -> bool:
+    """By Student's t, with one loss more than there were, so that a few answers without any prove nothing."""
+    found = mean([[1.0, *losses[0]], *losses[1:]])
+    return found.value + half_width(found) <= bound
 
 
 def make_trial(tau: float, records: Sequence[Record], losses: Sequence[Values]) -> tuple[AppendTrial, Sequence[Values]]:

@@ -41,7 +41,7 @@ def select_evidence(
     for layer in range(spec.layers):
         progress(f"looking for evidence in layer {layer}")
         for head in range(spec.heads):
-            scores = list(_scores(model, EvidenceHeads(layer, (head,)), cases[: streams // 2], "full", tokens))
+            scores = list(_scores(model, EvidenceHeads(layer, (head,)), cases[: max(1, streams // 2)], "full", tokens))
             hits[layer, head] = float(np.mean([score.hit1 + score.overlap for score, _ in scores]))
     layer = max(hits, key=hits.__getitem__)[0]
     best = sorted(range(spec.heads), key=lambda head: -hits[layer, head])[:HEADS]

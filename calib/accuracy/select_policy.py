@@ -1,4 +1,4 @@
-"""Compare the policies on a model at equal bytes, select the one that ``auto`` runs at each budget, and what to append."""
+"""Compare the policies on a model at equal bytes; select what ``auto`` runs at each budget, appends and encodes."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from edgevlm.calib.accuracy.select_append import (
     appended_fraction,
     label_of,
 )
+from edgevlm.calib.accuracy.select_encode import SETTINGS, encode_by_agreement, encode_by_questions
+from edgevlm.calib.accuracy.select_encode import label_of as label_of_encode
 from edgevlm.calib.accuracy.variants import PLAIN, Budget, parse_budgets, parse_variants, reason_of
 from edgevlm.calib.accuracy.worker import AccuracySettings
 from edgevlm.calib.intervals import Estimate, Values, fraction_right, is_told_apart, mean
@@ -31,7 +33,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.auto import FALLBACK
 from edgevlm.runtime.budget import TextBudget, default_budget
 from edgevlm.runtime.bundle import Progress
-from edgevlm.runtime.calibration import AppendChoice, Candidate, Choice, Choices, Measure
+from edgevlm.runtime.calibration import AppendChoice, Candidate, Choice, Choices, EncodeChoice, Measure
 from edgevlm.runtime.changes import AppendChanged
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
@@ -90,7 +92,7 @@ class BudgetComparison:
 def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choices:
     """Measure every candidate at every budget, and select one at each. Raises UserError."""
     by = request.measured_by(given.model)
-    frames, comparisons, append = (_by_questions if by == "streamqa" else _by_divergence)(request, given)
+    frames, comparisons, append, encode = (_by_questions if by == "streamqa" else _by_divergence)(request, given)
     worlds = (f"{request.streams} demo worlds, seed {SEED}",)
     return Choices(
         edgevlm=__version__,
@@ -101,6 +103,7 @@ def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choic
         known=tuple(evicting()),
         budgets=tuple(_choices(comparisons, given.note)),
         append=append,
+        encode=encode,
     )
 
 
@@ -176,7 +179,8 @@ def budgets_of(request: ComparisonRequest, given: ComparisonInput, clip_tokens: 
     return left
 
 
-Found = tuple[int, dict[int, BudgetComparison], AppendChoice | None]  # frames, by budget, what to append
+# frames, by budget, what to append, what to encode
+Found = tuple[int, dict[int, BudgetComparison], AppendChoice | None, EncodeChoice | None]
 
 
 def _by_questions(request: ComparisonRequest, given: ComparisonInput) -> Found:
@@ -212,7 +216,13 @@ def _by_questions(request: ComparisonRequest, given: ComparisonInput) -> Found:
     except UserError as error:  # no positions for the present beside a whole stream
         given.note(f"--append changed is not compared: {error}")
         append = None
-    return frames, comparisons, append
+    encode = None
+    if model.bundle.vision.changed is not None:
+        encode = encode_by_questions(
+            settings, request.streams, journal, model,
+            lambda what, done, total: given.progress(f"comparing --encode: {what}, {done} of {total}"),
+        )  # fmt: skip
+    return frames, comparisons, append, encode
 
 
 def _by_divergence(request: ComparisonRequest, given: ComparisonInput) -> Found:
@@ -227,11 +237,11 @@ def _by_divergence(request: ComparisonRequest, given: ComparisonInput) -> Found:
     frames = min(sum(1 for _ in islice(clip.frames, min(wanted, longest))) for clip in given.clips)
     budgets = budgets_of(request, given, frames * meter.per_frame)
     journal = given.folder / f"kl-{frames}.jsonl"
-    comparisons, append = compare_by_divergence(
+    found = compare_by_divergence(
         meter, given.clips, frames, request.policies, budgets, journal,
         lambda what: given.progress(f"comparing policies: {what}"),
     )  # fmt: skip
-    return frames, comparisons, append
+    return frames, *found
 
 
 def compare_by_divergence(
@@ -242,8 +252,9 @@ def compare_by_divergence(
     budgets: Sequence[int],  # rising
     journal: Path,
     progress: Progress,
-) -> tuple[dict[int, BudgetComparison], AppendChoice]:
-    """Stream the first ``frames`` of every clip under full KV, under each policy at each budget of |M| tokens, and at each tau.
+) -> tuple[dict[int, BudgetComparison], AppendChoice, EncodeChoice | None]:
+    """Stream the first ``frames`` of every clip under full KV, under each policy at each budget of |M| tokens, and at each tau
+    and way to encode.
 
     What ``journal`` has already is not done again. Clusters are (clip, moment). Raises UserError.
     """
@@ -256,11 +267,13 @@ def compare_by_divergence(
                 runs.append((budget, policy, meter.fitted(policy, budget, frames)))
             except UserError as error:
                 comparisons[budget].skipped.append((policy, reason_of(error)))
+    settings = SETTINGS if meter.model.bundle.vision.changed is not None else ()
     with RunJournal(journal, {"journal": "edgevlm calibrate"}, resume=True) as saved:
         for number, clip in enumerate(clips):
             todo = [run for run in runs if (run[1], str(run[0]), number) not in saved.records]
             taus = [tau for tau in TAUS if (label_of(tau), str(budgets[0]), number) not in saved.records]
-            if not todo and not taus:
+            ways = [way for way in settings if (label_of_encode(way), str(budgets[0]), number) not in saved.records]
+            if not todo and not taus and not ways:
                 continue
             progress(f"{clip.name}: full KV")
             reference = meter.reference(clip, frames, budgets[0])
@@ -273,6 +286,10 @@ def compare_by_divergence(
                 record = meter.measure_append(reference, AppendChanged(tau), frames, budgets[0])
                 record["refreshed"] = appended_fraction(reference.features, AppendChanged(tau, REFRESH))
                 saved.add({"policy": label_of(tau), "budget": str(budgets[0]), "stream": number, **record})
+            for way in ways:
+                progress(f"{clip.name}: --encode {way}")
+                record = meter.measure_encode(reference, clip, way, budgets[0])
+                saved.add({"policy": label_of_encode(way), "budget": str(budgets[0]), "stream": number, **record})
         for budget, policy, _ in runs:
             records = [saved.records[policy, str(budget), number] for number in range(len(clips))]
             nats = [moment for record in records for moment in record["kl"]]
@@ -280,4 +297,8 @@ def compare_by_divergence(
             values = [[-value for value in moment] for moment in nats]
             comparisons[budget].measured.append(MeasuredCandidate(make_candidate(policy, records, mean(nats), top1), values))
         of_taus = [[saved.records[label_of(tau), str(budgets[0]), number] for number in range(len(clips))] for tau in TAUS]
-    return comparisons, append_by_agreement(of_taus)
+        of_ways = {
+            way: [saved.records[label_of_encode(way), str(budgets[0]), number] for number in range(len(clips))]
+            for way in settings
+        }
+    return comparisons, append_by_agreement(of_taus), encode_by_agreement(of_ways) if of_ways else None

@@ -50,6 +50,18 @@ def test_a_copy_of_the_demo_is_measured_on_the_demo_world(tmp_path):
     assert json.loads(done.stdout)["clips"] == [f"demo world {seed}" for seed in (101, 102, 103, 104)]
 
 
+def test_evidence_is_found_by_itself_and_the_rest_stays(tmp_path):
+    alone = ("--policies", "none", "--no-layers", "--evidence", 1, "--json")
+    done = edgevlm("calibrate", "demo", "--out", tmp_path / "demo", *alone)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[1])
+    assert (found["event"], found["layer"]) == ("evidence", 3)
+    shipped, written = Bundle.load(demo_bundle()), Bundle.load(tmp_path / "demo")
+    assert written.evidence_heads().weights == tuple(found["weights"])
+    assert written.choices() == shipped.choices()
+    assert written.calibration() == shipped.calibration()
+
+
 def test_another_model_is_not_the_demo(bundle):
     assert not is_demo(Bundle.load(bundle, verify="size"))
 
@@ -87,6 +99,7 @@ def test_a_clip_keeps_its_shape(tmp_path, monkeypatch):
         (["nowhere", "--video", __file__], "no such bundle folder"),
         (["BUNDLE", "--video", __file__], "not a video that can be read"),
         (["demo", "--frames", "3"], "3 frames are too few"),
+        (["BUNDLE", "--video", __file__, "--evidence", "2"], "--evidence asks about the demo's world"),
         (["demo", "--frames", "100000"], "give fewer"),
         (["demo", "--threads", "257"], "256"),
         (["x" * 300], "File name too long"),

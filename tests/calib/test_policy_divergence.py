@@ -10,6 +10,7 @@ from edgevlm.calib import Clip
 from edgevlm.calib.accuracy import policy_divergence
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, peak_bytes
 from edgevlm.calib.accuracy.policy_divergence import CHUNK, DivergenceMeter, divergence, moments
+from edgevlm.calib.accuracy.select_encode import SETTINGS
 from edgevlm.calib.accuracy.select_policy import compare_by_divergence
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import POLICIES, create_policy
@@ -188,11 +189,13 @@ def test_what_was_measured_before_a_kill_is_not_measured_again(model, tmp_path, 
 
     def compare(journal):
         judge = DivergenceMeter(model, QUESTIONS)
-        comparisons, append = compare_by_divergence(judge, clips, COUNT, names, [24, 60], tmp_path / journal, lambda what: None)
+        comparisons, append, encode = compare_by_divergence(
+            judge, clips, COUNT, names, [24, 60], tmp_path / journal, lambda what: None
+        )
         return {
             budget: [(of.candidate.policy, of.candidate.value, of.candidate.top1, of.values) for of in comparison.measured]
             for budget, comparison in comparisons.items()
-        } | {"append": append}
+        } | {"append": append, "encode": encode}
 
     whole = compare("whole.jsonl")
     monkeypatch.setattr(DivergenceMeter, "measure", counted)
@@ -202,10 +205,13 @@ def test_what_was_measured_before_a_kill_is_not_measured_again(model, tmp_path, 
         journal.write(b'{"policy": "unif')  # cut short
     monkeypatch.setattr(DivergenceMeter, "measure", lambda *given: done.append(given[2:]) or measure(*given))
     assert compare("killed.jsonl") == whole
-    assert len(done) == 16, "two clips, two policies at two budgets, four taus: nothing twice"
+    assert len(done) == 24, "two clips, two policies at two budgets, four taus, four ways to encode: nothing twice"
     assert compare("killed.jsonl") == whole
-    assert len(done) == 16
-    assert list(whole) == [24, 60, "append"]
+    assert len(done) == 24
+    assert list(whole) == [24, 60, "append", "encode"]
+    often, seldom = (of for of in whole["encode"].trials if of.setting in (str(SETTINGS[-1]), str(SETTINGS[0])))
+    assert seldom.encoded <= often.encoded
+    assert seldom.low_cosine <= often.low_cosine <= 1.0001
     assert all(0 < of.appended <= 1 and 0 <= of.loss <= 1 for of in whole["append"].trials)
     assert [name for name, *_ in whole[24]] == names
     assert [len(values) for *_, values in whole[60]] == [4, 4], "(clip, moment) is a cluster"
@@ -214,7 +220,7 @@ def test_what_was_measured_before_a_kill_is_not_measured_again(model, tmp_path, 
 def test_what_cannot_run_is_named_with_its_reason(model, tmp_path):
     clip = Clip("a", Pictures(COUNT, model), ())
     judge = DivergenceMeter(model, QUESTIONS)
-    comparisons, _ = compare_by_divergence(
+    comparisons, *_ = compare_by_divergence(
         judge, [clip], COUNT, ["purekv:st_spattn=on", "uniform"], [6], tmp_path / "kl.jsonl", lambda what: None
     )
     ((policy, why),) = comparisons[6].skipped

@@ -1,4 +1,4 @@
-"""The rule by which tau is chosen, on planted losses, and on the demo: what auto appends, that it stays whole, and a kill."""
+"""The rule by which tau is chosen, on planted losses, and on the demo: what auto appends and encodes, and a kill."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,9 @@ import pytest
 from edgevlm.apps import calibrate as command
 from edgevlm.calib.accuracy import select_append as module
 from edgevlm.calib.accuracy.select_append import BOUND, TAUS, append_by_agreement, appended_fraction, select_append
+from edgevlm.calib.accuracy.select_encode import SETTINGS
+from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
+from edgevlm.engines.onnxruntime_cuda import OnnxRuntimeCuda
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.calibration import AppendTrial, Choices
 from edgevlm.runtime.changes import AppendChanged, References
@@ -84,10 +87,21 @@ def test_the_demo_appends_what_was_chosen_and_goes_on_after_ctrl_c(tmp_path, mon
     assert append.tau == min(append.trials, key=lambda of: of.appended).tau
     assert append.best.appended < append.refreshed < 1
     assert Bundle.load(out).choices() == Choices.from_json(found.policies.to_json()) == found.policies
+    encode = found.policies.encode
+    assert [of.setting for of in encode.trials] == list(map(str, SETTINGS))
+    assert encode.best == min(encode.trials, key=lambda of: of.encoded)
     with Session.open(out, budget=64) as session:
         assert session._stream.references.settings == AppendChanged(append.tau)
+        assert str(session._chunk.encoder.settings) == encode.setting
+        assert session.basis.split(";")[1:3] == [f" append: {AppendChanged(append.tau)}", f" encode: {encode.setting}"]
+    with Session.open(out, budget=64, encode="all") as session:
+        assert session._chunk.encoder is None
+    monkeypatch.setattr(OnnxRuntimeCpu, "bind_tower", OnnxRuntimeCuda.bind_tower)  # which refuses
+    with Session.open(out, budget=64) as session:
+        assert session._chunk.encoder is None
     table = list(command.policy_table(found.policies))
-    assert table[-1].startswith(f"append: changed:tau={append.tau:g}, ")
+    assert any(line.startswith(f"append: changed:tau={append.tau:g}, ") for line in table)
+    assert table[-1] == f"encode: {encode.setting}, {encode.best.encoded:.3f} of the patches"
 
 
 @pytest.mark.usefixtures("few_streams")
@@ -100,7 +114,9 @@ def test_a_model_whose_features_hide_what_changes_keeps_whole_frames(tmp_path, m
     assert (append.tau, append.refreshed) == (None, None)
     assert append.trials[0].appended < 0.1
     assert append.trials[0].ci_low > append.bound
-    *_, last = command.policy_table(found.policies)
-    assert last == "append: all; no tau saves tokens and surely loses at most 0.02; more or longer clips may tell"
+    table = list(command.policy_table(found.policies))
+    assert "append: all; no tau saves tokens and surely loses at most 0.02; more or longer clips may tell" in table
+    assert (found.policies.encode.setting, table[-1].partition(";")[0]) == (None, "encode: all")
     with Session.open(tmp_path / "demo", budget=64) as session:
         assert session._stream.references is None
+        assert session._chunk.encoder is None
