@@ -2,18 +2,93 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edgevlm.errors import CacheError, CacheFull, UserError
+from edgevlm.engines.onnx_file import FLOAT, FLOAT16, external_tensors, value_shapes
+from edgevlm.errors import BundleError, CacheError, CacheFull, UserError
 from edgevlm.runtime.bundle import Bundle, ChangedTowerSpec, DecoderSpec, VisionSpec
 from edgevlm.runtime.engine import Float32, Int32, Int64, KVBuffer, TowerBuffer
 from edgevlm.runtime.kv import DTYPES, KVType
 
 PER_LAYER = re.compile(r"per-layer\d+")  # names of those graphs in a bundle
 HALF = 128  # the code of an embedding that stands for 0
+SLICE = 1 << 22  # numbers that are looked at at once
+AGAIN = "export the checkpoint again (edgevlm export CHECKPOINT_DIR --out DIR)"
+
+Sizes = tuple[int | None, ...]  # None is any
+
+
+def check_graphs(bundle: Bundle) -> None:
+    """Raise BundleError where ONNX Runtime's graphs take other shapes than the manifest says: memory is made by that."""
+    spec, vision, changed = bundle.decoder, bundle.vision, bundle.vision.changed
+    size = (None, None) if vision.pixels else vision.size
+    wanted: dict[str, Sizes] = {
+        "inputs_embeds": (1, None, spec.row_width),
+        "cos": (1, None, spec.head_dim // 2),
+        "logits": (1, None, spec.vocab),
+    }
+    for layer in range(spec.layers):
+        kept: Sizes = (1, spec.kv_heads, None, spec.head_dim)
+        wanted |= {f"key{layer}": kept, f"value{layer}": kept, f"query{layer}": (1, None, spec.heads * spec.head_dim)}
+    _check_graph(bundle, spec.graphs["full"], wanted, {f"key{spec.layers}"})
+    tokens = None if vision.pixels else vision.tokens_per_frame
+    pixels: dict[str, Sizes] = {"pixel_values": (None, 3 * vision.group, *size), "features": (None, tokens, spec.row_width)}
+    _check_graph(bundle, vision.graph, pixels)
+    if changed is not None:
+        kept = (1, changed.heads, changed.positions, changed.head_dim)
+        towers: dict[str, Sizes] = {f"{part}{layer}": kept for layer in range(changed.layers) for part in ("key", "value")}
+        shapes: dict[str, Sizes] = {"pixel_values": (1, 3 * vision.group, *vision.size), "features": (None, spec.row_width)}
+        _check_graph(bundle, changed.graph, towers | shapes, {f"key{changed.layers}"})
+
+
+def _check_graph(bundle: Bundle, name: str, wanted: Mapping[str, Sizes], absent: Collection[str] = ()) -> None:
+    """None in a shape is any size, as is a symbol in the graph."""
+    path = bundle.file(name)
+    try:
+        model = path.read_bytes()
+        found, weights = value_shapes(model), external_tensors(model)
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path}: cannot be read ({str(error)[:200]!r}); {AGAIN}") from None
+    for tensor in weights:
+        record = bundle.files.get(tensor.file)
+        if record is None or not 0 <= tensor.offset <= tensor.offset + tensor.length <= record.bytes:
+            raise BundleError(f"{path}: {tensor.name[:80]!r} lies in no file of the bundle ({tensor.file[:80]!r}); {AGAIN}")
+    for value, shape in wanted.items():
+        own = found.get(value)
+        fits = own is not None and len(own) == len(shape)
+        if own is None or not fits or any(None not in (a, b) and a != b for a, b in zip(own, shape, strict=True)):
+            said = "nothing" if own is None else list(own)
+            raise BundleError(f"{path}: {value} is {said} and bundle.json means {list(shape)}; {AGAIN}")
+    if more := sorted(set(absent) & set(found)):
+        raise BundleError(f"{path}: has {more[0]}, which bundle.json does not mean; {AGAIN}")
+
+
+def check_numbers(bundle: Bundle) -> None:
+    """Raise BundleError for weights that hold NaN or infinity: with them a model answers nothing."""
+    spec, changed = bundle.decoder, bundle.vision.changed
+    graphs = [spec.graphs["full"], bundle.vision.graph, *([changed.graph] if changed else [])]
+    tensors = {(each.file, each.offset): each for graph in graphs for each in external_tensors(bundle.file(graph).read_bytes())}
+    for each in tensors.values():
+        kind = {FLOAT: np.float32, FLOAT16: np.float16}.get(each.kind)
+        if kind is not None and each.length:
+            numbers = np.memmap(bundle.file(each.file), kind, "r", each.offset, (each.length // np.dtype(kind).itemsize,))
+            _check_finite(numbers, f"{bundle.path / each.file}: tensor {each.name[:80]!r}")
+    embedding = Embedding(bundle)
+    for table in (embedding.table, embedding.scales):
+        if table is not None and table.dtype.kind == "f":
+            _check_finite(table, f"{bundle.path / spec.embedding}")
+    bundle.closing_rows()
+
+
+def _check_finite(numbers: NDArray[np.floating], where: str) -> None:
+    step = max(1, SLICE // max(1, math.prod(numbers.shape[1:])))
+    if not all(np.isfinite(numbers[start : start + step]).all() for start in range(0, len(numbers), step)):
+        raise BundleError(f"{where}: holds NaN or infinity, so the model cannot answer; {AGAIN}")
 
 
 def grouped_pixels(vision: VisionSpec, pixels: Float32) -> Float32:
@@ -137,17 +212,21 @@ class Embedding:
     def __init__(self, bundle: Bundle) -> None:
         spec = bundle.decoder
         self._hidden = spec.hidden
-        self._table = np.load(bundle.file(spec.embedding), mmap_mode="r", allow_pickle=False)
-        self._scales = None
-        if spec.embedding_scales is not None:
-            self._scales = np.load(bundle.file(spec.embedding_scales), mmap_mode="r", allow_pickle=False)
+        self.scales = None
+        if spec.embedding_scales is None:
+            self.table = bundle.array(spec.embedding, (spec.vocab, spec.hidden), np.float32, np.float16)
+            return
+        self.table = bundle.array(spec.embedding, (spec.vocab, None, None), np.uint8)
+        self.scales = bundle.array(spec.embedding_scales, self.table.shape[:2], np.float32)
+        if math.prod(self.table.shape[1:]) < spec.hidden:
+            raise BundleError(f"{bundle.file(spec.embedding)}: has fewer than {spec.hidden} numbers a token; {AGAIN}")
 
     def rows(self, ids: Int64) -> Float32:
         """``[N]`` to ``[N, hidden]``; raises ValueError for ids outside the vocabulary."""
-        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < len(self._table):
-            raise ValueError(f"token ids must lie in [0, {len(self._table)}), not {ids.min()} to {ids.max()}")
-        found = np.asarray(self._table[ids], np.float32)
-        if self._scales is None:
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.table):
+            raise ValueError(f"token ids must lie in [0, {len(self.table)}), not {ids.min()} to {ids.max()}")
+        found = np.asarray(self.table[ids], np.float32)
+        if self.scales is None:
             return found
-        blocks = (found - HALF) * self._scales[ids][..., None]
+        blocks = (found - HALF) * self.scales[ids][..., None]
         return blocks.reshape(len(ids), -1)[:, : self._hidden]

@@ -14,7 +14,7 @@ VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
 GRAPH, INITIALIZER = 7, 5  # ModelProto.graph, GraphProto.initializer
 NODE, OP_TYPE = 1, 4  # GraphProto.node, NodeProto.op_type
 DIMS, DATA_TYPE, NAME, EXTERNAL = 1, 2, 8, 13  # TensorProto.dims, data_type, name, external_data
-FLOAT16 = 10  # TensorProto.DataType
+FLOAT, FLOAT16 = 1, 10  # TensorProto.DataType
 VALUES = (11, 12, 13)  # GraphProto.input, output, value_info
 TYPE, TENSOR_TYPE, SHAPE, DIM = 2, 1, 2, 1  # of a ValueInfoProto, inwards
 DIM_VALUE, DIM_PARAM = 1, 2
@@ -40,9 +40,41 @@ def initializer_shapes(model: bytes) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def external_bytes(model: bytes) -> dict[str, int]:
-    """Files that hold weights of a graph, and how many bytes of each it uses; raises ValueError for what is no ONNX file."""
-    found: Counter[str] = Counter()
+def value_shapes(model: bytes) -> dict[str, tuple[int | None, ...]]:
+    """Name to shape of a graph's inputs and outputs, None for a dimension with a name; raises ValueError for no ONNX file."""
+    found = {}
+    for graph in _inside(model, GRAPH):
+        for part in VALUES[:2]:
+            for value in _inside(graph, part):
+                shapes = [
+                    shape
+                    for kind in _inside(value, TYPE)
+                    for tensor in _inside(kind, TENSOR_TYPE)
+                    for shape in _inside(tensor, SHAPE)
+                ]
+                sizes = [_dimension(raw) for shape in shapes for raw in _inside(shape, DIM)]
+                found[_text(b"".join(_inside(value, 1)))] = tuple(sizes)
+    return found
+
+
+def _dimension(raw: bytes) -> int | None:
+    return next((field.value for field in _fields(raw) if field.number == DIM_VALUE and isinstance(field.value, int)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalTensor:
+    """Weights of a graph that lie in a file beside it. kind: ONNX's number of their type."""
+
+    name: str
+    kind: int
+    file: str
+    offset: int
+    length: int
+
+
+def external_tensors(model: bytes) -> list[ExternalTensor]:
+    """The weights of a graph that lie in files; raises ValueError for what is no ONNX file."""
+    found = []
     for graph in _inside(model, GRAPH):
         for tensor in _inside(graph, INITIALIZER):
             about = {}
@@ -50,16 +82,23 @@ def external_bytes(model: bytes) -> dict[str, int]:
                 key, value = (_text(b"".join(_inside(entry, number))) for number in (1, 2))
                 about[key] = value
             if "location" in about:
-                found[about["location"]] += int(about.get("length", 0))
+                name, numbers = _text(b"".join(_inside(tensor, NAME))), (int(about.get(key, 0)) for key in ("offset", "length"))
+                kind = sum(int(field.value) for field in _fields(tensor) if field.number == DATA_TYPE and field.kind == VARINT)
+                found.append(ExternalTensor(name, kind, about["location"], *numbers))
+    return found
+
+
+def external_bytes(model: bytes) -> dict[str, int]:
+    """Files that hold weights of a graph, and how many bytes of each it uses; raises ValueError for what is no ONNX file."""
+    found: Counter[str] = Counter()
+    for tensor in external_tensors(model):
+        found[tensor.file] += tensor.length
     return dict(found)
 
 
 def external_types(model: bytes) -> set[int]:
     """ONNX's numbers of the types of weights that lie in files, :data:`FLOAT16` among them."""
-    tensors = (tensor for graph in _inside(model, GRAPH) for tensor in _inside(graph, INITIALIZER))
-    kept = [list(_fields(tensor)) for tensor in tensors]
-    external = (fields for fields in kept if any(field.number == EXTERNAL for field in fields))
-    return {int(field.value) for fields in external for field in fields if field.number == DATA_TYPE}
+    return {tensor.kind for tensor in external_tensors(model)}
 
 
 def operators(model: bytes) -> set[str]:

@@ -19,6 +19,7 @@ from edgevlm.engines.inputs import (
     Embedding,
     changed_spec,
     check_buffers,
+    check_graphs,
     check_probes,
     check_step,
     graph_of,
@@ -68,6 +69,7 @@ class OnnxRuntimeCpu:
                 f"{bundle.path}: is for {bundle.profile}; build its engines (edgevlm build {bundle.path}) and give "
                 "--engine tensorrt, or export the checkpoint with --device cpu"
             )
+        check_graphs(bundle)
         self.bundle = bundle
         self.threads = threads or default_threads()
         self._calls = Calls(self.shrunk)

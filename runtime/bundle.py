@@ -11,18 +11,23 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from annotated_types import Ge, Gt, Le, MaxLen, MinLen
+from numpy.typing import DTypeLike, NDArray
 
 from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.calibration import CALIBRATION, CHOICES, EVIDENCE, Calibration, Choices, EvidenceHeads
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES, EngineShapes
 from edgevlm.runtime.kv import DTYPES, KV_TYPES, SCALES, KVScales, KVType
-from edgevlm.runtime.paths import look
+from edgevlm.runtime.paths import look, open_file
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
 
 FORMAT = 4  # written; 2 adds position axes, frame groups and frame text, 3 the profile, 4 names graphs "full", "per-layer0", ..
 READS = (1, 2, 3, 4)
@@ -31,20 +36,32 @@ _QWEN_FADING = ["20/12", "0.75/0.6"]  # of bundles written before their manifest
 MANIFEST = "bundle.json"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _CHECKSUM = re.compile(rb'"checksum": "([0-9a-f]{64})"')
+_FADING = re.compile(r"\d+(\.\d*)?/\d+(\.\d*)?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _BLANK = b"0" * 64
 _BLOCK = 1 << 22
+_LARGEST = 1 << 25  # bytes of a manifest
 
 Verify = Literal["full", "size", "manifest"]
 Progress = Callable[[str], object]
-T = TypeVar("T")
+
+# ranges of a manifest: past them lies no model, and memory for it is not asked for
+Count = Annotated[int, Ge(1), Le(1024)]
+Width = Annotated[int, Ge(1), Le(1 << 16)]
+Positions = Annotated[int, Ge(1), Le(1 << 31)]
+Pixels = Annotated[int, Ge(1), Le(1 << 14)]
+Finite = Annotated[float, Ge(-1e9), Le(1e9)]
+Positive = Annotated[float, Gt(0), Le(1e12)]
+TokenId = Annotated[int, Ge(0), Le(1 << 24)]
+Word = Annotated[str, MaxLen(256)]
+Text = Annotated[str, MaxLen(1 << 20)]
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
     """What a listed file must be."""
 
-    bytes: int
+    bytes: Annotated[int, Ge(0), Le(1 << 50)]
     sha256: str
 
 
@@ -52,23 +69,25 @@ class FileRecord:
 class DecoderSpec:
     """The language model's shapes. Keys are stored rotated (rotate-half pairs ``d`` and ``d + head_dim / 2``)."""
 
-    backbone: str
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    hidden: int
-    vocab: int
-    rope_theta: float
-    inv_freq: tuple[float, ...]  # (head_dim / 2,) float32 values; angle = float32(position) * float32(inv_freq)
-    model_limit: int  # positions the checkpoint's configuration allows
-    trained_length: int  # positions it was trained to; the session's limit is the smaller of the two
+    backbone: Word
+    layers: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    hidden: Width
+    vocab: Annotated[int, Ge(1), Le(1 << 24)]
+    rope_theta: Positive
+    inv_freq: tuple[Finite, ...]  # (head_dim / 2,) float32 values; angle = float32(position) * float32(inv_freq)
+    model_limit: Positions  # positions the checkpoint's configuration allows
+    trained_length: Positions  # positions it was trained to; the session's limit is the smaller of the two
     graphs: Mapping[str, str]  # variant -> file; "full" is always there
     embedding: str  # .npy file, float32 or float16 [vocab, hidden]; with scales, codes uint8 [vocab, B, size]
-    rope_sections: tuple[int, ...] | None = None  # rotary pairs that turn by frame, row, column (M-RoPE); null for 1-D
+    rope_sections: tuple[Annotated[int, Ge(0), Le(1024)], ...] | None = (
+        None  # rotary pairs that turn by frame, row, column (M-RoPE); null for 1-D
+    )
     rope_interleaved: bool = False  # the three take turns (Qwen3-VL) instead of standing one after the other
     kv: KVType = "fp32"  # what the graphs keep keys and values as
-    deepstack: int = 0  # first layers after which a vision row's further features are added to it
+    deepstack: Annotated[int, Ge(0), Le(1024)] = 0  # first layers after which a vision row's further features are added to it
     precision: str = "fp32"  # of the weights; see docs/internals/models.md
     scaling: str | None = None  # "awq" where matrices were scaled for the activations they meet before they were rounded
     fading: tuple[str, str] = FADING  # HERMES's k and omega: value at the first middle layer / fall until the first deep one
@@ -94,12 +113,12 @@ class ChangedTowerSpec:
     """
 
     graph: str
-    grid: tuple[int, int]
-    layers: int
-    heads: int
-    head_dim: int
-    positions: int  # patches, and CLIP's class token
-    outputs: tuple[int, ...] = ()
+    grid: tuple[Count, Count]
+    layers: Count
+    heads: Count
+    head_dim: Count
+    positions: Annotated[int, Ge(1), Le(1 << 20)]  # patches, and CLIP's class token
+    outputs: tuple[Width, ...] = ()
     kv: KVType = "fp32"
 
     @property
@@ -117,10 +136,10 @@ class ChangedTowerSpec:
 class PixelBudget:
     """Sizes that a tower takes: edges of multiples of ``factor`` pixels, ``fewest`` to ``most`` pixels in ``frames`` frames."""
 
-    factor: int
+    factor: Count
     fewest: int
-    most: int
-    frames: int = 1
+    most: Annotated[int, Le(1 << 28)]
+    frames: Count = 1
 
     def __post_init__(self) -> None:
         numbers = [getattr(self, each.name) for each in fields(self)]
@@ -170,23 +189,23 @@ class VisionSpec:
     """
 
     graph: str
-    size: tuple[int, int]  # (height, width)
-    fit: str
-    shortest_edge: int | None
-    resample: str  # nearest | lanczos | bilinear | bicubic | box | hamming, as PIL defines them
-    rescale: float
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    tokens_per_frame: int  # of a frame, or of the group of frames that make one grid
-    grid: tuple[int, int]  # its (rows, columns), row-major
+    size: tuple[Pixels, Pixels]  # (height, width)
+    fit: Literal["stretch", "crop", "longest"]
+    shortest_edge: Pixels | None
+    resample: Word  # nearest | lanczos | bilinear | bicubic | box | hamming, as PIL defines them
+    rescale: Positive
+    mean: tuple[Finite, Finite, Finite]
+    std: tuple[Positive, Positive, Positive]
+    tokens_per_frame: Annotated[int, Ge(1), Le(1 << 20)]  # of a frame, or of the group of frames that make one grid
+    grid: tuple[Count, Count]  # its (rows, columns), row-major
     closing: str | None  # .npy file, float32 [n, hidden]: rows that close a video; null for none
-    group: int = 1
-    positions: str = "rows"  # "rows" | "video" | "frame" | "transformers"
-    tokens_per_second: float | None = None
-    before: str = ""
-    after: str = ""
-    longest_edge: int | None = None
-    precision: str = "fp32"  # of the tower's linears: fp32 or int8
+    group: Annotated[int, Ge(1), Le(64)] = 1
+    positions: Word = "rows"  # "rows" | "video" | "frame" | "transformers"
+    tokens_per_second: Positive | None = None
+    before: Word = ""
+    after: Word = ""
+    longest_edge: Pixels | None = None
+    precision: Word = "fp32"  # of the tower's linears: fp32 or int8
     changed: ChangedTowerSpec | None = None  # None in bundles of before 0.2
     pixels: PixelBudget | None = None  # sizes that the tower takes beside ``size``; None: that one alone
 
@@ -210,14 +229,14 @@ class ChatSpec:
     """
 
     tokenizer: str
-    template: str
-    content_type: str  # "video" | "image"
-    placeholder: str
-    placeholder_id: int
-    special_tokens: Mapping[str, str]  # bos_token, eos_token, ... as the template expects them
-    stop_ids: tuple[int, ...]
-    opening: str = ""  # text before the first frame
-    ending: str = ""  # text after the last one
+    template: Text
+    content_type: Literal["video", "image"]
+    placeholder: Annotated[str, MinLen(1), MaxLen(256)]
+    placeholder_id: Annotated[int, Ge(-1), Le(1 << 24)]
+    special_tokens: Mapping[str, Word]  # bos_token, eos_token, ... as the template expects them
+    stop_ids: tuple[TokenId, ...]
+    opening: Word = ""  # text before the first frame
+    ending: Word = ""  # text after the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,41 +267,9 @@ class Bundle:
         Raises :class:`edgevlm.errors.BundleError`, one line that names the file and the way out.
         """
         folder = Path(path)
-        manifest = _read_manifest(folder)
-        try:
-            files = _records(folder, manifest)
-            if verify != "manifest":
-                _check_files(folder, files, verify, progress)
-            bundle = cls(
-                path=folder,
-                edgevlm=str(manifest["edgevlm"]),
-                family=str(manifest["family"]),
-                source=str(manifest["source"]),
-                decoder=_spec(DecoderSpec, _qwen_fading(manifest) | manifest["decoder"]),
-                vision=_vision_spec(manifest["vision"]),
-                chat=_spec(ChatSpec, manifest["chat"]),
-                files=files,
-                profile=str(manifest.get("profile", ONNXRUNTIME)),
-                shapes=None if manifest.get("shapes") is None else _spec(EngineShapes, manifest["shapes"]),
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise _bad(folder / MANIFEST, f"does not describe a model ({error!r})") from None
-        for name in (
-            *bundle.decoder.graphs.values(),
-            bundle.decoder.embedding,
-            *filter(None, [bundle.decoder.embedding_scales]),
-            bundle.vision.graph,
-            *([bundle.vision.changed.graph] if bundle.vision.changed else []),
-            bundle.chat.tokenizer,
-        ):
-            bundle.file(name)
-        if bundle.decoder.kv not in KV_TYPES:
-            known = ", ".join(KV_TYPES)
-            raise BundleError(f"{folder}: keeps {bundle.decoder.kv} keys and this edgevlm knows {known}; upgrade edgevlm")
-        if bundle.profile not in PROFILES:
-            known = ", ".join(PROFILES)
-            raise BundleError(f"{folder}: is of profile {bundle.profile!r} and this edgevlm knows {known}; upgrade edgevlm")
+        bundle = _checked(folder, _read_manifest(folder))
         if verify != "manifest":
+            _check_files(folder, bundle.files, verify, progress)
             bundle.kv_scales()
         return bundle
 
@@ -306,7 +293,24 @@ class Bundle:
         """The rows that close a video before the text after it, float32 ``[n, hidden]``; n is 0 for most families."""
         if self.vision.closing is None:
             return np.zeros((0, self.decoder.hidden), np.float32)
-        return np.load(self.file(self.vision.closing), allow_pickle=False)
+        rows = self.array(self.vision.closing, (None, self.decoder.hidden), np.float32)
+        if not np.isfinite(rows).all():
+            raise _bad(self.file(self.vision.closing), "holds NaN or infinity")
+        return np.array(rows)
+
+    def array(self, name: str, shape: tuple[int | None, ...], *dtypes: DTypeLike) -> NDArray[Any]:
+        """A listed .npy file, mapped. Raises BundleError for another shape, of which None is any size, or type."""
+        path = self.file(name)
+        try:
+            found = np.load(path, mmap_mode="r", allow_pickle=False)
+        except Exception as error:  # numpy's, for whatever is wrong with the file
+            raise _bad(path, f"cannot be read ({str(error).splitlines()[0] if str(error) else type(error).__name__})") from None
+        sizes = found.shape if isinstance(found, np.ndarray) else ()
+        fits = len(sizes) == len(shape) and all(size in (None, own) for size, own in zip(shape, sizes, strict=True))
+        if not fits or found.dtype not in [np.dtype(each) for each in dtypes]:
+            wanted = [each or "any" for each in shape]
+            raise _bad(path, f"holds {getattr(found, 'dtype', 'no')} {list(sizes)} and not {np.dtype(dtypes[0])} {wanted}")
+        return found
 
     def kv_scales(self) -> KVScales | None:
         """What int8 keys and values count; None for other KV precisions. Raises BundleError if they cannot be used."""
@@ -354,18 +358,6 @@ class Bundle:
             raise BundleError(f"{path}: {error}; measure it again (edgevlm calibrate {self.path})") from None
 
 
-def listed_files(folder: Path) -> dict[str, FileRecord]:
-    """What the manifest in ``folder`` lists: its checksum and the names are checked, none of the files is looked at.
-
-    Raises BundleError.
-    """
-    manifest = _read_manifest(folder)
-    try:
-        return _records(folder, manifest)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _bad(folder / MANIFEST, f"does not list its files ({error!r})") from None
-
-
 def seal_manifest(manifest: Mapping[str, Any]) -> bytes:
     """The bytes of ``bundle.json`` for ``manifest`` (whose ``checksum``, if any, is replaced)."""
     body = {**{k: v for k, v in manifest.items() if k != "checksum"}, "checksum": _BLANK.decode()}
@@ -378,7 +370,7 @@ def hash_file(path: Path) -> FileRecord:
     """Size and SHA-256 of a file."""
     digest, size = hashlib.sha256(), 0
     buffer = bytearray(_BLOCK)
-    with path.open("rb", buffering=0) as stream:
+    with open_file(path) as stream:
         while n := stream.readinto(buffer):
             digest.update(memoryview(buffer)[:n])
             size += n
@@ -397,27 +389,38 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             f"{folder}: {what}; give demo, what edgevlm export wrote, a checkpoint, or ORG/NAME of a model on the hub"
         )
     try:
-        raw = path.read_bytes()
+        with open_file(path) as stream:
+            raw = stream.read(_LARGEST + 1)
     except FileNotFoundError:
         raise _bad(path, "is missing, so this is not a bundle") from None
     except OSError as error:
         raise _bad(path, f"cannot be read ({error.strerror})") from None
+    if len(raw) > _LARGEST:
+        raise _bad(path, f"is larger than {_LARGEST >> 20} MB")
     sums = _CHECKSUM.findall(raw)
     if not sums or hashlib.sha256(_BLANK.join(raw.rsplit(sums[-1], 1))).hexdigest().encode() != sums[-1]:
         raise _bad(path, "is damaged (its checksum does not match)")
+    from pydantic_core import from_json
+
     try:
-        manifest = json.loads(raw)
+        manifest = from_json(raw, allow_inf_nan=False)
         version = manifest["format"]
     except (ValueError, KeyError, TypeError):
         raise _bad(path, "does not describe a bundle") from None
     known = ", ".join(map(str, READS))
-    if isinstance(version, int) and version > FORMAT:
-        raise BundleError(f"{path}: is of bundle format {version} and this edgevlm reads format {known}; upgrade edgevlm")
-    if version not in READS:
-        raise _bad(path, f"is of bundle format {version!r} and this edgevlm reads format {known}")
-    if version < 4 and isinstance(manifest.get("decoder"), dict) and isinstance(manifest["decoder"].get("graphs"), dict):
-        manifest["decoder"]["graphs"] = {_graph_name(name): file for name, file in manifest["decoder"]["graphs"].items()}
-    return manifest
+    if type(version) is int and version > FORMAT:
+        raise BundleError(
+            f"{path}: is of bundle format {str(version)[:40]} and this edgevlm reads format {known}; upgrade edgevlm"
+        )
+    if type(version) is not int or version not in READS:
+        raise _bad(path, f"is of bundle format {json.dumps(version)[:40]} and this edgevlm reads format {known}")
+    decoder = manifest.get("decoder")
+    if version < 4 and isinstance(decoder, dict):
+        if isinstance(decoder.get("graphs"), dict):
+            decoder["graphs"] = {_graph_name(name): file for name, file in decoder["graphs"].items()}
+        if str(manifest.get("family")).startswith("qwen"):
+            decoder.setdefault("fading", _QWEN_FADING)
+    return dict(manifest)
 
 
 def _graph_name(name: str) -> str:
@@ -425,15 +428,76 @@ def _graph_name(name: str) -> str:
     return re.sub(r"cut(?=\d+$)", "per-layer", "full" if name == "whole" else name)
 
 
-def _records(folder: Path, manifest: Mapping[str, Any]) -> dict[str, FileRecord]:
-    """The files of a manifest by name; raises BundleError for one that may lie elsewhere, ValueError for no record."""
-    files = {name: FileRecord(int(record["bytes"]), str(record["sha256"])) for name, record in manifest["files"].items()}
-    for name, record in files.items():
+@cache
+def _schema() -> TypeAdapter[Bundle]:
+    from pydantic import TypeAdapter  # a fifth of a second, for commands that load nothing
+
+    return TypeAdapter(Bundle)
+
+
+def _checked(folder: Path, manifest: Mapping[str, Any]) -> Bundle:
+    """The bundle that a manifest describes. Raises BundleError for one that contradicts itself."""
+    from pydantic import ValidationError
+    from pydantic_core import to_json
+
+    where = folder / MANIFEST
+    try:
+        bundle = _schema().validate_json(to_json({**manifest, "path": str(folder)}), strict=True)
+    except ValidationError as error:
+        raise _bad(where, f"does not describe a model ({_first_problem(error)})") from None
+    for name, record in bundle.files.items():
         if not _PLAIN_NAME.fullmatch(name):
-            raise _bad(folder / MANIFEST, f"names {name!r}, which may lie outside the bundle folder")
-        if record.bytes < 0 or not _DIGEST.fullmatch(record.sha256):
-            raise ValueError(name)
-    return files
+            raise _bad(where, f"names {name[:80]!r}, which may lie outside the bundle folder")
+        if not _DIGEST.fullmatch(record.sha256):
+            raise _bad(where, f"does not describe a model (no SHA-256 of {name})")
+    _check_names(bundle)
+    if problem := _contradiction(bundle):
+        raise _bad(where, f"does not describe a model ({problem})")
+    return bundle
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    return f"{'.'.join(map(str, first['loc']))[:120]}: {first['msg'][:120]}"
+
+
+def _check_names(bundle: Bundle) -> None:
+    """Raise BundleError for files that are not listed, and for words that this version does not know."""
+    changed, decoder = bundle.vision.changed, bundle.decoder
+    named = [*decoder.graphs.values(), decoder.embedding, decoder.embedding_scales, bundle.vision.graph, bundle.chat.tokenizer]
+    for name in [*named, bundle.vision.closing, changed.graph if changed else None]:
+        if name is not None:
+            bundle.file(name)
+    words = [(f"keeps {decoder.kv[:40]} keys", decoder.kv in KV_TYPES, KV_TYPES)]
+    words += [(f"is of profile {bundle.profile[:40]!r}", bundle.profile in PROFILES, PROFILES)]
+    for what, is_known, known in words:
+        if not is_known:
+            raise BundleError(f"{bundle.path}: {what} and this edgevlm knows {', '.join(known)}; upgrade edgevlm")
+
+
+def _contradiction(bundle: Bundle) -> str:
+    """What in a manifest cannot be true beside the rest of it; nothing if all can."""
+    decoder, vision, chat = bundle.decoder, bundle.vision, bundle.chat
+    half, changed = decoder.head_dim // 2, vision.changed
+    rules = {
+        "decoder.kv_heads does not divide decoder.heads": decoder.heads % decoder.kv_heads,
+        "decoder.head_dim is odd": decoder.head_dim % 2,
+        "decoder.inv_freq is not head_dim / 2 numbers": len(decoder.inv_freq) != half,
+        "decoder.rope_sections are not three that make up head_dim / 2": decoder.rope_sections is not None
+        and (len(decoder.rope_sections) != 3 or sum(decoder.rope_sections) != half or min(decoder.rope_sections) < 0),
+        "vision.positions and decoder.rope_sections disagree": (decoder.rope_sections is None) != (vision.positions == "rows"),
+        "vision.positions is no rule": vision.positions not in ("rows", "video", "frame", "transformers"),
+        "decoder.deepstack is more than decoder.layers": decoder.deepstack > decoder.layers,
+        "decoder.graphs has no full": "full" not in decoder.graphs,
+        "decoder.fading is not two pairs of numbers": not all(map(_FADING.fullmatch, decoder.fading)),
+        "vision.grid is not vision.tokens_per_frame": math.prod(vision.grid) != vision.tokens_per_frame,
+        "vision.changed has no room for its patches": changed is not None
+        and (changed.positions < changed.patches or changed.kv not in DTYPES or len(changed.outputs) > decoder.layers),
+        "chat.placeholder_id is outside decoder.vocab": chat.placeholder_id >= decoder.vocab,
+        "chat.stop_ids are outside decoder.vocab": any(token >= decoder.vocab for token in chat.stop_ids),
+        "chat.special_tokens are not named .._token": not all(name.endswith("_token") for name in chat.special_tokens),
+    }
+    return next((words for words, broken in rules.items() if broken), "")
 
 
 def _check_files(folder: Path, files: Mapping[str, FileRecord], verify: Verify, progress: Progress | None) -> None:
@@ -458,19 +522,3 @@ def _check_files(folder: Path, files: Mapping[str, FileRecord], verify: Verify, 
                 raise _bad(path, f"cannot be read ({error.strerror})") from None
             if not matches:
                 raise _bad(path, "is damaged (its SHA-256 does not match)")
-
-
-def _qwen_fading(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    return {"fading": _QWEN_FADING} if str(manifest["family"]).startswith("qwen") else {}
-
-
-def _vision_spec(values: Mapping[str, Any]) -> VisionSpec:
-    kinds: dict[str, type[Any]] = {"changed": ChangedTowerSpec, "pixels": PixelBudget}
-    parts = {name: _spec(kind, values[name]) for name, kind in kinds.items() if values.get(name) is not None}
-    return _spec(VisionSpec, {**values, **parts})
-
-
-def _spec(kind: type[T], values: Mapping[str, Any]) -> T:
-    """A spec from its JSON object: what has no default is there, lists are tuples, unknown keys are left for later versions."""
-    known = [each for each in fields(kind) if each.default is MISSING or each.name in values]  # type: ignore[arg-type]
-    return kind(**{each.name: tuple(v) if isinstance(v := values[each.name], list) else v for each in known})

@@ -20,6 +20,8 @@ from edgevlm.runtime.paths import refuse_address
 from edgevlm.runtime.positions import position_rule
 from edgevlm.runtime.scheduler import Scheduler
 
+LARGEST_TOKENIZER = 1 << 27  # bytes
+
 
 @dataclass(eq=False)
 class Model:
@@ -67,10 +69,7 @@ class Model:
         if positions is not None:
             vision = bundle.vision
             bundle = replace(bundle, vision=replace(vision, positions=position_rule(vision.positions, positions)))
-        try:
-            tokenizer = Tokenizer.from_file(str(bundle.file(bundle.chat.tokenizer)))
-        except Exception as error:  # tokenizers raises bare Exception
-            raise BundleError(f"{bundle.path}: tokenizer.json cannot be read ({error}); export the model again") from None
+        tokenizer = _tokenizer(bundle)
         return cls(bundle, load_engine(engine, bundle, threads=threads), tokenizer, bundle.closing_rows(), is_demo(bundle))
 
     def encode(self, text: str) -> list[int]:
@@ -91,6 +90,24 @@ class Model:
         """
         self.scheduler.close()
         self.engine.close()
+
+
+def _tokenizer(bundle: Bundle) -> Tokenizer:
+    path, chat = bundle.file(bundle.chat.tokenizer), bundle.chat
+    again = "export the model again"
+    if bundle.files[path.name].bytes > LARGEST_TOKENIZER:
+        raise BundleError(f"{path}: is larger than {LARGEST_TOKENIZER >> 20} MB; {again}")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # tokenizers raises bare Exception, and what its own panics are
+        raise BundleError(f"{path}: cannot be read ({str(error)[:200]!r}); {again}") from None
+    if (known := tokenizer.get_vocab_size()) > bundle.decoder.vocab:
+        raise BundleError(f"{path}: has {known} tokens and the model embeds {bundle.decoder.vocab}; {again}")
+    if chat.placeholder_id >= 0 and tokenizer.id_to_token(chat.placeholder_id) is None:
+        raise BundleError(f"{path}: has no token {chat.placeholder_id}, which stands for what is watched; {again}")
+    return tokenizer
 
 
 def _as_given(name: str | Path, engine: str) -> str | Path:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
+from io import BufferedReader
 from pathlib import Path
 from typing import Literal
 
@@ -40,3 +42,14 @@ def look(path: str | Path) -> Found:
     if stat.S_ISDIR(mode):
         return "folder"
     return "file" if stat.S_ISREG(mode) else "other"
+
+
+def open_file(path: str | Path) -> BufferedReader:
+    """``path`` to be read, links followed. Raises OSError, for a pipe, a device or a folder too: none is waited for."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "it is no file")
+    stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
+        raise OSError(errno.EINVAL, "it is no file")
+    return stream

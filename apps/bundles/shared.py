@@ -9,10 +9,12 @@ from pathlib import Path
 from edgevlm.apps.bundles.cache import DIGITS, cache_folder, cached, is_complete, lock_of, locked, plain_name
 from edgevlm.apps.bundles.helper_process import Tell
 from edgevlm.apps.bundles.hub import HubError, HubFile, HubId, Repository, explain, remember
+from edgevlm.engines.inputs import check_graphs, check_numbers
 from edgevlm.errors import BundleError
 from edgevlm.progress import Report
 from edgevlm.runtime.atomic import atomic_directory
-from edgevlm.runtime.bundle import MANIFEST, Bundle, listed_files
+from edgevlm.runtime.bundle import MANIFEST, Bundle
+from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 from edgevlm.runtime.model import bundle_folder
 
 CARD = """---
@@ -54,7 +56,7 @@ def _pull(repository: Repository, target: Path, force: bool, progress: Report, n
     snapshot = repository.fetch([MANIFEST], progress, notice)
     if not (snapshot / MANIFEST).exists():
         raise HubError(f"{repository.name} is no bundle: it has no {MANIFEST}", "edgevlm bundles push makes one")
-    records, files = listed_files(snapshot), repository.files
+    records, files = Bundle.load(snapshot, verify="manifest").files, repository.files
     if repository.problem is not None:
         raise repository.problem
     for name, record in records.items():
@@ -109,6 +111,10 @@ def verify(bundles: list[str], progress: Report) -> Iterator[tuple[str, bool]]:
     for folder in [find(each) for each in bundles] or cached():
         try:
             loaded = Bundle.load(folder, progress=progress)
+            progress("looking for numbers that are none")
+            if loaded.profile == ONNXRUNTIME:
+                check_graphs(loaded)
+            check_numbers(loaded)
         except BundleError as error:
             yield str(error), False
         else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgevlm.apps.bundles.shared import verify
 from edgevlm.errors import BundleError, UserError
 from edgevlm.runtime.bundle import Bundle, hash_file, seal_manifest
 from edgevlm.runtime.graph_profiles import EngineShapes
+from edgevlm.runtime.model import Model
 
 FILES = [
     *("bundle.json", "closing.npy", "decoder-projections.onnx", "decoder-st-spattn.onnx", "decoder.onnx", "decoder.weights"),
@@ -201,3 +205,79 @@ def test_progress_and_unlisted_names(folder: Path) -> None:
         bundle.file("bundle.json")
     record = hash_file(folder / "vision.onnx")
     assert record == bundle.files["vision.onnx"]
+
+
+WRONG: list[tuple[str, Any]] = [
+    ("decoder.graphs", {"st-spattn": 0}),
+    ("decoder.embedding", float("nan")),
+    ("decoder.kv_heads", {}),
+    ("decoder.hidden", "../../../etc/passwd"),
+    ("decoder.layers", 2**31),
+    ("decoder.layers", 2),
+    ("decoder.vocab", 10**40),
+    ("decoder.graphs", []),
+    ("decoder.head_dim", True),
+    ("decoder.fading", ["1/2", "x" * 100_000]),
+    ("vision.mean", 2**63),
+    ("vision.std", [0.5, 0, 0.5]),
+    ("vision.size", [1, 70]),
+    ("vision.grid", [9, 9]),
+    ("vision.closing", "../../etc/passwd"),
+    ("chat.special_tokens", float("inf")),
+    ("chat.special_tokens", {"messages": "x"}),
+    ("chat.template", {}),
+    ("chat.stop_ids", [10**6]),
+    ("files.decoder.onnx", {"bytes": float("inf"), "sha256": ""}),
+]
+
+
+@pytest.mark.parametrize(("place", "value"), WRONG, ids=str)
+def test_a_manifest_with_another_value(folder: Path, place: str, value: Any) -> None:
+    """Its checksum is right; what loads a model allocates nothing that the manifest asks for and the graphs do not."""
+    manifest = json.loads((folder / "bundle.json").read_bytes())
+    section, _, key = place.partition(".")
+    manifest[section][key] = value
+    raw = json.dumps(manifest | {"checksum": "0" * 64})
+    (folder / "bundle.json").write_text(raw.replace("0" * 64, hashlib.sha256(raw.encode()).hexdigest()))
+    with pytest.raises(BundleError) as error:
+        Model.load(folder)
+    assert len(str(error.value)) < 600
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["bundle.json", "decoder.onnx", "tokenizer.json"])
+def test_a_pipe_is_not_read(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    refused(folder, name)
+
+
+def rewritten(folder: Path, name: str, content: bytes) -> None:
+    (folder / name).write_bytes(content)
+    record = hash_file(folder / name)
+    reseal(lambda m: m["files"].update({name: {"bytes": record.bytes, "sha256": record.sha256}}), folder)
+
+
+def test_an_embedding_of_another_shape_and_a_tokenizer_of_nothing(folder: Path) -> None:
+    whole = np.load(folder / "embedding.npy")
+    for table in (whole[:-1], whole.astype(np.float64), whole[None]):
+        np.save(folder.parent / "other.npy", table)
+        rewritten(folder, "embedding.npy", (folder.parent / "other.npy").read_bytes())
+        with pytest.raises(BundleError, match=r"embedding\.npy: holds float"):
+            Model.load(folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["added_tokens"], tokenizer["model"] = [], {"type": "WordLevel", "vocab": {}, "unk_token": "?"}
+    rewritten(folder, "tokenizer.json", json.dumps(tokenizer).encode())
+    with pytest.raises(BundleError, match=r"tokenizer\.json: has no token"):
+        Model.load(folder)
+
+
+@pytest.mark.parametrize("name", ["decoder.weights", "vision.weights", "embedding.npy", "closing.npy"])
+def test_weights_that_are_no_numbers(folder: Path, name: str) -> None:
+    raw = bytearray((folder / name).read_bytes())
+    raw[-4:] = np.array([np.nan], np.float32).tobytes()
+    rewritten(folder, name, bytes(raw))
+    ((line, whole),) = verify([str(folder)], lambda _: None)
+    assert not whole
+    assert "holds NaN or infinity" in line
+    assert name in line
