@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
+
+from edgevlm.errors import UserError
 
 ARGUMENTS = slice(45, 47)  # of /proc/self/stat after the name: arg_start and arg_end, proc(5) fields 48 and 49
 
@@ -43,3 +46,21 @@ def mask_credentials(text: str) -> str:
     for secret, mask in SECRETS:
         text = re.sub(secret, mask, text)
     return text
+
+
+def secret(reference: str) -> str:
+    """The text that ``env:NAME`` or ``file:PATH`` stands for; any other text stands for itself. Raises UserError."""
+    kind, _, name = reference.partition(":")
+    if kind == "env" and re.fullmatch(r"\w+", name):
+        if name not in os.environ:
+            raise UserError(f"{reference}: the variable {name} is not set")
+        return os.environ[name]
+    if kind == "file":
+        try:
+            if not Path(name).is_file():
+                raise UserError(f"{reference}: there is no such file")
+            with Path(name).open(encoding="utf-8") as file:
+                return file.read(65_536).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{reference}: cannot be read ({error})") from None
+    return reference

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from edgevlm.apps.commands.cli_options import Json, lines, note
+from edgevlm.apps.credentials import secret
 from edgevlm.packages import needed
 
 EPILOG = """
@@ -109,7 +110,7 @@ def check(
     config = needed("edgevlm.apps.serve.config", "edgevlm config check", "serve")
     settings = config.read_config(path)
     for each in settings.cameras.values():
-        config.secret(each.source)
+        secret(each.source)
     config.server_key(settings.server)
     if json:
         typer.echo(json_line("config", {"time": wall_clock(), "path": str(path), "cameras": [*settings.cameras]}))

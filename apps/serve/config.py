@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 
+from edgevlm.apps.credentials import secret
 from edgevlm.apps.sources.hosts import AllowedHosts
 from edgevlm.errors import UserError, nearest
 from edgevlm.runtime.budget import parse_budget
@@ -217,24 +217,6 @@ def checked_budget(value: str | int | None) -> str | int | None:
         except UserError as error:
             raise ValueError(str(error)) from None
     return value
-
-
-def secret(reference: str) -> str:
-    """The text that ``env:NAME`` or ``file:PATH`` stands for; any other text stands for itself. Raises UserError."""
-    kind, _, name = reference.partition(":")
-    if kind == "env" and re.fullmatch(r"\w+", name):
-        if name not in os.environ:
-            raise UserError(f"{reference}: the variable {name} is not set")
-        return os.environ[name]
-    if kind == "file":
-        try:
-            if not Path(name).is_file():
-                raise UserError(f"{reference}: there is no such file")
-            with Path(name).open(encoding="utf-8") as file:
-                return file.read(65_536).strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{reference}: cannot be read ({error})") from None
-    return reference
 
 
 def named_cameras(sources: list[str]) -> dict[str, CameraSettings]:

@@ -16,9 +16,9 @@ from tempfile import mkdtemp
 from typing import Any
 
 from edgevlm.apps.bundles.resolve import resolve_model
-from edgevlm.apps.credentials import mask_credentials
+from edgevlm.apps.credentials import mask_credentials, secret
 from edgevlm.apps.run.thumbnails import as_jpeg
-from edgevlm.apps.serve.config import CameraSettings, ServeConfig, as_far_as_running, secret, server_key
+from edgevlm.apps.serve.config import CameraSettings, ServeConfig, as_far_as_running, server_key
 from edgevlm.apps.serve.stream import CameraStream, stream_options
 from edgevlm.apps.sources import SourceOptions, check_source, open_source
 from edgevlm.apps.sources.hosts import AllowedHosts

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from edgevlm.apps.credentials import mask_credentials
+from edgevlm.apps.credentials import mask_credentials, secret
 from edgevlm.apps.run.events import AnswerEvent, StatsEvent, evidence_fields, finite, wall_clock
 from edgevlm.apps.run.frame_preparation import FramePreparation
 from edgevlm.apps.run.loop import NEVER_TAUGHT, RunLoop, RunPlan
 from edgevlm.apps.run.memory_view import MemoryWatch, view_memory
 from edgevlm.apps.run.thumbnails import Thumbnails, as_jpeg
 from edgevlm.apps.run.watchdog import Notifier
-from edgevlm.apps.serve.config import CameraSettings, secret
+from edgevlm.apps.serve.config import CameraSettings
 from edgevlm.apps.sources import Source, SourceOptions, comes_to_an_end, open_source
 from edgevlm.errors import UserError
 from edgevlm.runtime.answer import Answer

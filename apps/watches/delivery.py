@@ -2,90 +2,131 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.watches.events import Event, EventStore
-from edgevlm.apps.watches.sinks import Sink
+from edgevlm.apps.watches.sinks import Sink, WatchStatus
 from edgevlm.errors import UserError
 
 FIRST_S, MOST_S = 1.0, 60.0  # from one attempt to the next: doubled each time
-CLOSE_S = 5.0  # that sinks have for what is still to be sent
+CLOSE_S = 2.0  # that sinks have for what is still to be sent
 
 
 class Delivery:
     """Records events and sends them. What is not sent when it is closed, or killed, is sent by the next one.
 
-    An event that was sent just before a kill is sent again, with the same id. sinks: by name; events that wait for one that is
-    no longer there are dropped, with a notice.
+    An event that was sent just before a kill is sent again, with the same id. sinks: by name. control: is told of a camera and
+    a watch that a sink wants to pause (False) or to go on (True).
     """
 
-    def __init__(self, store: EventStore, sinks: Mapping[str, Sink], notice: Callable[[str], object]) -> None:
-        self.store, self.sinks = store, dict(sinks)
+    def __init__(
+        self,
+        store: EventStore,
+        sinks: Mapping[str, Sink],
+        notice: Callable[[str], object],
+        control: Callable[[str, str, bool], object] = Sink.control,
+    ) -> None:
+        self.store, self.notice, self._control = store, notice, control
         self.recorded: Counter[tuple[str, str, str]] = Counter()  # by camera, watch and state
         self.delivered: Counter[str] = Counter()  # by sink
         self.failures: Counter[str] = Counter()
-        self._notice = notice
-        self._closing, self._end = threading.Event(), 0.0
-        self._wakes = {name: threading.Event() for name in sinks}
-        for name, count in store.waiting().items():
-            if name not in self.sinks:
-                notice(f"sink {name} is not configured any more: {count} events for it are dropped")
-                store.drop(name)
-        self._threads = [
-            threading.Thread(target=self._send, args=(name,), name=f"edgevlm-sink-{name}", daemon=True) for name in sinks
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._watches: Sequence[WatchStatus] | None = None
+        self._names: Collection[str] = ()  # of the sinks
+        self._senders: dict[str, Sender] = {}
+        self.replace(sinks)
+
+    def replace(self, sinks: Mapping[str, Sink]) -> None:
+        """Go on with these sinks. Events that wait for one that is no longer there are dropped, with a notice."""
+        self._names = tuple(sinks)
+        self.close()
+        for name, count in self.store.waiting().items():
+            if name not in sinks:
+                self.notice(f"sink {name} is not configured any more: {count} events for it are dropped")
+                self.store.drop(name)
+        self._senders = {name: Sender(name, sink, self) for name, sink in sinks.items()}
+        for sink in sinks.values():
+            sink.control = self._control
+            sink.start()
+            if self._watches is not None:
+                self._announce(sink, self._watches)
+        for sender in self._senders.values():
+            sender.start()
 
     def record(self, event: Event, pictures: Sequence[bytes | None] = (), sinks: Iterable[str] | None = None) -> None:
         """Write an event, then send it: to these sinks, to all unless given. See :meth:`EventStore.record`."""
-        self.store.record(event, pictures, self.sinks if sinks is None else sinks)
+        names = self._names
+        self.store.record(event, pictures, names if sinks is None else set(names).intersection(sinks))
         self.recorded[event.camera, event.watch, event.state] += 1
-        for wake in self._wakes.values():
-            wake.set()
+        for sender in self._senders.values():
+            sender.wake.set()
+
+    def announce(self, watches: Sequence[WatchStatus]) -> None:
+        """Tell the sinks of all watches there are; again whenever one comes, goes or changes."""
+        self._watches = watches
+        for sender in self._senders.values():
+            self._announce(sender.sink, watches)
+
+    def _announce(self, sink: Sink, watches: Sequence[WatchStatus]) -> None:
+        with suppress(Exception):  # of another package's
+            sink.announce(watches)
 
     def close(self) -> None:
         """Try once more what is still to be sent, for CLOSE_S seconds at most. The store stays open."""
-        self._end = time.monotonic() + CLOSE_S
-        self._closing.set()
-        for wake in self._wakes.values():
-            wake.set()
-        for thread in self._threads:
-            thread.join(max(0.0, self._end - time.monotonic()))
-        for sink in self.sinks.values():
+        senders, self._senders, end = self._senders.values(), {}, time.monotonic() + CLOSE_S
+        for sender in senders:
+            sender.end(end)
+        for sender in senders:
+            sender.join(max(0.0, end - time.monotonic()))
             with suppress(Exception):
-                sink.close()
+                sender.sink.close()
 
-    def _send(self, name: str) -> None:
-        """Send a sink's events until it is closed and none is left, or one fails then."""
-        sink, wake, failed = self.sinks[name], self._wakes[name], 0
-        while not self._closing.is_set() or time.monotonic() < self._end:
-            wake.clear()
-            found = self.store.next(name)
+
+class Sender(threading.Thread):
+    """Sends one sink its events, until it is told to end and none is left, or one fails then."""
+
+    def __init__(self, name: str, sink: Sink, delivery: Delivery) -> None:
+        super().__init__(name=f"edgevlm-sink-{name}", daemon=True)
+        self.sink, self.wake = sink, threading.Event()
+        self._name, self._delivery = name, delivery
+        self._ending, self._end = threading.Event(), math.inf
+
+    def end(self, at: float) -> None:
+        """Come to an end, at this time of the monotonic clock at the latest."""
+        self._end = at
+        self._ending.set()
+        self.wake.set()
+
+    def run(self) -> None:
+        delivery, name, failed = self._delivery, self._name, 0
+        while time.monotonic() < self._end:
+            self.wake.clear()
+            found = delivery.store.next(name)
             if found is None:
-                if self._closing.is_set():
+                if self._ending.is_set():
                     return
-                wake.wait()
+                self.wake.wait()
                 continue
             try:
-                sink.send(*found)
+                self.sink.send(*found)
             except Exception as error:
-                self.failures[name] += 1
+                delivery.failures[name] += 1
                 if not failed:
                     what = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-                    self._notice(f"sink {name}: {mask_credentials(what)}; what waits for it is tried again")
+                    delivery.notice(f"sink {name}: {mask_credentials(what)}; what waits for it is tried again")
                 failed += 1
-                if self._closing.wait(min(MOST_S, FIRST_S * 2.0 ** min(failed - 1, 30)) * random.uniform(0.5, 1.0)):
+                pause = min(MOST_S, FIRST_S * 2.0 ** min(failed - 1, 30)) * random.uniform(0.5, 1.0)
+                if self._ending.wait(pause):
                     return
                 continue
-            self.store.sent(name, found[0].id)
-            self.delivered[name] += 1
+            delivery.store.sent(name, found[0].id)
+            delivery.delivered[name] += 1
             if failed:
-                self._notice(f"sink {name}: takes events again")
+                delivery.notice(f"sink {name}: takes events again")
             failed = 0

@@ -1,23 +1,72 @@
-"""Where events are sent: standard output, a webhook, a broker, ...; each a class with the methods of :class:`Sink`."""
+"""Where events are sent: standard output, a webhook, a program, a service that apprise knows; MQTT is in :mod:`.mqtt`."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import hmac
+import inspect
+import logging
+import os
+import shlex
+import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
+import httpx
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+
+from edgevlm.apps.credentials import mask_credentials, secret
 from edgevlm.apps.watches.events import Event
+from edgevlm.errors import UserError, nearest
+from edgevlm.packages import needs
+from edgevlm.runtime.plugins import load_class
+from edgevlm.runtime.snapshots.capture import ago
+
+SECRET_OPTIONS = ("password", "secret", "token", "key")  # whose values stand elsewhere
+ANSWER_S = 10.0  # that a webhook or a broker may take
+PROGRAM_S = 30.0  # that a program may take
+Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchStatus:
+    """How a watch stands on a camera. state: None before it is known."""
+
+    camera: str
+    watch: str
+    question: str
+    state: Literal["open", "close"] | None = None
+    paused: bool = False
 
 
 class Sink:
-    """A receiver of events. One thread calls it, in the order of the events.
+    """A receiver of events. One thread calls :meth:`send`, in the order of the events; others may call the rest.
 
     Another package's is found by an entry point in the group ``edgevlm.sinks``. The options of its table in edgevlm.toml are
-    keyword arguments of its constructor, which raises UserError for wrong ones and sends nothing.
+    keyword arguments of its constructor, which raises UserError for wrong ones and reaches for nothing.
     """
+
+    control: Callable[[str, str, bool], object] = staticmethod(lambda camera, watch, active: None)
+    """Call it to pause a watch on a camera, or to let it go on."""
+
+    def start(self) -> None:
+        """Connect, where that is to be done before the first event."""
 
     def send(self, event: Event, pictures: Sequence[bytes]) -> None:
         """Return once the receiver has the event; ``event.line()`` is its JSON. Raises for any failure: it is tried again."""
         raise NotImplementedError
+
+    def announce(self, watches: Sequence[WatchStatus]) -> None:
+        """Take note of all watches there are; it is called again whenever one comes, goes or changes."""
 
     def close(self) -> None:
         """Let go of connections."""
@@ -28,3 +77,173 @@ class Stdout(Sink):
 
     def send(self, event: Event, pictures: Sequence[bytes]) -> None:
         print(event.line(), file=sys.stdout, flush=True)
+
+
+class Webhook(Sink):
+    """Posts an event's JSON. With a secret it is signed as Standard Webhooks says: HMAC-SHA256 of id, timestamp and body.
+
+    secret: ``whsec_`` and base64, or any text. Redirects are not followed.
+    """
+
+    def __init__(self, url: str, secret: str = "", timeout: Seconds = ANSWER_S) -> None:
+        try:
+            parsed = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise UserError(f"webhook {mask_credentials(url)}: is no address ({error})") from None
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise UserError(f"webhook {mask_credentials(url)}: give an address like https://HOST/PATH")
+        self._url, self._shown = parsed, f"{parsed.scheme}://{parsed.netloc.decode().rpartition('@')[2]}"
+        self._key = signing_key(secret)
+        self._client = httpx.Client(timeout=timeout, follow_redirects=False)
+
+    def send(self, event: Event, pictures: Sequence[bytes]) -> None:
+        body, now = event.line().encode(), str(int(time.time()))
+        headers = {"content-type": "application/json", "webhook-id": event.id, "webhook-timestamp": now}
+        if self._key:
+            headers["webhook-signature"] = signature(self._key, event.id, now, body)
+        try:
+            with self._client.stream("POST", self._url, content=body, headers=headers) as response:
+                status = response.status_code
+        except httpx.HTTPError as error:
+            raise UserError(f"{self._shown} cannot be reached ({error or type(error).__name__})") from None
+        if not 200 <= status < 300:
+            where = "; redirects are not followed" if 300 <= status < 400 else ""
+            raise UserError(f"{self._shown} answers {status}{where}")
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def signing_key(text: str) -> bytes:
+    """The bytes of a webhook's secret. Raises UserError."""
+    if not text.startswith("whsec_"):
+        return text.encode()
+    try:
+        return base64.b64decode(text.removeprefix("whsec_"), validate=True)
+    except binascii.Error:
+        raise UserError("webhook: what follows whsec_ in its secret is no base64") from None
+
+
+def signature(key: bytes, event_id: str, timestamp: str, body: bytes) -> str:
+    """The header ``webhook-signature``: ``v1,`` and base64."""
+    signed = hmac.digest(key, f"{event_id}.{timestamp}.".encode() + body, hashlib.sha256)
+    return f"v1,{base64.b64encode(signed).decode()}"
+
+
+class Exec(Sink):
+    """Runs a program for each event, with its JSON on stdin and without a shell. It succeeded where it exits with 0.
+
+    What it prints goes to stderr. It is killed after ``timeout`` seconds, with what it started.
+    """
+
+    def __init__(self, command: str, timeout: Seconds = PROGRAM_S) -> None:
+        try:
+            self._arguments = shlex.split(command)
+        except ValueError as error:
+            raise UserError(f"exec {command}: cannot be read ({error})") from None
+        if not self._arguments or shutil.which(self._arguments[0]) is None:
+            raise UserError(f"exec {command}: there is no such program; give its path, and its arguments")
+        self._timeout = timeout
+
+    def send(self, event: Event, pictures: Sequence[bytes]) -> None:
+        name = self._arguments[0]
+        try:
+            process = subprocess.Popen(self._arguments, stdin=subprocess.PIPE, stdout=2, start_new_session=True)
+        except OSError as error:
+            raise UserError(f"{name} cannot be run ({error.strerror})") from None
+        with process:
+            try:
+                process.communicate(event.line().encode() + b"\n", self._timeout)
+            except subprocess.TimeoutExpired:
+                raise UserError(f"{name} took more than {self._timeout:g} s") from None
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode:
+            raise UserError(f"{name} ended with {process.returncode}")
+
+
+class Apprise(Sink):
+    """Sends a message in words, with a picture, to any service that apprise knows: https://appriseit.com."""
+
+    def __init__(self, url: str) -> None:
+        with needs("sink apprise", "apprise"):
+            import apprise
+        logging.getLogger("apprise").disabled = True  # it logs addresses
+        self._apprise = apprise.Apprise()
+        if not self._apprise.add(url):
+            raise UserError(f"apprise: {url.partition('://')[0]}:// is no address that it knows; see https://appriseit.com")
+
+    def send(self, event: Event, pictures: Sequence[bytes]) -> None:
+        from apprise.attachment.memory import AttachMemory
+
+        attached = AttachMemory(pictures[0], name=f"{event.id}.jpg", mimetype="image/jpeg") if pictures else None
+        title, body = in_words(event)
+        if not self._apprise.notify(body, title, attach=attached):
+            raise UserError("the service did not take the message")
+
+
+def in_words(event: Event) -> tuple[str, str]:
+    """A title and a line for people."""
+    at = f"{datetime.fromtimestamp(event.time):%H:%M:%S}"
+    if event.state == "open":
+        what = f"Opened at {at}, with probability {event.probability:.2f}."
+    else:
+        what = f"Closed at {at}, after {ago(max(0.0, event.time - event.opened))}."
+    return f"{event.camera}: {event.question or event.watch}", what
+
+
+class SinkSettings(BaseModel):
+    """A table ``[[sinks]]``: what else it has are the options of the sink. name: its kind unless given.
+
+    kind: stdout, webhook, mqtt, apprise, exec, that of an installed package, or ``./file.py:Class``.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+    __pydantic_extra__: dict[str, str | int | float | bool]
+
+    kind: Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")] | None = None
+
+
+def open_sinks(settings: Iterable[SinkSettings]) -> dict[str, Sink]:
+    """Sinks by name; none is connected yet. Raises UserError, which names the sink."""
+    sinks: dict[str, Sink] = {}
+    for each in settings:
+        name = each.name or unused(each.kind if each.kind.isidentifier() else "sink", sinks)
+        if name in sinks:
+            raise UserError(f"sinks: there are two that are called {name}")
+        try:
+            sinks[name] = open_sink(each.kind, each.__pydantic_extra__)
+        except UserError as error:
+            raise UserError(f"sinks.{name}: {error}") from None
+    return sinks
+
+
+def unused(name: str, taken: Mapping[str, object]) -> str:
+    """``name``, ``name-2``, ``name-3``, ..."""
+    number, found = 1, name
+    while found in taken:
+        number += 1
+        found = f"{name}-{number}"
+    return found
+
+
+def open_sink(kind: str, options: Mapping[str, Any]) -> Sink:
+    """A sink of a kind. Options of the form ``env:NAME`` and ``file:PATH`` are read there. Raises UserError."""
+    found, given = load_class("sinks", kind), {}
+    parameters = inspect.signature(found, eval_str=True).parameters
+    for name, value in options.items():
+        if name not in parameters:
+            raise UserError(f"{name}: there is no such option; {nearest(name, parameters)}")
+        if any(part in name for part in SECRET_OPTIONS) and not str(value).startswith(("env:", "file:")):
+            raise UserError(f"{name}: give env:NAME or file:PATH; a secret does not stand in the file itself")
+        annotation = parameters[name].annotation
+        try:
+            given[name] = TypeAdapter(Any if annotation is inspect.Parameter.empty else annotation).validate_python(value)
+        except ValidationError as error:
+            raise UserError(f"{name}: {error.errors(include_url=False)[0]['msg']}") from None
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in options:
+            raise UserError(f"{name}: is missing")
+    return found(**{name: secret(value) if isinstance(value, str) else value for name, value in given.items()})

@@ -1,0 +1,223 @@
+"""Events and states of watches on an MQTT broker, found by Home Assistant of itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+
+from edgevlm import __version__
+from edgevlm.apps.credentials import mask_credentials
+from edgevlm.apps.watches.events import Event
+from edgevlm.apps.watches.sinks import ANSWER_S, Seconds, Sink, WatchStatus
+from edgevlm.errors import UserError
+
+PORTS = {"mqtt": 1883, "mqtts": 8883}
+SUPPORT_URL = "https://github.com/edgevlm/edgevlm"
+TOPICS = ("state_topic", "image_topic", "json_attributes_topic")  # of a component, that we publish to
+Components = dict[str, dict[str, Any]]
+
+
+class Mqtt(Sink):
+    """Publishes to a broker, QoS 1, below the path of its address, ``edgevlm`` unless given.
+
+    ``edgevlm/available`` is online or offline (the last will). Below ``edgevlm/CAMERA/WATCH/``: ``state`` (ON or OFF),
+    ``event`` (JSON), ``snapshot`` (JPEG), ``active`` (ON or OFF), all retained but the event; ON or OFF sent to ``set`` lets
+    the watch go on, or pauses it.
+
+    discovery: the topic that Home Assistant looks for devices below; empty for none. ca: a file of certificates that a broker
+    at ``mqtts://`` is known by, the system's unless given.
+    """
+
+    def __init__(
+        self, url: str, password: str = "", discovery: str = "homeassistant", ca: str = "", timeout: Seconds = ANSWER_S
+    ) -> None:
+        try:
+            parts = urlsplit(url)
+            self._host, self._port = parts.hostname or "", parts.port or PORTS[parts.scheme]
+        except (ValueError, KeyError):
+            raise UserError(f"mqtt {mask_credentials(url)}: give an address like mqtt://HOST:1883") from None
+        self._prefix = unquote(parts.path).strip("/") or "edgevlm"
+        for topic in (self._prefix, discovery):
+            if re.search(r"[+#\0]", topic):
+                raise UserError(f"mqtt: {topic!r} is no topic; leave out + and #")
+        if not self._host:
+            raise UserError(f"mqtt {mask_credentials(url)}: names no host; give an address like mqtt://HOST:1883")
+        self._discovery, self._timeout = discovery.strip("/"), timeout
+        self._shown, self._problem = f"{parts.scheme}://{self._host}:{self._port}", "not connected yet"
+        self._watches: Sequence[WatchStatus] | None = None  # until they are announced
+        self._devices: dict[str, Components] = {}  # that the broker holds, by the topic of their configuration
+        self._lock, self._connected = threading.RLock(), False
+        self._tried = threading.Event()
+        self._client = client = paho.Client(CallbackAPIVersion.VERSION2)
+        if parts.username:
+            client.username_pw_set(unquote(parts.username), unquote(parts.password or "") or password or None)
+        if parts.scheme == "mqtts":
+            try:
+                client.tls_set(ca or None)
+            except OSError as error:
+                raise UserError(f"mqtt: {ca}: cannot be read ({error.strerror})") from None
+        client.will_set(f"{self._prefix}/available", "offline", 1, retain=True)
+        client.on_connect, client.on_disconnect, client.on_message = self._on_connect, self._on_disconnect, self._on_message
+        client.on_connect_fail = self._on_connect_fail
+
+    def start(self) -> None:
+        self._client.connect_async(self._host, self._port)
+        self._client.loop_start()
+
+    def send(self, event: Event, pictures: Sequence[bytes]) -> None:
+        self._tried.wait(self._timeout)
+        if not self._connected:
+            raise UserError(f"{self._shown} cannot be reached ({self._problem})")
+        topic = self._topic(event.camera, event.watch)
+        sent = [self._publish(f"{topic}/event", event.line(), retain=False)]
+        sent += [self._publish(f"{topic}/snapshot", pictures[0])] if pictures else []
+        sent.append(self._publish(f"{topic}/state", "ON" if event.state == "open" else "OFF"))
+        for message in sent:
+            with suppress(ValueError, RuntimeError):  # it was not taken for sending
+                message.wait_for_publish(self._timeout)
+            if not message.is_published():
+                raise UserError(f"{self._shown} did not confirm within {self._timeout:g} s")
+
+    def announce(self, watches: Sequence[WatchStatus]) -> None:
+        with self._lock:
+            self._watches = tuple(watches)
+            if self._connected:
+                self._announce()
+
+    def close(self) -> None:
+        if self._connected:
+            with suppress(ValueError, RuntimeError):
+                self._publish(f"{self._prefix}/available", "offline").wait_for_publish(1)
+        self._client.disconnect()
+        self._client.loop_stop()
+
+    def _topic(self, camera: str, watch: str) -> str:
+        return f"{self._prefix}/{camera}/{watch}"
+
+    def _publish(self, topic: str, payload: str | bytes, retain: bool = True) -> paho.MQTTMessageInfo:
+        return self._client.publish(topic, payload, 1, retain)
+
+    def _on_connect(self, client: paho.Client, userdata: object, flags: object, reason: Any, properties: object) -> None:
+        if reason.is_failure:
+            self._failed(str(reason))
+            return
+        self._publish(f"{self._prefix}/available", "online")
+        client.subscribe(f"{self._prefix}/+/+/set", 1)
+        if self._discovery:
+            client.subscribe([(f"{self._discovery}/status", 1), (f"{self._discovery}/device/+/config", 1)])
+        with self._lock:
+            self._connected = True
+            self._tried.set()
+            self._announce()
+
+    def _on_disconnect(self, client: paho.Client, userdata: object, flags: object, reason: Any, properties: object) -> None:
+        if self._connected:  # not where it was just refused
+            self._failed(str(reason))
+
+    def _on_connect_fail(self, client: paho.Client, userdata: object) -> None:
+        self._failed("nothing answers")
+
+    def _failed(self, problem: str) -> None:
+        self._problem, self._connected = problem, False
+        self._tried.set()
+
+    def _on_message(self, client: paho.Client, userdata: object, message: paho.MQTTMessage) -> None:
+        with suppress(Exception):  # whatever others send, the connection stays
+            if message.topic == f"{self._discovery}/status":
+                if message.payload == b"online":
+                    with self._lock:
+                        self._announce(again=True)
+            elif message.topic.startswith(f"{self._discovery}/device/"):
+                if message.retain:
+                    self._found(message.topic, message.payload)
+            elif message.payload in (b"ON", b"OFF"):
+                camera, watch, _ = message.topic.removeprefix(f"{self._prefix}/").split("/")
+                self.control(camera, watch, message.payload == b"ON")
+
+    def _found(self, topic: str, payload: bytes) -> None:
+        """A device that the broker holds: where it is one of ours, what is gone of it is removed."""
+        device = json.loads(payload)
+        if device["availability_topic"] != f"{self._prefix}/available" or device["origin"]["name"] != "edgevlm":
+            return
+        known = {
+            str(key): {name: str(each[name]) for name in ("platform", *TOPICS) if name in each}
+            for key, each in device["components"].items()
+        }
+        with self._lock:
+            self._devices[topic] = {**known, **self._devices.get(topic, {})}
+            self._announce()
+
+    def _announce(self, again: bool = False) -> None:
+        """Publish the devices that changed, or all of them ``again``, and how their watches stand."""
+        if self._watches is None:
+            return
+        wanted = self._components(self._watches) if self._discovery else {}
+        for topic in {**self._devices, **wanted}:
+            before, now = self._devices.get(topic, {}), wanted.get(topic, {})
+            gone = {key: each for key, each in before.items() if key not in now}
+            for retained in {each[name] for each in gone.values() for name in TOPICS if name in each}:
+                if retained.startswith(f"{self._prefix}/"):
+                    self._publish(retained, "")
+            if not now:
+                self._publish(topic, "")
+                del self._devices[topic]
+                continue
+            if gone:
+                self._configure(topic, {**now, **{key: {"platform": each["platform"]} for key, each in gone.items()}})
+            if before != now or again:
+                self._configure(topic, now)
+            self._devices[topic] = now
+        for watch in self._watches:
+            topic = self._topic(watch.camera, watch.watch)
+            self._publish(f"{topic}/active", "OFF" if watch.paused else "ON")
+            if watch.state is not None:
+                self._publish(f"{topic}/state", "ON" if watch.state == "open" else "OFF")
+
+    def _components(self, watches: Sequence[WatchStatus]) -> dict[str, Components]:
+        """What Home Assistant is to show of each camera, by the topic of its configuration."""
+        found: dict[str, Components] = {}
+        for each in watches:
+            device, topic = self._device(each.camera), self._topic(each.camera, each.watch)
+            entities: Components = {
+                "open": {
+                    "platform": "binary_sensor", "name": each.question, "state_topic": f"{topic}/state",
+                    "json_attributes_topic": f"{topic}/event",
+                },
+                "snapshot": {
+                    "platform": "image", "name": f"{each.question} (picture)", "image_topic": f"{topic}/snapshot",
+                    "content_type": "image/jpeg",
+                },
+                "active": {
+                    "platform": "switch", "name": f"{each.question} (ask)", "state_topic": f"{topic}/active",
+                    "command_topic": f"{topic}/set", "entity_category": "config",
+                },
+            }  # fmt: skip
+            components = found.setdefault(f"{self._discovery}/device/{device}/config", {})
+            for kind, entity in entities.items():
+                components[f"{each.watch}_{kind}"] = {"unique_id": f"{device}_{each.watch}_{kind}", **entity}
+        return found
+
+    def _device(self, camera: str) -> str:
+        return re.sub(r"[^a-zA-Z0-9_-]", "_", f"{self._prefix}_{camera}")
+
+    def _configure(self, topic: str, components: Components) -> None:
+        device = topic.split("/")[-2]
+        about = {
+            "device": {
+                "identifiers": [device], "name": device.removeprefix(self._device("")), "manufacturer": "edgevlm",
+                "sw_version": __version__,
+            },
+            "origin": {"name": "edgevlm", "sw_version": __version__, "support_url": SUPPORT_URL},
+            "availability_topic": f"{self._prefix}/available",
+            "qos": 1,
+            "components": components,
+        }  # fmt: skip
+        self._publish(topic, json.dumps(about))

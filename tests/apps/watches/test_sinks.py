@@ -1,0 +1,181 @@
+"""Sinks and what they speak to: a receiver on loopback, programs, apprise."""
+
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from edgevlm.apps.watches.events import Event
+from edgevlm.apps.watches.sinks import Sink, SinkSettings, Webhook, open_sink, open_sinks
+from edgevlm.errors import UserError
+
+standardwebhooks = pytest.importorskip("standardwebhooks")
+NOW = time.time()
+EVENT = Event("door", "parcel", "open", NOW, 0.97, NOW, question="is there a parcel?")
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+class Receiver(ThreadingHTTPServer):
+    """Counts events whose signature is right; answers what ``does`` says: a status, or hang."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.got, self.does, self.released = [], [], threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_port}/hook"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["content-length"]))
+        does = self.server.does.pop(0) if self.server.does else 204
+        if does == "hang":
+            self.server.released.wait(30)
+            return
+        if does == 204:
+            standardwebhooks.Webhook(SECRET).verify(body, dict(self.headers))
+            self.server.got.append(json.loads(body))
+        self.send_response(does)
+        if does == 302:
+            self.send_header("location", self.server.url)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def receiver():
+    server = Receiver()
+    yield server
+    server.released.set()
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_webhook_is_signed_and_refusals_hangs_and_redirects_are_failures(receiver):
+    sink = Webhook(receiver.url, SECRET, timeout=0.3)
+    sink.send(EVENT, [])
+    assert receiver.got == [json.loads(EVENT.line())]
+    for does, said in ((500, "answers 500"), (302, "redirects are not followed"), ("hang", "timed out")):
+        receiver.does.append(does)
+        with pytest.raises(UserError, match=said):
+            sink.send(EVENT, [])
+    sink.close()
+    assert len(receiver.got) == 1
+
+
+def test_secrets_of_an_address_are_not_told():
+    sink = Webhook("http://ann:hunter2@127.0.0.1:9/services/T0K3N")
+    with pytest.raises(UserError, match=r"^http://127\.0\.0\.1:9 cannot be reached") as raised:
+        sink.send(EVENT, [])
+    assert "hunter2" not in str(raised.value)
+    assert "T0K3N" not in str(raised.value)
+
+
+def test_a_program_gets_the_event_on_its_stdin_without_a_shell(tmp_path, capfd):
+    out = tmp_path / "out"
+    code = "import sys; print('seen'); open(sys.argv[1], 'a').write(sys.stdin.read() + sys.argv[2])"
+    open_sink("exec", {"command": f'{sys.executable} -c "{code}" {out} $HOME;ls'}).send(EVENT, [])
+    line, _, rest = out.read_text().partition("\n")
+    assert (line, rest) == (EVENT.line(), "$HOME;ls")
+    assert capfd.readouterr() == ("", "seen\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [("raise SystemExit(3)", "ended with 3"), ("import time; time.sleep(30)", "took more than 0.5 s"), ("", None)],
+)
+def test_a_program_that_fails_or_hangs_is_a_failure(code, said):
+    sink = open_sink("exec", {"command": f'{sys.executable} -c "{code}"', "timeout": 0.5 if "sleep" in code else 30})
+    big = replace(EVENT, evidence=[{"text": "x" * 100_000}])  # more than a pipe holds: it need not be read
+    if said is None:
+        sink.send(big, [])
+    else:
+        with pytest.raises(UserError, match=said):
+            sink.send(big, [])
+
+
+def test_what_a_hanging_program_started_is_killed_too(tmp_path):
+    child = tmp_path / "child"
+    sink = open_sink("exec", {"command": f"sh -c 'sleep 60 & echo $! > {child}; wait'", "timeout": 1})
+    with pytest.raises(UserError, match="took more"):
+        sink.send(EVENT, [])
+    end = time.monotonic() + 30
+    while os.path.exists(f"/proc/{(pid := child.read_text().strip())}"):
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "Z":
+            break
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_apprise_sends_words_and_a_picture(receiver):
+    pytest.importorskip("apprise")
+    got = []
+
+    class Service(BaseHTTPRequestHandler):
+        def do_POST(self):
+            got.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200 if len(got) > 1 else 500)
+            self.end_headers()
+
+        log_message = Handler.log_message
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as service:
+        threading.Thread(target=service.serve_forever, daemon=True).start()
+        sink = open_sink("apprise", {"url": f"json://127.0.0.1:{service.server_port}"})
+        with pytest.raises(UserError, match="did not take"):
+            sink.send(EVENT, [b"jpeg"])
+        sink.send(replace(EVENT, state="close", time=NOW + 300), [b"jpeg"])
+        service.shutdown()
+    assert got[1]["title"] == "door: is there a parcel?"
+    assert got[1]["message"].endswith("after 5 min.")
+    assert got[1]["attachments"][0]["mimetype"] == "image/jpeg"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kind": "webhok", "url": "http://x"}, "there is no sink 'webhok'; did you mean 'webhook'?"),
+        ({"kind": "webhook"}, "sinks.webhook: url: is missing"),
+        ({"kind": "webhook", "url": "http://x", "secrt": "y"}, "secrt: there is no such option; did you mean 'secret'?"),
+        ({"kind": "webhook", "url": "http://x", "secret": "y"}, "secret: give env:NAME or file:PATH"),
+        ({"kind": "webhook", "url": "http://x", "timeout": -1}, "timeout: Input should be greater than 0"),
+        ({"kind": "webhook", "url": "ftp://x"}, "give an address like https://HOST/PATH"),
+        ({"kind": "webhook", "url": "env:EDGEVLM_NOT_SET"}, "the variable EDGEVLM_NOT_SET is not set"),
+        ({"kind": "exec", "command": "/no/such/program x"}, "there is no such program"),
+        ({"kind": "exec", "command": "'"}, "cannot be read"),
+        ({"kind": "apprise", "url": "nosuch://secret"}, "nosuch:// is no address that it knows"),
+        ({"kind": "mqtt", "url": "http://host"}, "give an address like mqtt://HOST:1883"),
+        ({"kind": "mqtt", "url": "mqtt://host/a+b"}, "leave out"),
+        ({"kind": "stdout", "name": "x", "colour": True}, "sinks.x: colour: there is no such option"),
+    ],
+)
+def test_wrong_settings_are_one_line(settings, said):
+    with pytest.raises(UserError) as raised:
+        open_sinks([SinkSettings(**settings)])
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_sink_of_a_users_file_is_one_class_with_options(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from edgevlm.apps.watches.sinks import Sink\n"
+        "class Mine(Sink):\n"
+        "    def __init__(self, token: str, rooms: int = 1): self.args = token, rooms\n"
+        "    def send(self, event, pictures): self.args = event.line()\n"
+    )
+    monkeypatch.setenv("ROOM_TOKEN", "s3cret")
+    kind = f"{tmp_path / 'mine.py'}:Mine"
+    sinks = open_sinks([SinkSettings(kind=kind, token="env:ROOM_TOKEN", rooms=2), SinkSettings(kind="stdout")])
+    assert list(sinks) == ["sink", "stdout"]
+    assert isinstance(sinks["sink"], Sink)
+    assert sinks["sink"].args == ("s3cret", 2)
