@@ -9,7 +9,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -22,6 +22,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.paths import PRIVATE
 
 T = TypeVar("T")
+Rows = list[tuple[Any, ...]]
 FILE, LOCK, DAMAGED = "events.sqlite", "events.lock", "events.damaged.sqlite"
 VERSION = 1  # of the tables
 DAYS = 30.0  # that events are kept
@@ -146,9 +147,9 @@ class EventStore:
             self._write()
             found = self._attempt(lambda: self._oldest(sink), None)
             if found is None:
-                waiting = next((each for each in self._unwritten if sink in each.sinks), None)
-                if waiting is not None:
-                    found = waiting.event, [picture for picture in waiting.pictures if picture]
+                for each in self._unwritten:
+                    if sink in each.sinks:
+                        return each.event, [picture for picture in each.pictures if picture]
             return found
 
     def sent(self, sink: str, event_id: str) -> None:
@@ -163,20 +164,15 @@ class EventStore:
     def waiting(self) -> dict[str, int]:
         """How many events are still to be sent, by sink."""
         with self._lock:
-            counts: dict[str, int] = dict(
-                self._attempt(lambda: self._all("SELECT sink, count(*) FROM outbox GROUP BY sink"), [])
-            )
-            for each in self._unwritten:
-                for sink in each.sinks:
-                    counts[sink] = counts.get(sink, 0) + 1
-            return counts
+            rows = self._rows("SELECT sink, count(*) FROM outbox GROUP BY sink")
+            return Counter(dict(rows)) + Counter(sink for each in self._unwritten for sink in each.sinks)
 
     def drop(self, sink: str) -> None:
         """Nothing is to be sent to a sink any more."""
         with self._lock:
             for each in self._unwritten:
                 each.sinks.discard(sink)
-            self._attempt(lambda: self._all("DELETE FROM outbox WHERE sink = ?", sink), [])
+            self._rows("DELETE FROM outbox WHERE sink = ?", sink)
 
     def query(
         self,
@@ -195,14 +191,14 @@ class EventStore:
         conditions = " AND ".join(given) or "1"
         statement = f"SELECT {COLUMNS} FROM events WHERE {conditions} ORDER BY time DESC, number DESC LIMIT ?"
         with self._lock:
-            rows: list[Any] = self._attempt(lambda: self._all(statement, *given.values(), limit), [])
+            rows = self._rows(statement, *given.values(), limit)
         return [_event(*row) for row in rows]
 
     def picture(self, event_id: str, place: int) -> bytes | None:
         """The JPEG of an event's evidence at that place."""
         statement = "SELECT jpeg FROM pictures JOIN events ON number = event WHERE id = ? AND place = ?"
         with self._lock:
-            rows: list[Any] = self._attempt(lambda: self._all(statement, event_id, place), [])
+            rows = self._rows(statement, event_id, place)
         return rows[0][0] if rows else None
 
     def forget(self, since: float | None = None, until: float | None = None, camera: str | None = None) -> int:
@@ -295,20 +291,15 @@ class EventStore:
             if not self._attempt(lambda: self._insert(self._unwritten[0]), False):
                 break
             self._unwritten.popleft()
-        if len(self._sent) and self._attempt(self._delete_sent, False):
-            self._sent.clear()
+        if self._sent:
+            self._attempt(self._delete_sent, None)
 
     def _insert(self, entry: Unwritten) -> bool:
         event = entry.event
+        values = [getattr(event, name) for name in COLUMNS.split(", ")[:6]]
         with self._transaction():
-            values = (
-                event.id,
-                *(getattr(event, name) for name in COLUMNS.split(", ")[:6]),
-                json.dumps(event.evidence),
-                event.question,
-            )
             statement = f"INSERT OR IGNORE INTO events (id, {COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING number"
-            for (number,) in self._all(statement, *values):
+            for (number,) in self._all(statement, event.id, *values, json.dumps(event.evidence), event.question):
                 for place, jpeg in enumerate(entry.pictures):
                     if jpeg:
                         self._all("INSERT INTO pictures VALUES (?, ?, ?)", number, place, jpeg)
@@ -317,13 +308,12 @@ class EventStore:
         self._attempt(self._shrink, None)
         return True
 
-    def _delete_sent(self) -> bool:
+    def _delete_sent(self) -> None:
+        this = "event = (SELECT number FROM events WHERE id = ?)"
         with self._transaction():
-            for sink, event_id in self._sent:
-                self._all(
-                    "DELETE FROM outbox WHERE sink = ? AND event = (SELECT number FROM events WHERE id = ?)", sink, event_id
-                )
-        return True
+            for each in self._sent:
+                self._all(f"DELETE FROM outbox WHERE sink = ? AND {this}", *each)
+        self._sent.clear()
 
     def _oldest(self, sink: str) -> tuple[Event, list[bytes]] | None:
         statement = f"SELECT number, id, {COLUMNS} FROM outbox JOIN events ON event = number WHERE sink = ? ORDER BY number"
@@ -365,8 +355,13 @@ class EventStore:
             self._tell("events are written again")
         self._failing = False
 
-    def _all(self, statement: str, *values: Any) -> list[Any]:
+    def _all(self, statement: str, *values: Any) -> Rows:
         return self._open().execute(statement, values).fetchall()
+
+    def _rows(self, statement: str, *values: Any) -> Rows:
+        """Rows; none where the file cannot be read."""
+        none: Rows = []
+        return self._attempt(lambda: self._all(statement, *values), none)
 
     def _attempt(self, work: Callable[[], T], otherwise: T) -> T:
         """What the work returns, or ``otherwise``, with a notice, where disk or file do not let it be done."""
