@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
+from edgevlm.runtime.evidence import Look
 from edgevlm.runtime.model import Model
 
 MAX_CHOICES = 256
+
+
+class Classified(NamedTuple):
+    """How probable each choice was as the answer to a question, and where the question looked.
+
+    time_s: the stream's time at the newest frame it saw.
+    """
+
+    time_s: float
+    probabilities: dict[str, float]
+    looked: Look
 
 
 class OneOf:
@@ -53,13 +67,26 @@ class OneOf:
         weights = np.exp(logits[allowed].astype(np.float64) - logits[allowed].max())
         shares = dict(zip(allowed.tolist(), weights / weights.sum(), strict=True))
         sharing, mass = Counter(after.values()), sum(self._mass[ids] for ids in after)
-        self._mass |= {ids: mass * float(shares[token]) / sharing[token] for ids, token in after.items()}
+        self._mass = self._mass | {ids: mass * float(shares[token]) / sharing[token] for ids, token in after.items()}
         self.probabilities = dict.fromkeys(self.probabilities, 0.0)
         for ids, share in self._mass.items():
             self.probabilities[self._text[ids]] += share
         masked = np.full_like(logits, -np.inf)
         masked[allowed] = logits[allowed]
         return masked
+
+    def at_once(self, logits: NDArray[np.float32]) -> dict[str, float]:
+        """The probability of each text by logits ``[vocabulary]`` of the answer's first token alone."""
+        first = copy(self)
+        first([], logits)
+        return first.probabilities
+
+    def check_first_tokens(self) -> None:
+        """Raise UserError for texts that begin with the same token."""
+        begins: dict[int, str] = {}
+        for ids, text in self._text.items():
+            if (other := begins.setdefault(ids[0], text)) != text:
+                raise UserError(f"choices {other!r} and {text!r} begin alike to the model; word one of them differently")
 
     def complete(self, token_ids: Sequence[int]) -> bool:
         """Whether ``token_ids`` write a choice that no other begins with."""

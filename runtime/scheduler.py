@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
@@ -14,6 +15,7 @@ T = TypeVar("T")
 
 PERIOD_S = 0.5  # of a session that says nothing else
 RETURN_S = 0.01  # that a session which is due next may take to come back with its next task
+WATCH_SHARE = 0.2  # of the time, that watches may take
 
 
 class Task(NamedTuple):
@@ -28,6 +30,7 @@ class Task(NamedTuple):
     future: Future[Any]
     call: Callable[..., Any]
     arguments: tuple[Any, ...]
+    watch: bool = False
 
     def run(self) -> None:
         """Call it, unless it was cancelled; an error goes to the future too."""
@@ -42,11 +45,14 @@ class Task(NamedTuple):
 
 
 class Scheduler:
-    """Runs one task at a time: urgent ones first, in the order submitted, then those of the sessions by deadline.
+    """Runs one task at a time: urgent ones first, in the order submitted, then watches, then those of the sessions by deadline.
 
     A session's task is due one period after the one before it, so that in overload all fall behind alike and each runs at the
     same fraction of its rate (start-time fair queueing); who had nothing to do saves nothing up. Between two urgent tasks one
     of a session that waits for no urgent one has its turn: a camera that is asked without end does not stop the others.
+
+    Watches, in the order submitted, take WATCH_SHARE of the time at most, whatever their number: after one that took t seconds
+    the next begins 4 t later.
 
     Engine, caches and policies of a model are touched by this thread alone, so nothing else needs a lock. The thread starts
     with the first task.
@@ -55,6 +61,8 @@ class Scheduler:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._urgent: deque[Task] = deque()
+        self._watches: deque[Task] = deque()
+        self._watch_from = 0.0  # time.monotonic() at which the next of them may begin
         self._queues: dict[int, deque[Task]] = {}  # of sessions with tasks, the one served longest ago first
         self._clock = 0.0  # when the newest task began that was no urgent one, had all begun one period before they were due
         self._due: dict[int, float] = {}  # when a session's newest task is due, where that is after the clock
@@ -67,24 +75,37 @@ class Scheduler:
     def waiting(self) -> int:
         """Tasks that have not begun."""
         with self._changed:
-            tasks = [*self._urgent, *(task for queue in self._queues.values() for task in queue)]
+            tasks = [*self._urgent, *self._watches, *(task for queue in self._queues.values() for task in queue)]
         return sum(not task.future.cancelled() for task in tasks)
 
+    @property
+    def urgent_waiting(self) -> bool:
+        """Whether an urgent task has not begun: a watch that runs may then leave the rest of its questions for later."""
+        with self._changed:
+            return any(not task.future.cancelled() for task in self._urgent)
+
     def submit(
-        self, session: object, call: Callable[..., T], *arguments: Any, urgent: bool = False, period: float = PERIOD_S
+        self,
+        session: object,
+        call: Callable[..., T],
+        *arguments: Any,
+        urgent: bool = False,
+        watch: bool = False,
+        period: float = PERIOD_S,
     ) -> Future[T]:
         """Queue a call. Cancelling the future takes it out again, until it begins.
 
-        period: seconds from one task of the session to the next, where there is time for all.
+        urgent: a question's. watch: of questions that nobody waits for. period: seconds from one task of the session to the
+        next, where there is time for all.
         Raises UserError after :meth:`stop`, and when the system starts no thread.
         """
         with self._changed:
             if self._stopped:
                 raise UserError("the model is closed; load it again")
             self._start()
-            task = Task(id(session), self._next_due(id(session), period), period, Future(), call, arguments)
-            if urgent:
-                self._urgent.append(task)
+            task = Task(id(session), self._next_due(id(session), period), period, Future(), call, arguments, watch)
+            if urgent or watch:
+                (self._urgent if urgent else self._watches).append(task)
             else:
                 self._due = {known: due for known, due in self._due.items() if due > self._clock} | {task.session: task.due}
                 self._queues.setdefault(task.session, deque()).append(task)
@@ -92,7 +113,13 @@ class Scheduler:
         return task.future
 
     def run(
-        self, session: object, call: Callable[..., T], *arguments: Any, urgent: bool = False, period: float = PERIOD_S
+        self,
+        session: object,
+        call: Callable[..., T],
+        *arguments: Any,
+        urgent: bool = False,
+        watch: bool = False,
+        period: float = PERIOD_S,
     ) -> T:
         """Queue a call and wait for its result; raises what it raises.
 
@@ -100,7 +127,7 @@ class Scheduler:
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("the model's own thread cannot wait for the model: call this from another thread")
-        future = self.submit(session, call, *arguments, urgent=urgent, period=period)
+        future = self.submit(session, call, *arguments, urgent=urgent, watch=watch, period=period)
         try:
             return future.result()
         except CancelledError:
@@ -113,8 +140,9 @@ class Scheduler:
         """Cancel what waits, and end the thread after the task it runs."""
         with self._changed:
             self._stopped = True
-            waiting = [*self._urgent, *(task for queue in self._queues.values() for task in queue)]
+            waiting = [*self._urgent, *self._watches, *(task for queue in self._queues.values() for task in queue)]
             self._urgent.clear()
+            self._watches.clear()
             self._queues.clear()
             self._changed.notify()
         for task in waiting:
@@ -142,14 +170,24 @@ class Scheduler:
     def _step(self) -> bool:
         """Run the next task; False after :meth:`stop`. Holds on to no task while it waits for one."""
         with self._changed:
-            self._changed.wait_for(lambda: self._urgent or self._queues or self._stopped)
+            while not (self._urgent or self._queues or self._stopped or self._watch_in_s == 0):
+                self._changed.wait(self._watch_in_s)
             self._changed.wait_for(lambda: not self._returns(), RETURN_S)
             self._returning = None
             if self._stopped:
                 return False
             task = self._next()
+        began = time.monotonic()
         task.run()
+        if task.watch:
+            now = time.monotonic()
+            self._watch_from = now + (now - began) * (1 / WATCH_SHARE - 1)
         return True
+
+    @property
+    def _watch_in_s(self) -> float | None:
+        """Seconds until a watch may begin; None where none waits."""
+        return max(0.0, self._watch_from - time.monotonic()) if self._watches else None
 
     def _next_due(self, session: int, period: float) -> float:
         return max(self._clock, self._due.get(session, 0.0)) + period
@@ -159,7 +197,7 @@ class Scheduler:
 
         Its thread is on the way with it, if there is one: without this two sessions would take turns, whatever their rates.
         """
-        if self._returning is None or self._urgent or self._stopped:
+        if self._returning is None or self._urgent or self._stopped or self._watch_in_s == 0:
             return False
         session, due = self._returning
         return session not in self._queues and all(queue[0].due > due for queue in self._queues.values())
@@ -169,11 +207,14 @@ class Scheduler:
         session = min(
             (each for each in self._queues if each not in asking), key=lambda each: self._queues[each][0].due, default=None
         )
-        if self._urgent and (session is None or not self._was_urgent):
+        watch = self._watch_in_s == 0
+        if self._urgent and not (self._was_urgent and (watch or session is not None)):
             self._was_urgent = True
             return self._urgent.popleft()
-        assert session is not None
         self._was_urgent = False
+        if watch:
+            return self._watches.popleft()
+        assert session is not None
         queue = self._queues.pop(session)
         task = queue.popleft()
         if queue:

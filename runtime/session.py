@@ -20,7 +20,7 @@ from edgevlm.runtime.answer import Answer, FinishReason, LogitsProcessor, Reques
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.chat import Chat, Conversations, Turn
-from edgevlm.runtime.choices import OneOf
+from edgevlm.runtime.choices import Classified, OneOf
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.engine import DEFAULT_ENGINE
 from edgevlm.runtime.model import Model
@@ -38,6 +38,8 @@ from edgevlm.runtime.store import StoreSettings
 from edgevlm.runtime.time_window import TimeWindow
 
 T = TypeVar("T")
+ROUND_S = 0.5  # that questions of watches may hold up frames at once
+KNOWN_QUESTIONS = 256  # with choices, of which the tokens are kept
 
 
 class Session:
@@ -75,6 +77,7 @@ class Session:
             self._ttft_ms = self._tpot_ms = 0.0
             self._preprocess = Preprocessor(model.bundle.vision)
             self._owned: Model | None = None  # closed with the session
+            self._known: dict[tuple[str, tuple[str, ...]], tuple[list[int], OneOf]] = {}
             if stream.store is not None:
                 stream.store.notify = lambda line: self.notify(line)
             if writer is not None:
@@ -328,6 +331,48 @@ class Session:
             return reason
         finally:
             self._progress.asked += 1
+
+    def classify(self, questions: Sequence[tuple[str, Sequence[str]]], *, watch: bool = False) -> list[Classified]:
+        """How probable each choice is as the answer to each question about everything watched so far: (question, choices).
+
+        One step of the decoder for each question, and no answer is generated; they share the frames of a chunk that is not
+        full. The memory afterwards is what it was before.
+        watch: behind questions that somebody waits for, and for WATCH_SHARE of the model's time; only the first of the
+        questions, one at least, are answered where ROUND_S is over or somebody asks meanwhile.
+
+        Raises UserError as :meth:`ask` does, and for choices that begin with the same token.
+        """
+        asked = [self._classifier(question, choices) for question, choices in questions]
+        self._check_open()
+        return self.model.scheduler.run(self, self._published, self._classify, asked, watch, urgent=not watch, watch=watch)
+
+    def _classifier(self, question: str, choices: Sequence[str]) -> tuple[list[int], OneOf]:
+        known = self._known.get((question, tuple(choices)))
+        if known is None:
+            self.check(question)
+            one_of = OneOf(self.model, choices)
+            one_of.check_first_tokens()
+            if len(self._known) >= KNOWN_QUESTIONS:
+                self._known = {}
+            known = self.model.encode(self._chat.suffix([], question)), one_of
+            self._known[question, tuple(choices)] = known
+        return known
+
+    def _classify(self, asked: Sequence[tuple[list[int], OneOf]], watch: bool) -> list[Classified]:
+        model, chunk, stream, time_s = self.model, self._chunk, self._stream, self._progress.time_s
+        found: list[Classified] = []
+        began = time.perf_counter()
+        self._append(to_the_end=False)
+        pending, seconds = (chunk.features(), chunk.seconds()) if chunk.taken else (None, None)
+        with stream.question(pending, chunk.coming(), seconds):
+            for ids, choices in asked:
+                if watch and found and (time.perf_counter() - began > ROUND_S or model.scheduler.urgent_waiting):
+                    break
+                rows = np.concatenate([model.closing, model.engine.embed(np.asarray(ids, np.int64))])
+                logits, looked = stream.classify(rows)
+                found.append(Classified(time_s, choices.at_once(logits), looked))
+        self._progress.asked += 1
+        return found
 
     def _append(self, *, to_the_end: bool) -> None:
         """Append what the chunk holds: all, or the pieces that are complete, which go in as they would at the chunk's end."""

@@ -442,8 +442,7 @@ class Stream:
         elif frames is not None and len(frames):
             count = self._piece(frames, coming) if self.policy.bounded else len(frames)
             self._prepare(count * self.framing.rows_per_frame)
-        mark, position, seq, evicted = self.cache.mark(), self.positions.mark(), self._seq, self.stats.evicted
-        try:
+        with self._taken_out():
             if self.references is not None and queue:
                 self._see_present(self.references, queue)
             elif frames is not None and len(frames):
@@ -453,6 +452,13 @@ class Stream:
                 self._append_vision(picture, np.full((1, 2), now + 1 + index), ahead=after + index, sparsely=False)
             if window is not None:
                 self._narrowed = self._narrow(window, now)
+            yield
+
+    @contextmanager
+    def _taken_out(self) -> Iterator[None]:
+        """What is appended inside is taken out at the end, position counter included."""
+        mark, position, seq, evicted = self.cache.mark(), self.positions.mark(), self._seq, self.stats.evicted
+        try:
             yield
         finally:
             if self._narrowed is not None:
@@ -515,6 +521,15 @@ class Stream:
                 self.stats = self.stats.plus(compressions=1)
             self.stats = self.stats.plus(compress_ms=1e3 * (time.perf_counter() - started))
         return result.logits[0]
+
+    def classify(self, embeds: Float32) -> tuple[Float32, Look]:
+        """The logits ``[vocabulary]`` behind a question's rows ``[S, hidden]``, and where its last one looks.
+
+        The rows are taken out again, and no policy compresses under them.
+        """
+        with self._taken_out():
+            result = self._append_text(embeds, (len(embeds) - 1,))
+            return result.logits[0], self._look(result.probes[self.evidence_heads.layer][:, -1])
 
     def _look(self, query: Float32) -> Look:
         """Where a row with queries ``[heads, head_dim]`` in the evidence layer looks; it must be the newest row."""

@@ -98,3 +98,51 @@ def test_choices_of_several_tokens_under_a_byte_level_tokenizer(session, byte_le
 def test_choices_that_cannot_be_are_refused(session, choices, says):
     with pytest.raises(UserError, match=says):
         session.ask(COLOR, choices=choices)
+
+
+def test_questions_classified_together_have_the_probabilities_of_each_asked_alone(session):
+    asked = [(f"is there a {color} {shape} now?", ("yes", "no")) for color in ("red", "blue") for shape in ("square", "star")]
+    asked.append((COLOR, ("red", "blue", "cyan")))
+    alone = [session.ask(question, choices=choices) for question, choices in asked]
+    before, held = session.stats, [session.cache.held(layer) for layer in range(session.cache.layers)]
+    rows = [{name: np.array(part) for name, part in layer.items()} for layer in held]
+    for watch in (False, True):
+        found = session.classify(asked, watch=watch)
+        for one, answer in zip(found, alone, strict=True):
+            assert one.probabilities == pytest.approx(answer.probabilities, abs=1e-6)
+            assert one.time_s == answer.time_s
+            assert one.looked.evidence() == answer.evidence
+    assert session.stats.tokens == before.tokens
+    for layer, kept in enumerate(rows):
+        for name, part in session.cache.held(layer).items():
+            np.testing.assert_array_equal(part, kept[name])
+
+
+def test_frames_of_a_chunk_not_full_enter_once_for_all_questions():
+    with Session.open("demo", chunk=8, append="all") as session:
+        for frame in itertools.islice(open_source("demo"), 13):
+            session.watch(frame.image, frame.time_s)
+        asked = [(f"is there a red {shape} now?", ("yes", "no")) for shape in ("square", "star", "ring")]
+        alone = [session.classify([each])[0].probabilities for each in asked]
+        appended, step = [], session._stream.decoder.step
+
+        def counted(embeds, *rest):
+            appended.append(len(embeds))
+            return step(embeds, *rest)
+
+        session._stream.decoder.step = counted
+        together = session.classify(asked)
+        assert [one.probabilities for one in together] == alone
+        assert len([rows for rows in appended if rows >= session.model.bundle.vision.tokens_per_frame]) == 1
+
+
+def test_somebody_s_question_goes_before_the_rest_of_a_watch_s(session, monkeypatch):
+    asked = [(f"is there a red {shape} now?", ("yes", "no")) for shape in ("square", "star", "ring")]
+    monkeypatch.setattr(type(session.model.scheduler), "urgent_waiting", property(lambda self: True))
+    assert len(session.classify(asked, watch=True)) == 1
+    assert len(session.classify(asked)) == 3
+
+
+def test_choices_that_begin_alike_are_refused_where_the_first_token_decides(session):
+    with pytest.raises(UserError, match="'top left' and 'top right' begin alike"):
+        session.classify([(COLOR, ("top left", "top right"))])

@@ -76,6 +76,37 @@ def test_a_session_that_floods_or_was_idle_takes_nothing_from_the_others():
     assert [order.index(f"a {number}") for number in (1, 2, 3)] == [4, 6, 8]
 
 
+def test_watches_go_behind_questions_and_before_frames():
+    held = Held()
+    held.submit("a", "a1")
+    held.submit("a", "watch", watch=True)
+    held.submit("a", "question", urgent=True)
+    held.submit("b", "question 2", urgent=True)
+    assert held.scheduler.urgent_waiting
+    assert held.scheduler.waiting == 4
+    assert held.go() == ["question", "watch", "question 2", "a1"]
+
+
+def test_watches_take_their_share_of_the_time_and_no_more():
+    held, slept = Held(), 0.05
+    ran: list[tuple[str, float]] = []
+
+    def watch():
+        ran.append(("begin", time.monotonic()))
+        time.sleep(slept)
+        ran.append(("end", time.monotonic()))
+
+    watches = [held.scheduler.submit(name, watch, watch=True) for name in "ab"]
+    frame = held.submit("a", "frame")
+    held._go.set()
+    frame.result(20)  # is not held up by the watch that waits for its share
+    assert not watches[1].done()
+    watches[1].result(20)
+    held.scheduler.close()
+    (_, began), (_, ended), (_, again), _ = ran
+    assert again - ended >= 3.9 * (ended - began)
+
+
 def test_a_session_due_next_is_waited_for_while_its_thread_comes_back(monkeypatch):
     """Two cameras of unequal rates that each wait for their frame before they bring the next."""
     monkeypatch.setattr("edgevlm.runtime.scheduler.RETURN_S", 20.0)
