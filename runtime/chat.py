@@ -7,7 +7,7 @@ from typing import Any
 
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import ChatSpec
-from edgevlm.runtime.sandbox import Sandbox, render
+from edgevlm.runtime.sandbox import render
 
 Turn = tuple[str, str]
 MAX_CONVERSATIONS = 64
@@ -18,7 +18,6 @@ class Chat:
 
     def __init__(self, spec: ChatSpec, system: str | None = None) -> None:
         self.spec, self.system = spec, system
-        self._template = Sandbox().compiled(spec.template)
         self.prefix, _ = self._render([], "")
 
     def suffix(self, turns: Sequence[Turn], question: str) -> str:
@@ -41,7 +40,7 @@ class Chat:
             messages.append({"role": "user", "content": [*video, _text(text)]})
             if index < len(answers):
                 messages.append({"role": "assistant", "content": [_text(answers[index])]})
-        rendered = render(self._template, messages=messages, add_generation_prompt=True, **self.spec.special_tokens)
+        rendered = render(self.spec.template, messages=messages, add_generation_prompt=True, **self.spec.special_tokens)
         before, placeholder, after = rendered.partition(self.spec.placeholder)
         if not placeholder:
             raise UserError(f"the chat template renders no {self.spec.placeholder!r}, the video's place; it is another model's")

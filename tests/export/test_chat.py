@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from more_checkpoints import make_more
 
+from edgevlm.errors import UserError
 from edgevlm.export.chat import chat
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.families import load_family
-from edgevlm.runtime.bundle import ChatSpec
+from edgevlm.runtime import sandbox
+from edgevlm.runtime.bundle import Bundle, ChatSpec
 from edgevlm.runtime.chat import Chat
+from edgevlm.runtime.model import demo_bundle
 
 FAMILIES = ("llava", "llava_next_video", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm")
 TURNS = [("How many {{ dogs }}?", " Two.\n"), ("And cats?", "<none>")]
@@ -89,3 +96,47 @@ def test_smolvlm_s_default_template(exported: Any) -> None:
     spec = replace(spec_of(folder), template=load_family("smolvlm", "").template)
     for system in (None, "Be brief."):
         check(spec, tokenizer, DEFAULT_CHAT_TEMPLATE, system)
+
+
+@pytest.fixture
+def helper(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The process that renders, in place of the program's own."""
+    made = sandbox.Helper()
+    monkeypatch.setattr(sandbox, "_helper", made)
+    yield made
+    made._end()
+
+
+def test_known_templates_start_no_process(helper: Any) -> None:
+    for template in (Bundle.load(demo_bundle(), verify="size").chat.template, load_family("smolvlm", "").template):
+        sandbox.render(template, messages=[])
+    assert helper._process is None
+
+
+def test_a_template_that_is_too_much_ends_its_process_alone(helper: Any) -> None:
+    assert sandbox.render("{{ a }}", a="\U0001f600\n") == "\U0001f600\n"
+    first = helper._process
+    with pytest.raises(UserError, match="takes more than"):
+        sandbox.render("{% for a in range(9999) %}{% for b in range(99999) %}{{ 'b' * 999 }}{% endfor %}{% endfor %}")
+    assert first.poll() is not None
+    assert sandbox.render("{{ a }}", a=1) == "1"
+    assert helper._process is not first
+
+
+def test_the_helper_ends_with_the_program(tmp_path: Path) -> None:
+    code = """
+import os, sys
+sys.path.remove("")
+from edgevlm.runtime import sandbox
+sandbox.render("x")
+print(sandbox._helper._process.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    (tmp_path / "jinja2.py").write_text("raise SystemExit('the current folder was imported from')")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, check=False)
+    helper = int(done.stdout)
+    for _ in range(200):
+        if not psutil.pid_exists(helper) or psutil.Process(helper).status() == psutil.STATUS_ZOMBIE:
+            return
+        time.sleep(0.05)
+    pytest.fail("it goes on")

@@ -81,13 +81,14 @@ CASES: list[tuple[Change, str]] = [
     (text("chat_template.jinja", "<image>{{ cycler.__init__.__globals__.os.system('touch no') }}"), "does not render"),
     (
         text("chat_template.jinja", "<image>{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"),
-        "takes more than 1000000 steps",
+        "takes more than 2 s or 256 MB",
     ),
     (text("chat_template.jinja", "{% macro f() %}{{ f() }}{% endmacro %}<image>{{ f() }}"), "does not render"),
-    (text("chat_template.jinja", f"<image>{GROWING.replace('OP', '+')}"), "a sum of more than 1000000"),
-    (text("chat_template.jinja", f"<image>{GROWING.replace('OP', '~')}"), "a text of more than 1000000"),
-    (text("chat_template.jinja", "<image>{{ 'a' * 9999999999 }}"), "a product of more than 1000000"),
-    (text("chat_template.jinja", "<image>{{ 9 ** 99999999 }}"), "a power of more than 1000000 bits"),
+    (text("chat_template.jinja", f"<image>{GROWING.replace('OP', '+')}"), "does not render (MemoryError)"),
+    (text("chat_template.jinja", "<image>{{ 'a' * 9999999999 }}"), "does not render (MemoryError)"),
+    (text("chat_template.jinja", "<image>{{ '%99999999999d' % 1 }}"), "does not render (MemoryError)"),
+    (text("chat_template.jinja", "<image>" + "{% for a in 'ab' %}" * 300 + "{% endfor %}" * 300), "does not render"),
+    (text("chat_template.jinja", "<image>{{ " + "1" * 5000 + " }}"), "does not render"),
     (text("chat_template.jinja", "<image>{% for"), "does not render"),
 ]  # fmt: skip
 

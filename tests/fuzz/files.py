@@ -218,7 +218,9 @@ def template_of(rng: Rng, depth: int = 0) -> str:
         lambda: "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
         lambda: f"{{{{ range(10000)|map('replace', '1', {atom}|string)|join|length }}}}",
     ]
-    return "".join(parts[rng.integers(len(parts) if depth < 3 else 3)]() for _ in range(1 + int(rng.integers(3))))
+    most = 3 if depth > 2 else len(parts) if rng.integers(8) == 0 else 5
+    made = "".join(parts[rng.integers(most)]() for _ in range(1 + int(rng.integers(3))))
+    return made if depth else made + "<video>"
 
 
 def use_template(folder: Path) -> None:
