@@ -108,10 +108,12 @@ def check(
     from edgevlm.apps.schemas import json_line
 
     config = needed("edgevlm.apps.serve.config", "edgevlm config check", "serve")
+    sinks = needed("edgevlm.apps.watches.sinks", "edgevlm config check", "serve")
     settings = config.read_config(path)
     for each in settings.cameras.values():
         secret(each.source)
     config.server_key(settings.server)
+    sinks.open_sinks(settings.sinks)
     if json:
         typer.echo(json_line("config", {"time": wall_clock(), "path": str(path), "cameras": [*settings.cameras]}))
     else:

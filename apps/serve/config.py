@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from edgevlm.apps.credentials import secret
 from edgevlm.apps.sources.hosts import AllowedHosts
+from edgevlm.apps.watches.events import CAP, DAYS
+from edgevlm.apps.watches.sinks import SinkSettings
 from edgevlm.errors import UserError, nearest
 from edgevlm.runtime.budget import parse_budget
 from edgevlm.runtime.engine import DEFAULT_ENGINE
@@ -24,7 +26,7 @@ else:
 MAX_CONFIG = 1 << 20  # bytes
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-FIXED = ("engine", "threads", "state")  # while a server runs
+FIXED = ("engine", "threads", "state", "events")  # while a server runs
 FIXED_OF_SERVER = ("host", "port", "max_connections")
 
 
@@ -96,8 +98,15 @@ class ServerSettings(Section):
         return value
 
 
+class EventSettings(Section):
+    """What is kept of what watches saw: for so many days, and so many megabytes, pictures included."""
+
+    days: Annotated[float, Field(gt=0, le=36_500)] = DAYS
+    megabytes: Annotated[int, Field(ge=1, le=1 << 20)] = CAP >> 20
+
+
 class ServeConfig(Section):
-    """All of edgevlm.toml. state: the folder of snapshots; the user's state folder unless given."""
+    """All of edgevlm.toml. state: the folder of snapshots and events; the user's state folder unless given."""
 
     model: str = "demo"
     policy: str = "auto"
@@ -110,6 +119,8 @@ class ServeConfig(Section):
     state: str | None = None
     state_every: Annotated[float, Field(gt=0, le=86_400)] = 30.0
     server: ServerSettings = ServerSettings()
+    events: EventSettings = EventSettings()
+    sinks: Annotated[list[SinkSettings], Field(max_length=64)] = []
     cameras: dict[Name, CameraSettings] = {}
 
     @field_validator("budget")

@@ -27,7 +27,7 @@ from starlette.routing import Match
 
 from edgevlm import __version__
 from edgevlm.apps.credentials import mask_credentials
-from edgevlm.apps.run.clock import Asked
+from edgevlm.apps.run.clock import Asked, moment
 from edgevlm.apps.serve.chat import ChatRequest, Completion, Strict, TooLate
 from edgevlm.apps.serve.config import CameraSettings, Name, ServeConfig, checked_budget
 from edgevlm.apps.serve.guard import error_body
@@ -45,6 +45,8 @@ PREPARING = 4  # questions whose pictures are fetched or whose form is compiled 
 SHORT = 4096  # characters that are tokenised in less time than another thread takes to begin
 POLL_S = 0.1  # how often an MJPEG stream looks for a new frame
 PAGE = files("edgevlm.apps.serve").joinpath("page")
+MAX_EVENTS = 1000  # of one request
+Moment = Annotated[str, Query(min_length=1, max_length=40)]
 StreamName = Annotated[str, Path(max_length=64)]
 
 
@@ -209,6 +211,7 @@ def make_app(service: Service, load: Callable[[], ServeConfig] | None = None) ->
         app.router.dependencies.append(Security(HTTPBearer(auto_error=False, description="The server's key.")))
     add_openai(app, server)
     add_streams(app, server)
+    add_events(app, server)
     add_rest(app, server, load)
     return app
 
@@ -370,6 +373,38 @@ def add_streams(app: FastAPI, server: Server) -> None:
         return EventSourceResponse(listen(stream.events, stream), ping=15)
 
 
+def add_events(app: FastAPI, server: Server) -> None:
+    @app.get("/v1/events", tags=["events"])
+    async def events(
+        since: Moment | None = None,
+        until: Moment | None = None,
+        camera: Annotated[str, Query(max_length=64)] | None = None,
+        watch: Annotated[str, Query(max_length=64)] | None = None,
+        text: Annotated[str, Query(max_length=256)] | None = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_EVENTS)] = 100,
+    ) -> dict[str, Any]:
+        """Watches that opened and closed, newest first. since, until: `10m`, `14:03` or RFC 3339. text: part of the question,
+        or of the name of watch or camera."""
+        span = {}
+        for name, given in (("since", since), ("until", until)):
+            with field(name):
+                span[name] = None if given is None else moment(given)
+
+        def found() -> list[dict[str, Any]]:
+            store = server.service.delivery.store
+            return [each.json() for each in store.query(span["since"], span["until"], camera, watch, text, limit)]
+
+        return {"object": "list", "data": await run_in_threadpool(found)}
+
+    @app.get("/v1/events/{event}/{place}.jpg", tags=["events"], response_class=Response, responses=JPEG)
+    async def picture(
+        event: Annotated[str, Path(pattern="^[0-9a-f]{32}$")], place: Annotated[int, Path(ge=0, lt=1 << 15)]
+    ) -> Response:
+        """What an event was read from: the picture of its evidence at that place, from 0."""
+        jpeg = await run_in_threadpool(lambda: server.service.delivery.store.picture(event, place))
+        return as_picture(jpeg, "there is no such picture, or it is not kept any more")
+
+
 async def listen(broadcast: Broadcast, stream: CameraStream) -> AsyncIterator[dict[str, str]]:
     queue = broadcast.listen()
     try:
@@ -432,7 +467,8 @@ def add_errors(app: FastAPI) -> None:
         if isinstance(cause := found.get("ctx", {}).get("error"), FieldError):
             return answer(400, str(cause), "invalid_value", cause.field)
         where, *path = found["loc"]
-        param = ".".join(str(part) for part in path if part not in ("text", "constrained-str")) or str(where)
+        path = [*path[:1], *(part for part in path[1:] if part not in ("text", "constrained-str"))]
+        param = ".".join(map(str, path)) or str(where)
         if found["type"] == "json_invalid":
             return answer(400, "body: it is not JSON", "invalid_json", "body")
         what = "there is no such field" if found["type"] == "extra_forbidden" else found["msg"].removeprefix("Value error, ")

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from edgevlm.apps.serve.service import Service
+from edgevlm.apps.watches.delivery import Delivery
 from edgevlm.runtime.answer import Answer
 
 TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -81,3 +82,21 @@ class Metrics(Collector):
             for key, value in values.items():
                 families[key].add_metric([name], value)
         yield from families.values()
+        if self._service.has_events:
+            yield from self._of_events(self._service.delivery)
+
+    def _of_events(self, delivery: Delivery) -> Iterator[Metric]:
+        labels = ("stream", "watch", "state")
+        events = CounterMetricFamily("edgevlm_watch_events", "Watches that opened and closed.", labels=labels)
+        for about, count in delivery.recorded.copy().items():
+            events.add_metric(about, count)
+        yield events
+        waiting = GaugeMetricFamily("edgevlm_sink_waiting_events", "Events still to be sent.", labels=("sink",))
+        sent = CounterMetricFamily("edgevlm_sink_sent_events", "Events that were sent.", labels=("sink",))
+        failures = CounterMetricFamily("edgevlm_sink_failures", "Attempts that failed.", labels=("sink",))
+        depths = delivery.store.waiting()
+        for sink in delivery.sinks:
+            waiting.add_metric([sink], depths.get(sink, 0))
+            sent.add_metric([sink], delivery.delivered[sink])
+            failures.add_metric([sink], delivery.failures[sink])
+        yield from (waiting, sent, failures)

@@ -23,6 +23,9 @@ from edgevlm.apps.serve.stream import CameraStream, stream_options
 from edgevlm.apps.sources import SourceOptions, check_source, open_source
 from edgevlm.apps.sources.hosts import AllowedHosts
 from edgevlm.apps.sources.network import split_address
+from edgevlm.apps.watches.delivery import Delivery
+from edgevlm.apps.watches.events import EventStore
+from edgevlm.apps.watches.sinks import open_sinks
 from edgevlm.engines.power import find_meter
 from edgevlm.engines.power.energy import Energy
 from edgevlm.errors import UserError, nearest
@@ -80,11 +83,14 @@ class Service:
         self._overloaded: set[str] = set()  # models
         self._notice, self._lock = notice, threading.RLock()
         self.power = Power()
+        self._delivery: Delivery | None = None
         self._state = Path(config.state) if config.state else state_folder()
 
     def open(self) -> None:
-        """Open all cameras. Raises UserError for the first that cannot be, and closes the others."""
+        """Open sinks and all cameras. Raises UserError for the first that cannot be, and closes the others."""
         try:
+            if self.config.sinks:
+                _ = self.delivery
             for name, settings in self.config.cameras.items():
                 self.add(name, settings)
         except BaseException:
@@ -211,7 +217,29 @@ class Service:
                 except UserError as error:
                     done.append(f"{name}: {mask_credentials(str(error))}")
             self._close_unused_models()
+            if config.sinks != before.sinks:
+                try:
+                    self.delivery.replace(open_sinks(config.sinks))
+                    done.append("sinks: opened again")
+                except UserError as error:
+                    done.append(mask_credentials(str(error)))
             return done
+
+    @property
+    def delivery(self) -> Delivery:
+        """Events and the sinks that they are sent to; opened when it is first asked for. Raises UserError."""
+        if self._delivery is None:
+            with self._lock:
+                if self._delivery is None:
+                    sinks, kept = open_sinks(self.config.sinks), self.config.events
+                    store = EventStore(self._state, self._notice, days=kept.days, cap=kept.megabytes << 20)
+                    self._delivery = Delivery(store, sinks, self._notice)
+        return self._delivery
+
+    @property
+    def has_events(self) -> bool:
+        """Whether :attr:`delivery` is open."""
+        return self._delivery is not None
 
     def stream(self, name: str | None) -> CameraStream:
         """A stream by name; the only one where no name is given. Raises UserError."""
@@ -270,6 +298,9 @@ class Service:
             end = time.monotonic() + CLOSING_S
             for thread in threads.values():
                 thread.join(max(0.0, end - time.monotonic()))
+            if self._delivery is not None:
+                self._delivery.close()
+                self._delivery.store.close()
             if late := [name for name, thread in threads.items() if thread.is_alive()]:
                 self._notice(f"{', '.join(late)}: not closed within {CLOSING_S:g} s; the snapshot before the last one stays")
                 return

@@ -38,13 +38,13 @@ class Delivery:
         self.delivered: Counter[str] = Counter()  # by sink
         self.failures: Counter[str] = Counter()
         self._watches: Sequence[WatchStatus] | None = None
-        self._names: Collection[str] = ()  # of the sinks
+        self.sinks: Collection[str] = ()  # their names
         self._senders: dict[str, Sender] = {}
         self.replace(sinks)
 
     def replace(self, sinks: Mapping[str, Sink]) -> None:
         """Go on with these sinks. Events that wait for one that is no longer there are dropped, with a notice."""
-        self._names = tuple(sinks)
+        self.sinks = tuple(sinks)
         self.close()
         for name, count in self.store.waiting().items():
             if name not in sinks:
@@ -61,7 +61,7 @@ class Delivery:
 
     def record(self, event: Event, pictures: Sequence[bytes | None] = (), sinks: Iterable[str] | None = None) -> None:
         """Write an event, then send it: to these sinks, to all unless given. See :meth:`EventStore.record`."""
-        names = self._names
+        names = self.sinks
         self.store.record(event, pictures, names if sinks is None else set(names).intersection(sinks))
         self.recorded[event.camera, event.watch, event.state] += 1
         for sender in self._senders.values():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from edgevlm.apps.run.events import wall_clock
-from edgevlm.apps.schemas import json_line
+from edgevlm.apps.schemas import SCHEMA
 from edgevlm.errors import UserError
 from edgevlm.runtime.paths import PRIVATE
 
@@ -69,16 +69,16 @@ class Event:
             :32
         ]
 
-    def fields(self) -> dict[str, Any]:
-        """What JSON has of it beside ``event`` and ``schema``."""
+    def json(self) -> dict[str, Any]:
+        """What every sink and ``/v1/events`` tell of it."""
         return {
-            "id": self.id, "watch": self.watch, "camera": self.camera, "state": self.state, "time": wall_clock(self.time),
-            "probability": round(self.probability, 4), "evidence": list(self.evidence),
+            "event": "watch", "schema": SCHEMA, "id": self.id, "watch": self.watch, "camera": self.camera, "state": self.state,
+            "time": wall_clock(self.time), "probability": round(self.probability, 4), "evidence": list(self.evidence),
         }  # fmt: skip
 
     def line(self) -> str:
-        """Its JSON, one line: what every sink sends."""
-        return json_line("watch", self.fields())
+        """Its JSON, one line in ASCII."""
+        return json.dumps(self.json())
 
 
 def picture_url(event_id: str, place: int) -> str:

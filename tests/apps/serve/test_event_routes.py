@@ -1,0 +1,98 @@
+"""``/v1/events``, its pictures and the figures of delivery, over a service without cameras."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from edgevlm.apps.serve.config import check_config
+from edgevlm.apps.serve.http import make_app
+from edgevlm.apps.serve.service import Service
+from edgevlm.apps.watches.events import Event
+
+testclient = pytest.importorskip("fastapi.testclient")
+NOW = time.time()
+EVENT = Event("door", "parcel", "open", NOW - 600, 0.97, NOW - 600, ({"frame": 3},), "is there a parcel?")
+EXEC = {"kind": "exec", "command": "true", "name": "program"}
+
+
+@pytest.fixture
+def service(tmp_path):
+    service = Service(check_config({"state": str(tmp_path), "sinks": [EXEC]}, "test"), lambda line: None)
+    service.config = service.config.model_copy(update={"cameras": {}})
+    service.open()
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def client(service):
+    service.delivery.record(EVENT, [b"\xff\xd8 jpeg"])
+    service.delivery.record(replace(EVENT, state="close", time=NOW - 60))
+    service.delivery.record(replace(EVENT, camera="yard", watch="dog", question="a dog?", opened=NOW, time=NOW))
+    return testclient.TestClient(make_app(service))
+
+
+@pytest.mark.parametrize(
+    ("query", "watches"),
+    [
+        ("", ["dog", "parcel", "parcel"]),
+        ("limit=1", ["dog"]),
+        ("since=5m", ["dog", "parcel"]),
+        ("until=5m&camera=door", ["parcel"]),
+        ("text=A DOG", ["dog"]),
+        ("watch=parcel&since=1h&until=1s", ["parcel", "parcel"]),
+        ("camera=nowhere", []),
+    ],
+)
+def test_events_are_found_newest_first(client, query, watches):
+    assert [event["watch"] for event in client.get(f"/v1/events?{query}").json()["data"]] == watches
+
+
+def test_an_event_is_as_every_sink_tells_it_and_names_its_pictures(client):
+    event = client.get("/v1/events?until=5m").json()["data"][0]
+    assert list(event) == ["event", "schema", "id", "watch", "camera", "state", "time", "probability", "evidence"]
+    assert (event["event"], event["id"], event["state"], event["probability"]) == ("watch", EVENT.id, "open", 0.97)
+    picture = client.get(event["evidence"][0]["jpeg_url"])
+    assert (picture.content, picture.headers["content-type"]) == (b"\xff\xd8 jpeg", "image/jpeg")
+    assert client.get(f"/v1/events/{EVENT.id}/1.jpg").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("?since=tomorrow", "since"),
+        ("?until=99:99", "until"),
+        ("?limit=0", "limit"),
+        ("?limit=1001", "limit"),
+        (f"?text={'x' * 300}", "text"),
+        ("/..%2f..%2fetc/0.jpg", None),
+        ("/xyz/0.jpg", "event"),
+        (f"/{EVENT.id}/-1.jpg", "place"),
+    ],
+)
+def test_wrong_fields_are_named(client, path, field):
+    answer = client.get(f"/v1/events{path}")
+    assert answer.status_code == (400 if field else 404)
+    assert answer.json()["error"]["param"] == field
+
+
+def test_metrics_count_events_what_waits_and_what_failed(service, client):
+    end = time.monotonic() + 30
+    while service.delivery.store.waiting() and time.monotonic() < end:
+        time.sleep(0.01)
+    text = client.get("/metrics").text
+    assert 'edgevlm_watch_events_total{state="open",stream="door",watch="parcel"} 1.0' in text
+    assert 'edgevlm_sink_sent_events_total{sink="program"} 3.0' in text
+    assert 'edgevlm_sink_waiting_events{sink="program"} 0.0' in text
+    assert 'edgevlm_sink_failures_total{sink="program"} 0.0' in text
+
+
+def test_a_reload_changes_sinks_and_says_what_is_wrong(service):
+    config = service.config
+    other = check_config({"state": config.state, "sinks": [{"kind": "exec", "command": "false"}]}, "test")
+    wrong = check_config({"state": config.state, "sinks": [{"kind": "mqtt", "url": "mqtt://h", "topic": "x"}]}, "test")
+    for each, line in ((other, "sinks: opened again"), (wrong, "sinks.mqtt: topic: there is no such option")):
+        (done,) = service.reload(each.model_copy(update={"cameras": {}}))
+        assert done.startswith(line)
+    assert list(service.delivery.sinks) == ["exec"]
