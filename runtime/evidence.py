@@ -6,8 +6,9 @@ straight at the object asked about (docs/internals/evidence.md); for other model
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -96,17 +97,26 @@ class Look:
         for queries, parts in groups:
             seen = parts[0] if len(parts) == 1 else Seen(*(np.concatenate(part) for part in zip(*parts, strict=True)))
             score = seen.key @ queries.T / np.float32(np.sqrt(queries.shape[1]))
-            self._groups.append((score, seen[1:]))
+            self._groups.append((score, np.linalg.norm(queries, axis=1), seen[1:]))
 
     @property
     def blind(self) -> bool:
         """Whether a head saw no frame."""
-        return any(not len(score) for score, _ in self._groups)
+        return any(not len(score) for score, *_ in self._groups)
 
     @property
     def features(self) -> Float64:
-        """Each head's best and median score, ``[2 x heads]``."""
-        return np.concatenate([np.stack([score.max(0), np.median(score, 0)], 1).ravel() for score, _ in self._groups])
+        """Each head's best and median score and its query's length, ``[3 x heads]``: a match is long scores of a long query."""
+        parts = ((score.max(0), np.median(score, 0), length) for score, length, _ in self._groups)
+        return np.concatenate([np.stack(part, 1).ravel() for part in parts])
+
+    def by_head(self) -> Iterator[Look]:
+        """The same of each head by itself."""
+        for score, length, known in self._groups:
+            for head in range(score.shape[1]):
+                alone = copy.copy(self)
+                alone._groups = [(score[:, [head]], length[[head]], known)]
+                yield alone
 
     def weights(self) -> tuple[Int64, Int64, Float64]:
         """Tokens ``frame * tokens + patch``, each once, the frame that last showed each, and its weight.
@@ -115,7 +125,7 @@ class Look:
         layer computes, over these rows alone. Rows with less than a thousandth of the best one's are left out.
         """
         token, confirmed, weight = [], [], []
-        for score, known in self._groups:
+        for score, _, known in self._groups:
             shares = np.exp(score - score.max(0))
             carried = (shares / shares.sum(0)).sum(1)
             lit = np.flatnonzero(carried >= LEAST_ROW * carried.max())
@@ -126,7 +136,7 @@ class Look:
         found, place = np.unique(np.concatenate(token), return_inverse=True)
         last_shown = np.zeros(len(found), np.int64)
         np.maximum.at(last_shown, place, np.concatenate(confirmed))
-        heads = sum(score.shape[1] for score, _ in self._groups)
+        heads = sum(score.shape[1] for score, *_ in self._groups)
         return found, last_shown, np.bincount(place, np.concatenate(weight)) / heads
 
     def evidence(self) -> Evidence:

@@ -1,28 +1,31 @@
 """Find the heads that look at what answers a question, and tell whether that is still held, on the demo world.
 
 The heads are chosen under full KV. The rule is a logistic regression on each head's best and median score over the frames'
-rows, under policies that keep what was asked about and policies that lose it.
+rows and on its query's length, under policies that keep what was asked about and policies that lose it.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.calib.accuracy.cases import Case, make_case, seed_words
+from edgevlm.calib.accuracy.cases import Case, CaseQuestion, make_case, seed_words
 from edgevlm.calib.accuracy.evidence_score import EvidenceScore, score_evidence
 from edgevlm.calib.write import as_calibrated
 from edgevlm.runtime.calibration import EvidenceHeads
 from edgevlm.runtime.changes import ALL
+from edgevlm.runtime.evidence import Look
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 
 HEADS = 2  # that are looked at
-FRAMES = 62
-KEEPS, LOSES = ("last-seen", "infinipot-v"), ("sliding-window", "uniform")
+FRAMES = 128
+KEEPS, LOSES = ("last-seen", "infinipot-v"), ("sliding-window", "uniform", "random")
 BUDGETS = (1 / 8, 1 / 16)
 MISTAKEN = 0.05  # of the questions whose evidence is held, that may be said to be no longer in memory
 STEPS, RATE, DECAY = 4000, 5.0, 1e-4  # of gradient descent
@@ -33,31 +36,34 @@ Float64 = NDArray[np.float64]
 def select_evidence(
     model: Model, streams: int, seed: str = "0", progress: Callable[[str], object] = lambda _: None
 ) -> EvidenceHeads:
-    """The layer, its heads, and the rule. streams: of the demo world, of ``FRAMES`` frames each."""
+    """The layer, its heads, and the rule. streams: of the demo world, of ``FRAMES`` frames each, half of them for the heads."""
     spec, words = model.bundle.decoder, seed_words(seed)
     cases = [make_case(words, stream, FRAMES) for stream in range(streams)]
-    tokens = FRAMES * model.bundle.vision.tokens_per_frame
-    hits = {}
+    tokens, grid = FRAMES * model.bundle.vision.tokens_per_frame, model.bundle.vision.grid
+    hits = defaultdict(list)
     for layer in range(spec.layers):
         progress(f"looking for evidence in layer {layer}")
-        for head in range(spec.heads):
-            scores = list(_scores(model, EvidenceHeads(layer, (head,)), cases[: max(1, streams // 2)], "full", tokens))
-            hits[layer, head] = float(np.mean([score.hit1 + score.overlap for score, _ in scores]))
-    layer = max(hits, key=hits.__getitem__)[0]
-    best = sorted(range(spec.heads), key=lambda head: -hits[layer, head])[:HEADS]
+        every = EvidenceHeads(layer, tuple(range(spec.heads)))
+        for asked in _ask(model, every, cases[: max(1, streams // 2)], "full", tokens):
+            for head, look in enumerate(asked.look.by_head()):
+                score = asked.score(look, grid)
+                hits[layer, head].append(score.hit1 + score.overlap)
+    merit = {place: float(np.mean(of)) for place, of in hits.items()}
+    layer = max(merit, key=merit.__getitem__)[0]
+    best = sorted(range(spec.heads), key=lambda head: -merit[layer, head])[:HEADS]
     heads = EvidenceHeads(layer, tuple(sorted(best)))
     held, features = [], []
     for policy in (*KEEPS, *LOSES):
         progress(f"asking under {policy}")
         for share in BUDGETS:
-            for score, seen in _scores(model, heads, cases, policy, int(share * tokens)):
-                held.append(score.held)
-                features.append(seen)
+            for asked in _ask(model, heads, cases, policy, int(share * tokens)):
+                held.append(asked.score(asked.look, grid).held)
+                features.append(asked.look.features)
     return with_rule(heads, np.array(features), np.array(held))
 
 
 def with_rule(heads: EvidenceHeads, features: Float64, held: NDArray[np.bool_]) -> EvidenceHeads:
-    """Fit the rule to features ``[n, 2 x heads]``; ``MISTAKEN`` of those held fall below 0. Without both kinds: no rule."""
+    """Fit the rule to features ``[n, 3 x heads]``; ``MISTAKEN`` of those held fall below 0. Without both kinds: no rule."""
     if held.all() or not held.any():
         return heads
     mean, spread = features.mean(0), features.std(0) + 1e-9
@@ -73,27 +79,36 @@ def with_rule(heads: EvidenceHeads, features: Float64, held: NDArray[np.bool_]) 
     return replace(heads, weights=tuple(round(float(x), 5) for x in scaled), bias=round(bias, 5))
 
 
-def _scores(
-    model: Model, heads: EvidenceHeads, cases: Sequence[Case], policy: str, budget: int
-) -> Iterator[tuple[EvidenceScore, Float64]]:
-    """Of each question with evidence that was answered right, or whose evidence is gone: the score, and the rule's features."""
+class AskedQuestion(NamedTuple):
+    """A question, where it looked, and what the memory held then: bool ``[layers, kv_heads, tokens of the stream]``."""
+
+    case: Case
+    question: CaseQuestion
+    look: Look
+    held: NDArray[np.bool_]
+
+    def score(self, look: Look, grid: tuple[int, int]) -> EvidenceScore:
+        return score_evidence(look.evidence(), self.case, self.question, self.held, grid)
+
+
+def _ask(model: Model, heads: EvidenceHeads, cases: Sequence[Case], policy: str, budget: int) -> Iterator[AskedQuestion]:
+    """Each question with evidence that was answered right, or whose evidence is gone."""
     from edgevlm.calib.accuracy.worker import TEXT_BUDGET, held_tokens
 
-    used = as_calibrated(model, evidence=heads)
+    used, grid = as_calibrated(model, evidence=heads), model.bundle.vision.grid
     for case in cases:
         with Session.open(used, policy=policy, budget=budget, text_budget=TEXT_BUDGET, append=ALL, encode=ALL) as session:
             for frame in case.frames:
                 session.watch(frame)
             session.flush()
-            held = held_tokens(session.cache, case.owners.size, model.bundle.vision.grid)
+            held = held_tokens(session.cache, case.owners.size, grid)
             for question in case.questions:
                 if not len(question.evidence):
                     continue
                 answer = session.ask(question.text)
                 right = question.is_right(answer.text.strip())
-                looked = answer.looked
-                if answer.evidence is None or looked is None or looked.blind:
+                if answer.looked is None or answer.looked.blind:
                     continue
-                score = score_evidence(answer.evidence, case, question, held, model.bundle.vision.grid)
-                if right or not score.held:
-                    yield score, looked.features
+                asked = AskedQuestion(case, question, answer.looked, held)
+                if right or not asked.score(answer.looked, grid).held:
+                    yield asked
