@@ -94,7 +94,7 @@ class Webhook(Sink):
             raise UserError(f"webhook {mask_credentials(url)}: give an address like https://HOST/PATH")
         self._url, self._shown = parsed, f"{parsed.scheme}://{parsed.netloc.decode().rpartition('@')[2]}"
         self._key = signing_key(secret)
-        self._client = httpx.Client(timeout=timeout, follow_redirects=False)
+        self._client = httpx.Client(timeout=timeout, follow_redirects=False, verify=parsed.scheme == "https")
 
     def send(self, event: Event, pictures: Sequence[bytes]) -> None:
         body, now = event.line().encode(), str(int(time.time()))
