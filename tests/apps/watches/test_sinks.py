@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from edgevlm.apps.watches.events import Event
-from edgevlm.apps.watches.sinks import Sink, SinkSettings, Webhook, open_sink, open_sinks
+from edgevlm.apps.watches.sinks import SinkSettings, Webhook, open_sink, open_sinks
 from edgevlm.errors import UserError
 
 standardwebhooks = pytest.importorskip("standardwebhooks")
 NOW = time.time()
 EVENT = Event("door", "parcel", "open", NOW, 0.97, NOW, question="is there a parcel?")
+EXAMPLES = Path(__file__).parents[3] / "examples"
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
@@ -167,15 +168,11 @@ def test_wrong_settings_are_one_line(settings, said):
 
 
 def test_a_sink_of_a_users_file_is_one_class_with_options(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(
-        "from edgevlm.apps.watches.sinks import Sink\n"
-        "class Mine(Sink):\n"
-        "    def __init__(self, token: str, rooms: int = 1): self.args = token, rooms\n"
-        "    def send(self, event, pictures): self.args = event.line()\n"
-    )
-    monkeypatch.setenv("ROOM_TOKEN", "s3cret")
-    kind = f"{tmp_path / 'mine.py'}:Mine"
-    sinks = open_sinks([SinkSettings(kind=kind, token="env:ROOM_TOKEN", rooms=2), SinkSettings(kind="stdout")])
+    monkeypatch.setenv("EDGEVLM_TEST_LOG", str(tmp_path / "log"))
+    kind = f"{EXAMPLES / 'my_sink.py'}:LogFile"
+    sinks = open_sinks([SinkSettings(kind=kind, path="env:EDGEVLM_TEST_LOG"), SinkSettings(kind="stdout")])
     assert list(sinks) == ["sink", "stdout"]
-    assert isinstance(sinks["sink"], Sink)
-    assert sinks["sink"].args == ("s3cret", 2)
+    sinks["sink"].send(EVENT, [])
+    assert (tmp_path / "log").read_text() == "door: is there a parcel? open\n"
+    with pytest.raises(UserError, match="words: Input should be a valid boolean"):
+        open_sinks([SinkSettings(kind=kind, path="x", words="maybe")])

@@ -1,0 +1,16 @@
+"""A sink of your own: `kind = "./examples/my_sink.py:LogFile"` in a table [[sinks]] of edgevlm.toml."""
+
+from edgevlm.apps.watches.sinks import Sink
+
+
+class LogFile(Sink):
+    """One line an event, in a file."""
+
+    def __init__(self, path: str, words: bool = True):
+        self.path, self.words = path, words
+
+    def send(self, event, pictures):
+        """Return once it is written; what raises is tried again."""
+        line = f"{event.camera}: {event.question} {event.state}" if self.words else event.line()
+        with open(self.path, "a") as file:
+            file.write(line + "\n")
