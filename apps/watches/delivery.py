@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.watches.events import Event, EventStore
@@ -38,6 +39,7 @@ class Delivery:
         self.delivered: Counter[str] = Counter()  # by sink
         self.failures: Counter[str] = Counter()
         self._watches: Sequence[WatchStatus] | None = None
+        self._standing = threading.Lock()  # over them, so that sinks hear of them in order
         self.sinks: Collection[str] = ()  # their names
         self._senders: dict[str, Sender] = {}
         self.replace(sinks)
@@ -64,13 +66,23 @@ class Delivery:
         names = self.sinks
         self.store.record(event, pictures, names if sinks is None else set(names).intersection(sinks))
         self.recorded[event.camera, event.watch, event.state] += 1
+        with self._standing:
+            if self._watches is not None:
+                self._announce_all([
+                    replace(each, state=event.state) if (each.camera, each.watch) == (event.camera, event.watch) else each
+                    for each in self._watches
+                ])  # fmt: skip
         for sender in self._senders.values():
             sender.wake.set()
 
     def announce(self, watches: Sequence[WatchStatus]) -> None:
-        """Tell the sinks of all watches there are; again whenever one comes, goes or changes."""
+        """Tell the sinks of all watches there are; again whenever one comes, goes or is paused."""
+        with self._standing:
+            self._announce_all(watches)
+
+    def _announce_all(self, watches: Sequence[WatchStatus]) -> None:
         self._watches = watches
-        for sender in self._senders.values():
+        for sender in list(self._senders.values()):
             self._announce(sender.sink, watches)
 
     def _announce(self, sink: Sink, watches: Sequence[WatchStatus]) -> None:

@@ -19,6 +19,7 @@ from edgevlm.apps.watches.events import Event
 from edgevlm.apps.watches.sinks import ANSWER_S, Seconds, Sink, WatchStatus
 from edgevlm.errors import UserError
 
+STATES = {"open": "ON", "close": "OFF"}
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 SUPPORT_URL = "https://github.com/edgevlm/edgevlm"
 TOPICS = ("state_topic", "image_topic", "json_attributes_topic")  # of a component, that we publish to
@@ -53,6 +54,7 @@ class Mqtt(Sink):
         self._discovery, self._timeout = discovery.strip("/"), timeout
         self._shown, self._problem = f"{parts.scheme}://{self._host}:{self._port}", "not connected yet"
         self._watches: Sequence[WatchStatus] | None = None  # until they are announced
+        self._standing: dict[str, str] = {}  # what was published, by topic, since it connected
         self._devices: dict[str, Components] = {}  # that the broker holds, by the topic of their configuration
         self._lock, self._connected = threading.RLock(), False
         self._tried = threading.Event()
@@ -79,7 +81,8 @@ class Mqtt(Sink):
         topic = self._topic(event.camera, event.watch)
         sent = [self._publish(f"{topic}/event", event.line(), retain=False)]
         sent += [self._publish(f"{topic}/snapshot", pictures[0])] if pictures else []
-        sent.append(self._publish(f"{topic}/state", "ON" if event.state == "open" else "OFF"))
+        now = next((w.state for w in self._watches or () if (w.camera, w.watch) == (event.camera, event.watch)), None)
+        sent.append(self._publish(f"{topic}/state", STATES[now or event.state]))  # it may have changed since
         for message in sent:
             with suppress(ValueError, RuntimeError):  # it was not taken for sending
                 message.wait_for_publish(self._timeout)
@@ -115,6 +118,7 @@ class Mqtt(Sink):
             client.subscribe([(f"{self._discovery}/status", 1), (f"{self._discovery}/device/+/config", 1)])
         with self._lock:
             self._connected = True
+            self._standing.clear()
             self._tried.set()
             self._announce()
 
@@ -177,9 +181,13 @@ class Mqtt(Sink):
             self._devices[topic] = now
         for watch in self._watches:
             topic = self._topic(watch.camera, watch.watch)
-            self._publish(f"{topic}/active", "OFF" if watch.paused else "ON")
+            standing = {f"{topic}/active": "OFF" if watch.paused else "ON"}
             if watch.state is not None:
-                self._publish(f"{topic}/state", "ON" if watch.state == "open" else "OFF")
+                standing[f"{topic}/state"] = STATES[watch.state]
+            for each, payload in standing.items():
+                if again or self._standing.get(each) != payload:
+                    self._publish(each, payload)
+            self._standing |= standing
 
     def _components(self, watches: Sequence[WatchStatus]) -> dict[str, Components]:
         """What Home Assistant is to show of each camera, by the topic of its configuration."""

@@ -66,7 +66,7 @@ class Sink:
         raise NotImplementedError
 
     def announce(self, watches: Sequence[WatchStatus]) -> None:
-        """Take note of all watches there are; it is called again whenever one comes, goes or changes."""
+        """Take note, without waiting, of all watches there are; it is called whenever one comes, goes or changes."""
 
     def close(self) -> None:
         """Let go of connections."""

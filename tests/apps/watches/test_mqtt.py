@@ -194,6 +194,23 @@ def test_a_broker_that_is_gone_for_a_while_gets_everything_in_order(tmp_path, br
     listener.close()
 
 
+def test_the_state_is_what_holds_now_also_where_closings_are_not_sent_or_come_late(tmp_path, broker):
+    store = EventStore(tmp_path / "state", days=1e5)
+    delivery = Delivery(store, {"mqtt": Mqtt(broker.url)}, lambda line: None)
+    delivery.announce(WATCHES)
+    broker.stop()
+    delivery.record(EVENT)
+    delivery.record(replace(EVENT, state="close"), sinks=[])
+    broker.start()
+    listener = Listener(broker)
+    until(lambda: not store.waiting())
+    until(lambda: listener.of("edgevlm/door/parcel/event"))
+    assert set(listener.of("edgevlm/door/parcel/state")) == {b"OFF"}
+    delivery.close()
+    store.close()
+    listener.close()
+
+
 def test_a_wrong_password_is_told(broker):
     sink = Mqtt(broker.url.replace("secret", "wrong"))
     sink.start()
