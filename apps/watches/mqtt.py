@@ -210,7 +210,7 @@ class Mqtt(Sink):
             }  # fmt: skip
             components = found.setdefault(f"{self._discovery}/device/{device}/config", {})
             for kind, entity in entities.items():
-                components[f"{each.watch}_{kind}"] = {"unique_id": f"{device}_{each.watch}_{kind}", **entity}
+                components[f"{each.watch}_{kind}"] = {"unique_id": f"{device}_{each.watch}_{kind}", "qos": 1, **entity}
         return found
 
     def _device(self, camera: str) -> str:
@@ -225,7 +225,6 @@ class Mqtt(Sink):
             },
             "origin": {"name": "edgevlm", "sw_version": __version__, "support_url": SUPPORT_URL},
             "availability_topic": f"{self._prefix}/available",
-            "qos": 1,
             "components": components,
         }  # fmt: skip
         self._publish(topic, json.dumps(about))
