@@ -32,7 +32,9 @@ from edgevlm.runtime.preprocess import Pixels, Preprocessor
 from edgevlm.runtime.pressure import Pressure
 from edgevlm.runtime.scheduler import PERIOD_S
 from edgevlm.runtime.snapshots.capture import CaptureBuffer, capture, identity, restore
+from edgevlm.runtime.snapshots.forget import forget
 from edgevlm.runtime.snapshots.writer import SnapshotWriter
+from edgevlm.runtime.stateful import strip_prefix
 from edgevlm.runtime.stats import Progress, SessionStats
 from edgevlm.runtime.store import StoreSettings
 from edgevlm.runtime.time_window import TimeWindow
@@ -305,12 +307,7 @@ class Session:
         """The window of a question; None for all that was watched. Raises UserError as :meth:`ask` does for it."""
         if since is None and until is None:
             return None
-        for each in (since, until):
-            if each is not None:
-                check_time(each)
-        window = TimeWindow(-math.inf if since is None else since, math.inf if until is None else until)
-        if window.until < window.since:
-            raise UserError(f"until {until:g} s is before since {since:g} s")
+        window = TimeWindow(*_checked_window(since, until))
         self._stream.check_window()
         return window
 
@@ -420,6 +417,34 @@ class Session:
             store=stream.store_use(),
         )
 
+    def forget(self, since: float | None = None, until: float | None = None) -> int:
+        """Delete what was seen from ``since`` to ``until``, seconds of the stream; returns the rows that a layer lost at most.
+
+        Rows of that time leave the memory, and all snapshots of it but a new one are removed. Rows of later frames keep what
+        they drew from those. Conversations end. A row that was confirmed in that time goes, though it was there before.
+
+        Raises UserError for a window that ends before it begins, under a policy that keeps rows in a store, and where the disk
+        does not take the new snapshot: the old ones are there still.
+        """
+        window = TimeWindow(*_checked_window(since, until))
+        forgotten = self._run(self._forget, window)
+        if self._writer is not None:
+            self._writer.begin_anew()
+        return forgotten
+
+    def _forget(self, window: TimeWindow) -> int:
+        self._flush()
+        stream, chunk = self._stream, self._chunk
+        about, views = capture(stream, chunk, self._conversations, self._progress)
+        arrays = {name: array.copy() for name, array in views.items()}
+        forgotten = forget(about, arrays, window, stream.policy.keeps_first_frame)
+        stream.restore(about["stream"], arrays)
+        chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
+        self._conversations.turns = {}
+        stream.clear_free_rows()
+        self._progress.asked += 1  # a snapshot is due
+        return forgotten
+
     def _capture(self, buffer: CaptureBuffer) -> tuple[dict[str, Any], dict[str, NDArray], float]:
         """Where the session stands, copies of all it holds, and for how many ms they kept it waiting.
 
@@ -497,6 +522,16 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _checked_window(since: float | None, until: float | None) -> tuple[float, float]:
+    for each in (since, until):
+        if each is not None:
+            check_time(each)
+    window = -math.inf if since is None else since, math.inf if until is None else until
+    if window[1] < window[0]:
+        raise UserError(f"until {until:g} s is before since {since:g} s")
+    return window
 
 
 def _checked_size(size: object) -> tuple[int, int]:

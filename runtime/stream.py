@@ -15,7 +15,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.budget import allocate, capture_bytes, check_budget, frames_ahead, present_rows
 from edgevlm.runtime.cache import Kind, Rows
 from edgevlm.runtime.changes import AppendChanged, References, unit_features
-from edgevlm.runtime.engine import Decoder, FramePattern, Int32, LayerDecoder, StepResult
+from edgevlm.runtime.engine import Decoder, FramePattern, Int32, LayerDecoder, StepResult, arrays_of
 from edgevlm.runtime.evidence import FrameTimes, Look, Seen, seen_rows
 from edgevlm.runtime.framing import Embedded, Framing, frame_pattern
 from edgevlm.runtime.kv import DTYPES
@@ -182,6 +182,13 @@ class Stream:
         self.present = Present(*(present[name].copy() for name in Present._fields)) if present else None
         self._seq, self.frames = numbers["seq"], numbers["frames"]
         self.stats = MemoryStats(**numbers["stats"])
+
+    def clear_free_rows(self) -> None:
+        """Overwrite what rows that have left the memory have left behind, where it is the host's."""
+        if self.model.engine.kv_device == "host":
+            for buffer, length in zip(self.cache.buffers(), self.cache.lengths.tolist(), strict=True):
+                for rows in arrays_of(buffer):
+                    rows[:, length:] = 0
 
     def append_frames(self, features: Float32, coming: int = 0, seconds: Float64 | None = None) -> int:
         """Append frames ``[F, tokens_per_frame, width]``, in pieces of whole frames, or in chunks.

@@ -43,6 +43,7 @@ MEMORY = {
     "longrun": "memory.longrun:longrun",
     "snapshot": "memory.snapshot:snapshot",
     "store": "memory.store:store",
+    "windows": "memory.windows:windows",
     "retrieval": "memory.retrieval:retrieval",
 }
 
@@ -253,7 +254,7 @@ def memory(
 
     longrun takes policies through 100,000 frames: bytes on the device, in host memory and on disk, times to the first token,
     and recall of past events. snapshot says how long one holds the stream. store fetches clusters from memory and disk.
-    retrieval says what policies fetch, and its cost beside a plain window.
+    retrieval says what policies fetch, and its cost beside a plain window. windows times questions about a part of the time.
     """
     _measure(
         MEMORY, what, "memory", as_json, model=_names(model), policy=_policies(policy), budget=_budget(budget), seed=seed,

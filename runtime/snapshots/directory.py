@@ -90,8 +90,11 @@ class SnapshotDirectory:
             raise UserError(f"--state {self.path}: {others[0]}; {same}")
         return None, refused
 
-    def write(self, about: Mapping[str, Any], arrays: Arrays) -> Path:
-        """Write the next generation and remove all but the newest good one before it. Raises OSError; nothing is lost then."""
+    def write(self, about: Mapping[str, Any], arrays: Arrays, alone: bool = False) -> Path:
+        """Write the next generation and remove all but the newest good one before it; that too, where it is to be ``alone``.
+
+        Raises OSError; nothing is lost then.
+        """
         self._number += 1
         target = self.path / f"{self._number:08d}{SUFFIX}"
         unfinished = target.with_suffix(UNFINISHED)
@@ -106,7 +109,7 @@ class SnapshotDirectory:
                 unfinished.unlink()
             raise
         flush(self.path)
-        before, self._kept = self._kept, target
+        before, self._kept = None if alone else self._kept, target
         for path in snapshots(self.path):
             if path not in (before, target):
                 path.unlink()

@@ -53,7 +53,7 @@ class SnapshotWriter:
         self.written = 0  # snapshots, by this process
         self.longest_ms = 0.0  # that the session was held for one
         self._directory = SnapshotDirectory(directory)
-        self._closing = threading.Event()
+        self._closing, self._writing = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._last: object = None  # the session's version as of the newest snapshot
         self._failing = False
@@ -86,6 +86,16 @@ class SnapshotWriter:
         self._thread = threading.Thread(target=self._run, name="edgevlm-state", daemon=True)
         self._thread.start()
 
+    def begin_anew(self) -> None:
+        """Take a snapshot now, and remove all before it. Raises UserError where it cannot be written, and they stay."""
+        with self._writing:
+            version = self._session._version
+            try:
+                self._write(alone=True)
+            except OSError as error:
+                raise UserError(f"{self._directory.path}: {reason(error, self._directory.path)}; nothing was removed") from None
+            self._last = version
+
     def close(self) -> None:
         """Take the last snapshot, if anything has changed, and let go of the directory. Closing it again does nothing."""
         self._closing.set()
@@ -100,6 +110,10 @@ class SnapshotWriter:
             self._snapshot()
 
     def _snapshot(self) -> None:
+        with self._writing:
+            self._snapshot_if_changed()
+
+    def _snapshot_if_changed(self) -> None:
         version = self._session._version
         if version == self._last:
             return
@@ -116,14 +130,14 @@ class SnapshotWriter:
             self._tell(f"snapshots are written again ({path.name})")
         self._failing = False
 
-    def _write(self) -> Path:
+    def _write(self, alone: bool = False) -> Path:
         """Where the session is now. Raises OSError, MemoryError."""
         self._sync()  # so that little is left to be written while the session is held
         about, arrays, held_ms = self._session._capture(self.buffer)
         self.longest_ms = max(self.longest_ms, held_ms)
         self._sync()
         head = {"edgevlm": __version__, "written": time.time(), "source": self.source, "identity": self._identity}
-        return self._directory.write({**head, **about}, arrays)
+        return self._directory.write({**head, **about}, arrays, alone)
 
     def _sync(self) -> None:
         """See onto the disk what a store has written: it must outlive a power cut as the snapshot that names it does."""

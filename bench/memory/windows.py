@@ -1,0 +1,70 @@
+"""What a window of time costs a question: the time to its first token beside that of a question about all of the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from edgevlm.bench.models import budget_of, filling, open_model
+from edgevlm.bench.timing import Job, figures, ratio, take_turns
+from edgevlm.calib.demo.questions import all_questions
+from edgevlm.calib.demo.world import World
+from edgevlm.engines.threads import default_threads
+from edgevlm.runtime.bundle import Progress
+from edgevlm.runtime.cache import Kind
+from edgevlm.runtime.changes import ALL
+from edgevlm.runtime.model import Model
+from edgevlm.runtime.session import Session
+
+SHARES = (1.0, 0.5, 0.1)  # of the stream's time, up to now
+QUESTION = next(text for text in all_questions() if "<" not in text)
+
+
+def windows(
+    model: Sequence[str] = ("demo",),
+    policy: Sequence[str] = ("last-seen", "infinipot-v"),
+    budget: int | None = None,
+    rounds: int = 15,
+    threads: int | None = None,
+    *,
+    progress: Progress = lambda what: None,
+) -> Iterator[dict[str, Any]]:
+    """A line for each model (``demo``, SEEDED or a bundle's directory), policy and share of the time that is asked about.
+
+    ``ratio``: its time to the first token over that without a window, in turn. ``rows``: of the memory that it sees, the mean
+    of layers and heads. Under a policy whose heads keep other rows the per-layer graphs answer.
+    """
+    for name in model:
+        count = threads or default_threads()
+        with open_model(name, count, progress) as loaded:
+            for text in policy:
+                progress(f"{name}, {text}")
+                context = {"bench": "windows", "model": name, "policy": text}
+                yield from (context | line for line in measure(loaded, text, budget_of(name, budget), rounds, count))
+
+
+def measure(model: Model, policy: str, budget: int | None, rounds: int, threads: int) -> Iterator[dict[str, Any]]:
+    """Fill the memory twice over, then ask."""
+    world = World(0)
+    with Session.open(model, policy=policy, budget=budget, append=ALL) as session:
+        with filling(model):
+            while session.stats.memory.compressions < 2:
+                session.watch(world.step(), float(session.stats.frames))
+        session.flush()
+        now = session.time_s
+        jobs: dict[float | None, Job] = {
+            share: Job(partial(_ask, session, None if share is None else now * (1 - share))) for share in (None, *SHARES)
+        }
+        took = take_turns(jobs, rounds)
+        cache = session.cache
+        for share in SHARES:
+            since = now * (1 - share)
+            seen = [((cache.kind(layer) == Kind.VISION) & (cache.confirmed(layer) >= since)).sum(1).mean()
+                    for layer in range(cache.layers)]  # fmt: skip
+            line = {"share": share, "rows": round(sum(seen) / len(seen)), "held": session.stats.tokens}
+            yield {**line, **figures("step", took[share]), **ratio(took[share], took[None]), "threads": threads}
+
+
+def _ask(session: Session, since: float | None) -> None:
+    session.ask(QUESTION, max_tokens=1, since=since).wait()

@@ -1,0 +1,114 @@
+"""Delete what was seen in a window of time from a captured session: rows, what policies and encoders keep, conversations.
+
+Rows of later frames keep what they drew from those that are deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgevlm.errors import UserError
+from edgevlm.runtime.cache import PARTS, Kind
+from edgevlm.runtime.evidence import FrameTimes
+from edgevlm.runtime.stateful import strip_prefix
+from edgevlm.runtime.time_window import TimeWindow
+
+Bool = NDArray[np.bool_]
+
+
+def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow, keeps_first_frame: bool = False) -> int:
+    """Change header and arrays of a capture, in place; returns the rows that the layer which loses most of them lost.
+
+    A row goes that was seen or confirmed in the window, and summaries, which are of no time. All heads of a layer keep as many
+    rows, so that some lose their oldest besides. Policies keep their scores; references, the tower's cache and conversations
+    begin anew. Where nothing was seen in the window, nothing is changed.
+
+    Raises UserError where the policy mixes times outside the memory, and for frame 0 under one that keeps it for all others.
+    """
+    if any(name.startswith("policy.store.") for name in arrays):
+        raise UserError("the policy keeps clusters of many times in its store: forget --all, and nothing of it stays")
+    times = FrameTimes()
+    times.restore(strip_prefix("times", arrays))
+    first, last = window.frames(times, float(about["session"]["time_s"]))
+    layers = {name.partition(".")[0] for name in arrays if name.startswith("layer") and name.endswith(".kind")}
+    gone = {layer: _in_window(arrays, layer, first, last) for layer in layers}
+    present, waiting = _present_in(arrays, window), _waiting_in(arrays, window)
+    if not (present or waiting or any(mask.any() for mask in gone.values())):
+        return 0
+    if keeps_first_frame and first <= 0 <= last:
+        raise UserError("the policy shows the first frame to all others: forget --all, or a time behind it")
+    most = 0
+    for layer, mask in gone.items():
+        keep = _kept(arrays, layer, mask | (arrays[f"{layer}.kind"] == Kind.SUMMARY))
+        most = max(most, keep.shape[1] - int(keep[0].sum()))
+        for part in PARTS:
+            array = arrays[f"{layer}.{part}"]
+            arrays[f"{layer}.{part}"] = array[keep].reshape(len(array), -1, *array.shape[2:])
+    if present:
+        del arrays["present.features"], arrays["present.seconds"]
+        about["stream"]["frames"] += 1
+    if waiting:
+        _drop_waiting(about, arrays)
+    for name, array in list(arrays.items()):
+        if fresh := _begun_anew(name, array):
+            arrays[name] = fresh[0]
+    about["session"]["conversations"] = {}
+    return most
+
+
+def _in_window(arrays: Mapping[str, NDArray], layer: str, first: int, last: int) -> Bool:
+    kind, frame, confirmed = (arrays[f"{layer}.{part}"] for part in ("kind", "frame", "confirmed"))
+    mask: Bool = (kind == Kind.VISION) & (frame <= last) & (confirmed >= first)
+    return mask
+
+
+def _kept(arrays: Mapping[str, NDArray], layer: str, gone: Bool) -> Bool:
+    """What stays, ``[kv_heads, n]``, as many rows of each head; text goes with the frames that it stands around."""
+    kind, frame, seq = (arrays[f"{layer}.{part}"] for part in ("kind", "frame", "seq"))
+    keep = ~gone
+    for head, surplus in enumerate(keep.sum(1) - keep.sum(1).min()):
+        rows = np.flatnonzero(keep[head] & (kind[head] == Kind.VISION))
+        keep[head, rows[np.argsort(seq[head, rows])[:surplus]]] = False
+    of_frames = (kind == Kind.TEXT) & (frame >= 0)
+    kept: Bool = keep & ~(of_frames & ~np.isin(frame, frame[keep & (kind == Kind.VISION)]))
+    return kept
+
+
+def _present_in(arrays: Mapping[str, NDArray], window: TimeWindow) -> bool:
+    seconds = arrays.get("present.seconds")
+    return seconds is not None and bool(seconds[0] <= window.until and seconds[1] >= window.since)
+
+
+def _waiting_in(arrays: Mapping[str, NDArray], window: TimeWindow) -> bool:
+    seconds = arrays["chunk.seconds"]
+    return bool(((seconds >= window.since) & (seconds <= window.until)).any())
+
+
+def _drop_waiting(about: dict[str, Any], arrays: dict[str, NDArray]) -> None:
+    """The frames of the chunk at hand are watched, and nothing is held of them."""
+    frames, features = len(arrays["chunk.seconds"]), arrays.pop("chunk.features", None)
+    encoded = frames - len(arrays["chunk.pixels"])
+    group = max(1, encoded // len(features)) if features is not None and len(features) else 1
+    about["stream"]["frames"] += -(-frames // group)
+    about["chunk"] = {"taken": 0, "encoded": 0}
+    for name in ("pixels", "sizes", "seconds"):
+        arrays[f"chunk.{name}"] = arrays[f"chunk.{name}"][:0]
+
+
+def _begun_anew(name: str, array: NDArray) -> list[NDArray]:
+    """What takes the place of something that shows parts of frames or texts; empty for what may stay.
+
+    Of policies these are queries ``[heads, rows, head_dim]`` and texts; their scores may stay.
+    """
+    if name in ("references.seq", "chunk.encoder.changes.since"):
+        return [np.full_like(array, -1)]
+    counts = ("chunk.encoder.seen", "chunk.encoder.computed")
+    if name.startswith(("references.", "chunk.encoder.")) and name not in counts:
+        return [np.zeros_like(array)]
+    if name.startswith("policy.") and array.dtype.kind == "f" and array.ndim == 3:
+        return [np.zeros_like(array)]
+    return [array[:0]] if name.startswith("policy.") and array.dtype == np.uint8 and array.ndim == 1 else []
