@@ -124,6 +124,16 @@ LINES: dict[str, dict[str, Fields]] = {
             "evidence_held": ("boolean|null", "False where what would answer is no longer in memory; null where nobody knows."),
         },
     },
+    "forget": {
+        "forgotten": {
+            "stream": ("string", "The camera; empty for events of all."),
+            "rows?": ("integer", "Rows of the memory deleted, of the layer that lost most."),
+            "thumbnails?": ("integer", "Thumbnails deleted."),
+            "snapshots?": ("integer", "Snapshots deleted, with --all in a folder."),
+            "events?": ("integer", "Events of watches deleted."),
+            "journal?": ("integer", "Lines of the journal deleted."),
+        },
+    },
     "plan": {
         "plan": {
             **{

@@ -21,6 +21,7 @@ COMMANDS = {  # in the order of --help
     "run": ("edgevlm.apps.commands.run:run", "Watch a stream and answer questions about it."),
     "serve": ("edgevlm.apps.commands.serve:serve", "Serve cameras over HTTP, with a page."),
     "ask": ("edgevlm.apps.commands.serve:ask", "Ask a running server."),
+    "forget": ("edgevlm.apps.commands.serve:forget", "Delete what was seen, from memory and disk."),
     "config": ("edgevlm.apps.commands.serve:config", "Check a server's configuration."),
     "plan": ("edgevlm.apps.commands.plan:plan", "Estimate memory and speed before building anything."),
     "models": ("edgevlm.apps.commands.plan:models", "List models, their memory and their speed here."),
@@ -36,7 +37,7 @@ COMMANDS = {  # in the order of --help
     "bench": ("edgevlm.bench.cli:app", "Measure speed, memory and accuracy."),
 }
 MODELS = ("plan", "models", "export", "build", "bundles", "policies", "calibrate")
-WATCH = ("run", "serve", "ask", "config")
+WATCH = ("run", "serve", "ask", "forget", "config")
 PANELS = {name: "Watch" if name in WATCH else "Models and policies" if name in MODELS else "This machine" for name in COMMANDS}
 
 app = lazy_app(

@@ -1,7 +1,8 @@
-"""``edgevlm serve``, ``edgevlm ask`` and ``edgevlm config``."""
+"""``edgevlm serve``, ``edgevlm ask``, ``edgevlm forget`` and ``edgevlm config``."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -88,6 +89,45 @@ def ask(
     window = {name: text for name, text in (("since", since), ("until", until)) if text is not None}
     for each in questions(question):
         ask_server(each, stream, url, key_file, json, window)
+
+
+def forget(
+    stream: Annotated[str | None, typer.Option(metavar="NAME", help="Forget this camera's alone.", show_default="all")] = None,
+    last: Annotated[str | None, typer.Option(metavar="1h", help="Forget what was seen in this time.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="10m|14:03", help="Forget from then on.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="5m|14:10", help="Forget until then.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Forget all.")] = False,
+    state: Annotated[Path | None, typer.Option(metavar="DIR", help="Forget in this folder, which nothing uses.")] = None,
+    url: Annotated[str, typer.Option(metavar="URL", help="Tell the server at this address.")] = "http://127.0.0.1:8000",
+    key_file: KeyFile = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
+    json: Json = False,
+) -> None:
+    """Delete what was seen, from memory and disk.
+
+    Rows of the memory, snapshots, thumbnails and events of that time go, on a running server or, with --state, in a folder.
+    Rows of later frames keep what they drew from those that are deleted.
+    """
+    from edgevlm.apps.forget import Span, forget_folder, in_words
+    from edgevlm.apps.schemas import json_line
+    from edgevlm.apps.serve.client import forget_served
+    from edgevlm.errors import UserError
+
+    if last is not None and (since or until):
+        raise UserError("--last is --since until now: give one of them")
+    since = last or since
+    span, where = Span.typed(since, until, everything), stream or ("all cameras" if state is None else str(state))
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UserError("this deletes for good: give --yes")
+        typer.confirm(f"Delete {span} of {where} for good?", abort=True, err=True)
+    if state is not None:
+        done = forget_folder(state, span, stream)
+    else:
+        times = {name: text for name, text in (("stream", stream), ("since", since), ("until", until)) if text}
+        done = forget_served(url, {**times, "all": everything}, key_file)
+    for name, counts in done.items():
+        typer.echo(json_line("forgotten", {"stream": name, **counts}) if json else in_words(name, counts))
 
 
 config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check a server's configuration.")

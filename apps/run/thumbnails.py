@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.errors import UserError
+
 FILE = "thumbnails.sqlite"
 CAP = 16 << 20  # bytes of pictures
 WIDTH = 240  # pixels
@@ -89,6 +91,22 @@ class Thumbnails:
         """The stream goes on with this frame number: pictures from there on are of frames that are not known."""
         with self._lock:
             self._run("DELETE FROM thumbnails WHERE frame >= ?", (frame,))
+
+    def forget(self, since: float, until: float) -> int:
+        """Delete the pictures taken from ``since`` to ``until``, seconds since 1970, also from the disk; returns how many.
+
+        Raises UserError where the disk does not take it.
+        """
+        with self._lock:
+            span = (since, until)
+            count = len(self._run("SELECT frame FROM thumbnails WHERE wall >= ? AND wall <= ?", span))
+            self._run("DELETE FROM thumbnails WHERE wall >= ? AND wall <= ?", span)
+            self._commit()
+            left = self._run("SELECT 1 FROM thumbnails WHERE wall >= ? AND wall <= ? LIMIT 1", span)
+            self._bytes = (self._run("SELECT coalesce(sum(length(jpeg)), 0) FROM thumbnails") or [(0,)])[0][0]
+        if left or self._failing:
+            raise UserError("the thumbnails of that time could not be deleted: the disk does not take it")
+        return count
 
     def taken(self) -> dict[int, Taken]:
         """Of each frame that has a picture, when it was taken; oldest first."""

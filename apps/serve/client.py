@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,31 @@ def seen(extension: dict[str, Any]) -> str:
     return f"seen {clock_time(at, now)}" if now - at >= NOW_S else ""
 
 
+def forget_served(url: str, body: dict[str, Any], key_file: Path | None) -> dict[str, Any]:
+    """What a server has deleted, by camera. Raises UserError, one line."""
+    with asked(url, "/v1/forget", {**body, "confirm": True}, key_file) as response:
+        streams: dict[str, Any] = json.load(response)["streams"]
+        return streams
+
+
 def chunks(url: str, body: dict[str, Any], key_file: Path | None) -> Iterator[dict[str, Any]]:
     """The chunks of a streamed completion."""
+    with asked(url, "/v1/chat/completions", body, key_file) as response:
+        for line in response:
+            data = line.decode(errors="replace").strip().removeprefix("data:").strip()
+            if data == "[DONE]":
+                return
+            if line.startswith(b"data:"):
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise UserError(f"{mask_credentials(url)}: {chunk['error']['message']}")
+                yield chunk
+        raise UserError(f"{mask_credentials(url)}: the server went away in the middle of an answer; ask again")
+
+
+@contextmanager
+def asked(url: str, path: str, body: dict[str, Any], key_file: Path | None) -> Iterator[http.client.HTTPResponse]:
+    """The answer to a POST. Raises UserError, one line, also for what is read of it inside."""
     parts, shown = urlsplit(url if "://" in url else f"http://{url}"), mask_credentials(url)
     try:
         port = parts.port
@@ -92,20 +116,11 @@ def chunks(url: str, body: dict[str, Any], key_file: Path | None) -> Iterator[di
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname, port, timeout=TIMEOUT_S)
     try:
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        connection.request("POST", path, json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != 200:
             raise UserError(f"{shown}: {problem(response)}")
-        for line in response:
-            data = line.decode(errors="replace").strip().removeprefix("data:").strip()
-            if data == "[DONE]":
-                return
-            if line.startswith(b"data:"):
-                chunk = json.loads(data)
-                if "error" in chunk:
-                    raise UserError(f"{shown}: {chunk['error']['message']}")
-                yield chunk
-        raise UserError(f"{shown}: the server went away in the middle of an answer; ask again")
+        yield response
     except (OSError, http.client.HTTPException) as error:
         raise UserError(f"{shown}: no answer ({error}); is `edgevlm serve` running there?") from None
     except (ValueError, KeyError, TypeError):

@@ -27,8 +27,9 @@ from starlette.routing import Match
 
 from edgevlm import __version__
 from edgevlm.apps.credentials import mask_credentials
+from edgevlm.apps.forget import Span
 from edgevlm.apps.run.clock import Asked, moment
-from edgevlm.apps.serve.chat import ChatRequest, Completion, Strict, TooLate
+from edgevlm.apps.serve.chat import ChatRequest, Completion, Moment, Strict, TooLate
 from edgevlm.apps.serve.config import CameraSettings, Name, ServeConfig, checked_budget
 from edgevlm.apps.serve.guard import error_body
 from edgevlm.apps.serve.metrics import Metrics
@@ -70,6 +71,16 @@ class StreamChange(Strict):
     budget: Annotated[str, Field(max_length=16)] | Annotated[int, Field(ge=1)] | None = None
 
     _budget = field_validator("budget")(checked_budget)
+
+
+class Forget(Strict):
+    """What to delete: of one stream, or of all; since and until as questions have them, or all. confirm: that it is meant."""
+
+    stream: Annotated[str, Field(max_length=64)] | None = None
+    since: Moment | None = None
+    until: Moment | None = None
+    all: bool = False
+    confirm: Literal[True]
 
 
 class TestedSource(Strict):
@@ -432,6 +443,15 @@ def add_health(app: FastAPI, server: Server) -> None:
 
 
 def add_rest(app: FastAPI, server: Server, load: Callable[[], ServeConfig] | None) -> None:
+    @app.post("/v1/forget", tags=["streams"])
+    async def forget(what: Forget) -> dict[str, Any]:
+        """Delete what was seen then from memory, snapshots and thumbnails. It does not come back."""
+        if what.stream is not None:
+            server.stream(what.stream)
+        span = Span.typed(what.since, what.until, what.all)
+        done = await run_in_threadpool(server.service.forget, what.stream, span)
+        return {"object": "forget", "streams": done}
+
     @app.post("/v1/reload", tags=["streams"])
     async def reload() -> dict[str, Any]:
         """Read the configuration again, as SIGHUP does: cameras that changed are opened again. `done` has a line for each."""

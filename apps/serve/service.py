@@ -17,6 +17,7 @@ from typing import Any
 
 from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.credentials import mask_credentials, secret
+from edgevlm.apps.forget import SWITCHED, Forgotten, Span
 from edgevlm.apps.run.thumbnails import as_jpeg
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig, as_far_as_running, server_key
 from edgevlm.apps.serve.stream import CameraStream, stream_options
@@ -24,6 +25,7 @@ from edgevlm.apps.sources import SourceOptions, check_source, open_source
 from edgevlm.apps.sources.hosts import AllowedHosts
 from edgevlm.apps.sources.network import split_address
 from edgevlm.apps.watches.delivery import Delivery
+from edgevlm.apps.watches.events import FILE as EVENTS
 from edgevlm.apps.watches.events import EventStore
 from edgevlm.apps.watches.sinks import open_sinks
 from edgevlm.engines.power import find_meter
@@ -36,7 +38,6 @@ from edgevlm.runtime.plugins import is_file, names
 from edgevlm.runtime.policies import POLICIES
 
 MAX_STREAMS = 256
-SWITCHED = "switched-"  # begins the folder of a memory that lasts until the server restarts
 TEST_S = 10.0  # that a source which is tested may take to give its first picture
 LOOK_S = 2.0  # that it is looked at then
 TEST_FPS = 100  # frames a second, and in all, that are looked at
@@ -155,6 +156,30 @@ class Service:
             if before.folder.name.startswith(SWITCHED):
                 shutil.rmtree(before.folder, ignore_errors=True)
             return stream
+
+    def forget(self, name: str | None, span: Span) -> dict[str, Forgotten]:
+        """Delete what was seen then by a camera, or by all; by camera, how many of what. All of it begins an empty memory.
+
+        Raises UserError, and what was deleted until then stays deleted.
+        """
+        with self._lock:
+            cameras = list(self.streams) if name is None else [self.stream(name).name]
+            done = {each: self._forget_all(each) if span.everything else self.stream(each).forget(span) for each in cameras}
+            if self.has_events or (self._state / EVENTS).exists():
+                for camera in [None] if name is None else cameras:
+                    done.setdefault(camera or "", {})["events"] = self.delivery.store.forget(*span.open_ended, camera)
+            return done
+
+    def _forget_all(self, name: str) -> Forgotten:
+        before = self.stream(name)
+        count = len(before.observer.thumbnails.taken())
+        before.close()
+        for folder in {before.folder, self._state / name}:
+            shutil.rmtree(folder, ignore_errors=True)
+            if folder.exists():
+                raise UserError(f"{folder}: cannot be deleted; delete it yourself, then restart")
+        self._open(name, before.settings, before.folder, before.hosts, before.paused)
+        return {"thumbnails": count}
 
     def _client_hosts(self, source: str) -> AllowedHosts | None:
         """The hosts that the source may reach; None for any. Raises FieldError."""

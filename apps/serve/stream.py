@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from edgevlm.apps.credentials import mask_credentials, secret
+from edgevlm.apps.forget import SLACK_S, Forgotten, Span
 from edgevlm.apps.run.events import AnswerEvent, StatsEvent, evidence_fields, finite, wall_clock
 from edgevlm.apps.run.frame_preparation import FramePreparation
 from edgevlm.apps.run.loop import NEVER_TAUGHT, RunLoop, RunPlan
@@ -186,6 +188,14 @@ class CameraStream:
             raise UserError("no frame has been watched yet; ask again in a moment")
         return self.session.ask(taught, history=() if self.model.is_demo else turns, **sampling)
 
+    def forget(self, span: Span) -> Forgotten:
+        """Delete what was seen then: rows of the memory, snapshots of before, thumbnails. Raises UserError."""
+        window, shown = span.of_stream(self.observer.offset), self.loop.frame
+        if shown is not None and window.since <= shown.time_s <= window.until:
+            self.loop.frame = None
+        rows = self.session.forget(*(None if math.isinf(each) else each for each in (window.since, window.until)))
+        return {"rows": rows, "thumbnails": self.observer.thumbnails.forget(span.since - SLACK_S, span.until + SLACK_S)}
+
     def answered(self, question: str, answer: Answer) -> dict[str, Any]:
         """Tell the listeners of an answer, once it is finished; returns its :meth:`evidence`."""
         event = AnswerEvent(
@@ -351,7 +361,9 @@ class CameraStream:
     def _resume(self) -> None:
         resumed = None if self._writer is None else self._writer.resumed
         if resumed is not None:
-            self._go_on_from(resumed.about["session"]["time_s"], time.time() - resumed.about["written"])
+            time_s, written = resumed.about["session"]["time_s"], resumed.about["written"]
+            self.observer.offset = written - time_s
+            self._go_on_from(time_s, time.time() - written)
 
     def _go_on_from(self, time_s: float, away_s: float) -> None:
         """A recording goes on behind what was watched of it; a camera's clock has gone on for ``away_s``."""

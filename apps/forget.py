@@ -1,0 +1,142 @@
+"""``edgevlm forget``: delete what was seen in a time, in a folder of state that nothing uses."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgevlm.apps.run.clock import clock_time, moment
+from edgevlm.apps.run.thumbnails import FILE as THUMBNAILS
+from edgevlm.apps.run.thumbnails import Thumbnails
+from edgevlm.apps.watches.events import FILE as EVENTS
+from edgevlm.apps.watches.events import EventStore
+from edgevlm.errors import UserError
+from edgevlm.runtime.opening import STORE
+from edgevlm.runtime.snapshots.directory import LOCK, SUFFIX, SnapshotDirectory, snapshots, verified
+from edgevlm.runtime.snapshots.forget import forget
+from edgevlm.runtime.snapshots.format import Snapshot
+from edgevlm.runtime.time_window import TimeWindow
+
+OURS = (f"*{SUFFIX}", "*.unfinished", f"{THUMBNAILS}*", f"{STORE}*")  # of a camera, in its folder
+SWITCHED = "switched-"  # begins the folder of a memory that lasts until the server restarts
+SLACK_S = 1.0
+Forgotten = dict[str, int]  # how many of what
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A time by the wall clock, seconds since 1970, both ends included; all of it unless given."""
+
+    since: float = -math.inf
+    until: float = math.inf
+
+    @classmethod
+    def typed(cls, since: str | None, until: str | None, everything: bool) -> Span:
+        """Of ``10m`` or ``14:03``. Raises UserError where neither is given nor all is meant, and where both are."""
+        if everything == bool(since or until):
+            raise UserError("say what to forget: --last 1h, --since and --until, or --all")
+        span = cls(*(default if text is None else moment(text) for text, default in ((since, -math.inf), (until, math.inf))))
+        if span.until < span.since:
+            raise UserError(f"until {until} is before since {since}")
+        return span
+
+    def __str__(self) -> str:
+        """``what was seen since 13:03:22 (60 min ago)``."""
+        since = "" if self.since == -math.inf else f" since {clock_time(self.since)}"
+        until = "" if self.until == math.inf else f" until {clock_time(self.until)}"
+        return "all that was seen" if self.everything else f"what was seen{since}{until}"
+
+    @property
+    def everything(self) -> bool:
+        return self == Span()
+
+    @property
+    def open_ended(self) -> tuple[float | None, float | None]:
+        """Since and until, None where it is open."""
+        return None if math.isinf(self.since) else self.since, None if math.isinf(self.until) else self.until
+
+    def of_stream(self, offset: float) -> TimeWindow:
+        """In seconds of a stream whose time 0 was at ``offset``, and SLACK_S more each way: frames wait to be watched."""
+        return TimeWindow(self.since - SLACK_S - offset, self.until + SLACK_S - offset)
+
+
+def in_words(name: str, counts: Forgotten) -> str:
+    """``front-door: 120 rows of a layer, 40 thumbnails, 2 events deleted``."""
+    said = ", ".join(f"{count:,} {'rows of a layer' if what == 'rows' else what}" for what, count in counts.items())
+    return f"{name or 'all cameras'}: {said} deleted"
+
+
+def forget_folder(folder: Path, span: Span, stream: str | None = None) -> dict[str, Forgotten]:
+    """Delete from what ``run --state`` or ``serve`` keeps in a folder; by camera, how many of what. Raises UserError.
+
+    stream: of this camera of a server alone.
+    """
+    found = {path: name for path, name in _cameras(folder) if stream in (None, name)}
+    if not found and not (folder / EVENTS).exists():
+        raise UserError(f"{folder}: no state of {stream or 'a run or a server'} is kept there")
+    forgotten = {name: _forget_camera(path, span) for path, name in found.items()}
+    if (folder / EVENTS).exists():
+        store = EventStore(folder)
+        with closing(store):
+            forgotten.setdefault(stream or "", {})["events"] = store.forget(*span.open_ended, stream)
+    return forgotten
+
+
+def _cameras(folder: Path) -> Iterator[tuple[Path, str]]:
+    """The folders of cameras, and their names."""
+    if (folder / LOCK).exists():
+        yield folder, folder.name
+    for path in sorted(each for each in folder.glob("*") if (each / LOCK).exists() and not each.name.startswith(SWITCHED)):
+        yield path, path.name
+
+
+def _forget_camera(folder: Path, span: Span) -> Forgotten:
+    directory = SnapshotDirectory(folder)
+    with closing(directory):
+        for path in folder.glob(f"{SWITCHED}*"):
+            shutil.rmtree(path, ignore_errors=True)
+        if span.everything:
+            return _delete_all(folder)
+        thumbnails, refused = (0, []) if not (folder / THUMBNAILS).exists() else _thumbnails(folder, span)
+        if refused:
+            raise UserError(f"{refused[0]}; --all deletes it")
+        found = [snapshot for _, snapshot in verified(folder) if isinstance(snapshot, Snapshot)]
+        if not found:
+            if snapshots(folder):
+                raise UserError(f"{folder}: no snapshot can be read; --all deletes them")
+            return {"rows": 0, "thumbnails": thumbnails}
+        about, arrays = dict(found[0].about), {name: array.copy() for name, array in found[0].arrays.items()}
+        offset = about["written"] - about["session"]["time_s"]
+        rows = forget(about, arrays, span.of_stream(offset), "st_spattn=True" in about["identity"]["policy"])
+        try:
+            directory.write(about, arrays, alone=True)
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written ({error.strerror}); the snapshots are as they were") from None
+        return {"rows": rows, "thumbnails": thumbnails}
+
+
+def _thumbnails(folder: Path, span: Span) -> tuple[int, list[str]]:
+    notices: list[str] = []
+    thumbnails = Thumbnails(folder, notices.append)
+    with closing(thumbnails):
+        return thumbnails.forget(span.since - SLACK_S, span.until + SLACK_S), notices
+
+
+def _delete_all(folder: Path) -> Forgotten:
+    count = 0
+    if (folder / THUMBNAILS).exists():
+        try:
+            with closing(sqlite3.connect(f"file:{folder / THUMBNAILS}?mode=ro", uri=True)) as database:
+                ((count,),) = database.execute("SELECT count(*) FROM thumbnails").fetchall()
+        except sqlite3.Error:
+            count = 0
+    held = len(snapshots(folder))
+    for pattern in OURS:
+        for path in folder.glob(pattern):
+            path.unlink()
+    return {"snapshots": held, "thumbnails": count}

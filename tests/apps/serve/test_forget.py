@@ -1,0 +1,88 @@
+"""``edgevlm forget``: on a running server, and in the folder that it leaves."""
+
+import json
+import signal
+import time
+
+import pytest
+from served import eventually, serving
+from typer.testing import CliRunner
+
+from edgevlm.cli import app
+from edgevlm.errors import UserError
+
+pytest.importorskip("fastapi")
+
+
+def forget(*arguments):
+    return CliRunner().invoke(app, ["forget", *map(str, arguments)], catch_exceptions=False).stdout
+
+
+def refused(what, *arguments):
+    with pytest.raises(UserError, match=what):
+        forget(*arguments)
+
+
+def holds(folder, marks):
+    """Which of these bytes stand in any file of a folder."""
+    files = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    return [any(mark in file for file in files) for mark in marks]
+
+
+def pictures(server):
+    """The thumbnails of the newest frames, by number."""
+    taken = [each["frame"] for each in server.get("/v1/streams/demo/memory")["frames"] if each["thumbnail_url"]]
+    return {frame: server.request("GET", f"/v1/streams/demo/thumbnails/{frame}.jpg")[2] for frame in taken}
+
+
+def test_what_was_seen_is_gone_from_memory_and_disk(tmp_path):
+    folder = tmp_path / "kept"
+    config = tmp_path / "edgevlm.toml"
+    config.write_text(f'state = "{folder}"\nstate_every = 0.2\nfps = 8\n[cameras.demo]\nsource = "demo"\n')
+    with serving(tmp_path / "one", config) as server:
+        server.watched("demo", 40)
+        server.request("PATCH", "/v1/streams/demo", {"state": "paused"})
+        eventually(lambda: server.get("/v1/streams/demo")["state"] == "paused")
+        eventually(lambda: len(list((folder / "demo").glob("*.snapshot"))) == 2)
+        shown = pictures(server)
+        newest, paused = max(shown), time.time()
+        span = server.get("/v1/streams/demo/memory")["frames"]
+        refused("give --yes", "--last", "1h", "--url", server.url)
+        refused("say what to forget", "--yes", "--url", server.url)
+        status, _, answer = server.request("POST", "/v1/forget", {"all": True})
+        assert (status, json.loads(answer)["error"]["param"]) == (400, "confirm")
+        refused("there is no stream 'yard'", "--all", "--yes", "--stream", "yard", "--url", server.url)
+        middle = next(each["time"] for each in span if each["frame"] >= newest - 20 and each["time"])
+        done = forget("--until", middle, "--yes", "--url", server.url, "--json")
+        counts = json.loads(done)
+        assert (counts["stream"], counts["rows"] > 0, counts["thumbnails"] > 0) == ("demo", True, True)
+        left = server.get("/v1/streams/demo/memory")["frames"]
+        assert all(each["time"] is None or each["time"] > middle for each in left)
+        kept = {frame for frame, _ in pictures(server).items()}
+        assert 0 < len(kept) < len(shown)
+        assert len(list((folder / "demo").glob("*.snapshot"))) == 1
+        server.request("PATCH", "/v1/streams/demo", {"state": "running"})
+        server.watched("demo", server.get("/v1/streams/demo")["frames_watched"] + 4)
+        assert server.end(signal.SIGTERM) == 0
+    gone = [picture for frame, picture in shown.items() if frame not in kept]
+    assert not any(holds(folder, gone))
+    assert all(holds(folder, [shown[frame] for frame in kept]))
+    since = time.time() - paused
+    forget("--since", f"{since + 3600:.0f}s", "--yes", "--state", folder)  # and in the folder
+    assert not any(holds(folder, shown.values()))
+    forget("--all", "--yes", "--state", folder)
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["lock"]
+    refused("no state of a run or a server", "--all", "--yes", "--state", tmp_path)
+
+
+def test_all_of_a_running_camera_begins_an_empty_memory(tmp_path):
+    with serving(tmp_path / "one", "--state", tmp_path / "kept", "--fps", "8") as server:
+        server.watched("demo", 8)
+        server.request("PATCH", "/v1/streams/demo", {"state": "paused"})
+        shown = pictures(server)
+        assert "demo: " in forget("--all", "--yes", "--url", server.url)
+        described = server.get("/v1/streams/demo")
+        assert (described["frames_watched"], described["state"]) == (0, "paused")
+        refused("another process uses it", "--all", "--yes", "--state", tmp_path / "kept")
+        server.process.kill()
+    assert not any(holds(tmp_path / "kept", shown.values()))
