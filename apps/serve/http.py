@@ -47,7 +47,7 @@ SHORT = 4096  # characters that are tokenised in less time than another thread t
 POLL_S = 0.1  # how often an MJPEG stream looks for a new frame
 PAGE = files("edgevlm.apps.serve").joinpath("page")
 MAX_EVENTS = 1000  # of one request
-Moment = Annotated[str, Query(min_length=1, max_length=40)]
+When = Annotated[str, Query(min_length=1, max_length=40)]
 StreamName = Annotated[str, Path(max_length=64)]
 
 
@@ -387,8 +387,8 @@ def add_streams(app: FastAPI, server: Server) -> None:
 def add_events(app: FastAPI, server: Server) -> None:
     @app.get("/v1/events", tags=["events"])
     async def events(
-        since: Moment | None = None,
-        until: Moment | None = None,
+        since: When | None = None,
+        until: When | None = None,
         camera: Annotated[str, Query(max_length=64)] | None = None,
         watch: Annotated[str, Query(max_length=64)] | None = None,
         text: Annotated[str, Query(max_length=256)] | None = None,
