@@ -43,7 +43,7 @@ def forget(about: dict[str, Any], arrays: dict[str, NDArray], window: TimeWindow
         raise UserError("the policy shows the first frame to all others: forget --all, or a time behind it")
     most = 0
     for layer, mask in gone.items():
-        keep = _kept(arrays, layer, mask | (arrays[f"{layer}.kind"] == Kind.SUMMARY))
+        keep = _kept(arrays, layer, mask | (arrays[f"{layer}.kind"] == Kind.SUMMARY), 1 if keeps_first_frame else 0)
         most = max(most, keep.shape[1] - int(keep[0].sum()))
         for part in PARTS:
             array = arrays[f"{layer}.{part}"]
@@ -66,12 +66,15 @@ def _in_window(arrays: Mapping[str, NDArray], layer: str, first: int, last: int)
     return mask
 
 
-def _kept(arrays: Mapping[str, NDArray], layer: str, gone: Bool) -> Bool:
-    """What stays, ``[kv_heads, n]``, as many rows of each head; text goes with the frames that it stands around."""
+def _kept(arrays: Mapping[str, NDArray], layer: str, gone: Bool, oldest: int) -> Bool:
+    """What stays, ``[kv_heads, n]``, as many rows of each head; text goes with the frames that it stands around.
+
+    oldest: the first frame of which rows may go that were not seen then.
+    """
     kind, frame, seq = (arrays[f"{layer}.{part}"] for part in ("kind", "frame", "seq"))
     keep = ~gone
     for head, surplus in enumerate(keep.sum(1) - keep.sum(1).min()):
-        rows = np.flatnonzero(keep[head] & (kind[head] == Kind.VISION))
+        rows = np.flatnonzero(keep[head] & (kind[head] == Kind.VISION) & (frame[head] >= oldest))
         keep[head, rows[np.argsort(seq[head, rows])[:surplus]]] = False
     of_frames = (kind == Kind.TEXT) & (frame >= 0)
     kept: Bool = keep & ~(of_frames & ~np.isin(frame, frame[keep & (kind == Kind.VISION)]))
