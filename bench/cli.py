@@ -12,6 +12,7 @@ COMMANDS = {  # in the order of --help
     "accuracy": ("edgevlm.bench.commands.accuracy:accuracy", "Compare what policies still know."),
     "camera": ("edgevlm.bench.commands.measure:camera", "Time a frame from camera to answer."),
     "serve": ("edgevlm.bench.commands.measure:serve", "Time serve's answers, cameras and clients."),
+    "watch": ("edgevlm.bench.commands.measure:watch", "Measure how well watches open, and their cost."),
     "power": ("edgevlm.apps.commands.machine:power", "Show the power this machine draws."),
     "vrex": ("edgevlm.bench.commands.measure:vrex", "Model V-Rex's accelerator beside its paper."),
     "all": ("edgevlm.bench.commands.results:all_benches", "Run the benchmarks and keep their results."),

@@ -31,7 +31,7 @@ SPREADS = {
 
 WIDTHS = {
     "model": 12, "policy": 24, "runtime": 12, "against": 12, "tower": 18, "source": 16, "stage": 10, "part": 12, "at": 9,
-    "quantity": 17, "system": 20, "over": 14, "field": 14, "moved_bytes_per_question": 11, "device_bytes": 11,
+    "quantity": 17, "rule": 20, "system": 20, "over": 14, "field": 14, "moved_bytes_per_question": 11, "device_bytes": 11,
 }  # fmt: skip
 
 # the columns of each measurement on a terminal; --json has all fields
@@ -61,6 +61,8 @@ COLUMNS = {
     "serve-page": "hours heap_bytes nodes listeners rss_bytes",
     "serve-page-growth": "hours heap_bytes nodes listeners rss_bytes",
     "serve-clients": "model requests clients rate reached fps_ratio",
+    "watch": "policy append rule events event_precision event_recall delay_frames flaps",
+    "watch-cost": "model watches fps fps_alone fps_ratio ms_together ms_singly",
     "vrex": "at quantity system over length batch predicted paper error fixes",
     "vrex-latency": "system length frame_ms token_ms frame_j",
     "change": "times_worse field new old verdict subject",

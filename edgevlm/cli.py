@@ -19,6 +19,7 @@ ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or t
 
 COMMANDS = {  # in the order of --help
     "run": ("edgevlm.apps.commands.run:run", "Watch a stream and answer questions about it."),
+    "watch": ("edgevlm.apps.commands.watch:watch", "Tell when the answer to a question becomes yes."),
     "serve": ("edgevlm.apps.commands.serve:serve", "Serve cameras over HTTP, with a page."),
     "ask": ("edgevlm.apps.commands.serve:ask", "Ask a running server."),
     "forget": ("edgevlm.apps.commands.serve:forget", "Delete what was seen, from memory and disk."),
@@ -37,7 +38,7 @@ COMMANDS = {  # in the order of --help
     "bench": ("edgevlm.bench.cli:app", "Measure speed, memory and accuracy."),
 }
 MODELS = ("plan", "models", "export", "build", "bundles", "policies", "calibrate")
-WATCH = ("run", "serve", "ask", "forget", "config")
+WATCH = ("run", "watch", "serve", "ask", "forget", "config")
 PANELS = {name: "Watch" if name in WATCH else "Models and policies" if name in MODELS else "This machine" for name in COMMANDS}
 
 app = lazy_app(

@@ -11,6 +11,14 @@ class UserError(Exception):
     """
 
 
+class FieldError(UserError):
+    """A field of a request, or a setting, that is wrong."""
+
+    def __init__(self, field: str, what: str) -> None:
+        super().__init__(f"{field}: {what}")
+        self.field = field
+
+
 class BundleError(UserError):
     """A bundle is missing, damaged, or of another version."""
 

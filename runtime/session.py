@@ -228,8 +228,14 @@ class Session:
     def _skip(self, timestamp: float) -> None:
         self._progress.time_s = float(timestamp)
 
-    def check(self, question: str) -> None:
-        """Raise UserError if ``question`` is longer than its budget, holds what stands for the video, or is not Unicode."""
+    def check(self, question: str, choices: Sequence[str] = ()) -> None:
+        """Raise UserError if ``question`` is longer than its budget, holds what stands for the video, or is not Unicode.
+
+        choices: also for those that :meth:`classify` cannot tell apart.
+        """
+        if choices:
+            self._classifier(question, choices)
+            return
         asked = self.model.encode(self._chat.suffix([], question))
         if self.model.bundle.chat.placeholder_id in asked:
             raise UserError("a question cannot hold the token that stands for the video; leave it out")

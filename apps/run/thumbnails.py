@@ -66,11 +66,7 @@ class Thumbnails:
 
     def add(self, frame: int, time_s: float, wall: float, image: NDArray[np.uint8]) -> None:
         """Keep a frame, uint8 RGB ``[H, W, 3]``."""
-        import cv2
-
-        width = min(WIDTH, image.shape[1])
-        height = max(1, round(image.shape[0] * width / image.shape[1]))
-        jpeg = as_jpeg(cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA))
+        jpeg = as_jpeg(shrunk(image, WIDTH))
         with self._lock:
             self._run("INSERT OR REPLACE INTO thumbnails VALUES (?, ?, ?, 1, ?)", (frame, time_s, wall, jpeg))
             self._bytes += len(jpeg)
@@ -189,6 +185,15 @@ class Thumbnails:
     def _tell(self, line: str) -> None:
         with suppress(OSError):
             self._notify(line)
+
+
+def shrunk(image: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
+    """A picture, uint8 ``[H, W, 3]``, ``most`` pixels wide at the most."""
+    import cv2
+
+    width = min(most, image.shape[1])
+    height = max(1, round(image.shape[0] * width / image.shape[1]))
+    return np.asarray(cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
 
 
 def as_jpeg(image: NDArray[np.uint8]) -> bytes:

@@ -19,9 +19,8 @@ from starlette.concurrency import run_in_threadpool
 from edgevlm.apps.run.clock import Asked
 from edgevlm.apps.serve import grammar, media
 from edgevlm.apps.serve.config import ServerSettings
-from edgevlm.apps.serve.service import FieldError
 from edgevlm.apps.serve.stream import CameraStream
-from edgevlm.errors import UserError
+from edgevlm.errors import FieldError, UserError
 from edgevlm.runtime.answer import Answer, LogitsProcessor
 from edgevlm.runtime.chat import Turn
 from edgevlm.runtime.choices import MAX_CHOICES, OneOf

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 
@@ -14,6 +14,7 @@ from edgevlm.apps.credentials import secret
 from edgevlm.apps.sources.hosts import AllowedHosts
 from edgevlm.apps.watches.events import CAP, DAYS
 from edgevlm.apps.watches.sinks import SinkSettings
+from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError, nearest
 from edgevlm.runtime.budget import parse_budget
 from edgevlm.runtime.engine import DEFAULT_ENGINE
@@ -122,6 +123,20 @@ class ServeConfig(Section):
     events: EventSettings = EventSettings()
     sinks: Annotated[list[SinkSettings], Field(max_length=64)] = []
     cameras: dict[Name, CameraSettings] = {}
+    watches: Annotated[list[Watch], Field(max_length=256)] = []
+
+    @field_validator("watches")
+    @classmethod
+    def _watches(cls, value: list[Watch], info: Any) -> list[Watch]:
+        names = [each.name for each in value]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two are called {twice[0]}; give one of them another name")
+        cameras = info.data.get("cameras", {})
+        for each in value:
+            for camera in each.cameras:
+                if cameras and camera not in cameras:
+                    raise ValueError(f"{each.name}: there is no camera {camera!r}; {nearest(camera, cameras)}")
+        return value
 
     @field_validator("budget")
     @classmethod
@@ -216,7 +231,8 @@ def known_keys(section: Any, path: list[str]) -> list[str]:
         if not (isinstance(section, type) and issubclass(section, BaseModel)):
             break
         kind = section.model_fields[part].annotation if part in section.model_fields else None
-        section = CameraSettings if part == "cameras" else kind or section
+        inner = [each for each in get_args(kind) if isinstance(each, type) and issubclass(each, BaseModel)]
+        section = inner[-1] if inner else kind or section
     return list(section.model_fields)
 
 

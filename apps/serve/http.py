@@ -34,9 +34,10 @@ from edgevlm.apps.serve.config import CameraSettings, Name, ServeConfig, checked
 from edgevlm.apps.serve.guard import error_body
 from edgevlm.apps.serve.metrics import Metrics
 from edgevlm.apps.serve.responses import ModelResponse, ResponsesRequest
-from edgevlm.apps.serve.service import FieldError, Service, field
+from edgevlm.apps.serve.service import Service, field
 from edgevlm.apps.serve.stream import Broadcast, CameraStream, finite
-from edgevlm.errors import UserError
+from edgevlm.apps.watches.watch import Watch
+from edgevlm.errors import FieldError, UserError
 from edgevlm.runtime.plugins import names
 from edgevlm.runtime.policies import POLICIES, find_policy
 from edgevlm.runtime.policies.description import describe
@@ -81,6 +82,11 @@ class Forget(Strict):
     until: Moment | None = None
     all: bool = False
     confirm: Literal[True]
+
+
+class WatchChange(Strict):
+    state: Literal["running", "paused"]
+    camera: Annotated[str, Field(max_length=64)] | None = None
 
 
 class TestedSource(Strict):
@@ -223,6 +229,7 @@ def make_app(service: Service, load: Callable[[], ServeConfig] | None = None) ->
     add_openai(app, server)
     add_streams(app, server)
     add_events(app, server)
+    add_watches(app, server)
     add_rest(app, server, load)
     return app
 
@@ -379,7 +386,7 @@ def add_streams(app: FastAPI, server: Server) -> None:
 
     @app.get("/v1/streams/{name}/events", tags=["streams"], response_class=Response, responses=content("text/event-stream"))
     async def events(name: StreamName) -> EventSourceResponse:
-        """Server-sent events: answer, state, stats, notice. A listener that does not keep up is dropped."""
+        """Server-sent events: answer, state, stats, notice, watch. A listener that does not keep up is dropped."""
         stream = server.stream(name)
         return EventSourceResponse(listen(stream.events, stream), ping=15)
 
@@ -414,6 +421,44 @@ def add_events(app: FastAPI, server: Server) -> None:
         """What an event was read from: the picture of its evidence at that place, from 0."""
         jpeg = await run_in_threadpool(lambda: server.service.delivery.store.picture(event, place))
         return as_picture(jpeg, "there is no such picture, or it is not kept any more")
+
+
+def add_watches(app: FastAPI, server: Server) -> None:
+    watches = server.service.watches
+
+    def known(name: str) -> str:
+        try:
+            return watches.watch(name).name
+        except UserError as error:
+            raise ApiError(404, str(error), "not_found", "name") from None
+
+    @app.get("/v1/watches", tags=["watches"])
+    async def every() -> dict[str, Any]:
+        """Every watch, and how it stands on each of its cameras."""
+        return {"object": "list", "data": [watches.describe(name) for name in watches.watches]}
+
+    @app.post("/v1/watches", tags=["watches"], status_code=201)
+    async def add(watch: Watch) -> dict[str, Any]:
+        """Ask a question again and again, until it is removed or the server restarts."""
+        await run_in_threadpool(watches.add, watch)
+        return watches.describe(watch.name)
+
+    @app.get("/v1/watches/{name}", tags=["watches"])
+    async def one(name: StreamName) -> dict[str, Any]:
+        return watches.describe(known(name))
+
+    @app.patch("/v1/watches/{name}", tags=["watches"])
+    async def change(name: StreamName, change: WatchChange) -> dict[str, Any]:
+        """Pause a watch, or let it go on: on one camera, or on all. One that is open closes."""
+        if change.camera is not None:
+            server.stream(change.camera, "camera")
+        await run_in_threadpool(watches.pause, known(name), change.state == "paused", change.camera)
+        return watches.describe(name)
+
+    @app.delete("/v1/watches/{name}", tags=["watches"], status_code=204)
+    async def remove(name: StreamName) -> None:
+        """Ask it no more. Where it is open it closes."""
+        await run_in_threadpool(watches.remove, known(name))
 
 
 async def listen(broadcast: Broadcast, stream: CameraStream) -> AsyncIterator[dict[str, str]]:

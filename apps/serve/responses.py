@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from edgevlm.apps.serve.chat import IGNORED, MAX_MESSAGES, MAX_TEXT, ChatRequest, Completion, NamedSchema, Strict
-from edgevlm.apps.serve.service import FieldError
+from edgevlm.errors import FieldError
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 

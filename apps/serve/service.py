@@ -9,8 +9,9 @@ import threading
 import time
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -27,10 +28,12 @@ from edgevlm.apps.sources.network import split_address
 from edgevlm.apps.watches.delivery import Delivery
 from edgevlm.apps.watches.events import FILE as EVENTS
 from edgevlm.apps.watches.events import EventStore
-from edgevlm.apps.watches.sinks import open_sinks
+from edgevlm.apps.watches.sinks import Sink, open_sinks
+from edgevlm.apps.watches.watcher import Watcher
+from edgevlm.apps.watches.watches import Watches
 from edgevlm.engines.power import find_meter
 from edgevlm.engines.power.energy import Energy
-from edgevlm.errors import UserError, nearest
+from edgevlm.errors import FieldError, UserError, nearest
 from edgevlm.progress import progress
 from edgevlm.runtime.auto import AUTO, check_policy
 from edgevlm.runtime.model import Model
@@ -45,14 +48,6 @@ CLOSING_S = 30.0  # that the last snapshots may take
 TOLD_BYTES = 16 << 20  # of snapshots that take long enough to be told of
 OVERLOADED, RELIEVED = 0.1, 0.02  # skipped of the frames that cameras give: said above the one, taken back below the other
 CLIENTS_ADD = r"demo|\d{1,3}|(?i:rtsps?|rtmps?|https?)://\S+"  # no file, no pipeline, no program
-
-
-class FieldError(UserError):
-    """A field of a request that is wrong."""
-
-    def __init__(self, field: str, what: str) -> None:
-        super().__init__(f"{field}: {what}")
-        self.field = field
 
 
 @contextmanager
@@ -73,10 +68,17 @@ def check_client_policy(policy: str | None) -> None:
 class Service:
     """The streams of a configuration, by name. Weights are loaded once for each model. Any thread may call any method.
 
-    key: that clients have to give, None where none is asked for.
+    key: that clients have to give, None where none is asked for. watches: on all streams. options: of sources. sinks: beside
+    those of the configuration.
     """
 
-    def __init__(self, config: ServeConfig, notice: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        notice: Callable[[str], object],
+        options: SourceOptions | None = None,
+        sinks: Mapping[str, Sink] | None = None,
+    ) -> None:
         """Raises UserError for a key that is none."""
         self.config, self.key = config, server_key(config.server)
         self.streams: dict[str, CameraStream] = {}
@@ -86,14 +88,18 @@ class Service:
         self.power = Power()
         self._delivery: Delivery | None = None
         self._state = Path(config.state) if config.state else state_folder()
+        self._options, self._sinks = options or SourceOptions(), sinks or {}
+        self.watches = Watches(self._watchers, lambda: self.delivery, notice)
 
     def open(self) -> None:
-        """Open sinks and all cameras. Raises UserError for the first that cannot be, and closes the others."""
+        """Open sinks, all cameras and watches. Raises UserError for the first that cannot be, and closes the others."""
         try:
-            if self.config.sinks:
+            if self.config.sinks or self._sinks:
                 _ = self.delivery
             for name, settings in self.config.cameras.items():
                 self.add(name, settings)
+            for watch in self.config.watches:
+                self.watches.add(watch)
         except BaseException:
             self.close()
             raise
@@ -244,11 +250,11 @@ class Service:
             self._close_unused_models()
             if config.sinks != before.sinks:
                 try:
-                    self.delivery.replace(open_sinks(config.sinks))
+                    self.delivery.replace({**open_sinks(config.sinks), **self._sinks})
                     done.append("sinks: opened again")
                 except UserError as error:
                     done.append(mask_credentials(str(error)))
-            return done
+            return done + self.watches.replace(before.watches, config.watches)
 
     @property
     def delivery(self) -> Delivery:
@@ -256,10 +262,13 @@ class Service:
         if self._delivery is None:
             with self._lock:
                 if self._delivery is None:
-                    sinks, kept = open_sinks(self.config.sinks), self.config.events
+                    sinks, kept = {**open_sinks(self.config.sinks), **self._sinks}, self.config.events
                     store = EventStore(self._state, self._notice, days=kept.days, cap=kept.megabytes << 20)
-                    self._delivery = Delivery(store, sinks, self._notice)
+                    self._delivery = Delivery(store, sinks, self._notice, self.watches.control)
         return self._delivery
+
+    def _watchers(self) -> dict[str, Watcher]:
+        return {name: stream.watcher for name, stream in self.streams.items()}
 
     @property
     def has_events(self) -> bool:
@@ -365,12 +374,13 @@ class Service:
         self, name: str, settings: CameraSettings, folder: Path, hosts: AllowedHosts | None, paused: bool = False
     ) -> CameraStream:
         """Open a camera with all its settings, and watch it, unless ``paused``, in place of the one of that name."""
-        options = stream_options(SourceOptions(hosts=hosts), settings)
+        options = stream_options(replace(self._options, hosts=hosts), settings)
         model, config = self._model(settings.model or "demo"), self.config
         every, pictures = config.state_every, config.server.max_pictures
-        stream = CameraStream(name, settings, model, options, folder, every, pictures, self._notice)
+        stream = CameraStream(name, settings, model, options, folder, every, pictures, self._notice, self.watches)
         stream.paused = paused
         self.streams = {**self.streams, name: stream}
+        self.watches.attach(stream.watcher)
         stream.start()
         return stream
 

@@ -24,7 +24,9 @@ from edgevlm.apps.run.memory_view import MemoryWatch, view_memory
 from edgevlm.apps.run.thumbnails import Thumbnails, as_jpeg
 from edgevlm.apps.run.watchdog import Notifier
 from edgevlm.apps.serve.config import CameraSettings
-from edgevlm.apps.sources import Source, SourceOptions, comes_to_an_end, open_source
+from edgevlm.apps.sources import Frame, Source, SourceOptions, comes_to_an_end, open_source
+from edgevlm.apps.watches.watcher import Watcher
+from edgevlm.apps.watches.watches import Watches
 from edgevlm.errors import UserError
 from edgevlm.runtime.answer import Answer
 from edgevlm.runtime.budget import TextBudget
@@ -129,10 +131,11 @@ class CameraStream:
         every: float,
         pictures: int,
         told: Callable[[str], object],
+        watches: Watches,
     ) -> None:
         """Opens source and session. Raises UserError, and nothing is left open.
 
-        folder: of its snapshots, written ``every`` so many seconds. pictures: that a question may show.
+        folder: of its snapshots, written ``every`` so many seconds. pictures: that a question may show. watches: record events.
         """
         self.name, self.settings, self.model, self.folder = name, settings, model, folder
         self.events, self.told = Broadcast(), told
@@ -159,6 +162,11 @@ class CameraStream:
         self.observer = MemoryWatch(self.session, thumbnails)
         self._since = 0.0
         self._resume()
+        self.watcher = Watcher(
+            name, self.session, thumbnails, taught=lambda question: self.loop.as_taught(question), record=watches.record,
+            last=watches.last, changed=lambda fields: self._watch_changed(fields, watches), notice=self.notice,
+            replays=self._address == "demo" or comes_to_an_end(self._address, None),
+        )  # fmt: skip
         self.loop = self._make_loop()
         self._thread = threading.Thread(target=self._watch, name=f"edgevlm-stream-{name}", daemon=True)
 
@@ -292,9 +300,14 @@ class CameraStream:
         self.session.cancel()
         if self._thread.ident is not None:
             self._thread.join()
+        self.watcher.close()
         self.session.close()
         self.observer.close()
         self.events.close()
+
+    def _watch_changed(self, fields: dict[str, Any], watches: Watches) -> None:
+        self.events.send("watch", {"time": wall_clock(), **fields})
+        watches.announce()
 
     def stats_line(self, stats: StatsEvent) -> None:
         self.stats = stats
@@ -374,8 +387,31 @@ class CameraStream:
         self._source.prepare = FramePreparation(self.session.prepare, None)
         plan = RunPlan(since=self._since)
         return RunLoop(
-            self.session, self._source, LoopOutput(self), plan, observer=self.observer, notifier=self.signs, alone=False
+            self.session,
+            self._source,
+            LoopOutput(self),
+            plan,
+            observer=Observers(self.observer, self.watcher),
+            notifier=self.signs,
+            alone=False,
         )
+
+
+class Observers:
+    """Both see each frame that the session has taken in."""
+
+    def __init__(self, memory: MemoryWatch, watcher: Watcher) -> None:
+        self._memory, self._watcher = memory, watcher
+
+    def watch(self, frame: Frame) -> None:
+        self._memory.watch(frame)
+        self._watcher.watch(frame)
+
+    def reopen(self, session: Session, budget: str | None) -> None:
+        """A stream keeps its session."""
+
+    def close(self) -> None:
+        """The stream closes them."""
 
 
 class LoopOutput:

@@ -194,6 +194,14 @@ class EventStore:
             rows = self._rows(statement, *given.values(), limit)
         return [_event(*row) for row in rows]
 
+    def last(self, camera: str, watch: str) -> Event | None:
+        """The event of a watch that was recorded last, whatever the clock said."""
+        statement = f"SELECT {COLUMNS} FROM events WHERE camera = ? AND watch = ? ORDER BY number DESC LIMIT 1"
+        with self._lock:
+            held = [each.event for each in self._unwritten if (each.event.camera, each.event.watch) == (camera, watch)]
+            rows: list[Any] = self._attempt(lambda: self._all(statement, camera, watch), [])
+        return held[-1] if held else _event(*rows[0]) if rows else None
+
     def picture(self, event_id: str, place: int) -> bytes | None:
         """The JPEG of an event's evidence at that place."""
         statement = "SELECT jpeg FROM pictures JOIN events ON number = event WHERE id = ? AND place = ?"

@@ -1,4 +1,4 @@
-"""``edgevlm bench speed``, ``compression``, ``stream``, ``memory``, ``camera``, ``serve`` and ``vrex``: their options."""
+"""Options of ``edgevlm bench`` ``speed``, ``stream``, ``memory``, ``camera``, ``serve``, ``watch`` and others."""
 
 from __future__ import annotations
 
@@ -48,6 +48,8 @@ MEMORY = {
 }
 
 SERVE = {"ttft": "serve:ttft", "cameras": "serve:cameras", "clients": "serve:clients", "page": "page:page"}
+
+WATCH = {"quality": "watches:quality", "cost": "watches:cost"}
 
 OF_CHECKPOINTS = ("precision", "export", "against")  # export what they measure
 
@@ -302,6 +304,32 @@ def serve(
     _measure(
         SERVE, what, "serve", as_json, model=model, cameras=_numbers("--cameras", cameras), rounds=rounds, seconds=seconds,
         threads=threads,
+    )  # fmt: skip
+
+
+def watch(
+    what: Annotated[str, typer.Argument(metavar="|".join(WATCH), help="Choose the measurement.")] = "quality",
+    events: Annotated[int | None, typer.Option(metavar="N", help="Watch for this many.", show_default="500", min=1)] = None,
+    seed: Annotated[str | None, typer.Option(metavar="N|test", help="Draw the streams by this.", show_default="0")] = None,
+    policy: Policies = None,
+    append: Annotated[str | None, typer.Option(metavar="all,changed[:..]", help="Append so.", show_default="auto,all")] = None,
+    model: Annotated[str | None, typer.Option(metavar="demo|BUNDLE", help="Run this model, for cost.")] = None,
+    watches: Annotated[
+        int | None, typer.Option(metavar="N", help="Ask so many, for cost.", show_default="12", min=1, max=64)
+    ] = None,
+    rounds: Rounds = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how well watches open and close, and their cost.
+
+    quality counts openings on the demo world beside the truth: precision, recall, delay in frames, and openings again while
+    nothing changed, by rule; beside a plain window, and each frame asked about alone. cost is frames a second with a dozen
+    watches over those without, and what asking them together saves.
+    """
+    _measure(
+        WATCH, what, "watch", as_json, events=events, seed=seed, policy=_policies(policy), append=_settings(append),
+        model=model, watches=watches, rounds=rounds, threads=threads,
     )  # fmt: skip
 
 

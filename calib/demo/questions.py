@@ -248,9 +248,11 @@ def subject(question: Question, history: History) -> Thing | None:
 
 
 def _pattern(phrasing: str) -> re.Pattern[str]:
-    return re.compile(
+    """What is asked in the present tense is about now, also where it does not say so."""
+    text = (
         phrasing.rstrip("?").replace(COLOR, f"(?P<color>{'|'.join(COLORS)})").replace(SHAPE, f"(?P<shape>{'|'.join(SHAPES)})")
     )
+    return re.compile(re.sub(" now$", "(?: now)?", text))
 
 
 _PATTERNS = [(_pattern(text), kind, place) for kind in OFFERED for place, text in enumerate(KINDS[kind].phrasings)]

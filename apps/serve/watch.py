@@ -1,0 +1,77 @@
+"""One camera and one watch, without HTTP: what ``edgevlm watch`` runs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pydantic import ValidationError
+
+from edgevlm.apps.credentials import mask_credentials
+from edgevlm.apps.run.events import to_stderr
+from edgevlm.apps.run.shutdown import is_gone
+from edgevlm.apps.serve.config import ServeConfig
+from edgevlm.apps.serve.service import Service
+from edgevlm.apps.sources import SourceOptions, comes_to_an_end
+from edgevlm.apps.watches.events import Event
+from edgevlm.apps.watches.sinks import Sink, Stdout
+from edgevlm.apps.watches.watch import Watch
+from edgevlm.errors import UserError
+from edgevlm.progress import progress
+
+LOOK_S = 0.2  # from one look whether it is to end to the next
+NEVER_S = 86_400.0  # from one snapshot to the next, where nobody comes back for it
+
+
+class Lines(Sink):
+    """A line for people on standard output."""
+
+    def send(self, event: Event, pictures: Sequence[bytes]) -> None:
+        if event.state == "open":
+            left, top, right, bottom = (100 * edge for edge in event.evidence[0]["box"])
+            what = f"looked at {left:.0f}-{right:.0f} % from the left, {top:.0f}-{bottom:.0f} % from the top"
+        else:
+            what = f"after {event.time - event.opened:.1f} s"
+        time_of_day = f"{datetime.fromtimestamp(event.time):%H:%M:%S}"
+        print(f"{time_of_day}  {event.state:5}  {event.question}  ({event.probability:.2f}, {what})", flush=True)
+
+
+def checked_watch(settings: dict[str, Any]) -> Watch:
+    """A watch by options of the command line; None for what was not given. Raises UserError, which names the option."""
+    try:
+        return Watch.model_validate({name: value for name, value in settings.items() if value is not None})
+    except ValidationError as error:
+        found = error.errors(include_url=False)[0]
+        name = str(found["loc"][0]).replace("_", "-")
+        option = "QUESTION" if name in ("question", "name") else f"--{name}"
+        raise UserError(f"{option}: {found['msg'].removeprefix('Value error, ')}") from None
+
+
+def watch(config: ServeConfig, options: SourceOptions, as_json: bool, quiet: bool) -> None:
+    """Watch the only camera of a configuration until a signal, or the end of a recording. Raises UserError."""
+    ((name, camera),) = config.cameras.items()
+    with TemporaryDirectory(prefix="edgevlm-watch-") as folder:
+        if config.state is None:
+            config = config.model_copy(update={"state": folder, "state_every": NEVER_S})
+        sinks = {"stdout": Stdout() if as_json else Lines()}
+        service = Service(config, (lambda line: None) if quiet else to_stderr, options, sinks)
+        try:
+            with progress("opening the camera"):
+                service.open()
+            if not quiet:
+                to_stderr(f"watching {mask_credentials(camera.source)}; ctrl-C ends")
+            while not is_gone(sys.stdout):
+                time.sleep(LOOK_S)
+                stream = service.streams[name]
+                if stream.problem and comes_to_an_end(camera.source, None):
+                    if stream.problem != "the source has ended":
+                        raise UserError(stream.problem)
+                    break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            service.close()

@@ -1,0 +1,262 @@
+"""Asks the watches of one camera while it is watched, and tells of what opens and closes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from edgevlm.apps.run.events import evidence_fields, wall_clock
+from edgevlm.apps.run.frame_preparation import Gate, GateRule
+from edgevlm.apps.run.thumbnails import Thumbnails, as_jpeg, shrunk
+from edgevlm.apps.sources import Frame
+from edgevlm.apps.watches.events import Event
+from edgevlm.apps.watches.watch import Watch, WatchState
+from edgevlm.errors import FieldError, UserError
+from edgevlm.runtime.choices import Classified
+from edgevlm.runtime.evidence import Evidence, Moment
+from edgevlm.runtime.session import Session
+
+PICTURE = 640  # pixels, the width of an event's picture at the most
+FRAMES = 16  # newest ones that are kept until it is clear which one a watch saw
+COME_S = 2.0  # that the frame which a watch saw may take to come here
+EARLY = 0.001  # of `every`, that a frame may be early
+
+
+@dataclass(slots=True)
+class Seen:
+    """A frame that the session has taken in: its number, and the wall clock then."""
+
+    number: int
+    wall: float
+    frame: Frame
+
+
+@dataclass(slots=True)
+class Tracked:
+    """A watch on this camera.
+
+    opened: wall clock at its newest opening; closed: at its closing before a restart. judged: the stream's time up to which it
+    was told of before a restart: a recording that begins anew is not asked again. picture_changed: since it was asked.
+    """
+
+    watch: Watch
+    state: WatchState
+    opened: float = 0.0
+    closed: float | None = None
+    judged: float | None = None
+    paused: bool = False
+    picture_changed: bool = False
+    gate: Gate = field(default_factory=lambda: Gate(GateRule("skip")))
+    told: tuple[Any, ...] = ()
+
+
+class Watcher:
+    """The watches of one camera. An observer of its run loop: frames come by :meth:`watch`; a thread of its own asks.
+
+    Watches share the model with frames and questions: see :class:`edgevlm.runtime.scheduler.Scheduler`.
+
+    taught: a question in the model's own words, None for one it does not know. record: of an event and its pictures. last: the
+    newest event of a camera's watch, before this start. changed: told of each watch whose state or probability changed.
+    replays: the source begins anew at a restart, or goes back to its last snapshot: what was told is not told again.
+    """
+
+    def __init__(
+        self,
+        camera: str,
+        session: Session,
+        thumbnails: Thumbnails,
+        *,
+        taught: Callable[[str], str | None],
+        record: Callable[[Watch, Event, Sequence[bytes | None]], object],
+        last: Callable[[str, str], Event | None] = lambda camera, watch: None,
+        changed: Callable[[dict[str, Any]], object] = lambda fields: None,
+        notice: Callable[[str], object] = lambda line: None,
+        replays: bool = False,
+    ) -> None:
+        self.camera, self._session, self._thumbnails, self._replays = camera, session, thumbnails, replays
+        self._taught, self._record, self._last, self._changed, self._notice = taught, record, last, changed, notice
+        self._tracked: dict[str, Tracked] = {}
+        self._lock = threading.RLock()  # over the watches and their states
+        self._frames: deque[Seen] = deque(maxlen=FRAMES)
+        self._fresh = threading.Condition()
+        self._waiting = self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, watch: Watch) -> None:
+        """Ask it from the next frame on, in place of the one of its name. Raises FieldError as :meth:`check`."""
+        self.check(watch)
+        with self._lock:
+            before, last = self._tracked.get(watch.name), self._last(self.camera, watch.name)
+            tracked = Tracked(watch, WatchState(watch))
+            if before is not None:
+                tracked.opened, tracked.closed, tracked.paused = before.opened, before.closed, before.paused
+                tracked.state.is_open, tracked.state.since = before.state.is_open, before.state.since
+            elif last is not None:
+                tracked.opened, tracked.state.is_open = last.opened, last.state == "open"
+                tracked.closed = last.time if last.state == "close" else None
+                if self._replays:
+                    tracked.judged = max((moment["until_s"] for moment in last.evidence), default=None)
+            self._tracked[watch.name] = tracked
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._ask, name=f"edgevlm-watches-{self.camera}", daemon=True)
+                self._thread.start()
+
+    def check(self, watch: Watch) -> None:
+        """Raise FieldError for a watch that cannot be asked here."""
+        try:
+            self._session.check(self._worded(watch), watch.choices)
+        except UserError as error:
+            raise FieldError("question", str(error)) from None
+
+    def _worded(self, watch: Watch) -> str:
+        worded = self._taught(watch.question)
+        if worded is None:
+            raise UserError("the demo model was never taught this question; `edgevlm run --questions` lists those it knows")
+        return worded
+
+    def remove(self, name: str) -> None:
+        """Ask it no more; one that is open closes."""
+        with self._lock:
+            tracked = self._tracked.pop(name, None)
+            if tracked is not None:
+                self._end(tracked)
+        self._tell([tracked] if tracked is not None else [])
+
+    def pause(self, name: str, paused: bool) -> None:
+        """Ask it no more until it goes on; one that is open closes."""
+        with self._lock:
+            if (tracked := self._tracked.get(name)) is not None:
+                tracked.paused = paused
+                if paused:
+                    self._end(tracked)
+        self._tell([tracked] if tracked is not None else [])
+
+    def states(self) -> dict[str, dict[str, Any]]:
+        """How each watch stands, by its name."""
+        with self._lock:
+            return {name: self._fields(tracked) for name, tracked in self._tracked.items()}
+
+    def watch(self, frame: Frame) -> None:
+        """Take note of a frame that the session has taken in."""
+        with self._fresh:
+            self._frames.append(Seen(self._session.stats.frames - 1, time.time(), frame))
+            self._waiting = True
+            self._fresh.notify_all()
+
+    def close(self) -> None:
+        """Ask no more. What is open stays open."""
+        with self._fresh:
+            self._closing = True
+            self._fresh.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _ask(self) -> None:
+        while True:
+            with self._fresh:
+                self._fresh.wait_for(lambda: self._waiting or self._closing)
+                if self._closing:
+                    return
+                self._waiting = False
+            try:
+                self.ask()
+            except UserError as error:
+                if not self._closing:
+                    self._notice(f"watches: {error}")
+
+    def ask(self, *, watch: bool = True) -> None:
+        """Ask the watches that are due, once. watch: as :meth:`Session.classify` takes it. Raises UserError as that does."""
+        newest, found = self._frames[-1], list[Classified]()
+        with self._lock:
+            all_of_them = list(self._tracked.values())
+            due = [tracked for tracked in all_of_them if self._due(tracked, newest)]
+        due.sort(key=lambda tracked: -1.0 if tracked.state.asked is None else tracked.state.asked)
+        if due:
+            questions = [(self._worded(tracked.watch), tracked.watch.choices) for tracked in due]
+            found = self._session.classify(questions, watch=watch)
+            seen = self._seen(found[0].time_s)
+            with self._lock:
+                for tracked, one in zip(due, found, strict=False):
+                    if self._tracked.get(tracked.watch.name) is tracked and not tracked.paused:
+                        self._observe(tracked, one, seen)
+        if len(found) < len(due):  # the rest, as soon as it is their turn
+            with self._fresh:
+                self._waiting = True
+        self._tell(all_of_them)
+
+    def _due(self, tracked: Tracked, newest: Seen) -> bool:
+        watch, state, time_s = tracked.watch, tracked.state, newest.frame.time_s
+        if tracked.paused or (tracked.judged is not None and time_s <= tracked.judged):
+            return False
+        if not watch.asks(datetime.now()):
+            self._end(tracked)
+            return False
+        since = None if state.asked is None else time_s - state.asked
+        if since is not None and 0 <= since < watch.every * (1 - EARLY):
+            return False
+        if watch.changed:
+            tracked.picture_changed |= tracked.gate(newest.frame.image)
+        return tracked.picture_changed or not watch.changed
+
+    def _observe(self, tracked: Tracked, one: Classified, seen: Seen) -> None:
+        state, probability = tracked.state, sum(one.probabilities[choice] for choice in tracked.watch.answers)
+        if tracked.closed is not None:  # now that the stream's time is known
+            state.since, tracked.closed = one.time_s - max(0.0, time.time() - tracked.closed), None
+        tracked.picture_changed, tracked.judged = False, None
+        if state.observe(one.time_s, probability):
+            if state.is_open:
+                tracked.opened = seen.wall
+            self._report(tracked, seen, probability, one)
+
+    def _end(self, tracked: Tracked) -> None:
+        """A watch that is asked no more for now: one that is open closes."""
+        time_s, probability = self._session.time_s, tracked.state.probability or 0.0
+        if tracked.state.end(time_s):
+            self._report(tracked, self._frames[-1] if self._frames else None, probability)
+
+    def _report(self, tracked: Tracked, seen: Seen | None, probability: float, one: Classified | None = None) -> None:
+        state = tracked.state
+        moments = () if one is None else one.looked.evidence().moments
+        if seen is not None:  # the frame it was asked at comes first
+            at = (seen.number, seen.number, seen.frame.time_s, seen.frame.time_s)
+            first = [each for each in moments if each.frame <= seen.number <= each.last_frame]
+            moments = (*(first or [Moment(*at, 0.0, (0.0, 0.0, 1.0, 1.0))]), *(each for each in moments if each not in first))
+        wall, time_s = (time.time(), self._session.time_s) if seen is None else (seen.wall, seen.frame.time_s)
+        evidence: Any = evidence_fields(Evidence(moments, None), wall - time_s)["evidence"]
+        pictures = [self._thumbnails.jpeg(moment.frame) for moment in moments]
+        if seen is not None:
+            pictures[0] = as_jpeg(shrunk(seen.frame.image, PICTURE))
+        event = Event(
+            self.camera, tracked.watch.name, "open" if state.is_open else "close", wall, probability,
+            tracked.opened or wall, evidence, tracked.watch.question,
+        )  # fmt: skip
+        self._record(tracked.watch, event, pictures)
+
+    def _seen(self, time_s: float) -> Seen:
+        """The frame of this time of the stream, which may still be on its way here; else the newest before it."""
+        with self._fresh:
+            self._fresh.wait_for(lambda: self._closing or self._frames[-1].frame.time_s >= time_s, COME_S)
+            return next((each for each in reversed(self._frames) if each.frame.time_s <= time_s), self._frames[-1])
+
+    def _fields(self, tracked: Tracked) -> dict[str, Any]:
+        state, probability = tracked.state, tracked.state.probability
+        return {
+            "watch": tracked.watch.name, "camera": self.camera, "state": "open" if state.is_open else "closed",
+            "answer": state.answer, "probability": None if probability is None else round(probability, 4),
+            "opened": wall_clock(tracked.opened) if tracked.opened else None, "paused": tracked.paused,
+        }  # fmt: skip
+
+    def _tell(self, changed: Sequence[Tracked]) -> None:
+        """Tell of those that are not as they were told of last."""
+        for tracked in changed:
+            with self._lock:
+                fields = self._fields(tracked)
+            told = tuple(round(value, 2) if isinstance(value, float) else value for value in fields.values())
+            if told != tracked.told:
+                tracked.told = told
+                self._changed(fields)

@@ -1,0 +1,140 @@
+"""All watches of a service, by name: on which cameras they are asked, and where their events go."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from edgevlm.apps.watches.delivery import Delivery
+from edgevlm.apps.watches.events import Event
+from edgevlm.apps.watches.sinks import WatchStatus
+from edgevlm.apps.watches.watch import Watch
+from edgevlm.apps.watches.watcher import Watcher
+from edgevlm.errors import FieldError, UserError, nearest
+
+MAX_WATCHES = 256
+
+
+class Watches:
+    """Watches by name. Any thread may call any method.
+
+    watchers: of the cameras there are, by name. delivery: where events go; it is opened with the first watch.
+    """
+
+    def __init__(
+        self, watchers: Callable[[], Mapping[str, Watcher]], delivery: Callable[[], Delivery], notice: Callable[[str], object]
+    ) -> None:
+        self.watches: dict[str, Watch] = {}
+        self._watchers, self._delivery, self._notice = watchers, delivery, notice
+        self._lock = threading.RLock()
+        self._announced: list[WatchStatus] = []
+
+    def add(self, watch: Watch) -> None:
+        """Ask it from now on. Raises FieldError for one whose name is taken, or that a camera of its cannot be asked."""
+        with self._lock:
+            if watch.name in self.watches:
+                raise FieldError("name", f"there is a watch {watch.name} already; remove it first, or choose another name")
+            if len(self.watches) >= MAX_WATCHES:
+                raise UserError(f"there are {MAX_WATCHES} watches already; remove one first")
+            there = self._watchers()
+            for camera in watch.cameras:
+                if camera not in there:
+                    raise FieldError("cameras", f"there is no camera {camera!r}; {nearest(camera, there)}")
+            chosen = self._chosen(watch)
+            for watcher in chosen:
+                watcher.check(watch)
+            _ = self._delivery()
+            self.watches = {**self.watches, watch.name: watch}
+            for watcher in chosen:
+                watcher.add(watch)
+        self.announce()
+
+    def remove(self, name: str) -> None:
+        """Ask it no more; where it is open it closes. Raises UserError for one that there is not."""
+        with self._lock:
+            watch = self.watch(name)
+            self.watches = {key: value for key, value in self.watches.items() if key != name}
+            for watcher in self._chosen(watch):
+                watcher.remove(name)
+        self.announce()
+
+    def pause(self, name: str, paused: bool, camera: str | None = None) -> None:
+        """On one camera, or on all of its. Raises UserError for one that there is not."""
+        with self._lock:
+            for watcher in self._chosen(self.watch(name)):
+                if camera in (None, watcher.camera):
+                    watcher.pause(name, paused)
+        self.announce()
+
+    def watch(self, name: str) -> Watch:
+        """Raises UserError for one that there is not."""
+        if name not in self.watches:
+            raise UserError(f"there is no watch {name!r}; {nearest(name, self.watches)}")
+        return self.watches[name]
+
+    def attach(self, watcher: Watcher) -> None:
+        """A camera that was opened: its watches are asked from now on; those that it cannot be asked are told of."""
+        with self._lock:
+            for watch in self.watches.values():
+                if watch.cameras and watcher.camera not in watch.cameras:
+                    continue
+                try:
+                    watcher.add(watch)
+                except UserError as error:
+                    self._notice(f"{watcher.camera}: watch {watch.name} is not asked: {error}")
+        self.announce()
+
+    def replace(self, before: Iterable[Watch], after: Iterable[Watch]) -> list[str]:
+        """Go from one configuration's watches to another's; what was done, a line each."""
+        old, new, done = {each.name: each for each in before}, {each.name: each for each in after}, []
+        for name in old:
+            if name in self.watches and new.get(name) != old[name]:
+                self.remove(name)
+                done.append(f"watch {name}: removed")
+        for name, watch in new.items():
+            if old.get(name) == watch:
+                continue
+            try:
+                self.add(watch)
+                done.append(f"watch {name}: added")
+            except UserError as error:
+                done.append(f"watch {name}: {error}")
+        return done
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """What ``GET /v1/watches/{name}`` answers. Raises UserError for one that there is not."""
+        watch = self.watch(name)
+        standing = [watcher.states().get(name) for watcher in self._chosen(watch)]
+        return {
+            "id": name, "object": "watch", **watch.model_dump(exclude={"name", "cameras"}),
+            "cameras": [{key: value for key, value in each.items() if key != "watch"} for each in standing if each is not None],
+        }  # fmt: skip
+
+    def record(self, watch: Watch, event: Event, pictures: Sequence[bytes | None]) -> None:
+        """Write an event, and send it where the watch is ``on`` it."""
+        self._delivery().record(event, pictures, None if watch.on in (event.state, "both") else ())
+
+    def last(self, camera: str, watch: str) -> Event | None:
+        return self._delivery().store.last(camera, watch)
+
+    def announce(self) -> None:
+        """Tell the sinks how all watches stand."""
+        standing = [
+            WatchStatus(camera, name, known.question, "open" if each["state"] == "open" else "close", each["paused"])
+            for camera, watcher in self._watchers().items()
+            for name, each in watcher.states().items()
+            if (known := self.watches.get(name)) is not None
+        ]
+        closing = self.watches and not standing  # cameras go away all at once
+        if standing != self._announced and not closing:
+            self._announced = standing
+            self._delivery().announce(standing)
+
+    def _chosen(self, watch: Watch) -> list[Watcher]:
+        return [watcher for name, watcher in self._watchers().items() if not watch.cameras or name in watch.cameras]
+
+    def control(self, camera: str, name: str, active: bool) -> None:
+        """What a sink asks for: let a watch on a camera go on, or pause it."""
+        if name in self.watches:
+            self.pause(name, not active, camera)

@@ -1,0 +1,68 @@
+"""``edgevlm watch`` as a process: events on stdout, interrupted, killed, and wrong options."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("pydantic")
+COMMAND = [sys.executable, "-m", "edgevlm", "watch"]
+SHOWN = ["is there a red triangle?", "--seed", "43", "--json"]  # from 1.0 s to 4.5 s
+
+
+@pytest.fixture
+def watching():
+    started = []
+
+    def start(*arguments):
+        process = subprocess.Popen(
+            [*COMMAND, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_watch_stays_open_across_a_kill_and_opens_once(watching, tmp_path):
+    first = watching(*SHOWN, "--state", tmp_path)
+    opened = json.loads(first.stdout.readline())
+    assert (opened["event"], opened["state"], opened["camera"]) == ("watch", "open", "demo")
+    assert set(opened) == {"event", "schema", "id", "watch", "camera", "state", "time", "probability", "evidence"}
+    assert opened["evidence"][0]["time_s"] == 1.0
+    assert opened["probability"] > 0.6
+    first.kill()
+    first.wait()
+    second = watching(*SHOWN, "--state", tmp_path)
+    while (event := json.loads(second.stdout.readline()))["id"] == opened["id"]:
+        pass  # sent again, where the kill came before it was noted as sent
+    assert event["state"] == "close"
+    assert event["evidence"][0]["time_s"] >= 4.5
+    second.send_signal(signal.SIGINT)
+    rest, errors = second.communicate(timeout=60)
+    assert (second.returncode, rest) == (0, "")
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["is it raining?"], "question: the demo model was never taught this question; `edgevlm run --questions` lists"),
+        (["is there a red square?", "--open-above", "0.3"], "--close-below: 0.4 is above open_above, 0.3; set it too"),
+        (["is there a red square?", "--schedule", "monday"], "--schedule: 'monday': write it like 'mon-fri 08:00-18:00'"),
+        (["is there a red square?", "--choice", "yes"], "--choices: List should have at least 2 items"),
+        (["is there a red square?", "--camera", "nowhere.mp4"], "nowhere.mp4"),
+        (["is there a red square?", "--webhook", "ftp://host"], "sinks.webhook: webhook ftp://host: give an address"),
+    ],
+)
+def test_wrong_options_are_one_line(arguments, line, tmp_path):
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith(f"edgevlm: {line}") or line in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
