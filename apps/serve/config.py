@@ -131,8 +131,11 @@ class ServeConfig(Section):
         names = [each.name for each in value]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two are called {twice[0]}; give one of them another name")
-        cameras = info.data.get("cameras", {})
+        cameras, sinks = info.data.get("cameras", {}), [each.name or each.kind for each in info.data.get("sinks", [])]
         for each in value:
+            for sink in each.sinks:
+                if sink not in sinks:
+                    raise ValueError(f"{each.name}: there is no sink {sink!r}; {nearest(sink, sinks)}")
             for camera in each.cameras:
                 if cameras and camera not in cameras:
                     raise ValueError(f"{each.name}: there is no camera {camera!r}; {nearest(camera, cameras)}")

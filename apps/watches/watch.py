@@ -29,7 +29,8 @@ class Watch(BaseModel):
 
     open_above, close_below: probabilities of the answer; what lies between is "not sure", and changes nothing. open_after,
     close_after: seconds that it must stay beyond them. cooldown: seconds after it closed in which it does not open.
-    schedule: ``mon-fri 08:00-18:00``, ``sat,sun`` or ``22:00-06:00``, of local time; always unless given. on: events to send.
+    schedule: ``mon-fri 08:00-18:00``, ``sat,sun`` or ``22:00-06:00``, of local time; always unless given. on: events to send;
+    sinks: to these, to all unless given.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -51,6 +52,7 @@ class Watch(BaseModel):
     cooldown: Seconds = 0.0
     schedule: Annotated[list[str], Field(max_length=64)] = []
     on: Literal["open", "close", "both"] = "both"
+    sinks: Annotated[list[WatchName], Field(max_length=64)] = []
 
     @model_validator(mode="before")
     @classmethod

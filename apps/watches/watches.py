@@ -113,7 +113,7 @@ class Watches:
 
     def record(self, watch: Watch, event: Event, pictures: Sequence[bytes | None]) -> None:
         """Write an event, and send it where the watch is ``on`` it."""
-        self._delivery().record(event, pictures, None if watch.on in (event.state, "both") else ())
+        self._delivery().record(event, pictures, (watch.sinks or None) if watch.on in (event.state, "both") else ())
 
     def last(self, camera: str, watch: str) -> Event | None:
         return self._delivery().store.last(camera, watch)
