@@ -201,8 +201,37 @@ function heard(name, event, data) {
     if (!["paused", "failed"].includes(found.state)) Object.assign(found, { state: data.source_state, problem: data.source_problem ?? null });
   } else if (event === "state") { Object.assign(found, data); }
   else if (event === "answer") { if (data.ttft_ms) state.speed[name] = data; }
+  else if (event === "watch") { refreshWatches().catch(problem); }
   else if (event === "notice" && found.state === "running") { toast("news", data.text); }  // else the state says it
   showStreams();
+}
+
+// watches: questions that are asked again and again
+
+async function refreshWatches() {
+  if (document.hidden) return;
+  const { data } = await json("/v1/watches");
+  $("watches-empty").hidden = Boolean(data.length);
+  redraw($("watches"), data.map(({ id, question, cameras }) => [id, question, cameras.map(({ camera, state: how, answer, paused, opened }) => [camera, paused ? "paused" : how, answer, how === "open" ? opened : null])]), watchItem);
+}
+
+function watchItem([name, question, cameras]) {
+  const item = element("li"), title = element("span", question, "name"), about = element("span", undefined, "about"), buttons = element("span", undefined, "buttons");
+  const paused = cameras.length > 0 && cameras.every(([, how]) => how === "paused");
+  title.prepend(element("span", undefined, `dot ${cameras.some(([, how]) => how === "open") ? "open" : ""}`));
+  tell(about, cameras.map(([camera, how, answer, opened]) => `${camera}: ${how}${opened ? ` since ${clock(opened)}` : ""}${answer && answer !== (how === "open" ? "yes" : "no") ? `, ${answer}` : ""}`).join(" · ") || "on no camera");
+  const add = (text, act) => {
+    const button = element("button", text);
+    button.type = "button";
+    button.setAttribute("aria-label", `${text} watch: ${question}`);
+    button.dataset.key = `${text === "Remove" ? "remove" : "pause"} ${name}`;
+    button.onclick = () => act().then(refreshWatches).catch(problem);
+    buttons.append(button);
+  };
+  add(paused ? "Resume" : "Pause", () => send(`/v1/watches/${name}`, "PATCH", { state: paused ? "running" : "paused" }));
+  add("Remove", () => send(`/v1/watches/${name}`, "DELETE"));
+  item.append(title, about, buttons);
+  return item;
 }
 
 // live picture: MJPEG where no key is asked for, else frames over fetch; nothing while nobody looks
@@ -580,6 +609,16 @@ $("ask").onsubmit = (event) => {
 };
 $("stop").onclick = () => state.answering?.abort();
 
+$("watch-form").onsubmit = async (event) => {
+  event.preventDefault();
+  tell($("watch-problem"), "");
+  try {
+    await send("/v1/watches", "POST", { question: $("watched").value.trim() });
+    $("watched").value = "";
+    await refreshWatches();
+  } catch (error) { tell($("watch-problem"), error.message); }
+};
+
 for (const id of ["add", "switch", "remove"]) $(`${id}-cancel`).onclick = () => $(id).close();
 $("add-camera").onclick = () => { $("add-form").reset(); $("tested").replaceChildren(); tell($("add-problem"), ""); $("add").showModal(); };
 $("test").onclick = async () => {
@@ -666,3 +705,4 @@ document.addEventListener("visibilitychange", () => {
 showState();
 every(STREAMS_MS, refreshStreams);
 every(MEMORY_MS, refreshMemory);
+every(STREAMS_MS, refreshWatches);

@@ -275,8 +275,12 @@ def test_axe_finds_nothing_in_any_state(opened, keep, server):
         page.emulate_media(color_scheme="light")
         assert [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in found] == [], state
 
+    page.locator("#watched").fill("is there an orange ring?")
+    page.locator("#watched").press("Enter")
+    api.expect(page.locator("#watches li")).to_contain_text("closed")
     page.locator(TILES).last.click()
     check("frame")
+    page.locator("#watches").get_by_role("button", name="Remove watch").click()
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Add camera").click()
     page.fill("#source", "/etc/passwd")
@@ -327,3 +331,24 @@ def test_a_wrong_key_and_the_right_one(browser, tmp_path):
         eventually(lambda: page.evaluate("document.getElementById('live').naturalWidth") > 0)
         page.close()
         assert server.end() == 0
+
+
+def test_watches_are_added_and_removed_by_keyboard_and_their_state_is_seen(opened, keep):
+    page = opened(viewport={"width": 1280, "height": 844})
+    tab_to(page, "#watched")
+    page.keyboard.type("is it raining?")
+    page.keyboard.press("Enter")
+    api.expect(page.locator("#watch-problem")).to_contain_text("never taught")
+    page.locator("#watched").fill("is there a red square?")
+    page.locator("#watched").press("Enter")
+    item = page.locator("#watches li", has_text="is there a red square?")
+    api.expect(item).to_contain_text("demo: closed")
+    keep(page, "watches")
+    tab_to(page, '[data-key="pause is-there-a-red-square"]')
+    page.keyboard.press("Enter")
+    api.expect(item).to_contain_text("demo: paused")
+    api.expect(page.locator('[data-key="pause is-there-a-red-square"]')).to_be_focused()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    api.expect(item).to_have_count(0)
+    assert page.evaluate("document.documentElement.scrollWidth") == 1280
