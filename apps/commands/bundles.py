@@ -144,7 +144,7 @@ def list_bundles(json: Json = False) -> None:
 
 def verify(
     bundles: Annotated[
-        list[str] | None, typer.Argument(metavar="[BUNDLE]...", help="Check these.", show_default="all cached")
+        list[str] | None, typer.Argument(metavar="BUNDLE", help="Check these.", show_default="all cached")
     ] = None,
 ) -> None:
     """Check every byte of bundles against their manifests.

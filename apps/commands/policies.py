@@ -34,7 +34,7 @@ CHOSEN = Description(
 
 def policies(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME|FILE.py:CLASS]", help="Show this policy.", show_default="all")
+        str | None, typer.Argument(metavar="NAME|FILE.py:CLASS", help="Show this policy.", show_default="all")
     ] = None,
     json: Json = False,
 ) -> None:

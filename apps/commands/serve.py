@@ -26,7 +26,7 @@ KeyFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Read the ser
 
 
 def serve(
-    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="Serve what this edgevlm.toml says.")] = None,
+    config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="Serve what this edgevlm.toml says.")] = None,
     camera: Annotated[
         list[str] | None,
         typer.Option(metavar="[NAME=]SRC", help="Watch this camera; may be given again.", show_default="demo"),
@@ -73,7 +73,7 @@ def serve(
 
 
 def ask(
-    question: Annotated[str | None, typer.Argument(metavar="[QUESTION]", help="Ask this; - or nothing: from stdin.")] = None,
+    question: Annotated[str | None, typer.Argument(metavar="QUESTION", help="Ask this; - or nothing: from stdin.")] = None,
     stream: Annotated[
         str | None, typer.Option(metavar="NAME", help="Ask about this stream.", show_default="the only one")
     ] = None,

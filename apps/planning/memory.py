@@ -16,6 +16,7 @@ from edgevlm.export.precisions import load_precision
 from edgevlm.runtime.cache import KVCache, row_bytes
 from edgevlm.runtime.kv import DTYPES
 
+THUMBNAILS = 2000 << 10  # bytes of their file that SQLite holds in memory
 FLOAT = 4
 CPU_RUNTIME = 18_500_000
 """ONNX Runtime's and our own code, graphs and sessions, on a CPU: measured on the demo with its default budget, x86-64."""
@@ -28,7 +29,8 @@ class PlannedMemory:
 
     weights; kv: the arena of the cache; policy: what it may keep beside it; activations: working memory of the decoder;
     vision: of the tower, pixels and features among them; runtime: libraries, graphs, sessions; snapshots: what a server copies
-    memories into, 0 for a run. export_peak: of ``edgevlm export``; build_peak: of TensorRT's builder, 0 where there is none.
+    memories into, and thumbnails, 0 for a run. export_peak: of ``edgevlm export``; build_peak: of TensorRT's builder, 0 where
+    there is none.
     present, tower_cache: of each camera where only what changed is appended and encoded; not in the total.
     """
 
@@ -176,9 +178,9 @@ def chunk_bytes(model: PlannedModel, chunk: int) -> int:
 
 
 def snapshot_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:
-    """The copy that a snapshot is written from: keys, values and metadata of prefix + ``budget`` rows, and a chunk."""
+    """The copy that a snapshot is written from, metadata of prefix + ``budget`` rows and a chunk included; and thumbnails."""
     row = 2 * model.head_dim * DTYPES[kv].itemsize + row_bytes(model.axes)
-    return model.layers * (model.prefix + budget) * model.kv_heads * row + chunk_bytes(model, chunk)
+    return model.layers * (model.prefix + budget) * model.kv_heads * row + chunk_bytes(model, chunk) + THUMBNAILS
 
 
 def camera_bytes(model: PlannedModel, budget: int, chunk: int, kv: str) -> int:

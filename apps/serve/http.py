@@ -113,6 +113,8 @@ class Server:
         limit = self.service.config.server.max_requests
         stream = self.stream(asked.stream_name, "model")
         question, turns = asked.question()
+        if not stream.session.stats.frames:
+            raise ApiError(503, f"no frame of {stream.name} has been watched yet; ask again in a moment", "not_ready")
         if self.metrics.unfinished >= limit:
             self.metrics.refused.labels("queue_full").inc()
             soon = max(1, math.ceil(self.metrics.answer_s))  # one place is free then
@@ -285,11 +287,15 @@ def add_openai(app: FastAPI, server: Server) -> None:
     @app.get("/v1/models", tags=["OpenAI"])
     async def models() -> dict[str, Any]:
         """The streams, as models that can be asked."""
-        entries = [
-            {"id": name, "object": "model", "created": 0, "owned_by": stream.describe()["model"]}
-            for name, stream in server.service.streams.items()
-        ]
-        return {"object": "list", "data": entries}
+        return {"object": "list", "data": [model_entry(stream) for stream in server.service.streams.values()]}
+
+    @app.get("/v1/models/{name}", tags=["OpenAI"])
+    async def model(name: StreamName) -> dict[str, Any]:
+        return model_entry(server.stream(name, "model"))
+
+
+def model_entry(stream: CameraStream) -> dict[str, Any]:
+    return {"id": stream.name, "object": "model", "created": 0, "owned_by": stream.describe()["model"]}
 
 
 def add_streams(app: FastAPI, server: Server) -> None:
@@ -528,12 +534,15 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        found = error.errors()[0]
+        found = max(error.errors(), key=lambda each: len(each["loc"]))  # of several shapes the one that was meant
         if isinstance(cause := found.get("ctx", {}).get("error"), FieldError):
             return answer(400, str(cause), "invalid_value", cause.field)
         where, *path = found["loc"]
-        path = [*path[:1], *(part for part in path[1:] if part not in ("text", "constrained-str"))]
-        param = ".".join(map(str, path)) or str(where)
+        shapes = ("text", "constrained-str")
+        named = [*path[:1], *(part for part in path[1:] if part not in shapes and "[" not in str(part))]
+        param = ".".join(map(str, named)) or str(where)
+        if param == "body" and "json" not in request.headers.get("content-type", ""):
+            return answer(400, "body: send JSON, with content-type: application/json", "invalid_json", "body")
         if found["type"] == "json_invalid":
             return answer(400, "body: it is not JSON", "invalid_json", "body")
         what = "there is no such field" if found["type"] == "extra_forbidden" else found["msg"].removeprefix("Value error, ")

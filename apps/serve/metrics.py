@@ -33,6 +33,8 @@ class Metrics(Collector):
         )  # fmt: skip
         self._tokens = Counter("edgevlm_generation_tokens", "Tokens generated.", labels, registry=self.registry)
         self.refused = Counter("edgevlm_requests_refused", "Questions that were refused.", ("reason",), registry=self.registry)
+        for reason in ("queue_full", "waited_too_long"):
+            self.refused.labels(reason)
         self._asked: set[str] = set()  # streams that have figures of answers
         self._service, self._process = service, psutil.Process()
         self.registry.register(self)

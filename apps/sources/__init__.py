@@ -140,7 +140,7 @@ def kind_of(camera: str | None, video: str | None) -> tuple[str, str]:
         return ("folder" if found == "folder" else "video"), camera
     raise SourceError(
         f"--camera {mask_credentials(camera)}: there is nothing there; give demo, an index like 0, /dev/videoN, csi://0, a "
-        "URL, a GStreamer pipeline with ' ! ' in it, - for stdin, or a folder of pictures; for a file use --video"
+        "URL, a GStreamer pipeline with ' ! ' in it, - for stdin, a video file, or a folder of pictures"
     )
 
 

@@ -48,6 +48,7 @@ def test_the_openai_client_asks_unchanged(demo):
     assert text.strip().isdecimal()
     assert chunks[-1].usage.completion_tokens >= 1
     assert [model.id for model in demo.client.models.list()] == ["demo"]
+    assert demo.client.models.retrieve("demo").id == "demo"
 
 
 def test_a_stream_is_named_by_a_video_part(demo):
@@ -72,6 +73,7 @@ def test_an_answer_ends_before_a_stop(demo):
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": ""}]}, "messages"),
         ({"messages": [{"role": "user", "content": NOW, "nmae": 1}]}, "nmae"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "'input_audio'"),
         ({"temperature": 1e300}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": 0}, "top_p"),
@@ -103,6 +105,11 @@ def test_what_is_not_json_is_a_400(demo, body):
     status, _, answer = demo.request("POST", "/v1/chat/completions", body)
     assert status == 400
     assert json.loads(answer)["error"]["message"]
+
+
+def test_json_that_is_not_said_to_be_json_is_told_so(demo):
+    status, _, answer = demo.request("POST", "/v1/chat/completions", b"{}", {"content-type": "text/plain"})
+    assert (status, "content-type: application/json" in json.loads(answer)["error"]["message"]) == (400, True)
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(demo):
