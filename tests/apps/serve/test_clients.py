@@ -291,7 +291,7 @@ def test_a_question_that_waits_too_long_is_given_up_and_one_that_began_is_not():
         if begun:
             future.set_running_or_notify_cancel()
         request = SimpleNamespace(stops=[])
-        completion = chat.Completion(request, SimpleNamespace(answered=lambda *_: {}, pieces=0), "?", answer)
+        completion = chat.Completion(request, SimpleNamespace(answered=lambda *_: {}, pieces=0), "?", answer, None)
         completion.give_up_after(0.01)
         reading = asyncio.create_task(whole(completion))
         await asyncio.sleep(0.05)
