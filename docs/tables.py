@@ -20,6 +20,9 @@ from edgevlm.runtime.changes import ALL
 
 OURS, LLAMA, TRANSFORMERS = "edgevlm", "llama.cpp", "transformers"
 POLICIES = ("infinipot-v", "hermes", "purekv", "last-seen")
+SHORT = ("full", "last-seen", "h2o", "purekv", "infinipot-v", "uniform", "sliding-window")
+SEEDED = "seeded-0.5b"
+CLIPS = {"vtest.avi": "street (`vtest.avi`)", "room": "still room, drawn", "moving": "moving camera, drawn"}
 MARKED = re.compile(r"(<!-- bench: ([\w-]+) -->\n)(.*?)(<!-- /bench -->)", re.DOTALL)
 
 Text = Callable[[Line], str]
@@ -189,6 +192,36 @@ def _rate(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def stream_changed(lines: Sequence[Line]) -> Table:
+    """What is appended and encoded of a clip, and the frames a second over those of whole frames; a clip's last run counts."""
+    own = {
+        (line["clip"], line["append"] == ALL, line["encode"] == ALL): line
+        for line in lines
+        if line.get("bench") == "stream-changed" and str(line["model"]).endswith(SEEDED)
+    }
+    rows = []
+    for (clip, appends_all, encodes_all), line in own.items():
+        if appends_all and encodes_all:
+            continue
+        whole = own[clip, True, True]
+        rows.append([
+            CLIPS.get(clip, clip), *("all" if is_all else "changed" for is_all in (appends_all, encodes_all)),
+            decimals(line["appended"]), decimals(line["encoded"]), f"{whole['fps']:.2f}", f"{line['fps']:.2f}",
+            interval(line, "fps_ratio", "low", "high", partial(_rate, digits=1)), _rate(line["cpu_ratio"], 1),
+            _rate(line["ceiling"], 1),
+        ])  # fmt: skip
+    heads = ["clip", "append", "encode", "tokens appended", "patches encoded", "frames/s, whole", "frames/s, changed"]
+    return [*heads, "times", "by processor time", "ceiling"], rows
+
+
+def stream_changed_short(lines: Sequence[Line]) -> Table:
+    """:func:`stream_changed` where both are."""
+    heads, rows = stream_changed(lines)
+    columns = (0, 3, 4, 5, 6, 7, 9)
+    both = [row for row in rows if row[1] == row[2] == "changed"]
+    return [heads[column] for column in columns], [[row[column] for column in columns] for row in both]
+
+
 def accuracy(lines: Sequence[Line]) -> Table:
     """Questions about the past answered right, test seeds, by frames and budget."""
     place = {"bench": "accuracy", "suite": "streamqa", "kind": "backward", "seed": "test"}
@@ -208,21 +241,26 @@ def accuracy(lines: Sequence[Line]) -> Table:
 
 
 def accuracy_short(lines: Sequence[Line]) -> Table:
-    """:func:`accuracy` of 128 frames at small budgets."""
+    """:func:`accuracy` of some policies on 128 frames at small budgets."""
     small = ("100%", "12.5%", "6.25%", "3%")
-    heads, rows = accuracy([line for line in lines if line.get("frames") == 128 and line.get("budget") in small])
+    own = [line for line in lines if line.get("frames") == 128 and line.get("policy") in SHORT]
+    heads, rows = accuracy([line for line in own if line.get("budget") in small])
     return [head.removeprefix("128: ") for head in heads], rows
 
 
-def accuracy_append(suite: str) -> Callable[..., Table]:
+def accuracy_append(suite: str, budget: str = "12.5%") -> Callable[..., Table]:
     """Each policy on whole frames and where only what changed is appended, test seeds: before, paired, and now, by frames."""
 
     def table(lines: Sequence[Line]) -> Table:
         own = [line for line in lines if (line.get("suite"), line.get("seed")) == (suite, "test") and "append" in line]
+        own = [line for line in own if line["budget"] in ("100%", budget)]
+        if not any(line["budget"] == budget for line in own):
+            return [], []
         at = {(line["policy"].partition("@")[0], line["frames"], line["append"] == ALL, line["kind"]): line for line in own}
         if not any(line["append"] != ALL for line in own):
             return [], []
-        frames, policies = sorted({line["frames"] for line in own}), {policy for policy, *_ in at}
+        frames = sorted({line["frames"] for line in own if line["budget"] == budget})
+        policies = {policy for policy, *_ in at}
         rows = []
         for policy in sorted(policies, key=lambda name: (name != "full", -at[name, frames[-1], True, "backward"]["accuracy"])):
             cells = []
@@ -233,7 +271,7 @@ def accuracy_append(suite: str) -> Callable[..., Table]:
                 cells += [decimals(line["accuracy"]) if line else "-" for line in (whole, then)]
                 cells.append(interval(then, "difference", "difference_low", "difference_high", partial(_signed, digits=3)))
                 cells.append(", ".join(decimals(line["accuracy"]) if line else "-" for line in (whole_now, now)))
-            rows.append(["full KV" if policy == "full" else f"`{policy}`", *cells])
+            rows.append([{"full": "full KV", "oracle": "oracle"}.get(policy, f"`{policy}`"), *cells])
         heads = ("all, before", "changed", "difference, paired", "now: all, changed")
         return ["policy", *(f"{count}: {head}" for count in frames for head in heads)], rows
 
@@ -343,6 +381,7 @@ TABLES: dict[str, Callable[[Sequence[Line]], Table]] = {
     "accuracy": accuracy,
     "accuracy-append": accuracy_append("streamqa"),
     "accuracy-append-hard": accuracy_append("streamqa-hard"),
+    "accuracy-append-small": accuracy_append("streamqa", "6.25%"),
     "accuracy-short": accuracy_short,
     "breakdown": by_policy([
         _breakdown("LLaVA-OneVision-0.5B's decoder, no vision: compression", "seeded-0.5b", _share),
@@ -370,6 +409,8 @@ TABLES: dict[str, Callable[[Sequence[Line]], Table]] = {
     "stream": stream,
     "stream-against": against,
     "stream-against-short": against_short,
+    "stream-changed": stream_changed,
+    "stream-changed-short": stream_changed_short,
     "text-facts": text_facts,
     "vision": listing(
         {"bench": "vision", "tower": "siglip-so400m-384", "batch": 1, "against": TRANSFORMERS},

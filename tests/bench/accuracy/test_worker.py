@@ -10,7 +10,17 @@ import pytest
 from policies.filled import PREFIX, Filled
 
 from edgevlm.calib.accuracy.cases import make_case, seed_words
-from edgevlm.calib.accuracy.worker import FeatureCache, held_tokens, map_workers, overlap, run_case
+from edgevlm.calib.accuracy.variants import Budget, Variant
+from edgevlm.calib.accuracy.worker import (
+    TEXT_BUDGET,
+    AccuracySettings,
+    FeatureCache,
+    Worker,
+    held_tokens,
+    map_workers,
+    overlap,
+    run_case,
+)
 from edgevlm.runtime.policies import create_policy
 from edgevlm.runtime.session import Session
 
@@ -56,6 +66,24 @@ def test_answers_are_those_of_a_plain_session(demo, name):
             assert found.right == (found.answer == question.answer)
     np.testing.assert_allclose(result.kept.sum(), 64, atol=17)
     assert 0 < max(found.held for found in result.results if found.held is not None) <= 1
+
+
+def test_the_present_and_its_references_count_in_equal_bytes():
+    worker = Worker(AccuracySettings("demo", 16, "3"))
+    labels = ("sliding-window", "sliding-window@changed:tau=0.999")
+    whole, changed = worker.runs([*map(Variant, labels)], Budget("50%", 0.5))
+    assert whole.tokens == 128 > changed.tokens
+    assert whole.allowed == changed.allowed
+
+    def taken(tokens):
+        settings = {"append": "changed:tau=0.999", "encode": "all", "text_budget": TEXT_BUDGET}
+        with Session.open("demo", policy="sliding-window", budget=tokens, **settings) as session:
+            for frame in worker.case(0).frames:
+                session.watch(frame)
+            assert session.stats.present_bytes > 0
+            return session.cache.nbytes + session.stats.policy_bytes + session.stats.present_bytes
+
+    assert taken(changed.tokens) <= changed.allowed < taken(whole.tokens)
 
 
 def test_features_are_encoded_once_a_stream(demo):

@@ -120,6 +120,7 @@ def test_what_is_appended_stands_beside_whole_frames_in_a_table_of_its_own():
     run = lines("all", {"backward": 0.9, "now": 1.0}) + lines("changed:tau=.999", {"backward": 0.945, "now": 0.99}, **paired)
     assert rows(tables.TABLES["accuracy-append"](run))[2:] == ["| `h2o` | .90 | .95 | +.045 [-.010, +.100] | 1.00, .99 |"]
     assert tables.TABLES["accuracy-append-hard"](run)[1] == tables.accuracy(run)[1] == []
+    assert tables.TABLES["accuracy-append-small"](run)[1] == []
 
 
 def long_answers(policy, budget, right, kind="backward", difference=-0.1):
@@ -189,6 +190,21 @@ def test_a_stream_beside_transformers():
         "| edgevlm, int8, int8 tower | 0.123 | 3.46 | 4.01 | 10.0 | 6.00 | 2,000 | 1 | 0 |",
         "| transformers, fp32, fp32 tower | 0.123 | 1 | 1 | 10.0 | 1 | 2,000 | 1 | 0 |",
     ]
+
+
+def test_what_changes_of_a_clip_beside_whole_frames():
+    ones = dict.fromkeys(("appended", "encoded", "fps_ratio", "low", "high", "cpu_ratio", "ceiling"), 1.0)
+    line = {"bench": "stream-changed", "model": "seeded-0.5b", "clip": "room", "append": "all", "encode": "all", "fps": 0.12}
+    line |= ones
+    half = {**line, "encode": "changed", "encoded": 0.191, "fps": 0.3, "fps_ratio": 2.5, "low": 2.25, "high": 2.6}
+    both = {**half, "append": "changed:tau=0.99", "appended": 0.25, "fps": 0.6, "fps_ratio": 5.0, "ceiling": 5.5}
+    made = tables.TABLES["stream-changed"]([line, half, both, {**both, "model": "demo"}])
+    assert rows(made)[2:] == [
+        "| still room, drawn | all | changed | 1.00 | .19 | 0.12 | 0.30 | 2.5 [2.2, 2.6] | 1.0 | 1.0 |",
+        "| still room, drawn | changed | changed | .25 | .19 | 0.12 | 0.60 | 5.0 [2.2, 2.6] | 1.0 | 5.5 |",
+    ]
+    short = tables.TABLES["stream-changed-short"]([line, half, both])
+    assert rows(short)[2:] == ["| still room, drawn | .25 | .19 | 0.12 | 0.60 | 5.0 [2.2, 2.6] | 5.5 |"]
 
 
 def test_precisions_a_tower_and_sparse_prefill():
