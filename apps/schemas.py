@@ -134,6 +134,18 @@ LINES: dict[str, dict[str, Fields]] = {
             "journal?": ("integer", "Lines of the journal deleted."),
         },
     },
+    "digest": {
+        "opening": {
+            "camera": ("string", "The stream's name."),
+            "watch": ("string", "The watch's name."),
+            "question": ("string", "What it asks."),
+            "opened": ("string", "When it opened: RFC 3339, UTC."),
+            "closed": ("string|null", "When it closed; null where it was still open."),
+            "seconds": ("number|null", "How long it was open."),
+            "probability": ("number", "Of the answer, when it opened."),
+            "evidence": ("array", "What it was read from, as in an event; jpeg_url is the server's."),
+        },
+    },
     "plan": {
         "plan": {
             **{

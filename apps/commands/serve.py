@@ -130,6 +130,24 @@ def forget(
         typer.echo(json_line("forgotten", {"stream": name, **counts}) if json else in_words(name, counts))
 
 
+def digest(
+    since: Annotated[str, typer.Option(metavar="8h|14:03", help="Begin then.")] = "8h",
+    until: Annotated[str | None, typer.Option(metavar="5m|14:10", help="End then.", show_default="now")] = None,
+    camera: Annotated[str | None, typer.Option(metavar="NAME", help="Tell of this camera.", show_default="all")] = None,
+    url: Annotated[str, typer.Option(metavar="URL", help="Ask the server at this address.")] = "http://127.0.0.1:8000",
+    key_file: KeyFile = None,
+    json: Json = False,
+) -> None:
+    """Tell what happened while you were away.
+
+    A running server says when its watches opened, and for how long.
+    """
+    from edgevlm.apps.serve.client import show_digest
+
+    window = {"since": since, "until": until, "camera": camera}
+    show_digest({name: text for name, text in window.items() if text is not None}, url, key_file, json)
+
+
 config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check a server's configuration.")
 
 

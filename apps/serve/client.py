@@ -1,4 +1,4 @@
-"""``edgevlm ask``: a question to a running server, with the standard library alone."""
+"""``edgevlm ask`` and ``edgevlm digest``: what a running server answers, with the standard library alone."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.run.clock import NOW_S, clock_time
 from edgevlm.apps.run.events import to_stderr, wall_clock
 from edgevlm.apps.schemas import json_line
 from edgevlm.errors import UserError
+from edgevlm.runtime.snapshots.capture import ago
 
 TIMEOUT_S = 600.0
+MAX_DIGEST = 64 << 20  # bytes
 
 
 def questions(typed: str | None) -> Iterator[str]:
@@ -82,6 +84,23 @@ def forget_served(url: str, body: dict[str, Any], key_file: Path | None) -> dict
         return streams
 
 
+def show_digest(window: dict[str, str], url: str, key_file: Path | None, as_json: bool) -> None:
+    """Print when watches were open, a line each. Raises UserError, one line. window: ``since``, ``until`` and ``camera``."""
+    with asked(url, f"/v1/digest?{urlencode(window)}", None, key_file) as response:
+        found = json.loads(response.read(MAX_DIGEST))
+        openings, now = found["data"], time.time()
+        for each in openings:
+            if as_json:
+                print(json_line("opening", each))
+                continue
+            opened = datetime.fromisoformat(each["opened"].replace("Z", "+00:00")).timestamp()
+            how_long = "still open" if each["seconds"] is None else f"for {ago(each['seconds'])}"
+            about = f"{each['camera']}  {each['question'] or each['watch']}"
+            print(f"{clock_time(opened, now)}  {about}  {how_long} ({each['probability']:.2f})")
+        if not openings:
+            to_stderr(f"no watch was open since {found['since']}")
+
+
 def chunks(url: str, body: dict[str, Any], key_file: Path | None) -> Iterator[dict[str, Any]]:
     """The chunks of a streamed completion."""
     with asked(url, "/v1/chat/completions", body, key_file) as response:
@@ -98,8 +117,8 @@ def chunks(url: str, body: dict[str, Any], key_file: Path | None) -> Iterator[di
 
 
 @contextmanager
-def asked(url: str, path: str, body: dict[str, Any], key_file: Path | None) -> Iterator[http.client.HTTPResponse]:
-    """The answer to a POST. Raises UserError, one line, also for what is read of it inside."""
+def asked(url: str, path: str, body: dict[str, Any] | None, key_file: Path | None) -> Iterator[http.client.HTTPResponse]:
+    """The answer to a POST, to a GET where there is no body. Raises UserError, one line, also for what is read of it inside."""
     parts, shown = urlsplit(url if "://" in url else f"http://{url}"), mask_credentials(url)
     try:
         port = parts.port
@@ -116,7 +135,8 @@ def asked(url: str, path: str, body: dict[str, Any], key_file: Path | None) -> I
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname, port, timeout=TIMEOUT_S)
     try:
-        connection.request("POST", path, json.dumps(body), headers)
+        method = "GET" if body is None else "POST"
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != 200:
             raise UserError(f"{shown}: {problem(response)}")

@@ -29,6 +29,7 @@ from edgevlm import __version__
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.forget import Span
 from edgevlm.apps.run.clock import Asked, moment
+from edgevlm.apps.run.events import wall_clock
 from edgevlm.apps.serve.chat import ChatRequest, Completion, Moment, Strict, TooLate
 from edgevlm.apps.serve.config import CameraSettings, Name, ServeConfig, checked_budget
 from edgevlm.apps.serve.guard import error_body
@@ -36,6 +37,7 @@ from edgevlm.apps.serve.metrics import Metrics
 from edgevlm.apps.serve.responses import ModelResponse, ResponsesRequest
 from edgevlm.apps.serve.service import Service, field
 from edgevlm.apps.serve.stream import Broadcast, CameraStream, finite
+from edgevlm.apps.watches.digest import openings
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import FieldError, UserError
 from edgevlm.runtime.plugins import names
@@ -419,6 +421,20 @@ def add_events(app: FastAPI, server: Server) -> None:
             return [each.json() for each in store.query(span["since"], span["until"], camera, watch, text, limit)]
 
         return {"object": "list", "data": await run_in_threadpool(found)}
+
+    @app.get("/v1/digest", tags=["events"])
+    async def digest(
+        since: Moment = "8h", until: Moment | None = None, camera: Annotated[str, Query(max_length=64)] | None = None
+    ) -> dict[str, Any]:
+        """What happened meanwhile: when watches opened and for how long, in the order in which they opened."""
+        with field("since"):
+            start = moment(since)
+        with field("until"):
+            end = time.time() if until is None else moment(until)
+        found = await run_in_threadpool(lambda: openings(server.service.delivery.store, start, end, camera))
+        return {
+            "object": "digest", "since": wall_clock(start), "until": wall_clock(end), "data": [each.json() for each in found],
+        }  # fmt: skip
 
     @app.get("/v1/events/{event}/{place}.jpg", tags=["events"], response_class=Response, responses=JPEG)
     async def picture(

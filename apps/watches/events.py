@@ -199,8 +199,16 @@ class EventStore:
         statement = f"SELECT {COLUMNS} FROM events WHERE camera = ? AND watch = ? ORDER BY number DESC LIMIT 1"
         with self._lock:
             held = [each.event for each in self._unwritten if (each.event.camera, each.event.watch) == (camera, watch)]
-            rows: list[Any] = self._attempt(lambda: self._all(statement, camera, watch), [])
+            rows = self._rows(statement, camera, watch)
         return held[-1] if held else _event(*rows[0]) if rows else None
+
+    def open_at(self, time: float, camera: str | None = None) -> list[Event]:
+        """The openings, by camera and watch, that no closing had followed before this time."""
+        newest = "SELECT max(number) FROM events WHERE time < ? AND camera = coalesce(?, camera) GROUP BY camera, watch"
+        statement = f"SELECT {COLUMNS} FROM events WHERE state = 'open' AND number IN ({newest}) ORDER BY number"
+        with self._lock:
+            rows = self._rows(statement, time, camera)
+        return [_event(*row) for row in rows]
 
     def picture(self, event_id: str, place: int) -> bytes | None:
         """The JPEG of an event's evidence at that place."""

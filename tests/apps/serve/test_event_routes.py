@@ -1,15 +1,24 @@
 """``/v1/events``, its pictures and the figures of delivery, over a service without cameras."""
 
+import json
+import re
+import socket
+import threading
 import time
 from dataclasses import replace
 
 import pytest
+from jsonschema import Draft202012Validator
 
+from edgevlm.apps.schemas import SCHEMAS
+from edgevlm.apps.serve.client import show_digest
 from edgevlm.apps.serve.config import check_config
 from edgevlm.apps.serve.http import make_app
 from edgevlm.apps.serve.service import Service
 from edgevlm.apps.watches.events import Event
+from edgevlm.errors import UserError
 
+uvicorn = pytest.importorskip("uvicorn")
 testclient = pytest.importorskip("fastapi.testclient")
 NOW = time.time()
 EVENT = Event("door", "parcel", "open", NOW - 600, 0.97, NOW - 600, ({"frame": 3},), "is there a parcel?")
@@ -96,3 +105,34 @@ def test_a_reload_changes_sinks_and_says_what_is_wrong(service):
         (done,) = service.reload(each.model_copy(update={"cameras": {}}))
         assert done.startswith(line)
     assert list(service.delivery.sinks) == ["exec"]
+
+
+def test_a_digest_tells_when_watches_were_open(client, service):
+    service.delivery.record(replace(EVENT, watch="light", question="is it on?", opened=NOW - 9000, time=NOW - 9000))
+    answer = client.get("/v1/digest?since=2h").json()
+    assert [(each["watch"], each["seconds"]) for each in answer["data"]] == [("light", None), ("parcel", 540.0), ("dog", None)]
+    assert answer["data"][1]["evidence"][0]["jpeg_url"] == f"/v1/events/{EVENT.id}/0.jpg"
+    early = client.get("/v1/digest?since=20m&until=5m&camera=door").json()["data"]
+    assert [(each["watch"], each["closed"]) for each in early] == [("light", None), ("parcel", None)]
+    assert client.get("/v1/digest?since=x").json()["error"]["param"] == "since"
+
+
+def test_edgevlm_digest_reads_it_from_a_server(client, service, capsys):
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server = uvicorn.Server(uvicorn.Config(client.app, log_level="error", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        show_digest({"since": "1h"}, url, None, False)
+        show_digest({"since": "1h"}, url, None, True)
+        with pytest.raises(UserError, match="since: 'x' is no time"):
+            show_digest({"since": "x"}, url, None, False)
+        server.should_exit = True
+        thread.join()
+    *words, parcel, dog = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"[\w ]*\d\d:\d\d:\d\d \(10 min ago\)  door  is there a parcel\?  for 9 min \(0.97\)", words[0])
+    assert words[1].endswith("yard  a dog?  still open (0.97)")
+    for line in (parcel, dog):
+        Draft202012Validator(SCHEMAS["opening"]).validate(json.loads(line))
