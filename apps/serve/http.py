@@ -424,7 +424,7 @@ def add_events(app: FastAPI, server: Server) -> None:
 
     @app.get("/v1/digest", tags=["events"])
     async def digest(
-        since: Moment = "8h", until: Moment | None = None, camera: Annotated[str, Query(max_length=64)] | None = None
+        since: When = "8h", until: When | None = None, camera: Annotated[str, Query(max_length=64)] | None = None
     ) -> dict[str, Any]:
         """What happened meanwhile: when watches opened and for how long, in the order in which they opened."""
         with field("since"):

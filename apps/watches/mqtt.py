@@ -81,13 +81,22 @@ class Mqtt(Sink):
         topic = self._topic(event.camera, event.watch)
         sent = [self._publish(f"{topic}/event", event.line(), retain=False)]
         sent += [self._publish(f"{topic}/snapshot", pictures[0])] if pictures else []
-        now = next((w.state for w in self._watches or () if (w.camera, w.watch) == (event.camera, event.watch)), None)
-        sent.append(self._publish(f"{topic}/state", STATES[now or event.state]))  # it may have changed since
+        state = self._state(event)
+        sent.append(self._publish(f"{topic}/state", state))
         for message in sent:
             with suppress(ValueError, RuntimeError):  # it was not taken for sending
                 message.wait_for_publish(self._timeout)
             if not message.is_published():
                 raise UserError(f"{self._shown} did not confirm within {self._timeout:g} s")
+        if self._state(event) != state:  # it changed, and a lost connection may have brought the two in another order
+            self._publish(f"{topic}/state", self._state(event))
+
+    def _state(self, event: Event) -> str:
+        """Of an event's watch as it is now, where that is known."""
+        this = (event.camera, event.watch)
+        return STATES[
+            next((each.state for each in self._watches or () if (each.camera, each.watch) == this), None) or event.state
+        ]
 
     def announce(self, watches: Sequence[WatchStatus]) -> None:
         with self._lock:
@@ -96,11 +105,13 @@ class Mqtt(Sink):
                 self._announce()
 
     def close(self) -> None:
-        if self._connected:
+        was_connected = self._connected
+        if was_connected:
             with suppress(ValueError, RuntimeError):
                 self._publish(f"{self._prefix}/available", "offline").wait_for_publish(1)
         self._client.disconnect()
-        self._client.loop_stop()
+        if was_connected:  # else its thread may be waiting for an answer; it ends by itself
+            self._client.loop_stop()
 
     def _topic(self, camera: str, watch: str) -> str:
         return f"{self._prefix}/{camera}/{watch}"

@@ -202,13 +202,24 @@ def test_the_state_is_what_holds_now_also_where_closings_are_not_sent_or_come_la
     delivery.record(EVENT)
     delivery.record(replace(EVENT, state="close"), sinks=[])
     broker.start()
-    listener = Listener(broker)
     until(lambda: not store.waiting())
-    until(lambda: listener.of("edgevlm/door/parcel/event"))
-    assert set(listener.of("edgevlm/door/parcel/state")) == {b"OFF"}
     delivery.close()
+    listener = Listener(broker)
+    until(lambda: listener.of("edgevlm/door/parcel/state"))
+    assert listener.of("edgevlm/door/parcel/state") == [b"OFF"]
     store.close()
     listener.close()
+
+
+def test_a_broker_that_says_nothing_is_given_up_in_time():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        sink = Mqtt(f"mqtt://127.0.0.1:{silent.getsockname()[1]}", timeout=0.2)
+        sink.start()
+        with pytest.raises(UserError, match="cannot be reached"):
+            sink.send(EVENT, [])
+        sink.close()
 
 
 def test_a_wrong_password_is_told(broker):

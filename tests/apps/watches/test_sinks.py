@@ -142,6 +142,12 @@ def test_apprise_sends_words_and_a_picture(receiver):
     assert got[1]["attachments"][0]["mimetype"] == "image/jpeg"
 
 
+def test_a_package_that_is_missing_is_said_with_what_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    with pytest.raises(UserError, match=r"needs the package apprise, which is not installed: pip install .*\[apprise\]"):
+        open_sink("apprise", {"url": "json://127.0.0.1"})
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
