@@ -287,8 +287,8 @@ EVIDENCE = "evidence.json"
 class EvidenceHeads:
     """Where to look: ``heads`` of ``layer``.
 
-    weights: of each head's best score and median score over the frames' rows and of its query's length, ``[3 x heads]``; with
-    ``bias`` they sum to more than 0 where what answers the question is held. Empty: nobody has calibrated it.
+    weights: of ``Look.features``, ``[3 x heads + 3]``; with ``bias`` they sum to more than 0 where what answers the question
+    is held. Empty: nobody has calibrated it.
     """
 
     layer: int
@@ -319,6 +319,6 @@ class EvidenceHeads:
             raise ValueError(f"does not describe where evidence is found ({error!r})") from None
         if not (0 <= read.layer < layers and read.heads and known):
             raise ValueError(f"names a layer or heads that the model's {layers} layers of {heads} heads do not have")
-        if len(read.weights) not in (0, 3 * len(read.heads)) or not all(map(math.isfinite, numbers)):
-            raise ValueError("has weights that are not three finite numbers a head")
+        if len(read.weights) not in (0, 3 * len(read.heads) + 3) or not all(map(math.isfinite, numbers)):
+            raise ValueError("has weights that are not three finite numbers a head, and three")
         return read

@@ -81,7 +81,7 @@ class Look:
     """Where a row of a question looked, kept as it was then; :meth:`evidence` makes something of it when somebody asks.
 
     groups: queries ``[h, head_dim]`` and the rows that their KV head saw. grid: (rows, columns) of a frame's tokens; group:
-    frames that share one grid.
+    frames that share one grid. logits: ``[vocabulary]``, of the token that follows the row.
     """
 
     def __init__(
@@ -91,8 +91,10 @@ class Look:
         grid: tuple[int, int],
         group: int,
         times: FrameTimes,
+        logits: Float32,
     ) -> None:
         self._heads, self._grid, self._group, self._times = heads, grid, group, times.copy()
+        self._sure = _certainty(logits)
         self._groups = []
         for queries, parts in groups:
             seen = parts[0] if len(parts) == 1 else Seen(*(np.concatenate(part) for part in zip(*parts, strict=True)))
@@ -106,9 +108,10 @@ class Look:
 
     @property
     def features(self) -> Float64:
-        """Each head's best and median score and its query's length, ``[3 x heads]``: a match is long scores of a long query."""
+        """Each head's best and median score and its query's length, and how sure the model is of the next token: its logit, its
+        log probability and the distribution's entropy; ``[3 x heads + 3]``."""
         parts = ((score.max(0), np.median(score, 0), length) for score, length, _ in self._groups)
-        return np.concatenate([np.stack(part, 1).ravel() for part in parts])
+        return np.concatenate([*(np.stack(part, 1).ravel() for part in parts), self._sure])
 
     def by_head(self) -> Iterator[Look]:
         """The same of each head by itself."""
@@ -160,6 +163,15 @@ class Look:
             numbers = number * self._group, last * self._group
             moments.append(Moment(*numbers, times.at(number), times.at(last), round(float(of_frame[index]), 4), box))
         return Evidence(tuple(moments), held)
+
+
+def _certainty(logits: Float32) -> Float64:
+    """The best logit, its log probability, and the entropy in nats."""
+    best = float(logits.max())
+    shifted = logits.astype(np.float64) - best
+    shares = np.exp(shifted)
+    total = shares.sum()
+    return np.array([best, -np.log(total), np.log(total) - shares @ shifted / total])
 
 
 def _box(patches: Int64, grid: tuple[int, int]) -> tuple[float, float, float, float]:

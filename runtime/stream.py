@@ -519,7 +519,7 @@ class Stream:
         Returns the last row's logits, ``[vocabulary]``: as of before that. What was evicted does not come back.
         """
         result, layers = self._append_text(embeds, (len(embeds) - 1,)), self.policy.needs.question_layers
-        self.looked = self._look(result.probes[self.evidence_heads.layer][:, -1])
+        self.looked = self._look(result)
         if layers:
             started = time.perf_counter()
             keep = self.policy.under_question(self.cache, {layer: result.probes[layer] for layer in layers})
@@ -536,11 +536,13 @@ class Stream:
         """
         with self._taken_out():
             result = self._append_text(embeds, (len(embeds) - 1,))
-            return result.logits[0], self._look(result.probes[self.evidence_heads.layer][:, -1])
+            return result.logits[0], self._look(result)
 
-    def _look(self, query: Float32) -> Look:
-        """Where a row with queries ``[heads, head_dim]`` in the evidence layer looks; it must be the newest row."""
-        layer, group = self.evidence_heads.layer, len(query) // self.cache.kv_heads
+    def _look(self, result: StepResult) -> Look:
+        """Where the last row of a step looks; it must be the newest row."""
+        layer = self.evidence_heads.layer
+        query = result.probes[layer][:, -1]
+        group = len(query) // self.cache.kv_heads
         by_head: dict[int, list[int]] = {}
         for head in self.evidence_heads.heads:
             by_head.setdefault(head // group, []).append(head)
@@ -552,7 +554,7 @@ class Stream:
             return [*held, self.policy.working.seen(layer, head)] if isinstance(self.policy, Retrieval) else held
 
         vision, groups = self.model.bundle.vision, ((query[heads], seen(head)) for head, heads in by_head.items())
-        return Look(groups, self.evidence_heads, vision.grid, vision.group, self.times)
+        return Look(groups, self.evidence_heads, vision.grid, vision.group, self.times, result.logits[-1])
 
     def append_text(self, embeds: Float32) -> Float32:
         """Append text rows ``[S, hidden]`` and return the last row's logits, ``[vocabulary]``."""

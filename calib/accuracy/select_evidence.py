@@ -1,7 +1,7 @@
 """Find the heads that look at what answers a question, and tell whether that is still held, on the demo world.
 
 The heads are chosen under full KV. The rule is a logistic regression on each head's best and median score over the frames'
-rows and on its query's length, under policies that keep what was asked about and policies that lose it.
+rows and its query's length, and on how sure the answer is, under policies that keep what was asked about and that lose it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEADS = 2  # that are looked at
 FRAMES = 128
 KEEPS, LOSES = ("last-seen", "infinipot-v"), ("sliding-window", "uniform", "random")
 BUDGETS = (1 / 8, 1 / 16)
-MISTAKEN = 0.05  # of the questions whose evidence is held, that may be said to be no longer in memory
+MISTAKEN = 0.04  # of the questions whose evidence is held, that may be said to be no longer in memory
 STEPS, RATE, DECAY = 4000, 5.0, 1e-4  # of gradient descent
 
 Float64 = NDArray[np.float64]
@@ -63,7 +63,7 @@ def select_evidence(
 
 
 def with_rule(heads: EvidenceHeads, features: Float64, held: NDArray[np.bool_]) -> EvidenceHeads:
-    """Fit the rule to features ``[n, 3 x heads]``; ``MISTAKEN`` of those held fall below 0. Without both kinds: no rule."""
+    """Fit the rule to features ``[n, 3 x heads + 3]``; ``MISTAKEN`` of those held fall below 0. Without both kinds: no rule."""
     if held.all() or not held.any():
         return heads
     mean, spread = features.mean(0), features.std(0) + 1e-9

@@ -89,7 +89,8 @@ def test_weights_are_the_softmax_of_the_scores() -> None:
     for heads in (2, 1):
         rows = Seen(rng.normal(size=(6, 8)).astype(np.float32), places // 2, 0 * places, places % 2, places // 2)
         groups.append((rng.normal(size=(heads, 8)).astype(np.float32), [rows]))
-    look = Look(groups, EvidenceHeads(0, (0, 1, 2)), (1, 2), 1, FrameTimes())
+    logits = np.log(np.float32([0.5, 0.25, 0.25])) + 7
+    look = Look(groups, EvidenceHeads(0, (0, 1, 2)), (1, 2), 1, FrameTimes(), logits)
     expected, features = np.zeros(6), []
     for queries, (rows,) in groups:
         for query in queries.astype(np.float64):
@@ -99,11 +100,12 @@ def test_weights_are_the_softmax_of_the_scores() -> None:
     token, _, weight = look.weights()
     np.testing.assert_array_equal(token, places)
     np.testing.assert_allclose(weight, expected, rtol=1e-5)
-    np.testing.assert_allclose(look.features, features, rtol=1e-5)
+    sure = [np.log(0.5) + 7, np.log(0.5), 1.5 * np.log(2)]
+    np.testing.assert_allclose(look.features, [*features, *sure], rtol=1e-5)
     alone = [head.weights()[2] for head in look.by_head()]
     np.testing.assert_allclose(np.mean(alone, 0), expected, rtol=1e-5)
     nothing = [Seen(*(part[:0] for part in groups[0][1][0]))]
-    assert Look([(groups[0][0], nothing)], EvidenceHeads(0, (0,)), (1, 2), 1, FrameTimes()).blind
+    assert Look([(groups[0][0], nothing)], EvidenceHeads(0, (0,)), (1, 2), 1, FrameTimes(), logits).blind
 
 
 def test_times_are_kept_within_half_a_second_in_constant_memory() -> None:
@@ -122,7 +124,7 @@ def test_times_are_kept_within_half_a_second_in_constant_memory() -> None:
 def test_the_rule_parts_what_is_held_from_what_is_gone() -> None:
     rng = np.random.default_rng(0)
     held = np.arange(400) % 3 > 0
-    features = np.c_[rng.normal(20 + 15 * held, 3), rng.normal(0, 3, (400, 2))]
+    features = np.c_[rng.normal(20 + 15 * held, 3), rng.normal(0, 3, (400, 5))]
     rule = with_rule(EvidenceHeads(0, (0,)), features, held)
     said = features @ rule.weights + rule.bias > 0
     assert said[held].mean() == pytest.approx(0.95, abs=0.01)
@@ -132,7 +134,7 @@ def test_the_rule_parts_what_is_held_from_what_is_gone() -> None:
 
 @pytest.mark.parametrize("change", [{"layer": 4}, {"heads": (4,)}, {"heads": ()}, {"weights": (1.0,)}, {"bias": 12345}])
 def test_evidence_json_is_checked(change: dict[str, object]) -> None:
-    good = EvidenceHeads(3, (0, 1), (1.0, 0.5, 2.0) * 2, -3.0)
+    good = EvidenceHeads(3, (0, 1), (1.0, 0.5, 2.0) * 3, -3.0)
     assert EvidenceHeads.from_json(good.to_json(), 4, 4) == good
     bad = replace(good, **change).to_json().replace(b"12345", b"NaN")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"layer|weights"):
