@@ -32,6 +32,7 @@ from edgevlm.runtime.plugins import load_class
 from edgevlm.runtime.snapshots.capture import ago
 
 SECRET_OPTIONS = ("password", "secret", "token", "key")  # whose values stand elsewhere
+SECRET_VARIABLE = "EDGEVLM_WEBHOOK_SECRET"
 ANSWER_S = 10.0  # that a webhook or a broker may take
 PROGRAM_S = 30.0  # that a program may take
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
@@ -82,7 +83,7 @@ class Stdout(Sink):
 class Webhook(Sink):
     """Posts an event's JSON. With a secret it is signed as Standard Webhooks says: HMAC-SHA256 of id, timestamp and body.
 
-    secret: ``whsec_`` and base64, or any text. Redirects are not followed.
+    secret: ``whsec_`` and base64, or any text; that of SECRET_VARIABLE unless given. Redirects are not followed.
     """
 
     def __init__(self, url: str, secret: str = "", timeout: Seconds = ANSWER_S) -> None:
@@ -93,7 +94,7 @@ class Webhook(Sink):
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise UserError(f"webhook {mask_credentials(url)}: give an address like https://HOST/PATH")
         self._url, self._shown = parsed, f"{parsed.scheme}://{parsed.netloc.decode().rpartition('@')[2]}"
-        self._key = signing_key(secret)
+        self._key = signing_key(secret or os.environ.get(SECRET_VARIABLE, ""))
         self._client = httpx.Client(timeout=timeout, follow_redirects=False, verify=parsed.scheme == "https")
 
     def send(self, event: Event, pictures: Sequence[bytes]) -> None:

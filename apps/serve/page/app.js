@@ -2,7 +2,7 @@
 // One page, no build: live picture, conversation, what the memory holds, cameras.
 
 const $ = (id) => document.getElementById(id);
-const MEMORY_MS = 3000, STREAMS_MS = 5000, FRAME_MS = 500, RETRY_MS = 2000;
+const MEMORY_MS = 3000, STREAMS_MS = 5000, FRAME_MS = 500, RETRY_MS = 2000, OPENINGS = 20;
 const TILES = 160, NEWEST = 40, TURNS = 50, LAST = 8, SEEN = 3;  // frames of the strip, the newest among them; turns kept; turns that a question brings along; frames of evidence
 const IDEAS = {
   demo: ["how many objects are there now?", "which shape came first?", "what left last?"],
@@ -57,10 +57,10 @@ function toast(id, text) {
 function problem(error) { if (!(error instanceof TypeError && !$("offline").hidden)) toast("problem", error.message || String(error)); }
 
 function clock(iso) { return new Date(iso).toLocaleTimeString(); }
-function since(iso) {
-  const seconds = Math.max(0, (Date.now() - new Date(iso)) / 1000);
-  return seconds < 90 ? `${Math.round(seconds)} s ago` : seconds < 5400 ? `${Math.round(seconds / 60)} min ago` : seconds < 172800 ? `${Math.round(seconds / 3600)} h ago` : `${Math.round(seconds / 86400)} days ago`;
+function duration(seconds) {
+  return seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;
 }
+function since(iso) { return `${duration(Math.max(0, (Date.now() - new Date(iso)) / 1000))} ago`; }
 const percent = (share) => `${share > 0 && share < 0.005 ? "<1" : Math.round(100 * share)} %`;
 
 // streams
@@ -213,6 +213,20 @@ async function refreshWatches() {
   const { data } = await json("/v1/watches");
   $("watches-empty").hidden = Boolean(data.length);
   redraw($("watches"), data.map(({ id, question, cameras }) => [id, question, cameras.map(({ camera, state: how, answer, paused, opened }) => [camera, paused ? "paused" : how, answer, how === "open" ? opened : null])]), watchItem);
+}
+
+async function refreshOpenings() {  // what happened meanwhile, the newest first
+  if (document.hidden || $("watches-empty").hidden === false) return;
+  const { data } = await json("/v1/digest?since=8h");
+  $("meanwhile").hidden = !data.length;
+  redraw($("openings"), data.slice(-OPENINGS).reverse().map(({ camera, question, opened, seconds, evidence }) => [opened, camera, question, seconds, evidence.map(({ jpeg_url: url }) => url).find(Boolean)]), openingItem);
+}
+
+function openingItem([opened, camera, question, seconds, url]) {
+  const item = element("li"), seen = element("span", undefined, "buttons");
+  picture({ thumbnail_url: url }, (image) => { image.alt = `What ${camera} showed at ${clock(opened)}`; seen.append(image); });
+  item.append(element("span", clock(opened), "name"), element("span", `${camera}: ${question} ${seconds === null ? "still open" : `for ${duration(seconds)}`}`, "about"), seen);
+  return item;
 }
 
 function watchItem([name, question, cameras]) {
@@ -705,4 +719,4 @@ document.addEventListener("visibilitychange", () => {
 showState();
 every(STREAMS_MS, refreshStreams);
 every(MEMORY_MS, refreshMemory);
-every(STREAMS_MS, refreshWatches);
+every(STREAMS_MS, () => refreshWatches().then(refreshOpenings));

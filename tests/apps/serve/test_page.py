@@ -352,3 +352,23 @@ def test_watches_are_added_and_removed_by_keyboard_and_their_state_is_seen(opene
     page.keyboard.press("Enter")
     api.expect(item).to_have_count(0)
     assert page.evaluate("document.documentElement.scrollWidth") == 1280
+
+
+def test_what_happened_meanwhile_is_listed_with_pictures(opened, keep):
+    page = opened(viewport={"width": 1280, "height": 844})
+    about = {"camera": "demo", "watch": "w", "opened": "2026-11-22T14:03:22Z", "probability": 0.9}
+    shown = [{"jpeg_url": None}, {"jpeg_url": "/v1/streams/demo/frame.jpg"}]
+    told = [
+        {**about, "question": "is it on?", "closed": "2026-11-22T14:05:22Z", "seconds": 120, "evidence": shown},
+        {**about, "question": "is it <i>off</i>?", "closed": None, "seconds": None, "evidence": []},
+    ]  # fmt: skip
+    page.route("**/v1/digest?*", lambda route: route.fulfill(json={"object": "digest", "data": told}))
+    page.locator("#watched").fill("is there a red square?")
+    page.locator("#watched").press("Enter")
+    rows = page.locator("#openings li")
+    api.expect(rows).to_have_count(2, timeout=20_000)
+    api.expect(rows.nth(0)).to_contain_text("demo: is it <i>off</i>? still open")
+    api.expect(rows.nth(1)).to_contain_text("demo: is it on? for 2 min")
+    eventually(lambda: page.evaluate("document.querySelector('#openings img')?.naturalWidth") or 0)
+    keep(page, "meanwhile")
+    page.locator("#watches").get_by_role("button", name="Remove watch").click()

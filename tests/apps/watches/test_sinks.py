@@ -62,7 +62,10 @@ def receiver():
     server.server_close()
 
 
-def test_a_webhook_is_signed_and_refusals_hangs_and_redirects_are_failures(receiver):
+def test_a_webhook_is_signed_and_refusals_hangs_and_redirects_are_failures(receiver, monkeypatch):
+    monkeypatch.setenv("EDGEVLM_WEBHOOK_SECRET", SECRET)
+    Webhook(receiver.url).send(EVENT, [])
+    assert receiver.got.pop()["id"] == EVENT.id
     sink = Webhook(receiver.url, SECRET, timeout=0.3)
     sink.send(EVENT, [])
     assert receiver.got == [json.loads(EVENT.line())]
