@@ -26,11 +26,10 @@ STREAM, WATCHES = 5_000_000, 12  # number of the first stream; watches of each
 FPS = 2.0
 LATE = 4  # frames that an opening or a closing may come late and count
 RULES: dict[str, dict[str, float]] = {
-    "above .6, below .4": {},
-    "above and below .5": {"open_above": 0.5, "close_below": 0.5},
+    "default": {},
+    "one answer": {"open_after": 0.0, "close_after": 0.0},
+    "one answer, .5": {"open_after": 0.0, "close_after": 0.0, "open_above": 0.5, "close_below": 0.5},
     "above .9, below .1": {"open_above": 0.9, "close_below": 0.1},
-    "held for 2 frames": {"open_after": 0.5, "close_after": 0.5},
-    ".9 and .1, 2 frames": {"open_above": 0.9, "close_below": 0.1, "open_after": 0.5, "close_after": 0.5},
 }
 
 

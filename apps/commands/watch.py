@@ -58,10 +58,10 @@ def watch(
         typer.Option(metavar="P", help="Close below this probability.", show_default="0.4", rich_help_panel=RULE),
     ] = None,
     open_after: Annotated[
-        float | None, typer.Option(metavar="S", help="Open after so long.", show_default="0", rich_help_panel=RULE)
+        float | None, typer.Option(metavar="S", help="Open after so long.", show_default="0.1", rich_help_panel=RULE)
     ] = None,
     close_after: Annotated[
-        float | None, typer.Option(metavar="S", help="Close after so long.", show_default="0", rich_help_panel=RULE)
+        float | None, typer.Option(metavar="S", help="Close after so long.", show_default="0.1", rich_help_panel=RULE)
     ] = None,
     cooldown: Annotated[
         float | None,

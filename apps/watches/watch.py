@@ -28,9 +28,9 @@ class Watch(BaseModel):
     given. changed: ask only when the picture has changed since.
 
     open_above, close_below: probabilities of the answer; what lies between is "not sure", and changes nothing. open_after,
-    close_after: seconds that it must stay beyond them. cooldown: seconds after it closed in which it does not open.
-    schedule: ``mon-fri 08:00-18:00``, ``sat,sun`` or ``22:00-06:00``, of local time; always unless given. on: events to send;
-    sinks: to these, to all unless given.
+    close_after: seconds that it must stay beyond them; with more than 0, for two answers at least. cooldown: seconds after it
+    closed in which it does not open. schedule: ``mon-fri 08:00-18:00``, ``sat,sun`` or ``22:00-06:00``, of local time; always
+    unless given. on: events to send; sinks: to these, to all unless given.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -47,8 +47,8 @@ class Watch(BaseModel):
     changed: bool = False
     open_above: Probability = 0.6
     close_below: Annotated[Probability, Field(validate_default=True)] = 0.4
-    open_after: Seconds = 0.0
-    close_after: Seconds = 0.0
+    open_after: Seconds = 0.1
+    close_after: Seconds = 0.1
     cooldown: Seconds = 0.0
     schedule: Annotated[list[str], Field(max_length=64)] = []
     on: Literal["open", "close", "both"] = "both"
@@ -167,6 +167,11 @@ class WatchState:
             return None
         above, below = self.probability > self.watch.open_above, self.probability < self.watch.close_below
         return "yes" if above else "no" if below else "not sure"
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether the newest answer asks for a change that is held back for now."""
+        return self._beyond is not None
 
     def observe(self, time: float, probability: float) -> bool:
         """Take a probability of this time, seconds of the stream; whether it opened or closed.

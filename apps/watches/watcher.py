@@ -201,7 +201,7 @@ class Watcher:
             return False
         if watch.changed:
             tracked.picture_changed |= tracked.gate(newest.frame.image)
-        return tracked.picture_changed or not watch.changed
+        return tracked.picture_changed or not watch.changed or state.is_changing
 
     def _observe(self, tracked: Tracked, one: Classified, seen: Seen) -> None:
         state, probability = tracked.state, sum(one.probabilities[choice] for choice in tracked.watch.answers)

@@ -9,7 +9,7 @@ from edgevlm.apps.watches.watch import Watch, WatchState
 
 
 def watch(**settings):
-    return Watch(question="is there a red square?", **settings)
+    return Watch(question="is there a red square?", **{"open_after": 0, "close_after": 0, **settings})
 
 
 def changes(state, observed):
@@ -42,6 +42,11 @@ def test_it_holds_for_as_long_as_it_must():
     short = [(0, 0.9), (1, 0.9), (1.5, 0.5), (2, 0.9), (3, 0.9)]
     assert changes(state, short) == []
     assert changes(state, [(4, 0.9), (5, 0.1), (7.5, 0.1), (8, 0.1)]) == [(4, "open"), (8, "close")]
+
+
+def test_unless_told_otherwise_one_answer_alone_changes_nothing():
+    state = WatchState(Watch(question="is there a red square?"))
+    assert changes(state, [(0, 0.9), (0.5, 0.1), (1, 0.9), (1.5, 0.9), (2, 0.1), (2.5, 0.1)]) == [(1.5, "open"), (2.5, "close")]
 
 
 def test_a_hold_begins_anew_after_a_camera_was_down():

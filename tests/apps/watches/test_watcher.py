@@ -64,8 +64,12 @@ def camera(monkeypatch):
 QUESTION = "is somebody there?"
 
 
+def watch(question=QUESTION, **settings):
+    return Watch(question=question, **{"open_after": 0, "close_after": 0, **settings})
+
+
 def test_events_have_the_frame_that_was_asked_about_and_what_was_looked_at(camera):
-    camera.watcher.add(Watch(question=QUESTION))
+    camera.watcher.add(watch())
     assert camera.frame(0.5, 0.1) == []
     assert camera.frame(1.0, 0.9) == ["open"]
     assert camera.frame(1.5, 0.1) == ["close"]
@@ -83,7 +87,7 @@ def test_events_have_the_frame_that_was_asked_about_and_what_was_looked_at(camer
 def test_after_a_restart_an_open_watch_stays_open_and_closes(monkeypatch):
     last = Event("door", "is-somebody-there", "open", 1000.0, 0.9, 1000.0)
     camera = Camera(monkeypatch, last=lambda camera, watch: last)
-    camera.watcher.add(Watch(question=QUESTION))
+    camera.watcher.add(watch())
     assert camera.frame(0.5, 0.9) == []
     assert camera.frame(1.0, 0.1) == ["close"]
     assert camera.events[0][0].opened == 1000.0
@@ -92,7 +96,7 @@ def test_after_a_restart_an_open_watch_stays_open_and_closes(monkeypatch):
 def test_a_recording_that_begins_anew_is_not_judged_again(monkeypatch):
     last = Event("door", "is-somebody-there", "open", 1000.0, 0.9, 1000.0, [{"until_s": 1.0}])
     camera = Camera(monkeypatch, last=lambda camera, watch: last, replays=True)
-    camera.watcher.add(Watch(question=QUESTION))
+    camera.watcher.add(watch())
     assert [camera.frame(time_s, yes) for time_s, yes in [(0.5, 0.1), (1.0, 0.9), (1.5, 0.9)]] == [[], [], []]
     assert camera.frame(2.0, 0.1) == ["close"]
 
@@ -102,12 +106,12 @@ def test_a_cooldown_outlasts_a_restart(monkeypatch):
     monkeypatch.setattr("edgevlm.apps.watches.watcher.time", SimpleNamespace(time=lambda: clock.now))
     last = Event("door", "is-somebody-there", "close", 4995.0, 0.1, 4990.0)
     camera = Camera(monkeypatch, last=lambda camera, watch: last)
-    camera.watcher.add(Watch(question=QUESTION, cooldown=10))
+    camera.watcher.add(watch(cooldown=10))
     assert [camera.frame(time_s, 0.9) for time_s in (1.0, 5.0, 6.0)] == [[], [], ["open"]]
 
 
 def test_a_paused_watch_closes_and_is_not_asked(camera):
-    camera.watcher.add(Watch(question=QUESTION))
+    camera.watcher.add(watch())
     camera.frame(1.0, 0.9)
     camera.watcher.pause("is-somebody-there", True)
     assert camera.events[-1][0].state == "close"
@@ -118,7 +122,7 @@ def test_a_paused_watch_closes_and_is_not_asked(camera):
 
 
 def test_a_watch_that_is_removed_while_open_closes(camera):
-    camera.watcher.add(Watch(question=QUESTION))
+    camera.watcher.add(watch())
     camera.frame(1.0, 0.9)
     camera.watcher.remove("is-somebody-there")
     assert camera.events[-1][0].state == "close"
@@ -126,7 +130,7 @@ def test_a_watch_that_is_removed_while_open_closes(camera):
 
 
 def test_outside_its_schedule_a_watch_is_closed_and_not_asked(camera, monkeypatch):
-    camera.watcher.add(Watch(question=QUESTION, schedule=["mon"]))
+    camera.watcher.add(watch(schedule=["mon"]))
     monkeypatch.setattr(Watch, "asks", lambda self, now: True)
     camera.frame(1.0, 0.9)
     monkeypatch.setattr(Watch, "asks", lambda self, now: False)
@@ -135,18 +139,24 @@ def test_outside_its_schedule_a_watch_is_closed_and_not_asked(camera, monkeypatc
 
 
 def test_a_watch_is_asked_every_so_often_or_when_the_picture_changed(camera):
-    camera.watcher.add(Watch(question="a?", every=1))
-    camera.watcher.add(Watch(question="b?", changed=True))
+    camera.watcher.add(watch("a?", every=1))
+    camera.watcher.add(watch("b?", changed=True))
     white = np.full((32, 32, 3), 255, np.uint8)
     for time_s, image in [(0.5, None), (1.0, None), (1.5, None), (2.0, white), (2.5, white)]:
         camera.frame(time_s, 0.1, image)
     assert camera.session.asked == [["a?", "b?"], ["a?"], ["b?"], ["a?"]]
 
 
+def test_a_change_that_is_held_back_is_asked_about_though_the_picture_stays(camera):
+    camera.watcher.add(watch(changed=True, open_after=1))
+    assert [camera.frame(time_s, 0.9) for time_s in (1.0, 1.5, 2.0, 2.5)] == [[], [], ["open"], []]
+    assert len(camera.session.asked) == 3
+
+
 def test_what_there_was_no_time_for_is_asked_first_the_next_time(camera):
     camera.session.most = 1
     for question in ("a?", "b?", "c?"):
-        camera.watcher.add(Watch(question=question))
+        camera.watcher.add(watch(question))
     for time_s in (1.0, 2.0, 3.0):
         camera.frame(time_s, 0.1)
     assert [asked[0] for asked in camera.session.asked] == ["a?", "b?", "c?"]
@@ -154,5 +164,5 @@ def test_what_there_was_no_time_for_is_asked_first_the_next_time(camera):
 
 def test_a_question_that_the_model_does_not_take_is_refused_by_name(camera):
     with pytest.raises(FieldError, match=r"^question: ask a question"):
-        camera.watcher.add(Watch(question="hello"))
+        camera.watcher.add(watch("hello"))
     assert camera.watcher.states() == {}
