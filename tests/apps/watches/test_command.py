@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("pydantic")
 COMMAND = [sys.executable, "-m", "edgevlm", "watch"]
-SHOWN = ["is there a red triangle?", "--seed", "43", "--json"]  # from 1.0 s to 4.5 s, and each a frame later for certain
+SHOWN = ["is there a red triangle?", "--seed", "247", "--json"]  # from 1.0 s to 6.0 s of the world
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_a_watch_stays_open_across_a_kill_and_opens_once(watching, tmp_path):
     opened = json.loads(first.stdout.readline())
     assert (opened["event"], opened["state"], opened["camera"]) == ("watch", "open", "demo")
     assert set(opened) == {"event", "schema", "id", "watch", "camera", "state", "time", "probability", "evidence"}
-    assert opened["evidence"][0]["time_s"] == 1.5
+    assert 1.0 <= opened["evidence"][0]["time_s"] < 6.0
     assert opened["probability"] > 0.6
     first.kill()
     first.wait()
@@ -43,7 +43,7 @@ def test_a_watch_stays_open_across_a_kill_and_opens_once(watching, tmp_path):
     while (event := json.loads(second.stdout.readline()))["id"] == opened["id"]:
         pass  # sent again, where the kill came before it was noted as sent
     assert event["state"] == "close"
-    assert event["evidence"][0]["time_s"] >= 5.0
+    assert event["evidence"][0]["time_s"] >= 6.0
     second.send_signal(signal.SIGINT)
     rest, errors = second.communicate(timeout=60)
     assert (second.returncode, rest) == (0, "")
