@@ -84,8 +84,21 @@ class Metrics(Collector):
             for key, value in values.items():
                 families[key].add_metric([name], value)
         yield from families.values()
+        yield from self._of_watches()
         if self._service.has_events:
             yield from self._of_events(self._service.delivery)
+
+    def _of_watches(self) -> Iterator[Metric]:
+        labels = ("stream", "watch")
+        is_open = GaugeMetricFamily("edgevlm_watch_open", "1 while a watch is open.", labels=labels)
+        probability = GaugeMetricFamily("edgevlm_watch_probability", "That the answer of a watch is yes.", labels=labels)
+        for name, stream in self._service.streams.items():
+            for watch, each in stream.watcher.states().items():
+                is_open.add_metric((name, watch), float(each["state"] == "open"))
+                if each["probability"] is not None:
+                    probability.add_metric((name, watch), each["probability"])
+        if is_open.samples:
+            yield from (is_open, probability)
 
     def _of_events(self, delivery: Delivery) -> Iterator[Metric]:
         labels = ("stream", "watch", "state")

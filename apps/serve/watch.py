@@ -46,7 +46,7 @@ def checked_watch(settings: dict[str, Any]) -> Watch:
         return Watch.model_validate({name: value for name, value in settings.items() if value is not None})
     except ValidationError as error:
         found = error.errors(include_url=False)[0]
-        name = str(found["loc"][0]).replace("_", "-")
+        name = str(found["loc"][0]).replace("_", "-").replace("choices", "choice")
         option = "QUESTION" if name in ("question", "name") else f"--{name}"
         raise UserError(f"{option}: {found['msg'].removeprefix('Value error, ')}") from None
 

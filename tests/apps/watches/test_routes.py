@@ -49,6 +49,9 @@ def test_a_watch_of_the_configuration_is_asked_and_its_events_are_kept(server):
     assert (watch["question"], watch["answer"]) == ("how many objects are there?", ["1", "2", "3"])
     events = server.get("/v1/events?watch=count")["data"]
     assert events[-1]["state"] == "open"
+    metrics = server.request("GET", "/metrics")[2].decode()
+    assert 'edgevlm_watch_open{stream="demo",watch="count"} 1.0' in metrics
+    assert 'edgevlm_watch_probability{stream="demo",watch="count"}' in metrics
     status, headers, jpeg = server.request("GET", events[-1]["evidence"][0]["jpeg_url"])
     assert (status, headers["content-type"]) == (200, "image/jpeg")
     assert jpeg.startswith(b"\xff\xd8")
