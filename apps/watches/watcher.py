@@ -85,6 +85,7 @@ class Watcher:
         self._frames: deque[Seen] = deque(maxlen=FRAMES)
         self._fresh = threading.Condition()
         self._waiting = self._closing = False
+        self._problem = ""  # why the last round came to nothing
         self._thread: threading.Thread | None = None
 
     def add(self, watch: Watch) -> None:
@@ -163,11 +164,16 @@ class Watcher:
                 if self._closing:
                     return
                 self._waiting = False
+            problem = ""
             try:
                 self.ask()
             except UserError as error:
-                if not self._closing:
-                    self._notice(f"watches: {error}")
+                problem = str(error)
+            except Exception as error:  # the next frame may be another matter
+                problem = f"unexpected {type(error).__name__}: {error}"
+            if problem != self._problem and problem and not self._closing:
+                self._notice(f"watches: {problem}")
+            self._problem = problem
 
     def ask(self, *, watch: bool = True) -> None:
         """Ask the watches that are due, once. watch: as :meth:`Session.classify` takes it. Raises UserError as that does."""

@@ -166,3 +166,26 @@ def test_a_question_that_the_model_does_not_take_is_refused_by_name(camera):
     with pytest.raises(FieldError, match=r"^question: ask a question"):
         camera.watcher.add(watch("hello"))
     assert camera.watcher.states() == {}
+
+
+def test_a_round_that_fails_is_told_of_once_and_the_next_is_asked(monkeypatch):
+    said = []
+    camera = Camera(monkeypatch, notice=said.append)
+    camera.watcher.add(watch())
+    monkeypatch.undo()
+    failing = iter([RuntimeError("it broke")] * 2)
+
+    def classify(questions, *, watch):
+        for error in failing:
+            raise error
+        camera.watcher._closing = True
+        return ScriptedSession.classify(camera.session, questions, watch=watch)
+
+    camera.session.classify = classify
+    thread = threading.Thread(target=camera.watcher._ask)
+    thread.start()
+    while thread.is_alive():
+        camera.watcher.watch(Frame(np.zeros((32, 32, 3), np.uint8), 1.0))
+        thread.join(0.01)
+    assert said == ["watches: unexpected RuntimeError: it broke"]
+    assert len(camera.session.asked) == 1
