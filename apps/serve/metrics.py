@@ -92,7 +92,7 @@ class Metrics(Collector):
         labels = ("stream", "watch")
         is_open = GaugeMetricFamily("edgevlm_watch_open", "1 while a watch is open.", labels=labels)
         probability = GaugeMetricFamily("edgevlm_watch_probability", "That the answer of a watch is yes.", labels=labels)
-        for name, stream in self._service.streams.items():
+        for name, stream in self._service.streams.items() if self._service.watches.watches else ():
             for watch, each in stream.watcher.states().items():
                 is_open.add_metric((name, watch), float(each["state"] == "open"))
                 if each["probability"] is not None:
