@@ -62,11 +62,21 @@ class Chunk:
 
     def restore(self, counts: Mapping[str, int], arrays: Mapping[str, NDArray]) -> None:
         """Go on from what :meth:`state` was."""
-        self.taken, self._encoded = counts["taken"], counts["encoded"]
-        self._pixels[self._encoded : self.taken] = arrays["pixels"]
-        self._sizes[self._encoded : self.taken] = arrays["sizes"]
-        self._features, self._waiting = arrays["features"].copy() if "features" in arrays else None, None
-        self._seconds[self._held() : self.taken] = arrays["seconds"]
+        taken, encoded, features = counts["taken"], counts["encoded"], arrays.get("features")
+        if not 0 <= encoded <= taken <= len(self._pixels):
+            raise ValueError(f"{encoded} of {taken} frames of a chunk of {len(self._pixels)} are encoded")
+        if features is not None and (
+            features.dtype != np.float32 or features.ndim != 3 or self.group * len(features) > encoded
+        ):
+            raise ValueError(f"features are {features.dtype} {list(features.shape)} of {encoded} frames")
+        self.taken, self._encoded = taken, encoded
+        self._features, self._waiting = None if features is None else features.copy(), None
+        waiting, seen = slice(encoded, taken), slice(self._held(), taken)
+        kept = (("pixels", self._pixels[waiting]), ("sizes", self._sizes[waiting]), ("seconds", self._seconds[seen]))
+        for name, place in kept:
+            if (found := arrays[name]).dtype != place.dtype or found.shape != place.shape:
+                raise ValueError(f"{name} are {found.dtype} {list(found.shape)} and not {place.dtype} {list(place.shape)}")
+            place[:] = found
         if self.encoder is not None:
             self.encoder.restore(strip_prefix("encoder", arrays))
 

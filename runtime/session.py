@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.errors import UserError
+from edgevlm.errors import SnapshotError, UserError
 from edgevlm.runtime.answer import Answer, FinishReason, LogitsProcessor, Request, Sampler, generate
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.budget import TextBudget
@@ -33,6 +33,7 @@ from edgevlm.runtime.pressure import Pressure
 from edgevlm.runtime.scheduler import PERIOD_S
 from edgevlm.runtime.snapshots.capture import CaptureBuffer, capture, identity, restore
 from edgevlm.runtime.snapshots.forget import forget
+from edgevlm.runtime.snapshots.format import Snapshot
 from edgevlm.runtime.snapshots.writer import SnapshotWriter
 from edgevlm.runtime.stateful import strip_prefix
 from edgevlm.runtime.stats import Progress, SessionStats
@@ -59,38 +60,54 @@ class Session:
     def __init__(
         self, model: Model, settings: StreamSettings, chat: Chat, text: TextBudget, writer: SnapshotWriter | None
     ) -> None:
-        encoder = settings.encoder(model, writer is not None)
-        stream, self._why = settings.open(model, chat, text, writer)
-        if self._why and encoder is not None and settings.encode.name == AUTO:
-            self._why += f"; encode: {encoder.settings}"
+        self.model, self.text_budget = model, text
+        self.notify: Callable[[str], object] = logging.getLogger("edgevlm").warning
+        self._settings, self._chat, self._writer = settings, chat, writer
+        self._begin()
         try:
-            self.model, self.text_budget = model, text
-            self.cache, self.store = stream.cache, stream.store
-            self.notify: Callable[[str], object] = logging.getLogger("edgevlm").warning
             self.rate = 1 / PERIOD_S
-            self._stream, self._chat, self._writer = stream, chat, writer
-            self._chunk = Chunk(model.engine, model.bundle.vision, stream.chunk, encoder)
-            self._conversations = Conversations(chat, model.encode, text.conversation)
-            self._pressure = Pressure(stream.chunk, lambda line: self.notify(line), group=model.bundle.vision.group)
+            chunk, group = self._stream.chunk, model.bundle.vision.group
+            self._pressure = Pressure(chunk, lambda line: self.notify(line), group=group)
             self._asking = threading.Lock()  # over the two that follow
             self._answers: list[Answer] = []  # those not finished are among them
             self._closed = False
-            self._progress = Progress()
             self._ttft_ms = self._tpot_ms = 0.0
             self._preprocess = Preprocessor(model.bundle.vision)
             self._owned: Model | None = None  # closed with the session
             self._known: dict[tuple[str, tuple[str, ...]], tuple[list[int], OneOf]] = {}
-            if stream.store is not None:
-                stream.store.notify = lambda line: self.notify(line)
             if writer is not None:
-                held = stream.capture_bytes + (0 if encoder is None else encoder.state_bytes)
-                snapshot = writer.attach(self, identity(stream, chat, text, encoder), held)
-                if snapshot is not None:
-                    restore(snapshot, stream, self._chunk, self._conversations, self._progress)
+                encoder = self._chunk.encoder
+                held = self._stream.capture_bytes + (0 if encoder is None else encoder.state_bytes)
+                writer.attach(self, identity(self._stream, chat, text, encoder), held, self._restore)
             self._stats = self._measure()
         except BaseException:
-            stream.close()
+            self._stream.close()
             raise
+
+    def _begin(self) -> None:
+        """A new stream, of which nothing has been watched."""
+        settings, model = self._settings, self.model
+        encoder = settings.encoder(model, self._writer is not None)
+        self._stream, self._why = settings.open(model, self._chat, self.text_budget, self._writer)
+        if self._why and encoder is not None and settings.encode.name == AUTO:
+            self._why += f"; encode: {encoder.settings}"
+        self.cache, self.store = self._stream.cache, self._stream.store
+        self._chunk = Chunk(model.engine, model.bundle.vision, self._stream.chunk, encoder)
+        self._conversations = Conversations(self._chat, model.encode, self.text_budget.conversation)
+        self._progress = Progress()
+        if self.store is not None:
+            self.store.notify = lambda line: self.notify(line)
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        """Go on from ``snapshot``, or from none of it. Raises SnapshotError for one that does not fit."""
+        try:
+            return restore(snapshot, self._stream, self._chunk, self._conversations, self._progress)
+        except SnapshotError as error:
+            why = str(error)
+        self._stream.close()
+        del self._stream, self._chunk, self.cache, self.store  # their memory goes before there is more
+        self._begin()
+        raise SnapshotError(why)
 
     @classmethod
     def open(

@@ -127,7 +127,7 @@ def _restored(name: str, value: object, state: State) -> object:
     if not isinstance(value, np.ndarray):
         scalar: Callable[[object], object] = type(value)
         return scalar(array.item())
-    if array.dtype != value.dtype or (value.size and array.shape != value.shape):
+    if array.dtype != value.dtype or array.ndim != value.ndim or (value.size and array.shape != value.shape):
         raise ValueError(f"{name} is {array.dtype} {list(array.shape)} and not {value.dtype} {list(value.shape)}")
     return array.copy()
 

@@ -33,7 +33,7 @@ def facts(snapshot: Snapshot) -> dict[str, Any]:
     """What is of interest in a header."""
     about = snapshot.about
     session, numbers, identity = about["session"], about["stream"], about["identity"]
-    layers = [array.shape[1] for name, array in snapshot.arrays.items() if name.startswith("layer") and name.endswith(".kind")]
+    layers = [array.shape[-1] for name, array in snapshot.arrays.items() if name.startswith("layer") and name.endswith(".kind")]
     return {
         "bytes": snapshot.path.stat().st_size,
         "edgevlm": about["edgevlm"],
@@ -43,7 +43,7 @@ def facts(snapshot: Snapshot) -> dict[str, Any]:
         "frames": session["frames"],
         "time_s": session["time_s"],
         "waiting": about["chunk"]["taken"],
-        "rows": max(layers),
+        "rows": max(layers, default=0),
         "compressions": numbers["stats"]["compressions"],
         "turns": {name: len(turns) for name, turns in session["conversations"].items()},
     }

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgevlm.runtime import kernels
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies.base import Appended, Float32, newest
-from edgevlm.runtime.stateful import Stateful
+from edgevlm.runtime.stateful import State, Stateful
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
@@ -86,6 +86,15 @@ class SeqScores(Stateful):
 
     def __init__(self) -> None:
         self._seq, self._score, self._count = np.zeros((0, 0), np.int64), np.zeros((0, 0)), 0
+
+    def restore(self, state: State) -> None:
+        super().restore(state)
+        if (
+            self._score.shape != self._seq.shape
+            or not 0 <= self._count <= self._seq.shape[1]
+            or not np.isfinite(self._score).all()
+        ):
+            raise ValueError(f"scores {list(self._score.shape)} of {list(self._seq.shape)} tokens, {self._count} of them valid")
 
     def get(self, seq: Int64) -> Float64:
         """The score of each token of ``seq`` ``[heads, n]``, in any order; 0 for one that has none."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime import _native
-from edgevlm.runtime.stateful import Stateful
+from edgevlm.runtime.stateful import State, Stateful
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
@@ -56,6 +56,11 @@ class HashClusters(Stateful):
         self.planes = np.zeros((kv_heads, head_dim, BITS), np.int8)
         drawn = np.random.default_rng(SEED).standard_normal((kv_heads, head_dim, planes))
         self.planes[..., :planes] = np.clip(np.rint(SPREAD * drawn), -127, 127)
+
+    def restore(self, state: State) -> None:
+        super().restore(state)
+        if (self.count < 0).any() or not (np.isfinite(self.key).all() and np.isfinite(self.position).all()):
+            raise ValueError("clusters of less than no tokens, or that are nowhere")
 
     @staticmethod
     def slot_bytes(head_dim: int, axes: int) -> int:

@@ -6,24 +6,114 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from edgevlm import __version__
-from edgevlm.errors import UserError
+from edgevlm.errors import SnapshotError, UserError
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.changed_encoder import ChangedEncoder
 from edgevlm.runtime.chat import Chat, Conversations
 from edgevlm.runtime.chunk import Chunk
 from edgevlm.runtime.policies import Policy
-from edgevlm.runtime.snapshots.format import Arrays, Snapshot, padding
+from edgevlm.runtime.snapshots.format import Arrays, OtherFormat, Snapshot, padding, read_about
 from edgevlm.runtime.stateful import add_prefix, strip_prefix
-from edgevlm.runtime.stats import Progress
+from edgevlm.runtime.stats import MemoryStats, Progress
 from edgevlm.runtime.stream import Stream
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+Whole = Annotated[int, Ge(0), Le(1 << 53)]
+Place = Annotated[int, Ge(0), Le(1 << 30)]
+Seconds = Annotated[float, Ge(-1e12), Le(1e12)]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHeader:
+    """positions: of :class:`edgevlm.runtime.positions.Positions`."""
+
+    positions: (
+        tuple[Place, Place | None, Place, Seconds] | tuple[Place, Place | None, Place, Seconds, Place | None]
+    )  # older snapshots have four
+    seq: Whole
+    frames: Whole
+    stats: MemoryStats
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkHeader:
+    """Frames of the chunk that is filling up."""
+
+    taken: Whole
+    encoded: Whole
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHeader:
+    """conversations: turns by name."""
+
+    frames: Whole
+    chunks: Whole
+    time_s: Seconds
+    conversations: dict[str, list[tuple[str, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What :func:`identity` always has."""
+
+    model: str
+    name: str
+    policy: str
+    budget: Whole
+    dtype: str
+    chunk: Whole
+    reindexing: str
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a snapshot's header must be, whoever wrote it."""
+
+    edgevlm: str
+    written: Annotated[float, Ge(0), Le(1e12)]
+    source: str
+    identity: Identity
+    stream: StreamHeader
+    chunk: ChunkHeader
+    session: SessionHeader
+
+
+@cache
+def _schema() -> TypeAdapter[Header]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Header)
+
+
+def check_header(about: Mapping[str, Any]) -> None:
+    """Raise SnapshotError for a header that is none; OtherFormat where another edgevlm may have meant something by it."""
+    from pydantic import ValidationError
+    from pydantic_core import to_json
+
+    try:
+        _schema().validate_json(to_json(dict(about)), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        why = f"{'.'.join(map(str, first['loc']))[:120]}: {first['msg'][:120]}"
+        if isinstance(version := about.get("edgevlm"), str) and version != __version__:
+            raise OtherFormat(
+                f"was written by edgevlm {version[:40]}, and {__version__} cannot go on from it ({why})"
+            ) from None
+        raise SnapshotError(f"does not describe a session ({why})") from None
 
 
 def identity(stream: Stream, chat: Chat, text: TextBudget, encoder: ChangedEncoder | None = None) -> dict[str, Any]:
@@ -82,20 +172,30 @@ def capture(
 def restore(snapshot: Snapshot, stream: Stream, chunk: Chunk, conversations: Conversations, progress: Progress) -> None:
     """Go on from a snapshot of a session with the same :func:`identity`.
 
-    Raises UserError for one that another edgevlm wrote and this one cannot take up; nothing may be done with them after that.
+    Raises SnapshotError for one that does not fit, and UserError where another edgevlm wrote it; nothing may be done with them
+    after that.
     """
     about, arrays = snapshot.about, snapshot.arrays
     try:
         stream.restore(about["stream"], arrays)
         chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
+        frame = stream.model.bundle.vision.tokens_per_frame, stream.model.bundle.decoder.row_width
+        for name in ("chunk.features", "present.features"):
+            if name in arrays and arrays[name].shape[-2:] != frame:
+                raise ValueError(f"{name} is {list(arrays[name].shape)} and a frame {list(frame)}")
         progress.restore(about["session"])
         turns = about["session"]["conversations"]
         conversations.turns = {name: [(asked, said) for asked, said in of] for name, of in turns.items()}
-    except (KeyError, TypeError, ValueError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever does not fit, in any part
+        why = f"{type(error).__name__}: {error}"[:300].replace("\n", " ")
+        if about["edgevlm"] == __version__:
+            raise SnapshotError(f"does not fit this session ({why})") from None
         raise UserError(
             f"{snapshot.path}: edgevlm {about['edgevlm']} wrote it, and {__version__} cannot go on from it "
-            f"({type(error).__name__}: {error}); use that edgevlm, or choose another folder"
-        ) from error
+            f"({why}); use that edgevlm, or choose another folder"
+        ) from None
 
 
 class CaptureBuffer:
@@ -129,6 +229,16 @@ def described(about: Mapping[str, Any], now: float | None = None) -> str:
     age = max(0.0, (time.time() if now is None else now) - about["written"])
     session = about["session"]
     return f"{session['frames']:,} frames to {session['time_s']:.1f} s, written {ago(age)} ago"
+
+
+def lost(path: Path) -> str:
+    """How much of a stream went with a snapshot that cannot be used, as far as it says so."""
+    try:
+        about, _ = read_about(path)
+        check_header(about)
+        return f"{path.name}: {described(about)}"
+    except SnapshotError:
+        return path.name
 
 
 def ago(seconds: float) -> str:

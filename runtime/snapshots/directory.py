@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from edgevlm.errors import SnapshotError, UserError
 from edgevlm.runtime.atomic import flush
 from edgevlm.runtime.paths import PRIVATE
+from edgevlm.runtime.snapshots.capture import check_header, lost
 from edgevlm.runtime.snapshots.format import Arrays, OtherFormat, Snapshot, read, write
 
 LOCK = "lock"
@@ -29,7 +30,9 @@ def verified(folder: Path) -> Iterator[tuple[Path, Snapshot | SnapshotError]]:
     """Each snapshot of a folder, newest first, or why it cannot be used."""
     for path in snapshots(folder):
         try:
-            yield path, read(path)
+            found = read(path)
+            check_header(found.about)
+            yield path, found
         except SnapshotError as error:
             yield path, error
 
@@ -70,20 +73,29 @@ class SnapshotDirectory:
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "Permission denied")
 
-    def resume(self, wanted: Mapping[str, Any]) -> tuple[Snapshot | None, list[str]]:
+    def resume(
+        self, wanted: Mapping[str, Any], take: Callable[[Snapshot], object] = lambda _: None
+    ) -> tuple[Snapshot | None, list[str]]:
         """The newest good snapshot of a session with the identity ``wanted``, and why newer ones were refused.
 
-        Raises UserError where what is there is good and of another session: it must not be overwritten.
+        take: goes on from it, or raises SnapshotError: then the one before is tried. Raises UserError where what is there is
+        good and of another session: it must not be overwritten.
         """
         refused: list[str] = []
         others: list[str] = []
         for path, found in verified(self.path):
             why = str(found) if isinstance(found, SnapshotError) else difference(found.about["identity"], wanted)
-            if not why and isinstance(found, Snapshot):
-                self._kept = path
-                return found, refused
+            fits = not why
+            if fits and isinstance(found, Snapshot):
+                try:
+                    take(found)
+                except SnapshotError as error:
+                    why = str(error)
+                else:
+                    self._kept = path
+                    return found, refused
             refused.append(f"{path.name} {why}")
-            if isinstance(found, Snapshot | OtherFormat):
+            if isinstance(found, Snapshot | OtherFormat) and not fits:
                 others.append(refused[-1])
         if others:
             same = "run with the same settings as before, or choose another folder"
@@ -112,8 +124,13 @@ class SnapshotDirectory:
         before, self._kept = None if alone else self._kept, target
         for path in snapshots(self.path):
             if path not in (before, target):
-                path.unlink()
+                with suppress(OSError):  # a folder, say: what was written is good
+                    path.unlink()
         return target
+
+    def lost(self) -> str:
+        """What its snapshots held, where none can be used."""
+        return "; ".join(map(lost, snapshots(self.path)))
 
     def close(self) -> None:
         """Let another process have it."""
@@ -125,13 +142,18 @@ class SnapshotDirectory:
 def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """In what a snapshot is of another session, in words; empty where it is not."""
     if found.get("dtype") != wanted["dtype"]:
-        return f"holds {found.get('dtype')} keys and values, and this model keeps {wanted['dtype']}"
+        return f"holds {_brief(found.get('dtype'))} keys and values, and this model keeps {wanted['dtype']}"
     if found["model"] != wanted["model"]:
-        return f"is of another model ({found['name']})"
+        return f"is of another model ({_brief(found['name'])})"
     for name, mine in wanted.items():
         if name != "name" and found.get(name) != mine:
-            return f"was made with {name} {found.get(name)} and this run has {mine}"
+            return f"was made with {name} {_brief(found.get(name))} and this run has {mine}"
     return ""
+
+
+def _brief(value: object) -> str:
+    """As a line has it."""
+    return " ".join(str(value)[:200].split())
 
 
 def _private(path: str, flags: int) -> int:

@@ -7,24 +7,30 @@ docs/internals/snapshots.md draws the layout.
 from __future__ import annotations
 
 import json
+import math
+import os
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import from_json
 
 from edgevlm.errors import SnapshotError
+from edgevlm.runtime.paths import open_file
 
 FORMAT = 2
 MAGIC = b"EDGEVLM\x1a"
 PREAMBLE = struct.Struct("<8sIIQ")  # magic, format, CRC-32 of the header, bytes of preamble and header with its padding
 ALIGNMENT = 64
 LARGEST_HEADER = 1 << 28
-KINDS = "biuf"  # numpy's, of the arrays that there can be
+KINDS = r"\|b1|\|[iu]1|<[iu][248]|<f[248]"  # numpy's, of the arrays that there can be
 
 Arrays = Mapping[str, NDArray]
 
@@ -69,7 +75,7 @@ def write(stream: BinaryIO, about: Mapping[str, Any], arrays: Arrays) -> int:
 def read_about(path: Path) -> tuple[dict[str, Any], int]:
     """The header of a snapshot, and the bytes before its arrays, which are not looked at. Raises SnapshotError."""
     try:
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             start = stream.read(PREAMBLE.size)
             if len(start) < PREAMBLE.size or not start.startswith(MAGIC):
                 raise SnapshotError("is no snapshot, or torn at its start")
@@ -80,10 +86,13 @@ def read_about(path: Path) -> tuple[dict[str, Any], int]:
             body = stream.read(whole - PREAMBLE.size) if PREAMBLE.size <= whole <= LARGEST_HEADER else b""
             if _header_sum(whole, body) != checksum:
                 raise SnapshotError("is damaged (the checksum of its header does not match)")
-            about: dict[str, Any] = json.loads(body)
-            size = path.stat().st_size
+            about, size = from_json(body, allow_inf_nan=False), os.fstat(stream.fileno()).st_size
     except OSError as error:
         raise SnapshotError(f"cannot be read ({error.strerror})") from None
+    except ValueError:
+        raise SnapshotError("has a header that is not JSON") from None
+    if not isinstance(about, dict) or type(about.get("bytes")) is not int:
+        raise SnapshotError("does not describe itself")
     if size != whole + about["bytes"]:
         raise SnapshotError(f"is torn ({size} bytes, not {whole + about['bytes']})")
     return about, whole
@@ -92,19 +101,46 @@ def read_about(path: Path) -> tuple[dict[str, Any], int]:
 def read(path: Path) -> Snapshot:
     """A snapshot, every byte verified. Raises SnapshotError, which says what is wrong with it and leaves its name out."""
     about, start = read_about(path)
+    sections = about.get("sections")
+    if not isinstance(sections, list) or not all(map(_is_section, sections)) or about["bytes"] < 0:
+        raise SnapshotError("does not describe itself")
     try:
         block = np.memmap(path, np.uint8, "r", start, (about["bytes"],)) if about["bytes"] else np.zeros(0, np.uint8)
+        with open_file(path) as stream:
+            return Snapshot(path, about, {section[0]: _array(stream, start, block, *section) for section in sections})
     except OSError as error:
         raise SnapshotError(f"cannot be read ({error.strerror})") from None
-    return Snapshot(path, about, {str(section[0]): _array(block, *section) for section in about["sections"]})
 
 
-def _array(block: NDArray[np.uint8], name: str, kind: str, shape: list[int], offset: int, checksum: int) -> NDArray:
+def _is_section(section: object) -> bool:
+    if not isinstance(section, list) or len(section) != 5 or not isinstance(section[1], str):
+        return False
+    name, kind, shape, *numbers = section
+    sizes = [*shape, *numbers] if isinstance(shape, list) and len(shape) <= 8 else [-1]
+    known = re.fullmatch(KINDS, kind) is not None
+    return isinstance(name, str) and known and all(type(size) is int and 0 <= size < 1 << 48 for size in sizes)
+
+
+def _array(
+    stream: BufferedReader,
+    start: int,
+    block: NDArray[np.uint8],
+    name: str,
+    kind: str,
+    shape: list[int],
+    offset: int,
+    checksum: int,
+) -> NDArray:
+    """An array, mapped; read once before, for its checksum: where the disk cannot, a mapping would kill the process."""
     dtype = np.dtype(kind)
-    size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-    if dtype.kind not in KINDS or not 0 <= offset <= offset + size <= len(block):
+    size = dtype.itemsize * math.prod(shape)
+    if not offset <= offset + size <= len(block):
         raise SnapshotError(f"does not describe itself ({name})")
-    if crc32(block[offset : offset + size + padding(size)].data) != checksum:
+    stream.seek(start + offset)
+    left, found = size + padding(size), 0
+    while left and (part := stream.read(min(left, 1 << 20))):
+        left, found = left - len(part), crc32(part, found)
+    if found != checksum:
         raise SnapshotError(f"is damaged (the checksum of {name} does not match)")
     return block[offset : offset + size].view(dtype).reshape(shape)
 

@@ -62,21 +62,21 @@ class SnapshotWriter:
     def directory(self) -> Path:
         return self._directory.path
 
-    def attach(self, session: Captured, identity: dict[str, Any], nbytes: int) -> Snapshot | None:
-        """The snapshot for ``session`` to go on from, if there is one; called once, by the session.
+    def attach(self, session: Captured, identity: dict[str, Any], nbytes: int, take: Callable[[Snapshot], object]) -> None:
+        """Let ``session`` go on from the newest snapshot that it can; called once, by the session.
 
-        nbytes: of the second buffer. Raises UserError for a directory that holds another session.
+        nbytes: of the second buffer. take: goes on from a snapshot; where it raises SnapshotError, from none of it. Raises
+        UserError for a directory that holds another session.
         """
         self._session, self._identity = session, identity
-        self.resumed, refused = self._directory.resume(identity)
+        self.resumed, refused = self._directory.resume(identity, take)
         for line in refused:
             self._tell(f"refused: {line}")
         if self.resumed is not None:
             self._tell(f"resumed from {self.resumed.path.name}: {described(self.resumed.about)}")
         elif refused:
-            self._tell(f"nothing in {self._directory.path} can be used: a new stream begins")
+            self._tell(f"nothing in {self._directory.path} can be used: a new stream begins; lost: {self._directory.lost()}")
         self.buffer = CaptureBuffer(nbytes)
-        return self.resumed
 
     def start(self) -> None:
         """Begin to take snapshots; of the one to go on from, all has been taken, and its file is let go of."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgevlm import __version__
 from edgevlm.errors import SnapshotError, UserError
 from edgevlm.runtime.snapshots import directory as directory_module
 from edgevlm.runtime.snapshots.capture import CaptureBuffer
@@ -23,8 +24,12 @@ ARRAYS = {
     "flags": np.array([True, False, True]),
     "bytes": np.frombuffer(b"Question: \xc3\xa4?", np.uint8),
 }
-WANTED = {"model": "abc", "name": "shop", "policy": "uniform", "budget": 8, "dtype": "fp32"}
-ABOUT = {"identity": WANTED, "session": {"frames": 3, "time_s": 1.5}, "written": 0.0, "said": "wh\u00e4t \U0001f600"}
+WANTED = {"model": "abc", "name": "shop", "policy": "uniform", "budget": 8, "dtype": "fp32", "chunk": 8, "reindexing": "lazy"}
+SESSION = {"frames": 3, "chunks": 0, "time_s": 1.5, "conversations": {"talk": [["who?", "nobody"]]}}
+ABOUT = {
+    "edgevlm": __version__, "written": 0.0, "source": "wh\u00e4t \U0001f600", "identity": WANTED, "session": SESSION,
+    "stream": {"positions": [3, None, 0, 0.0, None], "seq": 3, "frames": 3, "stats": {}}, "chunk": {"taken": 0, "encoded": 0},
+}  # fmt: skip
 
 
 def written(path, about=ABOUT, arrays=ARRAYS):
@@ -129,7 +134,7 @@ def test_two_generations_are_kept(tmp_path):
     state = SnapshotDirectory(tmp_path)
     assert state.resume(WANTED) == (None, [])
     for frames in range(5):
-        state.write({**ABOUT, "session": {"frames": frames}}, ARRAYS)
+        state.write({**ABOUT, "session": {**SESSION, "frames": frames}}, ARRAYS)
     assert [path.name for path in snapshots(tmp_path)] == ["00000005.snapshot", "00000004.snapshot"]
     state.close()
     again = SnapshotDirectory(tmp_path)

@@ -2,6 +2,7 @@
 
 import copy
 import errno
+import os
 import signal
 import threading
 import time
@@ -12,9 +13,11 @@ from memory import arena
 from pictures import frames
 
 from edgevlm.errors import UserError
+from edgevlm.runtime.paths import open_file
 from edgevlm.runtime.pressure import Available, Pressure
 from edgevlm.runtime.session import Session, TextBudget
 from edgevlm.runtime.snapshots import SnapshotWriter
+from edgevlm.runtime.snapshots import format as format_module
 from edgevlm.runtime.snapshots.capture import CaptureBuffer
 from edgevlm.runtime.snapshots.directory import SnapshotDirectory, snapshots, verified
 from edgevlm.runtime.snapshots.format import read, write
@@ -212,6 +215,79 @@ def test_one_that_another_edgevlm_wrote_otherwise_is_one_line_and_stays(model, t
     assert "\n" not in str(caught.value)
     assert path.read_bytes() == before
     SnapshotDirectory(tmp_path).close()
+
+
+def rewritten(path, change):
+    """A snapshot with something else in it and right checksums."""
+    found = read(path)
+    about, arrays = copy.deepcopy(dict(found.about)), dict(found.arrays)
+    change(about, arrays)
+    path.unlink()
+    with path.open("wb") as stream:
+        write(stream, about, arrays)
+
+
+WRONG = [
+    lambda about, arrays: about["session"].update(conversations="x"),
+    lambda about, arrays: about["stream"].update(positions=[None, *about["stream"]["positions"][1:]]),
+    lambda about, arrays: about["stream"].update(seq={}),
+    lambda about, arrays: about["stream"]["stats"].update(guidance_ms=None),
+    lambda about, arrays: about.update(written=""),
+    lambda about, arrays: arrays.update({"layer0.seq": arrays["layer0.seq"].astype(bool)}),
+    lambda about, arrays: arrays.update({"layer0.row": arrays["layer0.row"][0]}),
+    lambda about, arrays: arrays.update({"chunk.seconds": arrays["chunk.seconds"][:0]}),
+]
+
+
+@pytest.mark.parametrize("change", WRONG)
+def test_one_that_does_not_fit_is_refused_and_the_one_before_used(model, tmp_path, change):
+    for _ in range(2):
+        with opened(model, tmp_path, []) as session:
+            for image in frames(3, model):
+                session.watch(image)
+    newest, older = snapshots(tmp_path)
+    rewritten(newest, change)
+    said = []
+    with opened(model, tmp_path, said) as session:
+        assert session.stats.frames == 3
+        session.watch(next(iter(frames(1, model))))
+    assert [line.partition(" ")[0] for line in said] == ["refused:", "resumed"]
+    assert newest.name in said[0]
+    assert older.name in said[1]
+
+
+def test_a_pipe_is_not_waited_for_and_a_new_stream_says_what_is_lost(model, tmp_path):
+    with opened(model, tmp_path, []) as session:
+        for image in frames(3, model):
+            session.watch(image)
+    (path,) = snapshots(tmp_path)
+    rewritten(path, lambda about, arrays: arrays.pop("layer0.position"))
+    os.mkfifo(tmp_path / "00000007.snapshot")
+    said = []
+    with opened(model, tmp_path, said) as session:
+        assert session.stats.frames == 0
+    assert "00000007.snapshot cannot be read" in said[0]
+    assert "a new stream begins; lost: 00000007.snapshot; 00000001.snapshot: 3 frames to " in said[-1]
+
+
+def test_a_disk_that_cannot_read_the_newest_gives_the_one_before(model, tmp_path, monkeypatch):
+    for _ in range(2):
+        with opened(model, tmp_path, []) as session:
+            for image in frames(3, model):
+                session.watch(image)
+    newest, older = snapshots(tmp_path)
+
+    def fails(path):
+        if Path(path) == newest:
+            raise OSError(errno.EIO, "Input/output error")
+        return open_file(path)
+
+    monkeypatch.setattr(format_module, "open_file", fails)
+    said = []
+    with opened(model, tmp_path, said) as session:
+        assert session.stats.frames == 3
+    assert said[0].startswith(f"refused: {newest.name} cannot be read (Input/output error)")
+    assert older.name in said[1]
 
 
 class Machine:
