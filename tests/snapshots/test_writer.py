@@ -82,7 +82,7 @@ def test_a_disk_that_is_full_is_said_once_and_so_is_its_end(model, tmp_path, mon
     said, full, write = [], threading.Event(), SnapshotDirectory.write
     tries = []
 
-    def fails(self, *_):
+    def fails(*_):
         tries.append(1)
         if full.is_set():
             raise OSError(errno.ENOSPC, "No space left on device")
