@@ -82,11 +82,11 @@ def test_a_disk_that_is_full_is_said_once_and_so_is_its_end(model, tmp_path, mon
     said, full, write = [], threading.Event(), SnapshotDirectory.write
     tries = []
 
-    def fails(*_):
+    def fails(*arguments):
         tries.append(1)
         if full.is_set():
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(self, about, arrays)
+        return write(*arguments)
 
     monkeypatch.setattr(SnapshotDirectory, "write", fails)
     images = iter(frames(20, model))
