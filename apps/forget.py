@@ -10,6 +10,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgevlm.apps.journal import FILE as JOURNAL
+from edgevlm.apps.journal import Journal
 from edgevlm.apps.run.clock import clock_time, moment
 from edgevlm.apps.run.thumbnails import FILE as THUMBNAILS
 from edgevlm.apps.run.thumbnails import Thumbnails
@@ -77,13 +79,16 @@ def forget_folder(folder: Path, span: Span, stream: str | None = None) -> dict[s
     stream: of this camera of a server alone.
     """
     found = {path: name for path, name in _cameras(folder) if stream in (None, name)}
-    if not found and not (folder / EVENTS).exists():
+    if not found and not any((folder / name).exists() for name in (EVENTS, JOURNAL)):
         raise UserError(f"{folder}: no state of {stream or 'a run or a server'} is kept there")
     forgotten = {name: _forget_camera(path, span) for path, name in found.items()}
     if (folder / EVENTS).exists():
         store = EventStore(folder)
         with closing(store):
             forgotten.setdefault(stream or "", {})["events"] = store.forget(*span.open_ended, stream)
+    if (folder / JOURNAL).exists():
+        with closing(Journal(folder)) as journal:
+            forgotten.setdefault(stream or "", {})["journal"] = journal.forget(*span.open_ended, stream)
     return forgotten
 
 

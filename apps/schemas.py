@@ -124,6 +124,13 @@ LINES: dict[str, dict[str, Fields]] = {
             "evidence_held": ("boolean|null", "False where what would answer is no longer in memory; null where nobody knows."),
         },
     },
+    "journal": {
+        "line": {
+            "time": ("string", "When it was seen: RFC 3339, UTC."),
+            "stream": ("string", "The camera."),
+            "text": ("string", "What the model said it saw."),
+        },
+    },
     "forget": {
         "forgotten": {
             "stream": ("string", "The camera; empty for events of all."),

@@ -23,6 +23,7 @@ COMMANDS = {  # in the order of --help
     "serve": ("edgevlm.apps.commands.serve:serve", "Serve cameras over HTTP, with a page."),
     "ask": ("edgevlm.apps.commands.serve:ask", "Ask a running server."),
     "digest": ("edgevlm.apps.commands.serve:digest", "Tell what happened while you were away."),
+    "journal": ("edgevlm.apps.commands.serve:journal", "Show what cameras have written down."),
     "forget": ("edgevlm.apps.commands.serve:forget", "Delete what was seen, from memory and disk."),
     "config": ("edgevlm.apps.commands.serve:config", "Check a server's configuration."),
     "plan": ("edgevlm.apps.commands.plan:plan", "Estimate memory and speed before building anything."),
@@ -39,7 +40,7 @@ COMMANDS = {  # in the order of --help
     "bench": ("edgevlm.bench.cli:app", "Measure speed, memory and accuracy."),
 }
 MODELS = ("plan", "models", "export", "build", "bundles", "policies", "calibrate")
-WATCH = ("run", "watch", "serve", "ask", "digest", "forget", "config")
+WATCH = ("run", "watch", "serve", "ask", "digest", "journal", "forget", "config")
 PANELS = {name: "Watch" if name in WATCH else "Models and policies" if name in MODELS else "This machine" for name in COMMANDS}
 
 app = lazy_app(

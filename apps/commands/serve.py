@@ -1,4 +1,4 @@
-"""``edgevlm serve``, ``edgevlm ask``, ``edgevlm forget`` and ``edgevlm config``."""
+"""``edgevlm serve``, ``edgevlm ask``, ``edgevlm forget``, ``edgevlm journal`` and ``edgevlm config``."""
 
 from __future__ import annotations
 
@@ -146,6 +146,30 @@ def digest(
 
     window = {"since": since, "until": until, "camera": camera}
     show_digest({name: text for name, text in window.items() if text is not None}, url, key_file, json)
+
+
+def journal(
+    search: Annotated[str | None, typer.Option(metavar="TEXT", help="Show lines that have these words.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="10m|14:03", help="Show lines from then on.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="5m|14:10", help="Show lines until then.")] = None,
+    stream: Annotated[str | None, typer.Option(metavar="NAME", help="Show this camera's alone.", show_default="all")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", help="Show the newest N lines.", min=1, max=1000)] = 100,
+    url: Annotated[str, typer.Option(metavar="URL", help="Ask the server at this address.")] = "http://127.0.0.1:8000",
+    key_file: KeyFile = None,
+    json: Json = False,
+) -> None:
+    """Show what cameras have written down.
+
+    A server writes a journal where its configuration has [journal] every = MINUTES. The oldest line comes first.
+    """
+    from edgevlm.apps.journal import Line
+    from edgevlm.apps.run.clock import moment
+    from edgevlm.apps.schemas import json_line
+    from edgevlm.apps.serve.client import journal_of
+
+    wanted = {"search": search, "since": since, "until": until, "stream": stream, "limit": str(limit)}
+    for each in reversed(journal_of(url, {name: text for name, text in wanted.items() if text is not None}, key_file)):
+        typer.echo(json_line("line", each) if json else str(Line(each["stream"], moment(each["time"]), each["text"])))
 
 
 config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check a server's configuration.")

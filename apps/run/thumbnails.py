@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import threading
 import time
@@ -33,7 +34,9 @@ class Taken:
 
 
 class Thumbnails:
-    """JPEGs by frame number. Beyond ``cap`` bytes those of forgotten frames go first, oldest first, then every second one.
+    """JPEGs by frame number, for so many ``days``.
+
+    Beyond ``cap`` bytes those of forgotten frames go first, oldest first, then every second one.
 
     folder: where they outlive the process, in :data:`FILE`; a file that cannot be read is begun anew.
     every: seconds from one write to the disk to the next; a crash loses what came since. notify: is told in one
@@ -47,8 +50,9 @@ class Thumbnails:
         *,
         every: float = 30.0,
         cap: int = CAP,
+        days: float = math.inf,
     ) -> None:
-        self._cap, self._every, self._notify = cap, every, notify
+        self._days, self._cap, self._every, self._notify = days, cap, every, notify
         self._failing = self._told = False  # since the last commit; and since it last worked
         self._lock, self._written, self._bytes = threading.Lock(), time.monotonic(), 0
         try:
@@ -80,6 +84,8 @@ class Thumbnails:
                     self._run("UPDATE thumbnails SET held = 0 WHERE frame = ?", (frame,))
             if self._bytes > self._cap:
                 self._shrink()
+            if self._days < math.inf:
+                self._run("DELETE FROM thumbnails WHERE wall < ?", (time.time() - 86_400 * self._days,))
             if time.monotonic() - self._written > self._every:
                 self._commit()
 

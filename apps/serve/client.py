@@ -101,6 +101,13 @@ def show_digest(window: dict[str, str], url: str, key_file: Path | None, as_json
             to_stderr(f"no watch was open since {found['since']}")
 
 
+def journal_of(url: str, query: dict[str, str], key_file: Path | None) -> list[dict[str, Any]]:
+    """Lines of a server's journal, newest first. Raises UserError, one line."""
+    with asked(url, f"/v1/journal?{urlencode(query)}", None, key_file) as response:
+        lines: list[dict[str, Any]] = json.load(response)["data"]
+        return lines
+
+
 def chunks(url: str, body: dict[str, Any], key_file: Path | None) -> Iterator[dict[str, Any]]:
     """The chunks of a streamed completion."""
     with asked(url, "/v1/chat/completions", body, key_file) as response:

@@ -11,6 +11,9 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 
 from edgevlm.apps.credentials import secret
+from edgevlm.apps.journal import CAP as JOURNAL_CAP
+from edgevlm.apps.journal import DAYS as JOURNAL_DAYS
+from edgevlm.apps.run.thumbnails import CAP as THUMBNAILS_CAP
 from edgevlm.apps.sources.hosts import AllowedHosts
 from edgevlm.apps.watches.events import CAP, DAYS
 from edgevlm.apps.watches.sinks import SinkSettings
@@ -27,7 +30,7 @@ else:
 MAX_CONFIG = 1 << 20  # bytes
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-FIXED = ("engine", "threads", "state", "events")  # while a server runs
+FIXED = ("engine", "threads", "state", "events", "thumbnails", "journal")  # while a server runs
 FIXED_OF_SERVER = ("host", "port", "max_connections")
 
 
@@ -106,6 +109,30 @@ class EventSettings(Section):
     megabytes: Annotated[int, Field(ge=1, le=1 << 20)] = CAP >> 20
 
 
+class ThumbnailSettings(Section):
+    """What is kept of a camera's pictures: for so many days, and so many megabytes."""
+
+    days: Annotated[float, Field(gt=0, le=36_500)] = 3650.0
+    megabytes: Annotated[int, Field(ge=1, le=1 << 20)] = THUMBNAILS_CAP >> 20
+
+
+class JournalSettings(Section):
+    """every: minutes from one line of a camera to the next, 0 for no journal. prompt: what the model is asked for one.
+
+    changed: a tenth of that time after the last line the next is due once the model has taken in so many frames' worth of what
+    changed (under ``append = "changed"``). max_tokens: of a line. context: tokens of lines that a question is given, those
+    with its words; 0 for none. days, megabytes: that lines are kept.
+    """
+
+    every: Annotated[float, Field(ge=0, le=525_600)] = 0.0
+    prompt: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    changed: Annotated[float, Field(gt=0, le=1e6)] = 2.0
+    max_tokens: Annotated[int, Field(ge=1, le=4096)] = 48
+    context: Annotated[int, Field(ge=0, le=65_536)] = 0
+    days: Annotated[float, Field(gt=0, le=36_500)] = JOURNAL_DAYS
+    megabytes: Annotated[int, Field(ge=1, le=1 << 20)] = JOURNAL_CAP >> 20
+
+
 class ServeConfig(Section):
     """All of edgevlm.toml. state: the folder of snapshots and events; the user's state folder unless given."""
 
@@ -121,6 +148,8 @@ class ServeConfig(Section):
     state_every: Annotated[float, Field(gt=0, le=86_400)] = 30.0
     server: ServerSettings = ServerSettings()
     events: EventSettings = EventSettings()
+    thumbnails: ThumbnailSettings = ThumbnailSettings()
+    journal: JournalSettings = JournalSettings()
     sinks: Annotated[list[SinkSettings], Field(max_length=64)] = []
     cameras: dict[Name, CameraSettings] = {}
     watches: Annotated[list[Watch], Field(max_length=256)] = []

@@ -400,6 +400,23 @@ def add_streams(app: FastAPI, server: Server) -> None:
 
 
 def add_events(app: FastAPI, server: Server) -> None:
+    @app.get("/v1/journal", tags=["events"])
+    async def journal(
+        search: Annotated[str, Query(max_length=256)] | None = None,
+        since: When | None = None,
+        until: When | None = None,
+        stream: Annotated[str, Query(max_length=64)] | None = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_EVENTS)] = 100,
+    ) -> dict[str, Any]:
+        """What cameras have written in words, newest first. search: all of these words. since, until: as in `/v1/events`."""
+        span = moments(since, until)
+
+        def found() -> list[dict[str, Any]]:
+            kept = server.service.journal
+            return [] if kept is None else [line.json() for line in kept.query(search, *span, stream, limit)]
+
+        return {"object": "list", "data": await run_in_threadpool(found)}
+
     @app.get("/v1/events", tags=["events"])
     async def events(
         since: When | None = None,
@@ -411,14 +428,11 @@ def add_events(app: FastAPI, server: Server) -> None:
     ) -> dict[str, Any]:
         """Watches that opened and closed, newest first. since, until: `10m`, `14:03` or RFC 3339. text: part of the question,
         or of the name of watch or camera."""
-        span = {}
-        for name, given in (("since", since), ("until", until)):
-            with field(name):
-                span[name] = None if given is None else moment(given)
+        span = moments(since, until)
 
         def found() -> list[dict[str, Any]]:
             store = server.service.delivery.store
-            return [each.json() for each in store.query(span["since"], span["until"], camera, watch, text, limit)]
+            return [each.json() for each in store.query(*span, camera, watch, text, limit)]
 
         return {"object": "list", "data": await run_in_threadpool(found)}
 
@@ -481,6 +495,15 @@ def add_watches(app: FastAPI, server: Server) -> None:
     async def remove(name: StreamName) -> None:
         """Ask it no more. Where it is open it closes."""
         await run_in_threadpool(watches.remove, known(name))
+
+
+def moments(since: str | None, until: str | None) -> tuple[float | None, float | None]:
+    """Seconds since 1970 of what a query names. Raises FieldError."""
+    span = []
+    for name, given in (("since", since), ("until", until)):
+        with field(name):
+            span.append(None if given is None else moment(given))
+    return span[0], span[1]
 
 
 async def listen(broadcast: Broadcast, stream: CameraStream) -> AsyncIterator[dict[str, str]]:

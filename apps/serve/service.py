@@ -19,8 +19,11 @@ from typing import Any
 from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.credentials import mask_credentials, secret
 from edgevlm.apps.forget import SWITCHED, Forgotten, Span
+from edgevlm.apps.journal import FILE as JOURNAL
+from edgevlm.apps.journal import Journal
 from edgevlm.apps.run.thumbnails import as_jpeg
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig, as_far_as_running, server_key
+from edgevlm.apps.serve.journal import JournalWriter
 from edgevlm.apps.serve.stream import CameraStream, stream_options
 from edgevlm.apps.sources import SourceOptions, check_source, open_source
 from edgevlm.apps.sources.hosts import AllowedHosts
@@ -87,6 +90,7 @@ class Service:
         self._notice, self._lock = notice, threading.RLock()
         self.power = Power()
         self._delivery: Delivery | None = None
+        self._journal: Journal | None = None
         self._state = Path(config.state) if config.state else state_folder()
         self._options, self._sinks = options or SourceOptions(), sinks or {}
         self.watches = Watches(self._watchers, lambda: self.delivery, notice)
@@ -174,6 +178,9 @@ class Service:
             if self.has_events or (self._state / EVENTS).exists():
                 for camera in [None] if name is None else cameras:
                     done.setdefault(camera or "", {})["events"] = self.delivery.store.forget(*span.open_ended, camera)
+            if self.journal is not None:
+                for camera in [None] if name is None else cameras:
+                    done.setdefault(camera or "", {})["journal"] = self.journal.forget(*span.open_ended, camera)
             return done
 
     def _forget_all(self, name: str) -> Forgotten:
@@ -271,6 +278,15 @@ class Service:
         return {name: stream.watcher for name, stream in self.streams.items()}
 
     @property
+    def journal(self) -> Journal | None:
+        """What cameras have written in words; None where there is none. Raises UserError."""
+        kept = self.config.journal
+        with self._lock:
+            if self._journal is None and (kept.every or (self._state / JOURNAL).exists()):
+                self._journal = Journal(self._state, self._notice, days=kept.days, cap=kept.megabytes << 20)
+            return self._journal
+
+    @property
     def has_events(self) -> bool:
         """Whether :attr:`delivery` is open."""
         return self._delivery is not None
@@ -335,6 +351,8 @@ class Service:
             if self._delivery is not None:
                 self._delivery.close()
                 self._delivery.store.close()
+            if self._journal is not None:
+                self._journal.close()
             if late := [name for name, thread in threads.items() if thread.is_alive()]:
                 self._notice(f"{', '.join(late)}: not closed within {CLOSING_S:g} s; the snapshot before the last one stays")
                 return
@@ -377,7 +395,11 @@ class Service:
         options = stream_options(replace(self._options, hosts=hosts), settings)
         model, config = self._model(settings.model or "demo"), self.config
         every, pictures = config.state_every, config.server.max_pictures
-        stream = CameraStream(name, settings, model, options, folder, every, pictures, self._notice, self.watches)
+        stream = CameraStream(
+            name, settings, model, options, folder, every, pictures, self._notice, self.watches, config.thumbnails
+        )
+        if self.journal is not None:
+            stream.journal = JournalWriter(stream, self.journal, config.journal)
         stream.paused = paused
         self.streams = {**self.streams, name: stream}
         self.watches.attach(stream.watcher)

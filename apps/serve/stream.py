@@ -23,7 +23,8 @@ from edgevlm.apps.run.loop import NEVER_TAUGHT, RunLoop, RunPlan
 from edgevlm.apps.run.memory_view import MemoryWatch, view_memory
 from edgevlm.apps.run.thumbnails import Thumbnails, as_jpeg
 from edgevlm.apps.run.watchdog import Notifier
-from edgevlm.apps.serve.config import CameraSettings
+from edgevlm.apps.serve.config import CameraSettings, ThumbnailSettings
+from edgevlm.apps.serve.journal import JournalWriter
 from edgevlm.apps.sources import Frame, Source, SourceOptions, comes_to_an_end, open_source
 from edgevlm.apps.watches.watcher import Watcher
 from edgevlm.apps.watches.watches import Watches
@@ -132,6 +133,7 @@ class CameraStream:
         pictures: int,
         told: Callable[[str], object],
         watches: Watches,
+        thumbnails: ThumbnailSettings,
     ) -> None:
         """Opens source and session. Raises UserError, and nothing is left open.
 
@@ -153,25 +155,28 @@ class CameraStream:
         try:
             self._writer = SnapshotWriter(folder, every, self.notice, mask_credentials(self._source.name))
             self.session = self._open_session(self._writer)
-            thumbnails = Thumbnails(folder, self.notice, every=every)
+            kept = Thumbnails(folder, self.notice, every=every, cap=thumbnails.megabytes << 20, days=thumbnails.days)
         except BaseException:
             self._source.close()
             if self._writer is not None:
                 self._writer.close()
             raise
-        self.observer = MemoryWatch(self.session, thumbnails)
+        self.observer = MemoryWatch(self.session, kept)
         self._since = 0.0
         self._resume()
         self.watcher = Watcher(
-            name, self.session, thumbnails, taught=lambda question: self.loop.as_taught(question), record=watches.record,
+            name, self.session, kept, taught=lambda question: self.loop.as_taught(question), record=watches.record,
             last=watches.last, changed=lambda fields: self._watch_changed(fields, watches), notice=self.notice,
             replays=self._address == "demo" or comes_to_an_end(self._address, None),
         )  # fmt: skip
         self.loop = self._make_loop()
+        self.journal: JournalWriter | None = None
         self._thread = threading.Thread(target=self._watch, name=f"edgevlm-stream-{name}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+        if self.journal is not None:
+            self.journal.start()
 
     @property
     def state(self) -> str:
@@ -194,6 +199,8 @@ class CameraStream:
             return NEVER_TAUGHT
         if not self.session.stats.frames:
             raise UserError("no frame has been watched yet; ask again in a moment")
+        if self.journal is not None:
+            taught = self.journal.with_notes(taught, sampling)
         return self.session.ask(taught, history=() if self.model.is_demo else turns, **sampling)
 
     def forget(self, span: Span) -> Forgotten:
@@ -295,6 +302,8 @@ class CameraStream:
         """End it, with a last snapshot."""
         self._closing.set()
         self._wake.set()
+        if self.journal is not None:
+            self.journal.close()
         self.loop.stop()
         self._source.close()
         self.session.cancel()
