@@ -7,11 +7,11 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from edgevlm.apps.run.memory_view import MemoryWatch, view_memory
 from edgevlm.apps.run.thumbnails import Thumbnails, as_jpeg
 from edgevlm.apps.run.watchdog import Notifier
 from edgevlm.apps.serve.config import CameraSettings, ThumbnailSettings
-from edgevlm.apps.serve.journal import JournalWriter
 from edgevlm.apps.sources import Frame, Source, SourceOptions, comes_to_an_end, open_source
 from edgevlm.apps.watches.watcher import Watcher
 from edgevlm.apps.watches.watches import Watches
@@ -116,6 +115,14 @@ class SignsOfLife(Notifier):
         self.count += 1
 
 
+class Notes(Protocol):
+    """A camera's journal: written from its start to its close, and what stands in it before a question."""
+
+    def start(self) -> None: ...
+    def close(self) -> None: ...
+    def with_notes(self, question: str, window: Mapping[str, Any]) -> str: ...
+
+
 class CameraStream:
     """A camera that is watched until :meth:`close`. ``events``: what happens, for listeners; ``told``: called with notices.
 
@@ -170,7 +177,7 @@ class CameraStream:
             replays=self._address == "demo" or comes_to_an_end(self._address, None),
         )  # fmt: skip
         self.loop = self._make_loop()
-        self.journal: JournalWriter | None = None
+        self.journal: Notes | None = None
         self._thread = threading.Thread(target=self._watch, name=f"edgevlm-stream-{name}", daemon=True)
 
     def start(self) -> None:
