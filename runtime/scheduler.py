@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 PERIOD_S = 0.5  # of a session that says nothing else
 RETURN_S = 0.01  # that a session which is due next may take to come back with its next task
-WATCH_SHARE = 0.2  # of the time, that watches may take
+WATCH_SHARE = 0.15  # of the time, that watches may take
 
 
 class Task(NamedTuple):
@@ -52,7 +52,7 @@ class Scheduler:
     of a session that waits for no urgent one has its turn: a camera that is asked without end does not stop the others.
 
     Watches, in the order submitted, take WATCH_SHARE of the time at most, whatever their number: after one that took t seconds
-    the next begins 4 t later.
+    the next begins 5.7 t later.
 
     Engine, caches and policies of a model are touched by this thread alone, so nothing else needs a lock. The thread starts
     with the first task.
