@@ -282,6 +282,7 @@ class Session:
         """Ask about everything watched so far. Returns at once: print the answer, or iterate it for its text as it comes.
 
         The memory afterwards is what it was before, but under a policy that compresses under questions (``snapkv-guided``).
+        A chunk that the stream's end leaves partial is another exception: docs/guide/asking.md, "What a question changes".
         conversation: the turns to go on from and to add this one to. history: turns of the caller's own in its place,
         (question, answer), oldest first. max_tokens: of the answer, its whole budget unless given.
         Greedy unless ``temperature`` > 0; then top_p keeps the smallest set of tokens whose probability reaches it, top_k the
