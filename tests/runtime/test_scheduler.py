@@ -108,15 +108,21 @@ def test_watches_take_their_share_of_the_time_and_no_more():
 
 
 def test_a_session_due_next_is_waited_for_while_its_thread_comes_back(monkeypatch):
-    """Two cameras of unequal rates that each wait for their frame before they bring the next."""
+    """Two cameras of unequal rates that each wait for their frame before they bring the next; a frame takes longer than that."""
     monkeypatch.setattr("edgevlm.runtime.scheduler.RETURN_S", 20.0)
     scheduler, order, together = Scheduler(), [], threading.Barrier(3)
+
+    def frame(name):
+        order.append(name)
+        late = time.monotonic() + 5
+        while not scheduler.waiting and len(order) < 15 and time.monotonic() < late:
+            time.sleep(0.001)
 
     def camera(name, period, frames):
         together.wait()
         with suppress(UserError):  # closed before it had its turn
             for _ in range(frames):
-                scheduler.run(name, order.append, name, period=period)
+                scheduler.run(name, frame, name, period=period)
 
     begun, go = threading.Event(), threading.Event()
     scheduler.submit("first", lambda: (begun.set(), go.wait(20)))
