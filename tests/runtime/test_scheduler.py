@@ -108,7 +108,7 @@ def test_watches_take_their_share_of_the_time_and_no_more():
 
 
 def test_a_session_due_next_is_waited_for_while_its_thread_comes_back(monkeypatch):
-    """Two cameras of unequal rates that each wait for their frame before they bring the next; a frame takes longer than that."""
+    """Two cameras of unequal rates that each wait for their frame before they bring the next, and are back in time."""
     monkeypatch.setattr("edgevlm.runtime.scheduler.RETURN_S", 20.0)
     scheduler, order, together = Scheduler(), [], threading.Barrier(3)
 
