@@ -44,7 +44,7 @@ class StreamHeader:
         tuple[Place, Place | None, Place, Seconds] | tuple[Place, Place | None, Place, Seconds, Place | None]
     )  # older snapshots have four
     seq: Whole
-    frames: Whole
+    frames: Place  # int32 in the cache
     stats: MemoryStats
 
 
