@@ -415,11 +415,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if type(version) is not int or version not in READS:
         raise _bad(path, f"is of bundle format {json.dumps(version)[:40]} and this edgevlm reads format {known}")
     decoder = manifest.get("decoder")
-    if version < 4 and isinstance(decoder, dict):
-        if isinstance(decoder.get("graphs"), dict):
-            decoder["graphs"] = {_graph_name(name): file for name, file in decoder["graphs"].items()}
-        if str(manifest.get("family")).startswith("qwen"):
-            decoder.setdefault("fading", _QWEN_FADING)
+    if version < 4 and isinstance(decoder, dict) and isinstance(decoder.get("graphs"), dict):
+        decoder["graphs"] = {_graph_name(name): file for name, file in decoder["graphs"].items()}
+    if isinstance(decoder, dict) and str(manifest.get("family")).startswith("qwen"):
+        decoder.setdefault("fading", _QWEN_FADING)
     return dict(manifest)
 
 
@@ -492,7 +491,7 @@ def _contradiction(bundle: Bundle) -> str:
         "decoder.fading is not two pairs of numbers": not all(map(_FADING.fullmatch, decoder.fading)),
         "vision.grid is not vision.tokens_per_frame": math.prod(vision.grid) != vision.tokens_per_frame,
         "vision.changed has no room for its patches": changed is not None
-        and (changed.positions < changed.patches or changed.kv not in DTYPES or len(changed.outputs) > decoder.layers),
+        and (changed.positions < changed.patches or changed.kv not in DTYPES or len(changed.outputs) > changed.layers + 1),
         "chat.placeholder_id is outside decoder.vocab": chat.placeholder_id >= decoder.vocab,
         "chat.stop_ids are outside decoder.vocab": any(token >= decoder.vocab for token in chat.stop_ids),
         "chat.special_tokens are not named .._token": not all(name.endswith("_token") for name in chat.special_tokens),

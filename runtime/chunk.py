@@ -77,6 +77,8 @@ class Chunk:
             if (found := arrays[name]).dtype != place.dtype or found.shape != place.shape:
                 raise ValueError(f"{name} are {found.dtype} {list(found.shape)} and not {place.dtype} {list(place.shape)}")
             place[:] = found
+        if not np.isfinite(self._seconds[seen]).all():
+            raise ValueError("seconds are not all finite")
         if self.encoder is not None:
             self.encoder.restore(strip_prefix("encoder", arrays))
 

@@ -81,7 +81,8 @@ class Look:
     """Where a row of a question looked, kept as it was then; :meth:`evidence` makes something of it when somebody asks.
 
     groups: queries ``[h, head_dim]`` and the rows that their KV head saw. grid: (rows, columns) of a frame's tokens; group:
-    frames that share one grid. logits: ``[vocabulary]``, of the token that follows the row.
+    frames that share one grid. logits: ``[vocabulary]``, of the token that follows the row. lossless: nothing has left
+    the memory.
     """
 
     def __init__(
@@ -92,7 +93,9 @@ class Look:
         group: int,
         times: FrameTimes,
         logits: Float32,
+        lossless: bool = False,
     ) -> None:
+        self._lossless = lossless
         self._heads, self._grid, self._group, self._times = heads, grid, group, times.copy()
         self._sure = _certainty(logits)
         self._groups = []
@@ -147,7 +150,7 @@ class Look:
         rule, times, tokens = self._heads, self._times, self._grid[0] * self._grid[1]
         if self.blind:
             return Evidence((), False if rule.weights else None)
-        held = bool(self.features @ rule.weights + rule.bias > 0) if rule.weights else None
+        held = self._lossless or bool(self.features @ rule.weights + rule.bias > 0) if rule.weights else None
         token, confirmed, weight = self.weights()
         frames, place = np.unique(token // tokens, return_inverse=True)
         of_frame = np.bincount(place, weight)

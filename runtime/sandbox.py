@@ -97,8 +97,21 @@ class Helper:
             self._process.communicate()
             self._process = None
 
+    def leave_to_parent(self) -> None:
+        """In a process that was forked: the helper belongs to the other one."""
+        self._lock = threading.Lock()
+        process, self._process = self._process, None
+        if process is not None:
+            process.returncode = 0
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                os.dup2(nowhere, pipe.fileno())
+            os.close(nowhere)
+
 
 _helper = Helper()
+os.register_at_fork(after_in_child=_helper.leave_to_parent)
 
 
 def _render(template: str, values: dict[str, Any]) -> tuple[str, str]:

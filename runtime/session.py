@@ -462,7 +462,9 @@ class Session:
         about, views = capture(stream, chunk, self._conversations, self._progress)
         arrays = {name: array.copy() for name, array in views.items()}
         forgotten = forget(about, arrays, window, stream.policy.keeps_first_frame)
+        held = int(stream.cache.lengths.sum())
         stream.restore(about["stream"], arrays)
+        stream.stats = stream.stats.plus(evicted=held - int(stream.cache.lengths.sum()))
         chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
         self._conversations.turns = {}
         stream.clear_free_rows()

@@ -180,6 +180,11 @@ class Stream:
             self.references.restore(strip_prefix("references", arrays))
         present = strip_prefix("present", arrays)
         self.present = Present(*(present[name].copy() for name in Present._fields)) if present else None
+        sizes = (self.model.bundle.vision.tokens_per_frame, self.model.bundle.decoder.row_width), (2,)
+        if self.present and not (
+            tuple(part.shape for part in self.present) == sizes and np.isfinite(self.present.seconds).all()
+        ):
+            raise ValueError(f"the present is {[list(part.shape) for part in self.present]}")
         self._seq, self.frames = numbers["seq"], numbers["frames"]
         self.stats = MemoryStats(**numbers["stats"])
 
@@ -554,7 +559,8 @@ class Stream:
             return [*held, self.policy.working.seen(layer, head)] if isinstance(self.policy, Retrieval) else held
 
         vision, groups = self.model.bundle.vision, ((query[heads], seen(head)) for head, heads in by_head.items())
-        return Look(groups, self.evidence_heads, vision.grid, vision.group, self.times, result.logits[-1])
+        lossless = self.stats.evicted == 0 and self._narrowed is None
+        return Look(groups, self.evidence_heads, vision.grid, vision.group, self.times, result.logits[-1], lossless)
 
     def append_text(self, embeds: Float32) -> Float32:
         """Append text rows ``[S, hidden]`` and return the last row's logits, ``[vocabulary]``."""

@@ -138,7 +138,7 @@ def engine_of(
         bundle.vision, graph=GRAPH, size=made.size, tokens_per_frame=prod(parts.grid), group=made.group, precision=precision,
         changed=replace(changed, grid=made.patch_grid),
     )  # fmt: skip
-    files = {**bundle.files, **{name: FileRecord(0, "") for name in (GRAPH, changed.graph)}}
+    files = {path.name: FileRecord(path.stat().st_size, "") for path in folder.iterdir() if path.is_file()}
     bundle = replace(bundle, vision=spec, files=files)
     return load_engine("onnxruntime-cpu", bundle, threads=threads), bundle
 

@@ -37,6 +37,17 @@ class QueryWindow(Stateful):
         self._position = np.zeros((0, 1), np.int32)  # [w, axes]
         self._queries: dict[int, Float32] = {}  # layer -> [heads, w, head_dim]
 
+    def restore(self, state: State) -> None:
+        super().restore(state)
+        rows, queries = self._seq.shape, self._queries.values()
+        if (
+            self._position.shape[:1] != rows
+            or self._position.ndim != 2
+            or any(each.ndim != 3 or each.shape[1:2] != rows or not np.isfinite(each).all() for each in queries)
+        ):
+            shapes = [list(each.shape) for each in queries]
+            raise ValueError(f"queries {shapes} at {list(self._position.shape)} of {list(rows)} rows")
+
     def add(self, appended: Appended) -> None:
         """Take the newest of the rows just appended; older ones leave."""
         self._seq = np.concatenate([self._seq, appended.seq])[-self.rows :]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -121,6 +123,15 @@ def test_a_template_that_is_too_much_ends_its_process_alone(helper: Any) -> None
     assert first.poll() is not None
     assert sandbox.render("{{ a }}", a=1) == "1"
     assert helper._process is not first
+
+
+def test_a_forked_process_has_a_helper_of_its_own() -> None:
+    assert sandbox.render("{{ a }}", a=1) == "1"
+    if not (child := os.fork()):
+        signal.alarm(60)
+        os._exit(sandbox.render("{{ a }}", a=2) != "2")
+    assert os.waitpid(child, 0)[1] == 0
+    assert sandbox.render("{{ a }}", a=3) == "3"
 
 
 def test_the_helper_ends_with_the_program(tmp_path: Path) -> None:

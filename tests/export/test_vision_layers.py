@@ -21,6 +21,7 @@ from edgevlm.errors import UserError
 from edgevlm.export.backbones import DecoderShape
 from edgevlm.export.vision import GRAPH, WEIGHTS, VisionTower, layers, write_vision
 from edgevlm.export.vision.layers import ACTIVATIONS, VisionGraph, averaging, bilinear, round_rows
+from edgevlm.runtime.bundle import FileRecord
 from edgevlm.runtime.engine import load_engine
 
 SHAPE = DecoderShape(1, 1, 1, 8, 8, 8, 8, norm_eps=1e-6, rope_theta=1e4, model_limit=64, tied=True)
@@ -102,7 +103,8 @@ def engine(folder: Path, precision: str) -> Any:
     bundle, tower = decoder_bundle(folder, SHAPE), Small()
     tower.write(folder, precision)
     spec = dataclasses.replace(bundle.vision, graph=GRAPH, size=tower.size, tokens_per_frame=PATCHES, precision=precision)
-    return load_engine("onnxruntime-cpu", dataclasses.replace(bundle, vision=spec), threads=1)
+    files = {path.name: FileRecord(path.stat().st_size, "") for path in folder.iterdir()}
+    return load_engine("onnxruntime-cpu", dataclasses.replace(bundle, vision=spec, files=files), threads=1)
 
 
 def test_int8_computes_what_is_written_down(tmp_path: Path, frames: np.ndarray) -> None:

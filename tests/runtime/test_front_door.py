@@ -65,8 +65,8 @@ def test_bgr_frames_by_a_switch():
 def test_help_lists_what_a_user_calls_and_nothing_else():
     listed = {name for name in vars(Session) if not name.startswith("_")}
     assert listed == {
-        "ask", "basis", "budget", "cancel", "check", "chunk", "close", "flush", "open", "policy", "prepare", "skip", "stats",
-        "time_s", "watch",
+        "ask", "basis", "budget", "cancel", "check", "check_window", "chunk", "classify", "close", "flush", "forget", "open",
+        "policy", "prepare", "skip", "stats", "time_s", "watch",
     }  # fmt: skip
     text = pydoc.plain(pydoc.render_doc(Session))
     assert not re.search(r"\b_[a-z]\w+\(", text)

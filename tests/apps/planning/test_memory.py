@@ -54,7 +54,7 @@ def seeded(tmp_path_factory):
     sections = {
         "decoder": asdict(bundle.decoder),
         "vision": asdict(bundle.vision),
-        "chat": asdict(bundle.chat) | {"tokenizer": "tokenizer.json"},
+        "chat": asdict(bundle.chat) | {"tokenizer": "tokenizer.json", "placeholder_id": 0},
     }
     about = {"format": FORMAT, "edgevlm": "0", "family": "llava", "source": "seeded", "files": files}
     (folder / MANIFEST).write_bytes(seal_manifest(about | sections))

@@ -92,7 +92,7 @@ def test_what_is_no_video_is_one_line(tmp_path, content):
         ("/dev/" + "x" * 300, None, "File name too long"),
         ("77", None, "there is no /dev/video77"),
         ("/dev/video88", None, "there is no /dev/video88"),
-        ("shop.mp4", None, "--video"),
+        ("shop.mp4", None, "a video file"),
         ("demo", "a.mp4", "not both"),
     ],
 )
