@@ -32,6 +32,8 @@ from edgevlm.export.writer import family_parts
 from edgevlm.runtime.bundle import Bundle, ChangedTowerSpec, FileRecord, Progress
 from edgevlm.runtime.engine import Engine, load_engine
 
+HIDDEN = 896  # of the decoder that features are made for, where the tower does not say
+
 Float32 = NDArray[np.float32]
 Encode = Callable[[Float32], Any]
 OURS, OTHER, FIXED = "edgevlm", "transformers", "fixed"  # fixed: our graph for one size of frames
@@ -117,7 +119,7 @@ class SeededCheckpoint(ConfigOnly):
 
 def checkpoint_of(tower: TimedTower, folder: Path) -> SeededCheckpoint:
     """A checkpoint of ``tower``; its configuration is written into ``folder``."""
-    text = {"model_type": "qwen2", "hidden_size": 896}
+    text = {"model_type": "qwen2", "hidden_size": HIDDEN}
     config = {"model_type": tower.family, "vision_config": tower.vision, "text_config": text, "vision_feature_layer": -1}
     config |= {"vision_feature_select_strategy": "full", "projector_hidden_act": "gelu"}
     (folder / "config.json").write_text(json.dumps(config))
@@ -129,9 +131,12 @@ def engine_of(
     tower: TimedTower, checkpoint: Checkpoint, folder: Path, precision: str, threads: int, *, fixed: bool = False
 ) -> tuple[Engine, Bundle]:
     """An engine and its bundle with ``tower``, ``fixed`` for one size of frames, and a decoder of no size worth naming."""
-    shape = DecoderShape(1, 1, 1, 8, 8, 8, 8, norm_eps=1e-6, rope_theta=1e4, model_limit=64, tied=True)
-    bundle = decoder_bundle(folder, shape)
     parts = family_parts(checkpoint, load_family(tower.family, folder), (tower.side, tower.side))
+    layers, hidden = max(1, parts.deepstack), tower.vision.get("out_hidden_size", HIDDEN)
+    shape = DecoderShape(
+        layers, 1, 1, 8, hidden, 8, 8, norm_eps=1e-6, rope_theta=1e4, model_limit=64, tied=True, deepstack=parts.deepstack
+    )
+    bundle = decoder_bundle(folder, shape)
     made = parts.vision
     changed = ChangedTowerSpec(**write_vision(made, checkpoint, folder, precision, fixed=fixed, changed=True) or {})
     spec = replace(
