@@ -174,7 +174,7 @@ def test_a_broker_that_is_gone_for_a_while_gets_everything_in_order(tmp_path, br
     events = [replace(EVENT, opened=NOW + number) for number in range(12)]
     for number, event in enumerate(events):
         if number == 4:
-            until(lambda: not store.waiting())
+            until(lambda: not store.waiting() and len(listener.of("edgevlm/door/parcel/event")) >= 4)
             broker.stop()
         if number == 8:
             until(lambda: said)
