@@ -33,7 +33,7 @@ from typing import Any
 from edgevlm.errors import UserError
 from edgevlm.export.backbones import Backbone, DecoderShape, LayerWeights
 from edgevlm.export.checkpoint import Checkpoint
-from edgevlm.export.graph import GraphBuilder, Journal, WeightsFile
+from edgevlm.export.graph import ExportJournal, GraphBuilder, WeightsFile
 from edgevlm.export.layers import DecoderGraph, PerLayerGraphs, Projections
 from edgevlm.export.precisions import DEFAULT_PRECISION, Float32, Layout, Stored
 from edgevlm.export.precisions.table import head_table, write_table
@@ -72,7 +72,7 @@ def write_decoder(
     sparse: bool = True,
     precision: str = DEFAULT_PRECISION,
     samples: Samples | None = None,
-    journal: Journal | None = None,
+    journal: ExportJournal | None = None,
     kv: KVType = "fp32",
     profile: str = ONNXRUNTIME,
 ) -> DecoderFiles:
@@ -86,7 +86,7 @@ def write_decoder(
     are missing or of another shape and for a precision that is not known, OSError if the disk does not take them.
     """
     written_for = load_profile(profile)
-    chosen, journal, size = written_for.precision(precision), journal or Journal(), (shape.vocab, shape.hidden)
+    chosen, journal, size = written_for.precision(precision), journal or ExportJournal(), (shape.vocab, shape.hidden)
     sparse_from = first_sparse_layer(shape, st_spattn_from)
     progress("embedding")
     table = write_table(folder, chosen.table, size, lambda: checkpoint.rows("text.embed_tokens.weight", size), journal)

@@ -69,7 +69,7 @@ def pairs(codes: NDArray[Any]) -> NDArray[np.uint8]:
     return np.bitwise_or(nibbles[:, 0] & 15, np.left_shift(nibbles[:, 1], 4), dtype=np.uint8)
 
 
-class Journal:
+class ExportJournal:
     """Steps in the order in which they were finished, each with a JSON value; kept in ``path``, or nowhere.
 
     A last line that a kill cut short is as if it had not been written.
@@ -110,8 +110,8 @@ class WeightsFile:
     tensors of steps that it has are not written again: the file is cut behind the last of them.
     """
 
-    def __init__(self, stream: BinaryIO, name: str, journal: Journal | None = None) -> None:
-        self.stream, self.name, self.journal = stream, name, journal or Journal()
+    def __init__(self, stream: BinaryIO, name: str, journal: ExportJournal | None = None) -> None:
+        self.stream, self.name, self.journal = stream, name, journal or ExportJournal()
         self._written: dict[str, TensorProto] = {}
         self._new: list[str] = []
         end = 0

@@ -20,7 +20,7 @@ from edgevlm.export.fingerprint import fingerprint
 from edgevlm.export.footprint import PeakMemory, bundle_bytes, check_disk, check_memory, describe, layer_bytes
 from edgevlm.export.frames import frame_preparation
 from edgevlm.export.gguf import text_tensors
-from edgevlm.export.graph import Journal, save_array
+from edgevlm.export.graph import ExportJournal, save_array
 from edgevlm.export.kv_scales import add_scales, check_scales
 from edgevlm.export.prequantised import PREQUANTISED, check_no_zero_points, prequantised, stored_in
 from edgevlm.export.profiles import Profile, load_profile
@@ -85,7 +85,7 @@ def write_bundle(
         with atomic_directory(out_dir, force=force, key=key, notice=notice) as folder:
             check_disk(out_dir, folder, bundle_bytes(model.shape, model.tower_parameters, profile.precision(precision)))
             samples = options.sampled(folder.parent)
-            _write(model, folder, Journal(journal_of(folder)), progress, precision, samples)
+            _write(model, folder, ExportJournal(journal_of(folder)), progress, precision, samples)
     notice(describe(memory.bytes, layer))
     return out_dir
 
@@ -132,7 +132,9 @@ def _read(checkpoint: Checkpoint, options: Options, check_out: Callable[[], None
     return _Model(checkpoint, options, model_type, family, backbone, shape, parts, tower_parameters, talk, tokenizer, frames)
 
 
-def _write(model: _Model, folder: Path, journal: Journal, progress: Progress, precision: str, samples: Samples | None) -> None:
+def _write(
+    model: _Model, folder: Path, journal: ExportJournal, progress: Progress, precision: str, samples: Samples | None
+) -> None:
     """The files of the bundle, but for what ``journal`` has."""
     checkpoint, parts, shape, options = model.checkpoint, model.parts, model.shape, model.options
     progress("writing the vision tower")

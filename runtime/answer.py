@@ -18,7 +18,7 @@ from tokenizers.decoders import DecodeStream
 
 from edgevlm.runtime.choices import OneOf
 from edgevlm.runtime.chunk import Chunk
-from edgevlm.runtime.evidence import Evidence, Look
+from edgevlm.runtime.evidence import Evidence, QuestionAttention
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.preprocess import Pixels
 from edgevlm.runtime.stream import Stream
@@ -51,7 +51,7 @@ class Answer:
     finish_reason: FinishReason | None = None
     prompt_tokens: int = 0
     probabilities: dict[str, float] = field(default_factory=dict)
-    looked: Look | None = field(default=None, repr=False)
+    looked: QuestionAttention | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._pieces: list[str] = []

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.evidence import Look
+from edgevlm.runtime.evidence import QuestionAttention
 from edgevlm.runtime.model import Model
 
 MAX_CHOICES = 256
@@ -25,7 +25,7 @@ class Classified(NamedTuple):
 
     time_s: float
     probabilities: dict[str, float]
-    looked: Look
+    looked: QuestionAttention
 
 
 class OneOf:

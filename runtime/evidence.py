@@ -60,7 +60,7 @@ class Evidence:
     held: bool | None
 
 
-class Seen(NamedTuple):
+class SeenRows(NamedTuple):
     """The frames' rows that one KV head saw, ``[n]`` of each: keys ``[n, head_dim]``, float32, and what is known of them."""
 
     key: Float32
@@ -70,14 +70,14 @@ class Seen(NamedTuple):
     confirmed: Integers
 
 
-def seen_rows(cache: KVCache, layer: int, head: int) -> Seen:
+def seen_rows(cache: KVCache, layer: int, head: int) -> SeenRows:
     """What a KV head of a layer holds of frames: copies."""
     rows = np.flatnonzero(cache.kind(layer)[head] == Kind.VISION)
     key = cache.key(layer)[head] if cache.dtype == np.float32 else cache.dequantize("key", layer)[head]
-    return Seen(key[rows], *(part(layer)[head, rows] for part in (cache.frame, cache.row, cache.col, cache.confirmed)))
+    return SeenRows(key[rows], *(part(layer)[head, rows] for part in (cache.frame, cache.row, cache.col, cache.confirmed)))
 
 
-class Look:
+class QuestionAttention:
     """Where a row of a question looked, kept as it was then; :meth:`evidence` makes something of it when somebody asks.
 
     groups: queries ``[h, head_dim]`` and the rows that their KV head saw. grid: (rows, columns) of a frame's tokens; group:
@@ -87,7 +87,7 @@ class Look:
 
     def __init__(
         self,
-        groups: Iterable[tuple[Float32, Sequence[Seen]]],
+        groups: Iterable[tuple[Float32, Sequence[SeenRows]]],
         heads: EvidenceHeads,
         grid: tuple[int, int],
         group: int,
@@ -100,7 +100,7 @@ class Look:
         self._sure = _certainty(logits)
         self._groups = []
         for queries, parts in groups:
-            seen = parts[0] if len(parts) == 1 else Seen(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+            seen = parts[0] if len(parts) == 1 else SeenRows(*(np.concatenate(part) for part in zip(*parts, strict=True)))
             score = seen.key @ queries.T / np.float32(np.sqrt(queries.shape[1]))
             self._groups.append((score, np.linalg.norm(queries, axis=1), seen[1:]))
 
@@ -116,7 +116,7 @@ class Look:
         parts = ((score.max(0), np.median(score, 0), length) for score, length, _ in self._groups)
         return np.concatenate([*(np.stack(part, 1).ravel() for part in parts), self._sure])
 
-    def by_head(self) -> Iterator[Look]:
+    def by_head(self) -> Iterator[QuestionAttention]:
         """The same of each head by itself."""
         for score, length, known in self._groups:
             for head in range(score.shape[1]):

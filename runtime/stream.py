@@ -16,7 +16,7 @@ from edgevlm.runtime.budget import allocate, capture_bytes, check_budget, frames
 from edgevlm.runtime.cache import Kind, Rows
 from edgevlm.runtime.changes import AppendChanged, References, unit_features
 from edgevlm.runtime.engine import Decoder, FramePattern, Int32, LayerDecoder, StepResult, arrays_of
-from edgevlm.runtime.evidence import FrameTimes, Look, Seen, seen_rows
+from edgevlm.runtime.evidence import FrameTimes, QuestionAttention, SeenRows, seen_rows
 from edgevlm.runtime.framing import Embedded, Framing, frame_pattern
 from edgevlm.runtime.kv import DTYPES
 from edgevlm.runtime.model import Model
@@ -132,7 +132,7 @@ class Stream:
         self.positions = Positions(model.bundle.limit, text_rows, chosen, self.framing.layout)
         self.stats = MemoryStats()
         self.times = FrameTimes()
-        self.looked: Look | None = None
+        self.looked: QuestionAttention | None = None
         self.frames = 0
         self._seq = 0
         self._append_text(model.engine.embed(np.asarray(prefix, np.int64)), (), Kind.PREFIX)
@@ -534,7 +534,7 @@ class Stream:
             self.stats = self.stats.plus(compress_ms=1e3 * (time.perf_counter() - started))
         return result.logits[0]
 
-    def classify(self, embeds: Float32) -> tuple[Float32, Look]:
+    def classify(self, embeds: Float32) -> tuple[Float32, QuestionAttention]:
         """The logits ``[vocabulary]`` behind a question's rows ``[S, hidden]``, and where its last one looks.
 
         The rows are taken out again, and no policy compresses under them.
@@ -543,7 +543,7 @@ class Stream:
             result = self._append_text(embeds, (len(embeds) - 1,))
             return result.logits[0], self._look(result)
 
-    def _look(self, result: StepResult) -> Look:
+    def _look(self, result: StepResult) -> QuestionAttention:
         """Where the last row of a step looks; it must be the newest row."""
         layer = self.evidence_heads.layer
         query = result.probes[layer][:, -1]
@@ -552,15 +552,15 @@ class Stream:
         for head in self.evidence_heads.heads:
             by_head.setdefault(head // group, []).append(head)
 
-        def seen(head: int) -> list[Seen]:
+        def seen(head: int) -> list[SeenRows]:
             if self._narrowed is not None:
                 return [self._narrowed.seen(layer, head)]
             held = [seen_rows(self.cache, layer, head)]
             return [*held, self.policy.working.seen(layer, head)] if isinstance(self.policy, Retrieval) else held
 
         vision, groups = self.model.bundle.vision, ((query[heads], seen(head)) for head, heads in by_head.items())
-        lossless = self.stats.evicted == 0 and self._narrowed is None
-        return Look(groups, self.evidence_heads, vision.grid, vision.group, self.times, result.logits[-1], lossless)
+        lossless, logits = self.stats.evicted == 0 and self._narrowed is None, result.logits[-1]
+        return QuestionAttention(groups, self.evidence_heads, vision.grid, vision.group, self.times, logits, lossless)
 
     def append_text(self, embeds: Float32) -> Float32:
         """Append text rows ``[S, hidden]`` and return the last row's logits, ``[vocabulary]``."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edgevlm.errors import CacheFull, UserError
 from edgevlm.runtime.cache import Kind, KVCache
 from edgevlm.runtime.engine import Decoder, Float32, Int32, LayerDecoder, StepResult, arrays_of
-from edgevlm.runtime.evidence import FrameTimes, Seen
+from edgevlm.runtime.evidence import FrameTimes, SeenRows
 
 Bool = NDArray[np.bool_]
 
@@ -127,13 +127,13 @@ class NarrowedMemory:
             query = layers.attend(layer, of_layer)
         return StepResult(layers.logits(), found)
 
-    def seen(self, layer: int, head: int) -> Seen:
+    def seen(self, layer: int, head: int) -> SeenRows:
         """The frames' rows that a KV head sees, their runs cut to the window: copies."""
         cache, (first, last), slot = self._cache, self._frames, self._slots[layer][head]
         of_frames = cache.kind(layer)[head, slot] == Kind.VISION
         key, slot = cache.dequantize("key", layer, slice(len(slot)))[head, of_frames], slot[of_frames]
         frame, row, col, confirmed = (part(layer)[head, slot] for part in (cache.frame, cache.row, cache.col, cache.confirmed))
-        return Seen(key, np.maximum(frame, first), row, col, np.minimum(confirmed, last))
+        return SeenRows(key, np.maximum(frame, first), row, col, np.minimum(confirmed, last))
 
     def restore(self) -> None:
         """Put all rows back."""

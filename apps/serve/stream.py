@@ -38,22 +38,22 @@ from edgevlm.runtime.snapshots import SnapshotWriter
 WAITING = 64  # events that a listener may be behind before it is dropped
 RETRY_S = 30.0  # from a source's failure to the next attempt
 RATES_S = 10.0  # over which frames watched and skipped are counted
-Event = tuple[str, dict[str, Any]]
+WatchEvent = tuple[str, dict[str, Any]]
 
 
 class Broadcast:
     """Events to any number of listeners in an event loop; one that does not keep up is dropped."""
 
     def __init__(self) -> None:
-        self._listeners: list[tuple[asyncio.AbstractEventLoop, asyncio.Queue[Event | None]]] = []
+        self._listeners: list[tuple[asyncio.AbstractEventLoop, asyncio.Queue[WatchEvent | None]]] = []
 
-    def listen(self) -> asyncio.Queue[Event | None]:
+    def listen(self) -> asyncio.Queue[WatchEvent | None]:
         """A queue of events; None ends it. Call it in the event loop that reads it."""
-        listener = asyncio.get_running_loop(), asyncio.Queue[Event | None](WAITING + 1)
+        listener = asyncio.get_running_loop(), asyncio.Queue[WatchEvent | None](WAITING + 1)
         self._listeners.append(listener)
         return listener[1]
 
-    def leave(self, queue: asyncio.Queue[Event | None]) -> None:
+    def leave(self, queue: asyncio.Queue[WatchEvent | None]) -> None:
         self._listeners = [each for each in self._listeners if each[1] is not queue]
 
     def send(self, kind: str, fields: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ class Broadcast:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._put, queue, None)
 
-    def _put(self, queue: asyncio.Queue[Event | None], event: Event | None) -> None:
+    def _put(self, queue: asyncio.Queue[WatchEvent | None], event: WatchEvent | None) -> None:
         if queue.qsize() < WAITING and event is not None:
             queue.put_nowait(event)
         elif queue.qsize() <= WAITING:

@@ -17,7 +17,7 @@ from edgevlm.apps.run.shutdown import is_gone
 from edgevlm.apps.serve.config import ServeConfig
 from edgevlm.apps.serve.service import Service
 from edgevlm.apps.sources import SourceOptions, comes_to_an_end
-from edgevlm.apps.watches.events import Event
+from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.sinks import Sink, Stdout
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import UserError
@@ -30,7 +30,7 @@ NEVER_S = 86_400.0  # from one snapshot to the next, where nobody comes back for
 class Lines(Sink):
     """A line for people on standard output."""
 
-    def send(self, event: Event, pictures: Sequence[bytes]) -> None:
+    def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
         if event.state == "open":
             left, top, right, bottom = (100 * edge for edge in event.evidence[0]["box"])
             what = f"looked at {left:.0f}-{right:.0f} % from the left, {top:.0f}-{bottom:.0f} % from the top"

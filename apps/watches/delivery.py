@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from edgevlm.apps.credentials import mask_credentials
-from edgevlm.apps.watches.events import Event, EventStore
+from edgevlm.apps.watches.events import EventStore, WatchEvent
 from edgevlm.apps.watches.sinks import Sink, WatchStatus
 from edgevlm.errors import UserError
 
@@ -61,7 +61,7 @@ class Delivery:
         for sender in self._senders.values():
             sender.start()
 
-    def record(self, event: Event, pictures: Sequence[bytes | None] = (), sinks: Iterable[str] | None = None) -> None:
+    def record(self, event: WatchEvent, pictures: Sequence[bytes | None] = (), sinks: Iterable[str] | None = None) -> None:
         """Write an event, then send it: to these sinks, to all unless given. See :meth:`EventStore.record`."""
         names = self.sinks
         self.store.record(event, pictures, names if sinks is None else set(names).intersection(sinks))

@@ -46,7 +46,7 @@ COLUMNS = "camera, watch, state, time, probability, opened, evidence, question"
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class WatchEvent:
     """A watch that opened or closed.
 
     time, opened: seconds since 1970, of this event and of the opening that it is or ends. evidence: moments, as an answer's
@@ -90,7 +90,7 @@ def picture_url(event_id: str, place: int) -> str:
 class Unwritten:
     """An event that the disk has not taken yet. sinks: those that it is still to be sent to."""
 
-    event: Event
+    event: WatchEvent
     pictures: Sequence[bytes | None]
     sinks: set[str] = field(default_factory=set)
 
@@ -125,7 +125,7 @@ class EventStore:
             raise
         self._attempt(self._shrink, None)
 
-    def record(self, event: Event, pictures: Sequence[bytes | None] = (), sinks: Iterable[str] = ()) -> None:
+    def record(self, event: WatchEvent, pictures: Sequence[bytes | None] = (), sinks: Iterable[str] = ()) -> None:
         """Write an event and what is to be sent, in one transaction; one whose id is known changes nothing.
 
         pictures: a JPEG, or None, for each moment of its evidence, whose ``jpeg_url`` names it then.
@@ -141,7 +141,7 @@ class EventStore:
             while len(self._unwritten) > UNWRITTEN:
                 self._unwritten.popleft()
 
-    def next(self, sink: str) -> tuple[Event, list[bytes]] | None:
+    def next(self, sink: str) -> tuple[WatchEvent, list[bytes]] | None:
         """The oldest event that is still to be sent to a sink, and its pictures; None where there is none."""
         with self._lock:
             self._write()
@@ -182,7 +182,7 @@ class EventStore:
         watch: str | None = None,
         text: str | None = None,
         limit: int = 100,
-    ) -> list[Event]:
+    ) -> list[WatchEvent]:
         """Events, newest first. since, until: seconds since 1970, both included. text: part of camera, watch or question."""
         where: dict[str, Any] = {"time >= ?": since, "time <= ?": until, "camera = ?": camera, "watch = ?": watch}
         if text:
@@ -194,7 +194,7 @@ class EventStore:
             rows = self._rows(statement, *given.values(), limit)
         return [_event(*row) for row in rows]
 
-    def last(self, camera: str, watch: str) -> Event | None:
+    def last(self, camera: str, watch: str) -> WatchEvent | None:
         """The event of a watch that was recorded last, whatever the clock said."""
         statement = f"SELECT {COLUMNS} FROM events WHERE camera = ? AND watch = ? ORDER BY number DESC LIMIT 1"
         with self._lock:
@@ -202,7 +202,7 @@ class EventStore:
             rows = self._rows(statement, camera, watch)
         return held[-1] if held else _event(*rows[0]) if rows else None
 
-    def open_at(self, time: float, camera: str | None = None) -> list[Event]:
+    def open_at(self, time: float, camera: str | None = None) -> list[WatchEvent]:
         """The openings, by camera and watch, that no closing had followed before this time."""
         newest = "SELECT max(number) FROM events WHERE time < ? AND camera = coalesce(?, camera) GROUP BY camera, watch"
         statement = f"SELECT {COLUMNS} FROM events WHERE state = 'open' AND number IN ({newest}) ORDER BY number"
@@ -331,7 +331,7 @@ class EventStore:
                 self._all(f"DELETE FROM outbox WHERE sink = ? AND {this}", *each)
         self._sent.clear()
 
-    def _oldest(self, sink: str) -> tuple[Event, list[bytes]] | None:
+    def _oldest(self, sink: str) -> tuple[WatchEvent, list[bytes]] | None:
         statement = f"SELECT number, id, {COLUMNS} FROM outbox JOIN events ON event = number WHERE sink = ? ORDER BY number"
         for number, event_id, *row in self._open().execute(statement, (sink,)):
             if (sink, event_id) not in self._sent:
@@ -396,6 +396,6 @@ class EventStore:
             self._notice(line)
 
 
-def _event(*row: Any) -> Event:
+def _event(*row: Any) -> WatchEvent:
     camera, watch, state, when, probability, opened, evidence, question = row
-    return Event(camera, watch, state, when, probability, opened, json.loads(evidence), question)
+    return WatchEvent(camera, watch, state, when, probability, opened, json.loads(evidence), question)

@@ -15,7 +15,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from edgevlm import __version__
 from edgevlm.apps.credentials import mask_credentials
-from edgevlm.apps.watches.events import Event
+from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.sinks import ANSWER_S, Seconds, Sink, WatchStatus
 from edgevlm.errors import UserError
 
@@ -74,7 +74,7 @@ class Mqtt(Sink):
         self._client.connect_async(self._host, self._port)
         self._client.loop_start()
 
-    def send(self, event: Event, pictures: Sequence[bytes]) -> None:
+    def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
         self._tried.wait(self._timeout)
         if not self._connected:
             raise UserError(f"{self._shown} cannot be reached ({self._problem})")
@@ -91,7 +91,7 @@ class Mqtt(Sink):
         if self._state(event) != state:  # it changed, and a lost connection may have brought the two in another order
             self._publish(f"{topic}/state", self._state(event))
 
-    def _state(self, event: Event) -> str:
+    def _state(self, event: WatchEvent) -> str:
         """Of an event's watch as it is now, where that is known."""
         this = (event.camera, event.watch)
         return STATES[

@@ -25,7 +25,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from edgevlm.apps.credentials import mask_credentials, secret
-from edgevlm.apps.watches.events import Event
+from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.errors import UserError, nearest
 from edgevlm.packages import needs
 from edgevlm.runtime.plugins import load_class
@@ -62,7 +62,7 @@ class Sink:
     def start(self) -> None:
         """Connect, where that is to be done before the first event."""
 
-    def send(self, event: Event, pictures: Sequence[bytes]) -> None:
+    def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
         """Return once the receiver has the event; ``event.line()`` is its JSON. Raises for any failure: it is tried again."""
         raise NotImplementedError
 
@@ -76,7 +76,7 @@ class Sink:
 class Stdout(Sink):
     """JSON lines on standard output."""
 
-    def send(self, event: Event, pictures: Sequence[bytes]) -> None:
+    def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
         print(event.line(), file=sys.stdout, flush=True)
 
 
@@ -97,7 +97,7 @@ class Webhook(Sink):
         self._key = signing_key(secret or os.environ.get(SECRET_VARIABLE, ""))
         self._client = httpx.Client(timeout=timeout, follow_redirects=False, verify=parsed.scheme == "https")
 
-    def send(self, event: Event, pictures: Sequence[bytes]) -> None:
+    def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
         body, now = event.line().encode(), str(int(time.time()))
         headers = {"content-type": "application/json", "webhook-id": event.id, "webhook-timestamp": now}
         if self._key:
@@ -146,7 +146,7 @@ class Exec(Sink):
             raise UserError(f"exec {command}: there is no such program; give its path, and its arguments")
         self._timeout = timeout
 
-    def send(self, event: Event, pictures: Sequence[bytes]) -> None:
+    def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
         name = self._arguments[0]
         try:
             process = subprocess.Popen(self._arguments, stdin=subprocess.PIPE, stdout=2, start_new_session=True)
@@ -175,7 +175,7 @@ class Apprise(Sink):
         if not self._apprise.add(url):
             raise UserError(f"apprise: {url.partition('://')[0]}:// is no address that it knows; see https://appriseit.com")
 
-    def send(self, event: Event, pictures: Sequence[bytes]) -> None:
+    def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
         from apprise.attachment.memory import AttachMemory
 
         attached = AttachMemory(pictures[0], name=f"{event.id}.jpg", mimetype="image/jpeg") if pictures else None
@@ -184,7 +184,7 @@ class Apprise(Sink):
             raise UserError("the service did not take the message")
 
 
-def in_words(event: Event) -> tuple[str, str]:
+def in_words(event: WatchEvent) -> tuple[str, str]:
     """A title and a line for people."""
     at = f"{datetime.fromtimestamp(event.time):%H:%M:%S}"
     if event.state == "open":

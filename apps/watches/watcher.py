@@ -14,7 +14,7 @@ from edgevlm.apps.run.events import evidence_fields, wall_clock
 from edgevlm.apps.run.frame_preparation import Gate, GateRule
 from edgevlm.apps.run.thumbnails import Thumbnails, as_jpeg, shrunk
 from edgevlm.apps.sources import Frame
-from edgevlm.apps.watches.events import Event
+from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.watch import Watch, WatchState
 from edgevlm.errors import FieldError, UserError
 from edgevlm.runtime.choices import Classified
@@ -28,7 +28,7 @@ EARLY = 0.001  # of `every`, that a frame may be early
 
 
 @dataclass(slots=True)
-class Seen:
+class SeenFrame:
     """A frame that the session has taken in: its number, and the wall clock then."""
 
     number: int
@@ -72,8 +72,8 @@ class Watcher:
         thumbnails: Thumbnails,
         *,
         taught: Callable[[str], str | None],
-        record: Callable[[Watch, Event, Sequence[bytes | None]], object],
-        last: Callable[[str, str], Event | None] = lambda camera, watch: None,
+        record: Callable[[Watch, WatchEvent, Sequence[bytes | None]], object],
+        last: Callable[[str, str], WatchEvent | None] = lambda camera, watch: None,
         changed: Callable[[dict[str, Any]], object] = lambda fields: None,
         notice: Callable[[str], object] = lambda line: None,
         replays: bool = False,
@@ -82,7 +82,7 @@ class Watcher:
         self._taught, self._record, self._last, self._changed, self._notice = taught, record, last, changed, notice
         self._tracked: dict[str, Tracked] = {}
         self._lock = threading.RLock()  # over the watches and their states
-        self._frames: deque[Seen] = deque(maxlen=FRAMES)
+        self._frames: deque[SeenFrame] = deque(maxlen=FRAMES)
         self._fresh = threading.Condition()
         self._waiting = self._closing = False
         self._problem = ""  # why the last round came to nothing
@@ -145,7 +145,7 @@ class Watcher:
     def watch(self, frame: Frame) -> None:
         """Take note of a frame that the session has taken in."""
         with self._fresh:
-            self._frames.append(Seen(self._session.stats.frames - 1, time.time(), frame))
+            self._frames.append(SeenFrame(self._session.stats.frames - 1, time.time(), frame))
             self._waiting = True
             self._fresh.notify_all()
 
@@ -195,7 +195,7 @@ class Watcher:
                 self._waiting = True
         self._tell(all_of_them)
 
-    def _due(self, tracked: Tracked, newest: Seen) -> bool:
+    def _due(self, tracked: Tracked, newest: SeenFrame) -> bool:
         watch, state, time_s = tracked.watch, tracked.state, newest.frame.time_s
         if tracked.paused or (tracked.judged is not None and time_s <= tracked.judged):
             return False
@@ -209,7 +209,7 @@ class Watcher:
             tracked.picture_changed |= tracked.gate(newest.frame.image)
         return tracked.picture_changed or not watch.changed or state.is_changing
 
-    def _observe(self, tracked: Tracked, one: Classified, seen: Seen) -> None:
+    def _observe(self, tracked: Tracked, one: Classified, seen: SeenFrame) -> None:
         state, probability = tracked.state, sum(one.probabilities[choice] for choice in tracked.watch.answers)
         if tracked.closed is not None:  # now that the stream's time is known
             state.since, tracked.closed = one.time_s - max(0.0, time.time() - tracked.closed), None
@@ -225,7 +225,7 @@ class Watcher:
         if tracked.state.end(time_s):
             self._report(tracked, self._frames[-1] if self._frames else None, probability)
 
-    def _report(self, tracked: Tracked, seen: Seen | None, probability: float, one: Classified | None = None) -> None:
+    def _report(self, tracked: Tracked, seen: SeenFrame | None, probability: float, one: Classified | None = None) -> None:
         state = tracked.state
         moments = () if one is None else one.looked.evidence().moments
         if seen is not None:  # the frame it was asked at comes first
@@ -237,13 +237,13 @@ class Watcher:
         pictures = [self._thumbnails.jpeg(moment.frame) for moment in moments]
         if seen is not None:
             pictures[0] = as_jpeg(shrunk(seen.frame.image, PICTURE))
-        event = Event(
+        event = WatchEvent(
             self.camera, tracked.watch.name, "open" if state.is_open else "close", wall, probability,
             tracked.opened or wall, evidence, tracked.watch.question,
         )  # fmt: skip
         self._record(tracked.watch, event, pictures)
 
-    def _seen(self, time_s: float) -> Seen:
+    def _seen(self, time_s: float) -> SeenFrame:
         """The frame of this time of the stream, which may still be on its way here; else the newest before it."""
         with self._fresh:
             self._fresh.wait_for(lambda: self._closing or self._frames[-1].frame.time_s >= time_s, COME_S)

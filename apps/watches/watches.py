@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from edgevlm.apps.watches.delivery import Delivery
-from edgevlm.apps.watches.events import Event
+from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.sinks import WatchStatus
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.apps.watches.watcher import Watcher
@@ -111,11 +111,11 @@ class Watches:
             "cameras": [{key: value for key, value in each.items() if key != "watch"} for each in standing if each is not None],
         }  # fmt: skip
 
-    def record(self, watch: Watch, event: Event, pictures: Sequence[bytes | None]) -> None:
+    def record(self, watch: Watch, event: WatchEvent, pictures: Sequence[bytes | None]) -> None:
         """Write an event, and send it where the watch is ``on`` it."""
         self._delivery().record(event, pictures, (watch.sinks or None) if watch.on in (event.state, "both") else ())
 
-    def last(self, camera: str, watch: str) -> Event | None:
+    def last(self, camera: str, watch: str) -> WatchEvent | None:
         return self._delivery().store.last(camera, watch)
 
     def announce(self) -> None:

@@ -69,7 +69,7 @@ def measure(model: Model, policy: str, budget: int | None, frames: int, progress
     ``vision_ms`` is None where features are noise; ``guidance_ms`` is no part of compression.
     """
     stream = open_stream(model, policy, budget)
-    watcher = Watcher(model, stream)
+    watcher = DemoStream(model, stream)
     progress(f"{policy}: filling {stream.budget:,} tokens{' with noise' if has_noise(model) else ''}")
     with filling(model):
         watcher.cycle()
@@ -132,7 +132,7 @@ class Cycle:
         return self.ms["compress_ms"] / self.frames / self.frame_ms
 
 
-class Watcher:
+class DemoStream:
     """Watches the demo world with a stream."""
 
     def __init__(self, model: Model, stream: Stream) -> None:

@@ -19,7 +19,7 @@ from edgevlm.calib.accuracy.evidence_score import EvidenceScore, score_evidence
 from edgevlm.calib.write import as_calibrated
 from edgevlm.runtime.calibration import EvidenceHeads
 from edgevlm.runtime.changes import ALL
-from edgevlm.runtime.evidence import Look
+from edgevlm.runtime.evidence import QuestionAttention
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 
@@ -84,10 +84,10 @@ class AskedQuestion(NamedTuple):
 
     case: Case
     question: CaseQuestion
-    look: Look
+    look: QuestionAttention
     held: NDArray[np.bool_]
 
-    def score(self, look: Look, grid: tuple[int, int]) -> EvidenceScore:
+    def score(self, look: QuestionAttention, grid: tuple[int, int]) -> EvidenceScore:
         return score_evidence(look.evidence(), self.case, self.question, self.held, grid)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto
 
-from edgevlm.export.graph import GraphBuilder, Journal, WeightsFile, external_tensor, save_slices, tensor_type
+from edgevlm.export.graph import ExportJournal, GraphBuilder, WeightsFile, external_tensor, save_slices, tensor_type
 from edgevlm.export.precisions import Float32, Layout, Parts
 
 FILES = {"weight": "embedding.npy", "codes": "embedding.npy", "scales": "embedding-scales.npy"}  # part -> file
@@ -35,7 +35,7 @@ class WeightTable:
         return self.layout.multiply(graph, name, rows, [tensor.name for tensor in self.tensors], self.shape)
 
 
-def write_table(folder: Path, layout: Layout, shape: tuple[int, int], read: Read, journal: Journal) -> WeightTable:
+def write_table(folder: Path, layout: Layout, shape: tuple[int, int], read: Read, journal: ExportJournal) -> WeightTable:
     """Write the rows ``[vocab, hidden]`` that ``read`` gives into ``folder``, a file a part; not again. Raises OSError."""
 
     def write() -> list[tuple[str, str, int, list[int], int, int]]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from edgevlm.runtime.cache import KVCache
 from edgevlm.runtime.engine import arrays_of
-from edgevlm.runtime.evidence import Seen
+from edgevlm.runtime.evidence import SeenRows
 from edgevlm.runtime.kv import codes
 from edgevlm.runtime.stateful import Stateful
 from edgevlm.runtime.store import Block, Store, joined
@@ -89,13 +89,13 @@ class WorkingSet(Stateful):
                 rows[start + appended + held - moved : start + appended + held] = aside
         self._start[layer] = start + appended
 
-    def seen(self, layer: int, head: int) -> Seen:
+    def seen(self, layer: int, head: int) -> SeenRows:
         """The rows held for a KV head: what a question saw besides the cache."""
         start, held = int(self._start[layer]), int(self.held[layer, head])
         key = self._memory[layer][0][head : head + 1, start : start + held]
         known = self._known[layer, head] if held else (np.zeros(0, np.int32),) * 4
         scale = head_of(self._cache.key_scale(layer), head)
-        return Seen(dequantize(key, scale)[0], *(np.roll(part, -self._turned[layer, head]) for part in known))
+        return SeenRows(dequantize(key, scale)[0], *(np.roll(part, -self._turned[layer, head]) for part in known))
 
     def _place(self, layer: int, head: int, start: int, blocks: list[Block]) -> int:
         fitting, room = [], self.rows

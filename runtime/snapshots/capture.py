@@ -80,7 +80,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class SnapshotHeader:
     """What a snapshot's header must be, whoever wrote it."""
 
     edgevlm: str
@@ -93,10 +93,10 @@ class Header:
 
 
 @cache
-def _schema() -> TypeAdapter[Header]:
+def _schema() -> TypeAdapter[SnapshotHeader]:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(Header)
+    return TypeAdapter(SnapshotHeader)
 
 
 def check_header(about: Mapping[str, Any]) -> None:

@@ -62,14 +62,14 @@ class Result:
 def program(state: str, url: str, first: int) -> int:
     """Record EVENTS events from number ``first`` on, tell of each, and deliver what there is; returns how many wait."""
     from edgevlm.apps.watches import delivery as module
-    from edgevlm.apps.watches.events import Event, EventStore
+    from edgevlm.apps.watches.events import EventStore, WatchEvent
     from edgevlm.apps.watches.sinks import Webhook
 
     module.FIRST_S = 0.01
     store = EventStore(state, days=1e6)
     delivery = module.Delivery(store, {"hook": Webhook(url)}, lambda line: None)
     for number in range(first, first + EVENTS):
-        delivery.record(Event("door", "parcel", "open", 1e9 - number, 0.9, float(number)), [bytes(5000)])
+        delivery.record(WatchEvent("door", "parcel", "open", 1e9 - number, 0.9, float(number)), [bytes(5000)])
         os.write(1, f"recorded {number}\n".encode())
     delivery.close()
     waiting = sum(store.waiting().values())
@@ -142,7 +142,7 @@ def compiled(folder: Path) -> Path | None:
 
 def ordeal(folder: Path, kills: int) -> Result:
     """Kill the program so many times, then let it end, and count what arrived."""
-    from edgevlm.apps.watches.events import Event
+    from edgevlm.apps.watches.events import WatchEvent
 
     result, receiver, library, chance = Result(), Receiver(), compiled(folder), random.Random(kills)
     url, state = f"http://127.0.0.1:{receiver.server_port}/", str(folder / "state")
@@ -178,7 +178,7 @@ def ordeal(folder: Path, kills: int) -> Result:
     nurse.stdout.close()
     receiver.shutdown()
     receiver.server_close()
-    number_of = {Event("door", "parcel", "open", 0.0, 0.9, float(number)).id: number for number in range(acknowledged + 1)}
+    number_of = {WatchEvent("door", "parcel", "open", 0.0, 0.9, float(number)).id: number for number in range(acknowledged + 1)}
     arrivals = Counter(receiver.got)
     result.acknowledged = acknowledged + 1
     result.lost = len(number_of.keys() - arrivals.keys())

@@ -12,7 +12,7 @@ from edgevlm.calib.accuracy.evidence_score import score_evidence
 from edgevlm.calib.accuracy.select_evidence import with_rule
 from edgevlm.calib.accuracy.worker import held_tokens
 from edgevlm.runtime.calibration import EvidenceHeads
-from edgevlm.runtime.evidence import CLOSE_S, KNOTS, FrameTimes, Look, Seen
+from edgevlm.runtime.evidence import CLOSE_S, KNOTS, FrameTimes, QuestionAttention, SeenRows
 from edgevlm.runtime.model import Model
 
 FRAMES = 48
@@ -87,10 +87,10 @@ def test_weights_are_the_softmax_of_the_scores() -> None:
     rng, places = np.random.default_rng(0), np.arange(6)
     groups = []
     for heads in (2, 1):
-        rows = Seen(rng.normal(size=(6, 8)).astype(np.float32), places // 2, 0 * places, places % 2, places // 2)
+        rows = SeenRows(rng.normal(size=(6, 8)).astype(np.float32), places // 2, 0 * places, places % 2, places // 2)
         groups.append((rng.normal(size=(heads, 8)).astype(np.float32), [rows]))
     logits = np.log(np.float32([0.5, 0.25, 0.25])) + 7
-    look = Look(groups, EvidenceHeads(0, (0, 1, 2)), (1, 2), 1, FrameTimes(), logits)
+    look = QuestionAttention(groups, EvidenceHeads(0, (0, 1, 2)), (1, 2), 1, FrameTimes(), logits)
     expected, features = np.zeros(6), []
     for queries, (rows,) in groups:
         for query in queries.astype(np.float64):
@@ -104,8 +104,8 @@ def test_weights_are_the_softmax_of_the_scores() -> None:
     np.testing.assert_allclose(look.features, [*features, *sure], rtol=1e-5)
     alone = [head.weights()[2] for head in look.by_head()]
     np.testing.assert_allclose(np.mean(alone, 0), expected, rtol=1e-5)
-    nothing = [Seen(*(part[:0] for part in groups[0][1][0]))]
-    assert Look([(groups[0][0], nothing)], EvidenceHeads(0, (0,)), (1, 2), 1, FrameTimes(), logits).blind
+    nothing = [SeenRows(*(part[:0] for part in groups[0][1][0]))]
+    assert QuestionAttention([(groups[0][0], nothing)], EvidenceHeads(0, (0,)), (1, 2), 1, FrameTimes(), logits).blind
 
 
 def test_times_are_kept_within_half_a_second_in_constant_memory() -> None:

@@ -15,13 +15,13 @@ from edgevlm.apps.serve.client import show_digest
 from edgevlm.apps.serve.config import check_config
 from edgevlm.apps.serve.http import make_app
 from edgevlm.apps.serve.service import Service
-from edgevlm.apps.watches.events import Event
+from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.errors import UserError
 
 uvicorn = pytest.importorskip("uvicorn")
 testclient = pytest.importorskip("fastapi.testclient")
 NOW = time.time()
-EVENT = Event("door", "parcel", "open", NOW - 7200, 0.97, NOW - 7200, ({"frame": 3},), "is there a parcel?")
+EVENT = WatchEvent("door", "parcel", "open", NOW - 7200, 0.97, NOW - 7200, ({"frame": 3},), "is there a parcel?")
 EXEC = {"kind": "exec", "command": "true", "name": "program"}
 
 

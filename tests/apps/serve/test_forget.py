@@ -8,7 +8,7 @@ import pytest
 from served import eventually, serving
 from typer.testing import CliRunner
 
-from edgevlm.apps.watches.events import Event, EventStore
+from edgevlm.apps.watches.events import EventStore, WatchEvent
 from edgevlm.cli import app
 from edgevlm.errors import UserError
 
@@ -95,7 +95,7 @@ def test_events_of_that_time_go_too(tmp_path):
     store = EventStore(tmp_path, print)
     for number, camera in enumerate(("door", "yard", "door")):
         at = time.time() - 1800 * number
-        store.record(Event(camera, "who", "open", at, 0.9, at), [f"{MARK}{camera}{number}".encode()], ())
+        store.record(WatchEvent(camera, "who", "open", at, 0.9, at), [f"{MARK}{camera}{number}".encode()], ())
     store.close()
     assert all(holds(tmp_path, [f"{MARK}door0".encode(), f"{MARK}door2".encode()]))
     assert json.loads(forget("--last", "20m", "--stream", "door", "--state", tmp_path, "--yes", "--json"))["events"] == 1

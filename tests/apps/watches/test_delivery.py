@@ -9,11 +9,11 @@ from faults.outbox import ordeal
 
 from edgevlm.apps.watches import delivery as delivery_module
 from edgevlm.apps.watches.delivery import Delivery
-from edgevlm.apps.watches.events import Event, EventStore
+from edgevlm.apps.watches.events import EventStore, WatchEvent
 from edgevlm.apps.watches.sinks import Sink, Stdout
 
 NOW = 1_795_000_000.0
-EVENT = Event("door", "parcel", "open", NOW, 0.97, NOW)
+EVENT = WatchEvent("door", "parcel", "open", NOW, 0.97, NOW)
 EVENTS = [replace(EVENT, opened=NOW - number) for number in range(5)]  # a clock that is set back
 WAIT_S = 30
 

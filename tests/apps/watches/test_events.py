@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from edgevlm.apps.watches.events import DAMAGED, FILE, Event, EventStore
+from edgevlm.apps.watches.events import DAMAGED, FILE, EventStore, WatchEvent
 from edgevlm.errors import UserError
 
 NOW = 1_795_000_000.0
-EVENT = Event("door", "parcel", "open", NOW, 0.97, NOW, ({"frame": 3, "time_s": 1.5},), "is there a parcel?")
+EVENT = WatchEvent("door", "parcel", "open", NOW, 0.97, NOW, ({"frame": 3, "time_s": 1.5},), "is there a parcel?")
 JPEG = b"\xff\xd8 a picture" * 100
 
 

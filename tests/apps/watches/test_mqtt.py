@@ -12,7 +12,7 @@ import pytest
 
 from edgevlm.apps.watches import delivery as delivery_module
 from edgevlm.apps.watches.delivery import Delivery
-from edgevlm.apps.watches.events import Event, EventStore
+from edgevlm.apps.watches.events import EventStore, WatchEvent
 from edgevlm.apps.watches.mqtt import Mqtt
 from edgevlm.apps.watches.sinks import WatchStatus
 from edgevlm.errors import UserError
@@ -21,7 +21,7 @@ paho = pytest.importorskip("paho.mqtt.client")
 MOSQUITTO = shutil.which("mosquitto", path="/usr/local/sbin:/usr/sbin:/usr/bin")
 pytestmark = pytest.mark.skipif(MOSQUITTO is None, reason="mosquitto is not installed (apt-get install mosquitto)")
 NOW, WAIT_S = 1_795_000_000.0, 30
-EVENT = Event("door", "parcel", "open", NOW, 0.97, NOW, question="is there a parcel?")
+EVENT = WatchEvent("door", "parcel", "open", NOW, 0.97, NOW, question="is there a parcel?")
 WATCHES = [
     WatchStatus("door", "parcel", "is there a parcel?", "close"),
     WatchStatus("yard", "dog", "is there a dog?", paused=True),

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from edgevlm.apps.watches.events import Event
+from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.sinks import SinkSettings, Webhook, open_sink, open_sinks
 from edgevlm.errors import UserError
 
 standardwebhooks = pytest.importorskip("standardwebhooks")
 NOW = time.time()
-EVENT = Event("door", "parcel", "open", NOW, 0.97, NOW, question="is there a parcel?")
+EVENT = WatchEvent("door", "parcel", "open", NOW, 0.97, NOW, question="is there a parcel?")
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 

@@ -8,7 +8,7 @@ import pytest
 
 from edgevlm.apps.run.thumbnails import Thumbnails
 from edgevlm.apps.sources import Frame
-from edgevlm.apps.watches.events import Event
+from edgevlm.apps.watches.events import WatchEvent
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.apps.watches.watcher import Watcher
 from edgevlm.errors import FieldError, UserError
@@ -85,7 +85,7 @@ def test_events_have_the_frame_that_was_asked_about_and_what_was_looked_at(camer
 
 
 def test_after_a_restart_an_open_watch_stays_open_and_closes(monkeypatch):
-    last = Event("door", "is-somebody-there", "open", 1000.0, 0.9, 1000.0)
+    last = WatchEvent("door", "is-somebody-there", "open", 1000.0, 0.9, 1000.0)
     camera = Camera(monkeypatch, last=lambda camera, watch: last)
     camera.watcher.add(watch())
     assert camera.frame(0.5, 0.9) == []
@@ -94,7 +94,7 @@ def test_after_a_restart_an_open_watch_stays_open_and_closes(monkeypatch):
 
 
 def test_a_recording_that_begins_anew_is_not_judged_again(monkeypatch):
-    last = Event("door", "is-somebody-there", "open", 1000.0, 0.9, 1000.0, [{"until_s": 1.0}])
+    last = WatchEvent("door", "is-somebody-there", "open", 1000.0, 0.9, 1000.0, [{"until_s": 1.0}])
     camera = Camera(monkeypatch, last=lambda camera, watch: last, replays=True)
     camera.watcher.add(watch())
     assert [camera.frame(time_s, yes) for time_s, yes in [(0.5, 0.1), (1.0, 0.9), (1.5, 0.9)]] == [[], [], []]
@@ -104,7 +104,7 @@ def test_a_recording_that_begins_anew_is_not_judged_again(monkeypatch):
 def test_a_cooldown_outlasts_a_restart(monkeypatch):
     clock = SimpleNamespace(now=5000.0)
     monkeypatch.setattr("edgevlm.apps.watches.watcher.time", SimpleNamespace(time=lambda: clock.now))
-    last = Event("door", "is-somebody-there", "close", 4995.0, 0.1, 4990.0)
+    last = WatchEvent("door", "is-somebody-there", "close", 4995.0, 0.1, 4990.0)
     camera = Camera(monkeypatch, last=lambda camera, watch: last)
     camera.watcher.add(watch(cooldown=10))
     assert [camera.frame(time_s, 0.9) for time_s in (1.0, 5.0, 6.0)] == [[], [], ["open"]]

@@ -49,7 +49,7 @@ def test_the_parts_of_a_frame(model, policy):
 
 def test_a_memory_is_filled_with_noise_and_then_by_the_model(model):
     stream = bench.open_stream(model, "sliding-window", 240)
-    watch = bench.Watcher(model, stream)
+    watch = bench.DemoStream(model, stream)
     with model.engine.filling():
         watch.chunk()
         held = stream.cache.lengths[0]
