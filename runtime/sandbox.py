@@ -69,8 +69,10 @@ class Helper:
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self._end()
-            # imports from where this process does, never from the current folder; a session of its own: ctrl-C comes here
-            code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
+            # imports from where this process does, never from the current folder; a session of its own: ctrl-C comes here.
+            # A folder that is itself a package is there only while OpenCV is being imported: its ``typing`` hides Python's
+            paths = [path for path in sys.path if not os.path.exists(os.path.join(path, "__init__.py"))]
+            code = f"import sys; sys.path[:] = {paths!r}; from {__name__} import main; main()"
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True

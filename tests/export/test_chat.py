@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cv2
 import psutil
 import pytest
 from more_checkpoints import make_more
@@ -123,6 +124,12 @@ def test_a_template_that_is_too_much_ends_its_process_alone(helper: Any) -> None
     assert first.poll() is not None
     assert sandbox.render("{{ a }}", a=1) == "1"
     assert helper._process is not first
+
+
+def test_the_helper_starts_while_another_thread_imports_opencv(helper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = str(Path(cv2.__file__).parent)  # in front while it is imported: its ``typing`` hides Python's
+    monkeypatch.setattr(sys, "path", [package, *sys.path])
+    assert sandbox.render("{{ a }}", a=1) == "1"
 
 
 def test_a_forked_process_has_a_helper_of_its_own() -> None:

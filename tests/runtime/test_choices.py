@@ -104,6 +104,7 @@ def test_questions_classified_together_have_the_probabilities_of_each_asked_alon
     asked = [(f"is there a {color} {shape} now?", ("yes", "no")) for color in ("red", "blue") for shape in ("square", "star")]
     asked.append((COLOR, ("red", "blue", "cyan")))
     alone = [session.ask(question, choices=choices) for question, choices in asked]
+    assert all(answer.wait() for answer in alone)  # an answer's own rows leave the cache when it ends
     before, held = session.stats, [session.cache.held(layer) for layer in range(session.cache.layers)]
     rows = [{name: np.array(part) for name, part in layer.items()} for layer in held]
     for watch in (False, True):
