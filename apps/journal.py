@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,24 +21,26 @@ from edgevlm.runtime.paths import PRIVATE
 
 FILE = "journal.sqlite"
 DAYS, CAP = 365.0, 64 << 20  # that lines are kept, and bytes of the file
-SCHEMA = "CREATE VIRTUAL TABLE IF NOT EXISTS lines USING fts5(text, camera UNINDEXED, time UNINDEXED)"
+SCHEMA = "CREATE VIRTUAL TABLE IF NOT EXISTS lines USING fts5(text, camera UNINDEXED, time UNINDEXED, evidence UNINDEXED)"
+COLUMNS = "camera, time, text, evidence"
 HEADING = "Notes from before, by the clock:"
 WORDS = 64  # of a search
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What was seen by a camera at ``time``, seconds since 1970."""
+    """What was seen by a camera at ``time``, seconds since 1970. evidence: moments, as an answer's JSON has them."""
 
     camera: str
     time: float
     text: str
+    evidence: Sequence[Mapping[str, Any]] = ()
 
     def __str__(self) -> str:
         return f"{clock_time(self.time)} {self.camera}: {self.text}"
 
     def json(self) -> dict[str, Any]:
-        return {"time": wall_clock(self.time), "stream": self.camera, "text": self.text}
+        return {"time": wall_clock(self.time), "camera": self.camera, "text": self.text, "evidence": list(self.evidence)}
 
 
 class Journal:
@@ -58,6 +61,7 @@ class Journal:
             self._database = sqlite3.connect(self._path, timeout=2.0, isolation_level=None, check_same_thread=False)
             self._database.execute("PRAGMA secure_delete = ON")
             self._database.execute(SCHEMA)
+            self._database.execute(f"SELECT {COLUMNS} FROM lines LIMIT 0")
         except (OSError, sqlite3.Error) as error:
             raise UserError(f"{self._path}: cannot be opened ({error}); move it away, or choose another --state") from None
 
@@ -65,7 +69,8 @@ class Journal:
         """Keep a line. Never raises for what the disk does."""
         with self._lock:
             try:
-                self._run("INSERT INTO lines VALUES (?, ?, ?)", line.text, line.camera, line.time)
+                evidence = json.dumps(list(line.evidence))
+                self._run(f"INSERT INTO lines ({COLUMNS}) VALUES (?, ?, ?, ?)", line.camera, line.time, line.text, evidence)
                 self._shrink()
             except (OSError, sqlite3.Error) as error:
                 if not self._told:
@@ -129,11 +134,12 @@ class Journal:
     ) -> list[Line]:
         where: dict[str, Any] = {"lines MATCH ?": match, "time >= ?": since, "time <= ?": until, "camera = ?": camera}
         given = {condition: value for condition, value in where.items() if value is not None}
-        statement = f"SELECT camera, time, text FROM lines WHERE {' AND '.join(given) or '1'} ORDER BY {order} LIMIT ?"
+        statement = f"SELECT {COLUMNS} FROM lines WHERE {' AND '.join(given) or '1'} ORDER BY {order} LIMIT ?"
         if match == "":
             return []
         with self._lock, suppress(sqlite3.Error):
-            return [Line(*row) for row in self._run(statement, *given.values(), limit)]
+            rows = self._run(statement, *given.values(), limit)
+            return [Line(camera, at, text, tuple(json.loads(evidence))) for camera, at, text, evidence in rows]
         return []
 
     def _run(self, statement: str, *values: Any) -> list[Any]:

@@ -60,6 +60,13 @@ _STATS: Fields = {
     "reconnects": ("integer", "How often the source delivered frames again after a lost connection."),
     "store?": ("object", "Bytes a retrieval policy keeps off the device, and its counters; only with such a policy."),
 }
+_EVIDENCE = ("array", "What it was read from, as in an answer; jpeg_url is the server's.")
+_LINE: Fields = {
+    "time": ("string", "When it was seen: RFC 3339, UTC."),
+    "camera": ("string", "The stream's name."),
+    "text": ("string", "What the model said it saw."),
+    "evidence": _EVIDENCE,
+}
 
 # command: kind of line: fields
 LINES: dict[str, dict[str, Fields]] = {
@@ -125,11 +132,7 @@ LINES: dict[str, dict[str, Fields]] = {
         },
     },
     "journal": {
-        "line": {
-            "time": ("string", "When it was seen: RFC 3339, UTC."),
-            "stream": ("string", "The camera."),
-            "text": ("string", "What the model said it saw."),
-        },
+        "line": _LINE,
     },
     "forget": {
         "forgotten": {
@@ -150,8 +153,9 @@ LINES: dict[str, dict[str, Fields]] = {
             "closed": ("string|null", "When it closed; null where it was still open."),
             "seconds": ("number|null", "How long it was open."),
             "probability": ("number", "Of the answer, when it opened."),
-            "evidence": ("array", "What it was read from, as in an event; jpeg_url is the server's."),
+            "evidence": _EVIDENCE,
         },
+        "line": _LINE,
     },
     "plan": {
         "plan": {

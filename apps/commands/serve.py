@@ -134,17 +134,18 @@ def digest(
     since: Annotated[str, typer.Option(metavar="8h|14:03", help="Begin then.")] = "8h",
     until: Annotated[str | None, typer.Option(metavar="5m|14:10", help="End then.", show_default="now")] = None,
     camera: Annotated[str | None, typer.Option(metavar="NAME", help="Tell of this camera.", show_default="all")] = None,
+    search: Annotated[str | None, typer.Option(metavar="TEXT", help="Tell of what has these words.")] = None,
     url: Annotated[str, typer.Option(metavar="URL", help="Ask the server at this address.")] = "http://127.0.0.1:8000",
     key_file: KeyFile = None,
     json: Json = False,
 ) -> None:
     """Tell what happened while you were away.
 
-    A running server says when its watches opened, and for how long.
+    A running server says when its watches were open, and what its journal says, by time.
     """
     from edgevlm.apps.serve.client import show_digest
 
-    window = {"since": since, "until": until, "camera": camera}
+    window = {"since": since, "until": until, "camera": camera, "search": search}
     show_digest({name: text for name, text in window.items() if text is not None}, url, key_file, json)
 
 
@@ -152,7 +153,7 @@ def journal(
     search: Annotated[str | None, typer.Option(metavar="TEXT", help="Show lines that have these words.")] = None,
     since: Annotated[str | None, typer.Option(metavar="10m|14:03", help="Show lines from then on.")] = None,
     until: Annotated[str | None, typer.Option(metavar="5m|14:10", help="Show lines until then.")] = None,
-    stream: Annotated[str | None, typer.Option(metavar="NAME", help="Show this camera's alone.", show_default="all")] = None,
+    camera: Annotated[str | None, typer.Option(metavar="NAME", help="Show this camera's alone.", show_default="all")] = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Show the newest N lines.", min=1, max=1000)] = 100,
     url: Annotated[str, typer.Option(metavar="URL", help="Ask the server at this address.")] = "http://127.0.0.1:8000",
     key_file: KeyFile = None,
@@ -167,9 +168,9 @@ def journal(
     from edgevlm.apps.schemas import json_line
     from edgevlm.apps.serve.client import journal_of
 
-    wanted = {"search": search, "since": since, "until": until, "stream": stream, "limit": str(limit)}
+    wanted = {"search": search, "since": since, "until": until, "camera": camera, "limit": str(limit)}
     for each in reversed(journal_of(url, {name: text for name, text in wanted.items() if text is not None}, key_file)):
-        typer.echo(json_line("line", each) if json else str(Line(each["stream"], moment(each["time"]), each["text"])))
+        typer.echo(json_line("line", each) if json else str(Line(each["camera"], moment(each["time"]), each["text"])))
 
 
 config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check a server's configuration.")

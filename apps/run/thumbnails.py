@@ -116,6 +116,12 @@ class Thumbnails:
             rows = self._run("SELECT frame, time_s, wall, held FROM thumbnails ORDER BY frame")
         return {frame: Taken(time_s, wall, bool(held)) for frame, time_s, wall, held in rows}
 
+    def wall(self, frame: int) -> float | None:
+        """When a frame that has a picture was taken, seconds since 1970."""
+        with self._lock:
+            found = self._run("SELECT wall FROM thumbnails WHERE frame = ?", (frame,))
+        return found[0][0] if found else None
+
     def jpeg(self, frame: int) -> bytes | None:
         with self._lock:
             found = self._run("SELECT jpeg FROM thumbnails WHERE frame = ?", (frame,))

@@ -1,4 +1,4 @@
-"""``edgevlm ask`` and ``edgevlm digest``: what a running server answers, with the standard library alone."""
+"""What a running server answers to ``edgevlm ask``, ``digest``, ``journal`` and ``forget``, with the standard library alone."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def seen(extension: dict[str, Any]) -> str:
         return "what would answer this is no longer in memory"
     if held is None or not moments or moments[0]["time"] is None:
         return ""
-    at = datetime.fromisoformat(moments[0]["time"].replace("Z", "+00:00")).timestamp()
+    at = seconds_of(moments[0]["time"])
     at += moments[0]["until_s"] - moments[0]["time_s"]
     return f"seen {clock_time(at, now)}" if now - at >= NOW_S else ""
 
@@ -85,20 +85,35 @@ def forget_served(url: str, body: dict[str, Any], key_file: Path | None) -> dict
 
 
 def show_digest(window: dict[str, str], url: str, key_file: Path | None, as_json: bool) -> None:
-    """Print when watches were open, a line each. Raises UserError, one line. window: ``since``, ``until`` and ``camera``."""
+    """Print what happened, by time: when watches were open, lines of the journal, and the address of a picture.
+
+    window: ``since``, ``until``, ``camera`` and ``search``. Raises UserError, one line.
+    """
     with asked(url, f"/v1/digest?{urlencode(window)}", None, key_file) as response:
         found = json.loads(response.read(MAX_DIGEST))
-        openings, now = found["data"], time.time()
-        for each in openings:
-            if as_json:
-                print(json_line("opening", each))
-                continue
-            opened = datetime.fromisoformat(each["opened"].replace("Z", "+00:00")).timestamp()
-            how_long = "still open" if each["seconds"] is None else f"for {ago(each['seconds'])}"
-            about = f"{each['camera']}  {each['question'] or each['watch']}"
-            print(f"{clock_time(opened, now)}  {about}  {how_long} ({each['probability']:.2f})")
-        if not openings:
-            to_stderr(f"no watch was open since {found['since']}")
+        for each in found["data"]:
+            print(json_line(each["event"], each) if as_json else told(each, url))
+        if not found["data"]:
+            to_stderr(
+                f"nothing happened since {clock_time(seconds_of(found['since']))}: no watch was open, no line was written"
+            )
+
+
+def told(each: dict[str, Any], url: str) -> str:
+    """An entry of a digest for people."""
+    at = clock_time(seconds_of(each["time" if each["event"] == "line" else "opened"]))
+    if each["event"] == "line":
+        what = each["text"]
+    else:
+        how_long = "still open" if each["seconds"] is None else f"for {ago(each['seconds'])}"
+        what = f"{each['question'] or each['watch']}  {how_long} ({each['probability']:.2f})"
+    pictures = [seen["jpeg_url"] for seen in each["evidence"] if seen.get("jpeg_url")]
+    return f"{at}  {each['camera']}  {what}" + (f"\n  {mask_credentials(url).rstrip('/')}{pictures[0]}" if pictures else "")
+
+
+def seconds_of(text: str) -> float:
+    """Seconds since 1970 of a time as JSON has it."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def journal_of(url: str, query: dict[str, str], key_file: Path | None) -> list[dict[str, Any]]:

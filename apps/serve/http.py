@@ -37,7 +37,6 @@ from edgevlm.apps.serve.metrics import Metrics
 from edgevlm.apps.serve.responses import ModelResponse, ResponsesRequest
 from edgevlm.apps.serve.service import Service, field
 from edgevlm.apps.serve.stream import Broadcast, CameraStream, finite
-from edgevlm.apps.watches.digest import openings
 from edgevlm.apps.watches.watch import Watch
 from edgevlm.errors import FieldError, UserError
 from edgevlm.runtime.plugins import names
@@ -394,7 +393,7 @@ def add_streams(app: FastAPI, server: Server) -> None:
 
     @app.get("/v1/streams/{name}/events", tags=["streams"], response_class=Response, responses=content("text/event-stream"))
     async def events(name: StreamName) -> EventSourceResponse:
-        """Server-sent events: answer, state, stats, notice, watch. A listener that does not keep up is dropped."""
+        """Server-sent events: answer, state, stats, notice, watch, journal. A listener that does not keep up is dropped."""
         stream = server.stream(name)
         return EventSourceResponse(listen(stream.events, stream), ping=15)
 
@@ -405,17 +404,13 @@ def add_events(app: FastAPI, server: Server) -> None:
         search: Annotated[str, Query(max_length=256)] | None = None,
         since: When | None = None,
         until: When | None = None,
-        stream: Annotated[str, Query(max_length=64)] | None = None,
+        camera: Annotated[str, Query(max_length=64)] | None = None,
         limit: Annotated[int, Query(ge=1, le=MAX_EVENTS)] = 100,
     ) -> dict[str, Any]:
         """What cameras have written in words, newest first. search: all of these words. since, until: as in `/v1/events`."""
         span = moments(since, until)
-
-        def found() -> list[dict[str, Any]]:
-            kept = server.service.journal
-            return [] if kept is None else [line.json() for line in kept.query(search, *span, stream, limit)]
-
-        return {"object": "list", "data": await run_in_threadpool(found)}
+        found = await run_in_threadpool(server.service.lines, search, *span, camera, limit)
+        return {"object": "list", "data": [line.json() for line in found]}
 
     @app.get("/v1/events", tags=["events"])
     async def events(
@@ -438,17 +433,20 @@ def add_events(app: FastAPI, server: Server) -> None:
 
     @app.get("/v1/digest", tags=["events"])
     async def digest(
-        since: When = "8h", until: When | None = None, camera: Annotated[str, Query(max_length=64)] | None = None
+        since: When = "8h",
+        until: When | None = None,
+        camera: Annotated[str, Query(max_length=64)] | None = None,
+        search: Annotated[str, Query(max_length=256)] | None = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_EVENTS)] = MAX_EVENTS,
     ) -> dict[str, Any]:
-        """What happened meanwhile: when watches opened and for how long, in the order in which they opened."""
+        """What happened meanwhile, by time: `opening`, when a watch was open, and `line`, of the journal, each with what it was
+        read from. search: all of these words. limit: the newest."""
         with field("since"):
             start = moment(since)
         with field("until"):
             end = time.time() if until is None else moment(until)
-        found = await run_in_threadpool(lambda: openings(server.service.delivery.store, start, end, camera))
-        return {
-            "object": "digest", "since": wall_clock(start), "until": wall_clock(end), "data": [each.json() for each in found],
-        }  # fmt: skip
+        found = await run_in_threadpool(server.service.digest, start, end, camera, search)
+        return {"object": "digest", "since": wall_clock(start), "until": wall_clock(end), "data": found[-limit:]}
 
     @app.get("/v1/events/{event}/{place}.jpg", tags=["events"], response_class=Response, responses=JPEG)
     async def picture(

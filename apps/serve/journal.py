@@ -84,8 +84,7 @@ class JournalWriter:
         answer = session.ask(taught, max_tokens=min(self._settings.max_tokens, session.text_budget.answer))
         text = " ".join(answer.text.split())
         if text and not answer.cancelled:
-            line = Line(
-                stream.name, stream.observer.offset + answer.time_s, f"{prompt} {text}" if prompt.endswith("?") else text
-            )
+            said, evidence = f"{prompt} {text}" if prompt.endswith("?") else text, stream.evidence(answer).get("evidence", [])
+            line = Line(stream.name, stream.observer.offset + answer.time_s, said, evidence)
             self._journal.add(line)
             stream.events.send("journal", line.json())

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -20,7 +21,7 @@ from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.credentials import mask_credentials, secret
 from edgevlm.apps.forget import SWITCHED, Forgotten, Span
 from edgevlm.apps.journal import FILE as JOURNAL
-from edgevlm.apps.journal import Journal
+from edgevlm.apps.journal import Journal, Line
 from edgevlm.apps.run.thumbnails import as_jpeg
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig, as_far_as_running, server_key
 from edgevlm.apps.serve.journal import JournalWriter
@@ -29,6 +30,7 @@ from edgevlm.apps.sources import SourceOptions, check_source, open_source
 from edgevlm.apps.sources.hosts import AllowedHosts
 from edgevlm.apps.sources.network import split_address
 from edgevlm.apps.watches.delivery import Delivery
+from edgevlm.apps.watches.digest import MOST, openings
 from edgevlm.apps.watches.events import FILE as EVENTS
 from edgevlm.apps.watches.events import EventStore
 from edgevlm.apps.watches.sinks import Sink, open_sinks
@@ -285,6 +287,30 @@ class Service:
             if self._journal is None and (kept.every or (self._state / JOURNAL).exists()):
                 self._journal = Journal(self._state, self._notice, days=kept.days, cap=kept.megabytes << 20)
             return self._journal
+
+    def lines(
+        self,
+        search: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        camera: str | None = None,
+        limit: int = 100,
+    ) -> list[Line]:
+        """Lines of the journal, newest first; of their evidence ``jpeg_url`` where the thumbnail is still kept."""
+        found = [] if self.journal is None else self.journal.query(search, since, until, camera, limit)
+        return [replace(line, evidence=[self._pictured(line.camera, seen) for seen in line.evidence]) for line in found]
+
+    def _pictured(self, camera: str, seen: Mapping[str, Any]) -> dict[str, Any]:
+        kept = camera in self.streams and self.streams[camera].has_picture(seen["frame"], seen["time"])
+        return {**seen, "jpeg_url": seen["jpeg_url"] if kept else None}
+
+    def digest(self, since: float, until: float, camera: str | None = None, search: str | None = None) -> list[dict[str, Any]]:
+        """What happened then, by time, as ``GET /v1/digest`` tells: when watches were open, and lines of the journal."""
+        opened = openings(self.delivery.store, since, until, camera, search)
+        written = self.lines(search, since, until, camera, MOST)
+        told = [(each.opened, {"event": "opening", **each.json()}) for each in opened]
+        told += [(line.time, {"event": "line", **line.json()}) for line in written]
+        return [fields for _, fields in sorted(told, key=itemgetter(0))]
 
     @property
     def has_events(self) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 
 from edgevlm.apps.credentials import mask_credentials, secret
 from edgevlm.apps.forget import SLACK_S, Forgotten, Span
+from edgevlm.apps.run.clock import moment
 from edgevlm.apps.run.events import AnswerEvent, StatsEvent, evidence_fields, finite, wall_clock
 from edgevlm.apps.run.frame_preparation import FramePreparation
 from edgevlm.apps.run.loop import NEVER_TAUGHT, RunLoop, RunPlan
@@ -37,6 +38,7 @@ from edgevlm.runtime.snapshots import SnapshotWriter
 
 WAITING = 64  # events that a listener may be behind before it is dropped
 RETRY_S = 30.0  # from a source's failure to the next attempt
+SAME_S = 5.0  # that two times of one frame may differ
 RATES_S = 10.0  # over which frames watched and skipped are counted
 WatchEvent = tuple[str, dict[str, Any]]
 
@@ -233,10 +235,14 @@ class CameraStream:
         if answer.evidence is None:
             return {}
         fields: dict[str, Any] = evidence_fields(answer.evidence, self.observer.offset or None)
-        taken = self.observer.thumbnails.taken()
-        for moment in fields["evidence"]:
-            moment["jpeg_url"] = self._thumbnail_url(moment["frame"]) if moment["frame"] in taken else None
+        for seen in fields["evidence"]:
+            seen["jpeg_url"] = self._thumbnail_url(seen["frame"]) if self.has_picture(seen["frame"]) else None
         return fields
+
+    def has_picture(self, frame: int, time: str | None = None) -> bool:
+        """Whether there is a thumbnail of a frame; where its time is given, of one of that number that was taken then."""
+        wall = self.observer.thumbnails.wall(frame)
+        return wall is not None and (time is None or abs(wall - moment(time)) < SAME_S)
 
     def describe(self) -> dict[str, Any]:
         """What ``GET /v1/streams/{id}`` answers."""

@@ -1,4 +1,4 @@
-"""What happened while somebody was away: when watches opened, and for how long, made of their events."""
+"""When watches were open, and for how long, made of their events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from edgevlm.apps.run.events import wall_clock
 from edgevlm.apps.watches.events import EventStore
 
-MOST = 10_000  # events that are looked at, the newest
+MOST = 10_000  # events, or lines of a journal, that are looked at, the newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,10 @@ class Opening:
         }  # fmt: skip
 
 
-def openings(store: EventStore, since: float, until: float, camera: str | None = None) -> list[Opening]:
-    """Watches that were open within a time, in the order in which they opened."""
+def openings(
+    store: EventStore, since: float, until: float, camera: str | None = None, search: str | None = None
+) -> list[Opening]:
+    """Watches that were open within a time, in the order in which they opened. search: words that all stand in its names."""
     found: dict[tuple[str, str, float], Opening] = {}
     within = store.query(since, until, camera, limit=MOST)[::-1]
     for event in [*store.open_at(since, camera), *within]:
@@ -46,4 +48,8 @@ def openings(store: EventStore, since: float, until: float, camera: str | None =
         if event.state == "close":
             opening = replace(found.get(key, opening), closed=event.time)
         found[key] = opening
-    return sorted(found.values(), key=lambda each: each.opened)
+    words = (search or "").lower().split()
+    named = (
+        each for each in found.values() if all(word in f"{each.camera} {each.watch} {each.question}".lower() for word in words)
+    )
+    return sorted(named, key=lambda each: each.opened)

@@ -2,7 +2,7 @@
 // One page, no build: live picture, conversation, what the memory holds, cameras.
 
 const $ = (id) => document.getElementById(id);
-const MEMORY_MS = 3000, STREAMS_MS = 5000, FRAME_MS = 500, RETRY_MS = 2000, OPENINGS = 20;
+const MEMORY_MS = 3000, STREAMS_MS = 5000, FRAME_MS = 500, RETRY_MS = 2000, HAPPENED = 50;
 const TILES = 160, NEWEST = 40, TURNS = 50, LAST = 8, SEEN = 3;  // frames of the strip, the newest among them; turns kept; turns that a question brings along; frames of evidence
 const IDEAS = {
   demo: ["how many objects are there now?", "which shape came first?", "what left last?"],
@@ -202,6 +202,7 @@ function heard(name, event, data) {
   } else if (event === "state") { Object.assign(found, data); }
   else if (event === "answer") { if (data.ttft_ms) state.speed[name] = data; }
   else if (event === "watch") { refreshWatches().catch(problem); }
+  else if (event === "journal") { refreshHappened().catch(problem); }
   else if (event === "notice" && found.state === "running") { toast("news", data.text); }  // else the state says it
   showStreams();
 }
@@ -215,17 +216,28 @@ async function refreshWatches() {
   redraw($("watches"), data.map(({ id, question, cameras }) => [id, question, cameras.map(({ camera, state: how, answer, paused, opened }) => [camera, paused ? "paused" : how, answer, how === "open" ? opened : null])]), watchItem);
 }
 
-async function refreshOpenings() {  // what happened meanwhile, the newest first
-  if (document.hidden || $("watches-empty").hidden === false) return;
-  const { data } = await json("/v1/digest?since=8h");
-  $("meanwhile").hidden = !data.length;
-  redraw($("openings"), data.slice(-OPENINGS).reverse().map(({ camera, question, opened, seconds, evidence }) => [opened, camera, question, seconds, evidence.map(({ jpeg_url: url }) => url).find(Boolean)]), openingItem);
+let searched = "";  // words; empty: what happened meanwhile
+async function refreshHappened() {  // when watches were open and what the journal says, the newest first
+  if (document.hidden) return;
+  const search = searched, wanted = search ? { search, since: "3650d" } : { since: "8h" };
+  const { data } = await json(`/v1/digest?${new URLSearchParams({ ...wanted, limit: HAPPENED })}`);
+  if (search !== searched) return;
+  if (data.length) $("happened-card").hidden = false;
+  tell($("happened-when"), `${data.length ? "" : "Nothing "}${search ? `with “${search}”` : "in the last 8 hours"}`);
+  redraw($("happened"), data.reverse().map(({ event, time, opened, camera, question, text, seconds, evidence }) => [
+    event === "line" ? time : opened, camera, event === "line" ? text : `${question} ${seconds === null ? "still open" : `for ${duration(seconds)}`}`,
+    evidence.find(({ jpeg_url: url }) => url)]), happenedItem);
 }
 
-function openingItem([opened, camera, question, seconds, url]) {
-  const item = element("li"), seen = element("span", undefined, "buttons");
-  picture({ thumbnail_url: url }, (image) => { image.alt = `What ${camera} showed at ${clock(opened)}`; seen.append(image); });
-  item.append(element("span", clock(opened), "name"), element("span", `${camera}: ${question} ${seconds === null ? "still open" : `for ${duration(seconds)}`}`, "about"), seen);
+function happenedItem([at, camera, text, seen]) {
+  const item = element("li"), canvas = element("canvas"), today = new Date(at).toDateString() === new Date().toDateString();
+  item.append(element("span", today ? clock(at) : `${new Date(at).toLocaleDateString()} ${clock(at)}`, "name"), element("span", `${camera}: ${text}`, "about"));
+  if (seen) picture({ thumbnail_url: seen.jpeg_url }, (image) => {
+    canvas.setAttribute("role", "img");
+    canvas.setAttribute("aria-label", `What ${camera} showed then`);
+    boxed(canvas, image, seen.box);
+    item.append(canvas);
+  });
   return item;
 }
 
@@ -316,17 +328,19 @@ function showEvidence(turn) {  // the frames that the answer was read from; each
     button.type = "button";
     button.append(canvas, element("span", "Seen ", "unseen"), time ? clock(time) : `frame ${frame}`);
     button.onclick = () => find(frame);
-    picture({ thumbnail_url: url }, (image) => {
-      const paint = canvas.getContext("2d"), [left, top, right, bottom] = box;
-      [canvas.width, canvas.height] = [160, Math.round(160 * image.naturalHeight / image.naturalWidth)];
-      paint.imageSmoothingEnabled = image.naturalWidth >= 80;
-      paint.drawImage(image, 0, 0, canvas.width, canvas.height);
-      paint.strokeStyle = "#ffb347";
-      paint.lineWidth = 4;
-      paint.strokeRect(left * canvas.width, top * canvas.height, (right - left) * canvas.width, (bottom - top) * canvas.height);
-    });
+    picture({ thumbnail_url: url }, (image) => boxed(canvas, image, box));
     return button;
   });
+}
+
+function boxed(canvas, image, box) {  // a picture with what was looked at framed
+  const paint = canvas.getContext("2d"), [left, top, right, bottom] = box || [];
+  [canvas.width, canvas.height] = [160, Math.round(160 * image.naturalHeight / image.naturalWidth)];
+  paint.imageSmoothingEnabled = image.naturalWidth >= 80;
+  paint.drawImage(image, 0, 0, canvas.width, canvas.height);
+  paint.strokeStyle = "#ffb347";
+  paint.lineWidth = 4;
+  if (box) paint.strokeRect(left * canvas.width, top * canvas.height, (right - left) * canvas.width, (bottom - top) * canvas.height);
 }
 
 function evidence() {  // frames that the newest answer was read from
@@ -633,6 +647,13 @@ $("watch-form").onsubmit = async (event) => {
   } catch (error) { tell($("watch-problem"), error.message); }
 };
 
+$("search-form").onsubmit = (event) => {
+  event.preventDefault();
+  searched = $("search").value.trim();
+  refreshHappened().catch(problem);
+};
+$("search").oninput = () => { if (!$("search").value && searched) $("search-form").requestSubmit(); };
+
 for (const id of ["add", "switch", "remove"]) $(`${id}-cancel`).onclick = () => $(id).close();
 $("add-camera").onclick = () => { $("add-form").reset(); $("tested").replaceChildren(); tell($("add-problem"), ""); $("add").showModal(); };
 $("test").onclick = async () => {
@@ -719,4 +740,4 @@ document.addEventListener("visibilitychange", () => {
 showState();
 every(STREAMS_MS, refreshStreams);
 every(MEMORY_MS, refreshMemory);
-every(STREAMS_MS, () => refreshWatches().then(refreshOpenings));
+every(STREAMS_MS, () => refreshWatches().then(refreshHappened));

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from jsonschema import Draft202012Validator
 
+from edgevlm.apps.journal import Journal, Line
 from edgevlm.apps.schemas import SCHEMAS
 from edgevlm.apps.serve.client import show_digest
 from edgevlm.apps.serve.config import check_config
@@ -117,7 +118,26 @@ def test_a_digest_tells_when_watches_were_open(client, service):
     assert client.get("/v1/digest?since=x").json()["error"]["param"] == "since"
 
 
-def test_edgevlm_digest_reads_it_from_a_server(client, service, capsys):
+def test_a_digest_has_lines_of_the_journal_between_by_time(client, service, tmp_path):
+    told = '[{"frame": 3, "time": "2026-11-22T14:03:22.000Z", "jpeg_url": "/v1/streams/door/thumbnails/3.jpg"}]'
+    Journal(tmp_path).close()
+    for ago, camera, text in ((90_000, "door", "a van"), (3600, "door", "a parcel, and a van"), (30, "yard", "two people")):
+        service.journal.add(Line(camera, NOW - ago, text, json.loads(told)))
+
+    def found(query):
+        return [each.get("text") or each["question"] for each in client.get(f"/v1/digest?{query}").json()["data"]]
+
+    assert found("since=4h") == ["is there a parcel?", "a parcel, and a van", "two people", "a dog?"]
+    assert found("since=4h&limit=3") == ["a parcel, and a van", "two people", "a dog?"]
+    assert found("camera=yard") == ["two people", "a dog?"]
+    assert found("search=Parcel") == ["is there a parcel?", "a parcel, and a van"]
+    assert found("search=van&since=2d") == ["a van", "a parcel, and a van"]
+    lines = [each for each in client.get("/v1/digest").json()["data"] if each["event"] == "line"]
+    assert lines[0]["evidence"][0] == {**json.loads(told)[0], "jpeg_url": None}, "its thumbnail is gone"
+
+
+def test_edgevlm_digest_reads_it_from_a_server(client, service, capsys, tmp_path):
+    Journal(tmp_path).close()
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -125,14 +145,20 @@ def test_edgevlm_digest_reads_it_from_a_server(client, service, capsys):
         server = uvicorn.Server(uvicorn.Config(client.app, log_level="error", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
+        service.journal.add(Line("door", NOW - 60, "a van stands there"))
         show_digest({"since": "3h"}, url, None, False)
         show_digest({"since": "3h"}, url, None, True)
+        show_digest({"since": "3h", "search": "elephant"}, url, None, False)
         with pytest.raises(UserError, match="since: 'x' is no time"):
             show_digest({"since": "x"}, url, None, False)
         server.should_exit = True
         thread.join()
-    *words, parcel, dog = capsys.readouterr().out.splitlines()
+    out, err = capsys.readouterr()
+    *words, parcel, line, dog = out.splitlines()
+    assert re.match("nothing happened since .*: no watch was open, no line was written", err)
     assert re.fullmatch(r"[\w ]*\d\d:\d\d:\d\d \(\d+ \w+ ago\)  door  is there a parcel\?  for 110 min \(0.97\)", words[0])
-    assert words[1].endswith("yard  a dog?  still open (0.97)")
-    for line in (parcel, dog):
-        Draft202012Validator(SCHEMAS["opening"]).validate(json.loads(line))
+    assert words[1] == f"  {url}/v1/events/{EVENT.id}/0.jpg"
+    assert words[2].endswith("door  a van stands there")
+    assert words[3].endswith("yard  a dog?  still open (0.97)")
+    for kind, each in (("opening", parcel), ("line", line), ("opening", dog)):
+        Draft202012Validator(SCHEMAS[kind]).validate(json.loads(each))

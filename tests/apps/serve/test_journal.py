@@ -89,13 +89,16 @@ def test_a_server_writes_one_that_outlives_it(tmp_path):
         lines = eventually(lambda: len(found := server.get("/v1/journal")["data"]) >= 2 and found)
         assert all(re.fullmatch(rf"{re.escape(NOW)} \d", line["text"]) for line in lines)
         assert [line["time"] for line in lines] == sorted((line["time"] for line in lines), reverse=True)
+        pictures = [moment["jpeg_url"] for line in lines for moment in line["evidence"]]
+        assert server.request("GET", pictures[0])[2][:2] == b"\xff\xd8"
+        assert {"event": "line", **lines[-1]} in server.get("/v1/digest")["data"]
         assert server.get("/v1/journal?search=elephants")["data"] == []
         assert server.request("GET", "/v1/journal?since=soon")[0] == 400
         shown = CliRunner().invoke(app, ["journal", "--search", "objects", "--url", server.url, "--json"]).stdout
-        assert {json.loads(line)["stream"] for line in shown.splitlines()} == {"demo"}
+        assert {json.loads(line)["camera"] for line in shown.splitlines()} == {"demo"}
         server.end(signal.SIGKILL)
     with serving(tmp_path / "two", config) as server:
-        assert lines[-1] in server.get("/v1/journal?limit=1000")["data"]
+        assert lines[-1]["time"] in [line["time"] for line in server.get("/v1/journal?limit=1000")["data"]]
         server.request("PATCH", "/v1/streams/demo", {"state": "paused"})
         done = server.request("POST", "/v1/forget", {"since": "1h", "confirm": True})[2]
         assert sum(counts.get("journal", 0) for counts in json.loads(done)["streams"].values()) >= 2

@@ -354,21 +354,53 @@ def test_watches_are_added_and_removed_by_keyboard_and_their_state_is_seen(opene
     assert page.evaluate("document.documentElement.scrollWidth") == 1280
 
 
-def test_what_happened_meanwhile_is_listed_with_pictures(opened, keep):
+def test_what_happened_meanwhile_is_listed_with_pictures_and_searched(opened, keep):
     page = opened(viewport={"width": 1280, "height": 844})
-    about = {"camera": "demo", "watch": "w", "opened": "2026-11-22T14:03:22Z", "probability": 0.9}
-    shown = [{"jpeg_url": None}, {"jpeg_url": "/v1/streams/demo/frame.jpg"}]
+    about = {"event": "opening", "camera": "demo", "watch": "w", "opened": "2026-11-22T14:03:22Z", "probability": 0.9}
+    shown = [{"jpeg_url": None}, {"jpeg_url": "/v1/streams/demo/frame.jpg", "box": [0, 0, 0.5, 0.5]}]
+    line = {"event": "line", "time": "2026-11-22T14:09:22Z", "camera": "demo", "text": "two people came in", "evidence": []}
     told = [
         {**about, "question": "is it on?", "closed": "2026-11-22T14:05:22Z", "seconds": 120, "evidence": shown},
         {**about, "question": "is it <i>off</i>?", "closed": None, "seconds": None, "evidence": []},
+        line,
     ]  # fmt: skip
-    page.route("**/v1/digest?*", lambda route: route.fulfill(json={"object": "digest", "data": told}))
-    page.locator("#watched").fill("is there a red square?")
-    page.locator("#watched").press("Enter")
-    rows = page.locator("#openings li")
-    api.expect(rows).to_have_count(2, timeout=20_000)
-    api.expect(rows.nth(0)).to_contain_text("demo: is it <i>off</i>? still open")
-    api.expect(rows.nth(1)).to_contain_text("demo: is it on? for 2 min")
-    eventually(lambda: page.evaluate("document.querySelector('#openings img')?.naturalWidth") or 0)
+    page.route("**/v1/digest?*since=8h*", lambda route: route.fulfill(json={"object": "digest", "data": told}))
+    page.route("**/v1/digest?search=*", lambda route: route.fulfill(json={"object": "digest", "data": told[-1:]}))
+    rows = page.locator("#happened li")
+    api.expect(rows).to_have_count(3)
+    api.expect(rows.nth(0)).to_contain_text("demo: two people came in")
+    api.expect(rows.nth(1)).to_contain_text("demo: is it <i>off</i>? still open")
+    api.expect(rows.nth(2)).to_contain_text("demo: is it on? for 2 min")
+    api.expect(rows.locator("canvas")).to_have_count(1)
+    edge = "canvas => [...canvas.getContext('2d').getImageData(canvas.width / 2, canvas.height / 2, 1, 1).data.slice(0, 3)]"
+    assert rows.locator("canvas").evaluate(edge) == [255, 179, 71], "what was looked at is framed"
     keep(page, "meanwhile")
-    page.locator("#watches").get_by_role("button", name="Remove watch").click()
+    page.fill("#search", "people")
+    page.keyboard.press("Enter")
+    api.expect(rows).to_have_count(1)
+    api.expect(page.locator("#happened-when")).to_have_text("with “people”")
+    page.fill("#search", "")
+    api.expect(rows).to_have_count(3)
+
+
+def test_the_journal_is_listed_as_it_is_written_and_searched(browser, keep, tmp_path):
+    (tmp_path / "edgevlm.toml").write_text(
+        f'state = "{tmp_path}"\nfps = 4\n[journal]\nevery = 0.02\n[cameras.demo]\nsource = "demo"\n'
+    )
+    with serving(tmp_path / "served", tmp_path / "edgevlm.toml") as server:
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        page.goto(server.url)
+        rows = page.locator("#happened li")
+        api.expect(rows.nth(1)).to_contain_text(NOW)
+        eventually(lambda: rows.locator("canvas").count())
+        keep(page, "journal-390")
+        page.fill("#search", "elephants")
+        page.keyboard.press("Enter")
+        api.expect(page.locator("#happened-when")).to_have_text("Nothing with “elephants”")
+        api.expect(rows).to_have_count(0)
+        page.fill("#search", "objects now")
+        page.keyboard.press("Enter")
+        api.expect(rows.first).to_contain_text(NOW)
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        page.close()
+        assert server.end() == 0
