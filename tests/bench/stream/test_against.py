@@ -18,7 +18,7 @@ from edgevlm.cli import app
 from edgevlm.errors import UserError
 from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.model import Model
-from edgevlm.runtime.policies.infinipot_v import official_choice
+from edgevlm.runtime.policies import StreamShape, create_policy
 from edgevlm.runtime.session import Session, TextBudget
 
 SIDE = 15  # patches along a frame, 8 after pooling: windows of 7 and 5 patches see different ones
@@ -29,15 +29,15 @@ def test_it_chooses_what_our_policy_chooses_of_the_same_keys(frames, budget, gri
     per_frame, random = grid[0] * grid[1], np.random.default_rng(frames)
     filled = Filled(4, frames * per_frame, grid, random)
     filled.frame(count=frames)
-    cache, target = filled.cache, max(1, 3 * budget // 4 // per_frame) * per_frame
-    for layer in range(4):
-        keep = official_choice(cache, layer, target, per_frame, 0.5, 0.125)
+    policy, cache = create_policy(POLICY), filled.cache
+    policy.attach(budget, StreamShape(4, per_frame, PREFIX))
+    for layer, keep in enumerate(policy.before_append(cache, per_frame, None).keep):
         keys, values = (torch.from_numpy(cache.dequantize(part, layer)[:, PREFIX:]) for part in ("key", "value"))
-        found = chosen(keys, values, budget, per_frame, grid[0], layer)
+        found = chosen(keys, values, budget, per_frame)
         for head, mask in enumerate(keep):
             assert (cache.kind(layer)[head, mask][:PREFIX] == Kind.PREFIX).all()
             assert found[head].tolist() == (np.flatnonzero(mask[PREFIX:])).tolist()
-        assert found.shape == (2, target)
+        assert found.shape == (2, min(policy.compress_to, budget - per_frame))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_a_stream_holds_and_says_what_ours_does(both, attention):
             assert len(said) > 1
             assert min(ttft_ms, tpot_ms) > 0
             assert torch.equal(baseline.held(0)[0], before), "a question leaves nothing"
-        assert baseline.compressions == 3
+        assert baseline.compressions == 6
 
 
 def held_alike(cache, baseline):
@@ -150,7 +150,7 @@ def test_the_command(tiny, tmp_path, monkeypatch):
         assert (line["bench"], line["policy"], line["frames"], line["budget"]) == ("stream-against", POLICY, 12, 256)
         assert (line["model"], line["attention"], line["threads"], line["chunk"]) == ("tiny", "eager", 1, 4)
     for line in lines[:3]:
-        assert line["compressions"] == 2
+        assert line["compressions"] == 8
         assert line["low"] <= line["ms_per_frame"] <= line["high"]
         assert line["vision_ms"] + line["prefill_ms"] + line["compress_ms"] > 0
     for line in lines[3:]:
