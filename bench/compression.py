@@ -24,6 +24,7 @@ from edgevlm.runtime import _native, kernels
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.cache import KVCache, Rows
+from edgevlm.runtime.kv import KV_TYPES
 from edgevlm.runtime.policies import Appended, Guidance, Policy, StreamShape, create_policy, evicting
 from edgevlm.runtime.policies.retrieval import Retrieval
 
@@ -43,17 +44,21 @@ def compression(
     *,
     progress: Progress = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
-    """A line for each policy (``all``: every one that evicts) and dtype of keys and values; milliseconds, medians of rounds.
+    """A line for each policy and dtype of keys and values (``all``: every one); milliseconds, medians of rounds.
 
-    ``pass_over_read``: one compression over one plain read, round by round; With
-    ``device="cuda"`` a line for each part of a compression, beside a copy within the device. Raises UserError for a policy that
-    does not evict, and without a device.
+    ``pass_over_read``: one compression over one plain read, round by round. With ``device="cuda"`` a line for each part of a
+    compression, beside a copy within the device. Raises UserError for a policy that does not evict, a dtype or device that is
+    none, and without a device.
     """
-    shape = CacheShape(layers, kv_heads, head_dim, tokens)
+    shape, kinds = CacheShape(layers, kv_heads, head_dim, tokens), KV_TYPES if list(dtype) == ["all"] else dtype
+    if unknown := [kind for kind in kinds if kind not in KV_TYPES]:
+        raise UserError(f"--dtype {unknown[0]}: there is {', '.join(KV_TYPES)}")
+    if device not in ("cpu", "cuda"):
+        raise UserError(f"--device {device}: there is cpu, cuda")
     if device == "cuda":
         from edgevlm.bench.compression_cuda import measure as measure_parts
 
-        for kind in dtype:
+        for kind in kinds:
             progress(f"{kind}: {rounds} rounds")
             yield from measure_parts(shape, kind, rounds)
         return
@@ -63,7 +68,7 @@ def compression(
             raise UserError("--policy auto is chosen for a model, and compression is timed without one; name a policy")
         if isinstance(create_policy(name), Retrieval):
             raise UserError(f"policy {name} retrieves and does not compress; edgevlm bench memory retrieval times it")
-    for name, kind in product(names, dtype):
+    for name, kind in product(names, kinds):
         yield measure(name, shape, kind, threads, rounds, prefixed(progress, f"{name}, {kind}"))
 
 

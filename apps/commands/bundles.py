@@ -7,50 +7,31 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from edgevlm.apps.commands.cli_options import KV, Json, note, parse_size
+from edgevlm.apps.commands.cli_options import KV, Json, flag, note, option, parse_size
 from edgevlm.apps.commands.lazy import lazy_app
 
 
 def export(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Export this folder, or ORG/NAME of the hub.")],
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the bundle there.", show_default="the bundle cache")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
-    device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Export for this device: orin-nano-8, cpu, cuda, ..")
-    ] = None,
-    jetpack: Annotated[
-        str | None, typer.Option(metavar="VERSION", help="Target this JetPack, with --device.", show_default="the newest")
-    ] = None,
+    out: Annotated[Path | None, option("DIR", "Write the bundle there.", "the bundle cache")] = None,
+    force: Annotated[bool, flag("--force", "Replace an existing bundle.")] = False,
+    device: Annotated[str | None, option("NAME", "Export for this device: orin-nano-8, cpu, cuda, ..")] = None,
+    jetpack: Annotated[str | None, option("VERSION", "Target this JetPack, with --device.", "the newest")] = None,
     precision: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Store decoder weights as fp32, fp16, int8, int4, ..",
-            show_default="fp32, or as the checkpoint",
-        ),
+        str | None, option("NAME", "Store decoder weights as fp32, fp16, int8, int4, ..", "fp32, or as the checkpoint")
     ] = None,
-    scaling: Annotated[
-        Literal["none", "awq"], typer.Option(metavar="none|awq", help="Scale weights before rounding them.")
-    ] = "none",
+    scaling: Annotated[Literal["none", "awq"], option("none|awq", "Scale weights before rounding them.")] = "none",
     vision_precision: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Store vision weights as fp32, fp16 or int8.", show_default="fp32, TensorRT fp16"),
+        str | None, option("NAME", "Store vision weights as fp32, fp16 or int8.", "fp32, TensorRT fp16")
     ] = None,
     kv: KV = None,
-    frame_size: Annotated[str, typer.Option(metavar="WxH", help="Expect frames of this size (Qwen families).")] = "640x480",
+    frame_size: Annotated[str, option("WxH", "Expect frames of this size (Qwen families).")] = "640x480",
     positions: Annotated[
         Literal["trained", "transformers"],
-        typer.Option(metavar="trained|transformers", help="Place Qwen's prompts as trained, or as transformers does."),
+        option("trained|transformers", "Place Qwen's prompts as trained, or as transformers does."),
     ] = "trained",
-    text_gguf: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Take the decoder's weights from this GGUF file.")
-    ] = None,
-    st_spattn: Annotated[
-        int | None,
-        typer.Option(metavar="LAYER", help="Prefill sparsely from this layer (PureKV).", show_default="3", min=0),
-    ] = None,
+    text_gguf: Annotated[Path | None, option("FILE", "Take the decoder's weights from this GGUF file.")] = None,
+    st_spattn: Annotated[int | None, option("LAYER", "Prefill sparsely from this layer (PureKV).", "3", min=0)] = None,
 ) -> None:
     """Turn a checkpoint into a bundle that edgevlm runs.
 
@@ -94,13 +75,11 @@ def export(
 
 def build(
     bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="Build this bundle, of edgevlm export --device.")],
-    device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Refuse to build on any other device.", show_default="any")
-    ] = None,
-    budget: Annotated[str | None, typer.Option(metavar="N|6k", help="Allow budgets up to this.", show_default="as run")] = None,
-    workspace: Annotated[int, typer.Option(metavar="MB", help="Allow each layer this much workspace.")] = 1024,
-    probes: Annotated[bool, typer.Option("--probes/--no-probes", help="Support policies that look at attention.")] = True,
-    force: Annotated[bool, typer.Option("--force", help="Rebuild existing engines.")] = False,
+    device: Annotated[str | None, option("NAME", "Refuse to build on any other device.", "any")] = None,
+    budget: Annotated[str | None, option("N|6k", "Allow budgets up to this.", "as run")] = None,
+    workspace: Annotated[int, option("MB", "Allow each layer this much workspace.")] = 1024,
+    probes: Annotated[bool, flag("--probes/--no-probes", "Support policies that look at attention.")] = True,
+    force: Annotated[bool, flag("--force", "Rebuild existing engines.")] = False,
     json: Json = False,
 ) -> None:
     """Build a bundle's TensorRT engines on this device.
@@ -166,10 +145,8 @@ def verify(
 
 def pull(
     name: Annotated[str, typer.Argument(metavar="ORG/NAME[@REV]", help="Download this bundle.")],
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the bundle there.", show_default="the bundle cache")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
+    out: Annotated[Path | None, option("DIR", "Write the bundle there.", "the bundle cache")] = None,
+    force: Annotated[bool, flag("--force", "Replace an existing bundle.")] = False,
 ) -> None:
     """Download a bundle from the hub, and print its directory.
 
@@ -188,7 +165,7 @@ def pull(
 def push(
     bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="Upload this bundle.")],
     name: Annotated[str, typer.Argument(metavar="ORG/NAME[@BRANCH]", help="Upload to this repository.")],
-    public: Annotated[bool, typer.Option("--public", help="Let everybody read a new repository.")] = False,
+    public: Annotated[bool, flag("--public", "Let everybody read a new repository.")] = False,
 ) -> None:
     """Upload a bundle to the hub, and print its address.
 

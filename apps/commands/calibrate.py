@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json, Threads, lines, note
+from edgevlm.apps.commands.cli_options import Json, Threads, flag, lines, note, option
 
 EPILOG = """
 \b
@@ -21,45 +21,22 @@ Each option has a variable: EDGEVLM_CALIBRATE_VIDEO is --video, and so on. EDGEV
 
 def calibrate(
     bundle: Annotated[str, typer.Argument(metavar="demo|BUNDLE|CHECKPOINT|ORG/NAME", help="Measure this model.")],
-    video: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Measure on this clip; repeatable.", show_default="demo: its own world"),
-    ] = None,
-    frames: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Use this many frames of each clip.", show_default="what fits, demo: 64", min=1),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a calibrated copy; leave the bundle alone.")] = None,
-    policies: Annotated[str, typer.Option(metavar="all|none|NAME,..", help="Choose among these policies.")] = "all",
-    budget: Annotated[
-        str | None,
-        typer.Option(metavar="N|6k|P%,..", help="Compare at these budgets.", show_default="run's, and 12.5%"),
-    ] = None,
+    video: Annotated[list[Path] | None, option("FILE", "Measure on this clip; repeatable.", "demo: its own world")] = None,
+    frames: Annotated[int | None, option("N", "Use this many frames of each clip.", "what fits, demo: 64", min=1)] = None,
+    out: Annotated[Path | None, option("DIR", "Write a calibrated copy; leave the bundle alone.")] = None,
+    policies: Annotated[str, option("all|none|NAME,..", "Choose among these policies.")] = "all",
+    budget: Annotated[str | None, option("N|6k|P%,..", "Compare at these budgets.", "run's, and 12.5%")] = None,
     measure: Annotated[
         Literal["streamqa", "agreement"] | None,
-        typer.Option(
-            metavar="streamqa|agreement",
-            help="Compare by answers, or by agreement with full KV.",
-            show_default="demo: streamqa",
-        ),
+        option("streamqa|agreement", "Compare by answers, or by agreement with full KV.", "demo: streamqa"),
     ] = None,
     ask: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Measure agreement on this question; repeatable.",
-            show_default="three",
-            allow_from_autoenv=False,
-        ),
+        list[str] | None, option("TEXT", "Measure agreement on this question; repeatable.", "three", allow_from_autoenv=False)
     ] = None,
-    streams: Annotated[int, typer.Option(metavar="N", help="Ask about this many streams (streamqa).", min=2)] = 24,
-    evidence: Annotated[
-        int, typer.Option(metavar="N", help="Find answers' evidence on this many streams.", min=0, show_default="none")
-    ] = 0,
-    layers: Annotated[bool, typer.Option("--layers/--no-layers", help="Measure the layers before comparing policies.")] = True,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw each layer's attention over age (.svg, .png).")
-    ] = None,
+    streams: Annotated[int, option("N", "Ask about this many streams (streamqa).", min=2)] = 24,
+    evidence: Annotated[int, option("N", "Find answers' evidence on this many streams.", "none", min=0)] = 0,
+    layers: Annotated[bool, flag("--layers/--no-layers", "Measure the layers before comparing policies.")] = True,
+    plot: Annotated[Path | None, option("FILE", "Draw each layer's attention over age (.svg, .png).")] = None,
     threads: Threads = None,
     json: Json = False,
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,28 +20,26 @@ def check_kv(text: str | None) -> str | None:
     return text
 
 
-def threads(default: str) -> typer.models.OptionInfo:
-    return typer.Option(metavar="N", help="Use this many CPU threads.", show_default=default, min=1, max=256)
+def option(metavar: str | None, help: str, default: str | bool = True, panel: str | None = None, **more: Any) -> Any:
+    """An option as ``--help`` shows it. default: in words, where the value does not say it; panel: its heading."""
+    return typer.Option(metavar=metavar, help=help, show_default=default, rich_help_panel=panel, **more)
+
+
+def flag(name: str, help: str, panel: str | None = None, **more: Any) -> Any:
+    """An option without a value: ``--json``, or ``--layers/--no-layers``."""
+    return typer.Option(name, help=help, rich_help_panel=panel, **more)
+
+
+def threads(default: str | bool = True, panel: str | None = None) -> Any:
+    return option("N", "Use this many CPU threads.", default, panel, min=1, max=256)
 
 
 Threads = Annotated[int | None, threads("physical cores")]
-Budget = Annotated[
-    str | None,
-    typer.Option(metavar="N|6k", help="Keep this many vision tokens per layer.", show_default="6144; others: as run"),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Plan for orin-nano-8, orin-agx-64, cpu, cuda, ..", show_default="this machine"),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+Budget = Annotated[str | None, option("N|6k", "Keep this many vision tokens per layer.", "6144; others: as run")]
+Device = Annotated[str | None, option("NAME", "Plan for orin-nano-8, orin-agx-64, cpu, cuda, ..", "this machine")]
+Json = Annotated[bool, flag("--json", "Print one JSON object a line.")]
 KV = Annotated[
-    str | None,
-    typer.Option(
-        metavar="fp32|fp16|int8",
-        help="Store keys and values as this.",
-        show_default="fp16 on GPUs, else fp32",
-        callback=check_kv,
-    ),
+    str | None, option("fp32|fp16|int8", "Store keys and values as this.", "fp16 on GPUs, else fp32", callback=check_kv)
 ]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json
+from edgevlm.apps.commands.cli_options import Json, option
 from edgevlm.apps.commands.lazy import lazy_app
 
 
@@ -42,10 +42,8 @@ def doctor(json: Json = False) -> None:
 
 
 def power(
-    interval: Annotated[float, typer.Option(metavar="S", help="Print a line this often.", min=0.05, max=86400)] = 1.0,
-    seconds: Annotated[
-        float | None, typer.Option(metavar="S", help="Stop after this long.", show_default="at ctrl-C", min=0.05, max=1e9)
-    ] = None,
+    interval: Annotated[float, option("S", "Print a line this often.", min=0.05, max=86400)] = 1.0,
+    seconds: Annotated[float | None, option("S", "Stop after this long.", "at ctrl-C", min=0.05, max=1e9)] = None,
     json: Json = False,
 ) -> None:
     """Show the power this machine draws.

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.cli_options import KV, Device, Json, note, parse_size
+from edgevlm.apps.commands.cli_options import KV, Device, Json, flag, note, option, parse_size
 
 EPILOG = """
 \b
@@ -21,32 +21,20 @@ def plan(
     model: Annotated[str, typer.Argument(metavar="demo|BUNDLE|CHECKPOINT|ORG/NAME", help="Plan for this model.")] = "demo",
     device: Device = None,
     budget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|6k", help="Keep this many vision tokens per layer.", show_default="as run, less where only that fits"
-        ),
+        str | None, option("N|6k", "Keep this many vision tokens per layer.", "as run, less where only that fits")
     ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Store weights as this.", show_default="the most accurate that keeps up"),
-    ] = None,
+    precision: Annotated[str | None, option("NAME", "Store weights as this.", "the most accurate that keeps up")] = None,
     vision_precision: Annotated[
-        str | None,
-        typer.Option(metavar="fp32|int8", help="Store a CPU's vision tower as this.", show_default="by --precision"),
+        str | None, option("fp32|int8", "Store a CPU's vision tower as this.", "by --precision")
     ] = None,
     kv: KV = None,
-    fps: Annotated[float, typer.Option(metavar="N", help="Keep up with this many frames a second.")] = 2.0,
-    chunk: Annotated[int, typer.Option(metavar="N", help="Encode this many frames at once.", min=1)] = 8,
-    frame_size: Annotated[str, typer.Option(metavar="WxH", help="Expect frames of this size, as export.")] = "640x480",
-    changed: Annotated[
-        float, typer.Option(metavar="F", help="Predict for this changed fraction of a frame.", min=0, max=1)
-    ] = 0.25,
-    cameras: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Plan a server of this many cameras.", show_default="a run of one", min=1, max=256),
-    ] = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Run it here and compare its memory.")] = False,
-    published: Annotated[bool, typer.Option("--published", help="Compare the plan with published figures.")] = False,
+    fps: Annotated[float, option("N", "Keep up with this many frames a second.")] = 2.0,
+    chunk: Annotated[int, option("N", "Encode this many frames at once.", min=1)] = 8,
+    frame_size: Annotated[str, option("WxH", "Expect frames of this size, as export.")] = "640x480",
+    changed: Annotated[float, option("F", "Predict for this changed fraction of a frame.", min=0, max=1)] = 0.25,
+    cameras: Annotated[int | None, option("N", "Plan a server of this many cameras.", "a run of one", min=1, max=256)] = None,
+    measure: Annotated[bool, flag("--measure", "Run it here and compare its memory.")] = False,
+    published: Annotated[bool, flag("--published", "Compare the plan with published figures.")] = False,
     json: Json = False,
 ) -> None:
     """Estimate memory and speed before building anything.
@@ -77,7 +65,7 @@ def plan(
 
 def models(
     device: Device = None,
-    fps: Annotated[float, typer.Option(metavar="N", help="Keep up with this many frames a second.")] = 2.0,
+    fps: Annotated[float, option("N", "Keep up with this many frames a second.")] = 2.0,
     json: Json = False,
 ) -> None:
     """List models, their memory and their speed here.

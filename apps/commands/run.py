@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json, check_kv, lines, parse_size
+from edgevlm.apps.commands.cli_options import Json, check_kv, flag, lines, option, parse_size
 
 STREAM, CAMERA, MEMORY, MACHINE = "Stream", "Cameras and files", "Memory and state", "Machine and output"
 EXPORT = "Export of a checkpoint"
@@ -24,163 +24,60 @@ a line. Ctrl-C, SIGTERM and SIGHUP end a run with its summary and a last snapsho
 
 
 def run(
-    camera: Annotated[
-        str | None,
-        typer.Option(metavar="SRC", help="Watch demo, 0, /dev/video0, csi://0, URL, pipeline or -.", show_default="demo"),
-    ] = None,
-    video: Annotated[str | None, typer.Option(metavar="FILE", help="Watch a video file, or a folder of pictures.")] = None,
-    model: Annotated[str, typer.Option(metavar="MODEL", help="Use demo, a bundle, a checkpoint, or ORG/NAME.")] = "demo",
-    ask: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="Ask this at the end of the stream.", allow_from_autoenv=False),
-    ] = None,
-    ask_at: Annotated[
-        list[str] | None, typer.Option(metavar="S:TEXT", help="Ask this at S seconds.", allow_from_autoenv=False)
-    ] = None,
-    policy: Annotated[str, typer.Option(metavar="NAME[:K=V,..]", help="Forget by one of `edgevlm policies`.")] = "auto",
-    budget: Annotated[
-        str | None,
-        typer.Option(metavar="N|6k", help="Keep this many vision tokens per layer.", show_default="half the model's, <= 6k"),
-    ] = None,
-    fps: Annotated[float, typer.Option(metavar="N", help="Watch this many frames a second.")] = 2.0,
-    state: Annotated[str | None, typer.Option(metavar="DIR", help="Keep snapshots there, and resume from the newest.")] = None,
+    camera: Annotated[str | None, option("SRC", "Watch demo, 0, /dev/video0, csi://0, URL, pipeline or -.", "demo")] = None,
+    video: Annotated[str | None, option("FILE", "Watch a video file, or a folder of pictures.")] = None,
+    model: Annotated[str, option("MODEL", "Use demo, a bundle, a checkpoint, or ORG/NAME.")] = "demo",
+    ask: Annotated[list[str] | None, option("TEXT", "Ask this at the end of the stream.", allow_from_autoenv=False)] = None,
+    ask_at: Annotated[list[str] | None, option("S:TEXT", "Ask this at S seconds.", allow_from_autoenv=False)] = None,
+    policy: Annotated[str, option("NAME[:K=V,..]", "Forget by one of `edgevlm policies`.")] = "auto",
+    budget: Annotated[str | None, option("N|6k", "Keep this many vision tokens per layer.", "half the model's, <= 6k")] = None,
+    fps: Annotated[float, option("N", "Watch this many frames a second.")] = 2.0,
+    state: Annotated[str | None, option("DIR", "Keep snapshots there, and resume from the newest.")] = None,
     json: Json = False,
-    questions: Annotated[
-        bool, typer.Option("--questions", help="List what the demo model can be asked.", rich_help_panel=STREAM)
-    ] = False,
-    frames: Annotated[
-        int | None, typer.Option(metavar="N", help="Stop after this many frames.", min=1, rich_help_panel=STREAM)
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option(metavar="S", help="Stop at this time of the stream.", min=0, rich_help_panel=STREAM)
-    ] = None,
+    questions: Annotated[bool, flag("--questions", "List what the demo model can be asked.", panel=STREAM)] = False,
+    frames: Annotated[int | None, option("N", "Stop after this many frames.", panel=STREAM, min=1)] = None,
+    seconds: Annotated[float | None, option("S", "Stop at this time of the stream.", panel=STREAM, min=0)] = None,
     realtime: Annotated[
-        bool | None,
-        typer.Option(
-            "--realtime/--no-realtime",
-            help="Play recordings at their own speed.",
-            show_default=False,
-            rich_help_panel=STREAM,
-        ),
+        bool | None, flag("--realtime/--no-realtime", "Play recordings at their own speed.", panel=STREAM, show_default=False)
     ] = None,
-    gate: Annotated[
-        str,
-        typer.Option(
-            metavar="MODE[:K=V,..]",
-            help="Ignore still frames: off, skip or thin.",
-            rich_help_panel=STREAM,
-        ),
-    ] = "off",
-    chunk: Annotated[
-        int, typer.Option(metavar="N", help="Encode this many frames at once.", min=1, rich_help_panel=STREAM)
-    ] = 8,
-    frame_size: Annotated[
-        str,
-        typer.Option(metavar="auto|WxH", help="Expect frames of this size.", rich_help_panel=STREAM),
-    ] = "auto",
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed the demo world.", min=0, rich_help_panel=STREAM)] = 0,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for a camera that is not there yet.", rich_help_panel=CAMERA)
-    ] = False,
+    gate: Annotated[str, option("MODE[:K=V,..]", "Ignore still frames: off, skip or thin.", panel=STREAM)] = "off",
+    chunk: Annotated[int, option("N", "Encode this many frames at once.", panel=STREAM, min=1)] = 8,
+    frame_size: Annotated[str, option("auto|WxH", "Expect frames of this size.", panel=STREAM)] = "auto",
+    seed: Annotated[int, option("N", "Seed the demo world.", panel=STREAM, min=0)] = 0,
+    wait: Annotated[bool, flag("--wait", "Wait for a camera that is not there yet.", panel=CAMERA)] = False,
     rule: Annotated[
         Literal["block", "drop-oldest"] | None,
-        typer.Option(
-            metavar="block|drop-oldest",
-            help="Queue or drop frames while busy.",
-            show_default="cameras: drop",
-            rich_help_panel=CAMERA,
-        ),
+        option("block|drop-oldest", "Queue or drop frames while busy.", "cameras: drop", panel=CAMERA),
     ] = None,
-    size: Annotated[str | None, typer.Option(metavar="WxH", help="Ask a camera for this size.", rich_help_panel=CAMERA)] = None,
-    pixel_format: Annotated[
-        str | None, typer.Option(metavar="FOURCC", help="Ask a USB camera for MJPG, YUYV, ..", rich_help_panel=CAMERA)
-    ] = None,
-    camera_fps: Annotated[
-        float | None,
-        typer.Option(metavar="N", help="Ask a camera for this rate.", rich_help_panel=CAMERA),
-    ] = None,
-    decode: Annotated[
-        Literal["auto", "cpu"],
-        typer.Option(metavar="auto|cpu", help="Decode on the GPU if possible.", rich_help_panel=CAMERA),
-    ] = "auto",
-    open_timeout: Annotated[
-        float, typer.Option(metavar="S", help="Give up connecting after this long.", rich_help_panel=CAMERA)
-    ] = 10.0,
-    read_timeout: Annotated[
-        float, typer.Option(metavar="S", help="Reconnect after this long without a frame.", rich_help_panel=CAMERA)
-    ] = 10.0,
-    stall_timeout: Annotated[
-        float, typer.Option(metavar="S", help="Report a stall after this long.", rich_help_panel=CAMERA)
-    ] = 3.0,
-    append: Annotated[
-        str,
-        typer.Option(
-            metavar="all|changed[:..]",
-            help="Append all of each frame, or what changed.",
-            rich_help_panel=MEMORY,
-        ),
-    ] = "auto",
-    encode: Annotated[
-        str,
-        typer.Option(
-            metavar="all|changed[:..]",
-            help="Encode all of each frame, or what changed.",
-            rich_help_panel=MEMORY,
-        ),
-    ] = "auto",
+    size: Annotated[str | None, option("WxH", "Ask a camera for this size.", panel=CAMERA)] = None,
+    pixel_format: Annotated[str | None, option("FOURCC", "Ask a USB camera for MJPG, YUYV, ..", panel=CAMERA)] = None,
+    camera_fps: Annotated[float | None, option("N", "Ask a camera for this rate.", panel=CAMERA)] = None,
+    decode: Annotated[Literal["auto", "cpu"], option("auto|cpu", "Decode on the GPU if possible.", panel=CAMERA)] = "auto",
+    open_timeout: Annotated[float, option("S", "Give up connecting after this long.", panel=CAMERA)] = 10.0,
+    read_timeout: Annotated[float, option("S", "Reconnect after this long without a frame.", panel=CAMERA)] = 10.0,
+    stall_timeout: Annotated[float, option("S", "Report a stall after this long.", panel=CAMERA)] = 3.0,
+    append: Annotated[str, option("all|changed[:..]", "Append all of each frame, or what changed.", panel=MEMORY)] = "auto",
+    encode: Annotated[str, option("all|changed[:..]", "Encode all of each frame, or what changed.", panel=MEMORY)] = "auto",
     reindexing: Annotated[
-        Literal["lazy", "eager"],
-        typer.Option(metavar="lazy|eager", help="Renumber positions late, or always.", rich_help_panel=MEMORY),
+        Literal["lazy", "eager"], option("lazy|eager", "Renumber positions late, or always.", panel=MEMORY)
     ] = "lazy",
     positions: Annotated[
         Literal["trained", "transformers"] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Place Qwen's prompts as trained or transformers.",
-            show_default=False,
-            rich_help_panel=MEMORY,
-        ),
+        option("NAME", "Place Qwen's prompts as trained or transformers.", False, panel=MEMORY),
     ] = None,
-    store_bytes: Annotated[
-        str | None,
-        typer.Option(metavar="8G", help="Limit a retrieval policy's file.", show_default="8G", rich_help_panel=MEMORY),
-    ] = None,
-    host_bytes: Annotated[
-        str | None, typer.Option(metavar="256M", help="Limit its host memory.", show_default="256M", rich_help_panel=MEMORY)
-    ] = None,
-    state_every: Annotated[float, typer.Option(metavar="S", help="Take a snapshot this often.", rich_help_panel=MEMORY)] = 30.0,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Export as fp32, int8, int4, ..",
-            show_default="by plan",
-            rich_help_panel=EXPORT,
-        ),
-    ] = None,
-    vision_precision: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Export vision weights as this.", show_default="by plan", rich_help_panel=EXPORT),
-    ] = None,
-    kv: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Export a cache of fp32, fp16 or int8.", callback=check_kv, rich_help_panel=EXPORT),
-    ] = None,
+    store_bytes: Annotated[str | None, option("8G", "Limit a retrieval policy's file.", "8G", panel=MEMORY)] = None,
+    host_bytes: Annotated[str | None, option("256M", "Limit its host memory.", "256M", panel=MEMORY)] = None,
+    state_every: Annotated[float, option("S", "Take a snapshot this often.", panel=MEMORY)] = 30.0,
+    precision: Annotated[str | None, option("NAME", "Export as fp32, int8, int4, ..", "by plan", panel=EXPORT)] = None,
+    vision_precision: Annotated[str | None, option("NAME", "Export vision weights as this.", "by plan", panel=EXPORT)] = None,
+    kv: Annotated[str | None, option("NAME", "Export a cache of fp32, fp16 or int8.", panel=EXPORT, callback=check_kv)] = None,
     threads: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Use this many CPU threads.", show_default="all cores", min=1, max=256, rich_help_panel=MACHINE
-        ),
+        int | None, option("N", "Use this many CPU threads.", "all cores", panel=MACHINE, min=1, max=256)
     ] = None,
-    engine: Annotated[
-        str, typer.Option(metavar="NAME", help="Run the model on this backend.", rich_help_panel=MACHINE)
-    ] = "onnxruntime-cpu",
-    quiet: Annotated[bool, typer.Option("--quiet", help="Write answers and errors only.", rich_help_panel=MACHINE)] = False,
+    engine: Annotated[str, option("NAME", "Run the model on this backend.", panel=MACHINE)] = "onnxruntime-cpu",
+    quiet: Annotated[bool, flag("--quiet", "Write answers and errors only.", panel=MACHINE)] = False,
     stats_every: Annotated[
-        float | None,
-        typer.Option(
-            metavar="S", help="Report statistics this often.", min=0.1, show_default="1 for --json", rich_help_panel=MACHINE
-        ),
+        float | None, option("S", "Report statistics this often.", "1 for --json", panel=MACHINE, min=0.1)
     ] = None,
 ) -> None:
     """Watch a stream and answer questions about it.

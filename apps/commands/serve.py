@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json, lines, note
+from edgevlm.apps.commands.cli_options import Json, flag, lines, note, option
 from edgevlm.apps.credentials import secret
 from edgevlm.packages import needed
 
@@ -22,32 +22,23 @@ Examples:
   edgevlm ask "who came in?" --since 10m          about the last ten minutes
 """
 
-KeyFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Read the server's key from this file.")]
+KeyFile = Annotated[Path | None, option("FILE", "Read the server's key from this file.")]
 
 
 def serve(
     config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="Serve what this edgevlm.toml says.")] = None,
-    camera: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[NAME=]SRC", help="Watch this camera; may be given again.", show_default="demo"),
-    ] = None,
-    model: Annotated[str | None, typer.Option(metavar="MODEL", help="Use demo, a bundle, or ORG/NAME.")] = None,
-    policy: Annotated[str | None, typer.Option(metavar="NAME[:K=V,..]", help="Forget by this policy.")] = None,
-    budget: Annotated[str | None, typer.Option(metavar="N|6k", help="Keep this many vision tokens per layer.")] = None,
-    fps: Annotated[float | None, typer.Option(metavar="N", help="Watch this many frames a second.")] = None,
-    append: Annotated[
-        str | None, typer.Option(metavar="auto|all|changed", help="Append all of each frame, or what changed.")
-    ] = None,
-    encode: Annotated[
-        str | None, typer.Option(metavar="auto|all|changed", help="Encode all of each frame, or what changed.")
-    ] = None,
-    host: Annotated[str | None, typer.Option(metavar="H", help="Listen at this address.", show_default="127.0.0.1")] = None,
-    port: Annotated[int | None, typer.Option(metavar="P", help="Listen at this port; 0: any.", show_default="8000")] = None,
+    camera: Annotated[list[str] | None, option("[NAME=]SRC", "Watch this camera; may be given again.", "demo")] = None,
+    model: Annotated[str | None, option("MODEL", "Use demo, a bundle, or ORG/NAME.")] = None,
+    policy: Annotated[str | None, option("NAME[:K=V,..]", "Forget by this policy.")] = None,
+    budget: Annotated[str | None, option("N|6k", "Keep this many vision tokens per layer.")] = None,
+    fps: Annotated[float | None, option("N", "Watch this many frames a second.")] = None,
+    append: Annotated[str | None, option("auto|all|changed", "Append all of each frame, or what changed.")] = None,
+    encode: Annotated[str | None, option("auto|all|changed", "Encode all of each frame, or what changed.")] = None,
+    host: Annotated[str | None, option("H", "Listen at this address.", "127.0.0.1")] = None,
+    port: Annotated[int | None, option("P", "Listen at this port; 0: any.", "8000")] = None,
     key_file: KeyFile = None,
-    state: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Keep snapshots there.", show_default="the user's state folder")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="Use this many CPU threads.", min=1, max=256)] = None,
+    state: Annotated[str | None, option("DIR", "Keep snapshots there.", "the user's state folder")] = None,
+    threads: Annotated[int | None, option("N", "Use this many CPU threads.", min=1, max=256)] = None,
     assigned: Annotated[
         list[str] | None,
         typer.Option(
@@ -55,7 +46,7 @@ def serve(
         ),
     ] = None,
     json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Write errors only.")] = False,
+    quiet: Annotated[bool, flag("--quiet", "Write errors only.")] = False,
 ) -> None:
     """Serve cameras over HTTP, with a page.
 
@@ -74,12 +65,10 @@ def serve(
 
 def ask(
     question: Annotated[str | None, typer.Argument(metavar="QUESTION", help="Ask this; - or nothing: from stdin.")] = None,
-    stream: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Ask about this stream.", show_default="the only one")
-    ] = None,
-    url: Annotated[str, typer.Option(metavar="URL", help="Ask the server at this address.")] = "http://127.0.0.1:8000",
-    since: Annotated[str | None, typer.Option(metavar="10m|14:03", help="Look at what was seen from then on.")] = None,
-    until: Annotated[str | None, typer.Option(metavar="5m|14:10", help="Look at what was seen until then.")] = None,
+    stream: Annotated[str | None, option("NAME", "Ask about this stream.", "the only one")] = None,
+    url: Annotated[str, option("URL", "Ask the server at this address.")] = "http://127.0.0.1:8000",
+    since: Annotated[str | None, option("10m|14:03", "Look at what was seen from then on.")] = None,
+    until: Annotated[str | None, option("5m|14:10", "Look at what was seen until then.")] = None,
     key_file: KeyFile = None,
     json: Json = False,
 ) -> None:
@@ -92,15 +81,15 @@ def ask(
 
 
 def forget(
-    stream: Annotated[str | None, typer.Option(metavar="NAME", help="Forget this camera's alone.", show_default="all")] = None,
-    last: Annotated[str | None, typer.Option(metavar="1h", help="Forget what was seen in this time.")] = None,
-    since: Annotated[str | None, typer.Option(metavar="10m|14:03", help="Forget from then on.")] = None,
-    until: Annotated[str | None, typer.Option(metavar="5m|14:10", help="Forget until then.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Forget all.")] = False,
-    state: Annotated[Path | None, typer.Option(metavar="DIR", help="Forget in this folder, which nothing uses.")] = None,
-    url: Annotated[str, typer.Option(metavar="URL", help="Tell the server at this address.")] = "http://127.0.0.1:8000",
+    stream: Annotated[str | None, option("NAME", "Forget this camera's alone.", "all")] = None,
+    last: Annotated[str | None, option("1h", "Forget what was seen in this time.")] = None,
+    since: Annotated[str | None, option("10m|14:03", "Forget from then on.")] = None,
+    until: Annotated[str | None, option("5m|14:10", "Forget until then.")] = None,
+    everything: Annotated[bool, flag("--all", "Forget all.")] = False,
+    state: Annotated[Path | None, option("DIR", "Forget in this folder, which nothing uses.")] = None,
+    url: Annotated[str, option("URL", "Tell the server at this address.")] = "http://127.0.0.1:8000",
     key_file: KeyFile = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
+    yes: Annotated[bool, flag("--yes", "Do not ask first.")] = False,
     json: Json = False,
 ) -> None:
     """Delete what was seen, from memory and disk.
@@ -131,11 +120,11 @@ def forget(
 
 
 def digest(
-    since: Annotated[str, typer.Option(metavar="8h|14:03", help="Begin then.")] = "8h",
-    until: Annotated[str | None, typer.Option(metavar="5m|14:10", help="End then.", show_default="now")] = None,
-    camera: Annotated[str | None, typer.Option(metavar="NAME", help="Tell of this camera.", show_default="all")] = None,
-    search: Annotated[str | None, typer.Option(metavar="TEXT", help="Tell of what has these words.")] = None,
-    url: Annotated[str, typer.Option(metavar="URL", help="Ask the server at this address.")] = "http://127.0.0.1:8000",
+    since: Annotated[str, option("8h|14:03", "Begin then.")] = "8h",
+    until: Annotated[str | None, option("5m|14:10", "End then.", "now")] = None,
+    camera: Annotated[str | None, option("NAME", "Tell of this camera.", "all")] = None,
+    search: Annotated[str | None, option("TEXT", "Tell of what has these words.")] = None,
+    url: Annotated[str, option("URL", "Ask the server at this address.")] = "http://127.0.0.1:8000",
     key_file: KeyFile = None,
     json: Json = False,
 ) -> None:
@@ -150,12 +139,12 @@ def digest(
 
 
 def journal(
-    search: Annotated[str | None, typer.Option(metavar="TEXT", help="Show lines that have these words.")] = None,
-    since: Annotated[str | None, typer.Option(metavar="10m|14:03", help="Show lines from then on.")] = None,
-    until: Annotated[str | None, typer.Option(metavar="5m|14:10", help="Show lines until then.")] = None,
-    camera: Annotated[str | None, typer.Option(metavar="NAME", help="Show this camera's alone.", show_default="all")] = None,
-    limit: Annotated[int, typer.Option(metavar="N", help="Show the newest N lines.", min=1, max=1000)] = 100,
-    url: Annotated[str, typer.Option(metavar="URL", help="Ask the server at this address.")] = "http://127.0.0.1:8000",
+    search: Annotated[str | None, option("TEXT", "Show lines that have these words.")] = None,
+    since: Annotated[str | None, option("10m|14:03", "Show lines from then on.")] = None,
+    until: Annotated[str | None, option("5m|14:10", "Show lines until then.")] = None,
+    camera: Annotated[str | None, option("NAME", "Show this camera's alone.", "all")] = None,
+    limit: Annotated[int, option("N", "Show the newest N lines.", min=1, max=1000)] = 100,
+    url: Annotated[str, option("URL", "Ask the server at this address.")] = "http://127.0.0.1:8000",
     key_file: KeyFile = None,
     json: Json = False,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json
+from edgevlm.apps.commands.cli_options import Json, flag, option
 from edgevlm.packages import needed
 
 RULE, SEND = "When it opens and closes", "Where events go"
@@ -24,67 +24,31 @@ It opens when the answer becomes yes, and closes when it no longer is. Several w
 
 def watch(
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="Ask this again and again.")],
-    camera: Annotated[str, typer.Option(metavar="SRC", help="Watch demo, 0, /dev/video0, URL or a file.")] = "demo",
-    model: Annotated[str, typer.Option(metavar="MODEL", help="Use demo, a bundle, or ORG/NAME.")] = "demo",
-    policy: Annotated[str, typer.Option(metavar="NAME[:K=V,..]", help="Forget by this policy.")] = "auto",
-    budget: Annotated[str | None, typer.Option(metavar="N|6k", help="Keep this many vision tokens per layer.")] = None,
-    fps: Annotated[float, typer.Option(metavar="N", help="Watch this many frames a second.")] = 2.0,
-    state: Annotated[str | None, typer.Option(metavar="DIR", help="Keep memory and events there, and resume.")] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed the demo world.", min=0)] = DEMO_SEED,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="Use this many CPU threads.", min=1, max=256)] = None,
+    camera: Annotated[str, option("SRC", "Watch demo, 0, /dev/video0, URL or a file.")] = "demo",
+    model: Annotated[str, option("MODEL", "Use demo, a bundle, or ORG/NAME.")] = "demo",
+    policy: Annotated[str, option("NAME[:K=V,..]", "Forget by this policy.")] = "auto",
+    budget: Annotated[str | None, option("N|6k", "Keep this many vision tokens per layer.")] = None,
+    fps: Annotated[float, option("N", "Watch this many frames a second.")] = 2.0,
+    state: Annotated[str | None, option("DIR", "Keep memory and events there, and resume.")] = None,
+    seed: Annotated[int, option("N", "Seed the demo world.", min=0)] = DEMO_SEED,
+    threads: Annotated[int | None, option("N", "Use this many CPU threads.", min=1, max=256)] = None,
     json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Write events and errors only.")] = False,
-    choice: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="Offer this answer.", show_default="yes, no", rich_help_panel=RULE),
-    ] = None,
-    answer: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="Open at this answer.", show_default="the first", rich_help_panel=RULE),
-    ] = None,
-    every: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="Ask every S seconds.", show_default="each frame", rich_help_panel=RULE),
-    ] = None,
-    changed: Annotated[
-        bool, typer.Option("--changed", help="Ask only when the picture changed.", rich_help_panel=RULE)
-    ] = False,
-    open_above: Annotated[
-        float | None,
-        typer.Option(metavar="P", help="Open above this probability.", show_default="0.6", rich_help_panel=RULE),
-    ] = None,
-    close_below: Annotated[
-        float | None,
-        typer.Option(metavar="P", help="Close below this probability.", show_default="0.4", rich_help_panel=RULE),
-    ] = None,
-    open_after: Annotated[
-        float | None, typer.Option(metavar="S", help="Open after so long.", show_default="0.1", rich_help_panel=RULE)
-    ] = None,
-    close_after: Annotated[
-        float | None, typer.Option(metavar="S", help="Close after so long.", show_default="0.1", rich_help_panel=RULE)
-    ] = None,
-    cooldown: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="Stay closed for so long.", show_default="0", rich_help_panel=RULE),
-    ] = None,
-    schedule: Annotated[
-        list[str] | None,
-        typer.Option(metavar="'mon-fri 08:00-18:00'", help="Ask at these times.", rich_help_panel=RULE),
-    ] = None,
-    on: Annotated[
-        Literal["open", "close", "both"],
-        typer.Option(metavar="open|close|both", help="Send these events.", rich_help_panel=SEND),
-    ] = "both",
-    webhook: Annotated[list[str] | None, typer.Option(metavar="URL", help="Post events there.", rich_help_panel=SEND)] = None,
-    mqtt: Annotated[
-        list[str] | None, typer.Option(metavar="URL", help="Publish to mqtt://HOST, for Home Assistant.", rich_help_panel=SEND)
-    ] = None,
-    apprise: Annotated[
-        list[str] | None, typer.Option(metavar="URL", help="Notify by a service that apprise knows.", rich_help_panel=SEND)
-    ] = None,
-    exec: Annotated[
-        list[str] | None, typer.Option(metavar="CMD", help="Run this, with the event on stdin.", rich_help_panel=SEND)
-    ] = None,
+    quiet: Annotated[bool, flag("--quiet", "Write events and errors only.")] = False,
+    choice: Annotated[list[str] | None, option("TEXT", "Offer this answer.", "yes, no", panel=RULE)] = None,
+    answer: Annotated[list[str] | None, option("TEXT", "Open at this answer.", "the first", panel=RULE)] = None,
+    every: Annotated[float | None, option("S", "Ask every S seconds.", "each frame", panel=RULE)] = None,
+    changed: Annotated[bool, flag("--changed", "Ask only when the picture changed.", panel=RULE)] = False,
+    open_above: Annotated[float | None, option("P", "Open above this probability.", "0.6", panel=RULE)] = None,
+    close_below: Annotated[float | None, option("P", "Close below this probability.", "0.4", panel=RULE)] = None,
+    open_after: Annotated[float | None, option("S", "Open after so long.", "0.1", panel=RULE)] = None,
+    close_after: Annotated[float | None, option("S", "Close after so long.", "0.1", panel=RULE)] = None,
+    cooldown: Annotated[float | None, option("S", "Stay closed for so long.", "0", panel=RULE)] = None,
+    schedule: Annotated[list[str] | None, option("'mon-fri 08:00-18:00'", "Ask at these times.", panel=RULE)] = None,
+    on: Annotated[Literal["open", "close", "both"], option("open|close|both", "Send these events.", panel=SEND)] = "both",
+    webhook: Annotated[list[str] | None, option("URL", "Post events there.", panel=SEND)] = None,
+    mqtt: Annotated[list[str] | None, option("URL", "Publish to mqtt://HOST, for Home Assistant.", panel=SEND)] = None,
+    apprise: Annotated[list[str] | None, option("URL", "Notify by a service that apprise knows.", panel=SEND)] = None,
+    exec: Annotated[list[str] | None, option("CMD", "Run this, with the event on stdin.", panel=SEND)] = None,
 ) -> None:
     """Tell when the answer to a question becomes yes.
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json, note
+from edgevlm.apps.commands.cli_options import Json, flag, note, option
 from edgevlm.bench.suites import SUITES
 from edgevlm.errors import UserError
 
@@ -35,62 +35,36 @@ Suite = Enum("Suite", {name: name for name in (*DEMO, *SUITES)}, type=str)  # ty
 
 def accuracy(
     context: typer.Context,
-    suite: Annotated[Suite, typer.Option(metavar="NAME", help="Ask the questions of this suite; listed below.")],
+    suite: Annotated[Suite, option("NAME", "Ask the questions of this suite; listed below.")],
     policy: Annotated[
-        list[str] | None,
-        typer.Option(metavar="all|ablations|NAME,..", help="Compare these; NAME@eager re-indexes eagerly.", show_default="all"),
+        list[str] | None, option("all|ablations|NAME,..", "Compare these; NAME@eager re-indexes eagerly.", "all")
     ] = None,
     budget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="P%,..|6k,..",
-            help="Compare at these budgets: fractions of a stream, or tokens.",
-            show_default="the suite's, below",
-        ),
+        str | None, option("P%,..|6k,..", "Compare at these budgets: fractions of a stream, or tokens.", "the suite's, below")
     ] = None,
-    append: Annotated[
-        str,
-        typer.Option(metavar="all,changed[:tau=T]", help="Append all of each frame, or what changed.", rich_help_panel=WORLD),
-    ] = "all",
+    append: Annotated[str, option("all,changed[:tau=T]", "Append all of each frame, or what changed.", panel=WORLD)] = "all",
     encode: Annotated[
-        str,
-        typer.Option(
-            metavar="all,changed[:interval=K]", help="Encode all of each frame, or what changed.", rich_help_panel=WORLD
-        ),
+        str, option("all,changed[:interval=K]", "Encode all of each frame, or what changed.", panel=WORLD)
     ] = "all",
-    model: Annotated[str, typer.Option(metavar="demo|BUNDLE|ORG/NAME|FILE.gguf", help="Ask this model.")] = "demo",
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep finished work here, one JSON line each.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the work in --out.")] = False,
-    workers: Annotated[int, typer.Option(metavar="N", help="Work in this many processes.", min=1, max=256)] = 1,
+    model: Annotated[str, option("demo|BUNDLE|ORG/NAME|FILE.gguf", "Ask this model.")] = "demo",
+    out: Annotated[Path | None, option("FILE", "Keep finished work here, one JSON line each.")] = None,
+    resume: Annotated[bool, flag("--resume", "Continue the work in --out.")] = False,
+    workers: Annotated[int, option("N", "Work in this many processes.", min=1, max=256)] = 1,
     as_json: Json = False,
-    frames: Annotated[int, typer.Option(metavar="N", help="Show streams of this length.", min=4, rich_help_panel=WORLD)] = 64,
-    streams: Annotated[int, typer.Option(metavar="N", help="Show this many streams.", min=1, rich_help_panel=WORLD)] = 200,
-    seed: Annotated[
-        str, typer.Option(metavar="N|test", help="Draw streams from this seed; test is for reports.", rich_help_panel=WORLD)
-    ] = "0",
+    frames: Annotated[int, option("N", "Show streams of this length.", panel=WORLD, min=4)] = 64,
+    streams: Annotated[int, option("N", "Show this many streams.", panel=WORLD, min=1)] = 200,
+    seed: Annotated[str, option("N|test", "Draw streams from this seed; test is for reports.", panel=WORLD)] = "0",
     against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Report paired differences to this policy.", show_default="infinipot-v", rich_help_panel=WORLD
-        ),
+        str | None, option("NAME", "Report paired differences to this policy.", "infinipot-v", panel=WORLD)
     ] = None,
-    turns: Annotated[
-        int, typer.Option(metavar="N", help="Ask one memory this many questions; 0: one.", min=0, rich_help_panel=WORLD)
-    ] = 0,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw accuracy against budget (.svg, .png).", rich_help_panel=WORLD)
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Read the benchmark's files here.", rich_help_panel=PUBLISHED)
-    ] = None,
-    fps: Annotated[float, typer.Option(metavar="F", help="Watch at this frame rate.", rich_help_panel=PUBLISHED)] = 1.0,
+    turns: Annotated[int, option("N", "Ask one memory this many questions; 0: one.", panel=WORLD, min=0)] = 0,
+    plot: Annotated[Path | None, option("FILE", "Draw accuracy against budget (.svg, .png).", panel=WORLD)] = None,
+    data: Annotated[Path | None, option("DIR", "Read the benchmark's files here.", panel=PUBLISHED)] = None,
+    fps: Annotated[float, option("F", "Watch at this frame rate.", panel=PUBLISHED)] = 1.0,
     judge_url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Judge open answers at this OpenAI-compatible endpoint.", rich_help_panel=PUBLISHED),
+        str | None, option("URL", "Judge open answers at this OpenAI-compatible endpoint.", panel=PUBLISHED)
     ] = None,
-    judge_model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Judge with this model.", rich_help_panel=PUBLISHED)
-    ] = None,
+    judge_model: Annotated[str | None, option("NAME", "Judge with this model.", panel=PUBLISHED)] = None,
 ) -> None:
     """Ask every policy the same questions at equal bytes."""
     published, name = suite.value in SUITES, suite.value

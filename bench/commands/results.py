@@ -10,25 +10,23 @@ from typing import Annotated, Any
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json, note
+from edgevlm.apps.commands.cli_options import Json, flag, note, option
 from edgevlm.errors import UserError
 
 EPILOG = "Charts need edgevlm[report]."
 
-Baseline = Annotated[str | None, typer.Option(metavar="FILE[#ID]", help="Compare with this earlier run.")]
-FailOver = Annotated[str, typer.Option(metavar="N%", help="Exit with status 1 where slower by more.")]
-Force = Annotated[bool, typer.Option("--force", help="Compare runs of different machines.")]
+Baseline = Annotated[str | None, option("FILE[#ID]", "Compare with this earlier run.")]
+FailOver = Annotated[str, option("N%", "Exit with status 1 where slower by more.")]
+Force = Annotated[bool, flag("--force", "Compare runs of different machines.")]
 
 
 def all_benches(
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Append to DIR/results.jsonl.", show_default="needed")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Run short commands, mostly of the demo.")] = False,
-    only: Annotated[str | None, typer.Option(metavar="NAME,...", help="Run only these of the plan.")] = None,
-    also: Annotated[
-        list[str] | None, typer.Option(metavar="COMMAND", help="Run one more: 'speed decode --model CHECKPOINT'.")
-    ] = None,
-    new: Annotated[bool, typer.Option("--new", help="Start another run instead of continuing the last.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Print the commands and run none.")] = False,
+    out: Annotated[Path | None, option("DIR", "Append to DIR/results.jsonl.", "needed")] = None,
+    quick: Annotated[bool, flag("--quick", "Run short commands, mostly of the demo.")] = False,
+    only: Annotated[str | None, option("NAME,...", "Run only these of the plan.")] = None,
+    also: Annotated[list[str] | None, option("COMMAND", "Run one more: 'speed decode --model CHECKPOINT'.")] = None,
+    new: Annotated[bool, flag("--new", "Start another run instead of continuing the last.")] = False,
+    plan: Annotated[bool, flag("--plan", "Print the commands and run none.")] = False,
     baseline: Baseline = None,
     fail_over: FailOver = "20%",
     force: Force = False,
@@ -70,8 +68,8 @@ def all_benches(
 
 def report(
     results: Annotated[list[str] | None, typer.Argument(metavar="DIR|FILE[#ID]...", show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page of charts and tables.")] = None,
-    extract: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Print the JSON lines inside a page.")] = None,
+    out: Annotated[Path | None, option("FILE.html", "Write a page of charts and tables.")] = None,
+    extract: Annotated[Path | None, option("FILE.html", "Print the JSON lines inside a page.")] = None,
     baseline: Baseline = None,
     fail_over: FailOver = "20%",
     force: Force = False,

@@ -97,6 +97,8 @@ def against(
     """
     work = GrowthWork(model[0], POLICY, budget, chunk[0], tuple(frames), fps, camera, video, 0, answer_tokens, threads)
     count, threads = work.marks[-1] // work.chunk * work.chunk, threads or default_threads()
+    if attention not in ("sdpa", "eager"):
+        raise UserError(f"--attention {attention}: there is sdpa, eager")
     if count < 3 * work.chunk:
         raise UserError(f"--frames {work.marks[-1]}: give three chunks of {work.chunk} or more; the first is not counted")
     torch.set_num_threads(threads)
