@@ -1,14 +1,26 @@
 """Errors that edgevlm raises; every folder imports them."""
 
+from __future__ import annotations
+
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+_LONGEST = 1500  # characters of a message
 
 
 class UserError(Exception):
     """Something the user can mend: one line on stderr, exit status 2, never a traceback.
 
-    The message says what is wrong and what to do next.
+    The message says what is wrong and what to do next; of one that quotes too much the middle is left out.
     """
+
+    def __init__(self, message: object) -> None:
+        line = str(message)
+        super().__init__(line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} .. {line[-_LONGEST // 2 :]}")
 
 
 class FieldError(UserError):
@@ -48,3 +60,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
     names = list(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.4)
     return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names) or 'none'}"
+
+
+def first_problem(error: ValidationError) -> str:
+    """Where a value is not what its schema says, and why, in a few words."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    where, why = ".".join(map(str, first["loc"]))[:120], first["msg"].removeprefix("Value error, ")[:120]
+    return f"{where}: {why}" if where else why

@@ -15,10 +15,12 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import from_json
 
 from edgevlm.errors import UserError
 from edgevlm.export.safetensors import AGAIN, SafeTensor, read_safetensors
-from edgevlm.runtime.paths import look, refuse_address
+from edgevlm.export.settings import check_settings
+from edgevlm.runtime.paths import look, open_file, refuse_address
 
 # Tensor names differ between transformers versions; these are the names that the exporter asks for.
 _CANONICAL = (
@@ -37,6 +39,7 @@ FILES = (  # what is read beside the weights
     "processor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "chat_template.jinja", "chat_template.json", _INDEX,
 )  # fmt: skip
+LARGEST = 1 << 26  # bytes of each
 SLICE = 4 << 20  # numbers that are converted at once
 _ROTARY = ("rope_parameters", "rope_scaling", "rope_theta")
 _DEFAULTS = Path(__file__).with_name("config_defaults.json")  # tests/export/test_config_defaults.py writes it
@@ -86,6 +89,7 @@ class Checkpoint:
         if config is None:
             raise UserError(f"{self.folder / 'config.json'}: is missing; give the folder that save_pretrained wrote")
         self.config: dict[str, Any] = _with_text_config(config)
+        check_settings(self.folder / "config.json", self.config)
         self.tensors: dict[str, Unread] = self._read_headers()  # by canonical name
         self._reads = True
 
@@ -106,8 +110,8 @@ class Checkpoint:
         if text is None:
             return None
         try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            value = from_json(text)
+        except ValueError as error:
             raise UserError(f"{self.folder / name}: is not valid JSON ({error}); {AGAIN}") from None
         if not isinstance(value, dict):
             raise UserError(f"{self.folder / name}: is not a JSON object; {AGAIN}")
@@ -115,13 +119,18 @@ class Checkpoint:
 
     def text(self, name: str) -> str | None:
         """A text file of the folder, or None if there is no such file."""
-        check_link(self.folder, self.folder / name)
+        path = self.folder / name
+        check_link(self.folder, path)
         try:
-            return (self.folder / name).read_text(encoding="utf-8")
+            with open_file(path) as stream:
+                raw = stream.read(LARGEST + 1)
+            if len(raw) > LARGEST:
+                raise ValueError(f"it is larger than {LARGEST >> 20} MB")
+            return raw.decode()
         except FileNotFoundError:
             return None
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{self.folder / name}: cannot be read ({error}); {AGAIN}") from None
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: cannot be read ({error}); {AGAIN}") from None
 
     def section(self, name: str) -> dict[str, Any]:
         """A sub-configuration of ``config.json`` (``text_config``, ``vision_config``)."""
@@ -277,7 +286,7 @@ def inside(folder: Path, name: str, named_in: str) -> Path:
 
 def check_link(folder: Path, path: Path) -> None:
     """Raise UserError if ``path``, in ``folder``, is a link that leads out of it."""
-    if not path.is_symlink():
+    if not path.is_symlink() or look(path) == "nothing":
         return
     home, target = folder.resolve(), path.resolve()
     blobs = home.parents[1] / "blobs" if home.parent.name == "snapshots" else home

@@ -6,6 +6,7 @@ from typing import Any
 
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint, processor_defaults
+from edgevlm.export.settings import check_settings
 from edgevlm.runtime.bundle import PixelBudget
 from edgevlm.runtime.preprocess import SUPPORT
 
@@ -32,7 +33,7 @@ def frame_preparation(
         raise UserError(f"{file}: do_pad (padding frames to a square) cannot be exported; set it to false")
     mean, std = (_triple(file, config, key) for key in ("image_mean", "image_std"))
     resample = config.get("resample", 3)
-    if resample not in range(len(_RESAMPLE)):
+    if type(resample) is not int or resample not in range(len(_RESAMPLE)):
         raise UserError(f"{file}: resample {resample!r} is not one of PIL's modes 0 to 5")
     if _RESAMPLE[resample] not in SUPPORT:
         usable = ", ".join(f"{_RESAMPLE.index(name)} ({name})" for name in SUPPORT)
@@ -51,11 +52,12 @@ def processor(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str,
     """The first file of ``processors`` that is there, and what it says, or transformers' default, of preparing frames."""
     joint, defaults = checkpoint.json(_JOINT) or {}, processor_defaults(str(checkpoint.config.get("model_type")))
     for name in processors:
-        if isinstance(joint.get(name), dict):
-            return f"{checkpoint.folder / _JOINT} ({name})", defaults | joint[name]
-        own = checkpoint.json(_FILES[name])
+        file, own = f"{checkpoint.folder / _JOINT} ({name})", joint.get(name)
+        if not isinstance(own, dict):
+            file, own = str(checkpoint.folder / _FILES[name]), checkpoint.json(_FILES[name])
         if own is not None:
-            return str(checkpoint.folder / _FILES[name]), defaults | own
+            check_settings(file, own)
+            return file, defaults | own
     wanted = " or ".join(_FILES[name] for name in processors)
     raise UserError(
         f"{checkpoint.folder / _JOINT}: is missing ({wanted} would do too); "
@@ -82,7 +84,7 @@ def _fit(file: str, config: dict[str, Any], wanted: tuple[int, int]) -> dict[str
 
 def _triple(file: str, config: dict[str, Any], key: str) -> list[float]:
     value = config.get(key)
-    if not isinstance(value, list) or len(value) != 3:
+    if not isinstance(value, list) or len(value) != 3 or not all(type(x) in (int, float) and abs(x) < 1e9 for x in value):
         raise UserError(f"{file}: {key} must be three numbers, one a colour channel, not {value!r}")
     return [float(number) for number in value]
 

@@ -20,14 +20,14 @@ import numpy as np
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 from numpy.typing import DTypeLike, NDArray
 
-from edgevlm.errors import BundleError, UserError
+from edgevlm.errors import BundleError, UserError, first_problem
 from edgevlm.runtime.calibration import CALIBRATION, CHOICES, EVIDENCE, Calibration, Choices, EvidenceHeads
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME, PROFILES, EngineShapes
 from edgevlm.runtime.kv import DTYPES, KV_TYPES, SCALES, KVScales, KVType
 from edgevlm.runtime.paths import look, open_file
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import TypeAdapter
 
 FORMAT = 4  # written; 2 adds position axes, frame groups and frame text, 3 the profile, 4 names graphs "full", "per-layer0", ..
 READS = (1, 2, 3, 4)
@@ -443,7 +443,7 @@ def _checked(folder: Path, manifest: Mapping[str, Any]) -> Bundle:
     try:
         bundle = _schema().validate_json(to_json({**manifest, "path": str(folder)}), strict=True)
     except ValidationError as error:
-        raise _bad(where, f"does not describe a model ({_first_problem(error)})") from None
+        raise _bad(where, f"does not describe a model ({first_problem(error)})") from None
     for name, record in bundle.files.items():
         if not _PLAIN_NAME.fullmatch(name):
             raise _bad(where, f"names {name[:80]!r}, which may lie outside the bundle folder")
@@ -453,11 +453,6 @@ def _checked(folder: Path, manifest: Mapping[str, Any]) -> Bundle:
     if problem := _contradiction(bundle):
         raise _bad(where, f"does not describe a model ({problem})")
     return bundle
-
-
-def _first_problem(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    return f"{'.'.join(map(str, first['loc']))[:120]}: {first['msg'][:120]}"
 
 
 def _check_names(bundle: Bundle) -> None:

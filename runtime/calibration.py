@@ -4,14 +4,45 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+from annotated_types import Ge, Le
+
+from edgevlm.errors import first_problem
 
 FORMAT = 1
 CALIBRATION = "calibration.json"
 
 LayerClass = Literal["shallow", "middle", "deep"]
+Number = Annotated[float, Ge(-1e12), Le(1e12)]  # finite
+Whole = Annotated[int, Ge(0), Le(1 << 53)]
+
+
+@cache
+def _schema(kind: Any) -> Any:
+    from pydantic import TypeAdapter  # a fifth of a second, for commands that load nothing
+
+    return TypeAdapter(kind)
+
+
+def _from_json(kind: Any, raw: bytes, newest: int, what: str) -> Any:
+    """What ``to_json`` wrote, of a format up to ``newest``. Raises ValueError, one line, for anything else."""
+    from pydantic import ValidationError
+    from pydantic_core import from_json
+
+    try:
+        version = from_json(raw)["format"]
+        if type(version) is not int or not 1 <= version <= newest:
+            known = f"formats 1 to {newest}" if newest > 1 else "format 1"
+            raise ValueError(f"is of format {str(version)[:40]} and this edgevlm reads {known}")
+        return _schema(kind).validate_json(raw, strict=True)
+    except ValidationError as error:
+        raise ValueError(f"does not describe {what} ({first_problem(error)})") from None
+    except (KeyError, TypeError):
+        raise ValueError(f"does not describe {what}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,32 +61,28 @@ class Calibration:
     edgevlm: str
     date: str  # ISO 8601, UTC
     clips: tuple[str, ...]
-    frames: tuple[int, ...]
+    frames: tuple[Whole, ...]
     questions: tuple[str, ...]
-    cv: tuple[float, ...]
-    thresholds: tuple[float, float, float]
-    ages: tuple[tuple[float, ...], ...]  # [layers][frames]
-    recency: tuple[float, ...]
-    flat: float
-    periodicity: tuple[float, ...]
+    cv: tuple[Number, ...]
+    thresholds: tuple[Number, Number, Number]
+    ages: tuple[tuple[Number, ...], ...]  # [layers][frames]
+    recency: tuple[Number, ...]
+    flat: Number
+    periodicity: tuple[Number, ...]
     classes: tuple[LayerClass, ...]
-    middle_from: int
-    deep_from: int
-    agreement: tuple[tuple[float | None, ...], ...]  # [candidates][layers]
-    clie: int
+    middle_from: Whole
+    deep_from: Whole
+    agreement: tuple[tuple[Number | None, ...], ...]  # [candidates][layers]
+    clie: Whole
 
     def __post_init__(self) -> None:
         layers = len(self.cv)
         per_layer = (self.recency, self.periodicity, self.classes, self.ages, *self.agreement)
         if not layers or any(len(values) != layers for values in per_layer):
             raise ValueError("lists of different length")
-        shares = (share for of_layer in self.ages for share in of_layer)
-        numbers = (*self.cv, *self.thresholds, *self.recency, *self.periodicity, self.flat, *shares)
-        if not all(math.isfinite(x) for x in numbers):
-            raise ValueError("a value that is not a number")
-        if len(self.thresholds) != 3 or any(a >= b for a, b in pairwise(self.thresholds)):
+        if any(a >= b for a, b in pairwise(self.thresholds)):
             raise ValueError("thresholds that do not rise")
-        if set(self.classes) - set(get_args(LayerClass)) or not 0 <= self.middle_from <= self.deep_from <= layers:
+        if not 0 <= self.middle_from <= self.deep_from <= layers:
             raise ValueError("layer classes that are none")
         if self.clie not in range(len(self.agreement)):
             raise ValueError("a clie that is no candidate")
@@ -67,24 +94,14 @@ class Calibration:
     @classmethod
     def from_json(cls, raw: bytes) -> Calibration:
         """Read it again. Raises ValueError, which says what is wrong with it."""
-        try:
-            values = json.loads(raw)
-            version = values["format"]
-            if version != FORMAT:
-                raise ValueError(f"is of calibration format {version!r} and this edgevlm reads format {FORMAT}")
-            return cls(**{field.name: _tuples(values[field.name]) for field in fields(cls)})
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"does not describe a calibration ({error!r})") from None
+        read: Calibration = _from_json(cls, raw, FORMAT, "a calibration")
+        return read
 
     @property
     def described(self) -> str:
         """When and on what it was measured, for one line."""
         clips = self.clips[0] if len(self.clips) == 1 else f"{len(self.clips)} clips"
         return f"{self.date[:10]} on {clips}, {sum(self.frames)} frames"
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 CHOICES_FORMAT = 2
@@ -104,13 +121,13 @@ class Candidate:
     """
 
     policy: str
-    tokens: int
-    value: float
-    ci_low: float
-    ci_high: float
-    compress_ms: float
-    bytes: int
-    top1: float | None = None
+    tokens: Whole
+    value: Number
+    ci_low: Number
+    ci_high: Number
+    compress_ms: Number
+    bytes: Whole
+    top1: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +137,7 @@ class Choice:
     chosen: None where no candidate is clearly better than the policy that ``auto`` falls back to.
     """
 
-    budget: int
+    budget: Whole
     chosen: str | None
     candidates: tuple[Candidate, ...]
     skipped: tuple[tuple[str, str], ...]
@@ -138,11 +155,11 @@ class AppendTrial:
     loss, ci_low, ci_high: by streamqa of accuracy, paired; by kl the fraction of next tokens that are not the same.
     """
 
-    tau: float
-    appended: float
-    loss: float
-    ci_low: float
-    ci_high: float
+    tau: Number
+    appended: Number
+    loss: Number
+    ci_low: Number
+    ci_high: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +169,11 @@ class AppendChoice:
     refreshed: what would be appended at tau if each patch were again after ``refresh`` frames.
     """
 
-    tau: float | None
-    bound: float
+    tau: Number | None
+    bound: Number
     trials: tuple[AppendTrial, ...]
-    refresh: int
-    refreshed: float | None = None
+    refresh: Whole
+    refreshed: Number | None = None
 
     @property
     def best(self) -> AppendTrial | None:
@@ -173,11 +190,11 @@ class EncodeTrial:
     """
 
     setting: str
-    encoded: float
-    loss: float
-    ci_low: float
-    ci_high: float
-    low_cosine: float | None = None
+    encoded: Number
+    loss: Number
+    ci_low: Number
+    ci_high: Number
+    low_cosine: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +202,7 @@ class EncodeChoice:
     """What ``--encode auto`` does. setting: None for whole frames, where no trial's loss surely stays within ``bound``."""
 
     setting: str | None
-    bound: float
+    bound: Number
     trials: tuple[EncodeTrial, ...]
 
     @property
@@ -206,7 +223,7 @@ class Choices:
     date: str  # ISO 8601, UTC
     measure: Measure
     watched: tuple[str, ...]
-    frames: int
+    frames: Whole
     known: tuple[str, ...]
     budgets: tuple[Choice, ...]
     append: AppendChoice | None = None
@@ -239,40 +256,8 @@ class Choices:
     @classmethod
     def from_json(cls, raw: bytes) -> Choices:
         """Read it again. Raises ValueError, which says what is wrong with it."""
-        try:
-            values = json.loads(raw)
-            if values["format"] not in (1, CHOICES_FORMAT):
-                raise ValueError(
-                    f"is of choices format {values['format']!r} and this edgevlm reads formats 1 to {CHOICES_FORMAT}"
-                )
-            return cls._from_dict(values)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"does not describe choices ({error!r})") from None
-
-    @classmethod
-    def _from_dict(cls, values: dict[str, Any]) -> Choices:
-        append, encode = values.get("append"), values.get("encode")
-        trials = () if append is None else tuple(AppendTrial(**trial) for trial in append["trials"])
-        encode_trials = () if encode is None else tuple(EncodeTrial(**trial) for trial in encode["trials"])
-        return cls(
-            edgevlm=str(values["edgevlm"]),
-            date=str(values["date"]),
-            measure=values["measure"],
-            watched=tuple(values["watched"]),
-            frames=int(values["frames"]),
-            known=tuple(values["known"]),
-            budgets=tuple(
-                Choice(
-                    int(of["budget"]),
-                    None if of["chosen"] is None else str(of["chosen"]),
-                    tuple(Candidate(**candidate) for candidate in of["candidates"]),
-                    tuple((str(policy), str(why)) for policy, why in of["skipped"]),
-                )
-                for of in values["budgets"]
-            ),
-            append=None if append is None else AppendChoice(**(append | {"trials": trials})),
-            encode=None if encode is None else EncodeChoice(**(encode | {"trials": encode_trials})),
-        )
+        read: Choices = _from_json(cls, raw, CHOICES_FORMAT, "choices")
+        return read
 
     def nearest(self, budget: int) -> Choice:
         """The choice at the measured budget nearest to ``budget`` by ratio, the smaller of two as near."""
@@ -291,10 +276,10 @@ class EvidenceHeads:
     is held. Empty: nobody has calibrated it.
     """
 
-    layer: int
-    heads: tuple[int, ...]
-    weights: tuple[float, ...] = ()
-    bias: float = 0.0
+    layer: Whole
+    heads: tuple[Whole, ...]
+    weights: tuple[Number, ...] = ()
+    bias: Number = 0.0
 
     @classmethod
     def uncalibrated(cls, layers: int, heads: int) -> EvidenceHeads:
@@ -308,17 +293,10 @@ class EvidenceHeads:
     @classmethod
     def from_json(cls, raw: bytes, layers: int, heads: int) -> EvidenceHeads:
         """Read it again, for a model of so many layers and query heads. Raises ValueError, which says what is wrong."""
-        try:
-            values = json.loads(raw)
-            if values.pop("format") != EVIDENCE_FORMAT or set(values) != {field.name for field in fields(cls)}:
-                raise ValueError(f"is not of evidence format {EVIDENCE_FORMAT}")
-            read = cls(int(values["layer"]), tuple(values["heads"]), tuple(values["weights"]), float(values["bias"]))
-            numbers = [*read.weights, read.bias]
-            known = all(type(head) is int and 0 <= head < heads for head in read.heads)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"does not describe where evidence is found ({error!r})") from None
-        if not (0 <= read.layer < layers and read.heads and known):
+        read: EvidenceHeads = _from_json(cls, raw, EVIDENCE_FORMAT, "where evidence is found")
+        known = all(head < heads for head in read.heads)
+        if not (read.layer < layers and read.heads and known):
             raise ValueError(f"names a layer or heads that the model's {layers} layers of {heads} heads do not have")
-        if len(read.weights) not in (0, 3 * len(read.heads) + 3) or not all(map(math.isfinite, numbers)):
-            raise ValueError("has weights that are not three finite numbers a head, and three")
+        if len(read.weights) not in (0, 3 * len(read.heads) + 3):
+            raise ValueError("has weights that are not three numbers a head, and three")
         return read

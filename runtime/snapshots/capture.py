@@ -16,7 +16,7 @@ from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from edgevlm import __version__
-from edgevlm.errors import SnapshotError, UserError
+from edgevlm.errors import SnapshotError, UserError, first_problem
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.bundle import Bundle
 from edgevlm.runtime.changed_encoder import ChangedEncoder
@@ -107,8 +107,7 @@ def check_header(about: Mapping[str, Any]) -> None:
     try:
         _schema().validate_json(to_json(dict(about)), strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        why = f"{'.'.join(map(str, first['loc']))[:120]}: {first['msg'][:120]}"
+        why = first_problem(error)
         if isinstance(version := about.get("edgevlm"), str) and version != __version__:
             raise OtherFormat(
                 f"was written by edgevlm {version[:40]}, and {__version__} cannot go on from it ({why})"

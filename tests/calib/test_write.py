@@ -171,12 +171,12 @@ def test_another_format_is_one_line_and_can_be_measured_again(copy, made_up):
     ("changes", "says"),
     [
         ({"thresholds": [0.3, 0.2, 0.1]}, "do not rise"),
-        ({"thresholds": [0.1, 0.2]}, "do not rise"),
+        ({"thresholds": [0.1, 0.2]}, "thresholds"),
         ({"cv": [0.1]}, "different length"),
         ({"cv": [0.1, 0.2, 0.3, 0.4, None]}, "does not describe"),
-        ({"classes": ["deep", "deep", "deep", "deep", "bottomless"]}, "layer classes"),
+        ({"classes": ["deep", "deep", "deep", "deep", "bottomless"]}, "classes"),
         ({"deep_from": 6}, "layer classes"),
-        ({"clie": -1}, "clie that is no candidate"),
+        ({"clie": 3}, "clie that is no candidate"),
         ({"recency": 3}, "does not describe"),
     ],
 )

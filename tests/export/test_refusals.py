@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -51,6 +52,16 @@ def without(name: str) -> Change:
     return lambda folder: (folder / name).unlink()
 
 
+def piped(name: str) -> Change:
+    """A pipe that nobody writes to, in a file's place."""
+
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return change
+
+
 def cut(name: str) -> Change:
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-100])
 
@@ -86,6 +97,11 @@ CASES: list[tuple[Change, str]] = [
     (text("config.json", "[]"), r"config\.json: is not a JSON object"),
     (config(model_type="llava_next"), r"'llava_next' is not known; did you mean 'llava_next_video'"),
     (config(model_type="zzz"), r"'zzz' is not known; there are: llava, llava_next_video, llava_onevision, "),
+    (piped("config.json"), r"config\.json: cannot be read \(.*it is no file"),
+    (text("config.json", '{"model_type": "\\ud800"}'), r"config\.json: is not valid JSON"),
+    (config(quantization_config=[1]), r"\(quantization_config: "),
+    (config(vision__image_size=2**40), r"\(vision_config\.image_size"),
+    (config(text__rope_parameters={"rope_theta": float("nan")}), r"\(text_config\.rope_parameters\.rope_theta"),
     (config(text_config=None), r"has no text_config"),
     (config(text__model_type="qwen4"), r"'qwen4' cannot be exported; did you mean 'qwen[23]'"),
     (config(text__model_type="qwen3", text__head_dim=16), r"no tensor 'text\.layers\.0\.self_attn\.q_norm\.weight'"),
@@ -118,6 +134,8 @@ CASES: list[tuple[Change, str]] = [
     (processor(do_normalize=False), r"do_normalize = False"),
     (processor(do_pad=True), r"do_pad"),
     (processor(image_mean=0.5), r"image_mean must be three numbers"),
+    (processor(image_std=[1, 1, float("nan")]), r"image_std must be three numbers"),
+    (processor(rescale_factor="x"), r"\(rescale_factor: "),
     (processor(resample="cubic"), r"resample 'cubic'"),
     (processor(resample=0), r"resample 0 \(nearest\) cannot be exported; set it to one of 2 \(bilinear\), 3 .*, 1 \(lanczos\)"),
     (processor(resample=4), r"resample 4 \(box\)"),

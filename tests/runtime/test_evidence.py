@@ -137,7 +137,7 @@ def test_evidence_json_is_checked(change: dict[str, object]) -> None:
     good = EvidenceHeads(3, (0, 1), (1.0, 0.5, 2.0) * 3, -3.0)
     assert EvidenceHeads.from_json(good.to_json(), 4, 4) == good
     bad = replace(good, **change).to_json().replace(b"12345", b"NaN")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"layer|weights"):
+    with pytest.raises(ValueError, match=r"layer|weights|bias"):
         EvidenceHeads.from_json(bad, 4, 4)
 
 
