@@ -26,7 +26,8 @@ SPREADS = {
     "frame_ms": ("frame_low", "frame_high"), "hold_ms": ("hold_low", "hold_high"), "write_ms": ("write_low", "write_high"),
     "fps": ("fps_low", "fps_high"), "tpot_ms": ("tpot_low", "tpot_high"), "fps_ratio": ("low", "high"),
     "tokens_ratio": ("tokens_low", "tokens_high"), "rows_over_disk": ("rows_low", "rows_high"),
-    "wait_over_unexpected": ("wait_low", "wait_high"),
+    "wait_over_unexpected": ("wait_low", "wait_high"), "event_precision": ("precision_low", "precision_high"),
+    "event_recall": ("recall_low", "recall_high"),
 }  # fmt: skip
 
 WIDTHS = {
@@ -58,10 +59,10 @@ COLUMNS = {
     "camera": "source stage ms_p50 frames",
     "serve-ttft": "model questions ttft_ms http_ttft_ms ratio",
     "serve-cameras": "model cameras processes fps against fps_ratio rss_bytes pss_bytes camera_bytes planned_bytes error",
-    "serve-page": "hours heap_bytes nodes listeners rss_bytes",
-    "serve-page-growth": "hours heap_bytes nodes listeners rss_bytes",
+    "serve-page": "hours heap_bytes nodes listeners rss_bytes browser_bytes",
+    "serve-page-growth": "hours heap_bytes nodes listeners rss_bytes browser_bytes",
     "serve-clients": "model requests clients rate reached fps_ratio",
-    "watch": "policy append rule events event_precision event_recall delay_frames flaps",
+    "watch": "policy append about rule events event_precision event_recall delay_frames flaps",
     "watch-cost": "model watches fps fps_alone fps_ratio ms_together ms_singly",
     "vrex": "at quantity system over length batch predicted paper error fixes",
     "vrex-latency": "system length frame_ms token_ms frame_j",

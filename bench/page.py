@@ -1,8 +1,8 @@
-"""Whether the page of ``edgevlm serve`` grows when it stays open, or the server does.
+"""Whether the page of ``edgevlm serve`` grows while it stays open for hours, or the server does.
 
-A demo camera gives frames as fast as they are taken, a process of its own serves it and sends the figures that it sends each
-second SPEED times a second, and the page's clock runs SPEED times as fast, so that it looks as often. Simulated time is that of
-the slowest of the three. Before each sample the browser collects its garbage.
+Time is simulated: each second of it the camera gives a frame, the server sends its figures, and the page's clock moves on by a
+second, once everything that it looks for then is there and drawn. Timers, polls, events, pictures and what becomes too old are
+those of so many hours; only the waiting between them is left out. Before each sample the browser collects its garbage.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -20,32 +22,70 @@ import numpy as np
 import psutil
 import uvicorn
 
+from edgevlm.apps.run import memory_view
 from edgevlm.apps.run.events import to_stderr
-from edgevlm.apps.serve.config import CameraSettings, ServeConfig
-from edgevlm.apps.serve.http import make_app
+from edgevlm.apps.serve import http
+from edgevlm.apps.serve.config import CameraSettings, ServeConfig, ServerSettings
 from edgevlm.apps.serve.run import bound, uvicorn_config
 from edgevlm.apps.serve.service import Service
-from edgevlm.apps.serve.stream import described
-from edgevlm.bench import serve as eager
-from edgevlm.engines.threads import default_threads
+from edgevlm.apps.sources import Frame
+from edgevlm.bench.serve import EagerDemo
 from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Progress
 
-SPEED = 100.0
-FPS = 2.0  # of a camera, were it not sped up
-POLL_S = 3.0  # of the page, for what the memory holds
-SAMPLES = 12
-FASTER = f"""
-const real = setTimeout, get = fetch;
-window.setTimeout = (work, ms, ...rest) => real(work, ms / {SPEED}, ...rest);
-window.polls = 0;
-window.fetch = (path, ...rest) => {{ if (path.endsWith("/memory")) window.polls++; return get(path, ...rest); }};
-"""
+FPS = 1.0  # of the camera
+POLL = 3  # simulated seconds from one look of the page at the memory to the next
+STEP = 15  # that pass between two words with the browser
+LEAST = 12  # samples
+HOUR = 3600
+CLOCK = """(() => {
+  const timers = new Map(), start = Date.now(), get = fetch;
+  const paint = requestAnimationFrame.bind(window), wait = setTimeout.bind(window);
+  let now = 0, last = 0;
+  window.setTimeout = (work, ms = 0, ...rest) => {
+    timers.set(++last, { at: now + ms, ms, work: () => work(...rest) });
+    return last;
+  };
+  window.clearTimeout = (id) => timers.delete(id);
+  Date.now = () => start + now;
+  window.polls = window.figures = 0;
+  window.fetch = (path, ...rest) => { if (path.endsWith("/memory")) window.polls++; return get(path, ...rest); };
+  const painted = () => new Promise(paint);
+  const until = async (done) => {
+    for (const end = performance.now() + 10000; !done() && performance.now() < end;) await new Promise((go) => wait(go, 1));
+  };
+  const polled = () => [...timers.values()].filter(({ ms }) => ms === MEMORY_MS || ms === STREAMS_MS).length >= 3;
+  window.simulate = async (seconds, heard) => {
+    for (let second = 1; second <= seconds; second++) {
+      now += 1000;
+      for (const [id, { at, work }] of [...timers]) if (at <= now && timers.delete(id)) work();
+      await until(() => polled() && window.figures >= heard + second);
+      await painted();
+    }
+  };
+  addEventListener("DOMContentLoaded", () => {
+    const before = heard;
+    heard = (name, event, data) => { if (event === "stats") window.figures++; before(name, event, data); };
+  });
+})()"""
+UNLIMITED = ["--no-sandbox", "--disable-frame-rate-limit", "--disable-gpu-vsync"]
+PHONE = {"width": 390, "height": 844}  # drawn in less time than a large window
 METRICS = {"JSHeapUsedSize": "heap_bytes", "Nodes": "nodes", "JSEventListeners": "listeners"}
+RELEASED = threading.Semaphore(0)  # frames that the camera may give
 
 
-def page(model: str = "demo", seconds: float = 180.0, *, progress: Progress = lambda what: None) -> Iterator[dict[str, Any]]:
-    """A line for each of SAMPLES moments, and one with the growth an hour of simulated time over them, by least squares.
+class SteppedDemo(EagerDemo):
+    """The demo, which gives a frame when it is told to."""
+
+    def read(self) -> Frame | None:
+        import_module("edgevlm.bench.page").RELEASED.acquire()
+        return super().read()
+
+
+def page(model: str = "demo", hours: float = 1.0, *, progress: Progress = lambda what: None) -> Iterator[dict[str, Any]]:
+    """A line for each simulated hour, LEAST at least, and one with the growth an hour over the second half of them.
+
+    That is by least squares: what fills up once, like thumbnails, is full by then if ``hours`` are many enough.
 
     Raises UserError where there is no browser.
     """
@@ -66,60 +106,90 @@ def page(model: str = "demo", seconds: float = 180.0, *, progress: Progress = la
             url = server.stdout.readline().strip()
             if not url:
                 raise UserError("the server did not start; see above")
-            browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            opened = browser.new_page()
+            browser = started.chromium.launch(executable_path=chromium, args=UNLIMITED)
+            opened = browser.new_page(viewport=PHONE)
             opened.set_default_timeout(60_000)
-            opened.add_init_script(FASTER)
+            opened.add_init_script(CLOCK)
             opened.goto(url)
-            opened.locator("#frames [role=option]").first.wait_for()
             session = opened.context.new_cdp_session(opened)
             session.send("Performance.enable")
-            opened.wait_for_timeout(1000 * seconds / SAMPLES)
-            for number in range(SAMPLES):
-                progress(f"sample {number + 1} of {SAMPLES}")
-                opened.wait_for_timeout(1000 * seconds / SAMPLES)
+            watched, sent, steps = 0, 0, max(1, round(hours * HOUR / STEP))
+            every = max(1, min(HOUR // STEP, steps // LEAST))
+            for step in range(1, steps + 1):
+                server.stdin.write(f"{STEP}\n")
+                server.stdin.flush()
+                opened.evaluate(f"simulate({STEP}, {sent})")
+                watched, sent, pictures = map(int, server.stdout.readline().split())
+                if step % every:
+                    continue
                 for _ in range(2):  # what wraps a node goes first, then the node
                     session.send("HeapProfiler.collectGarbage")
                 found = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
-                server.stdin.write("\n")
-                server.stdin.flush()
-                frames, events = map(int, server.stdout.readline().split())
-                hours = min(frames / FPS, events, opened.evaluate("polls") * POLL_S) / 3600
+                heard, polls = opened.evaluate("[figures, polls]")
+                done = min(watched / FPS, pictures / FPS, heard, polls * POLL) / HOUR
                 measured = {ours: int(found[theirs]) for theirs, ours in METRICS.items()}
-                rss = int(psutil.Process(server.pid).memory_info().rss)
-                samples.append({"bench": "serve-page", "hours": round(hours, 3), **measured, "rss_bytes": rss})
+                measured |= {"rss_bytes": rss(server.pid), "browser_bytes": browser_rss()}
+                samples.append({"bench": "serve-page", "hours": round(done, 3), **measured})
+                progress(f"hour {done:.2f} of {hours:g}")
                 yield samples[-1]
             browser.close()
         finally:
             server.kill()
             server.wait()
-    hours, sizes = [each["hours"] for each in samples], (*METRICS.values(), "rss_bytes")
-    grown = {name: round(float(np.polyfit(hours, [each[name] for each in samples], 1)[0]), 1) for name in sizes}
-    yield {"bench": "serve-page-growth", "model": model, "hours": round(hours[-1] - hours[0], 3), **grown}
+    late = samples[len(samples) // 2 :]
+    times, sizes = [each["hours"] for each in late], (*METRICS.values(), "rss_bytes", "browser_bytes")
+    grown = {name: round(float(np.polyfit(times, [each[name] for each in late], 1)[0]), 1) for name in sizes}
+    yield {"bench": "serve-page-growth", "model": model, "hours": round(times[-1] - times[0], 3), **grown}
+
+
+def rss(process: int) -> int:
+    return int(psutil.Process(process).memory_info().rss)
+
+
+def browser_rss() -> int:
+    """Of all of the browser's processes."""
+    found = 0
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if "chrom" in process.name():
+                found += rss(process.pid)
+    return found
 
 
 def keep_serving(model: str, folder: str) -> None:
-    """Serve, print the address, and for each line on stdin the frames watched and the figures sent; until stdin ends."""
-    camera = CameraSettings(source=f"{eager.__file__}:EagerDemo")
-    config = ServeConfig(model=model, threads=default_threads(), fps=1000.0, state=folder, cameras={"demo": camera})
+    """Serve and print the address; for each number on stdin let so many seconds pass, and print the frames watched, the figures
+    and the pictures sent; until stdin ends."""
+    http.POLL_S, http.MJPEG_FPS, memory_view.EVERY_S = 0.005, 1000.0, 0.0
+    camera = CameraSettings(source=f"{__file__}:SteppedDemo", fps=FPS)
+    server_settings = ServerSettings(max_rate=1e6)
+    config = ServeConfig(
+        model=model, threads=1, state=folder, state_every=1.0, cameras={"demo": camera}, server=server_settings
+    )
     service, listening = Service(config, to_stderr), bound("127.0.0.1", 0)
+    began, watched, sent, pictures = time.time(), 0, 0, 0
+    time.time = lambda: began + watched / FPS  # the clock that thumbnails and events are kept by
     service.open()
     stream = service.stream("demo")
-    server = uvicorn.Server(uvicorn_config(make_app(service), service))
+    tell, show = stream.stats_line, stream.jpeg
+
+    def shown() -> bytes | None:
+        nonlocal pictures
+        pictures += 1
+        return show()
+
+    stream.stats_line, stream.jpeg = lambda stats: None, shown  # type: ignore[method-assign]
+    server = uvicorn.Server(uvicorn_config(http.make_app(service), service))
     threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
-    while stream.stats is None or not server.started:
+    while not server.started:
         time.sleep(0.05)
-    sent = 0
-
-    def send() -> None:
-        nonlocal sent
-        while True:
-            time.sleep(1 / SPEED)
-            if stream.stats is not None:
-                stream.events.send("stats", described(stream.stats))
-                sent += 1
-
-    threading.Thread(target=send, daemon=True).start()
     print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
-    for _ in sys.stdin:
-        print(stream.session.stats.frames, sent, flush=True)
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            watched += 1
+            RELEASED.release()
+            end = time.monotonic() + 1.0
+            while (stream.session.stats.frames < watched or pictures < watched) and time.monotonic() < end:
+                time.sleep(0.0005)
+            tell(stream.loop.stats())
+            sent += 1
+        print(stream.session.stats.frames, sent, pictures, flush=True)

@@ -5,17 +5,24 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm import __version__
 from edgevlm.apps.sources import SourceOptions, open_source
 from edgevlm.apps.watches.watch import Watch, WatchState
 from edgevlm.calib.accuracy.cases import seed_words
+from edgevlm.calib.accuracy.journal import RunJournal
+from edgevlm.calib.accuracy.worker import map_workers
 from edgevlm.calib.demo.world import COLORS, SHAPES, World
+from edgevlm.calib.intervals import fraction_right
+from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
@@ -25,6 +32,7 @@ Questions = Sequence[tuple[str, Sequence[str]]]
 STREAM, WATCHES = 5_000_000, 12  # number of the first stream; watches of each
 FPS = 2.0
 LATE = 4  # frames that an opening or a closing may come late and count
+PAST, ASKED = 16, 6  # frames after an object left from which it is asked about, twice what a plain window holds; for how many
 RULES: dict[str, dict[str, float]] = {
     "default": {},
     "one answer": {"open_after": 0.0, "close_after": 0.0},
@@ -43,14 +51,6 @@ class Score:
     again: int = 0
     delays: list[int] = field(default_factory=list)
 
-    def line(self) -> Line:
-        opened = self.right + self.spurious + self.again
-        return {
-            "events": self.right + self.missed, "event_precision": self.right / max(1, opened),
-            "event_recall": self.right / max(1, self.right + self.missed),
-            "delay_frames": float(np.median(self.delays)) if self.delays else None, "flaps": self.again,
-        }  # fmt: skip
-
     def add(self, truth: Sequence[bool], opened: Sequence[bool]) -> None:
         """One watch on one stream: whether it should be open, and is, at each frame."""
         found = [frame for frame in range(len(opened)) if opened[frame] and not (frame and opened[frame - 1])]
@@ -64,6 +64,22 @@ class Score:
             else:
                 self.missed += 1
         self.spurious += len(found)
+
+
+def summed(scores: Sequence[Score]) -> Line:
+    """Of all streams, each with its score: fractions with 95 % intervals clustered by stream."""
+    line: Line = {}
+    wrong = {"precision": [score.spurious + score.again for score in scores], "recall": [score.missed for score in scores]}
+    for name, of in wrong.items():
+        clusters = [[True] * score.right + [False] * count for score, count in zip(scores, of, strict=True)]
+        if any(clusters):
+            found = fraction_right(clusters)
+            line |= {f"event_{name}": found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+    delays = [delay for score in scores for delay in score.delays]
+    return {
+        "events": sum(score.right + score.missed for score in scores), **line,
+        "delay_frames": float(np.median(delays)) if delays else None, "flaps": sum(score.again for score in scores),
+    }  # fmt: skip
 
 
 def spans(truth: Sequence[bool]) -> Iterator[tuple[int, int]]:
@@ -84,37 +100,85 @@ def quality(
     policy: Sequence[str] = ("auto",),
     append: Sequence[str] = ("auto", "all"),
     threads: int | None = None,
+    out: Path | None = None,
+    workers: int = 1,
     progress: Progress = lambda words: None,
 ) -> Iterator[Line]:
-    """A line for each memory and rule: events are objects that come in, each asked about by a watch at each frame.
+    """A line for each memory, kind of question and rule, over so many streams that as many objects come in as ``events``.
 
-    A watch asks "is there a red square now?". Beside memories by ``policy`` and ``append``: a sliding window of the same
-    budget, and the newest frame alone, as if each were asked about by itself.
+    now: WATCHES watches ask at each frame whether an object is there. past: each object that left, and as often one that
+    never came, is asked about from PAST frames after it left, for ASKED frames: was it there? Beside memories by ``policy``
+    and ``append``: a sliding window of the same budget, and the newest frame alone, as if each were asked about by itself.
+    out: keeps each stream's scores; a run that was stopped goes on there. Raises UserError.
     """
-    model = Model.load("demo", threads=threads)
-    per_frame = model.bundle.vision.tokens_per_frame
-    memories: dict[tuple[str, str], dict[str, Any]] = {
-        (name, one): {"policy": name, "append": one} for name in policy for one in append
-    }
-    memories["sliding-window", "all"] = {"policy": "sliding-window", "append": "all"}
-    memories["still", "all"] = {"policy": "sliding-window", "append": "all", "budget": per_frame, "chunk": 1}
-    scores = {(memory, rule): Score() for memory in memories for rule in RULES}
-    words = seed_words(seed)
-    done = stream = 0
-    while done < events:
-        pictures, present = shown([*words, STREAM + stream], frames)
-        watched, truth = chosen(present, np.random.default_rng([*words, STREAM + stream]))
+    settings: dict[str, Any] = {"seed": seed, "frames": frames, "policy": list(policy), "append": list(append)}
+    watched = WatchedStreams(**settings, threads=threads)
+    header = {"journal": "edgevlm bench watch", "edgevlm": __version__, **settings}
+    with RunJournal(out, header, resume=True, key=lambda record: (record["stream"],)) as journal:
+        streams = watched.with_events(events)
+        todo = [stream for stream in range(streams) if (stream,) not in journal.records]
+        done = map_workers(watched, partial(WatchedStreams, **settings, threads=threads), todo, workers)
+        for number, record in enumerate(done, streams - len(todo)):
+            journal.add(record)
+            progress(f"stream {number + 1} of {streams}")
+        records = [journal.records[stream,] for stream in range(streams)]
+    for key in records[0]["scores"]:
+        name, way, about, rule = key.split("|")
+        line = summed([Score(**record["scores"][key]) for record in records])
+        yield {"bench": "watch", "policy": name, "append": way, "about": about, "rule": rule, "streams": streams, **line}
+
+
+class WatchedStreams:
+    """Scores of streams, called with a stream's number; the model is loaded by the first."""
+
+    def __init__(self, seed: str, frames: int, policy: Sequence[str], append: Sequence[str], threads: int | None) -> None:
+        """Raises UserError for a seed that is none."""
+        try:
+            self._words = seed_words(seed)
+        except ValueError:
+            raise UserError(f"--seed {seed}: give a number from 0 up, or test for the seeds kept for reports") from None
+        self._frames, self._policy, self._append, self._threads = frames, policy, append, threads
+
+    def _drawn(self, stream: int) -> tuple[list[NDArray[np.uint8]], list[set[str]], list[str], NDArray[np.bool_]]:
+        """Pictures, what each shows, the objects that are watched for, and whether each is there."""
+        words = [*self._words, STREAM + stream]
+        pictures, present = shown(words, self._frames)
+        return pictures, present, *chosen(present, np.random.default_rng(words))
+
+    @cached_property
+    def _model(self) -> Model:
+        return Model.load("demo", threads=self._threads)
+
+    def with_events(self, events: int) -> int:
+        """How many streams it takes until so many objects came in that a watch asks about."""
+        found = stream = 0
+        while found < events:
+            *_, truth = self._drawn(stream)
+            found += sum(len(list(spans(each))) for each in truth.T.tolist())
+            stream += 1
+        return stream
+
+    def __call__(self, stream: int) -> dict[str, Any]:
+        """``scores``: by ``policy|append|about|rule``."""
+        pictures, present, watched, truth = self._drawn(stream)
+        left = departed(present, np.random.default_rng([*self._words, STREAM + stream, 1]))
+        memories: dict[tuple[str, str], dict[str, Any]] = {
+            (name, way): {"policy": name, "append": way} for name in self._policy for way in self._append
+        }
+        per_frame = self._model.bundle.vision.tokens_per_frame
+        memories["sliding-window", "all"] = {"policy": "sliding-window", "append": "all"}
+        memories["still", "all"] = {"policy": "sliding-window", "append": "all", "budget": per_frame, "chunk": 1}
+        scores: dict[str, Score] = {}
         for memory, options in memories.items():
-            progress(f"{done} of {events} events; {' '.join(memory)}")
-            probabilities = asked(model, pictures, watched, options)
+            now, past = asked(self._model, pictures, watched, left, options)
             for rule, settings in RULES.items():
-                for each in range(len(watched)):
-                    scores[memory, rule].add(truth[:, each].tolist(), opened(probabilities[:, each], settings))
-        done += sum(len(list(spans(truth[:, each].tolist()))) for each in range(len(watched)))
-        stream += 1
-    model.close()
-    for (memory, rule), score in scores.items():
-        yield {"bench": "watch", "policy": memory[0], "append": memory[1], "rule": rule, "streams": stream, **score.line()}
+                there, was = Score(), Score()
+                for truths, probabilities in zip(truth.T.tolist(), now.T, strict=True):
+                    there.add(truths, opened(probabilities, settings))
+                for (_, _, came), probabilities in zip(left, past, strict=True):
+                    was.add([came] * ASKED, opened(probabilities, settings))
+                scores |= {"|".join((*memory, "now", rule)): there, "|".join((*memory, "past", rule)): was}
+        return {"stream": stream, "scores": {key: asdict(score) for key, score in scores.items()}}
 
 
 def shown(seed: list[int], frames: int) -> tuple[list[NDArray[np.uint8]], list[set[str]]]:
@@ -134,15 +198,41 @@ def chosen(present: list[set[str]], random: np.random.Generator) -> tuple[list[s
     return names, np.array([[name in there for name in names] for there in present])
 
 
-def asked(model: Model, pictures: list[NDArray[np.uint8]], names: list[str], options: dict[str, Any]) -> NDArray[np.float64]:
-    """The probability of yes, ``[frames, watches]``."""
-    questions = [(f"is there {'an' if name.startswith('orange') else 'a'} {name} now?", ("yes", "no")) for name in names]
+def departed(present: list[set[str]], random: np.random.Generator) -> list[tuple[str, int, bool]]:
+    """What to ask about once it left, from which frame on, and whether it had come: as often one that never did."""
+    never = [f"{color} {shape}" for color in COLORS for shape in SHAPES if f"{color} {shape}" not in set().union(*present)]
+    found = []
+    for frame in range(1, len(present) - PAST - ASKED + 1):
+        for name in sorted(present[frame - 1] - present[frame]):
+            found += [(name, frame + PAST, True), (str(random.choice(never)), frame + PAST, False)]
+    return found
+
+
+def asked(
+    model: Model,
+    pictures: list[NDArray[np.uint8]],
+    names: list[str],
+    left: list[tuple[str, int, bool]],
+    options: dict[str, Any],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The probability of yes: is it there now, ``[frames, names]``, and was it there, ``[left, ASKED]``."""
+    now, past = np.zeros((len(pictures), len(names))), np.zeros((len(left), ASKED))
     with Session.open(model, **options) as session:
-        found = np.zeros((len(pictures), len(names)))
         for frame, picture in enumerate(pictures):
             session.watch(picture, (frame + 1) / FPS)
-            found[frame] = [one.probabilities["yes"] for one in session.classify(questions)]
-    return found
+            due = [place for place, (_, start, _) in enumerate(left) if start <= frame < start + ASKED]
+            questions = [f"is there {a(name)} now?" for name in names] + [f"was there {a(left[place][0])}?" for place in due]
+            answers = session.classify([(question, ("yes", "no")) for question in questions])
+            found = [one.probabilities["yes"] for one in answers]
+            now[frame] = found[: len(names)]
+            for place, probability in zip(due, found[len(names) :], strict=True):
+                past[place, frame - left[place][1]] = probability
+    return now, past
+
+
+def a(name: str) -> str:
+    """It with its article."""
+    return f"{'an' if name.startswith('orange') else 'a'} {name}"
 
 
 def opened(probabilities: NDArray[np.float64], settings: dict[str, float]) -> list[bool]:

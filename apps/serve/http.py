@@ -47,6 +47,7 @@ T = TypeVar("T")
 PREPARING = 4  # questions whose pictures are fetched or whose form is compiled at once
 SHORT = 4096  # characters that are tokenised in less time than another thread takes to begin
 POLL_S = 0.1  # how often an MJPEG stream looks for a new frame
+MJPEG_FPS = 5.0  # of one that is asked for none
 PAGE = files("edgevlm.apps.serve").joinpath("page")
 MAX_EVENTS = 1000  # of one request
 When = Annotated[str, Query(min_length=1, max_length=40)]
@@ -369,7 +370,7 @@ def add_streams(app: FastAPI, server: Server) -> None:
         return as_picture(picture, "this frame is not in memory any more")
 
     @app.get("/v1/streams/{name}/mjpeg", tags=["streams"], response_class=Response, responses=content(MJPEG))
-    async def mjpeg(name: StreamName, fps: Annotated[float, Query(gt=0, le=30)] = 5.0) -> StreamingResponse:
+    async def mjpeg(name: StreamName, fps: Annotated[float, Query(gt=0, le=30)] = MJPEG_FPS) -> StreamingResponse:
         """The frames as they are watched, `fps` a second at most."""
         stream = server.stream(name)
 

@@ -309,6 +309,9 @@ class EventStore:
             self._unwritten.popleft()
         if self._sent:
             self._attempt(self._delete_sent, None)
+        if self._failing and not (self._unwritten or self._sent):
+            self._failing = False
+            self._tell("events are written again")
 
     def _insert(self, entry: Unwritten) -> bool:
         event = entry.event
@@ -367,9 +370,6 @@ class EventStore:
             with suppress(sqlite3.Error):
                 database.execute("ROLLBACK")
             raise
-        if self._failing:
-            self._tell("events are written again")
-        self._failing = False
 
     def _all(self, statement: str, *values: Any) -> Rows:
         return self._open().execute(statement, values).fetchall()

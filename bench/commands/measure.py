@@ -207,6 +207,7 @@ def serve(
     cameras: Annotated[str | None, option("N,...", "Watch these many cameras.", "1,4,16")] = None,
     rounds: Rounds = None,
     seconds: Annotated[float | None, option("S", "Count frames for so long each time.", min=0.1)] = None,
+    hours: Annotated[float | None, option("H", "Simulate so many hours, for page.", min=0.02)] = None,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -214,7 +215,8 @@ def serve(
 
     ttft is the time to the first token through HTTP beside that in process, the same session asked in turn. cameras watches
     demo cameras as fast as they go, in one process and in one each: frames a second in all, and memory. clients finds the rate
-    of requests at which frames a second fall by 10 %. page keeps the page open in Chromium, sped up, and tells what grows.
+    of requests at which frames a second fall by 10 %. page keeps the page open in Chromium for simulated hours and tells what
+    grows.
     """
     _measure("serve", SERVE, locals())
 
@@ -228,14 +230,16 @@ def watch(
     model: Annotated[str | None, option("demo|BUNDLE", "Run this model, for cost.")] = None,
     watches: Annotated[int | None, option("N", "Ask so many, for cost.", "12", min=1, max=64)] = None,
     rounds: Rounds = None,
+    out: Annotated[Path | None, option("FILE", "Keep finished streams here, and go on there.")] = None,
+    workers: Annotated[int | None, option("N", "Work in this many processes.", min=1, max=256)] = None,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Measure how well watches open and close, and their cost.
 
     quality counts openings on the demo world beside the truth: precision, recall, delay in frames, and openings again while
-    nothing changed, by rule; beside a plain window, and each frame asked about alone. cost is frames a second with a dozen
-    watches over those without, and what asking them together saves.
+    nothing changed, by rule, of what is there now and of what left a while ago; beside a plain window, and each frame asked
+    about alone. cost is frames a second with a dozen watches over those without, and what asking them together saves.
     """
     _measure("watch", WATCH, locals())
 

@@ -65,7 +65,7 @@ class RunJournal:
                 raise ValueError
             self.records = {self._key(record): record for record in lines[1:]}
         except (ValueError, KeyError, AttributeError):
-            raise UserError(f"--out {path}: is not a journal of edgevlm bench accuracy; name another file") from None
+            raise UserError(f"--out {path}: is not a journal of {wanted['journal']}; name another file") from None
         other = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
         if other:
             differences = ", ".join(f"{name} {found.get(name)} there, {wanted.get(name)} now" for name in other)

@@ -61,10 +61,14 @@ def test_clients_beside_a_camera(monkeypatch):
 @pytest.mark.skipif(not (shutil.which("chromium") or shutil.which("chromium-browser")), reason="there is no chromium")
 def test_the_page_that_stays_open():
     pytest.importorskip("playwright", reason="playwright is not installed")
-    command = ["bench", "serve", "page", "--seconds", "2", "--json"]
+    command = ["bench", "serve", "page", "--hours", "0.02", "--json"]
     found = [json.loads(line) for line in CliRunner().invoke(app, command, catch_exceptions=False).stdout.splitlines()]
     *samples, growth = found
     assert {line["bench"] for line in samples} == {"serve-page"}
-    assert all(min(line["heap_bytes"], line["nodes"], line["listeners"], line["rss_bytes"]) > 0 for line in samples)
+    assert all(
+        min(line["heap_bytes"], line["nodes"], line["listeners"], line["rss_bytes"], line["browser_bytes"]) > 0
+        for line in samples
+    )
     assert growth["bench"] == "serve-page-growth"
-    assert growth["hours"] >= 0
+    assert samples[-1]["hours"] >= 0.02
+    assert growth["hours"] > 0

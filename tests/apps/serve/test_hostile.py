@@ -51,10 +51,16 @@ VALUES = [
     "null", "true", "-1", "1e400", "NaN", "1" + 400 * "0", "1" + 5000 * "0", '""', r'"\ud800"', '"' + 100_000 * "x" + '"',
     "[null]", '{"a": 1}', 900 * "[" + 900 * "]", '"1"', "9223372036854775808",
 ]  # fmt: skip
+RED = "is there a red square now?"
 BODIES = {  # by route: what is right
     ("POST", "/v1/chat/completions"): {"model": "demo", "messages": [{"role": "user", "content": NOW}]},
+    ("POST", "/v1/responses"): {"model": "demo", "input": NOW},
     ("POST", "/v1/streams"): {"id": "odd", "source": "demo"},
     ("PATCH", "/v1/streams/demo"): {"state": "running"},
+    ("POST", "/v1/streams/test"): {"source": "demo"},
+    ("POST", "/v1/watches"): {"name": "odd", "question": RED},
+    ("PATCH", "/v1/watches/demo"): {"state": "running"},
+    ("POST", "/v1/forget"): {"stream": "demo", "since": "1s", "confirm": True},
 }
 
 
@@ -71,6 +77,8 @@ def test_a_wrong_value_of_any_field_is_a_4xx_that_names_it(server, method, path)
     link = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)
     headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
     refused = 0
+    if path == "/v1/watches/demo":
+        assert server.request("POST", "/v1/watches", {"name": "demo", "question": RED})[0] == 201
     for field in fields(server, method, path):
         right = {name: json.dumps(value) for name, value in BODIES[method, path].items()}
         for value in VALUES:
@@ -82,7 +90,7 @@ def test_a_wrong_value_of_any_field_is_a_4xx_that_names_it(server, method, path)
                 continue
             answer = json.loads(response.read())
             if response.status == 201:
-                server.request("DELETE", f"/v1/streams/{answer['id']}")
+                server.request("DELETE", f"{path}/{answer['id']}")
             elif response.status != 200:
                 refused += 1
                 error = answer["error"]
@@ -92,6 +100,23 @@ def test_a_wrong_value_of_any_field_is_a_4xx_that_names_it(server, method, path)
                 assert named in error["message"] or named == error["param"], (value[:100], error)
     link.close()
     assert refused > 10
+
+
+QUERIES = ["", "%ff%fe", "%00", "-1", "nan", "1e400", "%0d%0aX:1", "1" + 400 * "0", 5000 * "x", "%F0%9F%98%80"]
+
+
+def test_a_wrong_query_is_a_4xx_that_names_it(server):
+    refused = 0
+    for path, operations in server.get("/openapi.json")["paths"].items():
+        for parameter in operations.get("get", {}).get("parameters", ()):
+            for value in QUERIES if parameter["in"] == "query" else ():
+                status, _, body = server.request("GET", f"{path.replace('{name}', 'demo')}?{parameter['name']}={value}")
+                assert status == 200 or 400 <= status < 500, (path, parameter["name"], value, body)
+                if status != 200:
+                    refused += 1
+                    error = json.loads(body)["error"]
+                    assert parameter["name"] in (error["param"], *error["message"].split(": ")), (path, value, error)
+    assert refused > 60
 
 
 @pytest.mark.parametrize(

@@ -1,86 +1,29 @@
 """Events over a real broker, mosquitto, as Home Assistant would see them."""
 
 import json
-import shutil
 import socket
-import subprocess
-import threading
-import time
 from dataclasses import replace
 
 import pytest
 
-from edgevlm.apps.watches import delivery as delivery_module
 from edgevlm.apps.watches.delivery import Delivery
 from edgevlm.apps.watches.events import EventStore, WatchEvent
 from edgevlm.apps.watches.mqtt import Mqtt
 from edgevlm.apps.watches.sinks import WatchStatus
 from edgevlm.errors import UserError
 
-paho = pytest.importorskip("paho.mqtt.client")
-MOSQUITTO = shutil.which("mosquitto", path="/usr/local/sbin:/usr/sbin:/usr/bin")
+pytest.importorskip("paho.mqtt.client")
+from broker import MOSQUITTO, Broker, Listener, until
+from faults.outage import outage
+
 pytestmark = pytest.mark.skipif(MOSQUITTO is None, reason="mosquitto is not installed (apt-get install mosquitto)")
-NOW, WAIT_S = 1_795_000_000.0, 30
+NOW = 1_795_000_000.0
 EVENT = WatchEvent("door", "parcel", "open", NOW, 0.97, NOW, question="is there a parcel?")
 WATCHES = [
     WatchStatus("door", "parcel", "is there a parcel?", "close"),
     WatchStatus("yard", "dog", "is there a dog?", paused=True),
 ]
 CONFIG = "homeassistant/device/edgevlm_door/config"
-
-
-class Broker:
-    """mosquitto on a port of loopback; its password is ``secret``."""
-
-    def __init__(self, folder):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        passwords = folder / "passwords"
-        subprocess.run(["mosquitto_passwd", "-b", "-c", passwords, "ann", "secret"], check=True)
-        passwords.chmod(0o644)
-        self._config = folder / "mosquitto.conf"
-        self._config.write_text(f"listener {self.port} 127.0.0.1\npassword_file {passwords}\nuser root\n")
-        self.url = f"mqtt://ann:secret@127.0.0.1:{self.port}"
-        self.start()
-
-    def start(self):
-        self._process = subprocess.Popen([MOSQUITTO, "-c", self._config], stderr=subprocess.DEVNULL)
-        until(lambda: socket.socket().connect_ex(("127.0.0.1", self.port)) == 0)
-
-    def stop(self):
-        self._process.kill()
-        self._process.wait()
-
-
-class Listener:
-    """A client of its own: everything that is published, in order."""
-
-    def __init__(self, broker):
-        self.got, self.ready = [], threading.Event()
-        self.client = paho.Client(paho.CallbackAPIVersion.VERSION2)
-        self.client.username_pw_set("ann", "secret")
-        self.client.reconnect_delay_set(1, 1)
-        self.client.on_connect = lambda *_: self.client.subscribe("#", 1)
-        self.client.on_subscribe = lambda *_: self.ready.set()
-        self.client.on_message = lambda _, __, message: self.got.append((message.topic, message.payload, message.retain))
-        self.client.connect("127.0.0.1", broker.port)
-        self.client.loop_start()
-        assert self.ready.wait(WAIT_S)
-
-    def of(self, topic):
-        return [payload for each, payload, _ in list(self.got) if each == topic]
-
-    def close(self):
-        self.client.disconnect()
-        self.client.loop_stop()
-
-
-def until(true):
-    end = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -166,31 +109,17 @@ def test_what_is_gone_is_removed_also_after_a_restart_and_others_devices_stay(br
     again.close()
 
 
-def test_a_broker_that_is_gone_for_a_while_gets_everything_in_order(tmp_path, broker, monkeypatch):
-    monkeypatch.setattr(delivery_module, "MOST_S", 0.2)
-    said, listener = [], Listener(broker)
-    store = EventStore(tmp_path / "state", days=1e5)
-    delivery = Delivery(store, {"mqtt": Mqtt(broker.url, timeout=1)}, said.append)
-    events = [replace(EVENT, opened=NOW + number) for number in range(12)]
-    for number, event in enumerate(events):
-        if number == 4:
-            until(lambda: not store.waiting() and len(listener.of("edgevlm/door/parcel/event")) >= 4)
-            broker.stop()
-        if number == 8:
-            until(lambda: said)
-        delivery.record(event)
-    assert said[0].startswith(f"sink mqtt: mqtt://127.0.0.1:{broker.port} ")
-    assert "secret" not in said[0]
-    listener.ready.clear()
-    broker.start()
-    assert listener.ready.wait(WAIT_S)
-    until(lambda: delivery.delivered["mqtt"] == 12 and not store.waiting())
-    got = [json.loads(payload)["id"] for payload in listener.of("edgevlm/door/parcel/event")]
-    assert list(dict.fromkeys(got))[:4] == [event.id for event in events[:4]]
-    assert set(got) <= {event.id for event in events}
-    delivery.close()
-    store.close()
-    listener.close()
+@pytest.mark.parametrize("full", [False, True])
+def test_an_hour_without_a_broker_loses_nothing(tmp_path, full):
+    """``python tests/faults/outage.py`` is the whole of it."""
+    found = outage(tmp_path, 16, full, scale=3000)
+    assert (found.lost, found.out_of_order, found.left, found.kept) == (0, 0, 0, 16)
+    assert found.said[-1 - full] == "sink mqtt: takes events again"
+    assert [line.rpartition("events.sqlite: ")[2][:17] for line in found.said if "events.sqlite" in line] == (
+        ["cannot be written"] if full else []
+    )
+    assert found.said.count("events are written again") == full
+    assert "secret" not in str(found.said)
 
 
 def test_the_state_is_what_holds_now_also_where_closings_are_not_sent_or_come_late(tmp_path, broker):

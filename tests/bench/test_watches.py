@@ -1,0 +1,42 @@
+"""The bench of watches: what it counts."""
+
+import numpy as np
+
+from edgevlm.bench import watches
+from edgevlm.bench.watches import Score, summed
+
+
+def test_openings_are_compared_with_the_truth():
+    score, no, yes = Score(), False, True
+    score.add([no, yes, yes, yes, no, no], [no, no, yes, yes, yes, no])
+    score.add([no, yes, yes, yes, no, no], [no, yes, no, yes, no, no])
+    score.add([yes, yes, no, no], [no, no, no, no])
+    score.add([no, no, no, no], [no, yes, no, no])
+    assert (score.right, score.missed, score.spurious, score.again, score.delays) == (2, 1, 1, 1, [1, 0])
+    line = summed([score, Score(right=7)])
+    assert (line["events"], line["event_precision"], line["event_recall"], line["flaps"]) == (10, 9 / 11, 0.9, 1)
+    assert line["precision_low"] < 9 / 11 < line["precision_high"]
+    assert "event_precision" not in summed([Score(missed=3)])
+
+
+def test_what_left_is_asked_about_later_beside_what_never_came():
+    present = [{"red square"}] * 3 + [set()] * 30
+    (name, start, came), (other, same, never) = watches.departed(present, np.random.default_rng(0))
+    assert (name, start, came) == ("red square", 3 + watches.PAST, True)
+    assert other != name
+    assert (same, never) == (start, False)
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch):
+    def lines():
+        return list(watches.quality(2, 24, append=["auto"], out=tmp_path / "watch.jsonl"))
+
+    monkeypatch.setattr(watches, "RULES", {"default": {}})
+    monkeypatch.setattr(watches, "WATCHES", 4)
+    found = lines()
+    assert [(line["policy"], line["about"]) for line in found] == [
+        (name, about) for name in ("auto", "sliding-window", "still") for about in ("now", "past")
+    ]
+    assert found[0]["events"] >= 2
+    monkeypatch.setattr(watches.WatchedStreams, "__call__", None)
+    assert lines() == found
