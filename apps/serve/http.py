@@ -537,7 +537,12 @@ def add_rest(app: FastAPI, server: Server, load: Callable[[], ServeConfig] | Non
         """Delete what was seen then from memory, snapshots and thumbnails. It does not come back."""
         if what.stream is not None:
             server.stream(what.stream)
-        span = Span.typed(what.since, what.until, what.all)
+        if what.all == bool(what.since or what.until):
+            raise FieldError("all", "give since or until, or all")
+        since, until = moments(what.since, what.until)
+        span = Span(-math.inf if since is None else since, math.inf if until is None else until)
+        if span.until < span.since:
+            raise FieldError("until", "is before since")
         done = await run_in_threadpool(server.service.forget, what.stream, span)
         return {"object": "forget", "streams": done}
 

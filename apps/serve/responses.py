@@ -78,13 +78,18 @@ class ResponsesRequest(Strict):
         if self.instructions:
             said.insert(0, {"role": "system", "content": self.instructions})
         try:
-            return ChatRequest.model_validate({
+            chat = ChatRequest.model_validate({
                 "model": self.model, "messages": said, "max_completion_tokens": self.max_output_tokens,
                 "temperature": self.temperature, "top_p": self.top_p,
                 "response_format": None if form is None else {"type": form.type, **schema},
             })  # fmt: skip
         except ValidationError as error:
             raise FieldError("input", error.errors()[0]["msg"]) from None
+        try:
+            chat.question()
+        except FieldError as error:
+            raise FieldError("input", str(error).removeprefix("messages: ")) from None
+        return chat
 
 
 class ModelResponse:
