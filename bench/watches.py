@@ -30,6 +30,7 @@ from edgevlm.runtime.session import Session
 Line = dict[str, Any]
 Questions = Sequence[tuple[str, Sequence[str]]]
 STREAM, WATCHES = 5_000_000, 12  # number of the first stream; watches of each
+BATCH = 16  # streams of a worker from one count of events to the next
 FPS = 2.0
 LATE = 4  # frames that an opening or a closing may come late and count
 PAST, ASKED = 16, 6  # frames after an object left from which it is asked about, twice what a plain window holds; for how many
@@ -112,20 +113,21 @@ def quality(
     out: keeps each stream's scores; a run that was stopped goes on there. Raises UserError.
     """
     settings: dict[str, Any] = {"seed": seed, "frames": frames, "policy": list(policy), "append": list(append)}
-    watched = WatchedStreams(**settings, threads=threads)
+    make = partial(WatchedStreams, **settings, threads=threads)
+    watched, batch = make(), 1 if workers == 1 else BATCH * workers
     header = {"journal": "edgevlm bench watch", "edgevlm": __version__, **settings}
+    records: list[dict[str, Any]] = []
     with RunJournal(out, header, resume=True, key=lambda record: (record["stream"],)) as journal:
-        streams = watched.with_events(events)
-        todo = [stream for stream in range(streams) if (stream,) not in journal.records]
-        done = map_workers(watched, partial(WatchedStreams, **settings, threads=threads), todo, workers)
-        for number, record in enumerate(done, streams - len(todo)):
-            journal.add(record)
-            progress(f"stream {number + 1} of {streams}")
-        records = [journal.records[stream,] for stream in range(streams)]
+        while sum(record["events"] for record in records) < events:
+            streams = range(len(records), len(records) + batch)
+            for record in map_workers(watched, make, [each for each in streams if (each,) not in journal.records], workers):
+                journal.add(record)
+                progress(f"stream {len(journal.records)}")
+            records += [journal.records[stream,] for stream in streams]
     for key in records[0]["scores"]:
         name, way, about, rule = key.split("|")
         line = summed([Score(**record["scores"][key]) for record in records])
-        yield {"bench": "watch", "policy": name, "append": way, "about": about, "rule": rule, "streams": streams, **line}
+        yield {"bench": "watch", "policy": name, "append": way, "about": about, "rule": rule, "streams": len(records), **line}
 
 
 class WatchedStreams:
@@ -139,29 +141,16 @@ class WatchedStreams:
             raise UserError(f"--seed {seed}: give a number from 0 up, or test for the seeds kept for reports") from None
         self._frames, self._policy, self._append, self._threads = frames, policy, append, threads
 
-    def _drawn(self, stream: int) -> tuple[list[NDArray[np.uint8]], list[set[str]], list[str], NDArray[np.bool_]]:
-        """Pictures, what each shows, the objects that are watched for, and whether each is there."""
-        words = [*self._words, STREAM + stream]
-        pictures, present = shown(words, self._frames)
-        return pictures, present, *chosen(present, np.random.default_rng(words))
-
     @cached_property
     def _model(self) -> Model:
         return Model.load("demo", threads=self._threads)
 
-    def with_events(self, events: int) -> int:
-        """How many streams it takes until so many objects came in that a watch asks about."""
-        found = stream = 0
-        while found < events:
-            *_, truth = self._drawn(stream)
-            found += sum(len(list(spans(each))) for each in truth.T.tolist())
-            stream += 1
-        return stream
-
     def __call__(self, stream: int) -> dict[str, Any]:
-        """``scores``: by ``policy|append|about|rule``."""
-        pictures, present, watched, truth = self._drawn(stream)
-        left = departed(present, np.random.default_rng([*self._words, STREAM + stream, 1]))
+        """``events``: objects that came; ``scores``: by ``policy|append|about|rule``."""
+        words = [*self._words, STREAM + stream]
+        pictures, present = shown(words, self._frames)
+        watched, truth = chosen(present, np.random.default_rng(words))
+        left = departed(present, np.random.default_rng([*words, 1]))
         memories: dict[tuple[str, str], dict[str, Any]] = {
             (name, way): {"policy": name, "append": way} for name in self._policy for way in self._append
         }
@@ -178,7 +167,8 @@ class WatchedStreams:
                 for (_, _, came), probabilities in zip(left, past, strict=True):
                     was.add([came] * ASKED, opened(probabilities, settings))
                 scores |= {"|".join((*memory, "now", rule)): there, "|".join((*memory, "past", rule)): was}
-        return {"stream": stream, "scores": {key: asdict(score) for key, score in scores.items()}}
+        events = sum(len(list(spans(truths))) for truths in truth.T.tolist())
+        return {"stream": stream, "events": events, "scores": {key: asdict(score) for key, score in scores.items()}}
 
 
 def shown(seed: list[int], frames: int) -> tuple[list[NDArray[np.uint8]], list[set[str]]]:
