@@ -55,6 +55,7 @@ class Journal:
     ) -> None:
         self._path, self._notify, self._days, self._cap = folder / FILE, notify, days, cap
         self._lock, self._told = threading.Lock(), False
+        self.forgotten = 0  # times that something was
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600))
@@ -65,9 +66,11 @@ class Journal:
         except (OSError, sqlite3.Error) as error:
             raise UserError(f"{self._path}: cannot be opened ({error}); move it away, or choose another --state") from None
 
-    def add(self, line: Line) -> None:
-        """Keep a line. Never raises for what the disk does."""
+    def add(self, line: Line, since: int | None = None) -> None:
+        """Keep a line, unless something was :attr:`forgotten` since it was asked for. Never raises for what the disk does."""
         with self._lock:
+            if since not in (None, self.forgotten):
+                return
             try:
                 evidence = json.dumps(list(line.evidence))
                 self._run(f"INSERT INTO lines ({COLUMNS}) VALUES (?, ?, ?, ?)", line.camera, line.time, line.text, evidence)
@@ -96,6 +99,7 @@ class Journal:
     def forget(self, since: float | None = None, until: float | None = None, camera: str | None = None) -> int:
         """Delete lines of a time, index and all; returns how many. Raises UserError where the disk does not take it."""
         with self._lock:
+            self.forgotten += 1
             try:
                 before = self._run("SELECT count(*) FROM lines")[0][0]
                 self._run(

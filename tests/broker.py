@@ -1,24 +1,24 @@
 """A real MQTT broker, mosquitto, and a client of its own that hears everything."""
 
+import random
 import shutil
 import socket
 import subprocess
 import threading
 import time
+from contextlib import suppress
 
 import paho.mqtt.client as paho
 
 MOSQUITTO = shutil.which("mosquitto", path="/usr/local/sbin:/usr/sbin:/usr/bin")
-WAIT_S = 30
+WAIT_S = 120
 
 
 class Broker:
     """mosquitto on a port of loopback; its password is ``secret``. lasting: a restart keeps what it holds for clients."""
 
     def __init__(self, folder, lasting=False):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         passwords = folder / "passwords"
         subprocess.run(["mosquitto_passwd", "-b", "-c", passwords, "ann", "secret"], check=True)
         passwords.chmod(0o644)
@@ -32,11 +32,23 @@ class Broker:
 
     def start(self):
         self._process = subprocess.Popen([MOSQUITTO, "-c", self._config], stderr=subprocess.DEVNULL)
-        until(lambda: socket.socket().connect_ex(("127.0.0.1", self.port)) == 0)
+        until(self.listens)
+
+    def listens(self):
+        with socket.socket() as link:
+            return link.connect_ex(("127.0.0.1", self.port)) == 0
 
     def stop(self):
         self._process.terminate()
         self._process.wait()
+
+
+def free_port():
+    """One that nobody is given while the broker is away: below those that the system hands out."""
+    while True:
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port := random.randrange(20_000, 32_000)))
+            return port
 
 
 class Listener:

@@ -20,9 +20,10 @@ settings.load_profile("repeatable")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """A file stays on one worker, so that the models its fixtures export are exported once."""
+    """A file stays on one worker, so that the models its fixtures export are exported once; apps, which take longest, first."""
     from xdist.scheduler import LoadFileScheduling
 
+    config.option.loadscopereorder = False
     return LoadFileScheduling(config, log)
 
 

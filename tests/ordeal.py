@@ -46,7 +46,7 @@ class Watched:
         except BaseException as error:
             self.failure = error
 
-    def wait_for(self, condition, what, seconds=30):
+    def wait_for(self, condition, what, seconds=120):
         deadline = time.monotonic() + seconds
         while not condition():
             assert self._thread.is_alive(), self.failure
@@ -55,7 +55,7 @@ class Watched:
 
     def stop(self):
         self.run.stop()
-        self._thread.join(20)
+        self._thread.join(120)
         assert not self._thread.is_alive()
         assert self.failure is None
 
@@ -99,7 +99,7 @@ def resources():
     return process.num_threads(), process.num_fds()
 
 
-def settled(before, seconds=30):
+def settled(before, seconds=120):
     """What is open now, once it is no more than before; abandoned connections end within their own timeouts."""
     deadline = time.monotonic() + seconds
     while any(map(gt, now := resources(), before)) and time.monotonic() < deadline:
@@ -132,7 +132,6 @@ class Ordeal:
                     watched.wait_for(
                         lambda seen=seen: len(watched.frames) > seen + 1 and source.state is State.RUNNING,
                         f"frames after {event.__name__}",
-                        seconds=60,
                     )
             finally:
                 watched.stop()

@@ -110,7 +110,7 @@ class PlainStore(Store):
 
 
 def until(done):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.002)

@@ -80,11 +80,11 @@ class JournalWriter:
         taught = stream.loop.as_taught(prompt)
         if taught is None:
             raise UserError("the demo model was never taught its prompt; edgevlm run --questions lists those it knows")
-        session = stream.session
+        session, forgotten = stream.session, self._journal.forgotten
         answer = session.ask(taught, max_tokens=min(self._settings.max_tokens, session.text_budget.answer))
         text = " ".join(answer.text.split())
         if text and not answer.cancelled:
             said, evidence = f"{prompt} {text}" if prompt.endswith("?") else text, stream.evidence(answer).get("evidence", [])
             line = Line(stream.name, stream.observer.offset + answer.time_s, said, evidence)
-            self._journal.add(line)
+            self._journal.add(line, forgotten)
             stream.events.send("journal", line.json())

@@ -39,6 +39,7 @@ from edgevlm.runtime.snapshots import SnapshotWriter
 WAITING = 64  # events that a listener may be behind before it is dropped
 RETRY_S = 30.0  # from a source's failure to the next attempt
 SAME_S = 5.0  # that two times of one frame may differ
+PAUSE_S = 5.0  # that a frame which is being taken in may hold up a pause
 RATES_S = 10.0  # over which frames watched and skipped are counted
 WatchEvent = tuple[str, dict[str, Any]]
 
@@ -157,6 +158,8 @@ class CameraStream:
         self.signs, self.pieces = SignsOfLife(), 0  # pieces: of answers
         self.hosts = options.hosts  # that its source may reach; None for any
         self._options, self._closing, self._wake = options, threading.Event(), threading.Event()
+        self._idle = threading.Event()  # no frame is being taken in
+        self._idle.set()
         self._address = secret(settings.source)
         self._text_budget = replace(TextBudget.fitting(model.bundle.limit), pictures=pictures)
         self._source = self._open_source()
@@ -300,10 +303,11 @@ class CameraStream:
         return None if frame is None else as_jpeg(frame.image)
 
     def pause(self) -> None:
-        """Let go of the camera; the memory stays and can be asked."""
+        """Let go of the camera, behind the frame that is being taken in; the memory stays and can be asked."""
         self.paused = True
         self.loop.stop()
         self._source.close()
+        self._idle.wait(PAUSE_S)
         self.events.send("state", {"state": self.state, "problem": None})
 
     def resume(self) -> None:
@@ -348,6 +352,7 @@ class CameraStream:
                 if reopen:
                     self._reopen()
                 reopen = True
+                self._idle.clear()
                 if not self.paused and not self._closing.is_set():
                     self.loop()
                 self.problem = None if self.paused or self._wake.is_set() else "the source has ended"
@@ -356,6 +361,7 @@ class CameraStream:
             except Exception as error:
                 self.problem = f"unexpected {type(error).__name__}: {mask_credentials(str(error))}"
             self.rates.clear()
+            self._idle.set()
             if not self._closing.is_set():
                 self.events.send("state", {"state": self.state, "problem": self.problem})
             if self.paused:

@@ -216,7 +216,7 @@ def test_one_process_makes_it_and_the_others_wait(made, monkeypatch, tmp_path):
     def slow(folder, target, **options):
         exports.value += 1
         begun.set()
-        assert waits.wait(60)
+        assert waits.wait(300)
         export(folder, target, **options)
 
     def want(notice):
@@ -229,11 +229,11 @@ def test_one_process_makes_it_and_the_others_wait(made, monkeypatch, tmp_path):
     monkeypatch.setattr(bundles, "export_apart", slow)
     first = context.Process(target=want, args=(print,))
     first.start()
-    assert begun.wait(60)
+    assert begun.wait(300)
     second = context.Process(target=want, args=(wait,))
     second.start()
     for child in (first, second):
-        child.join(120)
+        child.join(300)
         assert child.exitcode == 0
     assert exports.value == 1
 

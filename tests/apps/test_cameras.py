@@ -69,7 +69,7 @@ def test_a_machine_without_cameras_says_what_to_do(machine):
 
 def test_this_machine():
     command = [sys.executable, "-m", "edgevlm", "cameras", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0
     assert lines[0]["camera"] == "demo"

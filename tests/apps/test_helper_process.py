@@ -52,7 +52,7 @@ def test_an_interrupt_ends_the_export(checkpoint, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         apart(checkpoint, tmp_path / "out", interrupted)
     assert children
-    assert not psutil.wait_procs(children, timeout=30)[1]
+    assert not psutil.wait_procs(children, timeout=120)[1]
     assert not (tmp_path / "out").exists()
 
 

@@ -175,12 +175,12 @@ def test_ctrl_c_leaves_what_arrived(world, command):
     process = subprocess.Popen(
         [sys.executable, "-m", "edgevlm", *command, NAME], env=os.environ | world.variables, stderr=subprocess.PIPE, text=True
     )
-    assert asked.wait(60)
-    until = time.monotonic() + 60
+    assert asked.wait(120)
+    until = time.monotonic() + 120
     while not any(part.stat().st_size for part in world.cache.glob("**/*.part")) and time.monotonic() < until:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(120) == 130
     assert process.stderr.read() == ""
     (part,) = world.cache.glob("**/*.part")
     assert part.stat().st_size > 0

@@ -32,7 +32,7 @@ def test_a_model_of_random_weights_answers_too(monkeypatch):
 
 
 def test_cameras_on_one_model_and_in_processes_of_their_own():
-    found = lines("cameras", "--cameras", "1,2", "--seconds", "0.1", "--threads", "1")
+    found = lines("cameras", "--cameras", "1,2", "--seconds", "0.5", "--threads", "1")
     assert [(line["bench"], line["cameras"], line["processes"]) for line in found] == [
         ("serve-cameras", count, processes) for count, processes in ((1, 1), (2, 1), (2, 2))
     ]
@@ -49,7 +49,7 @@ def test_clients_beside_a_camera(monkeypatch):
     monkeypatch.setattr("edgevlm.bench.serve.RATES", (5,))
     monkeypatch.setattr("edgevlm.bench.serve.LISTENERS", 3)
     cores = os.sched_getaffinity(0)
-    found = lines("clients", "--seconds", "0.2")
+    found = lines("clients", "--seconds", "0.5")
     assert [(line["requests"], line.get("rate"), line.get("clients")) for line in found] == [
         ("events", None, 3), ("metrics", 5, None), ("frame.jpg", 5, None)
     ]  # fmt: skip

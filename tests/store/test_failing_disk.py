@@ -74,7 +74,7 @@ def test_it_costs_one_warning_and_ends_when_the_disk_works_again(opened, said, m
 def test_a_disk_that_does_not_answer_keeps_nobody_waiting_for_long(opened, said, monkeypatch):
     gate, real = threading.Event(), os.pwrite
     store = opened(patience_s=0.05)
-    monkeypatch.setattr(file_module.os, "pwrite", lambda *arguments: gate.wait(20) and real(*arguments))
+    monkeypatch.setattr(file_module.os, "pwrite", lambda *arguments: gate.wait(120) and real(*arguments))
     blocks = [block(seed) for seed in range(12)]
     for each in blocks:
         store.put(each)

@@ -273,7 +273,7 @@ def test_what_is_expected_is_read_while_nobody_waits(opened, monkeypatch):
 
     def pread(handle, nbytes, offset):
         if offset == slow:
-            assert gate.wait(20)
+            assert gate.wait(120)
         return real(handle, nbytes, offset)
 
     monkeypatch.setattr(file_module.os, "pread", pread)
@@ -296,7 +296,7 @@ def test_rows_that_come_while_a_block_is_being_read_are_not_forgotten(opened, mo
     store.sync()
     store.get(range(20, 40))
     slow = store._tables.ring.extents(3)[0].offset
-    monkeypatch.setattr(file_module.os, "pread", lambda handle, n, at: (at != slow or gate.wait(20)) and real(handle, n, at))
+    monkeypatch.setattr(file_module.os, "pread", lambda handle, n, at: (at != slow or gate.wait(120)) and real(handle, n, at))
     store.prefetch([3])
     until(lambda: 3 in store._readers._reading)
     store.append(3, block(99, 10))
@@ -333,7 +333,7 @@ def test_a_file_too_small_for_what_there_is_loses_and_does_not_go_round_for_ever
         store.put(block(seed, 1400))
     ended = threading.Thread(target=lambda: (store.sync(), store.state()), daemon=True)
     ended.start()
-    ended.join(30)
+    ended.join(120)
     assert not ended.is_alive(), "all that waits is written at some time"
     assert store.stats.bytes_written < 16 * record_bytes(block(0, 1400))
     assert store.lost()

@@ -68,9 +68,10 @@ def test_stats_come_while_it_runs_and_drops_are_counted(monkeypatch):
 
     monkeypatch.setattr("edgevlm.apps.launch.Session.watch", slowly)
     with MjpegCamera(frames=1000) as camera:
+        began = time.monotonic()
         lines, _ = run("--camera", camera.url, "--fps", 50, "--seconds", 3)
     during = of_kind(lines, "stats")
-    assert 1 <= len(during) <= 4, "one a second"
+    assert 1 <= len(during) <= 1 + time.monotonic() - began, "one a second"
     assert during[-1]["source_state"] == "running"
     assert lines[-1]["dropped"] > lines[-1]["frames"] > 0
 
@@ -90,7 +91,9 @@ def test_questions_amid_slow_inference_are_answered_before_the_next_frame(monkey
                     thread.start()
                 while session.model.scheduler.waiting < 3:
                     time.sleep(0.01)
-                time.sleep(0.2)
+                replaced = run.source.drops["replaced"]
+                while run.source.drops["replaced"] < replaced + 4:
+                    time.sleep(0.01)
             return encode(pixels)
 
         def generated(*arguments):

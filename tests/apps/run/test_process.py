@@ -54,7 +54,7 @@ def test_a_full_stdout_is_one_line_and_exit_code_2(arguments):
 @pytest.mark.parametrize("arguments", ["policies", "run --frames 20"])
 def test_a_reader_that_has_enough_is_no_failure(arguments):
     command = f"{sys.executable} -m edgevlm {arguments} | true; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "0\n"
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
@@ -87,7 +87,7 @@ main()
 def interrupted(module, number):
     """A run that gets a signal when it loads a module."""
     command = [sys.executable, "-c", INTERRUPTED, "run", module, str(int(number))]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize("module", ["typer", "numpy", "edgevlm.calib.demo.world"])

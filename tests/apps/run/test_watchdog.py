@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -22,7 +21,7 @@ watch = Session.watch
 def hangs(self, *arguments):
     watch(self, *arguments)
     if self.stats.frames == 4:
-        time.sleep(60)
+        time.sleep(600)
 Session.watch = hangs
 from edgevlm.__main__ import main
 main()
@@ -38,8 +37,8 @@ class Manager:
         self.environment = {"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "120000000"}
 
     def hears(self):
-        """The next message, within 30 seconds."""
-        self.socket.settimeout(30)
+        """The next message, within two minutes."""
+        self.socket.settimeout(120)
         return self.socket.recv(4096).decode()
 
     def heard(self):
@@ -60,13 +59,16 @@ class Manager:
         return said
 
 
-@pytest.fixture(params=["path", "abstract"])
+@pytest.fixture
 def manager(request, tmp_path):
-    manager = Manager(str(tmp_path / "notify") if request.param == "path" else f"@edgevlm-test-{os.getpid()}")
+    manager = Manager(
+        str(tmp_path / "notify") if getattr(request, "param", "path") == "path" else f"@edgevlm-test-{os.getpid()}"
+    )
     yield manager
     manager.socket.close()
 
 
+@pytest.mark.parametrize("manager", ["path", "abstract"], indirect=True)
 def test_each_message(manager):
     notifier = Notifier(manager.environment)
     notifier.ready()
@@ -162,7 +164,7 @@ def run(manager, *arguments, code=None):
 
 def test_a_run_from_its_start_to_its_end(manager):
     process = run(manager, "--realtime", "--frames", "9")
-    assert process.wait(60) == 0
+    assert process.wait(120) == 0
     said = manager.heard()
     signs = [message for message in said if not message.startswith("STATUS=")]
     ready = signs.index("READY=1")
@@ -173,7 +175,6 @@ def test_a_run_from_its_start_to_its_end(manager):
     assert any(message.startswith("STATUS=demo: running, ") for message in said)
 
 
-@pytest.mark.parametrize("manager", ["path"], indirect=True)
 def test_a_camera_that_dies_is_lived_through(manager, tmp_path):
     (tmp_path / "pictures").mkdir()
     with mjpeg_camera(tmp_path / "pictures") as camera:
@@ -186,12 +187,11 @@ def test_a_camera_that_dies_is_lived_through(manager, tmp_path):
             said += manager.until("WATCHDOG=1")
         process.send_signal(signal.SIGTERM)
         said += manager.until("STOPPING=1")
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
         camera.start()
     assert "READY=1" not in said  # once is enough
 
 
-@pytest.mark.parametrize("manager", ["path"], indirect=True)
 def test_a_camera_that_is_not_there_yet_is_no_failed_start(manager):
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -199,20 +199,17 @@ def test_a_camera_that_is_not_there_yet_is_no_failed_start(manager):
         said = manager.until("EXTEND_TIMEOUT_USEC=")
         process.terminate()
         said += manager.until("STOPPING=1")
-        process.wait(30)
+        process.wait(120)
     assert not {"READY=1", "WATCHDOG=1"} & set(said)
 
 
-@pytest.mark.parametrize("manager", ["path"], indirect=True)
 def test_a_model_that_hangs_is_heard_no_more(manager):
     process = run(manager, "--realtime", "--frames", "50", code=HUNG_MODEL)
     try:
         manager.until("READY=1")
-        manager.until("STATUS=demo: running, 4 frames")
-        time.sleep(1.5)
-        manager.heard()
-        time.sleep(2.5)
-        assert {message.split(",")[0] for message in manager.heard()} == {"STATUS=demo: running"}
+        for _ in range(2):  # a sign of life may be a tick behind
+            manager.until("STATUS=demo: running, 4 frames")
+        assert {manager.hears().split(",")[0] for _ in range(3)} == {"STATUS=demo: running"}
     finally:
         process.kill()
         process.wait()
@@ -240,17 +237,13 @@ def test_a_server_from_its_start_to_its_end(manager, tmp_path):
             manager.until("WATCHDOG=1")
         process.terminate()
         manager.until("STOPPING=1")
-        process.wait(30)
+        process.wait(120)
     assert "READY=1" not in manager.heard()
 
 
-@pytest.mark.parametrize("manager", ["path"], indirect=True)
 def test_a_server_whose_model_hangs_is_heard_no_more(manager, tmp_path):
     with serving(manager, tmp_path, HUNG_MODEL):
         manager.until("READY=1")
-        manager.until("STATUS=1 streams, 4 frames")
-        manager.until("STATUS=1 streams, 4 frames")  # the run's own signs are up to a second behind
-        manager.until("STATUS=1 streams, 4 frames")
-        manager.heard()
-        time.sleep(3.5)
-        assert set(manager.heard()) == {"STATUS=1 streams, 4 frames"}
+        for _ in range(3):  # the run's own signs are up to a second behind
+            manager.until("STATUS=1 streams, 4 frames")
+        assert {manager.hears() for _ in range(3)} == {"STATUS=1 streams, 4 frames"}

@@ -60,6 +60,11 @@ def test_what_is_forgotten_or_old_leaves_no_bytes(tmp_path):
     assert journal.forget(now - 86_400 * 2) == 1
     assert kept() == ["hocuspocus"]
     assert [line.text for line in journal.query("said")] == ["somebody said hocuspocus"]
+    asked = journal.forgotten
+    assert journal.forget(now - 3600) == 0
+    journal.add(Line("door", now, "what was seen before it was forgotten"), asked)
+    assert kept() == ["hocuspocus"]
+    assert journal.query("seen") == []
     journal.close()
 
 

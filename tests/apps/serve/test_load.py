@@ -11,6 +11,7 @@ pytest.importorskip("fastapi")
 
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from served import WAIT_S, eventually
 
 from edgevlm.apps.serve.config import CameraSettings, ServeConfig, ServerSettings
 from edgevlm.apps.serve.metrics import Metrics
@@ -69,19 +70,19 @@ def test_overload_is_said_once_and_so_is_its_end(tmp_path):
 
 
 def test_the_end_comes_within_a_bound_that_is_told_of(tmp_path, monkeypatch):
-    monkeypatch.setattr("edgevlm.apps.serve.service.CLOSING_S", 0.1)
+    monkeypatch.setattr("edgevlm.apps.serve.service.CLOSING_S", 2)
     said, closed, go = [], [], threading.Event()
     service, stats = Service(ServeConfig(state=str(tmp_path)), said.append), SimpleNamespace(state_bytes=100_000_000)
 
     def stream(close):
         return SimpleNamespace(session=SimpleNamespace(stats=stats), close=close)
 
-    service.streams = {"hangs": stream(lambda: go.wait(20)), "fine": stream(lambda: closed.append(1))}
+    service.streams = {"hangs": stream(lambda: go.wait(WAIT_S)), "fine": stream(lambda: closed.append(1))}
     service.close()
     assert (closed, go.is_set()) == ([1], False)
     assert said == [
-        "writing the last snapshots, 200 MB, for 0.1 s at most",
-        "hangs: not closed within 0.1 s; the snapshot before the last one stays",
+        "writing the last snapshots, 200 MB, for 2 s at most",
+        "hangs: not closed within 2 s; the snapshot before the last one stays",
     ]
     go.set()
 
@@ -107,6 +108,22 @@ def test_a_camera_that_can_be_opened_neither_way_is_removed(watching, monkeypatc
     assert watching.streams == {}
     monkeypatch.undo()
     assert watching.reload(watching.config) == ["demo: added"]
+
+
+def test_a_pause_waits_for_the_frame_that_is_being_taken_in(watching):
+    stream = watching.stream("demo")
+    watch, inside, go = stream.session.watch, threading.Event(), threading.Event()
+    stream.session.watch = lambda *frame: (inside.set(), go.wait(WAIT_S), watch(*frame))
+    assert inside.wait(WAIT_S)
+    pausing = threading.Thread(target=stream.pause)
+    pausing.start()
+    eventually(lambda: stream.paused)
+    pausing.join(0.2)
+    assert pausing.is_alive()
+    frames = stream.session.stats.frames
+    go.set()
+    pausing.join(WAIT_S)
+    assert stream.session.stats.frames == frames + 1
 
 
 def test_a_reload_keeps_the_weights_of_a_camera_that_changed(watching):

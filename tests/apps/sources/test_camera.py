@@ -21,19 +21,19 @@ def test_a_slow_reader_gets_new_frames_and_drops_are_counted():
         assert source.live
         first = source.read()
         assert first.image.shape == (48, 64, 3)
-        time.sleep(0.7)
+        while source.dropped < 15:
+            time.sleep(0.01)
         source.read()  # waited in the slot
         later = source.read()
         assert later.image.mean() > first.image.mean() + 20, "not the frame after the first one"
-        assert later.time_s - first.time_s > 0.5
-        assert source.dropped > 5
+        assert later.time_s - first.time_s > 0.2
         source.close()
         assert source.state is State.ENDED
         name = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
         assert os.environ.get(name) in (None, SETTINGS[name]), "a file opened next would get a camera's options"
         for thread in {*threading.enumerate()} - before:
             if thread.name == "edgevlm-reader":
-                thread.join(30)
+                thread.join(120)
                 assert not thread.is_alive()
 
 

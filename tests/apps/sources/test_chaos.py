@@ -11,8 +11,9 @@ from edgevlm.apps.sources import SourceOptions, State
 
 READ_S, STALL_S = 0.25, 0.1
 OPTIONS = SourceOptions(
-    fps=50, open_timeout_s=READ_S, read_timeout_s=READ_S, stall_timeout_s=STALL_S, backoff_s=(0.02, 0.08), rule="block"
-)
+    fps=50, open_timeout_s=READ_S, read_timeout_s=READ_S, stall_timeout_s=STALL_S, backoff_s=(0.02, 0.08), rule="block",
+    wait=True,
+)  # fmt: skip
 
 
 def opened(folder):

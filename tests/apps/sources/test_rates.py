@@ -17,7 +17,7 @@ def test_nothing_at_all(tmp_path):
     with mjpeg_camera(tmp_path) as camera:
         camera.tell("mode mute")
         source = open_source(url(camera), None, SourceOptions(fps=10, stall_timeout_s=0.2, read_timeout_s=0.5))
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while source.problem is None and time.monotonic() < deadline:
             time.sleep(0.01)
         assert (source.state, source.problem) == (State.INITIALISING, "no frame for 0.5 s")
@@ -48,7 +48,7 @@ def test_240_a_second_of_rtsp():
 def test_a_slow_watcher_sees_new_frames_and_the_rest_is_counted(tmp_path, rule):
     """Under drop-oldest a frame waits in the slot no longer than one is watched; nothing piles up before it."""
     with mjpeg_camera(tmp_path) as camera:
-        source = open_source(url(camera), None, SourceOptions(fps=100, rule=rule, stall_timeout_s=0.2, read_timeout_s=0.7))
+        source = open_source(url(camera), None, SourceOptions(fps=100, rule=rule, stall_timeout_s=0.7, read_timeout_s=0.75))
         began, first = time.monotonic(), source.read().time_s
         watched = []
         for _ in range(3):

@@ -21,7 +21,7 @@ COUNT = "how many objects are there now?"
 
 def piped(lines, *arguments):
     command = [sys.executable, "-m", "edgevlm", "run", "--threads", "1", "--quiet", *map(str, arguments)]
-    return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=60, check=True)
+    return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120, check=True)
 
 
 def test_questions_of_a_recording_are_answered_at_its_end():
@@ -38,8 +38,9 @@ def test_piped_questions_replace_those_of_the_demo():
 
 def test_questions_of_a_live_source_are_answered_when_they_come():
     done = piped(f"{COUNT}\n", "--realtime", "--frames", 6, "--json")
-    answers = [line for line in map(json.loads, done.stdout.splitlines()) if line["event"] == "answer"]
-    assert [(line["time_s"], line["question"]) for line in answers] == [(0.5, COUNT)]
+    (answer,) = [line for line in map(json.loads, done.stdout.splitlines()) if line["event"] == "answer"]
+    assert answer["question"] == COUNT
+    assert answer["time_s"] < 3.0, "before its end"
 
 
 class Numbered:
@@ -79,7 +80,7 @@ class Session:
     def watch(self, image, time_s):
         if time_s == 2.0:
             self.inside.set()
-            assert self.asked.wait(10)
+            assert self.asked.wait(120)
         self.time_s = time_s
 
     def ask(self, question, *, conversation):
@@ -119,14 +120,14 @@ def test_the_truth_is_that_of_the_frame_answered_from(is_demo, conversation):
     run = RunLoop(session, Three(), output, RunPlan())
 
     def ask_meanwhile():
-        session.inside.wait(10)
+        session.inside.wait(120)
         assert run.frame.time_s == 1.0, "frame 2 is being taken in"
         Commands(run, print)(COUNT)
 
     asker = threading.Thread(target=ask_meanwhile)
     asker.start()
     run()
-    asker.join(10)
+    asker.join(120)
     assert [(answered.time_s, answered.truth) for answered in output.answers] == [(2.0, "2")]
     assert session.conversations == [conversation]
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from typed import edgevlm
 
 pytest.importorskip("pydantic")
 COMMAND = [sys.executable, "-m", "edgevlm", "watch"]
@@ -45,7 +46,7 @@ def test_a_watch_stays_open_across_a_kill_and_opens_once(watching, tmp_path):
     assert event["state"] == "close"
     assert event["evidence"][0]["time_s"] >= 6.0
     second.send_signal(signal.SIGINT)
-    rest, errors = second.communicate(timeout=60)
+    rest, errors = second.communicate(timeout=120)
     assert (second.returncode, rest) == (0, "")
     assert "Traceback" not in errors
 
@@ -61,8 +62,9 @@ def test_a_watch_stays_open_across_a_kill_and_opens_once(watching, tmp_path):
         (["is there a red square?", "--webhook", "ftp://host"], "sinks.webhook: webhook ftp://host: give an address"),
     ],
 )
-def test_wrong_options_are_one_line(arguments, line, tmp_path):
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=120, check=False)
+def test_wrong_options_are_one_line(arguments, line, monkeypatch):
+    monkeypatch.setattr("edgevlm.apps.serve.watch.is_gone", lambda _: pytest.fail("it is watched"))
+    done = edgevlm("watch", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1].startswith(f"edgevlm: {line}") or line in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

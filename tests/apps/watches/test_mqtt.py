@@ -65,9 +65,9 @@ def test_state_event_and_snapshot_are_published_and_the_last_will_says_when_it_g
     later.close()
     sink._client.socket().shutdown(socket.SHUT_RDWR)  # as when its machine loses power
     until(lambda: b"offline" in listener.of("edgevlm/available"))
-    until(lambda: listener.of("edgevlm/available")[-1] == b"online")
+    until(lambda: listener.of("edgevlm/available")[-1:] == [b"online"])
     sink.close()
-    until(lambda: listener.of("edgevlm/available")[-1] == b"offline")
+    until(lambda: listener.of("edgevlm/available")[-1:] == [b"offline"])
 
 
 def test_home_assistant_finds_the_watches_when_it_starts_and_pauses_them(listener, sink):
@@ -101,9 +101,10 @@ def test_what_is_gone_is_removed_also_after_a_restart_and_others_devices_stay(br
     again = Mqtt(broker.url)
     again.start()
     again.announce([replace(WATCHES[0], watch="cat", question="is there a cat?")])
-    until(lambda: listener.of("homeassistant/device/edgevlm_yard/config")[-1] == b"")
-    until(lambda: listener.of("edgevlm/door/parcel/snapshot")[-1] == b"")
-    until(lambda: set(json.loads(listener.of(CONFIG)[-1])["components"]) == {"cat_open", "cat_snapshot", "cat_active"})
+    until(lambda: listener.of("homeassistant/device/edgevlm_yard/config")[-1:] == [b""])
+    until(lambda: listener.of("edgevlm/door/parcel/snapshot")[-1:] == [b""])
+    wanted = [{"cat_open", "cat_snapshot", "cat_active"}]
+    until(lambda: [set(json.loads(config)["components"]) for config in listener.of(CONFIG)[-1:]] == wanted)
     assert json.loads(listener.of(CONFIG)[-2])["components"]["parcel_open"] == {"platform": "binary_sensor"}
     assert listener.of("homeassistant/device/edgevlm_x/config") == [foreign.encode()]
     again.close()
