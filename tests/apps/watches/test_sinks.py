@@ -78,7 +78,8 @@ def test_a_webhook_is_signed_and_refusals_hangs_and_redirects_are_failures(recei
         receiver.does.append(does)
         with pytest.raises(UserError, match=said):
             each.send(EVENT, [])
-        each.close()
+    sink.close()
+    hasty.close()
     assert len(receiver.got) == 1
 
 
