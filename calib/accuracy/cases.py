@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from edgevlm.calib.demo import questions as demo
 from edgevlm.calib.demo.long_world import LongWorld, Visit, plan_visits
 from edgevlm.calib.demo.world import COLORS, SHAPES, World
+from edgevlm.runtime.evidence import Evidence, Moment
 
 DEVELOPMENT = 2_000_000
 """First word of the worlds' seeds in development, ``[DEVELOPMENT, seed, stream]``; training's begin with small numbers."""
@@ -162,3 +163,44 @@ def _never(world: LongWorld, rng: np.random.Generator) -> Drawn:
     pairs = [(c, s) for c in range(len(COLORS)) for s in range(len(SHAPES)) if (c, s) not in world.history.shown]
     color, shape = pairs[int(rng.integers(len(pairs)))]
     return demo.ask("past_seen", int(rng.integers(len(demo.KINDS["past_seen"].phrasings))), color, shape), "no"
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceScore:
+    """How evidence compares with the truth. hit1, hit3: whether the first, or one of the first three, frames shows the answer.
+
+    overlap: of the first one's box and the patches that show it, intersection over union. held: whether the memory has what
+    shows it, a row of a true patch in any layer; said_held: what the rule said, None without one.
+    """
+
+    hit1: bool
+    hit3: bool
+    overlap: float
+    held: bool
+    said_held: bool | None
+
+
+def score_evidence(
+    found: Evidence, case: Case, question: CaseQuestion, held: NDArray[np.bool_], grid: tuple[int, int]
+) -> EvidenceScore:
+    """held: bool ``[layers, kv_heads, tokens of the stream]``; the newest frame is always seen."""
+    tokens = case.owners.shape[1]
+    there = question.is_about_now or bool(held[:, :, question.evidence].any())
+    frames = question.evidence // tokens
+
+    def shows(moment: Moment) -> bool:
+        return bool(((moment.frame <= frames) & (frames <= moment.last_frame)).any())
+
+    shown = [shows(moment) for moment in found.moments]
+    overlap = _overlap(found.moments[0], question.evidence, tokens, grid) if found.moments else 0.0
+    return EvidenceScore(shown[:1] == [True], any(shown), overlap, there, found.held)
+
+
+def _overlap(moment: Moment, evidence: NDArray[np.int64], tokens: int, grid: tuple[int, int]) -> float:
+    frames = evidence // tokens
+    true = np.zeros(tokens, bool)
+    true[evidence[(moment.frame <= frames) & (frames <= moment.last_frame)] % tokens] = True
+    left, top, right, bottom = np.array(moment.box) * [grid[1], grid[0], grid[1], grid[0]]
+    rows, columns = np.divmod(np.arange(tokens), grid[1])
+    boxed = (left - 0.5 < columns) & (columns < right - 0.5) & (top - 0.5 < rows) & (rows < bottom - 0.5)
+    return float((boxed & true).sum() / max(1, (boxed | true).sum()))

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.calib.accuracy.cases import Case, CaseQuestion, make_case, seed_words
-from edgevlm.calib.accuracy.evidence_score import EvidenceScore, score_evidence
+from edgevlm.calib.accuracy.cases import Case, CaseQuestion, EvidenceScore, make_case, score_evidence, seed_words
 from edgevlm.calib.write import as_calibrated
 from edgevlm.runtime.calibration import EvidenceHeads
 from edgevlm.runtime.changes import ALL

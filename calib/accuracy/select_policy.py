@@ -15,16 +15,18 @@ from edgevlm import __version__
 from edgevlm.calib.accuracy.compare import compare, correct_answers
 from edgevlm.calib.accuracy.journal import Record, RunJournal
 from edgevlm.calib.accuracy.policy_divergence import QUESTIONS, DivergenceMeter
-from edgevlm.calib.accuracy.select_append import (
+from edgevlm.calib.accuracy.select_changed import (
     REFRESH,
+    SETTINGS,
     TAUS,
     append_by_agreement,
     append_by_questions,
+    append_label,
     appended_fraction,
-    label_of,
+    encode_by_agreement,
+    encode_by_questions,
+    encode_label,
 )
-from edgevlm.calib.accuracy.select_encode import SETTINGS, encode_by_agreement, encode_by_questions
-from edgevlm.calib.accuracy.select_encode import label_of as label_of_encode
 from edgevlm.calib.accuracy.variants import PLAIN, Budget, parse_budgets, parse_variants, reason_of
 from edgevlm.calib.accuracy.worker import AccuracySettings
 from edgevlm.calib.intervals import Estimate, Values, fraction_right, is_told_apart, mean
@@ -268,37 +270,39 @@ def compare_by_divergence(
             except UserError as error:
                 comparisons[budget].skipped.append((policy, reason_of(error)))
     settings = SETTINGS if meter.model.bundle.vision.changed is not None else ()
+    least = budgets[0]
     with RunJournal(journal, {"journal": "edgevlm calibrate"}, resume=True) as saved:
         for number, clip in enumerate(clips):
             todo = [run for run in runs if (run[1], str(run[0]), number) not in saved.records]
-            taus = [tau for tau in TAUS if (label_of(tau), str(budgets[0]), number) not in saved.records]
-            ways = [way for way in settings if (label_of_encode(way), str(budgets[0]), number) not in saved.records]
+            taus = [tau for tau in TAUS if (append_label(tau), str(least), number) not in saved.records]
+            ways = [way for way in settings if (encode_label(way), str(least), number) not in saved.records]
             if not todo and not taus and not ways:
                 continue
             progress(f"{clip.name}: full KV")
-            reference = meter.reference(clip, frames, budgets[0])
+            reference = meter.reference(clip, frames, least)
             for done, (budget, policy, tokens) in enumerate(todo, 1):
                 progress(f"{clip.name}: {policy} at {budget} tokens ({done} of {len(todo)})")
                 record = meter.measure(reference, create_policy(policy), tokens, budget)
                 saved.add({"policy": policy, "budget": str(budget), "stream": number, **record})
             for tau in taus:
                 progress(f"{clip.name}: --append {AppendChanged(tau)}")
-                record = meter.measure_append(reference, AppendChanged(tau), frames, budgets[0])
+                record = meter.measure_append(reference, AppendChanged(tau), frames, least)
                 record["refreshed"] = appended_fraction(reference.features, AppendChanged(tau, REFRESH))
-                saved.add({"policy": label_of(tau), "budget": str(budgets[0]), "stream": number, **record})
+                saved.add({"policy": append_label(tau), "budget": str(least), "stream": number, **record})
             for way in ways:
                 progress(f"{clip.name}: --encode {way}")
-                record = meter.measure_encode(reference, clip, way, budgets[0])
-                saved.add({"policy": label_of_encode(way), "budget": str(budgets[0]), "stream": number, **record})
+                record = meter.measure_encode(reference, clip, way, least)
+                saved.add({"policy": encode_label(way), "budget": str(least), "stream": number, **record})
+
+        def of_clips(label: str, budget: int) -> list[Record]:
+            return [saved.records[label, str(budget), number] for number in range(len(clips))]
+
         for budget, policy, _ in runs:
-            records = [saved.records[policy, str(budget), number] for number in range(len(clips))]
+            records = of_clips(policy, budget)
             nats = [moment for record in records for moment in record["kl"]]
             top1 = float(np.mean([same for record in records for moment in record["top1"] for same in moment]))
             values = [[-value for value in moment] for moment in nats]
             comparisons[budget].measured.append(MeasuredCandidate(make_candidate(policy, records, mean(nats), top1), values))
-        of_taus = [[saved.records[label_of(tau), str(budgets[0]), number] for number in range(len(clips))] for tau in TAUS]
-        of_ways = {
-            way: [saved.records[label_of_encode(way), str(budgets[0]), number] for number in range(len(clips))]
-            for way in settings
-        }
-    return comparisons, append_by_agreement(of_taus), encode_by_agreement(of_ways) if of_ways else None
+        append = append_by_agreement([of_clips(append_label(tau), least) for tau in TAUS])
+        encode = encode_by_agreement([of_clips(encode_label(way), least) for way in settings]) if settings else None
+    return comparisons, append, encode

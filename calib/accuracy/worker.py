@@ -15,8 +15,16 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.calib.accuracy.cases import LONGSTREAM, SUITES, Case, CaseQuestion, make_case, seed_words
-from edgevlm.calib.accuracy.evidence_score import EvidenceScore, score_evidence
+from edgevlm.calib.accuracy.cases import (
+    LONGSTREAM,
+    SUITES,
+    Case,
+    CaseQuestion,
+    EvidenceScore,
+    make_case,
+    score_evidence,
+    seed_words,
+)
 from edgevlm.calib.accuracy.journal import Record
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token, peak_bytes
 from edgevlm.calib.accuracy.oracle import make_oracle

@@ -13,7 +13,7 @@ import pytest
 from typed import edgevlm
 
 from edgevlm.apps import calibrate as command
-from edgevlm.calib.accuracy import select_append
+from edgevlm.calib.accuracy import select_changed
 from edgevlm.calib.accuracy.select_policy import BudgetComparison, ComparisonInput, MeasuredCandidate, _choices, budgets_of
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
@@ -179,7 +179,7 @@ class Planted(InfiniPotV):
 def test_a_planted_policy_wins(measure, demo_bundle, monkeypatch):
     from edgevlm.apps.calibrate import CalibrateRequest, start
 
-    monkeypatch.setattr(select_append, "STREAMS", 1)
+    monkeypatch.setattr(select_changed, "STREAMS", 1)
     for policy in (Oldest, Planted):
         monkeypatch.setitem(POLICIES, policy.name, policy)
     comparison = command.parse_comparison(

@@ -10,7 +10,7 @@ from edgevlm.calib import Clip
 from edgevlm.calib.accuracy import policy_divergence
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, peak_bytes
 from edgevlm.calib.accuracy.policy_divergence import CHUNK, DivergenceMeter, divergence, moments
-from edgevlm.calib.accuracy.select_encode import SETTINGS
+from edgevlm.calib.accuracy.select_changed import SETTINGS
 from edgevlm.calib.accuracy.select_policy import compare_by_divergence
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies import POLICIES, create_policy

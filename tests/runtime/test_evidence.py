@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from edgevlm import Session
-from edgevlm.calib.accuracy.cases import Case, make_case, seed_words
-from edgevlm.calib.accuracy.evidence_score import score_evidence
+from edgevlm.calib.accuracy.cases import Case, make_case, score_evidence, seed_words
 from edgevlm.calib.accuracy.select_evidence import with_rule
 from edgevlm.calib.accuracy.worker import held_tokens
 from edgevlm.runtime.calibration import EvidenceHeads

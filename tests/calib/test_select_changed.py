@@ -4,9 +4,15 @@ import numpy as np
 import pytest
 
 from edgevlm.apps import calibrate as command
-from edgevlm.calib.accuracy import select_append as module
-from edgevlm.calib.accuracy.select_append import BOUND, TAUS, append_by_agreement, appended_fraction, select_append
-from edgevlm.calib.accuracy.select_encode import SETTINGS
+from edgevlm.calib.accuracy import select_changed as module
+from edgevlm.calib.accuracy.select_changed import (
+    BOUND,
+    SETTINGS,
+    TAUS,
+    append_by_agreement,
+    appended_fraction,
+    select_append,
+)
 from edgevlm.engines.onnxruntime_cpu import OnnxRuntimeCpu
 from edgevlm.engines.onnxruntime_cuda import OnnxRuntimeCuda
 from edgevlm.runtime.bundle import Bundle
