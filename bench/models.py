@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 from edgevlm.bench.noise import NoiseEngine
 from edgevlm.errors import UserError
+from edgevlm.export.checkpoint import ConfigOnly, checkpoint_folder
 from edgevlm.packages import needed
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.bundle import Progress
@@ -21,13 +22,13 @@ TOKENS_PER_FRAME = 196
 
 
 @contextmanager
-def open_model(name: str, threads: int, progress: Progress) -> Iterator[Model]:
-    """A loaded model: ``demo``, a bundle's directory, or SEEDED, which is written to a temporary directory."""
+def open_model(name: str, threads: int, progress: Progress, precision: str = "fp32") -> Iterator[Model]:
+    """A loaded model: ``demo``, a bundle's directory, or SEEDED with weights of ``precision``, in a temporary directory."""
     with TemporaryDirectory(prefix="edgevlm-bench-") as folder:
         if name == SEEDED:
             seeded = needed("edgevlm.bench.seeded", "a model of random weights")
             progress(f"{SEEDED}: writing random weights")
-            model: Model = seeded.seeded_model(Path(folder), seeded.SHAPES[SEEDED][1], TOKENS_PER_FRAME, threads)
+            model: Model = seeded.seeded_model(Path(folder), seeded.SHAPES[SEEDED][1], TOKENS_PER_FRAME, threads, precision)
         else:
             model = Model.load(name, threads=threads)
         try:
@@ -58,3 +59,16 @@ def check_policies(texts: Sequence[str], fits: Callable[[Policy], bool], but: st
             raise UserError(
                 f"policy {text} {but}; name one of {', '.join(name for name in POLICIES if fits(create_policy(name)))}"
             )
+
+
+def open_checkpoint(name: str, temporary: Path, progress: Progress) -> Path:
+    """A LLaVA-OneVision checkpoint's directory; SEEDED is written into ``temporary``. Raises UserError for another family."""
+    if name == SEEDED:
+        folder: Path = needed("edgevlm.bench.seeded", "a model of random weights").write_checkpoint(
+            temporary / SEEDED, progress=progress
+        )
+        return folder
+    folder = checkpoint_folder(name)
+    if (family := ConfigOnly(folder).config.get("model_type")) != "llava_onevision":
+        raise UserError(f"{name}: is of {family}, and only llava_onevision checkpoints are compared with transformers")
+    return folder

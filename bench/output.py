@@ -11,24 +11,12 @@ from typing import Any
 import typer
 
 from edgevlm.apps.commands.cli_options import note
-from edgevlm.bench.schemas import bench_line
+from edgevlm.bench.schemas import SPREADS, bench_line
 from edgevlm.progress import progress
 from edgevlm.runtime.bundle import Progress
 
 Line = dict[str, Any]
 TELL_EVERY_S = 10.0  # between words of progress where stderr is no terminal
-
-# fields that stand beside a median, in brackets
-SPREADS = {
-    "ms_per_token": ("low", "high"), "ms_per_frame": ("low", "high"), "ratio": ("low", "high"),
-    "accuracy": ("ci_low", "ci_high"), "difference": ("difference_low", "difference_high"), "ms": ("low", "high"),
-    "pass_over_read": ("pass_low", "pass_high"), "compress_share": ("share_low", "share_high"),
-    "frame_ms": ("frame_low", "frame_high"), "hold_ms": ("hold_low", "hold_high"), "write_ms": ("write_low", "write_high"),
-    "fps": ("fps_low", "fps_high"), "tpot_ms": ("tpot_low", "tpot_high"), "fps_ratio": ("low", "high"),
-    "tokens_ratio": ("tokens_low", "tokens_high"), "rows_over_disk": ("rows_low", "rows_high"),
-    "wait_over_unexpected": ("wait_low", "wait_high"), "event_precision": ("precision_low", "precision_high"),
-    "event_recall": ("recall_low", "recall_high"),
-}  # fmt: skip
 
 WIDTHS = {
     "model": 12, "policy": 24, "runtime": 12, "against": 12, "tower": 18, "source": 16, "stage": 10, "part": 12, "at": 9,

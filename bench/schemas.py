@@ -7,6 +7,18 @@ from typing import Any
 
 from edgevlm.apps.schemas import SCHEMA, Fields, schema_of
 
+# fields that stand beside a median, in brackets
+SPREADS = {
+    "ms_per_token": ("low", "high"), "ms_per_frame": ("low", "high"), "ratio": ("low", "high"),
+    "accuracy": ("ci_low", "ci_high"), "difference": ("difference_low", "difference_high"), "ms": ("low", "high"),
+    "pass_over_read": ("pass_low", "pass_high"), "compress_share": ("share_low", "share_high"),
+    "frame_ms": ("frame_low", "frame_high"), "hold_ms": ("hold_low", "hold_high"), "write_ms": ("write_low", "write_high"),
+    "fps": ("fps_low", "fps_high"), "tpot_ms": ("tpot_low", "tpot_high"), "fps_ratio": ("low", "high"),
+    "tokens_ratio": ("tokens_low", "tokens_high"), "rows_over_disk": ("rows_low", "rows_high"),
+    "wait_over_unexpected": ("wait_low", "wait_high"), "event_precision": ("precision_low", "precision_high"),
+    "event_recall": ("recall_low", "recall_high"),
+}  # fmt: skip
+
 # what was measured, on what
 _TEXTS = {
     "against": "What a ratio or difference is to: a runtime or policy.",
@@ -50,6 +62,11 @@ _TEXTS = {
     "vision_precision": "Precision of the vision tower.",
 }
 _NUMBERS = {
+    **{
+        end: f"{which} quartile of {median}."
+        for median, ends in SPREADS.items()
+        for which, end in zip(("Lower", "Upper"), ends, strict=True)
+    },
     "accuracy": "Fraction of questions answered right.",
     **{
         f"{phase}_{way}": meaning
@@ -126,12 +143,8 @@ _NUMBERS = {
     "flaps": "Openings again of a watch for the same.",
     "fps": "Frames per second.",
     "fps_alone": "Frames per second without watches.",
-    "fps_high": "Upper quartile.",
-    "fps_low": "Lower quartile.",
     "fps_ratio": "fps over that of against.",
-    "frame_high": "Upper quartile of frame_ms.",
     "frame_j": "Joules per frame.",
-    "frame_low": "Lower quartile of frame_ms.",
     "frame_ms": "Milliseconds per frame.",
     "frame_over_window": "frame_ms over that of a plain window.",
     "frames": "Frames watched, per call, or measured.",
@@ -149,8 +162,6 @@ _NUMBERS = {
     "high": "Upper quartile of the median before it.",
     "hit1": "Of right answers whose evidence is held, the fraction whose first named frame shows it.",
     "hit3": "The same of the first three frames that are named.",
-    "hold_high": "Upper quartile of hold_ms.",
-    "hold_low": "Lower quartile of hold_ms.",
     "hold_ms": "How long a snapshot holds up the stream.",
     "hold_over_frame": "hold_ms over frame_ms.",
     "host_bytes": "Bytes in host memory, or their limit.",
@@ -193,8 +204,6 @@ _NUMBERS = {
     "old": "The old median.",
     "overlap": "Of the same, the mean overlap of the first frame's box and the true patches.",
     "paper": "What the paper gives.",
-    "pass_high": "Upper quartile of pass_over_read.",
-    "pass_low": "Lower quartile of pass_over_read.",
     "pass_over_read": "A compression over a plain read of all keys and values.",
     "peak_mb": "Highest memory beyond the page cache.",
     "peak_rss_bytes": "Highest resident memory.",
@@ -220,8 +229,6 @@ _NUMBERS = {
     "reindexings": "How often positions were renumbered.",
     "resv": "Fitted constant: time of ReSV's prediction.",
     "rows": "Rows per step; windows: of the memory that the question sees.",
-    "rows_high": "Upper quartile of rows_over_disk.",
-    "rows_low": "Lower quartile of rows_over_disk.",
     "rows_ms": "Fetching row by row.",
     "rows_over_disk": "rows_ms over disk_ms.",
     "rss_bytes": "Resident memory; serve-page-growth: more of it an hour.",
@@ -231,8 +238,6 @@ _NUMBERS = {
     "scattered": "Fitted constant: efficiency of scattered reads.",
     "seconds": "Stream time.",
     "share": "Fraction of the stream's time that the question is about, up to now.",
-    "share_high": "Upper quartile of compress_share.",
-    "share_low": "Lower quartile of compress_share.",
     "share_of_copy": "gb_s over copy_gb_s.",
     "size_over_fp32": "decoder_mb over that of fp32.",
     "st_spattn_from": "First sparse layer.",
@@ -242,8 +247,6 @@ _NUMBERS = {
     "times_worse": "How many times worse the new median is.",
     "token_ms": "Milliseconds per token.",
     "tokens": "Tokens of the cache, or compared.",
-    "tokens_high": "Upper quartile of tokens_ratio.",
-    "tokens_low": "Lower quartile of tokens_ratio.",
     "tokens_per_frame": "Tokens per frame.",
     "tokens_per_s": "Generated tokens per second.",
     "tokens_ratio": "tokens_per_s over that of against.",
@@ -251,8 +254,6 @@ _NUMBERS = {
     "top_k": "Fitted constant: time of top-k selection.",
     "tower_bytes": "Bytes that the vision tower keeps of the camera's frames; not in device_bytes.",
     "tower_mb": "What the vision tower keeps of one camera's frames.",
-    "tpot_high": "Upper quartile of tpot_ms.",
-    "tpot_low": "Lower quartile of tpot_ms.",
     "tpot_ms": "Time per generated token.",
     "tpot_ms_p50": "Median.",
     "tpot_ms_p95": "95th percentile.",
@@ -270,16 +271,12 @@ _NUMBERS = {
     "utilisation": "Fitted constant: utilisation of the compute units.",
     "videos": "Videos.",
     "vision_ms": "Vision tower, per frame; null where features are noise.",
-    "wait_high": "Upper quartile of wait_over_unexpected.",
-    "wait_low": "Lower quartile of wait_over_unexpected.",
     "wait_ms": "Fetching what was prefetched.",
     "wait_over_unexpected": "wait_ms over unexpected_ms.",
     "window_rows": "Rows of the window.",
     "working_mb": "Memory one call adds.",
     "working_rows": "Rows attended to at once.",
     "worst_cosine": "The smallest cosine of a token's features to the whole tower's.",
-    "write_high": "Upper quartile of write_ms.",
-    "write_low": "Lower quartile of write_ms.",
     "write_ms": "Until a snapshot is on disk.",
 }
 _OTHERS: Fields = {

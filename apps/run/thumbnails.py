@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgevlm.apps.sources.opencv import decode_picture
 from edgevlm.errors import UserError
 
 FILE = "thumbnails.sqlite"
@@ -129,13 +130,7 @@ class Thumbnails:
 
     def image(self, frame: int) -> NDArray[np.uint8] | None:
         """Pixels, uint8 RGB ``[H, W, 3]``."""
-        import cv2
-
-        jpeg = self.jpeg(frame)
-        if jpeg is None:
-            return None
-        image = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)
-        return None if image is None else np.ascontiguousarray(image[:, :, ::-1], np.uint8)
+        return None if (jpeg := self.jpeg(frame)) is None else decode_picture(jpeg)
 
     def close(self) -> None:
         """Write what is not on the disk yet. Closing again does nothing."""

@@ -52,6 +52,7 @@ class StageTimer:
 
 Rule = Literal["block", "drop-oldest"]
 KEYFRAME_WAIT_S = 10.0  # a stream may have no picture that stands alone (intra refresh): then any that is decoded will do
+LEAST_S = 1e-3  # between two mended times
 SLOWEST_FPS = 1e-5  # a frame a day
 Decode = Literal["auto", "cpu"]
 
@@ -84,9 +85,9 @@ class Frame:
     """One sampled frame: uint8 RGB ``[H, W, 3]`` and its time in the stream, seconds, which never runs backwards.
 
     ``scene`` knows what there is to know after this frame, where the source does (the demo world does). ``source_s`` is the
-    time of a live source's own clock, mended (:mod:`edgevlm.apps.sources.stamps`), seconds; None where it has none. ``pixels``
-    are the image prepared for the model, where a frame preparation did so; ``still``: the gate found that it need not
-    be watched, and ``gated`` counts those up to here.
+    time of a live source's own clock, seconds, mended (``live.StampMender``); None where it has none. ``pixels`` are the image
+    prepared for the model, where a frame preparation did so; ``still``: the gate found that it need not be watched, and
+    ``gated`` counts those up to here.
     """
 
     image: NDArray[np.uint8]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from edgevlm.apps.credentials import mask_credentials
 from edgevlm.apps.sources.base import (
     KEYFRAME_WAIT_S,
+    LEAST_S,
     Connection,
     Frame,
     FrameSampler,
@@ -20,7 +21,6 @@ from edgevlm.apps.sources.base import (
     State,
 )
 from edgevlm.apps.sources.buffer import Slot
-from edgevlm.apps.sources.stamps import StampMender
 from edgevlm.errors import SourceError, SourceRefused, UserError
 
 
@@ -117,6 +117,46 @@ def _words(error: Exception) -> str:
         if isinstance(error, UserError)
         else f"{type(error).__name__}: {mask_credentials(str(error))}"
     )
+
+
+TOLERANCE_S = 2.0  # how far a camera's clock may drift or a picture be late before the clock is no longer believed
+
+
+class StampMender:
+    """Makes the stamps of one camera strictly increasing and keeps them near the times the pictures arrived at.
+
+    The first mended time is the first arrival. After it, with stamps ``s``, arrivals ``a`` and mended times ``m``, a step of
+    the camera's clock is believed where it goes forwards and leads to a time near the arrival::
+
+        m[n] = m[n-1] + (s[n] - s[n-1])           if s[n] > s[n-1] and |m[n-1] + s[n] - s[n-1] - a[n]| <= TOLERANCE_S
+             = max(a[n], m[n-1] + LEAST_S)        otherwise: the stamp is missing, repeated, or has jumped; ``mended`` counts it
+
+    So a regular clock passes unchanged but for where it begins; a clock that jumps (set by NTP, wrapped, restarted with the
+    camera) goes on from the arrival, by its own steps again.
+    """
+
+    def __init__(self) -> None:
+        self.mended = 0  # stamps that were not believed
+        self._stamp: float | None = None
+        self._time: float | None = None
+
+    def __call__(self, stamp_s: float | None, arrival_s: float) -> float:
+        """The mended time of a picture, seconds on the clock of ``arrival_s``, which must not run backwards."""
+        before, self._stamp = self._stamp, stamp_s
+        if self._time is None:
+            self._time = arrival_s
+            return self._time
+        step = stamp_s - before if stamp_s is not None and before is not None else 0.0
+        if step > 0 and abs(self._time + step - arrival_s) <= TOLERANCE_S:
+            self._time = max(self._time + step, self._time + LEAST_S)
+        else:
+            self.mended += stamp_s is not None
+            self._time = max(arrival_s, self._time + LEAST_S)
+        return self._time
+
+    def restart(self) -> None:
+        """Another connection has another origin: its first stamp says nothing about the time since the last one."""
+        self._stamp = None
 
 
 POLL_S = 0.2  # how often a waiting reader looks for ctrl-C

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from edgevlm.apps.sources.base import Connection, Grabbed, SourceOptions
 from edgevlm.apps.sources.ffmpeg import WRONG_PASSWORD, FfmpegConnection
 from edgevlm.apps.sources.hosts import AllowedHosts
-from edgevlm.apps.sources.opencv import load_cv2
+from edgevlm.apps.sources.opencv import decode_picture, load_cv2
 from edgevlm.errors import SourceError, SourceRefused
 
 UNMENDABLE = {
@@ -161,7 +161,7 @@ class MultipartConnection(Connection):
     """Each picture says its own size, so one of another resolution is nothing special; parts carry no time of the camera's."""
 
     def __init__(self, response: HTTPResponse, timeout_s: float) -> None:
-        self._cv2 = load_cv2()
+        load_cv2()  # where it is missing, that is said at once
         self._response, self._timeout_s = response, timeout_s
         self._boundary = b"--" + (response.headers.get_boundary() or "").strip('"').removeprefix("--").encode("latin-1")
         self._ahead = bytearray()
@@ -180,8 +180,7 @@ class MultipartConnection(Connection):
         return None
 
     def retrieve(self) -> NDArray[np.uint8] | None:
-        image = self._cv2.imdecode(np.frombuffer(self._jpeg, np.uint8), self._cv2.IMREAD_COLOR)
-        return None if image is None else np.asarray(self._cv2.cvtColor(image, self._cv2.COLOR_BGR2RGB))
+        return decode_picture(self._jpeg)
 
     def close(self) -> None:
         self._response.close()

@@ -6,16 +6,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-from edgevlm.apps.sources.base import Decode, Frame, FrameSampler, Source, StageTimer, State
+from edgevlm.apps.sources.base import LEAST_S, Decode, Frame, FrameSampler, Source, StageTimer, State
 from edgevlm.apps.sources.devices import ROOT
 from edgevlm.apps.sources.gstreamer import has_element, opencv_problem, pygobject_problem
 from edgevlm.apps.sources.opencv import load_cv2
-from edgevlm.apps.sources.stamps import RecordedClock
 from edgevlm.errors import SourceError
 from edgevlm.runtime.paths import look
 
 COMPLETE = 0.9  # of the frames, or of the time, a container declares: below this the file was cut short
 FALLBACK_FPS = 25.0  # for a container that declares no rate
+JUMP_S = 60.0  # between two pictures of a recording: more is not believed, either way
 JETSON_DECODERS = ("nvhost-nvdec", "v4l2-nvdec", "nvhost-nvdec-ctl")  # nodes under /dev
 JETSON_ELEMENT = "nvv4l2decoder"
 
@@ -88,6 +88,38 @@ class VideoSource(Source):
     def close(self) -> None:
         super().close()
         self._capture.release()
+
+
+class RecordedClock:
+    """Makes the stamps of a recording strictly increasing; there is no arrival to hold them against.
+
+    With stamps ``s``, an origin ``o`` (0 at first) and the declared time of one picture ``p``::
+
+        m[n] = max(s[n] + o, m[n-1] + LEAST_S)    a repeat, or pictures in the wrong order: the later stamps are right again
+        o    = m[n-1] + p - s[n]                  first, where |s[n] + o - m[n-1]| > JUMP_S: the clock was set, and goes on
+
+    A picture without a stamp is ``p`` after the one before.
+    """
+
+    def __init__(self, period_s: float) -> None:
+        self._period = period_s
+        self._origin = 0.0
+        self.time_s: float | None = None  # of the newest picture
+
+    def __call__(self, stamp_s: float | None) -> float:
+        """The mended time of the next picture, seconds."""
+        before = self.time_s
+        if before is None:
+            self.time_s = max(0.0, stamp_s or 0.0)
+            self._origin = self.time_s - (stamp_s or 0.0)
+            return self.time_s
+        if stamp_s is None or abs(stamp_s + self._origin - before) > JUMP_S:
+            self.time_s = before + self._period
+            if stamp_s is not None:
+                self._origin = self.time_s - stamp_s
+        else:
+            self.time_s = max(stamp_s + self._origin, before + LEAST_S)
+        return self.time_s
 
 
 def check_readable(path: Path) -> None:

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from edgevlm.bench.output import SPREADS, Line
+from edgevlm.bench.output import Line
 from edgevlm.bench.results.environment import difference
 from edgevlm.bench.results.journal import Run, number
+from edgevlm.bench.schemas import SPREADS
 from edgevlm.errors import UserError
 
 OURS = "edgevlm"

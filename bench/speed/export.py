@@ -10,12 +10,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from edgevlm.apps.planning.model import plan_checkpoint
-from edgevlm.bench.models import SEEDED
+from edgevlm.bench.models import SEEDED, open_checkpoint
 from edgevlm.bench.process import run_module, serve
-from edgevlm.errors import UserError
-from edgevlm.export.checkpoint import ConfigOnly, checkpoint_folder
 from edgevlm.export.footprint import FLOAT, PeakMemory
-from edgevlm.packages import needed, needs
+from edgevlm.packages import needs
 from edgevlm.runtime.bundle import Progress
 
 OURS, OTHER = "edgevlm", "transformers"
@@ -34,13 +32,7 @@ def export(
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="edgevlm-bench-")))
-        if model[0] == SEEDED:
-            seeded = needed("edgevlm.bench.seeded", "a model of random weights")
-            checkpoint = seeded.write_checkpoint(folder / SEEDED, progress=progress)
-        else:
-            checkpoint = checkpoint_folder(model[0])
-        if (family := ConfigOnly(checkpoint).config.get("model_type")) != "llava_onevision":
-            raise UserError(f"{model[0]}: is of {family}, and only llava_onevision checkpoints are compared with {OTHER}")
+        checkpoint = open_checkpoint(model[0], folder, progress)
         planned = plan_checkpoint(checkpoint, (384, 384))
         place = {"bench": "speed-export", "model": planned.name, "layer_mb": FLOAT * planned.matrices / planned.layers / 1e6}
         took = {}

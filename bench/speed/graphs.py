@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
+from edgevlm.bench.models import SEEDED, TOKENS_PER_FRAME, open_model
 from edgevlm.bench.noise import noise_buffers
 from edgevlm.bench.timing import Job, figures, ratio, take_turns
 from edgevlm.engines.threads import default_threads
@@ -18,10 +18,8 @@ from edgevlm.errors import UserError
 from edgevlm.packages import needed
 from edgevlm.runtime.bundle import Bundle, Progress
 from edgevlm.runtime.engine import Engine, FramePattern, load_engine
-from edgevlm.runtime.model import bundle_folder
 from edgevlm.runtime.positions import rope_tables
 
-SEEDED, TOKENS_PER_FRAME = "seeded-0.5b", 196
 ANSWER = 16  # steps of one row that are timed together
 PREFIX = 16  # rows before the vision tokens
 
@@ -46,8 +44,8 @@ def per_layer(
     count = threads or default_threads()
     for name in model:
         for precision in precisions if name == SEEDED else ["own"]:
-            with _opened(name, count, precision, progress) as (bundle, engine):
-                spec = bundle.decoder
+            with open_model(name, count, progress, precision) as loaded:
+                bundle, engine, spec = loaded.bundle, loaded.engine, loaded.bundle.decoder
                 place = {"bench": "per-layer", "model": name, "layers": spec.layers, "hidden": spec.hidden}
                 place |= {"precision": spec.precision, "kv": spec.kv}
                 for size, rows in ((size, rows) for size in held for rows in (1, bundle.vision.tokens_per_frame)):
@@ -80,23 +78,6 @@ def _full_and_per_layer(bundle: Bundle, engine: Engine, held: int, rows: int) ->
         layers.logits()
 
     return {"full": lambda: full.step(embeds, *tables, by_layer, wanted), "per_layer": through_layers}
-
-
-@contextmanager
-def _opened(name: str, threads: int, precision: str, progress: Progress) -> Iterator[tuple[Bundle, Engine]]:
-    """A bundle and its engine; the seeded one is written to a temporary directory."""
-    with TemporaryDirectory(prefix="edgevlm-bench-") as folder:
-        if name == SEEDED:
-            seeded = needed("edgevlm.bench.seeded", "a model of random weights")
-            progress(f"{SEEDED}: writing random weights")
-            bundle = seeded.decoder_bundle(Path(folder), seeded.SHAPES[SEEDED][1], TOKENS_PER_FRAME, precision=precision)
-        else:
-            bundle = Bundle.load(bundle_folder(name))
-        engine = load_engine("onnxruntime-cpu", bundle, threads=threads)
-        try:
-            yield bundle, engine
-        finally:
-            engine.close()
 
 
 def st_spattn(

@@ -15,15 +15,14 @@ import numpy as np
 import torch
 
 from edgevlm.apps.bundles.cache import cached_bundle
-from edgevlm.bench.models import SEEDED
-from edgevlm.bench.seeded import write_checkpoint
+from edgevlm.bench.models import SEEDED, open_checkpoint
 from edgevlm.bench.stream.growth import QUESTION, GrowthWork, frames_of
 from edgevlm.bench.stream.torch_baseline import TorchBaseline, load
 from edgevlm.bench.timing import Job, Took, figures, ratio, spread, time_job
 from edgevlm.engines.threads import default_threads
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
-from edgevlm.export.checkpoint import ConfigOnly, checkpoint_folder
+from edgevlm.export.checkpoint import ConfigOnly
 from edgevlm.runtime.bundle import Progress
 from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.model import Model
@@ -103,18 +102,13 @@ def against(
         raise UserError(f"--frames {work.marks[-1]}: give three chunks of {work.chunk} or more; the first is not counted")
     torch.set_num_threads(threads)
     with ExitStack() as stack:
-        if work.model == SEEDED:
-            temporary = Path(stack.enter_context(TemporaryDirectory(prefix="edgevlm-bench-")))
-            folder = write_checkpoint(temporary / SEEDED, progress=progress)
-        else:
-            temporary, folder = None, checkpoint_folder(work.model)
-        if (family := ConfigOnly(folder).config.get("model_type")) != "llava_onevision":
-            raise UserError(f"{work.model}: is of {family}, and only llava_onevision checkpoints are compared with {OTHER}")
+        temporary = Path(stack.enter_context(TemporaryDirectory(prefix="edgevlm-bench-")))
+        folder = open_checkpoint(work.model, temporary, progress)
         sessions = {}
         for precision in precisions:
             vision = VISION.get(precision, "int8")
             progress(f"{OURS}: {precision} weights, {vision} tower")
-            if temporary:
+            if work.model == SEEDED:
                 bundle = export_checkpoint(folder, temporary / precision, precision=precision, vision_precision=vision)
             else:
                 bundle = cached_bundle(folder, progress, progress, precision=precision, vision_precision=vision)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from edgevlm.bench.suites.dataset import Dataset
+from edgevlm.bench.suites.dataset import Dataset, SuiteQuestion
 from edgevlm.bench.suites.fields import Fields, Malformed, clip_of, seconds_of
-from edgevlm.bench.suites.schema import SuiteQuestion
 from edgevlm.bench.suites.scoring import Column, Suite, Tally
 
 AHEAD = 5  # steps asked for at most

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from edgevlm.bench.suites.dataset import Dataset
+from edgevlm.bench.suites.dataset import Dataset, SuiteQuestion
 from edgevlm.bench.suites.fields import LETTERS, Fields, Malformed, listed, shown
-from edgevlm.bench.suites.schema import SuiteQuestion
 from edgevlm.bench.suites.scoring import Column, Record, Suite, Tally, chosen_letter, mean
 from edgevlm.errors import UserError
 

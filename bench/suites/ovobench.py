@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from edgevlm.bench.suites.dataset import Dataset
+from edgevlm.bench.suites.dataset import Dataset, SuiteQuestion
 from edgevlm.bench.suites.fields import Fields, Malformed, listed, shown
-from edgevlm.bench.suites.schema import SuiteQuestion
 from edgevlm.bench.suites.scoring import Column, Suite, Tally, mean
 
 TASKS = {

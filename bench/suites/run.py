@@ -13,10 +13,9 @@ import psutil
 
 from edgevlm import __version__
 from edgevlm.bench.suites import suite_of
-from edgevlm.bench.suites.dataset import GUIDE, Dataset
+from edgevlm.bench.suites.dataset import GUIDE, Dataset, SuiteQuestion
 from edgevlm.bench.suites.fields import shown
 from edgevlm.bench.suites.judge import Judge
-from edgevlm.bench.suites.schema import SuiteQuestion
 from edgevlm.bench.suites.scoring import Record
 from edgevlm.bench.suites.viewing import ANSWER, VideoSettings, VideoTask, VideoWorker
 from edgevlm.calib.accuracy.compare import Progress

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgevlm.bench.suites.dataset import Dataset
+from edgevlm.bench.suites.dataset import Dataset, SuiteQuestion
 from edgevlm.bench.suites.fields import LETTERS
-from edgevlm.bench.suites.schema import SuiteQuestion
 from edgevlm.calib.intervals import Estimate, fraction_right
 
 Record = dict[str, Any]

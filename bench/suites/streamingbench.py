@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from edgevlm.bench.suites.dataset import Dataset
+from edgevlm.bench.suites.dataset import Dataset, Poll, SuiteQuestion
 from edgevlm.bench.suites.fields import LETTERS, Fields, listed
-from edgevlm.bench.suites.schema import Poll, SuiteQuestion
 from edgevlm.bench.suites.scoring import Column, Suite, Tally
 
 REAL, OMNI, CONTEXTUAL = "Real-time visual", "Omni-source", "Contextual"

@@ -14,8 +14,8 @@ import numpy as np
 
 from edgevlm.apps.sources.folder import FolderSource
 from edgevlm.apps.sources.video import VideoSource
+from edgevlm.bench.suites.dataset import Poll, SuiteQuestion
 from edgevlm.bench.suites.fields import LETTERS
-from edgevlm.bench.suites.schema import Poll, SuiteQuestion
 from edgevlm.bench.suites.scoring import Record, marks_of
 from edgevlm.calib.accuracy.memory_accounting import PeakBytes, bytes_per_token
 from edgevlm.calib.accuracy.variants import SkippedRun, Variant, VariantRun, equal_byte_runs, reason_of

@@ -4,7 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgevlm.apps.sources.stamps import JUMP_S, LEAST_S, TOLERANCE_S, RecordedClock, StampMender
+from edgevlm.apps.sources.base import LEAST_S
+from edgevlm.apps.sources.live import TOLERANCE_S, StampMender
+from edgevlm.apps.sources.video import JUMP_S, RecordedClock
 
 
 def mend(stamps, arrivals):

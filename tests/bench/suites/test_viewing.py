@@ -4,8 +4,8 @@ import pytest
 from published import make_clip, make_pictures
 
 from edgevlm.apps.sources.video import VideoSource
+from edgevlm.bench.suites.dataset import Poll, SuiteQuestion
 from edgevlm.bench.suites.run import is_answered, text_budget_for
-from edgevlm.bench.suites.schema import Poll, SuiteQuestion
 from edgevlm.bench.suites.viewing import VideoSettings, VideoTask, VideoWorker, Viewer, record_of
 from edgevlm.calib.accuracy.variants import VariantRun
 from edgevlm.errors import UserError
