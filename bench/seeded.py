@@ -203,10 +203,10 @@ def llava_onevision_config(layers: int | None = None) -> Any:
     )  # fmt: skip
 
 
-def write_checkpoint(folder: Path, config: Any | None = None, seed: int = 0, progress: Progress = lambda what: None) -> Path:
+def write_checkpoint(folder: Path, config: Any | None = None, progress: Progress = lambda what: None) -> Path:
     """Save a LLaVA-OneVision checkpoint of ``config``, by default the 0.5B one (1.8 GB), in bfloat16; returns the directory.
 
-    Weights are as transformers initialises them, the same for the same seed and torch. Its tokenizer has a token for each byte
+    Weights are as transformers initialises them, the same for the same torch. Its tokenizer has a token for each byte
     and the marks of ChatML.
     """
     import torch
@@ -222,7 +222,7 @@ def write_checkpoint(folder: Path, config: Any | None = None, seed: int = 0, pro
     config.video_token_id = config.video_token_index = tokenizer.token_to_id("<video>")
     config.text_config.eos_token_id = tokenizer.token_to_id("<|im_end|>")
     progress("writing a checkpoint of random weights")
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model = transformers.LlavaOnevisionForConditionalGeneration(config)
     folder.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(folder)

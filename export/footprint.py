@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # a plan asks this module too, and needs none of them
 
 FLOAT = 4  # bytes of a weight of the tower, and of any that is being read
 WORKING = 1 << 30  # bytes that an export may take beside its largest layer
+EVERY_S = 0.01  # between two looks at this process's memory
 _STATUS = Path("/proc/self/status")
 _OWN = (b"RssAnon:", b"RssShmem:")  # resident memory that is no page of a file
 
@@ -58,9 +59,9 @@ def check_memory(checkpoint: Path, layer: int) -> None:
 class PeakMemory:
     """The most memory of its own, page cache not counted, that this process had inside the block, sampled in a thread."""
 
-    def __init__(self, every_s: float = 0.01) -> None:
+    def __init__(self) -> None:
         self.bytes = 0
-        self._every_s, self._over = every_s, threading.Event()
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="peak memory", daemon=True)
 
     def __enter__(self) -> PeakMemory:
@@ -78,7 +79,7 @@ class PeakMemory:
             self.bytes = max(self.bytes, own_memory(process))
             if over:
                 return
-            over = self._over.wait(self._every_s)  # and once more at the end, for a block that was over before the next sample
+            over = self._over.wait(EVERY_S)  # and once more at the end, for a block that was over before the next sample
 
 
 def own_memory(process: psutil.Process) -> int:

@@ -143,10 +143,10 @@ def frames_that_fit(limit: int, rows: int, chat: Chat, closing: int, encode: Enc
     return fits
 
 
-def colour_fields(size: tuple[int, int], seed: int = 0) -> Iterator[NDArray[np.uint8]]:
+def colour_fields(size: tuple[int, int]) -> Iterator[NDArray[np.uint8]]:
     """Frames uint8 RGB ``[height, width, 3]`` without end: fields of colour that change, a box that moves, and fine noise."""
     height, width = size
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     for number in range(1 << 30):
         fields = random.integers(0, 256, (6, 8, 3)).astype(np.float32)
         rows, columns = np.arange(height) * 6 // height, np.arange(width) * 8 // width

@@ -32,11 +32,9 @@ STEPS, RATE, DECAY = 4000, 5.0, 1e-4  # of gradient descent
 Float64 = NDArray[np.float64]
 
 
-def select_evidence(
-    model: Model, streams: int, seed: str = "0", progress: Callable[[str], object] = lambda _: None
-) -> EvidenceHeads:
+def select_evidence(model: Model, streams: int, progress: Callable[[str], object] = lambda _: None) -> EvidenceHeads:
     """The layer, its heads, and the rule. streams: of the demo world, of ``FRAMES`` frames each, half of them for the heads."""
-    spec, words = model.bundle.decoder, seed_words(seed)
+    spec, words = model.bundle.decoder, seed_words("0")
     cases = [make_case(words, stream, FRAMES) for stream in range(streams)]
     tokens, grid = FRAMES * model.bundle.vision.tokens_per_frame, model.bundle.vision.grid
     hits = defaultdict(list)

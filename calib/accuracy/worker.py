@@ -279,14 +279,14 @@ def model_identity(model: Model) -> str:
 
 
 def run_case(
-    model: Model, case: Case, policy: Policy, tokens: int, reindexing: Reindexing = "lazy", chunk: int = CHUNK,
+    model: Model, case: Case, policy: Policy, tokens: int, reindexing: Reindexing = "lazy",
     text_budget: TextBudget = TEXT_BUDGET,
     append: str = ALL,
     encode: str = ALL,
 ) -> CaseResult:  # fmt: skip
     """Watch, then ask everything. Raises UserError when ``tokens`` is no budget for this policy."""
     with Session.open(
-        model, policy=policy, budget=tokens, reindexing=reindexing, chunk=chunk, text_budget=text_budget,
+        model, policy=policy, budget=tokens, reindexing=reindexing, chunk=CHUNK, text_budget=text_budget,
         append=append, encode=encode,
     ) as session:  # fmt: skip
         peak = watch(session, policy, case)

@@ -64,14 +64,14 @@ class LongWorld(World):
         return {visit.thing.number for visit in self.visits if visit.thing is not None and visit.thing.left is None}
 
 
-def plan_visits(rng: np.random.Generator, frames: int, gaps: Sequence[int] = GAPS) -> list[Visit]:
+def plan_visits(rng: np.random.Generator, frames: int) -> list[Visit]:
     """Visits of a stream of ``frames``: the stream's first object, and one for each of the longest gaps that it has room for.
 
     Raises ValueError for a stream without room for any.
     """
-    longest = [gap for gap in gaps if gap * 11 // 10 + 3 * STAYS[1] <= frames][-(AT_MOST - 1) :]
+    longest = [gap for gap in GAPS if gap * 11 // 10 + 3 * STAYS[1] <= frames][-(AT_MOST - 1) :]
     if not longest:
-        raise ValueError(f"{frames} frames are too few for a gap of {gaps[0]}")
+        raise ValueError(f"{frames} frames are too few for a gap of {GAPS[0]}")
     shapes = rng.permutation(len(SHAPES)).tolist()
     colors = rng.integers(len(COLORS), size=len(SHAPES)).tolist()
     first = Visit(0, int(rng.integers(*STAYS)), colors[0], shapes[0])

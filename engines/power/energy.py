@@ -123,10 +123,10 @@ class Energy:
             self.sample()
 
 
-def idle_watts(meter: Meter, seconds: float, wait: Callable[[float], object] = time.sleep) -> float | None:
+def idle_watts(meter: Meter, seconds: float) -> float | None:
     """The mean over ``seconds`` in which nothing is asked of the machine; None if it was not measured throughout."""
     with Energy(meter) as energy:
-        wait(seconds)
+        time.sleep(seconds)
     return energy.watts
 
 

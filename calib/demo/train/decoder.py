@@ -97,25 +97,23 @@ DRAWS = 2  # questions of each kind per stream, all after its last frame
 AT_ONCE = 4  # streams per batch
 
 
-def evaluate(
-    model: LlavaForConditionalGeneration, streams: int = 200, frames: int = 64, seed: int = 0, hard: bool = False
-) -> dict[str, Estimate]:
+def evaluate(model: LlavaForConditionalGeneration, streams: int = 200, frames: int = 64, seed: int = 0) -> dict[str, Estimate]:
     """Accuracy by kind, with 95 % intervals clustered by stream."""
     right: dict[str, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for first in range(0, streams, AT_ONCE):
         seeds = [[HELD_OUT, seed, index] for index in range(first, min(first + AT_ONCE, streams))]
-        for row, kind, good in right_answers(model, held_out_batch(seeds, frames, hard)):
+        for row, kind, good in right_answers(model, held_out_batch(seeds, frames)):
             right[kind][first + row].append(good)
     return {kind: mean(list(right[kind].values())) for kind in KINDS if kind in right}
 
 
-def held_out_batch(seeds: list[list[int]], frames: int, hard: bool = False) -> Batch:
+def held_out_batch(seeds: list[list[int]], frames: int) -> Batch:
     """Whole streams, with every kind asked after the last frame, DRAWS times where it can be."""
     tokenizer, plan = build_tokenizer(), BatchPlan(len(seeds), frames, 1)
     rows = []
     for seed in seeds:
         rng = np.random.default_rng([*seed, 1])
-        stream = make_stream(seed, frames, [frames - 1], hard=hard)
+        stream = make_stream(seed, frames, [frames - 1])
         history = stream.asked[frames - 1]
         kept = np.ones_like(stream.occupied)
         positions = place(kept, plan, rng)

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from edgevlm.bench import seeded, timing
+from edgevlm.bench import models, seeded, timing
 from edgevlm.bench.noise import noise_buffers
-from edgevlm.bench.speed import graphs
 from edgevlm.bench.speed.graphs import SEEDED, per_layer, st_spattn
 from edgevlm.cli import app
 from edgevlm.errors import UserError
@@ -24,7 +23,7 @@ SHAPE = DecoderShape(
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
     monkeypatch.setitem(seeded.SHAPES, SEEDED, ("qwen2", SHAPE))
-    monkeypatch.setattr(graphs, "TOKENS_PER_FRAME", 6)
+    monkeypatch.setattr(models, "TOKENS_PER_FRAME", 6)
 
 
 def took_in_turn(monkeypatch, *times):
