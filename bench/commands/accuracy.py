@@ -15,7 +15,7 @@ from edgevlm.errors import UserError
 TEXT_FACTS = "text-facts"
 DEMO = ("streamqa", "streamqa-hard", "longstream", TEXT_FACTS)
 BUDGETS = {"longstream": "256,512", TEXT_FACTS: "12.5%,6.25%", "demo": "50%,25%,12.5%,6.25%,3%", "published": "6k"}
-DEMO_ONLY = ("append", "encode", "frames", "streams", "seed", "against", "turns", "plot")
+DEMO_ONLY = ("append", "encode", "frames", "streams", "seed", "against", "turns", "journal", "plot")
 PUBLISHED_ONLY = ("data", "fps", "judge_url", "judge_model")
 WORLD, PUBLISHED = "Demo world", "Published benchmarks"
 EPILOG = f"""
@@ -58,6 +58,7 @@ def accuracy(
         str | None, option("NAME", "Report paired differences to this policy.", "infinipot-v", panel=WORLD)
     ] = None,
     turns: Annotated[int, option("N", "Ask one memory this many questions; 0: one.", panel=WORLD, min=0)] = 0,
+    journal: Annotated[bool, flag("--journal", "Compare with a journal's lines; longstream.", panel=WORLD)] = False,
     plot: Annotated[Path | None, option("FILE", "Draw accuracy against budget (.svg, .png).", panel=WORLD)] = None,
     data: Annotated[Path | None, option("DIR", "Read the benchmark's files here.", panel=PUBLISHED)] = None,
     fps: Annotated[float, option("F", "Watch at this frame rate.", panel=PUBLISHED)] = 1.0,
@@ -90,6 +91,11 @@ def accuracy(
     settings = AccuracySettings(folder, frames, seed, turns, name)
     if name == TEXT_FACTS and encode != "all":
         raise UserError(f"--encode: is not for --suite {name}, which shows text; leave it out")
+    if journal:
+        from edgevlm.bench.accuracy.journal import run_journal
+
+        typer.echo(run_journal(settings, policies, budget, streams, as_json))
+        return
     typer.echo(
         run_demo_suite(settings, policies, budget, streams, append, encode, against, out, resume, workers, plot, as_json)
     )

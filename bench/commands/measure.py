@@ -43,7 +43,8 @@ MEMORY = {
     "longrun": "memory.longrun:longrun",
     "snapshot": "memory.snapshot:snapshot",
     "store": "memory.store:store",
-    "windows": "memory.windows:windows",
+    "windows": "memory.questions:windows",
+    "evidence": "memory.questions:evidence",
     "retrieval": "memory.retrieval:retrieval",
 }
 

@@ -1,10 +1,12 @@
-"""What a window of time costs a question: the time to its first token beside that of a question about all of the memory."""
+"""What a question pays for a window of time, and for evidence, in turn with one about all of the memory, and one without."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from edgevlm.bench.models import budget_of, filling, open_model
 from edgevlm.bench.timing import Job, figures, ratio, take_turns
@@ -17,6 +19,7 @@ from edgevlm.runtime.changes import ALL
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session
 
+ASKED = 10  # questions a round, about evidence
 SHARES = (1.0, 0.5, 0.1)  # of the stream's time, up to now
 QUESTION = next(text for text in all_questions() if "<" not in text)
 
@@ -44,14 +47,58 @@ def windows(
                 yield from (context | line for line in measure(loaded, text, budget_of(name, budget), rounds, count))
 
 
-def measure(model: Model, policy: str, budget: int | None, rounds: int, threads: int) -> Iterator[dict[str, Any]]:
-    """Fill the memory twice over, then ask."""
+def evidence(
+    model: Sequence[str] = ("demo",),
+    policy: Sequence[str] = ("last-seen", "infinipot-v"),
+    budget: int | None = None,
+    rounds: int = 15,
+    threads: int | None = None,
+    *,
+    progress: Progress = lambda what: None,
+) -> Iterator[dict[str, Any]]:
+    """A line for each model and policy. ``ratio``: time of an answer whose evidence is read over that of one without.
+
+    Without: the attention's rows are not copied either.
+    """
+    for name in model:
+        count = threads or default_threads()
+        with open_model(name, count, progress) as loaded:
+            for text in policy:
+                progress(f"{name}, {text}")
+                with filled(loaded, text, budget_of(name, budget)) as session:
+                    jobs = {True: Job(partial(_ask_often, session), ASKED), False: Job(partial(_ask_blind, session), ASKED)}
+                    took = take_turns(jobs, rounds)
+                    line = {"bench": "evidence", "model": name, "policy": text, "held": session.stats.tokens}
+                    yield {**line, **figures("step", took[True]), **ratio(took[True], took[False]), "threads": count}
+
+
+def _ask_often(session: Session) -> None:
+    for _ in range(ASKED):
+        answer = session.ask(QUESTION)
+        answer.wait()
+        _ = answer.evidence
+
+
+def _ask_blind(session: Session) -> None:
+    with patch.object(session._stream, "_look", return_value=None):
+        _ask_often(session)
+
+
+@contextmanager
+def filled(model: Model, policy: str, budget: int | None) -> Iterator[Session]:
+    """A session whose memory was filled twice over."""
     world = World(0)
     with Session.open(model, policy=policy, budget=budget, append=ALL) as session:
         with filling(model):
             while session.stats.memory.compressions < 2:
                 session.watch(world.step(), float(session.stats.frames))
         session.flush()
+        yield session
+
+
+def measure(model: Model, policy: str, budget: int | None, rounds: int, threads: int) -> Iterator[dict[str, Any]]:
+    """Fill the memory, then ask about shares of its time."""
+    with filled(model, policy, budget) as session:
         now = session.time_s
         jobs: dict[float | None, Job] = {
             share: Job(partial(_ask, session, None if share is None else now * (1 - share))) for share in (None, *SHARES)
