@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from edgevlm.apps.serve.stream import CameraStream
 
 PROMPT = "Describe in one short sentence what is happening now."
-DEMO_PROMPT = "how many objects are there now?"
+DEMO_PROMPT, BEFORE = "what left last?", "how many objects are there now?"  # before anything has left, nothing is right
 SOONEST = 0.1  # of the time from line to line, where much has changed
 
 
@@ -76,7 +76,7 @@ class JournalWriter:
 
     def _write(self) -> None:
         stream = self._stream
-        prompt = self._settings.prompt or (DEMO_PROMPT if stream.model.is_demo else PROMPT)
+        prompt = self._settings.prompt or (self._demo_prompt() if stream.model.is_demo else PROMPT)
         taught = stream.loop.as_taught(prompt)
         if taught is None:
             raise UserError("the demo model was never taught its prompt; edgevlm run --questions lists those it knows")
@@ -88,3 +88,7 @@ class JournalWriter:
             line = Line(stream.name, stream.observer.offset + answer.time_s, said, evidence)
             self._journal.add(line, forgotten)
             stream.events.send("journal", line.json())
+
+    def _demo_prompt(self) -> str:
+        loop, now = self._stream.loop, self._stream.session.time_s
+        return DEMO_PROMPT if loop.truth(DEMO_PROMPT, now) is not None else BEFORE
