@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -38,6 +39,7 @@ Threads = Annotated[int | None, threads("physical cores")]
 Budget = Annotated[str | None, option("N|6k", "Keep this many vision tokens per layer.", "6144; others: as run")]
 Device = Annotated[str | None, option("NAME", "Plan for orin-nano-8, orin-agx-64, cpu, cuda, ..", "this machine")]
 Json = Annotated[bool, flag("--json", "Print one JSON object a line.")]
+KeyFile = Annotated[Path | None, option("FILE", "Read the server's key from this file.")]
 KV = Annotated[
     str | None, option("fp32|fp16|int8", "Store keys and values as this.", "fp16 on GPUs, else fp32", callback=check_kv)
 ]
