@@ -97,7 +97,7 @@ def ttft(
 @contextmanager
 def _served(config: ServeConfig, folder: Path, progress: Progress) -> Iterator[tuple[CameraStream, int]]:
     """The demo camera's stream, and the port of a server in this process. SEEDED has random weights of 8 bits."""
-    service = Service(config, lambda line: None)
+    service = Service(config, lambda line: None, SourceOptions(speed=FASTEST))
     if config.model == SEEDED:
         progress(f"{SEEDED}: writing random weights")
         seeded = needed("edgevlm.bench.seeded", "a model of random weights")

@@ -18,12 +18,23 @@ KEY = "correct-horse-battery"
 NOW = "how many objects are there now?"
 
 
-class Served:
-    """A server process and its address."""
+SPED_UP = """
+from dataclasses import replace
+from edgevlm.apps.serve import service
+options = service.stream_options
+service.stream_options = lambda *given: replace(options(*given), speed={})
+from edgevlm.__main__ import main
+main()
+"""
 
-    def __init__(self, folder, *arguments, key=None, environment=()):
+
+class Served:
+    """A server process and its address. speed: times its own pace at which the demo is played."""
+
+    def __init__(self, folder, *arguments, key=None, environment=(), speed=1):
         environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "EDGEVLM_TEST_KEY": KEY, **dict(environment)}
-        command = [sys.executable, "-m", "edgevlm", "serve", *map(str, arguments), "--port", "0", "--json"]
+        program = ["-m", "edgevlm"] if speed == 1 else ["-c", SPED_UP.format(speed)]
+        command = [sys.executable, *program, "serve", *map(str, arguments), "--port", "0", "--json"]
         self.errors = (folder / "stderr").open("w+")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment)
         line = self.process.stdout.readline()
@@ -79,9 +90,9 @@ def eventually(found):
 
 
 @contextmanager
-def serving(folder, *arguments, key=None, environment=()):
+def serving(folder, *arguments, **options):
     folder.mkdir(exist_ok=True)
-    server = Served(folder, *arguments, key=key, environment=environment)
+    server = Served(folder, *arguments, **options)
     try:
         yield server
     finally:

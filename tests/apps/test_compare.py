@@ -196,7 +196,7 @@ def test_a_planted_policy_wins(measure, demo_bundle, monkeypatch):
 
 def test_a_kill_keeps_what_was_measured(demo_bundle):
     """A real process, killed between two sessions; the next one goes on from its records and its layers."""
-    arguments = [*DEMO, "--streams", "6", "--policies", "uniform,random", "--out", demo_bundle, "--json"]
+    arguments = [*DEMO, "--streams", "4", "--policies", "uniform,random", "--out", demo_bundle, "--json"]
     process = subprocess.Popen([*COMMAND, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not (found := list(demo_bundle.parent.glob(".demo.calibrating-*/streamqa.jsonl"))) or len(_records(found[0])) < 5:

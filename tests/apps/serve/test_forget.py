@@ -42,7 +42,7 @@ def test_what_was_seen_is_gone_from_memory_and_disk(tmp_path):
     config = tmp_path / "edgevlm.toml"
     config.write_text(f'state = "{folder}"\nstate_every = 0.2\nfps = 8\n[cameras.demo]\nsource = "demo"\n')
     with serving(tmp_path / "one", config) as server:
-        server.watched("demo", 40)
+        server.watched("demo", 16)
         server.request("PATCH", "/v1/streams/demo", {"state": "paused"})
         eventually(lambda: server.get("/v1/streams/demo")["state"] == "paused")
         eventually(lambda: len(list((folder / "demo").glob("*.snapshot"))) == 2)
@@ -54,7 +54,7 @@ def test_what_was_seen_is_gone_from_memory_and_disk(tmp_path):
         status, _, answer = server.request("POST", "/v1/forget", {"all": True})
         assert (status, json.loads(answer)["error"]["param"]) == (400, "confirm")
         refused("there is no stream 'yard'", "--all", "--yes", "--stream", "yard", "--url", server.url)
-        middle = next(each["time"] for each in span if each["frame"] >= newest - 20 and each["time"])
+        middle = next(each["time"] for each in span if each["frame"] >= newest - 8 and each["time"])
         done = forget("--until", middle, "--yes", "--url", server.url, "--json")
         counts = json.loads(done)
         assert (counts["stream"], counts["rows"] > 0, counts["thumbnails"] > 0) == ("demo", True, True)

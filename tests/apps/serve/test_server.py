@@ -281,7 +281,7 @@ def test_a_source_is_tested_and_nothing_is_added(demo):
 
 def test_another_policy_begins_a_new_memory_and_a_wrong_one_changes_nothing(tmp_path):
     folder = tmp_path / "served"
-    with serving(folder, "--fps", "8") as server:
+    with serving(folder, "--fps", "8", speed=4) as server:
         server.watched("demo", 6)
         path = "/v1/streams/demo"
         for change, named in [({"policy": "./evil.py:X"}, "policy"), ({"budget": "lots"}, "budget"), ({"budget": 1}, "budget")]:
@@ -302,7 +302,7 @@ def test_another_policy_begins_a_new_memory_and_a_wrong_one_changes_nothing(tmp_
         server.request("PATCH", path, {"state": "running"})
         server.watched("demo", 1)
         assert server.end() == 0
-    with serving(folder, "--fps", "8") as server:
+    with serving(folder, "--fps", "8", speed=4) as server:
         assert server.watched("demo", 7)["policy"] == "infinipot-v", "a restart goes on with what is configured"
         assert not list(folder.glob("**/switched-*"))
 
@@ -337,7 +337,7 @@ def test_a_key_is_asked_for_and_never_shown(tmp_path):
 def test_a_killed_server_goes_on_with_the_same_memory(tmp_path):
     config = tmp_path / "edgevlm.toml"
     config.write_text("state_every = 0.2\n[cameras.demo]\nfps = 8\n")
-    with serving(tmp_path / "served", config) as server:
+    with serving(tmp_path / "served", config, speed=4) as server:
         snapshots = tmp_path / "served" / "state" / "edgevlm" / "serve" / "demo"
         server.watched("demo", 5)
         before = {*snapshots.glob("*.snapshot")}
