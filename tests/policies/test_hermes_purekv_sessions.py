@@ -34,31 +34,30 @@ def model(tmp_path_factory):
     loaded.close()
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_cap_holds_inside_every_chunk_size(model, policy):
+@pytest.mark.parametrize(("policy", "chunk"), zip(POLICIES, (8, 3, 1, 8, 3), strict=True))
+def test_the_cap_holds_inside_every_chunk_size(model, policy, chunk):
     per_frame = model.bundle.vision.tokens_per_frame
-    for chunk in (1, 3, 8):
-        with Session.open(model, policy=policy, budget=9 * per_frame + 3, chunk=chunk, text_budget=TEXT_BUDGET) as session:
-            stream, fullest = session._stream, [0]
-            budgets, append_piece = stream.policy.layer_budgets, stream._append_piece
-            capacity = stream.cache.capacities
+    with Session.open(model, policy=policy, budget=9 * per_frame + 3, chunk=chunk, text_budget=TEXT_BUDGET) as session:
+        stream, fullest = session._stream, [0]
+        budgets, append_piece = stream.policy.layer_budgets, stream._append_piece
+        capacity = stream.cache.capacities
 
-            def watched(piece, seconds, stream=stream, fullest=fullest, append_piece=append_piece, budgets=budgets):
-                after = stream.cache.lengths + piece.shape[0] * piece.shape[1] - stream.prefix
-                assert (after <= budgets).all()
-                fullest.append(int((budgets - after).min()))
-                append_piece(piece, seconds)
+        def watched(piece, seconds, stream=stream, fullest=fullest, append_piece=append_piece, budgets=budgets):
+            after = stream.cache.lengths + piece.shape[0] * piece.shape[1] - stream.prefix
+            assert (after <= budgets).all()
+            fullest.append(int((budgets - after).min()))
+            append_piece(piece, seconds)
 
-            stream._append_piece = watched
-            for image in frames(21, model):
-                session.watch(image)
-            session.flush()
-            stats = session.stats.memory
-            assert stats.compressions > 0
-            assert min(fullest[1:]) < per_frame, "the budget is used"
-            assert stream.frames == 21
-            assert (stream.cache.capacities == capacity).all()
-            assert (stats.guidance_ms > 0) == policy.startswith("hermes")
+        stream._append_piece = watched
+        for image in frames(21, model):
+            session.watch(image)
+        session.flush()
+        stats = session.stats.memory
+        assert stats.compressions > 0
+        assert min(fullest[1:]) < per_frame, "the budget is used"
+        assert stream.frames == 21
+        assert (stream.cache.capacities == capacity).all()
+        assert (stats.guidance_ms > 0) == policy.startswith("hermes")
 
 
 def test_guidance_leaves_no_trace(model):
