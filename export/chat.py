@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.families import Family
+from edgevlm.export.settings import check_settings
 from edgevlm.runtime.bundle import ChatSpec
 from edgevlm.runtime.chat import Chat
 
@@ -92,7 +93,7 @@ def _template(checkpoint: Checkpoint) -> str:
         if template is None:
             template = (checkpoint.json(file) or {}).get("chat_template")
     if isinstance(template, list):  # several named templates
-        template = next((t.get("template") for t in template if t.get("name") == "default"), None)
+        template = next((t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default"), None)
     if not isinstance(template, str) or not template.strip():
         raise UserError(
             f"{checkpoint.folder / 'chat_template.jinja'}: is missing; a model without a chat template cannot be asked"
@@ -114,6 +115,7 @@ def _special_tokens(checkpoint: Checkpoint) -> dict[str, str]:
 def _stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer, special: dict[str, str], vocab: int) -> list[int]:
     """Every token that ends an answer: the generation and model configurations' and the tokenizer's own."""
     generation = checkpoint.json("generation_config.json") or {}
+    check_settings(checkpoint.folder / "generation_config.json", generation)
     ids: set[int] = set()
     for config in (generation, checkpoint.config, checkpoint.section("text_config")):
         value = config.get("eos_token_id")

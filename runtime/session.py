@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.errors import SnapshotError, UserError
+from edgevlm.errors import CacheError, SnapshotError, UserError
 from edgevlm.runtime.answer import Answer, FinishReason, LogitsProcessor, Request, Sampler, generate
 from edgevlm.runtime.auto import AUTO
 from edgevlm.runtime.budget import TextBudget
@@ -224,6 +224,10 @@ class Session:
         try:
             with blamed(f"policy {self.policy}", self._stream.policy):
                 return work(*arguments)
+        except (ArithmeticError, CacheError, LookupError, TypeError, ValueError) as error:
+            if self._writer is None or self._writer.resumed is None:
+                raise
+            raise self._writer.unfit(error) from error
         finally:
             progress = self._progress
             changed = progress.chunks != chunks or work not in (self._watch, self._skip)

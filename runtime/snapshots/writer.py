@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from edgevlm import __version__
-from edgevlm.errors import UserError
+from edgevlm.errors import SnapshotError, UserError
 from edgevlm.runtime.atomic import reason
 from edgevlm.runtime.snapshots.capture import CaptureBuffer, described
 from edgevlm.runtime.snapshots.directory import SnapshotDirectory
@@ -56,7 +56,7 @@ class SnapshotWriter:
         self._closing, self._writing = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._last: object = None  # the session's version as of the newest snapshot
-        self._failing = False
+        self._failing = self._unfit = False
 
     @property
     def directory(self) -> Path:
@@ -96,6 +96,15 @@ class SnapshotWriter:
                 raise UserError(f"{self._directory.path}: {reason(error, self._directory.path)}; nothing was removed") from None
             self._last = version
 
+    def unfit(self, error: Exception) -> SnapshotError:
+        """What to raise where the session cannot go on as it was resumed. No more snapshots are taken of it."""
+        assert self.resumed is not None
+        self._unfit = True
+        why = f"{type(error).__name__}: {error}"[:300].replace("\n", " ")
+        return SnapshotError(
+            f"{self.resumed.path}: the session resumed from it cannot go on ({why}); move it away; the one before is used then"
+        )
+
     def close(self) -> None:
         """Take the last snapshot, if anything has changed, and let go of the directory. Closing it again does nothing."""
         self._closing.set()
@@ -115,7 +124,7 @@ class SnapshotWriter:
 
     def _snapshot_if_changed(self) -> None:
         version = self._session._version
-        if version == self._last:
+        if version == self._last or self._unfit:
             return
         try:
             path = self._write()

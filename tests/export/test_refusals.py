@@ -147,6 +147,7 @@ CASES: list[tuple[Change, str]] = [
     (tensor(NORMED, with_nan), r"safetensors: tensor '.*' holds NaN or infinity"),
     (config(text__vocab_size=300), r"has \d+ tokens and the model embeds 300"),
     (text("generation_config.json", '{"eos_token_id": 100000}'), r"stop token 100000"),
+    (text("generation_config.json", '{"eos_token_id": [null]}'), r"\(eos_token_id"),
 ]
 
 

@@ -436,7 +436,9 @@ def _quietly(work: Callable[[], Any], memory: int) -> tuple[str, str]:
     except BaseException as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/tests/" not in frame.filename]
         where = f"{frames[-1].filename.rsplit('/', 2)[-1]}:{frames[-1].lineno}" if frames else "?"
-        ours = next((f"{f.filename.rsplit('/', 1)[-1]}:{f.lineno}" for f in reversed(frames) if "wt" in f.filename), "")
+        ours = next(
+            (f"{f.filename.rsplit('/', 1)[-1]}:{f.lineno}" for f in reversed(frames) if "-packages" not in f.filename), ""
+        )
         end = "traceback", re.sub(r"\s+", " ", f"{ours} {where} {type(error).__name__}: {error}")[:200]
     if end[0] in ("used", "refused") and (took := _resident("VmHWM") - here) > memory:
         end = "memory", f"{took / 1e9:.1f} GB; {end[1]}"

@@ -8,7 +8,7 @@ import pytest
 from memory import arena
 from pictures import frames
 
-from edgevlm.errors import UserError
+from edgevlm.errors import SnapshotError, UserError
 from edgevlm.runtime.framing import Framing
 from edgevlm.runtime.policies import POLICIES
 from edgevlm.runtime.session import Session, TextBudget
@@ -143,6 +143,18 @@ def test_frames_of_another_size_are_another_stream(models, tmp_path):
     assert "\n" not in str(one.value)
     with opened(model, "last-seen", tmp_path, frame_size=(82, 58)) as session:  # which is resized to the same
         assert session.stats.frames == 3
+
+
+def test_what_was_resumed_and_cannot_go_on_is_one_line(model, tmp_path, monkeypatch):
+    with opened(model, "h2o", tmp_path) as session:
+        watch(session, frames(BEFORE, model))
+    before = [path.read_bytes() for path in tmp_path.glob("*.snapshot")]
+    with opened(model, "h2o", tmp_path) as session:
+        watch(session, frames(1, model))
+        monkeypatch.setattr(session._stream, "append_frames", lambda *_, **__: np.zeros(3)[3])
+        with pytest.raises(SnapshotError, match=r"snapshot: the session resumed from it cannot go on \(IndexError.* move it"):
+            watch(session, frames(AFTER, model))
+    assert [path.read_bytes() for path in tmp_path.glob("*.snapshot")] == before, "what is broken replaces nothing"
 
 
 def test_stats_say_what_snapshots_take(model, tmp_path):

@@ -1,0 +1,427 @@
+"""Readers of outside bytes, each fuzzed by Atheris, guided by what it covers: bytes are read, or refused as the reader says.
+
+``python tests/fuzz/readers.py [READER ...] [--seconds N] [--corpus DIR]`` fuzzes each for that long (an hour in all unless
+given) and prints executions and coverage; what breaks one is kept in the corpus, as ``READER/crash-...``, and can be given
+again: ``python tests/fuzz/readers.py READER FILE``. Needs ``pip install atheris``. ``test_readers.py`` does without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from email.message import Message
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from files import seal, spoiled_bytes, spoiled_json
+
+SECONDS, MEGABYTES = 30, 2048  # of one input; of the process, instrumented
+LONGEST = 1 << 14  # bytes of an input
+HERE = Path(__file__)
+
+
+def of(module: str, name: str) -> Any:
+    """``edgevlm.module.name``, imported when it is used: after Atheris has begun to instrument."""
+    return getattr(import_module(f"edgevlm.{module}"), name)
+
+
+@cache
+def scratch() -> Path:
+    """A folder in memory, for readers of files."""
+    return Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+
+
+def put(data: bytes, name: str) -> Path:
+    path = scratch() / name
+    path.write_bytes(data)
+    return path
+
+
+@cache
+def demo() -> Path:
+    return Path(of("runtime.model", "demo_bundle")())
+
+
+# what is read
+
+
+def manifest(data: bytes) -> None:
+    with suppress(ValueError, TypeError):
+        seal(scratch(), {**json.loads(data), "checksum": ""})
+        of("runtime.bundle", "Bundle").load(scratch(), verify="manifest")
+
+
+def calibrated(name: str, *more: int) -> Callable[[bytes], object]:
+    return lambda data: of("runtime.calibration", name).from_json(data, *more)
+
+
+def checkpoint(data: bytes) -> None:
+    put(data, "config.json")
+    of("apps.planning.model", "plan_checkpoint")(scratch(), (480, 640))
+
+
+def processor(data: bytes) -> None:
+    found = of("export.checkpoint", "ConfigOnly")(put(b'{"model_type": "smolvlm"}', "config.json").parent)
+    put(data, "processor_config.json")
+    of("export.frames", "frame_preparation")(found, ("video_processor", "image_processor"), (56, 56))
+
+
+def safetensors(data: bytes) -> None:
+    for tensor in of("export.safetensors", "read_safetensors")(put(data, "model.safetensors")).values():
+        tensor.rows(0, 1)
+
+
+def gguf(data: bytes) -> None:
+    of("export.gguf", "GgufCheckpoint")(put(data, "text.gguf"))
+
+
+def onnx(data: bytes) -> None:
+    for name in ("initializer_shapes", "value_shapes", "external_tensors", "operators"):
+        of("engines.onnx_file", name)(data)
+
+
+def snapshot(data: bytes) -> None:
+    """The checksum of its header is mended, that it be looked at."""
+    module = import_module("edgevlm.runtime.snapshots.format")
+    size = module.PREAMBLE.size
+    if len(data) >= size and data.startswith(module.MAGIC):
+        _, version, _, whole = module.PREAMBLE.unpack(data[:size])
+        body = data[size:whole]
+        data = module.PREAMBLE.pack(module.MAGIC, version, module._header_sum(whole, body), whole) + data[size:]
+    found = module.read(put(data, "1.snapshot"))
+    of("runtime.snapshots.capture", "check_header")(found.about)
+
+
+def record(data: bytes) -> None:
+    """Its checksum is mended."""
+    module = import_module("edgevlm.runtime.store.block")
+    if (header := module.header_of(data)) is not None:
+        place = module._CHECKSUM
+        data = (
+            data[: place.start]
+            + crc32(data[: place.start] + bytes(4) + data[place.stop :]).to_bytes(4, "little")
+            + data[place.stop :]
+        )
+        module.read_record(data, header.stamp)
+
+
+def stdin(data: bytes) -> None:
+    descriptor = os.open(put(data, "stdin"), os.O_RDONLY)
+    try:
+        source = of("apps.sources.stdin", "StdinSource")(None, None, descriptor)
+        for _ in range(64):
+            if source.read() is None:
+                break
+    finally:
+        os.close(descriptor)
+
+
+class Response:
+    """What MultipartConnection needs of an answer."""
+
+    def __init__(self, data: bytes) -> None:
+        self.headers, self._data = Message(), io.BytesIO(data)
+        self.headers["Content-Type"] = "multipart/x-mixed-replace; boundary=b"
+
+    def read1(self, count: int) -> bytes:
+        return self._data.read(min(count, 100))
+
+    def close(self) -> None:
+        pass
+
+
+def multipart(data: bytes) -> None:
+    connection = of("apps.sources.network", "MultipartConnection")(Response(data), 30.0)
+    while connection.grab() is not None:
+        connection.retrieve()
+
+
+def picture(data: bytes) -> None:
+    of("apps.sources.opencv", "decode_picture")(data)
+    with suppress(of("errors", "UserError")):  # of fewer kinds
+        of("apps.serve.media", "decode_picture")(data)
+
+
+def toml(data: bytes) -> None:
+    of("apps.serve.config", "read_config")(put(data, "edgevlm.toml"))
+
+
+def requests(data: bytes) -> None:
+    for module, name in (("chat", "ChatRequest"), ("responses", "ResponsesRequest")):
+        with suppress(ValueError):
+            found = of(f"apps.serve.{module}", name).model_validate_json(data)
+            if name == "ChatRequest":
+                assert found.sampling is not None, found.stops
+                found.constraint()
+                assert found.window is not None
+                found.question()
+
+
+def lines(data: bytes) -> None:
+    of("runtime.jsonlines", "read_lines")(put(data, "lines.jsonl"))
+
+
+def words(data: bytes) -> None:
+    """Options and addresses: what is typed, and what programs send as text."""
+    text = data.decode("utf-8", "replace")
+    readers = [
+        ("runtime.budget", "parse_budget"), ("apps.run.clock", "moment"),
+        ("apps.run.clock", "split_window"), ("apps.sources.network", "split_address"), ("apps.serve.chat", "stream_of"),
+        ("apps.sources.gstreamer", "is_pipeline"), ("apps.sources.folder", "natural"),
+    ]  # fmt: skip
+    for module, name in readers:
+        with suppress(of("errors", "UserError")):
+            of(module, name)(text)
+    for read in (of("apps.watches.watch", "Hours").parse, of("apps.sources.hosts", "is_network")):
+        with suppress(ValueError):
+            read(text)
+
+
+# seeds
+
+
+def json_seed(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def config_seeds() -> list[bytes]:
+    facts = json.loads((HERE.parents[2] / "apps" / "planning" / "models.json").read_text())
+    return [json_seed(fact["config"]) for fact in facts[::6]]
+
+
+def processor_seeds() -> list[bytes]:
+    frames = {
+        "size": {"height": 56, "width": 56},
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "resample": 3,
+        "rescale_factor": 0.1,
+    }
+    cropped = frames | {"size": {"shortest_edge": 64}, "crop_size": {"height": 56, "width": 56}, "do_center_crop": True}
+    return [json_seed({"video_processor": frames}), json_seed({"image_processor": cropped})]
+
+
+def safetensors_seeds() -> list[bytes]:
+    header = json_seed(
+        {
+            "a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
+            "b": {"dtype": "BF16", "shape": [3], "data_offsets": [16, 22]},
+        }
+    )
+    return [len(header).to_bytes(8, "little") + header + bytes(22)]
+
+
+def gguf_seeds() -> list[bytes]:
+    from gguf import GGUFWriter
+
+    with tempfile.TemporaryDirectory() as folder:
+        writer = GGUFWriter(Path(folder) / "a", "llama")
+        for add, value in (("block_count", 1), ("embedding_length", 8), ("feed_forward_length", 8), ("head_count", 1)):
+            getattr(writer, f"add_{add}")(value)
+        writer.add_head_count_kv(1)
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_rope_freq_base(1e4)
+        writer.add_context_length(64)
+        for name in ("token_embd.weight", "blk.0.attn_q.weight"):
+            writer.add_tensor(name, np.zeros((8, 8), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return [(Path(folder) / "a").read_bytes()]
+
+
+def onnx_seeds() -> list[bytes]:
+    return [raw for raw in (path.read_bytes() for path in demo().glob("*.onnx")) if len(raw) < LONGEST]
+
+
+def snapshot_seeds() -> list[bytes]:
+    stream = io.BytesIO()
+    about = {
+        "edgevlm": "0.1.0", "written": 0.0, "source": "x",
+        "identity": {"model": "a", "name": "b", "policy": "uniform", "budget": 8, "dtype": "fp32", "chunk": 8,
+                     "reindexing": "lazy"},
+        "stream": {"positions": [3, None, 0, 0.0, None], "seq": 3, "frames": 3, "stats": {}},
+        "chunk": {"taken": 0, "encoded": 0},
+        "session": {"frames": 3, "chunks": 0, "time_s": 1.5, "conversations": {"talk": [["who?", "nobody"]]}},
+    }  # fmt: skip
+    of("runtime.snapshots.format", "write")(
+        stream, about, {"layer0.key": np.zeros((2, 3, 8), np.float16), "empty": np.zeros((0, 4))}
+    )
+    return [stream.getvalue()]
+
+
+def record_seeds() -> list[bytes]:
+    module = import_module("edgevlm.runtime.store.block")
+    shapes = {"key": (2, 3, 8), "value": (2, 3, 8), "position": (2, 3, 1)}
+    kinds = {"key": "f2", "value": "f2", "seq": "i8", "row": "i2", "col": "i2"}
+    names = module.Block.__slots__
+    block = module.Block(*[np.zeros(shapes.get(name, (2, 3)), kinds.get(name, "i4")) for name in names])
+    made = module.BlockRecord.of(block)
+    made.seal(1, 2)
+    return [made.buffer.tobytes()]
+
+
+@cache
+def jpeg() -> bytes:
+    cv2 = of("apps.sources.opencv", "load_cv2")()
+    return bytes(cv2.imencode(".jpg", np.arange(192, dtype=np.uint8).reshape(8, 8, 3))[1])
+
+
+def picture_seeds() -> list[bytes]:
+    cv2 = of("apps.sources.opencv", "load_cv2")()
+    image = np.arange(192, dtype=np.uint8).reshape(8, 8, 3)
+    return [bytes(cv2.imencode(kind, image)[1]) for kind in (".jpg", ".png", ".ppm", ".bmp", ".webp", ".tiff")]
+
+
+def stdin_seeds() -> list[bytes]:
+    y4m = b"YUV4MPEG2 W4 H4 F25:1 C420 XCOLORRANGE=FULL\n" + (b"FRAME\n" + bytes(24)) * 2
+    return [y4m, jpeg() * 2]
+
+
+def multipart_seeds() -> list[bytes]:
+    part = b"--b\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n%s\r\n" % (len(jpeg()), jpeg())
+    return [part * 2, b"--b\r\n\r\n" + jpeg() + b"\r\n--b\r\n\r\n"]
+
+
+def toml_seeds() -> list[bytes]:
+    return [path.read_bytes() for path in HERE.parents[2].glob("docs/**/*.toml")] + [
+        b'[server]\nport = 0\nmax_wait = 3.0\n[cameras.a]\nsource = "demo"\nbudget = "6k"\n[[watches]]\n'
+        b'cameras = ["a"]\nquestion = "is it?"\n'
+        b'schedule = ["mon-fri 08:00-18:00"]\n[[sinks]]\nkind = "stdout"\n[journal]\n[thumbnails]\n'
+    ]
+
+
+def request_seeds() -> list[bytes]:
+    url = "data:image/png;base64,AAAA"
+    parts = [
+        {"type": "text", "text": "?"},
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "video_url", "video_url": {"url": "edgevlm://a?since=10m"}},
+    ]
+    chat = {"model": "a", "messages": [{"role": "system", "content": "x"}, {"role": "user", "content": parts}], "stream": True}
+    chat |= {"response_format": {"type": "json_object"}, "max_tokens": 3, "temperature": 0.5, "stop": ["a"]}
+    return [json_seed(chat), json_seed({"model": "a", "input": "?", "stream": False})]
+
+
+WORDS = ["6k", "10m", "14:03:22", "2026-01-01T00:00Z", "/since 10m until 5m what?", "rtsp://u:p@[::1]:5/x?y#z",
+         "edgevlm://a?since=10m", "mon-fri 08:00-18:00", "last-seen", "1.2.3.4/8", "videotestsrc ! appsink"]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reader:
+    """read: returns, or raises one of ``refusals``, named as in :func:`of`; seeds: inputs that it reads."""
+
+    read: Callable[[bytes], object]
+    seeds: Callable[[], list[bytes]]
+    refusals: tuple[str, ...] = ("UserError",)
+
+
+READERS = {
+    "manifest": Reader(manifest, lambda: [(demo() / "bundle.json").read_bytes()]),
+    "choices": Reader(calibrated("Choices"), lambda: [(demo() / "choices.json").read_bytes()], ("ValueError",)),
+    "evidence": Reader(calibrated("EvidenceHeads", 4, 4), lambda: [(demo() / "evidence.json").read_bytes()], ("ValueError",)),
+    "checkpoint": Reader(checkpoint, config_seeds),
+    "processor": Reader(processor, processor_seeds),
+    "safetensors": Reader(safetensors, safetensors_seeds),
+    "gguf": Reader(gguf, gguf_seeds),
+    "onnx": Reader(onnx, onnx_seeds, ("ValueError",)),
+    "snapshot": Reader(snapshot, snapshot_seeds),
+    "record": Reader(record, record_seeds),
+    "stdin": Reader(stdin, stdin_seeds),
+    "multipart": Reader(multipart, multipart_seeds),
+    "picture": Reader(picture, picture_seeds),
+    "toml": Reader(toml, toml_seeds),
+    "requests": Reader(requests, request_seeds),
+    "lines": Reader(lines, lambda: [b'{"a": [1, 2.5, null]}\n"x"\n'], ("ValueError",)),
+    "words": Reader(words, lambda: [word.encode() for word in WORDS]),
+}
+
+
+def feed(name: str, data: bytes) -> bool:
+    """Give ``data`` to a reader: whether it was read. Raises what the reader may not."""
+    reader = READERS[name]
+    refusals = tuple(ValueError if each == "ValueError" else of("errors", each) for each in reader.refusals)
+    try:
+        reader.read(data)
+    except refusals as error:
+        if "\n" in str(error):
+            raise
+        return False
+    return True
+
+
+def mutated(data: bytes, rng: np.random.Generator) -> bytes:
+    """Of JSON mostly a value, of anything else bytes."""
+    if data[:1] in b"{[" and rng.integers(4):
+        with suppress(ValueError, RecursionError):
+            return json_seed(spoiled_json(json.loads(data), rng))
+    return spoiled_bytes(data, rng)
+
+
+def fuzz(name: str, arguments: list[str]) -> None:
+    """Does not return: libFuzzer ends the process."""
+    import atheris
+
+    with atheris.instrument_imports(include=["edgevlm"]):
+        for module in ("runtime.bundle", "runtime.calibration", "runtime.snapshots.capture", "runtime.store.block"):
+            import_module(f"edgevlm.{module}")
+        with suppress(Exception):  # Atheris reports what is left
+            for seed in READERS[name].seeds():
+                feed(name, seed)
+
+    def mutate(data: bytes, largest: int, seed: int) -> bytes:
+        rng = np.random.default_rng(seed)
+        return (mutated(bytes(data), rng) if rng.integers(2) else atheris.Mutate(data, largest))[:largest]
+
+    atheris.Setup([sys.argv[0], *arguments], lambda data: feed(name, data), custom_mutator=mutate)
+    atheris.Fuzz()
+
+
+def main() -> int:
+    """Fuzz each reader in a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("readers", nargs="*", metavar="READER", help=", ".join(READERS))
+    parser.add_argument("--seconds", type=float, default=3600 / len(READERS), help="for each reader")
+    parser.add_argument("--corpus", type=Path, default=Path(tempfile.gettempdir()) / "edgevlm-corpus", help="kept there")
+    asked = parser.parse_args()
+    if len(asked.readers) == 2 and os.path.isfile(asked.readers[1]):
+        print("read" if feed(asked.readers[0], Path(asked.readers[1]).read_bytes()) else "refused")
+        return 0
+    failed = 0
+    for name in asked.readers or READERS:
+        folder = asked.corpus / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, seed in enumerate(READERS[name].seeds()):
+            (folder / f"seed-{number}").write_bytes(seed)
+        options = [f"-max_total_time={max(1, round(asked.seconds))}", f"-timeout={SECONDS}", f"-rss_limit_mb={MEGABYTES}"]
+        options += [f"-artifact_prefix={folder}/", f"-max_len={LONGEST}", "-print_final_stats=1"]
+        command = [sys.executable, __file__, "--fuzz", name, *options, str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
+        units = re.findall(r"stat::number_of_executed_units:\s+(\d+)", done.stderr)
+        covered = re.findall(r"cov: (\d+)", done.stderr)
+        count = f"{int(units[-1]) if units else 0:,} executions, {covered[-1] if covered else 0} edges"
+        print(f"{name}: {count}, {'no finding' if not done.returncode else 'FOUND:'}", flush=True)
+        if done.returncode:
+            failed += 1
+            print(done.stderr[-3000:], flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--fuzz"]:
+        fuzz(sys.argv[2], sys.argv[3:])
+    sys.exit(bool(main()))
