@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -241,10 +241,13 @@ class Request:
     window: TimeWindow | None = None
 
 
-def generate(request: Request, ids: Sequence[int], model: Model, stream: Stream, chunk: Chunk) -> FinishReason:
+def generate(
+    request: Request, ids: Sequence[int], model: Model, stream: Stream, chunk: Chunk, prefix: int | None = None
+) -> FinishReason:
     """Append the prompt ``ids`` and draw the answer's tokens; the memory is then as it was.
 
-    What a piece of the chunk not yet complete holds is seen too, and taken out again.
+    What a piece of the chunk not yet complete holds is seen too, and taken out again. prefix: where there is no video, how
+    many rows of the stream's prefix the prompt goes on from.
     """
     answer, engine, stops = request.answer, model.engine, model.bundle.chat.stop_ids
     process = request.logits_processor
@@ -252,10 +255,14 @@ def generate(request: Request, ids: Sequence[int], model: Model, stream: Stream,
     pictures = [engine.encode(picture.values[None]) for picture in request.pictures]
     answer.prompt_tokens = len(ids) + len(pictures) * stream.framing.rows_per_frame
     detokenise = DecodeStream(skip_special_tokens=True)
-    embeds = np.concatenate([model.closing, engine.embed(np.asarray(ids, np.int64))])
+    closing = model.closing if prefix is None else model.closing[:0]
+    embeds = np.concatenate([closing, engine.embed(np.asarray(ids, np.int64))])
     pending = chunk.features() if chunk.taken else None
     seconds = None if pending is None else chunk.seconds()
-    with stream.question(pending, chunk.coming(), seconds, pictures, answer.time_s, request.window):
+    with ExitStack() as stack:
+        if prefix is not None:
+            stack.enter_context(stream.cut_prefix(prefix))
+        stack.enter_context(stream.question(pending, chunk.coming(), seconds, pictures, answer.time_s, request.window))
         append = stream.append_question
         while True:
             if answer.cancelled:

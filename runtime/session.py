@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -346,8 +347,15 @@ class Session:
         try:
             answer.time_s = self._progress.time_s
             self._append(to_the_end=bool(policy.needs.question_layers))
-            ids = self._conversations.prompt(request.conversation, answer.question, request.history)
-            reason = generate(request, ids, self.model, self._stream, self._chunk)
+            prefix, text_only = None, not (self._progress.frames or request.pictures or request.window)
+            ids = self._conversations.prompt(request.conversation, answer.question, request.history, text_only=text_only)
+            if text_only:
+                shared = takewhile(
+                    lambda pair: pair[0] == pair[1], zip(ids, self.model.encode(self._chat.prefix), strict=False)
+                )
+                prefix = len(list(shared))
+                ids = ids[prefix:]
+            reason = generate(request, ids, self.model, self._stream, self._chunk, prefix)
             self._ttft_ms, self._tpot_ms = answer.ttft_ms, answer.tpot_ms
             if reason != "cancelled":
                 policy.answered(answer.question, answer.so_far)

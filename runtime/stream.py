@@ -467,6 +467,22 @@ class Stream:
             yield
 
     @contextmanager
+    def cut_prefix(self, rows: int) -> Iterator[None]:
+        """Of a memory that holds the prefix alone, the first ``rows`` are there inside, and all of it again at the end."""
+        layers = range(self.cache.layers)
+        held = [{name: part.copy() for name, part in self.cache.held(layer).items()} for layer in layers]
+        position, seq = self.positions.mark(), self._seq
+        self.cache.evict([self.cache.seq(layer) < rows for layer in layers])
+        self.positions.next = self._seq = rows
+        try:
+            yield
+        finally:
+            for layer in layers:
+                self.cache.load(layer, held[layer])
+            self.positions.restore(position)
+            self._seq = seq
+
+    @contextmanager
     def _taken_out(self) -> Iterator[None]:
         """What is appended inside is taken out at the end, position counter included."""
         mark, position, seq, evicted = self.cache.mark(), self.positions.mark(), self._seq, self.stats.evicted

@@ -70,7 +70,7 @@ Clusters::Clusters(const ClusterTable& table, const float* planes, std::int32_t*
 std::int32_t Clusters::join(const float* key, const float* place, std::int64_t distance) {
     const std::uint32_t bits = hash_bits(key, planes_, table_.width);
     const std::uint32_t least = simd().hamming(open_bits_, open_, bits, distance_);
-    const bool near = open_ > 0 && least <= static_cast<std::uint64_t>(distance), full = open_ >= table_.slots / 2;
+    const bool near = open_ > 0 && distance >= 0 && least <= static_cast<std::uint64_t>(distance), full = open_ >= table_.slots / 2;
     std::int64_t at;  // among the open ones
     if (near || full) {
         at = std::find(distance_, distance_ + open_, least) - distance_;

@@ -102,7 +102,7 @@ py::tuple call_hash_join(py::handle rows_key, py::handle rows_place, std::int64_
     const auto keys = call.dense<float>(rows_key, "keys", {layer.heads, any, layer.width});
     const std::int64_t rows = keys.shape(1);
     const auto places = call.dense<float>(rows_place, "positions", {layer.heads, rows, layer.axes});
-    if (distance < 0) refuse("distance must not be negative, and is ", distance);
+    if (distance < -1) refuse("distance must be -1 (none is near) or more, and is ", distance);
     layer.check(rows);
     py::array_t<std::int32_t> slot({layer.heads, rows}), home({layer.heads, 2 * layer.slots});
     std::int32_t* const out = slot.mutable_data();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgevlm.runtime import kernels
 from edgevlm.runtime.cache import Kind
-from edgevlm.runtime.policies.base import Appended, Float32, newest
+from edgevlm.runtime.policies.base import Appended, Float32, Needs, Policy, StreamShape, newest, setting
 from edgevlm.runtime.stateful import State, Stateful
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
-CLIE_HELP = "in layers above by this layer's attention, as PureKV does"
 
 
 class QueryWindow(Stateful):
@@ -179,10 +179,40 @@ class CrossLayer(Stateful):
         return {layer: found[layer] * kernels.value_norms(cache.value(layer), cache.value_scale(layer)) for layer in layers}
 
 
-def booster(clie: str, layers: int, window: int = 0) -> CrossLayer | None:
-    """What the setting ``clie`` of a policy that ranks by attention asks for; empty: nothing."""
-    layer = layer_number(clie)
-    return None if layer is None else CrossLayer(layers, layer, window)
+@dataclass
+class Boosted(Policy):
+    """A policy that PureKV can be added to (its Tab. 6): ``_cross`` gives its importance, None where ``clie`` is empty."""
+
+    clie: str = setting("", "a layer: rank by PureKV's importance, from layers 0 to this one; empty: off")
+    st_spattn: bool = setting(False, "prefill frames with PureKV's sparse attention in high layers; keeps frame 0")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        layer_number(self.clie)
+
+    def attach(self, budget: int, shape: StreamShape) -> None:
+        super().attach(budget, shape)
+        layer = layer_number(self.clie)
+        self._cross = None if layer is None else CrossLayer(shape.layers, layer, self.observers)
+
+    @property
+    def observers(self) -> int:
+        """The newest rows whose attention makes PureKV's score; 0 where the policy adds it up itself."""
+        return 0
+
+    @property
+    def own_probes(self) -> tuple[int, ...]:
+        """Layers whose queries it wants without PureKV."""
+        return tuple(range(self.shape.layers))
+
+    @property
+    def needs(self) -> Needs:
+        probes = self._cross.probe_layers if self._cross else self.own_probes
+        return Needs(probe_layers=probes, variant="st-spattn" if self.st_spattn else "full")
+
+    @property
+    def needs_whole_frames(self) -> bool:
+        return self.st_spattn
 
 
 def layer_number(clie: str) -> int | None:

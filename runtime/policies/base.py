@@ -309,15 +309,21 @@ class Policy(Stateful):
         mask: Bool = (kind == Kind.PREFIX) | (kind == Kind.TEXT)
         return mask | ((kind == Kind.VISION) & (cache.frame(layer) == 0)) if self.keeps_first_frame else mask
 
+    def beside_first_frame(self, cache: KVCache, layer: int, target: int) -> int:
+        """``target`` without the rows of a frame 0 that stays whatever its score."""
+        if not self.keeps_first_frame:
+            return target
+        first = (cache.kind(layer)[0] == Kind.VISION) & (cache.frame(layer)[0] == 0)
+        return max(0, target - int(first.sum()))
+
     def keep_top(self, cache: KVCache, layer: int, score: NDArray[np.floating], target: int) -> Bool:
         """The protected rows, and of the others the best by ``score`` ``[kv_heads, n_l]`` until ``target`` count in |M|."""
         fixed, shape = self.protected(cache, layer), getattr(score, "shape", None)
         if shape != fixed.shape:
             given = type(score).__name__ if shape is None else list(shape)
             raise UserError(f"policy {self.name}: a score of layer {layer} is {given}, not an array {list(fixed.shape)}")
-        if self.keeps_first_frame:
-            target -= int((fixed[0] & (cache.kind(layer)[0] == Kind.VISION)).sum())
-        return fixed | kernels.top_k(np.ascontiguousarray(score, np.float32), cache.seq(layer), ~fixed, max(0, target))
+        target = self.beside_first_frame(cache, layer, target)
+        return fixed | kernels.top_k(np.ascontiguousarray(score, np.float32), cache.seq(layer), ~fixed, target)
 
 
 class SteadyTarget(Policy):

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from edgevlm.runtime import kernels
-from edgevlm.runtime.policies.attention import CLIE_HELP, SeqScores, booster, layer_number
+from edgevlm.runtime.policies.attention import Boosted, SeqScores
 from edgevlm.runtime.policies.base import (
     Appended,
     Bool,
     Context,
     Float32,
-    Needs,
-    Policy,
     StreamShape,
     newest,
     setting,
@@ -30,7 +28,7 @@ ROWS = 32  # of a piece scored at a time: bounds the attention matrix that numpy
 
 
 @dataclass
-class H2O(Policy):
+class H2O(Boosted):
     """Keep the newest tokens and those that have received the most attention from all later rows.
 
     F_t += sum over the rows i of each appended piece of softmax(q_i K^T / sqrt(D))_t, summed over the query heads of a KV
@@ -41,24 +39,14 @@ class H2O(Policy):
     """
 
     recent: float = setting(0.5, "fraction of |C| for the newest tokens; the rest are heavy hitters", at_least=0, at_most=1)
-    clie: str = setting("", f"a layer: rank by F ||V||, {CLIE_HELP}; empty: off")
 
     name: ClassVar[str] = "h2o"
     paper: ClassVar[str] = "H2O, arXiv 2306.14048"
     state_fields = ("_scores", "_cross")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        layer_number(self.clie)
-
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
-        self._cross = booster(self.clie, shape.layers)
         self._scores = {layer: SeqScores() for layer in self.needs.probe_layers}
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(probe_layers=self._cross.probe_layers if self._cross else tuple(range(self.shape.layers)))
 
     @property
     def max_append(self) -> int:
@@ -83,7 +71,7 @@ class H2O(Policy):
         return {layer: self._select(cache, layer, score[layer], target) for layer, target in targets.items()}
 
     def _select(self, cache: KVCache, layer: int, score: Float32, target: int) -> Bool:
-        seq, fixed = cache.seq(layer), self.protected(cache, layer)
+        seq, fixed, target = cache.seq(layer), self.protected(cache, layer), self.beside_first_frame(cache, layer, target)
         count = tokens_of(self.recent, target)
         recent = newest(seq, ~fixed, count)
         return fixed | recent | kernels.top_k(score, seq, ~(fixed | recent), target - count)

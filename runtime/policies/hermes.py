@@ -55,7 +55,12 @@ class Hermes(Policy):
     deep: str = setting("", "fraction of the depth where deep layers begin")
     k: str = setting("", "forgetting rate: value at the first middle layer / fall until the first deep one; empty: by family")
     omega: str = setting("", "fraction of recency in middle layers, like k; empty: by family")
-    smoothing: bool = setting(True, "take a fraction of each layer's scores from the layer above")
+    age: Literal["fraction", "rank"] = setting(
+        "fraction", "dt of eq. 1: rank from the newest as a fraction of the largest, as the authors' program; rank: as printed"
+    )
+    smoothing: Literal["recursive", "raw", "off"] = setting(
+        "recursive", "take a fraction of each layer's scores from the layer above, itself smoothed; raw: not, as eq. 5 has it"
+    )
     lambdas: str = setting("0.1/0.3/0.4", "these fractions, shallow/middle/deep")
     join: Literal["seq", "rank"] = setting("seq", "join layers' tokens by seq, or by rank as the authors' program")
     summary: Literal["on", "off", "last"] = setting(
@@ -186,10 +191,10 @@ class Hermes(Policy):
         guidance = context.guide() if self.needs.guidance else None
         tokens = [self._tokens(cache, layer) for layer in range(self.shape.layers)]
         scores = [self._score(cache, layer, tokens[layer], guidance) for layer in range(self.shape.layers)]
-        if self.smoothing:
+        if self.smoothing != "off":
             orders = [self._order(cache, layer, among) for layer, among in enumerate(tokens)]
             weights = [self._lambdas[self._class(layer)] for layer in range(self.shape.layers)]
-            scores = smoothed(scores, orders, weights, self.join == "rank")
+            scores = smoothed(scores, orders, weights, self.join == "rank", self.smoothing == "raw")
         return {layer: self._select(cache, layer, tokens[layer], scores[layer], target) for layer, target in targets.items()}
 
     def _select(self, cache: KVCache, layer: int, among: Bool, score: Float64, target: int) -> Bool:
@@ -215,7 +220,8 @@ class Hermes(Policy):
         x = (layer - self._middle_from) / (self._deep_from - self._middle_from) if depth == 1 else 0.0
         official = self.mode == "official"
         added = 1e-6 if official else 0.0
-        recent = normalised(recency(seq[0, among], self._k[0] - self._k[1] * x), added)
+        k = self._k[0] - self._k[1] * x
+        recent = normalised(recency(seq[0, among], k, 1 if self.age == "rank" else None), added)
         if depth == 0 or guidance is None:
             return recent
         end = guidance.rows[0] if depth == 2 else sum(guidance.rows)
@@ -268,11 +274,11 @@ def normalised(score: Float64, added: float = 0.0) -> Float64:
     return (score - low) / (high - low + added) if high > low else np.zeros_like(score)
 
 
-def recency(order: Int64, k: float) -> Float64:
-    """Eq. 1: ``exp(-k dt)``, dt the rank from the newest as a share of the largest rank; order: larger is newer, ``[n]``."""
+def recency(order: Int64, k: float, unit: int | None = None) -> Float64:
+    """Eq. 1: ``exp(-k dt)``, dt the rank from the newest in ``unit`` ranks, by default the largest; order: larger is newer."""
     age = np.empty(len(order))
     age[np.argsort(order)] = np.arange(len(order))[::-1]
-    return np.exp(-k * age / max(len(order) - 1, 1))
+    return np.exp(-k * age / (unit or max(len(order) - 1, 1)))
 
 
 def guidance_attention(
@@ -295,15 +301,17 @@ def guidance_attention(
     return mass.sum(0, dtype=np.float64) / (heads * rows)
 
 
-def smoothed(scores: Sequence[Float64], orders: Sequence[Int64], weights: Sequence[float], by_rank: bool) -> list[Float64]:
-    """Eq. 5 from the deepest layer up: each layer takes its weight's share from the smoothed layer above it.
+def smoothed(
+    scores: Sequence[Float64], orders: Sequence[Int64], weights: Sequence[float], by_rank: bool, raw: bool = False
+) -> list[Float64]:
+    """Eq. 5 from the deepest layer up: each layer takes its weight's share from the layer above it, smoothed unless ``raw``.
 
     Tokens meet by ``orders`` (their seq); one that the layer above does not hold stays as it is. ``by_rank``: the n-th token
     meets the n-th, and layers of unequal length by linear interpolation, as the authors' program does.
     """
     done = list(scores)
     for layer in range(len(scores) - 2, -1, -1):
-        own, above, weight = scores[layer].copy(), done[layer + 1], weights[layer]
+        own, above, weight = scores[layer].copy(), (scores if raw else done)[layer + 1], weights[layer]
         if by_rank and len(above):
             here, there = np.argsort(orders[layer]), np.argsort(orders[layer + 1])
             place = (np.arange(len(own)) + 0.5) * len(above) / max(len(own), 1) - 0.5

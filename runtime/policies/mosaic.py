@@ -11,6 +11,7 @@ import numpy as np
 from edgevlm.errors import UserError
 from edgevlm.runtime.policies.base import Appended, Bool, Float32, Needs, setting
 from edgevlm.runtime.policies.retrieval import Retrieval, leaving_block
+from edgevlm.runtime.retrieval.cluster_pages import ClusterPages
 from edgevlm.runtime.retrieval.cluster_table import ClusterTable, Int64, choose_clusters
 from edgevlm.runtime.retrieval.cluster_updater import ClusterUpdater
 from edgevlm.runtime.retrieval.partitions import Partitions
@@ -34,8 +35,8 @@ class Mosaic(Retrieval):
 
     Ours: partitions are not split; a frame that would exceed the threshold starts another. A query has no image features, so
     partitions are compared by mean keys, with softmax attention to the representatives. Keys are compared un-rotated. The
-    index has a fixed size: when it is full the nearest clusters merge. A cluster keeps its newest rows: at least half as many
-    as the working set has, at most as many.
+    index has a fixed size: when it is full the nearest clusters merge. Of a cluster larger than the working set a part is
+    fetched: the newest rows, and older ones evenly spread.
     """
 
     clustering: Literal["nested", "visual", "semantic", "none"] = setting(
@@ -75,7 +76,7 @@ class Mosaic(Retrieval):
         super().open(cache, store)
         visual = self.index_bytes // VISUAL if self.needs.features else 0
         left, of = self.index_bytes - visual, cache.layers * cache.kv_heads
-        slots = min(left // (of * ClusterTable.slot_bytes(cache)), self._working_rows // 2)
+        slots = min(left // (of * (ClusterTable.slot_bytes(cache) + ClusterPages.slot_bytes())), self._working_rows // 2)
         if slots < 2:
             raise UserError(
                 f"a budget of {self.budget} tokens leaves mosaic no room for two clusters; "
@@ -85,15 +86,16 @@ class Mosaic(Retrieval):
         self._frames = self.window_rows // (1 if self.shape.thinned else self.shape.tokens_per_frame) + 2
         self.table = ClusterTable(cache, slots)
         self.updater = ClusterUpdater(
-            cache, store, self.table, self._working_rows // 2, clustering=self.clustering, eager=self.splits == "eager",
-            small=self.tight, large=self.loose,
+            cache, store, self.table, clustering=self.clustering, eager=self.splits == "eager", small=self.tight,
+            large=self.loose,
         )  # fmt: skip
         self.visual: Partitions | None = None  # made when the first features say how wide they are
         self._predicted: dict[int, list[list[int]]] = {}
-        self.prefetched = np.zeros(2, np.int64)  # clusters chosen that were, and were not, got ahead
+        self.prefetched = np.zeros(2, np.int64)  # blocks chosen that were, and were not, got ahead
 
     def after_append(self, cache: KVCache, appended: Appended) -> None:
         super().after_append(cache, appended)
+        self.updater.compact()
         if self.needs.features:
             assert appended.features is not None, "a session gives what a policy needs"
             visual = self.visual = self.visual or self._partitions(appended.features.shape[1])
@@ -132,16 +134,18 @@ class Mosaic(Retrieval):
             self._refresh()
             return [[]] * self.cache.kv_heads
         slots = self._clusters(layer, query)
-        self._completed(layer, slots)
+        self._completed(layer, self._blocks(layer, slots)[0])
         waiting = [(h, int(slot)) for h, of in enumerate(slots) for slot in of if len(self.updater.waiting(layer, h, slot))]
         for head, slot in waiting:
             self.updater.split(layer, head, slot)
         self._refresh()
-        return self._numbers(layer, self._clusters(layer, query) if waiting else slots)
+        blocks, left = self._blocks(layer, self._clusters(layer, query) if waiting else slots)
+        self.working.truncated += left
+        return blocks
 
     def look_ahead(self, layer: int, query: Float32, phase: Phase) -> None:
         if self.prefetch and self._fetches(phase):
-            self._predicted[layer] = self._numbers(layer, self._clusters(layer, query))
+            self._predicted[layer] = self._blocks(layer, self._clusters(layer, query))[0]
             self.store.prefetch(sorted({number for of_head in self._predicted[layer] for number in of_head}))
 
     def _fetches(self, phase: Phase) -> bool:
@@ -149,17 +153,26 @@ class Mosaic(Retrieval):
 
     def _clusters(self, layer: int, query: Float32) -> list[Int64]:
         """For each KV head the slots that a rotated query ``[heads, S, head_dim]`` of the call at hand asks for."""
-        heads, table = self.cache.kv_heads, self.table
+        heads, held = self.cache.kv_heads, self.updater.pages.held[layer]
         bare = self.unrotated(query).reshape(heads, -1, query.shape[2])
-        rooms = [self._working_rows - len(table.live(layer, head)) for head in range(heads)]
-        return [choose_clusters(table, layer, h, bare[h], self.partitions, room) for h, room in enumerate(rooms)]
+        return [
+            choose_clusters(self.table, layer, head, bare[head], self.partitions, held[head], self._room(layer, head))
+            for head in range(heads)
+        ]
 
-    def _numbers(self, layer: int, slots: list[Int64]) -> list[list[int]]:
-        return [self.table.number[layer, head, of].tolist() for head, of in enumerate(slots)]
+    def _room(self, layer: int, head: int) -> int:
+        """Rows of the working set that representatives leave."""
+        return self._working_rows - len(self.table.live(layer, head))
 
-    def _completed(self, layer: int, slots: list[Int64]) -> None:
+    def _blocks(self, layer: int, slots: list[Int64]) -> tuple[list[list[int]], int]:
+        """For each KV head the blocks of these slots that there is room for, and the rows left out."""
+        pages = self.updater.pages
+        found = [pages.blocks_of(layer, head, of, self._room(layer, head)) for head, of in enumerate(slots)]
+        return [numbers for numbers, _ in found], sum(left for _, left in found)
+
+    def _completed(self, layer: int, blocks: list[list[int]]) -> None:
         """Count what of the choice was foreseen; the rest is fetched now."""
-        for chosen, ahead in zip(self._numbers(layer, slots), self._predicted.pop(layer, []), strict=False):
+        for chosen, ahead in zip(blocks, self._predicted.pop(layer, []), strict=False):
             found = len({*chosen} & {*ahead})
             self.prefetched += found, len(chosen) - found
 
@@ -172,7 +185,7 @@ class Mosaic(Retrieval):
     def counts(self) -> Mapping[str, int]:
         """What the index has been through since the session opened, by name: see UpdateCounts, and of partitions.
 
-        prefetched, completed: clusters chosen that had been read ahead, and that had not.
+        prefetched, completed: blocks chosen that had been read ahead, and that had not.
         """
         visual = (self.visual.founded, self.visual.merged) if self.visual else (0, 0)
         ahead = dict(zip(("prefetched", "completed"), self.prefetched.tolist(), strict=True))

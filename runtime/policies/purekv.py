@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from edgevlm.runtime import kernels
-from edgevlm.runtime.cache import Kind
 from edgevlm.runtime.policies.attention import CrossLayer, layer_number
 from edgevlm.runtime.policies.base import Appended, Bool, Context, Float32, Needs, Policy, StreamShape, newest, setting
 
@@ -84,6 +83,6 @@ class PureKV(Policy):
 
     def _select(self, cache: KVCache, layer: int, importance: Float32, target: int, recent: int) -> Bool:
         seq, keep = cache.seq(layer), self.protected(cache, layer)
-        free = target - int((keep[0] & (cache.kind(layer)[0] == Kind.VISION)).sum())
+        free = self.beside_first_frame(cache, layer, target)
         keep = keep | newest(seq, ~keep, min(recent, free))
         return keep | kernels.top_k(importance, seq, ~keep, free - min(recent, free))

@@ -48,7 +48,8 @@ class ReSV(Retrieval):
     """
 
     planes: int = setting(BITS, "hyperplanes per KV head, N_hp", at_least=1, at_most=BITS)
-    distance: int = setting(7, "most bits by which a token may differ from its cluster, Th_hp", at_least=0)
+    clustering: bool = setting(True, "off: each token is a cluster of its own, as far as the index goes (Fig. 19)")
+    distance: int = setting(7, "most bits by which a token may differ from its cluster; the paper's Th_hp less 1", at_least=0)
     threshold: float = setting(0.3, "fraction of a row's attention that clusters must exceed, Th_r-wics", at_least=0, below=1)
     prefetch: Literal["ahead", "final", "off"] = setting(
         "ahead",
@@ -136,7 +137,7 @@ class ReSV(Retrieval):
             rows = np.take_along_axis(rows, np.argsort(np.take_along_axis(seq, rows, 1), 1), 1)
             held = cache.dequantize("key", layer), positions_of(cache, layer)
             keys, places = (np.take_along_axis(of, rows[..., None], 1) for of in held)
-            slot, moved, forced = self.clusters.join(layer, keys, places, self.distance)
+            slot, moved, forced = self.clusters.join(layer, keys, places, self.distance if self.clustering else -1)
             self.stats.merged += forced
             self._settle(layer, moved)
             if moved.merged:

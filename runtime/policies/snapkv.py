@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.runtime import kernels
-from edgevlm.runtime.policies.attention import QueryWindow, booster, layer_number
+from edgevlm.runtime.policies.attention import Boosted, QueryWindow
 from edgevlm.runtime.policies.base import (
     Appended,
     Bool,
     Context,
     Float32,
     Needs,
-    Policy,
     StreamShape,
     frame_text,
     newest,
@@ -34,7 +33,7 @@ KERNEL, POOL = "width of the pool in tokens, odd", "pool by max or avg; missing 
 
 
 @dataclass
-class SnapKV(Policy):
+class SnapKV(Boosted):
     """Keep the newest rows, which observe, and the past tokens that they attend to most.
 
     u_t = sum over the observers i of softmax(q_i K^T / sqrt(D))_t, summed over the query heads of a KV head, pooled over the
@@ -48,7 +47,6 @@ class SnapKV(Policy):
     kernel: int = setting(7, KERNEL, at_least=1)
     pool: Literal["max", "avg"] = setting("max", POOL)
     target: float = setting(0.75, "|C| / |M|", above=0, at_most=1)
-    clie: str = setting("", "a layer: rank by PureKV's importance instead of u, from layers 0 to this one; empty: off")
 
     name: ClassVar[str] = "snapkv"
     paper: ClassVar[str] = "SnapKV, arXiv 2404.14469"
@@ -57,16 +55,14 @@ class SnapKV(Policy):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_kernel(self.kernel)
-        layer_number(self.clie)
 
     def attach(self, budget: int, shape: StreamShape) -> None:
         super().attach(budget, shape)
         self._queries = QueryWindow(self.window)
-        self._cross = booster(self.clie, shape.layers, self.window)
 
     @property
-    def needs(self) -> Needs:
-        return Needs(probe_layers=self._cross.probe_layers if self._cross else tuple(range(self.shape.layers)))
+    def observers(self) -> int:
+        return self.window
 
     @property
     def compress_to(self) -> int:
@@ -84,6 +80,7 @@ class SnapKV(Policy):
 
     def _select(self, cache: KVCache, layer: int, score: Float32, target: int) -> Bool:
         seq, fixed = cache.seq(layer), self.protected(cache, layer)
+        target = self.beside_first_frame(cache, layer, target)
         keep = fixed | newest(seq, ~fixed, min(self.window, target))
         if target <= self.window:
             return keep

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from edgevlm.runtime import kernels
-from edgevlm.runtime.policies.attention import booster, layer_number
-from edgevlm.runtime.policies.base import Appended, Bool, Context, Needs, Policy, StreamShape, newest, setting, tokens_of
+from edgevlm.runtime.policies.attention import Boosted
+from edgevlm.runtime.policies.base import Appended, Bool, Context, newest, setting, tokens_of
 
 if TYPE_CHECKING:
     from edgevlm.runtime.cache import KVCache
@@ -17,7 +17,7 @@ OBSERVERS = 32  # newest rows, of the window, whose attention PureKV's score is 
 
 
 @dataclass
-class StreamingLLM(Policy):
+class StreamingLLM(Boosted):
     """Keep the stream's first vision tokens as attention sinks, and a window of the newest.
 
     Ours: the paper's sinks are the first text tokens, which are in the prefix and always stay; the first vision tokens are
@@ -30,27 +30,19 @@ class StreamingLLM(Policy):
         "first vision tokens, which always stay and count in |M|",
         at_least=0,
     )
-    clie: str = setting(
-        "",
-        "a layer: also keep the tokens most important by PureKV's score, from layers 0 to this one; empty: off",
-    )
     important: float = setting(0.5, "with clie: fraction for important tokens of what the sinks leave", at_least=0, below=1)
 
     name: ClassVar[str] = "streaming-llm"
     paper: ClassVar[str] = "StreamingLLM, arXiv 2309.17453"
     state_fields = ("_cross",)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        layer_number(self.clie)
-
-    def attach(self, budget: int, shape: StreamShape) -> None:
-        super().attach(budget, shape)
-        self._cross = booster(self.clie, shape.layers, OBSERVERS)
+    @property
+    def observers(self) -> int:
+        return OBSERVERS
 
     @property
-    def needs(self) -> Needs:
-        return Needs(probe_layers=self._cross.probe_layers if self._cross else ())
+    def own_probes(self) -> tuple[int, ...]:
+        return ()
 
     @property
     def max_append(self) -> int:
@@ -63,10 +55,12 @@ class StreamingLLM(Policy):
 
     def compress(self, cache: KVCache, targets: Mapping[int, int], context: Context) -> dict[int, Bool]:
         """The oldest rows held are the stream's first: no compression ever took them."""
+        targets = {layer: self.beside_first_frame(cache, layer, target) for layer, target in targets.items()}
         keep = {layer: self._sinks_and_window(cache, layer, target) for layer, target in targets.items()}
         if self._cross is None:
             return keep
-        _, _, window = self._parts(max(0, self.budget - context.rows))
+        first = self.shape.tokens_per_frame if self.keeps_first_frame else 0
+        _, _, window = self._parts(max(0, self.budget - context.rows - first))
         importance = self._cross.importance(cache, targets, self._cross.attention(cache, min(OBSERVERS, window)))
         for layer, target in targets.items():
             keep[layer] |= kernels.top_k(importance[layer], cache.seq(layer), ~keep[layer], self._parts(target)[1])
@@ -79,6 +73,6 @@ class StreamingLLM(Policy):
 
     def _parts(self, target: int) -> tuple[int, int, int]:
         """How many sinks, important tokens and newest tokens ``target`` is divided into."""
-        sinks = min(self.sinks, target)
+        sinks = min(0 if self.keeps_first_frame else self.sinks, target)
         important = tokens_of(self.important, target - sinks) if self._cross else 0
         return sinks, important, target - sinks - important

@@ -1,4 +1,4 @@
-"""Pages of ReSV's clusters in the store: a few runs for each, so that clusters merge and grow without being read in full."""
+"""Pages of clusters in the store: a few runs for each, so that clusters merge and grow without being read in full."""
 
 from __future__ import annotations
 
@@ -99,6 +99,18 @@ class ClusterPages(Stateful):
         lost = {slot: merge_runs(store, of_slot) for slot, of_slot in runs_of.items()}
         self._write(layer, head, runs_of)
         return {slot: rows for slot, rows in lost.items() if rows}
+
+    def numbers(self, layer: int, head: int, slots: Iterable[int]) -> list[int]:
+        """All blocks of these slots."""
+        return [number for slot in slots for run in self._runs(layer, head, int(slot)) for number in run.pages]
+
+    def take_out(self, store: Store, layer: int, head: int, slots: Sequence[int]) -> list[Block]:
+        """All rows of these slots; the store has them no more."""
+        numbers = self.numbers(layer, head, slots)
+        found = store.get(numbers)
+        store.drop(numbers)
+        self._write(layer, head, {int(slot): [] for slot in slots})
+        return [block for block in found if block is not None]
 
     def mark_lost(self, numbers: Sequence[int]) -> Int32:
         """These blocks are lost; returns how many rows each cluster had in them, ``[layers, kv_heads, slots]``."""

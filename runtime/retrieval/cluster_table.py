@@ -12,6 +12,7 @@ from edgevlm.runtime.retrieval.working_set import head_of, rotate
 from edgevlm.runtime.stateful import Stateful
 from edgevlm.runtime.store import Block
 
+Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 PLACE = ("seq", "frame", "row", "col", "position", "confirmed")  # of a row: where a representative stands
 NONE = -1  # the partition of a free slot, the parent of a cluster that waits for no other
@@ -20,15 +21,13 @@ NONE = -1  # the partition of a free slot, the parent of a cluster that waits fo
 class ClusterTable(Stateful):
     """Slots for clusters, K of each layer and KV head; ``partition`` says which are taken.
 
-    key: the mean of the members' keys, un-rotated; value: of their values (eq. 1). variance: eq. 2. size: members, ever;
-    rows: those in the store, in the block ``number``, -1 for none yet. parent: of a cluster that its parent could not take in
-    before it was split, the parent's slot. seq, frame, row, col, position, confirmed: the newest member's, where the
-    representative stands.
+    key: the mean of the members' keys, un-rotated; value: of their values (eq. 1). variance: eq. 2. size: members, ever.
+    parent: of a cluster that its parent could not take in before it was split, the parent's slot. seq, frame, row, col,
+    position, confirmed: the newest member's, where the representative stands.
     """
 
     state_fields = (
-        "key", "value", "variance", "size", "rows", "number", "partition", "parent", "seq", "frame", "row", "col", "position",
-        "confirmed",
+        "key", "value", "variance", "size", "partition", "parent", "seq", "frame", "row", "col", "position", "confirmed",
     )  # fmt: skip
 
     def __init__(self, cache: KVCache, slots: int) -> None:
@@ -36,8 +35,8 @@ class ClusterTable(Stateful):
         self.slots, self._cache = slots, cache
         self.key, self.value = (np.zeros((*shape, cache.head_dim), np.float32) for _ in range(2))
         self.variance = np.zeros(shape)
-        self.size, self.seq, self.number = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, NONE, np.int64)
-        self.rows, self.frame, self.confirmed = (np.zeros(shape, np.int32) for _ in range(3))
+        self.size, self.seq = (np.zeros(shape, np.int64) for _ in range(2))
+        self.frame, self.confirmed = (np.zeros(shape, np.int32) for _ in range(2))
         self.partition, self.parent = (np.full(shape, NONE, np.int32) for _ in range(2))
         self.row, self.col = (np.zeros(shape, np.int16) for _ in range(2))
         self.position = np.zeros((*shape, cache.axes), np.int32)
@@ -45,7 +44,7 @@ class ClusterTable(Stateful):
     @staticmethod
     def slot_bytes(cache: KVCache) -> int:
         """Of one slot in one layer and head."""
-        return 2 * 4 * cache.head_dim + 3 * 8 + 4 * 4 + 8 + 4 + 2 + 2 + 4 * cache.axes
+        return 2 * 4 * cache.head_dim + 3 * 8 + 4 * 4 + 2 * 2 + 4 * cache.axes
 
     def live(self, layer: int, head: int) -> Int64:
         """Slots that are taken."""
@@ -59,8 +58,8 @@ class ClusterTable(Stateful):
     def clear(self, layer: int, head: int, slot: int) -> None:
         """Free a slot. Clusters that waited for it wait no more."""
         at = layer, head, slot
-        self.partition[at] = self.parent[at] = self.number[at] = NONE
-        self.rows[at] = self.size[at] = 0
+        self.partition[at] = self.parent[at] = NONE
+        self.size[at] = 0
         waiting = self.parent[layer, head]
         waiting[waiting == slot] = NONE
 
@@ -119,8 +118,12 @@ def attention_fraction(query: Float32, key: Float32) -> Float32:
     return of_rows
 
 
-def choose_clusters(table: ClusterTable, layer: int, head: int, query: Float32, partitions: int, room: int) -> Int64:
+def choose_clusters(
+    table: ClusterTable, layer: int, head: int, query: Float32, partitions: int, held: Int32, room: int
+) -> Int64:
     """Slots, best first, until they hold ``room`` offloaded rows; query: un-rotated, ``[r, D]``, of all of a KV head's group.
+
+    held: offloaded rows of each slot.
 
     A partition's representative is the mean key of its rows, since a query has no picture to compare. partitions: how many
     are looked into. Clusters of one row are left out: their representative is that row. Of equal ones the newer is the better.
@@ -134,7 +137,7 @@ def choose_clusters(table: ClusterTable, layer: int, head: int, query: Float32, 
     score = np.where(inside & (table.size[layer, head, live] > 1), attention_fraction(query, key), -1.0)
     order = np.lexsort((-table.seq[layer, head, live], -score))
     order = order[: int((score >= 0).sum())]
-    before = np.cumsum(table.rows[layer, head, live[order]]) - table.rows[layer, head, live[order]]
+    before = np.cumsum(held[live[order]]) - held[live[order]]
     return live[order[before < room]]
 
 

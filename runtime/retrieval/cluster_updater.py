@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgevlm.runtime import _native
 from edgevlm.runtime.cache import KVCache
-from edgevlm.runtime.retrieval.cluster_table import NONE, ClusterTable, Int64
+from edgevlm.runtime.retrieval.cluster_pages import ClusterPages
+from edgevlm.runtime.retrieval.cluster_table import NONE, ClusterTable, Int32, Int64
 from edgevlm.runtime.retrieval.partitions import (
     MIN_SIZE,
     NEVER,
@@ -28,7 +28,6 @@ from edgevlm.runtime.stateful import Stateful
 from edgevlm.runtime.store import Block, Store, joined
 
 Clustering = Literal["nested", "visual", "semantic", "none"]
-Int32 = NDArray[np.int32]
 At = tuple[int, int, int]  # layer, head, slot
 
 EARLY_ROWS = 64  # rows of a layer whose variance sets its threshold
@@ -40,39 +39,36 @@ FULL, OVER = 1, 2  # why the kernel stopped
 class UpdateCounts:
     """Since the session opened. splits: done, the deferred among them; deferred: rows that waited for one, alone.
 
-    merges: of two clusters of keys, for want of a slot. lost: clusters whose block the store has lost. forgotten: rows that a
-    cluster had no room for.
+    merges: of two clusters of keys, for want of a slot. lost: rows that the store has lost.
     """
 
     splits: int = 0
     deferred: int = 0
     merges: int = 0
     lost: int = 0
-    forgotten: int = 0
 
 
 class ClusterUpdater(Stateful):
-    """Keeps table and store in step. ``changed`` is set whenever clusters change; the policy resets it.
+    """Keeps table, ``pages`` and store in step. ``changed`` is set whenever clusters change; the policy resets it.
 
-    max_rows: of a cluster's rows the newest so many stay; when there are twice as many the others are forgotten.
     small, large: how many times a layer's early variance the threshold is.
     """
 
-    state_fields = ("early",)
+    state_fields = ("early", "pages")
 
     def __init__(
         self,
         cache: KVCache,
         store: Store,
         table: ClusterTable,
-        max_rows: int,
         *,
         clustering: Clustering = "nested",
         eager: bool = False,
         small: float = 0.5,
         large: float = 1.0,
     ) -> None:
-        self.cache, self.store, self.table, self.max_rows = cache, store, table, max(1, max_rows)
+        self.cache, self.store, self.table = cache, store, table
+        self.pages = ClusterPages(cache.layers, cache.kv_heads, table.slots)
         self.counts, self.changed = UpdateCounts(), False
         self._clustering, self._eager, self._times = clustering, eager, (small, large)
         self.early = [EarlyVariance(cache.kv_heads, cache.head_dim, EARLY_ROWS) for _ in range(cache.layers)]
@@ -91,7 +87,6 @@ class ClusterUpdater(Stateful):
         take = self._take_frames if self._clustering == "none" else self._take
         for head, of in enumerate(heads):
             take(layer, head, of, keys[head], partition)
-            self._trim(layer, head)
         self.changed = True
 
     def _take(self, layer: int, head: int, block: Block, key: Float32, partition: Int32) -> None:
@@ -133,31 +128,19 @@ class ClusterUpdater(Stateful):
         mean = table.value[layer, head, of]
         table.value[layer, head, of] = mean + (sums - count[:, None] * mean) / table.size[layer, head, of][:, None]
         table.place((layer, head, of), rows, last)
-        for slot, first, end in zip(of.tolist(), firsts.tolist(), ends, strict=True):
-            self._append((layer, head, slot), rows[first:end])
+        parts = zip(of.tolist(), firsts.tolist(), ends, strict=True)
+        self._update(layer, head, {slot: rows[first:end] for slot, first, end in parts})
 
     def _values(self, layer: int, head: int, block: Block) -> Float32:
         """``[n, head_dim]``, of a block of one head."""
         return dequantize(block.value, head_of(self.cache.value_scale(layer), head))[0]
 
-    def _append(self, at: At, rows: Block) -> None:
-        table, number = self.table, int(self.table.number[at])
-        if number == NONE or not self.store.append(number, rows):
-            self.counts.lost += number != NONE
-            table.number[at], table.rows[at] = self.store.put(rows), 0
-        table.rows[at] += len(rows)
-
-    def _trim(self, layer: int, head: int) -> None:
-        """Of clusters that have too many rows the newest stay."""
-        for slot in np.flatnonzero(self.table.rows[layer, head] > 2 * self.max_rows):
-            at = (layer, head, int(slot))
-            number = int(self.table.number[at])
-            (block,) = self.store.get([number])
-            if block is not None:
-                kept = in_order(block)[-self.max_rows :]
-                self.counts.forgotten += len(block) - len(kept)
-                self.store.drop([number])
-                self.table.number[at], self.table.rows[at] = self.store.put(kept), len(kept)
+    def _update(self, layer: int, head: int, parts: dict[int, Block], into: int = NONE, gone: int = NONE) -> None:
+        """Store rows, by slot, and those of ``gone`` as rows of ``into``."""
+        home = np.where(self.pages.rows[layer, head].any(1), np.arange(self.table.slots), NONE).astype(np.int32)
+        if gone != NONE and home[gone] != NONE:
+            home[gone] = into
+        self.counts.lost += sum(self.pages.update(self.store, layer, head, home, parts).values())
 
     def _take_frames(self, layer: int, head: int, block: Block, key: Float32, partition: Int32) -> None:
         """Without clusters: a frame's rows are a unit, in a slot of their own, and neighbours in time become one."""
@@ -176,14 +159,14 @@ class ClusterUpdater(Stateful):
     def _over(self, at: At, row: Block, key: Float32) -> None:
         """The newcomer would take its cluster over the threshold (Alg. 1, lines 3 to 10)."""
         table, (layer, head, slot) = self.table, at
-        if self._eager or all(map(self.store.resident, self._numbers(layer, head, slot))):
+        if self._eager or all(map(self.store.resident, self.pages.numbers(layer, head, self._family(layer, head, slot)))):
             self.split(layer, head, slot, row)
             return
         alone = (layer, head, table.free(layer, head))
         table.set(alone, key.astype(np.float64), 0.0, 1, int(table.partition[at]))
         table.value[alone] = self._values(layer, head, row)[0]
         table.place(alone, row, 0)
-        self._append(alone, row)
+        self._update(layer, head, {alone[2]: row})
         table.parent[alone] = slot
         self.counts.deferred += 1
 
@@ -191,17 +174,16 @@ class ClusterUpdater(Stateful):
         """The clusters that were kept apart until this one is fetched."""
         return np.flatnonzero(self.table.parent[layer, head] == slot)
 
-    def _numbers(self, layer: int, head: int, slot: int) -> list[int]:
-        return self.table.number[layer, head, [slot, *self.waiting(layer, head, slot)]].tolist()
+    def _family(self, layer: int, head: int, slot: int) -> list[int]:
+        return [slot, *self.waiting(layer, head, slot).tolist()]
 
     def split(self, layer: int, head: int, slot: int, newcomer: Block | None = None) -> None:
         """Fetch a cluster, merge what waits for it and the newcomer, and make two of them (Alg. 1, lines 12 to 17)."""
-        table, numbers = self.table, self._numbers(layer, head, slot)
-        found = [block for block in (*self.store.get(numbers), newcomer) if block is not None]
+        table, family = self.table, self._family(layer, head, slot)
+        found = self.pages.take_out(self.store, layer, head, family) + ([newcomer] if newcomer else [])
         partition = int(table.partition[layer, head, slot])
-        self.store.drop(numbers)
-        for gone in (*self.waiting(layer, head, slot), slot):
-            table.clear(layer, head, int(gone))
+        for gone in reversed(family):
+            table.clear(layer, head, gone)
         self.changed = True
         if not found:
             return
@@ -217,7 +199,7 @@ class ClusterUpdater(Stateful):
                 table.set(at, mean, variance, len(of), partition)
                 table.value[at] = self._values(layer, head, of).mean(0)
                 table.place(at, of, len(of) - 1)
-                table.number[at], table.rows[at] = self.store.put(of), len(of)
+                self._update(layer, head, {at[2]: of})
 
     def _merge(self, layer: int, head: int) -> None:
         """Free one slot in so many, where all are taken: the nearest clusters of one partition become one."""
@@ -232,15 +214,11 @@ class ClusterUpdater(Stateful):
             self.counts.merges += 1
 
     def _join(self, layer: int, head: int, first: int, second: int) -> None:
-        """The rows of the smaller move to the larger's block."""
-        table = self.table
-        into, gone = (first, second) if table.size[layer, head, first] >= table.size[layer, head, second] else (second, first)
-        number = int(table.number[layer, head, gone])
-        (rows,) = self.store.get([number])
-        self.store.drop([number])
-        table.join(layer, head, into, gone)
-        if rows is not None:
-            self._append((layer, head, into), rows)
+        """The rows of the smaller become the larger's."""
+        size = self.table.size[layer, head]
+        into, gone = (first, second) if size[first] >= size[second] else (second, first)
+        self.table.join(layer, head, into, gone)
+        self._update(layer, head, {}, into, gone)
 
     def relabel(self, into: int, gone: int) -> None:
         """Two partitions have become one."""
@@ -254,13 +232,20 @@ class ClusterUpdater(Stateful):
                     self.changed = True
 
     def forget_lost(self) -> None:
-        """Clusters whose blocks the store has lost leave the index."""
-        if lost := self.store.lost():
-            gone = np.isin(self.table.number, lost) & (self.table.partition != NONE)
-            for layer, head, slot in np.argwhere(gone).tolist():
-                self.table.clear(layer, head, slot)
-                self.counts.lost += 1
-            self.changed = self.changed or bool(gone.any())
+        """Clusters of which the store has lost all rows leave the index."""
+        if numbers := self.store.lost():
+            self._lost(self.pages.mark_lost(numbers))
+
+    def compact(self) -> None:
+        """Runs of pages of which much is lost are numbered anew."""
+        self._lost(self.pages.compact(self.store))
+
+    def _lost(self, rows: Int32) -> None:
+        self.counts.lost += int(rows.sum())
+        gone = (rows > 0) & (self.pages.held == 0)
+        for layer, head, slot in np.argwhere(gone).tolist():
+            self.table.clear(layer, head, slot)
+        self.changed = self.changed or bool(rows.any())
 
 
 def in_order(block: Block) -> Block:

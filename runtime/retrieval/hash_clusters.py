@@ -74,9 +74,10 @@ class HashClusters(Stateful):
     def join(self, layer: int, keys: Float32, positions: Float32, distance: int) -> tuple[Int32, SealedMoves, int]:
         """Let tokens join the nearest open cluster within ``distance`` bits, one after another, or found one.
 
-        keys: rotated, ``[kv_heads, n, head_dim]``; positions: ``[kv_heads, n, axes]``. Of equally near clusters the one of the
-        lowest slot, and a new one takes the lowest that is free. Returns each token's slot, ``[kv_heads, n]``, where sealed
-        clusters went that had to merge, and how many tokens joined one beyond the distance, half of the slots being open.
+        keys: rotated, ``[kv_heads, n, head_dim]``; positions: ``[kv_heads, n, axes]``; distance -1: none joins. Of equally
+        near clusters the one of the lowest slot, and a new one takes the lowest that is free. Returns each token's slot,
+        ``[kv_heads, n]``, where sealed clusters went that had to merge, and how many tokens joined one beyond the distance,
+        half of the slots being open.
         """
         slot, home, merged, forced = _native.hash_join(keys, positions, distance, *self._of(layer))
         return slot, SealedMoves(home, merged), forced

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import numpy as np
 import psutil
 import pytest
+from memory import rows_of
 from more_checkpoints import make_more
 
 from edgevlm.errors import UserError
@@ -26,6 +28,7 @@ from edgevlm.runtime import sandbox
 from edgevlm.runtime.bundle import Bundle, ChatSpec
 from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import demo_bundle
+from edgevlm.runtime.session import Session, TextBudget
 
 FAMILIES = ("llava", "llava_next_video", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm")
 TURNS = [("How many {{ dogs }}?", " Two.\n"), ("And cats?", "<none>")]
@@ -51,6 +54,10 @@ def check(spec: ChatSpec, tokenizer: Any, template: str | None = None, system: s
     assert said.startswith(spec.ending)
     found = ours.prefix.removesuffix(spec.opening) + spec.placeholder + said.removeprefix(spec.ending)
     assert found == wanted
+    for message in messages:
+        message["content"] = [part for part in message["content"] if part["type"] == "text"]
+    wanted = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True)
+    assert ours.text_only(TURNS, "What now?") == wanted
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -62,6 +69,29 @@ def test_prompts_are_transformers_s(exported: Any, family: str) -> None:
     check(spec, tokenizer)
     check(spec, tokenizer, system="Be brief.")
     assert tokenizer.eos_token_id in spec.stop_ids
+
+
+@pytest.mark.parametrize("family", ["llava_onevision", "qwen2_vl", "smolvlm"])
+def test_before_the_first_frame_an_answer_is_transformers_s_to_the_text_alone(exported: Any, family: str) -> None:
+    import torch
+    import transformers
+
+    made = exported(family)
+    kind, tokenizer = transformers.AutoModelForImageTextToText, transformers.AutoTokenizer.from_pretrained(made.checkpoint)
+    messages = [{"role": "user", "content": [{"type": "text", "text": "what color was it?"}]}]
+    prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ids = torch.tensor([tokenizer(prompt, add_special_tokens=False).input_ids])
+    with torch.inference_mode():
+        theirs = kind.from_pretrained(made.checkpoint, dtype=torch.float32).generate(ids, max_new_tokens=6, do_sample=False)
+    with Session.open(str(made.bundle), policy="last-seen", text_budget=TextBudget(16, 64, 8)) as session:
+        before = rows_of(session._stream)
+        answer = session.ask("what color was it?", max_tokens=6)
+        assert answer.wait(60)
+        for mine, then in zip(rows_of(session._stream), before, strict=True):
+            np.testing.assert_equal(mine, then)
+    said = theirs[0, ids.shape[1] :].tolist()
+    assert answer.token_ids == [token for token in said if token not in session.model.bundle.chat.stop_ids]
+    assert len(answer.token_ids) > 2
 
 
 def in_tokenizer_config(folder: Path, template: str) -> None:

@@ -47,10 +47,9 @@ class World:
         self.early, self.visual = [[[] for _ in range(HEADS)] for _ in range(LAYERS)], None
         self.known_limits = {}
         resident = eager or self.store.all_resident
-        most = policy.updater.max_rows
         return [
             [
-                Head(policy.table.slots, most, lambda layer=layer: self.limits(layer), policy.clustering, resident)
+                Head(policy.table.slots, lambda layer=layer: self.limits(layer), policy.clustering, resident)
                 for _ in range(HEADS)
             ]
             for layer in range(LAYERS)
@@ -91,7 +90,6 @@ class World:
             for head, tokens in enumerate(leaving):
                 for token in tokens:
                     self.reference[layer][head].take(token, self.visual.of[token["frame"]] if self.visual else 0)
-                self.reference[layer][head].trim()
         self.cache.evict(plan.keep)
 
     def leaving(self, layer, head, keep):
@@ -120,10 +118,12 @@ class World:
 
     def clusters(self, layer, head):
         """By the seqs of their rows below: slot of each."""
-        table = self.policy.table
-        live = table.live(layer, head)
-        blocks = self.store.get(table.number[layer, head, live])
-        return {tuple(sorted(block.seq[0].tolist())): int(slot) for slot, block in zip(live, blocks, strict=True)}
+        pages, live = self.policy.updater.pages, self.policy.table.live(layer, head).tolist()
+        return {self.seqs(pages.numbers(layer, head, [slot])): slot for slot in live}
+
+    def seqs(self, numbers):
+        """Of the rows of these blocks, rising."""
+        return tuple(sorted(seq for block in self.store.get(numbers) for seq in block.seq[0].tolist()))
 
     def query(self, rows=3):
         """Un-rotated queries ``[heads, rows, D]`` of every layer, and the call begun at some positions."""

@@ -105,12 +105,26 @@ class PureKV:
 class Boosted(PureKV):
     """What every head keeps under a policy with ``clie``: PureKV's score in the place of its attention term (Tab. 6)."""
 
+    first_frame = False  # whether frame 0 stays, beside which all is as without it
+
+    def first(self, layer, head):
+        return {token["seq"] for token in self.filled.heads(layer)[head] if self.first_frame and token["frame"] == 0}
+
     def seqs(self, layer, head):
-        return sorted(token["seq"] for token in self.filled.heads(layer)[head])
+        return sorted({token["seq"] for token in self.filled.heads(layer)[head]} - self.first(layer, head))
+
+    def importance(self, layer, head, recent):
+        fixed = self.first(layer, head)
+        return {seq: score for seq, score in super().importance(layer, head, recent).items() if seq not in fixed}
+
+    def each(self, layer, target, kept):
+        """``kept(head, target, seqs)`` of every head, beside frame 0."""
+        first = [self.first(layer, head) for head in range(HEADS)]
+        return [of | kept(h, target - len(of), self.seqs(layer, h)) for h, of in enumerate(first)]
 
     def snapkv(self, layer, target):
         """SnapKV with a pool of the largest of 7."""
-        return [self._snapkv(layer, head, target, self.seqs(layer, head)) for head in range(HEADS)]
+        return self.each(layer, target, lambda head, target, seqs: self._snapkv(layer, head, target, seqs))
 
     def _snapkv(self, layer, head, target, seqs):
         if target <= self.window:
@@ -120,7 +134,8 @@ class Boosted(PureKV):
         return set(observers) | best(pooled(scores, 7, "max"), target - self.window)
 
     def streaming_llm(self, layer, target, sinks=4, important=0.5):
-        return [self._streaming(layer, self.seqs(layer, h), h, target, min(sinks, target), important) for h in range(HEADS)]
+        sinks = 0 if self.first_frame else min(sinks, target)
+        return self.each(layer, target, lambda h, target, seqs: self._streaming(layer, seqs, h, target, sinks, important))
 
     def _streaming(self, layer, seqs, head, target, sinks, important):
         top = int(important * (target - sinks))
@@ -148,9 +163,8 @@ class BoostedH2O(Boosted):
         return {seq: total for seq, total in self.sums[layer][head].items() if seq in held}
 
     def h2o(self, layer, target, recent=0.5):
-        kept = []
-        for head in range(HEADS):
-            seqs = self.seqs(layer, head)
-            newest = seqs[len(seqs) - int(recent * target) :]
-            kept.append(set(newest) | best(self.importance(layer, head, newest), target - len(newest)))
-        return kept
+        return self.each(layer, target, lambda head, target, seqs: self._h2o(layer, head, seqs, target, recent))
+
+    def _h2o(self, layer, head, seqs, target, recent):
+        newest = seqs[len(seqs) - int(recent * target) :]
+        return set(newest) | best(self.importance(layer, head, newest), target - len(newest))

@@ -26,10 +26,11 @@ def min_max(scores, added=0.0):
     return [(score - low) / (high - low + added) if high > low else 0.0 for score in scores]
 
 
-def recency(tokens, k):
-    """exp(-k dt), dt = rank from the newest / (count - 1)."""
+def recency(tokens, k, printed=False):
+    """exp(-k dt), dt = rank from the newest / (count - 1), or the rank itself."""
     newest_first = sorted((token["seq"] for token in tokens), reverse=True)
-    return [math.exp(-k * newest_first.index(token["seq"]) / max(len(tokens) - 1, 1)) for token in tokens]
+    unit = 1 if printed else max(len(tokens) - 1, 1)
+    return [math.exp(-k * newest_first.index(token["seq"]) / unit) for token in tokens]
 
 
 def attention(queries, own_keys, layer, tokens, causal=True):
@@ -48,8 +49,11 @@ def attention(queries, own_keys, layer, tokens, causal=True):
     return [mean[token["seq"]] for token in tokens]
 
 
-def raw_scores(layers, guidance, family="", shallow=0.1, deep=0.7, last=False):
-    """Per layer the competing tokens and eqs. 1 to 4. guidance: queries and keys by layer, rows of each text."""
+def raw_scores(layers, guidance, family="", shallow=0.1, deep=0.7, last=False, printed=False):
+    """Per layer the competing tokens and eqs. 1 to 4. guidance: queries and keys by layer, rows of each text.
+
+    printed: eqs. 1 and 3 as the paper has them, not as its program does; of k it says nothing, and here it is small.
+    """
     queries, keys, rows = guidance
     middle_from, deep_from = bounds(len(layers), shallow, deep)
     found = []
@@ -57,24 +61,26 @@ def raw_scores(layers, guidance, family="", shallow=0.1, deep=0.7, last=False):
         tokens = [token for token in layer if token["kind"] == "vision" or (last and token["kind"] == "summary")]
         x = (number - middle_from) / (deep_from - middle_from) if middle_from <= number < deep_from else 0
         k, omega = (20 - 12 * x, 0.75 - 0.6 * x) if family.startswith("qwen") else (20 - 19.5 * x, 1.0 - 0.9 * x)
+        if printed:
+            k, omega = 0.5 - 0.4 * x, 0.75 - 0.6 * x
         if number < middle_from:
-            scores = min_max(recency(tokens, k))
+            scores = min_max(recency(tokens, k, printed))
         elif number >= deep_from:
             scores = min_max(attention(queries[number][:, : rows[0]], keys[number][:, : rows[0]], layer, tokens))
         else:
             attended = min_max(attention(queries[number], keys[number], layer, tokens))
-            recent = min_max(recency(tokens, k))
+            recent = min_max(recency(tokens, k, printed))
             scores = [(1 - omega) * a + omega * r for a, r in zip(attended, recent, strict=True)]
         found.append((tokens, scores))
     return found
 
 
-def smoothed(found, lambdas, by_rank=False):
-    """Eq. 5 from the deepest layer up; lambdas of each layer."""
+def smoothed(found, lambdas, by_rank=False, printed=False):
+    """Eq. 5 from the deepest layer up; lambdas of each layer. printed: by the raw scores of the layer above."""
     tokens, scores = found[-1]
     done = [(tokens, list(scores))]
-    for (tokens, scores), weight in zip(found[-2::-1], lambdas[-2::-1], strict=True):
-        above, above_scores = done[0]
+    for (tokens, scores), raw, weight in zip(found[-2::-1], found[:0:-1], lambdas[-2::-1], strict=True):
+        above, above_scores = raw if printed else done[0]
         if by_rank:
             own_order = sorted(range(len(tokens)), key=lambda i: tokens[i]["position"])
             line = [above_scores[i] for i in sorted(range(len(above)), key=lambda i: above[i]["position"])]

@@ -63,7 +63,7 @@ def attention(queries, keys):
     return total / len(queries)
 
 
-@dataclass
+@dataclass(eq=False)
 class Cluster:
     mean: np.ndarray
     value: np.ndarray
@@ -117,9 +117,9 @@ def one_of(a, b):
 class Head:
     """One layer and KV head. limits: gives (tau_s, tau_l) or None; resident: whether every cluster is in host memory."""
 
-    def __init__(self, slots, most, limits, clustering, resident):
-        self.slots, self.most, self.limits, self.clustering, self.resident = slots, most, limits, clustering, resident
-        self.clusters, self.splits, self.deferred, self.merges, self.forgotten = [], 0, 0, 0, 0
+    def __init__(self, slots, limits, clustering, resident):
+        self.slots, self.limits, self.clustering, self.resident = slots, limits, clustering, resident
+        self.clusters, self.splits, self.deferred, self.merges = [], 0, 0, 0
 
     @property
     def full(self):
@@ -155,13 +155,6 @@ class Head:
         cluster.members.append(token)
         cluster.newest = token
         cluster.members.sort(key=lambda one: one["seq"])
-
-    def trim(self):
-        """Called when a piece is through."""
-        for cluster in self.clusters:
-            if len(cluster.members) > 2 * self.most:
-                self.forgotten += len(cluster.members) - self.most
-                cluster.members = cluster.members[-self.most :]
 
     def take_frame(self, token, partition):
         found = [cluster for cluster in self.clusters if cluster.newest["frame"] == token["frame"]]

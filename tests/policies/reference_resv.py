@@ -34,8 +34,9 @@ class Cluster:
 class ReferenceClusters:
     """The clusters of one KV head, by slot: see ``HashClusters``."""
 
-    def __init__(self, slots, planes, distance):
-        self.slots, self.planes, self.distance = slots, planes, distance
+    def __init__(self, slots, planes, below):
+        """below: Th_hp; a token joins a cluster from which it differs in fewer bits, as the paper has it; 0: none."""
+        self.slots, self.planes, self.below = slots, planes, below
         self.at, self.merged, self.forced = {}, 0, 0
 
     def free(self):
@@ -51,7 +52,7 @@ class ReferenceClusters:
         key, place = np.asarray(key, np.float64), np.asarray(place, np.float64)
         bits, opened = hash_bits(key, self.planes), self.opened()
         near = min(opened, key=lambda slot: (differ(bits, self.at[slot].bits), slot), default=None)
-        within = near is not None and differ(bits, self.at[near].bits) <= self.distance
+        within = near is not None and differ(bits, self.at[near].bits) < self.below
         if within or len(opened) >= self.slots // 2:
             self.forced += not within
             self.at[near].hold({**self.at[near].tokens, seq: (key, place)})

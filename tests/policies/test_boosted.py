@@ -16,7 +16,8 @@ NAMES = ["snapkv", "h2o", "streaming-llm"]
 
 def opened(name, layers, budget, grid, seed, clie=1, storage=("fp32", 1)):
     """A boosted policy, its stream, and what of the reference :func:`play` takes."""
-    policy = create_policy(f"{name}:clie={clie}" + ",window=4" * (name == "snapkv"))
+    name, _, more = name.partition(":")
+    policy = create_policy(f"{name}:clie={clie},{more}" + ",window=4" * (name == "snapkv"))
     policy.attach(budget, StreamShape(layers, grid[0] * grid[1], PREFIX))
     filled = Filled(layers, budget + grid[0] * grid[1], grid, np.random.default_rng(seed), *storage)
     reference = BoostedH2O(filled, clie=clie) if name == "h2o" else Boosted(filled, clie=clie, window=4)
@@ -37,6 +38,14 @@ def test_keeps_what_the_reference_keeps(name, storage, data):
     most = max(1, min(policy.max_append, budget) // per_frame)
     pieces = data.draw(st.lists(st.integers(1, most), min_size=9, max_size=9), label="frames a piece")
     assert play(filled, policy, pieces, *expected, reindex_every=2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_sparse_attention_frame_0_stays_and_the_rest_is_as_without_it(name):
+    policy, filled, reference, (kept, appended) = opened(f"{name}:st_spattn=on", 3, 30, (2, 2), 4)
+    reference.first_frame = True
+    assert play(filled, policy, [1, 1, 2, 1, 2] * 4, kept, appended) > 5
+    assert all((filled.cache.frame(layer)[:, PREFIX : PREFIX + 4] == 0).all() for layer in range(3))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -76,10 +76,11 @@ class Hermes:
             assert (held + rows <= self.budgets).all()
             return False
         layers = [tokens_of(cache, layer) for layer in range(cache.layers)]
-        found = reference.raw_scores(layers, self.guidance, self.family, last=last)
+        printed = self.expected.get("printed", False)
+        found = reference.raw_scores(layers, self.guidance, self.family, last=last, printed=printed)
         if self.expected.get("lambdas", True):
             lambdas = self.expected.get("lambdas", (0.1, 0.3, 0.4))
-            found = reference.smoothed(found, [lambdas[c] for c in self.classes], by_rank=last)
+            found = reference.smoothed(found, [lambdas[c] for c in self.classes], by_rank=last, printed=printed)
         for layer, (tokens, scores) in enumerate(found):
             target = max(0, self.budgets[layer] - rows)
             keep = plan.keep[layer]
@@ -140,6 +141,7 @@ CASES = [
     ("hermes", {}),
     ("hermes:smoothing=off", {"lambdas": ()}),
     ("hermes:lambdas=0.5/0.5/0.5", {"lambdas": (0.5, 0.5, 0.5)}),
+    ("hermes:age=rank,k=0.5/0.4,omega=0.75/0.6,smoothing=raw", {"printed": True}),
     ("hermes:summary=off", {"summary": False}),
     ("hermes:layer_weights=1.3/1/0.7", {"weights": (130, 100, 70)}),
     ("hermes:layer_weights=0.7/1.6/0.7", {"weights": (70, 160, 70)}),

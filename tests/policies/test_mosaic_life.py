@@ -113,18 +113,25 @@ def test_nothing_below_is_nothing_chosen():
     assert world.policy.attend(1, rotated[1], "prefill").tolist() == [0] * HEADS
 
 
-def test_a_cluster_keeps_its_newest_rows():
+def test_every_row_that_left_the_device_is_in_the_store():
     world = World("clustering=semantic,tight=3,loose=3")
-    world.play(90)
-    counts, most = world.policy.counts, world.policy.updater.max_rows
+    world.play(200)
     for layer, head in np.ndindex(LAYERS, HEADS):
         (seqs,) = world.clusters(layer, head)
-        assert most <= len(seqs) <= 2 * most
-        assert seqs == tuple(range(seqs[-1] + 1 - len(seqs), seqs[-1] + 1))
-        assert seqs[-1] + 1 - PREFIX == world.policy.offloaded[layer, head]
-    assert counts["forgotten"] == sum(
-        world.policy.offloaded[at] - len(*world.clusters(*at)) for at in np.ndindex(LAYERS, HEADS)
-    )
+        assert seqs == tuple(range(PREFIX, PREFIX + world.policy.offloaded[layer, head]))
+        assert len(seqs) > 4 * world.policy.working_rows
+
+
+def test_of_a_large_cluster_the_newest_rows_are_fetched_and_others_evenly_spread():
+    world = World("clustering=semantic,tight=3,loose=3,window=0.1", budget=640)
+    world.play(600)
+    _, rotated = world.query()
+    held = world.policy.attend(0, rotated[0], "question")
+    assert (held == world.policy.working_rows).all()
+    (numbers, *_) = world.policy.choose(0, rotated[0], "question")
+    found, offloaded = np.array(world.seqs(numbers)) - PREFIX, int(world.policy.offloaded[0, 0])
+    assert found[-1] == offloaded - 1
+    assert np.diff(found).max() < offloaded // 3
 
 
 def test_the_index_takes_no_more_bytes_than_it_was_given():
@@ -155,12 +162,12 @@ def test_a_cluster_whose_block_is_lost_leaves_the_index_and_is_counted():
     at = (1, 0)
     found = world.clusters(*at)
     seqs, slot = max(found.items(), key=lambda one: len(one[0]))
-    world.store.lose([int(world.policy.table.number[(*at, slot)])])
+    world.store.lose(world.policy.updater.pages.numbers(*at, [slot]))
     _, rotated = world.query()
     world.policy.attend(1, rotated[1], "question")
     left = world.clusters(*at)
     assert set(left) == set(found) - {seqs}
-    assert world.policy.counts["lost"] == 1
+    assert world.policy.counts["lost"] == len(seqs)
     world.play(10)
     assert world.policy.working.held[1, 0] > 0
 

@@ -125,8 +125,11 @@ def test_a_chunk_enters_in_fewer_calls_as_frame_by_frame(model, policy):
 
 @pytest.mark.parametrize(
     ("policy", "append"),
-    [(policy, "changed:tau=0.9999") for policy in ("last-seen", "mosaic", "simple-stream", "hybrid", "resv:index=0.25")]
-    + [("mosaic", "all")],
+    [
+        (policy, "changed:tau=0.9999")
+        for policy in ("last-seen", "mosaic:index=0.25", "simple-stream", "hybrid", "resv:index=0.25")
+    ]
+    + [("mosaic:index=0.25", "all")],
 )
 def test_a_snapshot_goes_on_with_the_same_present_and_references(model, tmp_path, policy, append):
     per_frame = model.bundle.vision.tokens_per_frame

@@ -120,7 +120,13 @@ class Shadow:
 
 @pytest.mark.parametrize(
     ("policy", "at_once", "chunk"),
-    [("lottery", 4, 1), ("lottery", 4, 5), ("purekv:st_spattn=on", 2, 2), ("purekv:st_spattn=on,values=off", 2, 5)],
+    [
+        ("lottery", 4, 1),
+        ("lottery", 4, 5),
+        ("purekv:st_spattn=on", 2, 2),
+        ("purekv:st_spattn=on,values=off", 2, 5),
+        ("h2o:clie=1,st_spattn=on", 2, 2),
+    ],
 )
 def test_answers_equal_the_numpy_decoder(made, policy, at_once, chunk):
     """With evictions other in every head and layer, two re-indexings, and a question in the middle."""

@@ -19,7 +19,7 @@ TEXT_BUDGET = TextBudget(24, 64, 8)
 ASKED = "what color was the square?"
 BEFORE, AFTER = 21, 14  # frames
 
-TINY = {"resv": "resv:index=0.25"}  # with an index of a few clusters even here
+TINY = {"resv": "resv:index=0.25", "mosaic": "mosaic:index=0.25"}  # with an index of a few clusters even here
 VARIANTS = [
     *(TINY.get(name, name) for name in POLICIES if name != "full"),
     "full",
