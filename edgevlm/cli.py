@@ -102,6 +102,8 @@ def main() -> None:
             raise
         _silence_stdout()
         sys.exit(0)
+    except MemoryError:
+        _fail("there is not enough memory; end other programs, or give a smaller --budget or --chunk")
     except OSError as error:
         _silence_stdout()
         _fail(f"{mask_credentials(str(error.filename or 'the output'))}: cannot be read or written ({error.strerror or error})")

@@ -221,6 +221,7 @@ class Session:
 
     def _published(self, work: Callable[..., T], *arguments: Any) -> T:
         self._check_open()
+        self._check_memory()
         chunks = self._progress.chunks
         try:
             with blamed(f"policy {self.policy}", self._stream.policy):
@@ -237,6 +238,10 @@ class Session:
     def _check_open(self) -> None:
         if self._closed:
             raise UserError("the session is closed; open another one")
+
+    def _check_memory(self) -> None:
+        if self._stream.torn:
+            raise UserError("an error has left the memory half changed; open the session again")
 
     def _watch(self, pixels: Pixels, timestamp: float | None) -> None:
         if not self._chunk.taken:
@@ -475,9 +480,10 @@ class Session:
         arrays = {name: array.copy() for name, array in views.items()}
         forgotten = forget(about, arrays, window, stream.policy.keeps_first_frame)
         held = int(stream.cache.lengths.sum())
-        stream.restore(about["stream"], arrays)
-        stream.stats = stream.stats.plus(evicted=held - int(stream.cache.lengths.sum()))
-        chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
+        with stream.changing():
+            stream.restore(about["stream"], arrays)
+            stream.stats = stream.stats.plus(evicted=held - int(stream.cache.lengths.sum()))
+            chunk.restore(about["chunk"], strip_prefix("chunk", arrays))
         self._conversations.turns = {}
         stream.clear_free_rows()
         self._progress.asked += 1  # a snapshot is due
@@ -490,6 +496,7 @@ class Session:
         """
 
         def captured() -> tuple[dict[str, Any], dict[str, NDArray], float]:
+            self._check_memory()
             started = time.perf_counter()
             about, arrays = capture(self._stream, self._chunk, self._conversations, self._progress)
             return about, buffer.copy(arrays), 1e3 * (time.perf_counter() - started)

@@ -133,6 +133,7 @@ class Stream:
         self.stats = MemoryStats()
         self.times = FrameTimes()
         self.looked: QuestionAttention | None = None
+        self.torn = False  # an error has left the memory half changed
         self.frames = 0
         self._seq = 0
         self._append_text(model.engine.embed(np.asarray(prefix, np.int64)), (), Kind.PREFIX)
@@ -188,6 +189,17 @@ class Stream:
         self._seq, self.frames = numbers["seq"], numbers["frames"]
         self.stats = MemoryStats(**numbers["stats"])
 
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """What is inside changes the memory for good: an error tears it, but for a UserError, which comes before any change."""
+        try:
+            yield
+        except UserError:
+            raise
+        except BaseException:
+            self.torn = True
+            raise
+
     def clear_free_rows(self) -> None:
         """Overwrite what rows that have left the memory have left behind, where it is the host's."""
         if self.model.engine.kv_device == "host":
@@ -207,19 +219,20 @@ class Stream:
         Where only what changed is appended, a piece is what changed in the frames that fit as it is, each by itself; the frame
         after the last piece is held back as the present, and counts.
         """
-        seconds, done = self._seconds(features, seconds), 0
-        if self.references is not None:
-            return self._append_changed(self.references, self._queue(features, seconds), coming) if len(features) else 0
-        while done < len(features):
-            count = self._piece(features[done:], coming)
-            if count > len(features) - done:
-                break
-            self._prepare(count * self.framing.rows_per_frame)
-            self._append_piece(features[done : done + count], seconds[done : done + count])
-            done += count
-            if self.policy.appends_first:
-                self._make_room(0)
-        return done
+        with self.changing():
+            seconds, done = self._seconds(features, seconds), 0
+            if self.references is not None:
+                return self._append_changed(self.references, self._queue(features, seconds), coming) if len(features) else 0
+            while done < len(features):
+                count = self._piece(features[done:], coming)
+                if count > len(features) - done:
+                    break
+                self._prepare(count * self.framing.rows_per_frame)
+                self._append_piece(features[done : done + count], seconds[done : done + count])
+                done += count
+                if self.policy.appends_first:
+                    self._make_room(0)
+            return done
 
     def _queue(self, features: Float32, seconds: Float64) -> list[QueuedFrame]:
         """The frames that are not in the memory: the present, and these."""
@@ -450,10 +463,12 @@ class Stream:
             waiting = np.zeros(shape, np.float32) if frames is None else frames
             queue = self._queue(waiting, self._seconds(waiting, seconds))
             if len(queue) > 1:
-                self._prepare_changed(self.references, queue[0])
+                with self.changing():
+                    self._prepare_changed(self.references, queue[0])
         elif frames is not None and len(frames):
             count = self._piece(frames, coming) if self.policy.bounded else len(frames)
-            self._prepare(count * self.framing.rows_per_frame)
+            with self.changing():
+                self._prepare(count * self.framing.rows_per_frame)
         with self._taken_out():
             if self.references is not None and queue:
                 self._see_present(self.references, queue)
@@ -489,15 +504,16 @@ class Stream:
         try:
             yield
         finally:
-            if self._narrowed is not None:
-                self._narrowed.restore()
-                self._narrowed = None
-            if self.stats.evicted == evicted:
-                self.cache.rollback(mark)
-            else:
-                self.cache.evict([self.cache.seq(layer) < seq for layer in range(self.cache.layers)])
-            self.positions.restore(position)
-            self._seq = seq
+            with self.changing():
+                if self._narrowed is not None:
+                    self._narrowed.restore()
+                    self._narrowed = None
+                if self.stats.evicted == evicted:
+                    self.cache.rollback(mark)
+                else:
+                    self.cache.evict([self.cache.seq(layer) < seq for layer in range(self.cache.layers)])
+                self.positions.restore(position)
+                self._seq = seq
 
     def _see_present(self, references: References, queue: Sequence[QueuedFrame]) -> None:
         """Append the newest frame whole, behind what changed in those before it that are not in the memory."""
@@ -543,10 +559,11 @@ class Stream:
         self.looked = self._look(result)
         if layers:
             started = time.perf_counter()
-            keep = self.policy.under_question(self.cache, {layer: result.probes[layer] for layer in layers})
-            if any(mask is not None for mask in keep):
-                self.stats = self.stats.plus(evicted=self.cache.evict(keep))
-                self.stats = self.stats.plus(compressions=1)
+            with self.changing():
+                keep = self.policy.under_question(self.cache, {layer: result.probes[layer] for layer in layers})
+                if any(mask is not None for mask in keep):
+                    self.stats = self.stats.plus(evicted=self.cache.evict(keep))
+                    self.stats = self.stats.plus(compressions=1)
             self.stats = self.stats.plus(compress_ms=1e3 * (time.perf_counter() - started))
         return result.logits[0]
 

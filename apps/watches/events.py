@@ -272,8 +272,11 @@ class EventStore:
         try:
             for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "secure_delete = ON"):
                 database.execute(f"PRAGMA {pragma}")
-            ((state,),) = database.execute("PRAGMA quick_check(1)").fetchall()
-            if state != "ok":
+            for _ in range(2):  # a page that could not be read once is not damage
+                ((state,),) = database.execute("PRAGMA quick_check(1)").fetchall()
+                if state == "ok":
+                    break
+            else:
                 raise sqlite3.DatabaseError(state)
             ((version,),) = database.execute("PRAGMA user_version").fetchall()
             if version > VERSION:

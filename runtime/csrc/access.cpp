@@ -41,8 +41,8 @@ void Access::add(const Range& range, const char* name) {
     for (const Access* other : all.calls) {
         if (other != this && other->meets(range)) refuse(name, " is in use by another thread");
     }
-    if (ranges_.empty()) all.calls.push_back(this);
-    ranges_.push_back(range);
+    ranges_.push_back(range);  // before the list has it: by its ranges the destructor knows to take it out
+    if (ranges_.size() == 1) all.calls.push_back(this);
 }
 
 Access::~Access() {

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <new>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -35,7 +36,7 @@ Block Heap::allocate(std::size_t bytes) {
         refuse("cannot allocate ", bytes, " bytes for the cache: this machine has ", all, "; give a smaller budget");
 #endif
     Block block(static_cast<std::byte*>(std::aligned_alloc(unit, bytes)));
-    if (!block) refuse("cannot allocate ", bytes, " bytes for the cache: give a smaller budget");
+    if (!block) throw std::bad_alloc();
     ++allocations_;
 #if defined(__linux__)
     if (unit == kHugePage) madvise(block.get(), bytes, MADV_HUGEPAGE);  // fewer pages to look up; no matter if refused

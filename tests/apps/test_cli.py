@@ -267,6 +267,18 @@ def test_the_version_is_printed_when_asked_for_alone():
     assert "2 frames" in done.stderr
 
 
+def test_too_little_memory_is_one_line(monkeypatch, capsys):
+    def fails(*_, **__):
+        raise MemoryError("std::bad_alloc")
+
+    monkeypatch.setattr("edgevlm.runtime.stream.Stream.append_frames", fails)
+    monkeypatch.setattr(sys, "argv", ["edgevlm", "run", "--frames", "9"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("edgevlm: there is not enough memory; end other programs")
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [

@@ -34,6 +34,11 @@ def opened(model, folder, said, every=3600.0):
     )
 
 
+def watch(session, images):
+    for image in images:
+        session.watch(image)
+
+
 def until(done):
     deadline = time.monotonic() + 120
     while not done():
@@ -395,3 +400,30 @@ def test_a_limit_on_the_group_of_this_process_or_on_one_around_it_counts(tmp_pat
     assert pressure.available() == Available(250, 900), "the slice has less than the service in it"
     (tree / "system.slice" / "memory.max").write_text("max")
     assert pressure.available() == Available(350, 1000)
+
+
+def test_a_memory_left_half_changed_is_never_written(model, tmp_path, monkeypatch):
+    """No memory for the second compression: what a layer has evicted is gone, and no snapshot is made of it."""
+    said, images = [], list(frames(24, model))
+    with opened(model, tmp_path, said) as session:
+        watch(session, images[:8])
+    session = opened(model, tmp_path, said)
+    real = type(session.cache).evict
+
+    def fails(cache, keep):
+        real(cache, [keep[0], *[None] * (len(keep) - 1)])
+        raise MemoryError("std::bad_alloc")
+
+    monkeypatch.setattr(type(session.cache), "evict", fails)
+    with pytest.raises(MemoryError):
+        watch(session, images[8:])
+    monkeypatch.undo()
+    for use in (lambda: session.watch(images[0]), lambda: session.ask(ASKED).wait(), session.flush):
+        with pytest.raises(UserError, match="half changed; open the session again"):
+            use()
+    session.close()
+    assert "no snapshot" in said[-1]
+    assert "half changed" in said[-1]
+    with opened(model, tmp_path, said) as again:
+        assert again.stats.frames == 8
+        assert str(again.ask(ASKED))

@@ -5,7 +5,6 @@ import time
 from dataclasses import replace
 
 import pytest
-from faults.outbox import ordeal
 
 from edgevlm.apps.watches import delivery as delivery_module
 from edgevlm.apps.watches.delivery import Delivery
@@ -126,11 +125,3 @@ def test_lines_on_stdout_are_the_events(store, capsys):
         delivery.record(event)
     delivery.close()
     assert capsys.readouterr().out.splitlines() == [event.line() for event in EVENTS]
-
-
-def test_kills_at_writes_and_at_random_moments_lose_nothing(tmp_path):
-    """``python tests/faults/outbox.py 200`` is the whole of it."""
-    found = ordeal(tmp_path, 6)
-    assert found.at_writes + found.at_random == 6
-    assert found.acknowledged >= 3
-    assert (found.lost, found.out_of_order) == (0, 0)

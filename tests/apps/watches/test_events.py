@@ -1,13 +1,16 @@
 """The file of events: what it holds, and what it does on bad disks."""
 
 import os
+import sqlite3
 import subprocess
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
+from edgevlm.apps.watches import events as events_module
 from edgevlm.apps.watches.events import DAMAGED, FILE, EventStore, WatchEvent
 from edgevlm.errors import UserError
 
@@ -206,3 +209,22 @@ def test_a_full_disk_loses_nothing_and_a_read_only_one_is_refused(disk, said):
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     with pytest.raises(UserError, match="cannot be written"):
         EventStore(disk)
+
+
+def test_a_page_that_cannot_be_read_once_is_not_damage(tmp_path, said, monkeypatch):
+    EventStore(tmp_path, days=1e5).close()
+
+    class Once(sqlite3.Connection):
+        fails = True
+
+        def execute(self, statement, *values):
+            if Once.fails and "quick_check" in statement:
+                Once.fails = False
+                return super().execute("SELECT 'Tree 3 page 3: btreeInitPage() returns error code 10'")
+            return super().execute(statement, *values)
+
+    monkeypatch.setattr(events_module.sqlite3, "connect", partial(sqlite3.connect, factory=Once))
+    EventStore(tmp_path, said.append, days=1e5).close()
+    assert not Once.fails
+    assert said == []
+    assert not (tmp_path / DAMAGED).exists()

@@ -1,0 +1,28 @@
+"""A call or two of each kind of each work; ``python tests/faults/exhaust.py all`` is the whole of it."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FAULTS = {
+    "snapshot": ["full", "map", "allocate", "dead", "kill"],
+    "store": ["write", "read", "kill"],
+    "kernels": ["allocate"],
+    "export": ["full", "kill"],
+    "calibration": ["dead", "kill"],
+    "outbox": ["write", "read", "dead", "kill"],
+    "journal": ["read", "kill"],
+}
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="the library that makes calls fail wants a C compiler")
+@pytest.mark.parametrize("work", FAULTS)
+def test_what_a_call_that_fails_leaves_is_whole(work):
+    faults = [part for fault in FAULTS[work] for part in ("--fault", fault)]
+    command = [sys.executable, str(Path(__file__).with_name("exhaust.py")), work, *faults, "--some", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ", 0 bad" in done.stdout
