@@ -27,7 +27,7 @@ class Both:
         self.clusters = HashClusters(1, HEADS, DIM, AXES, slots, planes)
         self.distance, self.tokens, self.slot = distance, [], []
         normals = self.clusters.planes.astype(np.float64)
-        self.reference = [ReferenceClusters(slots, normals[head], distance) for head in range(HEADS)]
+        self.reference = [ReferenceClusters(slots, normals[head], distance + 1) for head in range(HEADS)]
         self.merged = self.forced = 0
 
     def join(self, keys, places):
@@ -190,8 +190,8 @@ def test_misuse_is_refused():
         clusters.join(0, keys, places.astype(np.float64), 7)
     with pytest.raises(CacheError, match="there is no slot 8 of 8"):
         clusters.seal(0, keys, places, np.full((HEADS, 5), 8, np.int32), np.ones((HEADS, 5), bool))
-    with pytest.raises(CacheError, match="distance must not be negative"):
-        clusters.join(0, keys, places, -1)
+    with pytest.raises(CacheError, match="distance must be -1"):
+        clusters.join(0, keys, places, -2)
     with pytest.raises(CacheError, match="query heads must be a multiple of the 2 KV heads, not 3"):
         clusters.choose(0, np.zeros((3, 1, DIM), np.float32), 0.3)
     with pytest.raises(CacheError, match="there must be 4 to"):
