@@ -68,8 +68,9 @@ class Span:
 
 
 def in_words(name: str, counts: Forgotten) -> str:
-    """``front-door: 120 rows of a layer, 40 thumbnails, 2 events deleted``."""
-    said = ", ".join(f"{count:,} {'rows of a layer' if what == 'rows' else what}" for what, count in counts.items())
+    """``front-door: 120 rows of a layer, 40 thumbnails, 2 events, 3 lines of the journal deleted``."""
+    called = {"rows": "rows of a layer", "journal": "lines of the journal"}
+    said = ", ".join(f"{count:,} {called.get(what, what)}" for what, count in counts.items())
     return f"{name or 'all cameras'}: {said} deleted"
 
 

@@ -218,20 +218,24 @@ class EventStore:
         return rows[0][0] if rows else None
 
     def forget(self, since: float | None = None, until: float | None = None, camera: str | None = None) -> int:
-        """Delete events of a time, sent or not, and overwrite their bytes; returns how many. Raises UserError."""
-        where = "time >= ? AND time <= ? AND camera = coalesce(?, camera)"
+        """Delete events of a time, and closings of what opened then, sent or not, and overwrite their bytes; returns how many.
+
+        Raises UserError.
+        """
+        where = "(time BETWEEN ? AND ? OR opened BETWEEN ? AND ?) AND camera = coalesce(?, camera)"
         span = (-1e300 if since is None else since, 1e300 if until is None else until)
         with self._lock:
             gone = [
                 each for each in self._unwritten
-                if span[0] <= each.event.time <= span[1] and camera in (None, each.event.camera)
+                if any(span[0] <= at <= span[1] for at in (each.event.time, each.event.opened))
+                and camera in (None, each.event.camera)
             ]  # fmt: skip
             for each in gone:
                 self._unwritten.remove(each)
             for path in self._folder.glob(f"{DAMAGED}*"):
                 path.unlink(missing_ok=True)
             try:
-                count = len(gone) + len(self._all(f"DELETE FROM events WHERE {where} RETURNING number", *span, camera))
+                count = len(gone) + len(self._all(f"DELETE FROM events WHERE {where} RETURNING number", *span, *span, camera))
                 self._all("PRAGMA wal_checkpoint(TRUNCATE)")
             except sqlite3.Error as error:
                 raise UserError(f"{self._path}: events cannot be deleted ({error})") from None

@@ -120,6 +120,14 @@ def test_what_is_forgotten_leaves_no_byte_on_the_disk(tmp_path, store):
     assert store.waiting() == {"phone": 2}
 
 
+def test_a_closing_goes_with_its_opening(store):
+    opened = numbered(1)[0]
+    store.record(opened)
+    store.record(replace(opened, state="close", time=NOW + 100))
+    assert store.forget(since=NOW - 1, until=NOW + 1) == 2
+    assert store.query() == []
+
+
 def spoilt(path, size):
     with path.open("r+b") as file:
         file.seek(size)
