@@ -58,7 +58,7 @@ def forget(
 ) -> None:
     """Delete what was seen, from memory and disk.
 
-    Rows of the memory, snapshots, thumbnails, events and journal of that time go, of a running server or, with --state, a folder.
+    Rows of the memory, snapshots, thumbnails, events and the journal of that time go: on a server, or in a folder.
     Rows of later frames keep what they drew from those that are deleted.
     """
     from edgevlm.apps.forget import Span, forget_folder, in_words
