@@ -10,6 +10,7 @@ import copy
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -104,7 +105,7 @@ class QuestionAttention:
         self._groups = []
         for queries, parts in groups:
             seen = parts[0] if len(parts) == 1 else SeenRows(*(np.concatenate(part) for part in zip(*parts, strict=True)))
-            score = (queries / np.float32(np.sqrt(queries.shape[1]))) @ seen.key.T
+            score = np.ascontiguousarray((seen.key @ (queries.T / np.float32(np.sqrt(queries.shape[1])))).T)
             self._groups.append((score, np.sqrt((queries * queries).sum(1)), seen[1:]))
 
     @property
@@ -116,8 +117,8 @@ class QuestionAttention:
     def features(self) -> Float64:
         """Each head's best and median score and its query's length, and how sure the model is of the next token: its logit, its
         log probability and the distribution's entropy; ``[3 x heads + 3]``."""
-        parts = ((score.max(1), _medians(score), length) for score, length, _ in self._groups)
-        return np.concatenate([*(np.stack(part, 1).ravel() for part in parts), self._sure])
+        parts = (zip(score.max(1), _medians(score), length, strict=True) for score, length, _ in self._groups)
+        return np.array([*chain.from_iterable(chain.from_iterable(parts)), *self._sure], np.float64)
 
     def by_head(self) -> Iterator[QuestionAttention]:
         """The same of each head by itself."""
@@ -156,22 +157,20 @@ class QuestionAttention:
         if self.blind:
             return Evidence((), False if rule.weights else None)
         held = self._lossless or bool(self.features @ rule.weights + rule.bias > 0) if rule.weights else None
-        token, confirmed, weight = self.weights()
-        frames, place = np.unique(token // tokens, return_inverse=True)
-        of_frame = np.bincount(place, weight)
-        of_frame[frames > times.newest] = 0  # pictures that the question showed
+        by_frame: dict[int, list[tuple[float, int, int]]] = {}  # weight, patch and the frame that last showed it
+        for token, last, weight in zip(*(part.tolist() for part in self.weights()), strict=True):
+            by_frame.setdefault(token // tokens, []).append((weight, token % tokens, last))
+        seen = {frame: sum(weight for weight, *_ in rows) for frame, rows in by_frame.items() if frame <= times.newest}
         moments = []
-        for index in np.argsort(-of_frame, kind="stable")[:MOMENTS].tolist():
-            if of_frame[index] < LEAST:
+        for frame in sorted(seen, key=lambda frame: (-seen[frame], frame))[:MOMENTS]:
+            if seen[frame] < LEAST:
                 break
-            mine = np.flatnonzero(place == index)
-            lit = mine[weight[mine] >= LIT * weight[mine].max()]
-            number = int(frames[index])
-            last = max(number, *confirmed[lit].tolist())
-            box = _box((token[lit] % tokens).tolist(), self._grid)
-            at, until = times.at(number), times.at(last)
-            weighs = round(float(of_frame[index]), 4)
-            moments.append(Moment(number * self._group, last * self._group, at, until, weighs, box))
+            least = LIT * max(by_frame[frame])[0]
+            lit = [(patch, last) for weight, patch, last in by_frame[frame] if weight >= least]
+            last = max(frame, *(last for _, last in lit))
+            box = _box([patch for patch, _ in lit], self._grid)
+            weight, at, until = round(seen[frame], 4), times.at(frame), times.at(last)
+            moments.append(Moment(frame * self._group, last * self._group, at, until, weight, box))
         return Evidence(tuple(moments), held)
 
 
