@@ -1,15 +1,18 @@
 """Evidence: the frames an answer was read from, against the demo world's truth."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from edgevlm import Session
 from edgevlm.calib.accuracy.cases import Case, make_case, score_evidence, seed_words
 from edgevlm.calib.accuracy.select_evidence import with_rule
 from edgevlm.calib.accuracy.worker import held_tokens
+from edgevlm.cli import app
 from edgevlm.runtime.calibration import EvidenceHeads
 from edgevlm.runtime.evidence import CLOSE_S, KNOTS, FrameTimes, QuestionAttention, SeenRows
 from edgevlm.runtime.model import Model
@@ -154,3 +157,12 @@ def test_a_model_nobody_calibrated_names_frames_and_claims_nothing(case: Case) -
         assert answer.evidence.held is None
         assert answer.evidence.moments
     model.close()
+
+
+def test_the_bench_of_its_cost_asks_both_ways() -> None:
+    typed = ["bench", "memory", "evidence", "--policy", "h2o", "--budget", "64", "--rounds", "1", "--threads", "1", "--json"]
+    done = CliRunner().invoke(app, typed, catch_exceptions=False)
+    (line,) = map(json.loads, done.stdout.splitlines())
+    assert (line["bench"], line["policy"], line["threads"]) == ("evidence", "h2o", 1)
+    assert line["ratio"] > 0
+    assert line["held"] <= 64
