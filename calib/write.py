@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from edgevlm.errors import UserError
-from edgevlm.runtime.atomic import atomic_directory, check_target
+from edgevlm.runtime.atomic import atomic_directory, check_target, reason
 from edgevlm.runtime.bundle import MANIFEST, Bundle, hash_file, seal_manifest
 from edgevlm.runtime.calibration import CALIBRATION, CHOICES, EVIDENCE, Calibration, Choices, EvidenceHeads
 from edgevlm.runtime.kv import SCALES, KVScales
@@ -41,6 +41,11 @@ def checkpoint_folder(target: Path, settings: Mapping[str, object]) -> Iterator[
         yield folder
         for other in target.parent.glob(f"{_prefix(target)}*"):
             _remove_unless_in_use(other, folder)
+    except OSError as error:
+        why = reason(error, target.parent)
+        raise UserError(
+            f"{error.filename or folder}: cannot be read or written ({why}); after that the same command continues from here"
+        ) from None
     finally:
         with suppress(OSError):
             folder.rmdir()  # if nothing was kept

@@ -111,10 +111,12 @@ class StoreFile:
             self.nbytes = end
 
     def read(self, extent: Extent) -> bytes:
-        """A record, or its start, in one read; less than that where the file ends or cannot be read."""
+        """A record, or its start; less than that where the file ends or cannot be read."""
+        data = b""
         with suppress(OSError):
-            return os.pread(self._handle, extent.nbytes, extent.offset)
-        return b""
+            while (left := extent.nbytes - len(data)) and (part := os.pread(self._handle, left, extent.offset + len(data))):
+                data += part
+        return data
 
     def sync(self) -> None:
         """See what was written onto the disk. Raises OSError."""

@@ -12,7 +12,7 @@ FAULTS = {
     "store": ["write", "read", "kill"],
     "kernels": ["allocate"],
     "export": ["full", "kill"],
-    "calibration": ["dead", "kill"],
+    "calibration": ["full", "kill"],
     "outbox": ["write", "read", "dead", "kill"],
     "journal": ["read", "kill"],
 }

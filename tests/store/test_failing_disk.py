@@ -101,6 +101,16 @@ def test_a_disk_that_cannot_be_read_loses_what_is_asked_of_it(opened, said, monk
     assert len(said) == 1
 
 
+def test_a_disk_that_gives_half_of_what_is_asked_is_asked_again(opened, said, monkeypatch):
+    store, real = opened(), os.pread
+    for seed in range(40):
+        store.put(block(seed))
+    store.sync()
+    monkeypatch.setattr(file_module.os, "pread", lambda handle, size, at: real(handle, (size + 1) // 2, at))
+    assert all(map(same, store.get(range(40)), map(block, range(40))))
+    assert said == []
+
+
 def test_what_cannot_be_seen_onto_the_disk_is_said(opened, said, monkeypatch):
     disk = Disk(monkeypatch, "fdatasync")
     store = opened()
