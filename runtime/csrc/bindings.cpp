@@ -205,7 +205,7 @@ void bind_cache(py::module_& module) {
         if (!key_scale.is_none()) shape.key_scale = scale_of(call, key_scale, "key scale", shape);
         if (!value_scale.is_none()) shape.value_scale = scale_of(call, value_scale, "value scale", shape);
         const Unlocked unlocked;  // zeroing gigabytes takes seconds
-        return new Cache(shape);  // not a unique_ptr's: where pybind11 has no memory to note it, that one is freed twice
+        return std::make_unique<Cache>(shape);
     }));
     cache.def_static("bytes_for", [](std::vector<std::int64_t> capacities, std::int64_t kv_heads, std::int64_t head_dim,
                                      const py::object& inv_freq, std::int64_t axes, const std::string& dtype,

@@ -1,4 +1,4 @@
-"""A call or two of each kind of each work; ``python tests/faults/exhaust.py all`` is the whole of it."""
+"""A call of some kinds of each work; ``python tests/faults/exhaust.py all`` is the whole of it."""
 
 import shutil
 import subprocess
@@ -22,7 +22,7 @@ FAULTS = {
 @pytest.mark.parametrize("work", FAULTS)
 def test_what_a_call_that_fails_leaves_is_whole(work):
     faults = [part for fault in FAULTS[work] for part in ("--fault", fault)]
-    command = [sys.executable, str(Path(__file__).with_name("exhaust.py")), work, *faults, "--some", "2"]
+    command = [sys.executable, str(Path(__file__).with_name("exhaust.py")), work, *faults, "--some", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ", 0 bad" in done.stdout
