@@ -19,6 +19,14 @@ settings.load_profile("repeatable")
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """One worker more than there are cores: tests of servers and cameras wait for half of their time."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" not in os.environ:
+        return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return None
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """A file stays on one worker, so that the models its fixtures export are exported once; apps, which take longest, first."""
     from xdist.scheduler import LoadFileScheduling

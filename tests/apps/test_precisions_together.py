@@ -41,8 +41,8 @@ def test_one_bundle_of_several_precisions(options: list[str], video: Path, tmp_p
     lines("export", tmp_path / "checkpoint", "--out", bundle, *options)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "checkpoint"], "nothing else is left"
     asked = ("run", "--video", video, "--model", bundle, "--ask", "what is it?", "--json")
-    *_, answer, summary = lines(*asked, "--budget", 160, "--policy", "purekv:st_spattn=on", "--state", tmp_path / "state")
-    assert answer["event"] == "answer"
+    *found, summary = lines(*asked, "--budget", 160, "--policy", "purekv:st_spattn=on", "--state", tmp_path / "state")
+    assert [line["event"] for line in found if line["event"] != "stats"] == ["answer"]
     assert summary["compressions"] > 0
     (measured,) = lines("bench", "speed", "kv", "--model", bundle, "--tokens", 96, "--json")
     assert (measured["bench"], measured["kv"]) == ("kv-precision", options[options.index("--kv") + 1])

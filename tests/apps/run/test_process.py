@@ -29,7 +29,8 @@ def test_every_option_has_a_variable():
     }
     done = edgevlm("run", **said)
     assert done.returncode == 0, done.stderr
-    *answers, summary = [json.loads(line) for line in done.stdout.splitlines()]
+    *lines, summary = [json.loads(line) for line in done.stdout.splitlines()]
+    answers = [line for line in lines if line["event"] == "answer"]
     assert [answer["question"] for answer in answers] == [COUNT, COUNT, "which shape came first?"]
     assert [answer["time_s"] for answer in answers] == [1.0, 3.0, 3.0]
     assert summary["frames"] == 6

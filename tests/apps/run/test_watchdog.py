@@ -178,7 +178,7 @@ def test_a_run_from_its_start_to_its_end(manager):
 def test_a_camera_that_dies_is_lived_through(manager, tmp_path):
     (tmp_path / "pictures").mkdir()
     with mjpeg_camera(tmp_path / "pictures") as camera:
-        timeouts = ("--open-timeout", "1", "--stall-timeout", "0.5", "--read-timeout", "1")
+        timeouts = ("--open-timeout", "60", "--stall-timeout", "0.5", "--read-timeout", "1")
         process = run(manager, "--camera", f"http://127.0.0.1:{camera.port}/live", "--fps", "10", *timeouts)
         manager.until("READY=1")
         camera.kill()

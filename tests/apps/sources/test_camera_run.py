@@ -13,7 +13,7 @@ import pytest
 from processes import mjpeg_camera
 from typed import edgevlm
 
-TIMEOUTS = ("--stats-every", "0.2", "--open-timeout", "1", "--stall-timeout", "0.5", "--read-timeout", "1.5")
+TIMEOUTS = ("--stats-every", "0.2", "--open-timeout", "60", "--stall-timeout", "0.5", "--read-timeout", "1.5")
 
 
 class Command:
