@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 
 from edgevlm.apps.credentials import secret
 from edgevlm.apps.journal import CAP as JOURNAL_CAP
@@ -34,6 +34,22 @@ FIXED = ("engine", "threads", "state", "events", "thumbnails", "journal")  # whi
 FIXED_OF_SERVER = ("host", "port", "max_connections")
 
 
+def checked_budget(value: str | int | None) -> str | int | None:
+    """A budget as typed. Raises ValueError for what is none."""
+    if value is not None:
+        try:
+            parse_budget(str(value))
+        except UserError as error:
+            raise ValueError(str(error)) from None
+    return value
+
+
+Fps = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
+Budget = Annotated[str | int | None, AfterValidator(checked_budget)]
+Days = Annotated[float, Field(gt=0, le=36_500)]
+Megabytes = Annotated[int, Field(ge=1, le=1 << 20)]
+
+
 class Section(BaseModel):
     """A table of the file: unknown keys are errors, and so are values of another type."""
 
@@ -46,15 +62,10 @@ class CameraSettings(Section):
     source: str = "demo"
     model: str | None = None
     policy: str | None = None
-    budget: str | int | None = None
-    fps: Annotated[float, Field(gt=0, le=1000)] | None = None
+    budget: Budget = None
+    fps: Fps | None = None
     append: str | None = None
     encode: str | None = None
-
-    @field_validator("budget")
-    @classmethod
-    def _budget(cls, value: str | int | None) -> str | int | None:
-        return checked_budget(value)
 
 
 class ServerSettings(Section):
@@ -105,15 +116,15 @@ class ServerSettings(Section):
 class EventSettings(Section):
     """What is kept of what watches saw: for so many days, and so many megabytes, pictures included."""
 
-    days: Annotated[float, Field(gt=0, le=36_500)] = DAYS
-    megabytes: Annotated[int, Field(ge=1, le=1 << 20)] = CAP >> 20
+    days: Days = DAYS
+    megabytes: Megabytes = CAP >> 20
 
 
 class ThumbnailSettings(Section):
     """What is kept of a camera's pictures: for so many days, and so many megabytes."""
 
-    days: Annotated[float, Field(gt=0, le=36_500)] = 3650.0
-    megabytes: Annotated[int, Field(ge=1, le=1 << 20)] = THUMBNAILS_CAP >> 20
+    days: Days = 3650.0
+    megabytes: Megabytes = THUMBNAILS_CAP >> 20
 
 
 class JournalSettings(Section):
@@ -129,8 +140,8 @@ class JournalSettings(Section):
     changed: Annotated[float, Field(gt=0, le=1e6)] = 2.0
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 48
     context: Annotated[int, Field(ge=0, le=65_536)] = 0
-    days: Annotated[float, Field(gt=0, le=36_500)] = JOURNAL_DAYS
-    megabytes: Annotated[int, Field(ge=1, le=1 << 20)] = JOURNAL_CAP >> 20
+    days: Days = JOURNAL_DAYS
+    megabytes: Megabytes = JOURNAL_CAP >> 20
 
 
 class ServeConfig(Section):
@@ -138,8 +149,8 @@ class ServeConfig(Section):
 
     model: str = "demo"
     policy: str = "auto"
-    budget: str | int | None = None
-    fps: Annotated[float, Field(gt=0, le=1000)] = 2.0
+    budget: Budget = None
+    fps: Fps = 2.0
     append: str = "auto"
     encode: str = "auto"
     engine: str = DEFAULT_ENGINE
@@ -169,11 +180,6 @@ class ServeConfig(Section):
                 if cameras and camera not in cameras:
                     raise ValueError(f"{each.name}: there is no camera {camera!r}; {nearest(camera, cameras)}")
         return value
-
-    @field_validator("budget")
-    @classmethod
-    def _budget(cls, value: str | int | None) -> str | int | None:
-        return checked_budget(value)
 
     def camera(self, settings: CameraSettings) -> CameraSettings:
         """A camera's settings, with what it leaves out filled in."""
@@ -266,16 +272,6 @@ def known_keys(section: Any, path: list[str]) -> list[str]:
         inner = [each for each in get_args(kind) if isinstance(each, type) and issubclass(each, BaseModel)]
         section = inner[-1] if inner else kind or section
     return list(section.model_fields)
-
-
-def checked_budget(value: str | int | None) -> str | int | None:
-    """A budget as typed. Raises ValueError for what is none."""
-    if value is not None:
-        try:
-            parse_budget(str(value))
-        except UserError as error:
-            raise ValueError(str(error)) from None
-    return value
 
 
 def named_cameras(sources: list[str]) -> dict[str, CameraSettings]:

@@ -19,7 +19,7 @@ from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from fastapi.security import HTTPBearer
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, Field, field_validator
+from pydantic import AfterValidator, BaseModel, Field
 from sse_starlette import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -31,7 +31,7 @@ from edgevlm.apps.forget import Span
 from edgevlm.apps.run.clock import Asked, moment
 from edgevlm.apps.run.events import wall_clock
 from edgevlm.apps.serve.chat import ChatRequest, Completion, Moment, Strict, TooLate
-from edgevlm.apps.serve.config import CameraSettings, Name, ServeConfig, checked_budget
+from edgevlm.apps.serve.config import CameraSettings, Fps, Name, ServeConfig, checked_budget
 from edgevlm.apps.serve.guard import error_body
 from edgevlm.apps.serve.metrics import Metrics
 from edgevlm.apps.serve.responses import ModelResponse, ResponsesRequest
@@ -52,6 +52,8 @@ PAGE = files("edgevlm.apps.serve").joinpath("page")
 MAX_EVENTS = 1000  # of one request
 When = Annotated[str, Query(min_length=1, max_length=40)]
 StreamName = Annotated[str, Path(max_length=64)]
+PolicyName = Annotated[str, Field(max_length=256)]
+Budget = Annotated[Annotated[str, Field(max_length=16)] | Annotated[int, Field(ge=1)] | None, AfterValidator(checked_budget)]
 
 
 class NewStream(Strict):
@@ -59,21 +61,17 @@ class NewStream(Strict):
 
     id: Name
     source: Annotated[str, Field(min_length=1, max_length=4096)]
-    policy: Annotated[str, Field(max_length=256)] | None = None
-    budget: Annotated[str, Field(max_length=16)] | Annotated[int, Field(ge=1)] | None = None
-    fps: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
-
-    _budget = field_validator("budget")(checked_budget)
+    policy: PolicyName | None = None
+    budget: Budget = None
+    fps: Fps | None = None
 
 
 class StreamChange(Strict):
     """Another policy or budget begins a new memory; what is left out stays."""
 
     state: Literal["running", "paused"] | None = None
-    policy: Annotated[str, Field(max_length=256)] | None = None
-    budget: Annotated[str, Field(max_length=16)] | Annotated[int, Field(ge=1)] | None = None
-
-    _budget = field_validator("budget")(checked_budget)
+    policy: PolicyName | None = None
+    budget: Budget = None
 
 
 class Forget(Strict):
