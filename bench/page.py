@@ -34,6 +34,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import Progress
 
 FPS = 1.0  # of the camera
+BUDGET = 256  # tokens of its memory: what is drawn of it takes as long as it is large
 POLL = 3  # simulated seconds from one look of the page at the memory to the next
 STEP = 15  # that pass between two words with the browser
 LEAST = 12  # samples
@@ -163,7 +164,7 @@ def keep_serving(model: str, folder: str) -> None:
     camera = CameraSettings(source=f"{__file__}:SteppedDemo", fps=FPS)
     server_settings = ServerSettings(max_rate=1e6)
     config = ServeConfig(
-        model=model, threads=1, state=folder, state_every=1.0, cameras={"demo": camera}, server=server_settings
+        model=model, threads=1, budget=BUDGET, state=folder, state_every=10.0, cameras={"demo": camera}, server=server_settings
     )
     service, listening = Service(config, to_stderr), bound("127.0.0.1", 0)
     began, watched, sent, pictures = time.time(), 0, 0, 0
@@ -189,7 +190,7 @@ def keep_serving(model: str, folder: str) -> None:
             RELEASED.release()
             end = time.monotonic() + 1.0
             while (stream.session.stats.frames < watched or pictures < watched) and time.monotonic() < end:
-                time.sleep(0.0005)
+                time.sleep(0.001)
             tell(stream.loop.stats())
             sent += 1
         print(stream.session.stats.frames, sent, pictures, flush=True)

@@ -30,6 +30,7 @@ from edgevlm.runtime.session import Session
 Line = dict[str, Any]
 Questions = Sequence[tuple[str, Sequence[str]]]
 STREAM, WATCHES = 5_000_000, 12  # number of the first stream; watches of each
+WINDOW, STILL = "sliding-window", "still"
 BATCH = 16  # streams of a worker from one count of events to the next
 FPS = 2.0
 LATE = 4  # frames that an opening or a closing may come late and count
@@ -98,7 +99,7 @@ def quality(
     events: int = 500,
     frames: int = 128,
     seed: str = "0",
-    policy: Sequence[str] = ("auto",),
+    policy: Sequence[str] = ("auto", WINDOW, STILL),
     append: Sequence[str] = ("auto", "all"),
     threads: int | None = None,
     out: Path | None = None,
@@ -108,9 +109,9 @@ def quality(
     """A line for each memory, kind of question and rule, over so many streams that as many objects come in as ``events``.
 
     now: WATCHES watches ask at each frame whether an object is there. past: each object that left, and as often one that
-    never came, is asked about from PAST frames after it left, for ASKED frames: was it there? Beside memories by ``policy``
-    and ``append``: a sliding window of the same budget, and the newest frame alone, as if each were asked about by itself.
-    out: keeps each stream's scores; a run that was stopped goes on there. Raises UserError.
+    never came, is asked about from PAST frames after it left, for ASKED frames: was it there? ``still`` is no policy but the
+    newest frame alone, as if each were asked about by itself. out: keeps each stream's scores; a run that was stopped goes on
+    there. Raises UserError.
     """
     settings: dict[str, Any] = {"seed": seed, "frames": frames, "policy": list(policy), "append": list(append)}
     make = partial(WatchedStreams, **settings, threads=threads)
@@ -152,11 +153,13 @@ class WatchedStreams:
         watched, truth = chosen(present, np.random.default_rng(words))
         left = departed(present, np.random.default_rng([*words, 1]))
         memories: dict[tuple[str, str], dict[str, Any]] = {
-            (name, way): {"policy": name, "append": way} for name in self._policy for way in self._append
+            (name, way): {"policy": name, "append": way}
+            for name in self._policy
+            for way in (["all"] if name in (WINDOW, STILL) else self._append)
         }
-        per_frame = self._model.bundle.vision.tokens_per_frame
-        memories["sliding-window", "all"] = {"policy": "sliding-window", "append": "all"}
-        memories["still", "all"] = {"policy": "sliding-window", "append": "all", "budget": per_frame, "chunk": 1}
+        if (STILL, "all") in memories:
+            per_frame = self._model.bundle.vision.tokens_per_frame
+            memories[STILL, "all"] = {"policy": WINDOW, "append": "all", "budget": per_frame, "chunk": 1}
         scores: dict[str, Score] = {}
         for memory, options in memories.items():
             now, past = asked(self._model, pictures, watched, left, options)
