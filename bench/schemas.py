@@ -77,7 +77,7 @@ _NUMBERS = {
             "rule": "Fraction of the candidates that the policy's rule chose before any limit.",
         }.items()
     },
-    "about": "What watches ask: what is there now, or what was there in the past.",
+    "about": "What watches ask about: what is there now, or what left so many frames ago.",
     "answers": "Answers compared.",
     "appended": "Fraction of the frames' tokens that entered the memory.",
     "arena_mb": "Size of the allocated KV cache.",

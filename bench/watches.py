@@ -34,7 +34,10 @@ WINDOW, STILL = "sliding-window", "still"
 BATCH = 16  # streams of a worker from one count of events to the next
 FPS = 2.0
 LATE = 4  # frames that an opening or a closing may come late and count
-PAST, ASKED = 16, 6  # frames after an object left from which it is asked about, twice what a plain window holds; for how many
+PASTS, ASKED = (
+    (16, 80),
+    6,
+)  # frames after an object left from which it is asked about, the second beyond a plain window; for so many
 RULES: dict[str, dict[str, float]] = {
     "default": {},
     "one answer": {"open_after": 0.0, "close_after": 0.0},
@@ -101,6 +104,7 @@ def quality(
     seed: str = "0",
     policy: Sequence[str] = ("auto", WINDOW, STILL),
     append: Sequence[str] = ("auto", "all"),
+    watches: int = WATCHES,
     threads: int | None = None,
     out: Path | None = None,
     workers: int = 1,
@@ -108,12 +112,13 @@ def quality(
 ) -> Iterator[Line]:
     """A line for each memory, kind of question and rule, over so many streams that as many objects come in as ``events``.
 
-    now: WATCHES watches ask at each frame whether an object is there. past: each object that left, and as often one that
-    never came, is asked about from PAST frames after it left, for ASKED frames: was it there? ``still`` is no policy but the
+    now: so many watches ask at each frame whether an object is there. past: each object that left, and as often one that never
+    came, is asked about so many frames after it left, PASTS, for ASKED frames: was it there? ``still`` is no policy but the
     newest frame alone, as if each were asked about by itself. out: keeps each stream's scores; a run that was stopped goes on
     there. Raises UserError.
     """
-    settings: dict[str, Any] = {"seed": seed, "frames": frames, "policy": list(policy), "append": list(append)}
+    shown = {"seed": seed, "frames": frames, "watches": watches}
+    settings: dict[str, Any] = {**shown, "policy": list(policy), "append": list(append)}
     make = partial(WatchedStreams, **settings, threads=threads)
     watched, batch = make(), 1 if workers == 1 else BATCH * workers
     header = {"journal": "edgevlm bench watch", "edgevlm": __version__, **settings}
@@ -126,6 +131,8 @@ def quality(
                 progress(f"stream {len(journal.records)}")
             records += [journal.records[stream,] for stream in streams]
     for key in records[0]["scores"]:
+        if not any(any(record["scores"][key].values()) for record in records):
+            continue  # nothing was asked
         name, way, about, rule = key.split("|")
         line = summed([Score(**record["scores"][key]) for record in records])
         yield {"bench": "watch", "policy": name, "append": way, "about": about, "rule": rule, "streams": len(records), **line}
@@ -134,13 +141,15 @@ def quality(
 class WatchedStreams:
     """Scores of streams, called with a stream's number; the model is loaded by the first."""
 
-    def __init__(self, seed: str, frames: int, policy: Sequence[str], append: Sequence[str], threads: int | None) -> None:
+    def __init__(
+        self, seed: str, frames: int, watches: int, policy: Sequence[str], append: Sequence[str], threads: int | None
+    ) -> None:
         """Raises UserError for a seed that is none."""
         try:
             self._words = seed_words(seed)
         except ValueError:
             raise UserError(f"--seed {seed}: give a number from 0 up, or test for the seeds kept for reports") from None
-        self._frames, self._policy, self._append, self._threads = frames, policy, append, threads
+        self._frames, self._watches, self._policy, self._append, self._threads = frames, watches, policy, append, threads
 
     @cached_property
     def _model(self) -> Model:
@@ -150,7 +159,7 @@ class WatchedStreams:
         """``events``: objects that came; ``scores``: by ``policy|append|about|rule``."""
         words = [*self._words, STREAM + stream]
         pictures, present = shown(words, self._frames)
-        watched, truth = chosen(present, np.random.default_rng(words))
+        watched, truth = chosen(present, self._watches, np.random.default_rng(words))
         left = departed(present, np.random.default_rng([*words, 1]))
         memories: dict[tuple[str, str], dict[str, Any]] = {
             (name, way): {"policy": name, "append": way}
@@ -164,14 +173,16 @@ class WatchedStreams:
         for memory, options in memories.items():
             now, past = asked(self._model, pictures, watched, left, options)
             for rule, settings in RULES.items():
-                there, was = Score(), Score()
+                by_age = {f"{age} frames ago": Score() for age in PASTS}
+                there = Score()
                 for truths, probabilities in zip(truth.T.tolist(), now.T, strict=True):
                     there.add(truths, opened(probabilities, settings))
-                for (_, _, came), probabilities in zip(left, past, strict=True):
-                    was.add([came] * ASKED, opened(probabilities, settings))
-                scores |= {"|".join((*memory, "now", rule)): there, "|".join((*memory, "past", rule)): was}
-        events = sum(len(list(spans(truths))) for truths in truth.T.tolist())
-        return {"stream": stream, "events": events, "scores": {key: asdict(score) for key, score in scores.items()}}
+                for (_, _, came, age), probabilities in zip(left, past, strict=True):
+                    by_age[f"{age} frames ago"].add([came] * ASKED, opened(probabilities, settings))
+                for about, score in {"now": there, **by_age}.items():
+                    scores["|".join((*memory, about, rule))] = score
+        come = len(set().union(*present))
+        return {"stream": stream, "events": come, "scores": {key: asdict(score) for key, score in scores.items()}}
 
 
 def shown(seed: list[int], frames: int) -> tuple[list[NDArray[np.uint8]], list[set[str]]]:
@@ -183,21 +194,22 @@ def shown(seed: list[int], frames: int) -> tuple[list[NDArray[np.uint8]], list[s
     return pictures, present
 
 
-def chosen(present: list[set[str]], random: np.random.Generator) -> tuple[list[str], NDArray[np.bool_]]:
-    """Objects to watch for, WATCHES of them, and whether each is there ``[frames, watches]``: all that come, then others."""
+def chosen(present: list[set[str]], watches: int, random: np.random.Generator) -> tuple[list[str], NDArray[np.bool_]]:
+    """So many objects to watch for, and whether each is there ``[frames, watches]``: all that come, then others."""
     come = sorted(set().union(*present))
     others = [f"{color} {shape}" for color in COLORS for shape in SHAPES if f"{color} {shape}" not in come]
-    names = [*random.permutation(come)[:WATCHES], *random.permutation(others)][:WATCHES]
-    return names, np.array([[name in there for name in names] for there in present])
+    names = [*random.permutation(come)[:watches], *random.permutation(others)][:watches]
+    return names, np.array([[name in there for name in names] for there in present], bool).reshape(len(present), len(names))
 
 
-def departed(present: list[set[str]], random: np.random.Generator) -> list[tuple[str, int, bool]]:
-    """What to ask about once it left, from which frame on, and whether it had come: as often one that never did."""
+def departed(present: list[set[str]], random: np.random.Generator) -> list[tuple[str, int, bool, int]]:
+    """What to ask about once it left, from which frame on, whether it had come (as often one that never did), and its age."""
     never = [f"{color} {shape}" for color in COLORS for shape in SHAPES if f"{color} {shape}" not in set().union(*present)]
     found = []
-    for frame in range(1, len(present) - PAST - ASKED + 1):
-        for name in sorted(present[frame - 1] - present[frame]):
-            found += [(name, frame + PAST, True), (str(random.choice(never)), frame + PAST, False)]
+    for age in PASTS:
+        for frame in range(1, len(present) - age - ASKED + 1):
+            for name in sorted(present[frame - 1] - present[frame]):
+                found += [(name, frame + age, True, age), (str(random.choice(never)), frame + age, False, age)]
     return found
 
 
@@ -205,7 +217,7 @@ def asked(
     model: Model,
     pictures: list[NDArray[np.uint8]],
     names: list[str],
-    left: list[tuple[str, int, bool]],
+    left: list[tuple[str, int, bool, int]],
     options: dict[str, Any],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The probability of yes: is it there now, ``[frames, names]``, and was it there, ``[left, ASKED]``."""
@@ -213,9 +225,9 @@ def asked(
     with Session.open(model, **options) as session:
         for frame, picture in enumerate(pictures):
             session.watch(picture, (frame + 1) / FPS)
-            due = [place for place, (_, start, _) in enumerate(left) if start <= frame < start + ASKED]
+            due = [place for place, (_, start, *_) in enumerate(left) if start <= frame < start + ASKED]
             questions = [f"is there {a(name)} now?" for name in names] + [f"was there {a(left[place][0])}?" for place in due]
-            answers = session.classify([(question, ("yes", "no")) for question in questions])
+            answers = session.classify([(question, ("yes", "no")) for question in questions]) if questions else ()
             found = [one.probabilities["yes"] for one in answers]
             now[frame] = found[: len(names)]
             for place, probability in zip(due, found[len(names) :], strict=True):

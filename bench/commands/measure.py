@@ -229,7 +229,7 @@ def watch(
     policy: Policies = None,
     append: Annotated[str | None, option("all,changed[:..]", "Append so.", "auto,all")] = None,
     model: Annotated[str | None, option("demo|BUNDLE", "Run this model, for cost.")] = None,
-    watches: Annotated[int | None, option("N", "Ask so many, for cost.", "12", min=1, max=64)] = None,
+    watches: Annotated[int | None, option("N", "Ask so many.", "12", min=0, max=64)] = None,
     rounds: Rounds = None,
     out: Annotated[Path | None, option("FILE", "Keep finished streams here, and go on there.")] = None,
     workers: Annotated[int | None, option("N", "Work in this many processes.", min=1, max=256)] = None,

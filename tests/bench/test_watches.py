@@ -21,21 +21,21 @@ def test_openings_are_compared_with_the_truth():
 
 def test_what_left_is_asked_about_later_beside_what_never_came():
     present = [{"red square"}] * 3 + [set()] * 30
-    (name, start, came), (other, same, never) = watches.departed(present, np.random.default_rng(0))
-    assert (name, start, came) == ("red square", 3 + watches.PAST, True)
+    (name, *known), (other, *never) = watches.departed(present, np.random.default_rng(0))
+    assert (name, known) == ("red square", [3 + 16, True, 16])
     assert other != name
-    assert (same, never) == (start, False)
+    assert never == [3 + 16, False, 16]
 
 
 def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch):
     def lines():
-        return list(watches.quality(2, 24, append=["auto"], out=tmp_path / "watch.jsonl"))
+        return list(watches.quality(2, 24, "4", append=["auto"], watches=4, out=tmp_path / "watch.jsonl"))
 
     monkeypatch.setattr(watches, "RULES", {"default": {}})
-    monkeypatch.setattr(watches, "WATCHES", 4)
+    monkeypatch.setattr(watches, "PASTS", (4,))
     found = lines()
     assert [(line["policy"], line["about"]) for line in found] == [
-        (name, about) for name in ("auto", "sliding-window", "still") for about in ("now", "past")
+        (name, about) for name in ("auto", "sliding-window", "still") for about in ("now", "4 frames ago")
     ]
     assert found[0]["events"] >= 2
     monkeypatch.setattr(watches.WatchedStreams, "__call__", None)
