@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -10,16 +11,18 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 _LONGEST = 1500  # characters of a message
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 class UserError(Exception):
     """Something the user can mend: one line on stderr, exit status 2, never a traceback.
 
-    The message says what is wrong and what to do next; of one that quotes too much the middle is left out.
+    The message says what is wrong and what to do next. It is one line whatever it quotes, a file's name or a tokenizer's words:
+    control characters are blanks, and of too long a one the middle is left out.
     """
 
     def __init__(self, message: object) -> None:
-        line = str(message)
+        line = _CONTROL.sub(" ", str(message))
         super().__init__(line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} .. {line[-_LONGEST // 2 :]}")
 
 

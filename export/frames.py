@@ -65,10 +65,15 @@ def processor(checkpoint: Checkpoint, processors: tuple[str, ...]) -> tuple[str,
     )
 
 
+def sides(config: dict[str, Any]) -> dict[str, int | None]:
+    """``size`` of a processor file by its sides; a number is that of both."""
+    size = config.get("size") or {}
+    return {"height": size, "width": size} if isinstance(size, int) else dict(size)
+
+
 def _fit(file: str, config: dict[str, Any], wanted: tuple[int, int]) -> dict[str, Any]:
     """``stretch`` to the tower's size, or resize the shorter edge and ``crop`` the middle."""
-    size = config.get("size")
-    size = {"height": size, "width": size} if isinstance(size, int) else dict(size or {})
+    size = sides(config)
     crop = config.get("crop_size") if config.get("do_center_crop") else None
     crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
     final = dict(crop or size)
@@ -107,7 +112,7 @@ def pixel_budget(
     if not (is_there or needs_file):
         return PixelBudget(factor, budget[0], budget[1] * clip, clip)
     file, config = processor(checkpoint, processors)
-    size: dict[str, Any] = config.get("size") or {}
+    size = sides(config)
     fewest = int(config.get("min_pixels") or size.get("shortest_edge") or budget[0])
     most = int(config.get("max_pixels") or size.get("longest_edge") or budget[1])
     if clip > 1:

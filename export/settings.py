@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 Index = Annotated[int, Ge(-1024), Le(1024)]
+Theta = Annotated[float, Ge(1), Le(1e12)]
 Patches = Annotated[int, Ge(1), Le(1 << 20)]
 Square = Annotated[int, Ge(1), Le(1 << 14)] | list[int]  # families refuse lists
 Area = Annotated[int, Ge(1), Le(1 << 28)]  # pixels
@@ -32,7 +33,7 @@ class Rope:
 
     type: Word | None = None
     rope_type: Word | None = None
-    rope_theta: Positive | None = None
+    rope_theta: Theta | None = None
     mrope_section: Short | None = None
     mrope_interleaved: bool | None = None
 
@@ -81,7 +82,7 @@ class Settings:
     quantization_config: Quantization | None = None
     rope_parameters: Rope | None = None
     rope_scaling: Rope | None = None
-    rope_theta: Positive | None = None
+    rope_theta: Theta | None = None
     rms_norm_eps: Finite | None = None
     layer_norm_eps: Finite | None = None
     tie_word_embeddings: bool | None = None

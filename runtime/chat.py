@@ -77,11 +77,12 @@ class Conversations:
         """Suffix ids, with as many of the newest turns as there is room for; older ones are forgotten.
 
         history: the turns, oldest first, where there is no ``conversation``. text_only: ids of the whole prompt without a
-        video instead.
+        video instead. Raises UserError for a template that writes none.
         """
         turns = self.turns.get(conversation, []) if conversation is not None else list(history)
         written = self._chat.text_only if text_only else self._chat.suffix
-        alone = len(self._encode(written([], question)))
+        if not (alone := len(self._encode(written([], question)))):
+            raise UserError("the chat template writes no question; it is another model's")
         while True:
             ids = self._encode(written(turns, question))
             if len(ids) - alone <= self._history_tokens or not turns:

@@ -136,7 +136,8 @@ class Stream:
         self.torn = False  # an error has left the memory half changed
         self.frames = 0
         self._seq = 0
-        self._append_text(model.engine.embed(np.asarray(prefix, np.int64)), (), Kind.PREFIX)
+        if len(prefix):
+            self._append_text(model.engine.embed(np.asarray(prefix, np.int64)), (), Kind.PREFIX)
 
     @property
     def tokens(self) -> int:

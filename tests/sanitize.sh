@@ -2,7 +2,9 @@
 # Build the extension with sanitizers beside the tree, and run tests against that build.
 # Usage: tests/sanitize.sh [pytest arguments]    AddressSanitizer and UBSan over the cache's tests
 #        tests/sanitize.sh misuse [calls] [seed] the same over generated misuse (tests/fuzz/misuse.py)
+#        tests/sanitize.sh states [operations] [seed]  the same over sequences of operations (tests/fuzz/states.py)
 #        tests/sanitize.sh thread [policies]     ThreadSanitizer over caches and sessions that threads share (tests/races.py)
+#        tests/sanitize.sh thread states|misuse ..  ThreadSanitizer over those
 # PYTHON=... picks the interpreter. ThreadSanitizer sees our C++, pthread locks and nothing else: CPython, numpy and ONNX Runtime
 # are not instrumented, and what only they touch is not reported.
 set -euo pipefail
@@ -11,16 +13,13 @@ python=${PYTHON:-python}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-misuse=
-if [ "${1:-}" = misuse ]; then
-    shift
-    misuse=1
-fi
 kind=address,undefined symbols="__asan_report_load __ubsan_handle" libraries="libasan.so libubsan.so" start=__asan_init
 if [ "${1:-}" = thread ]; then
     shift
     kind=thread symbols=__tsan_func_entry libraries=libtsan.so start=__tsan_init
 fi
+program=
+case ${1:-} in misuse | states) program=$1; shift ;; esac
 export EDGEVLM_SANITIZE=$kind
 cd "$tree"
 "$python" setup.py --quiet build_py --build-lib "$work/lib" 2>"$work/build_py.log" || { cat "$work/build_py.log" >&2; exit 1; }
@@ -48,10 +47,10 @@ for symbol in symbols:
 assert hasattr(ctypes.CDLL(None), start), "the sanitizer is not loaded"
 print("sanitized:", _native.__file__)
 CHECK
-if [ $kind = thread ]; then
+if [ $program ]; then
+    run "$tree/tests/fuzz/$program.py" "$@"
+elif [ $kind = thread ]; then
     run "$tree/tests/races.py" "$@"
-elif [ $misuse ]; then
-    run "$tree/tests/fuzz/misuse.py" "$@"
 else
     run -m pytest "$tree/tests/cache" -c "$tree/pyproject.toml" --rootdir "$tree" -p no:cacheprovider "$@"
 fi

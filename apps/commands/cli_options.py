@@ -21,8 +21,16 @@ def check_kv(text: str | None) -> str | None:
     return text
 
 
+def check_finite(param: typer.CallbackParam, value: Any) -> Any:
+    """A number as typed. Raises UserError for NaN, infinity and numbers that computing with makes infinite."""
+    if isinstance(value, float) and not (value == 0 or 1e-9 <= abs(value) <= 1e15):
+        raise UserError(f"{param.opts[0]} {value:g}: give an ordinary number")
+    return value
+
+
 def option(metavar: str | None, help: str, default: str | bool = True, panel: str | None = None, **more: Any) -> Any:
     """An option as ``--help`` shows it. default: in words, where the value does not say it; panel: its heading."""
+    more.setdefault("callback", check_finite)
     return typer.Option(metavar=metavar, help=help, show_default=default, rich_help_panel=panel, **more)
 
 

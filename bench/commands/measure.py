@@ -151,8 +151,8 @@ def stream(
     llava_onevision checkpoint (by default one with random weights: 8 GB of memory, 4 GB of disk for a while). changed watches
     clips whole and by what changed, in turn, beside the ceiling that the fractions allow (the same model by default).
     """
-    if fps is not None and not 0 < fps <= 1000:
-        raise UserError(f"--fps {fps:g}: give a rate above 0, up to 1000")
+    if fps is not None and not 1e-5 <= fps <= 1000:
+        raise UserError(f"--fps {fps:g}: give frames a second, from 1e-05 to 1000")
     what = what or ("changed" if append or encode else "growth")
     _measure("stream", STREAM, locals())
 

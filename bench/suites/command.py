@@ -12,6 +12,7 @@ from typing import Any
 
 from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.run.events import to_stderr
+from edgevlm.apps.sources.base import SLOWEST_FPS
 from edgevlm.bench.accuracy.command import resume_hint
 from edgevlm.bench.schemas import bench_line
 from edgevlm.bench.suites import suite_of
@@ -53,8 +54,8 @@ def job_of(
         raise UserError(f"--suite {suite}: name the folder of its data with --data DIR ({GUIDE})")
     if not data.is_dir():
         raise UserError(f"--data {data}: is not a folder; give the one that the benchmark was downloaded to")
-    if not 0 < fps <= 1000:
-        raise UserError(f"--fps {fps:g}: give frames a second, from above 0 to 1000")
+    if not SLOWEST_FPS <= fps <= 1000:
+        raise UserError(f"--fps {fps:g}: give frames a second, from {SLOWEST_FPS:g} to 1000")
     variants, missing = parse_variants(policies)
     named = [name for text in policies for name in split(text)]
     if any(variant.is_oracle for variant in variants) and "all" not in named:

@@ -7,7 +7,7 @@ from typing import ClassVar
 from edgevlm.errors import UserError
 from edgevlm.export.checkpoint import Checkpoint
 from edgevlm.export.families import Config, Family, FamilyParts, FrameSize, TowerGeometry, block_parameters, square_geometry
-from edgevlm.export.frames import processor
+from edgevlm.export.frames import processor, sides
 
 FENCE = "<fake_token_around_image>"
 MOST_PIXELS = 4096  # of an edge
@@ -43,7 +43,7 @@ class SmolVLM(Family):
     def _longest_edge(self, checkpoint: Checkpoint, side: int) -> int:
         """What a frame's longer edge is first resized to; raises UserError if it does not end as the tower's square."""
         file, config = processor(checkpoint, self.processors)
-        sampled = (config.get("video_sampling") or {}).get("video_size") or config.get("size") or {}
+        sampled = (config.get("video_sampling") or {}).get("video_size") or sides(config)
         final = (config.get("max_image_size") or {}).get("longest_edge")
         edge = sampled.get("longest_edge")
         if final != side or not isinstance(edge, int):

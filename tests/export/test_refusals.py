@@ -102,6 +102,7 @@ CASES: list[tuple[Change, str]] = [
     (config(quantization_config=[1]), r"\(quantization_config: "),
     (config(vision__image_size=2**40), r"\(vision_config\.image_size"),
     (config(text__rope_parameters={"rope_theta": float("nan")}), r"\(text_config\.rope_parameters\.rope_theta"),
+    (config(text__rope_parameters={"rope_theta": 1e-320}), r"\(text_config\.rope_parameters\.rope_theta"),
     (config(text_config=None), r"has no text_config"),
     (config(text__model_type="qwen4"), r"'qwen4' cannot be exported; did you mean 'qwen[23]'"),
     (config(text__model_type="qwen3", text__head_dim=16), r"no tensor 'text\.layers\.0\.self_attn\.q_norm\.weight'"),

@@ -6,6 +6,7 @@ import pytest
 from pictures import frames
 
 from edgevlm.errors import UserError
+from edgevlm.runtime.chat import Chat
 from edgevlm.runtime.model import Model
 from edgevlm.runtime.session import Session, TextBudget
 
@@ -27,6 +28,16 @@ def test_a_closed_session_says_so(model):
             use()
     session.close()
     assert session.stats.frames == 1
+
+
+def test_templates_that_write_nothing_around_the_video(model, monkeypatch):
+    monkeypatch.setattr(Chat, "_render", lambda *_: ("", ""))
+    with opened(model) as session:
+        for image in frames(8, model):
+            session.watch(image)
+        assert session.cache.lengths.min() > 0
+        with pytest.raises(UserError, match="the chat template writes no question"):
+            session.ask(QUESTION).wait()
 
 
 def test_a_model_that_opening_loaded_is_closed_when_opening_fails(model, monkeypatch):

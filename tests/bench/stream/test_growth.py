@@ -76,8 +76,9 @@ def test_the_table_and_what_stops_full_kv():
     ("arguments", "says"),
     [
         (["--frames", "x"], "--frames 'x': give whole numbers of 1 or more"),
-        (["--fps", "0"], "--fps 0: give a rate above 0"),
-        (["--fps", "inf"], "--fps inf: give a rate above 0"),
+        (["--fps", "0"], "--fps 0: give frames a second"),
+        (["--fps", "1e-300"], "--fps 1e-300: give an ordinary number"),
+        (["--fps", "1e-8"], "--fps 1e-08: give frames a second"),
         (["--chunk", ""], "--chunk '': give whole numbers"),
         (["--policy", "best"], "best"),
         (["--model", "/nowhere/at/all", "--frames", "8"], "/nowhere/at/all"),

@@ -224,7 +224,7 @@ def test_a_submission_is_written_beside_the_journal(tmp_path):
         (["--budget", "0"], "give vision tokens per layer"),
         (["--budget", "900k"], "no policy can run"),
         (["--fps", "0"], "give frames a second"),
-        (["--fps", "nan"], "give frames a second"),
+        (["--fps", "1e-8"], "give frames a second"),
         (["--resume"], "name it with --out FILE"),
         (["--judge-url", "http://x/v1"], "give both or neither"),
         (["--frames", "9"], "--frames: is not for --suite videomme"),
