@@ -358,7 +358,7 @@ class Session:
                 shared = takewhile(
                     lambda pair: pair[0] == pair[1], zip(ids, self.model.encode(self._chat.prefix), strict=False)
                 )
-                prefix = len(list(shared))
+                prefix = min(len(list(shared)), len(ids) - 1)
                 ids = ids[prefix:]
             reason = generate(request, ids, self.model, self._stream, self._chunk, prefix)
             self._ttft_ms, self._tpot_ms = answer.ttft_ms, answer.tpot_ms

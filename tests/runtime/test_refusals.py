@@ -31,7 +31,7 @@ def test_a_closed_session_says_so(model):
 
 
 def test_templates_that_write_nothing_around_the_video(model, monkeypatch):
-    monkeypatch.setattr(Chat, "_render", lambda *_: ("", ""))
+    monkeypatch.setattr(Chat, "_split", lambda *_: ("", ""))
     with opened(model) as session:
         for image in frames(8, model):
             session.watch(image)
