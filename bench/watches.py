@@ -1,21 +1,29 @@
-"""``edgevlm bench watch``: how well watches open and close on the demo world, and what a dozen of them cost a camera."""
+"""``edgevlm bench watch``: how well watches open and close on the demo world, in a month too, and what a dozen of them cost."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm import __version__
+from edgevlm.apps.run.events import evidence_fields
+from edgevlm.apps.run.thumbnails import as_jpeg
 from edgevlm.apps.sources import SourceOptions, open_source
+from edgevlm.apps.watches.delivery import Delivery
+from edgevlm.apps.watches.events import EventStore, WatchEvent
+from edgevlm.apps.watches.sinks import Sink
 from edgevlm.apps.watches.watch import Watch, WatchState
 from edgevlm.calib.accuracy.cases import seed_words
 from edgevlm.calib.accuracy.journal import RunJournal
@@ -34,10 +42,8 @@ WINDOW, STILL = "sliding-window", "still"
 BATCH = 16  # streams of a worker from one count of events to the next
 FPS = 2.0
 LATE = 4  # frames that an opening or a closing may come late and count
-PASTS, ASKED = (
-    (16, 80),
-    6,
-)  # frames after an object left from which it is asked about, the second beyond a plain window; for so many
+PASTS = (16, 80)  # frames after an object left from which it is asked about; the second lies beyond a plain window
+ASKED = 6  # frames in a row that it is then asked about
 RULES: dict[str, dict[str, float]] = {
     "default": {},
     "one answer": {"open_after": 0.0, "close_after": 0.0},
@@ -48,7 +54,8 @@ RULES: dict[str, dict[str, float]] = {
 
 @dataclass
 class Score:
-    """Of openings: right, spurious and missed; frames from the truth to each right one; further ones of the same truth."""
+    """Of openings and closings: right, spurious and missed; frames from the truth to each right one; further ones of the same
+    truth."""
 
     right: int = 0
     spurious: int = 0
@@ -57,18 +64,21 @@ class Score:
     delays: list[int] = field(default_factory=list)
 
     def add(self, truth: Sequence[bool], opened: Sequence[bool]) -> None:
-        """One watch on one stream: whether it should be open, and is, at each frame."""
-        found = [frame for frame in range(len(opened)) if opened[frame] and not (frame and opened[frame - 1])]
-        for start, end in spans(truth):
-            mine = [frame for frame in found if start <= frame < end + LATE]
-            found = [frame for frame in found if frame not in mine]
-            if mine:
-                self.right += 1
-                self.again += len(mine) - 1
-                self.delays.append(mine[0] - start)
-            else:
-                self.missed += 1
-        self.spurious += len(found)
+        """One watch on one stream: whether it should be open, and is, at each frame. It is closed before the first."""
+        for state in (True, False):
+            found = [frame for frame, (before, now) in enumerate(pairwise([False, *opened])) if before != now == state]
+            for start, end in spans([true == state for true in truth]):
+                if not state and start == 0:
+                    continue  # it is closed already
+                mine = [frame for frame in found if start <= frame < end + LATE]
+                found = [frame for frame in found if frame not in mine]
+                if mine:
+                    self.right += 1
+                    self.again += len(mine) - 1
+                    self.delays.append(mine[0] - start)
+                else:
+                    self.missed += 1
+            self.spurious += len(found)
 
 
 def summed(scores: Sequence[Score]) -> Line:
@@ -110,7 +120,7 @@ def quality(
     workers: int = 1,
     progress: Progress = lambda words: None,
 ) -> Iterator[Line]:
-    """A line for each memory, kind of question and rule, over so many streams that as many objects come in as ``events``.
+    """A line for each memory, kind of question and rule, over so many streams that objects come and go as often as ``events``.
 
     now: so many watches ask at each frame whether an object is there. past: each object that left, and as often one that never
     came, is asked about so many frames after it left, PASTS, for ASKED frames: was it there? ``still`` is no policy but the
@@ -156,7 +166,7 @@ class WatchedStreams:
         return Model.load("demo", threads=self._threads)
 
     def __call__(self, stream: int) -> dict[str, Any]:
-        """``events``: objects that came; ``scores``: by ``policy|append|about|rule``."""
+        """``events``: comings and goings; ``scores``: by ``policy|append|about|rule``."""
         words = [*self._words, STREAM + stream]
         pictures, present = shown(words, self._frames)
         watched, truth = chosen(present, self._watches, np.random.default_rng(words))
@@ -181,8 +191,8 @@ class WatchedStreams:
                     by_age[f"{age} frames ago"].add([came] * ASKED, opened(probabilities, settings))
                 for about, score in {"now": there, **by_age}.items():
                     scores["|".join((*memory, about, rule))] = score
-        come = len(set().union(*present))
-        return {"stream": stream, "events": come, "scores": {key: asdict(score) for key, score in scores.items()}}
+        events = sum(len(before ^ now) for before, now in pairwise([set(), *present]))
+        return {"stream": stream, "events": events, "scores": {key: asdict(score) for key, score in scores.items()}}
 
 
 def shown(seed: list[int], frames: int) -> tuple[list[NDArray[np.uint8]], list[set[str]]]:
@@ -247,6 +257,78 @@ def opened(probabilities: NDArray[np.float64], settings: dict[str, float]) -> li
         state.observe((frame + 1) / FPS, probability)
         is_open.append(state.is_open)
     return is_open
+
+
+class HourlyWorld(World):
+    """Two objects in an hour of sixty frames, five frames each: WANTED in its first half, and another one in the second."""
+
+    WANTED = COLORS.index("red"), SHAPES.index("square")
+
+    def _happen(self) -> None:
+        hour, minute = divmod(self.history.now, 60)
+        rng = np.random.default_rng(hour)
+        for start, kind in ((0, self.WANTED), (30, (int(rng.integers(len(COLORS))), 1 + int(rng.integers(len(SHAPES) - 1))))):
+            comes = start + int(rng.integers(25))
+            if minute == comes:
+                self._show(*kind)
+            for thing in self.history.present:
+                if minute == comes + 5 and (thing.color, thing.shape) == kind:
+                    thing.left = self.history.now
+
+
+class CountedSink(Sink):
+    """Counts the events it gets, by id."""
+
+    def __init__(self) -> None:
+        self.got: Counter[str] = Counter()
+
+    def send(self, event: WatchEvent, pictures: Sequence[bytes]) -> None:
+        self.got[event.id] += 1
+
+
+def month(
+    hours: float = 720,
+    append: Sequence[str] = ("auto",),
+    threads: int | None = None,
+    progress: Progress = lambda words: None,
+) -> Iterator[Line]:
+    """A demo camera of a frame a minute, to which what is watched for comes once an hour: openings and closings beside the
+    truth, how many a sink did not get, and bytes of the events' file.
+    """
+    name, frames, sink = "red square", round(60 * hours), CountedSink()
+    world, truth, is_open, opened_at = HourlyWorld(0), list[bool](), list[bool](), 0.0
+    watch = Watch(question=f"is there {a(name)} now?", every=60)
+    state, began = WatchState(watch), time.time() - 60 * frames
+    with (
+        TemporaryDirectory(prefix="edgevlm-bench-") as folder,
+        Session.open(Model.load("demo", threads=threads), append=append[0]) as session,
+        closing(EventStore(folder, progress)) as store,
+    ):
+        delivery = Delivery(store, {"sink": sink}, progress)
+        for frame in range(frames):
+            if frame % 60 == 0:
+                progress(f"hour {frame // 60} of {hours:g}")
+            picture = world.step()
+            session.watch(picture, 60.0 * frame)
+            (found,) = session.classify([(watch.question, watch.choices)])
+            if state.observe(found.time_s, found.probabilities["yes"]):
+                at = began + found.time_s
+                opened_at = at if state.is_open else opened_at
+                word: Literal["open", "close"] = "open" if state.is_open else "close"
+                moments: Any = evidence_fields(found.looked.evidence(), began)["evidence"]
+                event = WatchEvent("demo", watch.name, word, at, found.probabilities["yes"], opened_at, moments, watch.question)
+                delivery.record(event, [as_jpeg(picture)] * len(moments))
+            truth.append(any(thing.name == name for thing in world.history.present))
+            is_open.append(state.is_open)
+        delivery.close()
+        kept = {event.id for event in store.query(limit=2 * frames)}
+        file_bytes = sum(path.stat().st_size for path in Path(folder).iterdir())
+    score = Score()
+    score.add(truth, is_open)
+    yield {
+        "bench": "watch-month", "hours": hours, "append": append[0], **summed([score]), "kept": len(kept),
+        "lost": len(kept - sink.got.keys()), "file_bytes": file_bytes,
+    }  # fmt: skip
 
 
 def cost(

@@ -6,16 +6,16 @@ from edgevlm.bench import watches
 from edgevlm.bench.watches import Score, summed
 
 
-def test_openings_are_compared_with_the_truth():
+def test_openings_and_closings_are_compared_with_the_truth():
     score, no, yes = Score(), False, True
     score.add([no, yes, yes, yes, no, no], [no, no, yes, yes, yes, no])
     score.add([no, yes, yes, yes, no, no], [no, yes, no, yes, no, no])
     score.add([yes, yes, no, no], [no, no, no, no])
     score.add([no, no, no, no], [no, yes, no, no])
-    assert (score.right, score.missed, score.spurious, score.again, score.delays) == (2, 1, 1, 1, [1, 0])
+    assert (score.right, score.missed, score.spurious, score.again, score.delays) == (4, 2, 3, 1, [1, 1, 0, 0])
     line = summed([score, Score(right=7)])
-    assert (line["events"], line["event_precision"], line["event_recall"], line["flaps"]) == (10, 9 / 11, 0.9, 1)
-    assert line["precision_low"] < 9 / 11 < line["precision_high"]
+    assert (line["events"], line["event_precision"], line["event_recall"], line["flaps"]) == (13, 11 / 15, 11 / 13, 1)
+    assert line["precision_low"] < 11 / 15 < line["precision_high"]
     assert "event_precision" not in summed([Score(missed=3)])
 
 
@@ -25,6 +25,12 @@ def test_what_left_is_asked_about_later_beside_what_never_came():
     assert (name, known) == ("red square", [3 + 16, True, 16])
     assert other != name
     assert never == [3 + 16, False, 16]
+
+
+def test_in_a_quiet_month_each_visit_opens_and_closes_once_and_reaches_its_sink():
+    (line,) = watches.month(hours=2)
+    assert (line["events"], line["event_precision"], line["event_recall"], line["flaps"]) == (4, 1.0, 1.0, 0)
+    assert (line["kept"], line["lost"]) == (4, 0)
 
 
 def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch):
