@@ -240,7 +240,7 @@ class Session:
             raise UserError("the session is closed; open another one")
 
     def _check_memory(self) -> None:
-        if self._stream.torn:
+        if self.is_torn:
             raise UserError("an error has left the memory half changed; open the session again")
 
     def _watch(self, pixels: Pixels, timestamp: float | None) -> None:
@@ -528,6 +528,11 @@ class Session:
     def budget(self) -> int:
         """Vision tokens that each layer keeps at most."""
         return self._stream.budget
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether an error has left the memory half changed: it can neither be watched nor asked, only opened again."""
+        return self._stream.torn
 
     @property
     def time_s(self) -> float:

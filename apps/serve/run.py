@@ -196,7 +196,7 @@ def reload_when_told(
 
 
 def report(service: Service, serving: threading.Event, done: threading.Event) -> None:
-    """Tell of overload; signs of life for a service manager.
+    """Tell of overload, reopen cameras with a torn memory; signs of life for a service manager.
 
     Before it serves, a sign is that this process and its helpers work: models are downloaded, exported and loaded. Then it is
     that all watched streams have got on since the last.
@@ -206,6 +206,7 @@ def report(service: Service, serving: threading.Event, done: threading.Event) ->
         if serving.is_set():
             frames = sum(stream.session.stats.frames for stream in list(service.streams.values()))
             service.report_load()
+            service.reopen_torn()
             notifier.status(f"{len(service.streams)} streams, {frames:,} frames")
             signs = service.signs_of_life()
             if all(sign != watched.get(name) for name, sign in signs.items()):

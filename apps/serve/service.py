@@ -51,6 +51,8 @@ LOOK_S = 2.0  # that it is looked at then
 TEST_FPS = 100  # frames a second, and in all, that are looked at
 CLOSING_S = 30.0  # that the last snapshots may take
 TOLD_BYTES = 16 << 20  # of snapshots that take long enough to be told of
+REOPENED = 5  # times in an hour that a camera with a torn memory is opened again
+REOPEN_S = 15.0  # from the first time to the second; twice as long from each to the next
 OVERLOADED, RELIEVED = 0.1, 0.02  # skipped of the frames that cameras give: said above the one, taken back below the other
 CLIENTS_ADD = r"demo|\d{1,3}|(?i:rtsps?|rtmps?|https?)://\S+"  # no file, no pipeline, no program
 
@@ -89,6 +91,7 @@ class Service:
         self.streams: dict[str, CameraStream] = {}
         self._models: dict[str, Model] = {}
         self._overloaded: set[str] = set()  # models
+        self._reopened: dict[str, list[float]] = {}  # when cameras with a torn memory were opened again
         self._notice, self._lock = notice, threading.RLock()
         self.power = Power()
         self._delivery: Delivery | None = None
@@ -357,6 +360,30 @@ class Service:
             self._notice(f"{mask_credentials(name)}: {line}")
             for stream in streams:
                 stream.events.send("notice", {"text": line})
+
+    def reopen_torn(self) -> None:
+        """Open cameras again whose memory an error has torn, from their last snapshots, ever more rarely. Returns at once."""
+        now = time.monotonic()
+        for stream in self.streams.values():
+            if not stream.session.is_torn:
+                continue
+            before = [each for each in self._reopened.get(stream.name, ()) if each > now - 3600]
+            if len(before) < REOPENED and (not before or now > before[-1] + REOPEN_S * 2 ** len(before) / 2):
+                self._reopened[stream.name] = [*before, now]
+                threading.Thread(target=self._reopen, args=(stream,), name="edgevlm-reopen", daemon=True).start()
+
+    def _reopen(self, torn: CameraStream) -> None:
+        with self._lock:
+            if self.streams.get(torn.name) is not torn:
+                return
+            torn.notice("an error has left the memory half changed; going on from the last snapshot")
+            torn.close()
+            torn.problem = torn.problem or "its memory is opened again"
+            try:
+                self._open(torn.name, torn.settings, torn.folder, torn.hosts, torn.paused)
+            except Exception as error:
+                torn.problem = mask_credentials(str(error) or type(error).__name__)
+                torn.notice(f"cannot go on: {torn.problem}")
 
     def close(self) -> None:
         """End all streams, each with a last snapshot, at the same time and for CLOSING_S seconds at most; then the models."""

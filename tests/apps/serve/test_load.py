@@ -18,6 +18,7 @@ from edgevlm.apps.serve.metrics import Metrics
 from edgevlm.apps.serve.run import bound, settings_of
 from edgevlm.apps.serve.service import Service
 from edgevlm.apps.serve.stream import RATES_S, FrameRates
+from edgevlm.apps.sources import SourceOptions
 from edgevlm.errors import UserError
 from edgevlm.runtime.answer import Answer
 
@@ -124,6 +125,46 @@ def test_a_pause_waits_for_the_frame_that_is_being_taken_in(watching):
     go.set()
     pausing.join(WAIT_S)
     assert stream.session.stats.frames == frames + 1
+
+
+def test_a_camera_with_a_torn_memory_goes_on_from_its_last_snapshot(tmp_path, monkeypatch):
+    """Twice a frame finds no memory: its camera is opened again at once, then later, and another one does not notice."""
+    said, fails = [], [True]
+    cameras = {"demo": CameraSettings(), "yard": CameraSettings()}
+    config = ServeConfig(state=str(tmp_path), state_every=0.2, fps=8.0, cameras=cameras)
+    service = Service(config, said.append, SourceOptions(speed=8))
+    monkeypatch.setattr("edgevlm.apps.serve.service.REOPEN_S", 3600.0)
+    try:
+        service.open()
+        first, other = service.stream("demo"), service.stream("yard")
+        eventually(lambda: first.session.stats.snapshots)
+        real = type(first.session.cache).commit
+
+        def commit(cache, *arguments):
+            if fails and cache is service.stream("demo").session.cache:
+                fails.pop()
+                raise MemoryError("std::bad_alloc")
+            return real(cache, *arguments)
+
+        monkeypatch.setattr(type(first.session.cache), "commit", commit)
+        for torn in (first, None):
+            torn = torn or service.stream("demo")
+            eventually(lambda torn=torn: torn.state == "failed")
+            assert "bad_alloc" in torn.problem
+            fails[:] = [True] * (torn is first)
+            service.reopen_torn()
+            if torn is not first:  # not at once again
+                assert service.stream("demo") is torn
+                monkeypatch.setattr("edgevlm.apps.serve.service.REOPEN_S", 0.0)
+                service.reopen_torn()
+            again = eventually(lambda torn=torn: (now := service.stream("demo")) is not torn and now)
+            assert again.session.stats.frames > 0
+        eventually(lambda: again.session.stats.frames > 32 and again.state == "running")
+        assert service.stream("yard") is other
+        assert not other.session.is_torn
+        assert sum("going on from the last snapshot" in line for line in said) == 2
+    finally:
+        service.close()
 
 
 def test_a_reload_keeps_the_weights_of_a_camera_that_changed(watching):
