@@ -17,7 +17,7 @@ from typing import Any
 from edgevlm.apps.run.clock import clock_time
 from edgevlm.apps.run.events import wall_clock
 from edgevlm.errors import UserError
-from edgevlm.runtime.paths import PRIVATE
+from edgevlm.runtime.paths import PRIVATE, private_folder
 
 FILE = "journal.sqlite"
 DAYS, CAP = 365.0, 64 << 20  # that lines are kept, and bytes of the file
@@ -57,7 +57,7 @@ class Journal:
         self._lock, self._told = threading.Lock(), False
         self.forgotten = 0  # times that something was
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(folder)
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600))
             self._database = sqlite3.connect(self._path, timeout=2.0, isolation_level=None, check_same_thread=False)
             self._database.execute("PRAGMA secure_delete = ON")

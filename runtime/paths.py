@@ -15,6 +15,7 @@ from edgevlm.errors import UserError
 PRIVATE = os.O_CLOEXEC | os.O_NOFOLLOW
 """Flags of :func:`os.open` for what a camera has seen, with mode 0o600: a link that somebody put there is not followed."""
 
+
 Found = Literal["file", "folder", "other", "nothing"]
 
 
@@ -25,6 +26,15 @@ def refuse_address(path: str | Path) -> None:
     """Raise UserError for what is an address and not a path, without repeating it: it may hold a password."""
     if _ADDRESS.match(str(path)) and look(path) == "nothing":
         raise UserError("a model is a folder, or ORG/NAME on the Hugging Face hub, and no address; give one of these")
+
+
+def private_folder(path: Path) -> None:
+    """Make a folder that is missing, and those above it, for the user alone. Raises OSError."""
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:
+        private_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
 
 
 def look(path: str | Path) -> Found:

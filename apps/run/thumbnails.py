@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sqlite3
 import threading
 import time
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from edgevlm.apps.sources.opencv import decode_picture
 from edgevlm.errors import UserError
+from edgevlm.runtime.paths import PRIVATE
 
 FILE = "thumbnails.sqlite"
 CAP = 16 << 20  # bytes of pictures
@@ -58,14 +60,14 @@ class Thumbnails:
         self._lock, self._written, self._bytes = threading.Lock(), time.monotonic(), 0
         try:
             self._open(None if folder is None else folder / FILE)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             assert folder is not None
             with suppress(OSError):
                 (folder / FILE).unlink(missing_ok=True)
             try:
                 self._open(folder / FILE)
                 self._tell(f"{folder / FILE}: cannot be read ({error}); its pictures are begun anew")
-            except sqlite3.Error as again:
+            except (sqlite3.Error, OSError) as again:
                 self._tell(f"{folder / FILE}: cannot be used ({again}); a restart shows no pictures of before")
                 self._open(None)
 
@@ -139,15 +141,14 @@ class Thumbnails:
             self._database.close()
 
     def _open(self, path: Path | None) -> None:
+        if path is not None:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600))
         self._database = sqlite3.connect(
             ":memory:" if path is None else path, timeout=1.0, isolation_level=None, check_same_thread=False
         )
         try:
             self._database.execute("PRAGMA secure_delete = ON")  # what is forgotten leaves no bytes in the file
             self._database.execute(SCHEMA)
-            if path is not None:
-                with suppress(OSError):  # FAT knows no owners
-                    path.chmod(0o600)
             self._bytes = self._database.execute("SELECT coalesce(sum(length(jpeg)), 0) FROM thumbnails").fetchone()[0]
             self._database.execute("BEGIN")
         except BaseException:

@@ -33,6 +33,7 @@ from edgevlm.apps.terminal.panel import Panel, Placement, clock, comparison_pane
 from edgevlm.apps.terminal.picture import KITTY_CLEAR, Capabilities, capabilities, draw
 from edgevlm.calib.demo.questions import all_questions
 from edgevlm.calib.demo.world import COLORS, SHAPES
+from edgevlm.runtime.paths import private_folder
 
 REFRESH_S = 0.25
 BELOW = 5  # lines of the terminal that a panel leaves to the prompt, the status and the newest answers
@@ -297,7 +298,7 @@ def history() -> History:
     """What was typed in earlier runs, in the user's state directory where that can be written."""
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edgevlm"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         (folder / "history").touch(mode=0o600)
         return FileHistory(str(folder / "history"))
     except OSError:

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 from edgevlm.apps.run.events import wall_clock
 from edgevlm.apps.schemas import SCHEMA
 from edgevlm.errors import UserError
-from edgevlm.runtime.paths import PRIVATE
+from edgevlm.runtime.paths import PRIVATE, private_folder
 
 T = TypeVar("T")
 Rows = list[tuple[Any, ...]]
@@ -256,7 +256,7 @@ class EventStore:
 
     def _exclusive(self) -> int:
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(self._folder)
             lock = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600)
         except OSError as error:
             raise UserError(f"{self._folder}: cannot be written ({error.strerror}); choose another --state") from None

@@ -12,7 +12,7 @@ from typing import Any
 
 from edgevlm.errors import SnapshotError, UserError
 from edgevlm.runtime.atomic import flush
-from edgevlm.runtime.paths import PRIVATE
+from edgevlm.runtime.paths import PRIVATE, private_folder
 from edgevlm.runtime.snapshots.capture import check_header, lost
 from edgevlm.runtime.snapshots.format import Arrays, OtherFormat, Snapshot, read, write
 
@@ -48,7 +48,7 @@ class SnapshotDirectory:
             raise UserError("--state '': give a folder")
         self.path = Path(path)
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(self.path)
             self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600)
         except OSError as error:
             raise UserError(f"--state {path}: cannot be written ({error.strerror}); choose another folder") from None

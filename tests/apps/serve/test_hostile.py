@@ -47,6 +47,13 @@ def test_answers_are_what_openapi_says(server, tmp_path):
     assert told.returncode == 0, told.stdout
 
 
+def test_what_it_writes_is_its_users_alone(server):
+    state = Path(server.errors.name).parent / "state"
+    written = [state, *state.rglob("*")]
+    assert {path.name for path in written} >= {"demo", "lock", "thumbnails.sqlite"}
+    assert not [path for path in written if path.stat().st_mode & 0o077]
+
+
 VALUES = [
     "null", "true", "-1", "1e400", "NaN", "1" + 400 * "0", "1" + 5000 * "0", '""', r'"\ud800"', '"' + 100_000 * "x" + '"',
     "[null]", '{"a": 1}', 900 * "[" + 900 * "]", '"1"', "9223372036854775808",
