@@ -1,5 +1,6 @@
 """edgevlm: watch a video stream within a fixed memory budget and answer questions about it."""
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,8 @@ if TYPE_CHECKING:
     from edgevlm.runtime.answer import Answer
     from edgevlm.runtime.model import Model
     from edgevlm.runtime.session import Session
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read when onnxruntime is imported: else it tells its makers what it runs
 
 __version__: str
 __all__ = ["Answer", "Model", "Session", "UserError", "__version__", "open_source"]

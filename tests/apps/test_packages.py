@@ -1,5 +1,8 @@
 """Packages that a command needs: one line where one is missing, or is there and cannot be loaded."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,3 +40,10 @@ def test_one_whose_library_is_missing_says_so():
 def test_our_own_mistakes_are_not_taken_for_a_package():
     with pytest.raises(ImportError, match="no name"), needs("engine x"):
         raise ImportError("no name", name="edgevlm.engines")
+
+
+def test_onnx_runtime_keeps_and_sends_nothing_of_its_own(tmp_path):
+    """Its makers' builds keep an id of the machine and send what is run, but not where CI is set."""
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    subprocess.run([sys.executable, "-c", "import edgevlm.engines.onnxruntime_cpu"], env=environment, check=True)
+    assert not list(tmp_path.rglob("*"))
