@@ -349,12 +349,12 @@ class Service:
             if skipped > OVERLOADED * given and name not in self._overloaded:
                 self._overloaded.add(name)
                 line = (
-                    f"overloaded: {len(streams)} cameras give {given:.1f} frames a second and {watched:.1f} are watched; each "
-                    "skips the same share. Lower their fps, take fewer of them or a smaller model"
+                    f"overloaded: of {given:.1f} frames a second {watched:.1f} are watched; each camera skips the same share. "
+                    "Lower fps, watch fewer cameras or take a smaller model"
                 )
             elif skipped <= RELIEVED * given and name in self._overloaded:
                 self._overloaded.discard(name)
-                line = f"no longer overloaded: all frames of {len(streams)} cameras are watched"
+                line = "no longer overloaded: all frames are watched"
             else:
                 continue
             self._notice(f"{mask_credentials(name)}: {line}")

@@ -350,7 +350,7 @@ function evidence() {  // frames that the newest answer was read from
 
 function find(frame) {
   const found = state.memory?.frames.find((each) => each.frame === frame);
-  if (!found) { toast("news", "That frame is no longer in memory."); return; }
+  if (!found) { toast("news", frame > (state.memory?.frames.at(-1)?.frame ?? -1) ? "That frame is on its way into the memory." : "Nothing of that frame itself is in memory now."); return; }
   showFrame(found);
   showMemory();
   $("frames").querySelector('[aria-selected="true"]')?.scrollIntoView({ block: "nearest", inline: "center" });

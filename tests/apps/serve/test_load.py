@@ -63,10 +63,10 @@ def test_overload_is_said_once_and_so_is_its_end(tmp_path):
         stream.rates.clear()
     service.report_load()
     assert len(said) == 1, "no camera gives frames: nobody knows"
-    assert said[0].startswith("demo: overloaded: 2 cameras give 4.0 frames a second and 2.0 are watched")
+    assert said[0].startswith("demo: overloaded: of 4.0 frames a second 2.0 are watched; each camera")
     go_on(20, 2, 0)
     go_on(20, 2, 0)
-    assert said[1:] == ["demo: no longer overloaded: all frames of 2 cameras are watched"]
+    assert said[1:] == ["demo: no longer overloaded: all frames are watched"]
     assert heard == [line.removeprefix("demo: ") for line in said for _ in "ab"]
 
 

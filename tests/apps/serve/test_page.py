@@ -235,6 +235,12 @@ def test_the_frames_that_an_answer_was_read_from_are_marked(opened, server):
     api.expect(page.locator(f"{TILES}.evidence[aria-selected=true]")).to_have_attribute(
         "aria-label", re.compile("was read from it")
     )
+    coming = {**told, "edgevlm": {"evidence": [{**seen, "frame": 10**9}], "evidence_held": True}}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=f"data: {json.dumps(coming)}\n\n"))
+    page.fill("#question", NOW)
+    page.keyboard.press("Enter")
+    button, news = page.locator("#talk li:nth-child(2) .seen button"), page.locator("#news")
+    eventually(lambda: (button.click(), news.text_content())[1] == "That frame is on its way into the memory.")
     gone = {**told, "edgevlm": {"evidence": [seen], "evidence_held": False}}
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=f"data: {json.dumps(gone)}\n\n"))
     page.fill("#question", NOW)
