@@ -1,4 +1,4 @@
-"""docs/verified.md and docs/guide/jetson.md name commands, tests and modes that there are."""
+"""docs/verified.md, docs/security.md and docs/guide/jetson.md name commands, tests and modes that there are."""
 
 import re
 from pathlib import Path
@@ -45,6 +45,16 @@ def test_each_path_exists():
     named = {path for text in quoted(VERIFIED) for path in re.findall(rf"\b(?:{folders})/[\w./@-]+", text)}
     assert len(named) >= 10
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
+def test_the_threat_model_names_tests_that_there_are():
+    named = {
+        text.partition("::")[::2]
+        for text in quoted(ROOT / "docs" / "security.md")
+        if text.startswith("tests/") and ".py" in text
+    }
+    assert len(named) >= 30
+    assert [(path, test) for path, test in sorted(named) if f"def {test}" not in (ROOT / path).read_text()] == []
 
 
 def test_power_modes_are_those_of_the_profiles():
