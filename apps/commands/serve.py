@@ -56,6 +56,8 @@ def serve(
     shared |= {"append": append, "encode": encode}
     server = {"host": host, "port": port, "key": None if key_file is None else f"file:{key_file}"}
     given = assigned or lines("EDGEVLM_SERVE_SET")
+    if config is None and not camera and Path("edgevlm.toml").is_file():
+        note("edgevlm.toml is not read; to read it: edgevlm serve edgevlm.toml")
     server_of.serve(lambda: server_of.settings_of(config, camera or [], shared, server, given), json, quiet)
 
 
@@ -78,7 +80,7 @@ def check(
 
     config = needed("edgevlm.apps.serve.config", "edgevlm config check", "serve")
     sinks = needed("edgevlm.apps.watches.sinks", "edgevlm config check", "serve")
-    settings = config.read_config(path)
+    settings = needed("edgevlm.apps.serve.run", "edgevlm config check", "serve").settings_of(path, [], {}, {})
     for each in settings.cameras.values():
         secret(each.source)
     config.server_key(settings.server)
@@ -86,4 +88,4 @@ def check(
     if json:
         typer.echo(json_line("config", {"time": wall_clock(), "path": str(path), "cameras": [*settings.cameras]}))
     else:
-        note(f"{path}: {len(settings.cameras)} cameras, nothing wrong")
+        note(f"{path}: cameras: {', '.join(settings.cameras)}; nothing wrong")

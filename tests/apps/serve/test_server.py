@@ -382,6 +382,7 @@ def test_sighup_applies_what_changed_and_leaves_the_rest_alone(tmp_path):
         ("fps = -1", "fps"),
         ("fps = nan", "fps"),
         ("[server]\nkey = 'env:NOT_SET_ANYWHERE'\n", "NOT_SET_ANYWHERE is not set"),
+        ("[[watches]]\nquestion = 'is there a red square?'\ncameras = ['door']", "there is no camera 'door'"),
         ("[[", "is no TOML"),
     ],
 )
@@ -405,8 +406,11 @@ def test_what_cannot_be_served_is_one_line(tmp_path, demo, monkeypatch):
         told = edgevlm("serve", "--port", 0, "--state", tmp_path / "s", *arguments)
         assert (told.returncode, told.stderr.count("\n")) == (2, 1), told.stderr
         assert says in told.stderr
+    (tmp_path / "edgevlm.toml").write_text("")
+    monkeypatch.chdir(tmp_path)
     taken = edgevlm("serve", "--state", tmp_path / "s", "--port", demo.port)
-    assert (taken.returncode, taken.stderr.count("\n")) == (2, 1)
+    assert (taken.returncode, taken.stderr.count("\n")) == (2, 2)
+    assert "edgevlm.toml is not read" in taken.stderr
     assert f"--port {demo.port}" in taken.stderr
 
 
