@@ -79,10 +79,10 @@ def forget_folder(folder: Path, span: Span, stream: str | None = None) -> dict[s
 
     stream: of this camera of a server alone.
     """
-    found = {path: name for path, name in _cameras(folder) if stream in (None, name)}
+    found = {path: name for path, name in cameras(folder) if stream in (None, name)}
     if not found and not any((folder / name).exists() for name in (EVENTS, JOURNAL)):
         raise UserError(f"{folder}: no state of {stream or 'a run or a server'} is kept there")
-    forgotten = {name: _forget_camera(path, span) for path, name in found.items()}
+    forgotten = {name: forget_camera(path, span) for path, name in found.items()}
     if (folder / EVENTS).exists():
         store = EventStore(folder)
         with closing(store):
@@ -93,7 +93,7 @@ def forget_folder(folder: Path, span: Span, stream: str | None = None) -> dict[s
     return forgotten
 
 
-def _cameras(folder: Path) -> Iterator[tuple[Path, str]]:
+def cameras(folder: Path) -> Iterator[tuple[Path, str]]:
     """The folders of cameras, and their names."""
     if (folder / LOCK).exists():
         yield folder, folder.name
@@ -101,7 +101,8 @@ def _cameras(folder: Path) -> Iterator[tuple[Path, str]]:
         yield path, path.name
 
 
-def _forget_camera(folder: Path, span: Span) -> Forgotten:
+def forget_camera(folder: Path, span: Span) -> Forgotten:
+    """Delete from a camera's folder that nothing uses; how many of what. Raises UserError."""
     directory = SnapshotDirectory(folder)
     with closing(directory):
         for path in folder.glob(f"{SWITCHED}*"):

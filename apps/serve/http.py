@@ -533,7 +533,7 @@ def add_rest(app: FastAPI, server: Server, load: Callable[[], ServeConfig] | Non
     @app.post("/v1/forget", tags=["streams"])
     async def forget(what: Forget) -> dict[str, Any]:
         """Delete what was seen then from memory, snapshots and thumbnails. It does not come back."""
-        if what.stream is not None:
+        if what.stream is not None and what.stream not in server.service.removed():
             server.stream(what.stream)
         if what.all == bool(what.since or what.until):
             raise FieldError("all", "give since or until, or all")

@@ -19,7 +19,7 @@ from typing import Any
 
 from edgevlm.apps.bundles.resolve import resolve_model
 from edgevlm.apps.credentials import mask_credentials, secret
-from edgevlm.apps.forget import SWITCHED, Forgotten, Span
+from edgevlm.apps.forget import SWITCHED, Forgotten, Span, cameras, forget_camera
 from edgevlm.apps.journal import FILE as JOURNAL
 from edgevlm.apps.journal import Journal, Line
 from edgevlm.apps.run.thumbnails import as_jpeg
@@ -173,20 +173,26 @@ class Service:
             return stream
 
     def forget(self, name: str | None, span: Span) -> dict[str, Forgotten]:
-        """Delete what was seen then by a camera, or by all; by camera, how many of what. All of it begins an empty memory.
+        """Delete what was seen then by a camera, or by all, removed ones too; by camera, how many of what.
 
-        Raises UserError, and what was deleted until then stays deleted.
+        All of it begins an empty memory. Raises UserError, and what was deleted until then stays deleted.
         """
         with self._lock:
-            cameras = list(self.streams) if name is None else [self.stream(name).name]
-            done = {each: self._forget_all(each) if span.everything else self.stream(each).forget(span) for each in cameras}
+            removed = {each: path for each, path in self.removed().items() if name in (None, each)}
+            watched = list(self.streams) if name is None else [] if removed else [self.stream(name).name]
+            done = {each: self._forget_all(each) if span.everything else self.stream(each).forget(span) for each in watched}
+            done |= {each: forget_camera(path, span) for each, path in removed.items()}
             if self.has_events or (self._state / EVENTS).exists():
-                for camera in [None] if name is None else cameras:
+                for camera in [None] if name is None else list(done):
                     done.setdefault(camera or "", {})["events"] = self.delivery.store.forget(*span.open_ended, camera)
             if self.journal is not None:
-                for camera in [None] if name is None else cameras:
+                for camera in [None] if name is None else list(done):
                     done.setdefault(camera or "", {})["journal"] = self.journal.forget(*span.open_ended, camera)
             return done
+
+    def removed(self) -> dict[str, Path]:
+        """Cameras that are not watched any more and of which something is kept, with their folders."""
+        return {name: path for path, name in cameras(self._state) if name not in self.streams}
 
     def _forget_all(self, name: str) -> Forgotten:
         before = self.stream(name)

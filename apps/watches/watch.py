@@ -95,6 +95,11 @@ class Watch(BaseModel):
         """The choices that open it."""
         return self.answer or self.choices[:1]
 
+    @property
+    def in_words(self) -> str:
+        """The question, and what opens it where that is not yes."""
+        return self.question if self.answers == ["yes"] else f"{self.question} {' or '.join(self.answers)}"
+
     def asks(self, now: datetime) -> bool:
         """Whether its schedule covers this local time."""
         return not self.schedule or any(Hours.parse(each).cover(now) for each in self.schedule)

@@ -239,7 +239,7 @@ class Watcher:
             pictures[0] = as_jpeg(shrunk(seen.frame.image, PICTURE))
         event = WatchEvent(
             self.camera, tracked.watch.name, "open" if state.is_open else "close", wall, probability,
-            tracked.opened or wall, evidence, tracked.watch.question,
+            tracked.opened or wall, evidence, tracked.watch.in_words,
         )  # fmt: skip
         self._record(tracked.watch, event, pictures)
 

@@ -78,7 +78,7 @@ def test_what_was_seen_is_gone_from_memory_and_disk(tmp_path):
     refused("no state of a run or a server", "--all", "--yes", "--state", tmp_path)
 
 
-def test_all_of_a_running_camera_begins_an_empty_memory(tmp_path):
+def test_all_of_a_running_camera_and_of_a_removed_one_goes(tmp_path):
     with serving(tmp_path / "one", "--state", tmp_path / "kept", "--fps", "8") as server:
         server.watched("demo", 8)
         server.request("PATCH", "/v1/streams/demo", {"state": "paused"})
@@ -86,9 +86,18 @@ def test_all_of_a_running_camera_begins_an_empty_memory(tmp_path):
         assert "demo: " in forget("--all", "--yes", "--url", server.url)
         described = server.get("/v1/streams/demo")
         assert (described["frames_watched"], described["state"]) == (0, "paused")
+        assert not any(holds(tmp_path / "kept", shown.values()))
+        server.request("PATCH", "/v1/streams/demo", {"state": "running"})
+        server.watched("demo", 8)
+        shown = pictures(server)
+        assert server.request("DELETE", "/v1/streams/demo")[0] == 204  # its memory stays
+        assert all(holds(tmp_path / "kept", shown.values()))
+        refused("there is no stream 'yard'", "--all", "--yes", "--stream", "yard", "--url", server.url)
+        assert "demo: " in forget("--all", "--yes", "--url", server.url)
+        assert not any(holds(tmp_path / "kept", shown.values()))
+        server.request("POST", "/v1/streams", {"source": "demo", "id": "demo"})
         refused("another process uses it", "--all", "--yes", "--state", tmp_path / "kept")
         server.process.kill()
-    assert not any(holds(tmp_path / "kept", shown.values()))
 
 
 def test_events_of_that_time_go_too(tmp_path):

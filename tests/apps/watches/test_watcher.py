@@ -84,6 +84,12 @@ def test_events_have_the_frame_that_was_asked_about_and_what_was_looked_at(camer
     assert [change["state"] for change in camera.changes] == ["closed", "open", "closed"]
 
 
+def test_an_event_says_the_answer_where_that_is_not_yes(camera):
+    camera.watcher.add(watch("is the yard empty?", answer=["no"]))
+    assert camera.frame(0.5, 0.1) == ["open"]
+    assert camera.events[0][0].question == "is the yard empty? no"
+
+
 def test_after_a_restart_an_open_watch_stays_open_and_closes(monkeypatch):
     last = WatchEvent("door", "is-somebody-there", "open", 1000.0, 0.9, 1000.0)
     camera = Camera(monkeypatch, last=lambda camera, watch: last)
