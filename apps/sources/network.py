@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import time
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from mmap import mmap
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -164,7 +165,8 @@ class MultipartConnection(Connection):
         load_cv2()  # where it is missing, that is said at once
         self._response, self._timeout_s = response, timeout_s
         self._boundary = b"--" + (response.headers.get_boundary() or "").strip('"').removeprefix("--").encode("latin-1")
-        self._ahead = bytearray()
+        self._ahead = mmap(-1, LARGEST + 2 * BLOCK)  # given back when closed, which an allocator does not do for every thread
+        self._start = self._end = 0  # of what has come and was not taken yet
         self._jpeg = b""
 
     def grab(self) -> Grabbed | None:
@@ -184,6 +186,7 @@ class MultipartConnection(Connection):
 
     def close(self) -> None:
         self._response.close()
+        self._ahead.close()
 
     def _part(self) -> bytes:
         """The next part that has a body; by its length where its header has one, else up to the next boundary."""
@@ -200,19 +203,19 @@ class MultipartConnection(Connection):
 
     def _find(self, mark: bytes) -> int:
         """Where ``mark`` begins in what is ahead; reads until it is there."""
-        start = 0
-        while (found := self._ahead.find(mark, start)) < 0:
-            start = max(0, len(self._ahead) - len(mark))
-            if start > LARGEST:
+        seen = 0
+        while (found := self._ahead.find(mark, self._start + seen, self._end)) < 0:
+            seen = max(0, self._end - self._start - len(mark))
+            if seen > LARGEST:
                 raise ValueError("the stream is no Motion JPEG")
             self._more()
-        return found
+        return found - self._start
 
     def _take(self, count: int) -> bytes:
-        while len(self._ahead) < count:
+        while self._end - self._start < count:
             self._more()
-        taken = bytes(self._ahead[:count])
-        del self._ahead[:count]
+        taken = self._ahead[self._start : self._start + count]
+        self._start += count
         return taken
 
     def _more(self) -> None:
@@ -221,4 +224,6 @@ class MultipartConnection(Connection):
             raise TimeoutError
         if not (block := self._response.read1(BLOCK)):
             raise EOFError
-        self._ahead += block
+        self._ahead.move(0, self._start, self._end - self._start)
+        self._start, self._end = 0, self._end - self._start + len(block)
+        self._ahead[self._end - len(block) : self._end] = block

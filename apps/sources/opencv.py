@@ -46,12 +46,23 @@ def decode_picture(data: bytes) -> NDArray[np.uint8] | None:
     None where it is damaged or has more than MOST_PIXELS.
     """
     cv2 = load_cv2()
+    if not data or _jpeg_pixels(data) > MOST_PIXELS:
+        return None
     try:
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if data else None
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     except cv2.error:  # its header says more pixels than are allowed
         return None
-    if (
-        image is None or image.shape[0] * image.shape[1] > MOST_PIXELS
-    ):  # the latter where OpenCV was loaded before its limit was set
+    if image is None or image.shape[0] * image.shape[1] > MOST_PIXELS:  # loaded before its limit was set
         return None
     return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB, image))
+
+
+def _jpeg_pixels(data: bytes) -> int:
+    """What a JPEG's header says, 0 where there is none: OpenCV has no limit in a program that imported it before us."""
+    at = 2
+    while data[:2] == b"\xff\xd8" and at + 9 <= len(data) and data[at] == 0xFF:
+        marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            return int.from_bytes(data[at + 5 : at + 7], "big") * int.from_bytes(data[at + 7 : at + 9], "big")
+        at += 1 if marker == 0xFF else 2 + length
+    return 0
