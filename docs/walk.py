@@ -1,8 +1,9 @@
-"""Walk through ``edgevlm serve`` as a newcomer does, and keep pictures of it: ``python docs/walk.py [FOLDER]``.
+"""Walk through ``edgevlm serve`` as a newcomer does, and keep pictures of it: ``python docs/walk.py [FOLDER] [--install]``.
 
-Serve, open the page on a phone, ask, see what is remembered, add a second camera, lose it and see it come back, ask from curl
-and from OpenAI's client, read the metrics, kill -9 the server and go on with the same memory. Each step is checked and printed;
-the pictures go to FOLDER, docs/assets unless given. It needs ``.[serve]``, openai, playwright, curl and Chromium.
+Install it (with --install, in an environment of its own), serve, open the page on a phone, ask, see what is remembered, add
+a second camera, lose it and see it come back, ask from curl and from OpenAI's client, read the metrics, kill -9 the server and
+go on with the same memory. Each step is checked and printed; the pictures go to FOLDER, docs/assets unless given. It needs
+``.[serve]``, openai, playwright, curl and Chromium.
 """
 
 from __future__ import annotations
@@ -42,10 +43,20 @@ source_hosts = ["127.0.0.1"]
 """
 
 
-def start(folder: Path, port: int) -> tuple[subprocess.Popen[str], str]:
+def install(folder: Path) -> str:
+    """The Python of a new environment that has what the guide says and no more."""
+    python, began = str(folder / "venv" / "bin" / "python"), time.monotonic()
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", f"{HERE.parent}[cpu,serve]"], check=True)
+    size = sum(path.stat().st_size for path in (folder / "venv").rglob("*") if path.is_file() and not path.is_symlink())
+    step(f"pip install '.[cpu,serve]': {time.monotonic() - began:.0f} s, {size / 1e6:,.0f} MB")
+    return python
+
+
+def start(python: str, folder: Path, port: int) -> tuple[subprocess.Popen[str], str]:
     """A server, and its address."""
     (folder / "edgevlm.toml").write_text(CONFIG.format(port=port))
-    command = [sys.executable, "-m", "edgevlm", "serve", "edgevlm.toml", "--json", "--quiet"]
+    command = [python, "-m", "edgevlm", "serve", "edgevlm.toml", "--json", "--quiet"]
     environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=environment)
     assert process.stdout is not None
@@ -97,8 +108,8 @@ def step(text: str) -> None:
     print(f"-- {text}", flush=True)
 
 
-def walk(page: Page, wide: Page, folder: Path, pictures: Path) -> None:
-    server, url = start(folder, 0)
+def walk(page: Page, wide: Page, python: str, folder: Path, pictures: Path) -> None:
+    server, url = start(python, folder, 0)
     yard = None
     try:
         step(f"edgevlm serve: {url}")
@@ -164,7 +175,7 @@ def walk(page: Page, wide: Page, folder: Path, pictures: Path) -> None:
         server.wait()
         expect(wide.locator("#offline")).to_be_visible()
         step("kill -9: the page says that the server is gone")
-        server, _ = start(folder, int(url.rpartition(":")[2]))
+        server, _ = start(python, folder, int(url.rpartition(":")[2]))
         expect(wide.locator("#offline")).to_be_hidden()
         after = until(lambda: frames(url))
         assert after > before - 60, (before, after)
@@ -181,7 +192,8 @@ def walk(page: Page, wide: Page, folder: Path, pictures: Path) -> None:
 
 
 def main() -> None:
-    pictures = Path(sys.argv[1] if len(sys.argv) > 1 else HERE / "assets")
+    given = [each for each in sys.argv[1:] if each != "--install"]
+    pictures = Path(given[0] if given else HERE / "assets")
     pictures.mkdir(parents=True, exist_ok=True)
     expect.set_options(timeout=120_000)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as started:
@@ -190,7 +202,8 @@ def main() -> None:
         desk = browser.new_context(viewport={"width": 1280, "height": 940}, color_scheme="dark")
         for context in (phone, desk):
             context.set_default_timeout(120_000)
-        walk(phone.new_page(), desk.new_page(), Path(folder), pictures)
+        python = install(Path(folder)) if "--install" in sys.argv else sys.executable
+        walk(phone.new_page(), desk.new_page(), python, Path(folder), pictures)
         browser.close()
 
 

@@ -50,6 +50,7 @@ POLL_S = 0.1  # how often an MJPEG stream looks for a new frame
 MJPEG_FPS = 5.0  # of one that is asked for none
 PAGE = files("edgevlm.apps.serve").joinpath("page")
 MAX_EVENTS = 1000  # of one request
+CODES = {404: "not_found", 408: "timeout", 413: "too_large", 429: "rate_limit_exceeded"}  # of errors that no route raised
 When = Annotated[str, Query(min_length=1, max_length=40)]
 StreamName = Annotated[str, Path(max_length=64)]
 PolicyName = Annotated[str, Field(max_length=256)]
@@ -604,7 +605,7 @@ def add_errors(app: FastAPI) -> None:
         if error.status_code == 400:  # numbers and nesting that Python's JSON does not read
             return answer(400, "body: it cannot be read as JSON", "invalid_json", "body")
         headers = {"Allow": ", ".join(methods(app, request.scope))} if error.status_code == 405 else error.headers
-        return answer(error.status_code, str(error.detail), None, None, headers)
+        return answer(error.status_code, str(error.detail), CODES.get(error.status_code), None, headers)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:

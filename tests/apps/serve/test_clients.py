@@ -10,8 +10,11 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from fastapi.testclient import TestClient
+
 from edgevlm.apps.serve import chat, guard, http, run
-from edgevlm.apps.serve.config import ServerSettings
+from edgevlm.apps.serve.config import ServeConfig, ServerSettings
+from edgevlm.apps.serve.service import Service
 from edgevlm.runtime.answer import Answer
 
 
@@ -246,6 +249,14 @@ def test_names_that_are_not_this_servers_are_refused(host, status):
         asyncio.run(ask(host=host, origin="http://evil.example"))
         asyncio.run(ask(host=host, origin="null"))
         assert [message["status"] for message in sent[2::2]] == [200, 403, 403]
+
+
+def test_a_body_of_a_length_that_was_not_told_is_refused_in_openais_shape(tmp_path):
+    served = Service(ServeConfig(state=str(tmp_path), server=ServerSettings(max_body=1 << 16)), print)
+    client = TestClient(guard.Guard(http.make_app(served), served), "http://localhost")
+    given = {"content": (bytes(1 << 12) for _ in range(64)), "headers": {"content-type": "application/json"}}
+    refused = client.post("/v1/chat/completions", **given)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_large")
 
 
 def test_headers_are_bounded():
