@@ -175,6 +175,7 @@ class CameraStream:
             raise
         self.observer = MemoryWatch(self.session, kept)
         self._since = 0.0
+        self._jpeg = math.nan, b""  # time and picture of the newest frame that was asked for
         self._resume()
         self.watcher = Watcher(
             name, self.session, kept, taught=lambda question: self.loop.as_taught(question), record=watches.record,
@@ -220,6 +221,7 @@ class CameraStream:
         window, shown = span.of_stream(self.observer.offset), self.loop.frame
         if shown is not None and window.since <= shown.time_s <= window.until:
             self.loop.frame = None
+        self._jpeg = math.nan, b""
         rows = self.session.forget(*(None if math.isinf(each) else each for each in (window.since, window.until)))
         return {"rows": rows, "thumbnails": self.observer.thumbnails.forget(span.since - SLACK_S, span.until + SLACK_S)}
 
@@ -299,8 +301,13 @@ class CameraStream:
 
     def jpeg(self) -> bytes | None:
         """The newest frame that was watched; None before the first."""
-        frame = self.loop.frame
-        return None if frame is None else as_jpeg(frame.image)
+        frame, (time_s, jpeg) = self.loop.frame, self._jpeg
+        if frame is None:
+            return None
+        if frame.time_s != time_s:  # it is encoded once, however many look at it
+            jpeg = as_jpeg(frame.image)
+            self._jpeg = frame.time_s, jpeg
+        return jpeg
 
     def pause(self) -> None:
         """Let go of the camera, behind the frame that is being taken in; the memory stays and can be asked."""

@@ -125,6 +125,7 @@ def test_a_pause_waits_for_the_frame_that_is_being_taken_in(watching):
     go.set()
     pausing.join(WAIT_S)
     assert stream.session.stats.frames == frames + 1
+    assert stream.jpeg() is stream.jpeg(), "a frame is encoded once"
 
 
 def test_a_camera_with_a_torn_memory_goes_on_from_its_last_snapshot(tmp_path, monkeypatch):
