@@ -19,7 +19,7 @@ _REMOVED = -1  # instead of a count of records
 
 
 class RecordTable:
-    """Records in the order they were written. Each has an id, from 0 up; the oldest leave first."""
+    """Records in the order they were written. Each has an id, rising; the oldest leave first."""
 
     def __init__(self) -> None:
         self._rows = np.zeros(MIN_ROWS, _RECORD)
@@ -33,12 +33,19 @@ class RecordTable:
     def nbytes(self) -> int:
         return self._rows.nbytes
 
+    @property
+    def full(self) -> bool:
+        """Whether :meth:`keep` has to come before the next :meth:`add`."""
+        return self._end == len(self._rows)
+
+    def keep(self, records: NDArray[np.int64]) -> None:
+        """Of these ids alone, rising; their ids are now 0, 1, and so on. There is room for as many more."""
+        rows = np.zeros(max(MIN_ROWS, 2 * len(records)), _RECORD)
+        rows[: len(records)] = self._rows[records - self._before]
+        self._rows, self._before, self._begin, self._end = rows, 0, 0, len(records)
+
     def add(self, number: int, extent: Extent) -> int:
         """Returns the record's id."""
-        if self._end == len(self._rows):
-            rows = np.zeros(max(MIN_ROWS, 2 * len(self)), _RECORD)
-            rows[: len(self)] = self._rows[self._begin : self._end]
-            self._rows, self._before, self._begin, self._end = rows, self._before + self._begin, 0, len(self)
         self._rows[self._end] = (number, extent.offset, extent.nbytes, extent.stamp)
         self._end += 1
         return self._before + self._end - 1
@@ -106,6 +113,10 @@ class BlockTable:
     def clear(self, number: int) -> None:
         """The block's records are no longer its own."""
         self._count[self._find(number)] = 0
+
+    def renumber_records(self, records: NDArray[np.int64]) -> None:
+        """The ids of all records, rising, have become 0, 1, and so on."""
+        self._records_of[: self._used] = records.searchsorted(self._records_of[: self._used])
 
     def numbers(self) -> NDArray[np.int64]:
         """Of all blocks, rising."""
@@ -221,6 +232,10 @@ class Ring:
             self._extend(number, extent)
 
     def _extend(self, number: int, extent: Extent) -> None:
+        if self._records.full:  # of what no block has any more, nothing needs to be known
+            live = self.blocks.records()
+            self._records.keep(live)
+            self.blocks.renumber_records(live)
         self.blocks.extend(number, self._records.add(number, extent))
         self.live += extent.nbytes
 

@@ -46,3 +46,17 @@ def test_a_write_that_failed_is_tried_again_at_the_same_place():
     (first, _), (again, _) = ring.place(320), ring.place(320)
     assert first.offset == again.offset
     assert first.stamp != again.stamp
+
+
+def test_its_tables_grow_with_what_is_there():
+    """Also where the oldest block stays, so that none of the records after it have left."""
+    ring = Ring(1 << 40)
+    for number in range(3000):
+        ring.blocks.add(number)
+        for _ in range(2):
+            ring.written(number, ring.place(64)[0])
+        if number > 20:
+            ring.remove(number - 20)
+    assert ring.blocks.numbers().tolist() == [0, *range(2980, 3000)]
+    assert [e.offset for number in (0, 2990) for e in ring.extents(number)] == [START + 64 * at for at in (0, 1, 5980, 5981)]
+    assert ring.nbytes < 20_000
