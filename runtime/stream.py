@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevlm.errors import UserError
+from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime.budget import allocate, capture_bytes, check_budget, frames_ahead, present_rows
 from edgevlm.runtime.cache import Kind, Rows
 from edgevlm.runtime.changes import AppendChanged, References, unit_features
@@ -94,6 +95,7 @@ class Stream:
             raise UserError(f"{policy.name} cannot prefill sparsely here: {model.bundle.family} has text between its frames")
         if append is not None and policy.needs_whole_frames:
             raise UserError(f"{policy.name} takes whole frames with these settings: leave out --append {append}")
+        self._changing = threading.RLock()
         self.present: Present | None = None
         self.references = None if append is None else References(append, vision.tokens_per_frame, decoder.row_width)
         self._guidance = [] if needs.raw_layers else [self._embed(text) for text in needs.guidance]
@@ -192,7 +194,12 @@ class Stream:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """What is inside changes the memory for good: an error tears it, but for a UserError, which comes before any change."""
+        """What is inside changes the memory for good: an error tears it, but for a UserError, which comes before any change.
+
+        Raises CacheError where another thread is inside.
+        """
+        if not self._changing.acquire(blocking=False):
+            raise CacheError("the stream is in use by another thread")
         try:
             yield
         except UserError:
@@ -200,6 +207,8 @@ class Stream:
         except BaseException:
             self.torn = True
             raise
+        finally:
+            self._changing.release()
 
     def clear_free_rows(self) -> None:
         """Overwrite what rows that have left the memory have left behind, where it is the host's."""

@@ -53,10 +53,10 @@ class StoreUse:
 class Store:
     """Blocks by number, in host memory and in one file; a block is lost once it lies in neither.
 
-    Used by one thread at a time; threads of its own write and read ahead. path: the file, made where it is missing;
-    ``temporary`` for one without a name; None for host memory alone. identity: of the stream; another one's file is refused.
-    notify: is told, from any thread, what the user should know; the logger ``edgevlm`` unless given. patience_s: how long one
-    write may keep the caller waiting. retry_s: between tries while the disk fails.
+    Any thread may call any method, but :meth:`restore` and :meth:`close` alone; threads of its own write and read ahead.
+    path: the file, made where it is missing; ``temporary`` for one without a name; None for host memory alone. identity: of the
+    stream; another one's file is refused. notify: is told, from any thread, what the user should know; the logger ``edgevlm``
+    unless given. patience_s: how long one write may keep the caller waiting. retry_s: between tries while the disk fails.
 
     Raises UserError for a file that cannot be made, is another stream's, or is in use by another process.
     """
@@ -146,14 +146,14 @@ class Store:
 
         What is lost gets none. The next block put has the number after them.
         """
-        first = self._next
         with self._tables.changed:
+            first = self._next
             for number in map(int, numbers):
                 if number in self._tables.ring.blocks:
                     self._tables.rename(number, self._next)
                     self._readers.forget(number)
                     self._next += 1
-        return range(first, self._next)
+            return range(first, self._next)
 
     def resident(self, number: int) -> bool:
         """Whether all of a block is in host memory: :meth:`get` of it, now, reads no file. False for one that is lost."""

@@ -31,6 +31,7 @@ class Readers:
         self._prefetch: dict[int, int] = {}  # bytes by number, in the order in which they came
         self.nbytes = 0
         self._reading: dict[int, object] = {}  # by number, a token: a read whose token is another one by now is stale
+        self._getting = threading.Lock()  # over the two that follow
         self._wanted: frozenset[int] = frozenset()  # what get() waits for, and what of it there is
         self._found: dict[int, Block | None] = {}
         self._closing = False
@@ -47,26 +48,29 @@ class Readers:
 
     def forget(self, number: int) -> None:
         """Discard what is being read of a block: it has more rows now, or is gone."""
-        self._reading.pop(number, None)
+        if self._reading.pop(number, None) is not None and number in self._wanted:
+            self._asked.append(number)  # another thread waits for it
+            self._work.notify()
         self.nbytes -= self._prefetch.pop(number, 0)
 
     def get(self, numbers: Sequence[int]) -> dict[int, Block | None]:
         """Blocks, each named once; None for one that is lost. Reads them too, and waits for those that a thread is reading."""
-        with self._tables.lock:
-            self._wanted, self._found = frozenset(numbers), {}
-            for number in numbers:
-                if number not in self._reading:
-                    self.forget(number)
-                    self._asked.append(number)
-            self._work.notify(max(0, len(self._asked) - 1))
-        while True:
+        with self._getting:
             with self._tables.lock:
-                if not self._asked:
-                    self._ready.wait_for(lambda: len(self._found) == len(self._wanted))
-                    found, self._wanted, self._found = self._found, frozenset(), {}
-                    return found
-                number, token = self._take()
-            self._read(number, token)
+                self._wanted, self._found = frozenset(numbers), {}
+                for number in numbers:
+                    if number not in self._reading:
+                        self.forget(number)
+                        self._asked.append(number)
+                self._work.notify(max(0, len(self._asked) - 1))
+            while True:
+                with self._tables.lock:
+                    if not self._asked:
+                        self._ready.wait_for(lambda: len(self._found) == len(self._wanted))
+                        found, self._wanted, self._found = self._found, frozenset(), {}
+                        return found
+                    number, token = self._take()
+                self._read(number, token)
 
     def close(self, patience_s: float) -> bool:
         """Without the lock. Returns whether all have ended: one waits for a disk that does not answer."""

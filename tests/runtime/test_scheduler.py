@@ -12,7 +12,7 @@ import pytest
 from memory import arena
 from pictures import frames
 
-from edgevlm.errors import UserError
+from edgevlm.errors import CacheError, UserError
 from edgevlm.runtime.budget import TextBudget
 from edgevlm.runtime.scheduler import Scheduler
 from edgevlm.runtime.session import Session
@@ -272,6 +272,28 @@ def test_all_of_a_model_is_touched_by_its_thread_alone(model, monkeypatch, tmp_p
         session.ask(QUESTION, max_tokens=3).wait(WAIT_S)
         session.flush()
     assert used == {"edgevlm-model"}
+
+
+def test_a_stream_that_is_being_changed_refuses_other_threads(model):
+    with opened(model) as session:
+        stream, refused = session._stream, []
+        width = model.bundle.decoder.row_width
+        features = np.zeros((1, model.bundle.vision.tokens_per_frame, width), np.float32)
+
+        def second():
+            with pytest.raises(CacheError, match="the stream is in use by another thread"):
+                stream.append_frames(features)
+            refused.append(True)
+
+        with stream.changing():
+            thread = threading.Thread(target=second)
+            thread.start()
+            thread.join()
+        assert refused
+        assert not stream.torn
+        session.watch(next(frames(1, model)))
+        session.flush()
+        assert session.stats.frames == 1
 
 
 def test_stats_are_a_value_and_read_without_waiting(model):

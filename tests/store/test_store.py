@@ -249,6 +249,40 @@ def test_a_block_larger_than_the_file_stays_in_host_memory(opened, said):
     assert ["larger" in line or "no file" in line for line in said] == [True, True]
 
 
+def test_threads_share_a_store(opened):
+    """Each finds its own blocks again, and the one that all append to, whatever the others do meanwhile."""
+    store, done = opened(path="temporary", file_bytes=64 * MB), []
+    shared = store.put(block(0))
+
+    def use(who):
+        random, mine = np.random.default_rng(who), {}
+        for turn in range(60):
+            seed = 1000 * who + turn
+            mine[store.put(block(seed))] = block(seed)
+            number = int(random.choice(list(mine)))
+            store.prefetch(mine)
+            assert store.append(shared, block(seed, rows=1))
+            found = store.get([number, shared])
+            assert same(found[0], mine[number])
+            assert found[1] is not None
+            if turn % 3 == 0:
+                (new,) = store.renumber([number])
+                mine[new] = mine.pop(number)
+            elif turn % 7 == 0:
+                store.drop([number])
+                del mine[number]
+                assert store.get([number]) == [None]
+        assert all(map(same, store.get(list(mine)), mine.values()))
+        done.append(who)
+
+    threads = [threading.Thread(target=use, args=(who,)) for who in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(done) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("nameless", [True, False])
 def test_a_temporary_file_has_no_name(tmp_path, monkeypatch, opened, nameless):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
