@@ -118,9 +118,13 @@ def journal(
     """
     from edgevlm.apps.journal import Line
     from edgevlm.apps.run.clock import moment
+    from edgevlm.apps.run.events import to_stderr
     from edgevlm.apps.schemas import json_line
     from edgevlm.apps.serve.client import journal_of
 
     wanted = {"search": search, "since": since, "until": until, "camera": stream, "limit": str(limit)}
-    for each in reversed(journal_of(url, {name: text for name, text in wanted.items() if text is not None}, key_file)):
+    lines = journal_of(url, {name: text for name, text in wanted.items() if text is not None}, key_file)
+    if not lines:
+        to_stderr("no line was found; a server writes a journal where its configuration has [journal] every = MINUTES")
+    for each in reversed(lines):
         typer.echo(json_line("line", each) if json else str(Line(each["camera"], moment(each["time"]), each["text"])))
