@@ -12,6 +12,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import VisionSpec
 
 SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
+MOST_PIXELS = 1 << 26  # of a frame, as of pictures that sources read
 BAND = 16  # output pixels resized in one product
 SMALL = 1 << 17  # multiplications of one product: BLAS shares out larger ones, which on a busy machine takes 30 times as long
 
@@ -54,11 +55,13 @@ class Preprocessor:
         self._passes: dict[tuple[int, int], list[Pass]] = {}
 
     def __call__(self, frame: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Raises UserError for anything but uint8 ``[H, W, 3]``."""
+        """Raises UserError for anything but uint8 ``[H, W, 3]``, of MOST_PIXELS at most."""
         if not isinstance(frame, np.ndarray):
             raise UserError(f"a frame is a numpy array, uint8 RGB [H, W, 3], not {type(frame).__name__}")
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or 0 in frame.shape:
             raise UserError(f"a frame is uint8 RGB [H, W, 3], not {frame.dtype} {list(frame.shape)}")
+        if frame.shape[0] * frame.shape[1] > MOST_PIXELS:
+            raise UserError(f"a frame of {frame.shape[1]}x{frame.shape[0]} is too large; {MOST_PIXELS:,} pixels at most")
         planes = np.ascontiguousarray(frame[..., :: self._step].transpose(2, 0, 1)).astype(np.float32)
         for rows, columns in self._resize(frame.shape[0], frame.shape[1]):
             planes = _down(_across(planes, columns), rows)

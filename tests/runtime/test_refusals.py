@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 from pictures import frames
 
@@ -64,6 +65,17 @@ def test_a_time_that_is_none_takes_nothing_in(model, timestamp):
         assert session.stats.frames == 0
         session.watch(image)
         assert session.ask(QUESTION).time_s == 0.0, "the first frame, whose time is its number"
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [((30_000, 30_000, 3), "30000x30000 is too large; 67,108,864 pixels at most"), ((0, 5, 3), r"not uint8 \[0, 5, 3\]")],
+)
+def test_a_frame_of_too_many_pixels_or_none_takes_nothing_in(model, shape, says):
+    with opened(model) as session:
+        with pytest.raises(UserError, match=says):
+            session.watch(np.broadcast_to(np.uint8(3), shape))
+        assert session.stats.frames == 0
 
 
 @pytest.mark.parametrize(
