@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import matplotlib as mpl
@@ -48,6 +49,31 @@ def memory() -> None:
     figure.savefig(ASSETS / "memory.svg", metadata={"Date": None})
 
 
+def soak() -> None:
+    """What a server takes over a long stream, from the lines that tests/soak.py wrote to docs/soak.jsonl."""
+    lines = [json.loads(line) for line in Path(__file__).with_name("soak.jsonl").read_text().splitlines()]
+    shown = {
+        "resident memory, MB": lambda of: [line["rss_bytes"] / 1e6 for line in of],
+        "file descriptors": lambda of: [line["descriptors"] for line in of],
+        "threads": lambda of: [line["threads"] for line in of],
+        "ms to the first token, median": lambda of: [line["ttft_ms_p50"] for line in of],
+        "answers about now right, until then": lambda of: (
+            np.cumsum([x["right"] for x in of]) / np.cumsum([x["now"] for x in of])
+        ),
+    }
+    figure, rows = plt.subplots(len(shown), 1, figsize=(9, 8), sharex=True, constrained_layout=True)
+    for axis, (name, values) in zip(rows, shown.items(), strict=True):
+        for policy in sorted({line["policy"] for line in lines}):
+            of = [line for line in lines if line["policy"] == policy]
+            axis.plot([line["frames"] for line in of], values(of), label=policy)
+        axis.set_title(name, loc="left", fontsize=10)
+        axis.set_ylim(0, 1.1 * axis.get_ylim()[1])
+    rows[0].legend(loc="lower right")
+    rows[-1].set_xlabel("frames")
+    figure.savefig(ASSETS / "soak.svg", metadata={"Date": None})
+
+
 if __name__ == "__main__":
     ASSETS.mkdir(exist_ok=True)
     memory()
+    soak()
