@@ -280,7 +280,9 @@ async function frames(turn, name) {
   while (turn === live) {
     try {
       const blob = await (await api(`/v1/streams/${name}/frame.jpg`)).blob();
-      if (turn === live) $("live").src = URL.createObjectURL(blob);
+      if (turn !== live) break;
+      URL.revokeObjectURL($("live").src);  // the one before may not have been shown yet
+      $("live").src = URL.createObjectURL(blob);
     } catch { /* the state says why */ }
     await new Promise((done) => setTimeout(done, FRAME_MS));
   }

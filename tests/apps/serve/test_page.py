@@ -312,6 +312,30 @@ def test_axe_finds_nothing_in_any_state(opened, keep, server):
     check("empty")
 
 
+COUNTED = """() => {
+  const image = document.getElementById("live"), make = URL.createObjectURL, let_go = URL.revokeObjectURL;
+  window.made = 0;
+  window.held = new Set();
+  URL.createObjectURL = (blob) => {
+    const url = make.call(URL, blob);
+    image.onload = null;  // it does not come
+    window.made++;
+    held.add(url);
+    return url;
+  };
+  URL.revokeObjectURL = (url) => { held.delete(url); let_go.call(URL, url); };
+}"""
+
+
+def test_a_picture_that_the_next_one_overtakes_is_let_go_of(opened):
+    page = opened()
+    page.evaluate(COUNTED)
+    page.route("**/mjpeg", lambda route: route.abort())
+    page.evaluate("watch()")
+    eventually(lambda: page.evaluate("made") > 4)
+    assert page.evaluate("held.size") == 1
+
+
 def test_a_server_that_is_gone_is_said_and_found_again(opened):
     page = opened()
     page.route("**/v1/**", lambda route: route.abort())
