@@ -83,6 +83,8 @@ class GgufCheckpoint(Checkpoint):
         if lacking:
             raise UserError(f"{path}: does not say what its {lacking[0]} is; download it again")
         self.tensors, self._reads = _tensors(path, self._gguf, arch, text), True
+        if "text.embed_tokens.weight" not in self.tensors:
+            raise UserError(f"{path}: has no embedding of tokens; download it again")
         self.config = {"text_config": text | {"vocab_size": self.tensors["text.embed_tokens.weight"].shape[0]}}
         self.tied = "text.lm_head.weight" not in self.tensors
 

@@ -131,6 +131,9 @@ def read_record(data: bytes, stamp: int) -> Block | None:
     header = header_of(data)
     if header is None or (header.stamp, header.nbytes) != (stamp, len(data)):
         return None
+    row = 20 + 4 * header.axes + 2 * header.head_dim * np.dtype(DTYPES[header.dtype]).itemsize
+    if HEADER.size + header.heads * header.rows * row > len(data):
+        return None
     view = memoryview(data)
     rest = crc32(view[_CHECKSUM.stop :], crc32(bytes(4), crc32(view[: _CHECKSUM.start])))
     return _views(np.frombuffer(data, np.uint8), header) if rest == header.checksum else None

@@ -11,3 +11,17 @@ def test_a_reader_reads_or_refuses(name: str) -> None:
         assert feed(name, seed), "a seed is read"
         for case in range(40):
             feed(name, mutated(seed, np.random.default_rng([number, case])))
+
+
+def test_a_gguf_without_its_embedding_is_refused() -> None:
+    (seed,) = READERS["gguf"].seeds()
+    assert not feed("gguf", seed.replace(b"token_embd", b"token_embx"))
+
+
+def test_a_record_of_more_rows_than_it_has_is_none() -> None:
+    from edgevlm.runtime.store import block
+
+    for seed in READERS["record"].seeds():
+        magic, *fields = block.HEADER.unpack_from(seed)
+        fields[6] += 10_000
+        feed("record", block.HEADER.pack(magic, *fields) + seed[block.HEADER.size :])
