@@ -38,11 +38,14 @@ def frame_preparation(
     if _RESAMPLE[resample] not in SUPPORT:
         usable = ", ".join(f"{_RESAMPLE.index(name)} ({name})" for name in SUPPORT)
         raise UserError(f"{file}: resample {resample} ({_RESAMPLE[resample]}) cannot be exported; set it to one of {usable}")
+    rescale = config.get("rescale_factor", 1 / 255)
+    if isinstance(rescale, bool) or not isinstance(rescale, int | float):
+        raise UserError(f"{file}: rescale_factor {rescale!r} is no number")
     return {
         "size": list(size),
         **({"fit": "stretch", "shortest_edge": None} if is_sized else _fit(file, config, size)),
         "resample": _RESAMPLE[resample],
-        "rescale": float(config.get("rescale_factor", 1 / 255)),
+        "rescale": float(rescale),
         "mean": mean,
         "std": std,
     }

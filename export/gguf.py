@@ -127,7 +127,10 @@ def _open(path: Path) -> Any:
 
 def _field(reader: Any, name: str) -> Any:
     field = reader.get_field(name)
-    return None if field is None else field.contents()
+    try:
+        return None if field is None else field.contents()
+    except UnicodeDecodeError:
+        raise UserError(f"the GGUF file's {name} is no text; download it again") from None
 
 
 def _check(path: Path, reader: Any, arch: str, config: dict[str, Any]) -> None:

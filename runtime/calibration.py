@@ -37,7 +37,7 @@ def _from_json(kind: Any, raw: bytes, newest: int, what: str) -> Any:
         version = from_json(raw)["format"]
         if type(version) is not int or not 1 <= version <= newest:
             known = f"formats 1 to {newest}" if newest > 1 else "format 1"
-            raise ValueError(f"is of format {str(version)[:40]} and this edgevlm reads {known}")
+            raise ValueError(f"is of format {version!r:.40} and this edgevlm reads {known}")
         return _schema(kind).validate_json(raw, strict=True)
     except ValidationError as error:
         raise ValueError(f"does not describe {what} ({first_problem(error)})") from None

@@ -13,9 +13,19 @@ def test_a_reader_reads_or_refuses(name: str) -> None:
             feed(name, mutated(seed, np.random.default_rng([number, case])))
 
 
-def test_a_gguf_without_its_embedding_is_refused() -> None:
-    (seed,) = READERS["gguf"].seeds()
-    assert not feed("gguf", seed.replace(b"token_embd", b"token_embx"))
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("gguf", b"token_embd", b"token_embx"),
+        ("gguf", b"\x05" + bytes(7) + b"llama", b"\x05" + bytes(7) + b"\xdelama"),
+        ("processor", b'"rescale_factor": 0.1', b'"rescale_factor": null'),
+        ("choices", b'"format": 2', b'"format": "a\\n"'),
+    ],
+)
+def test_what_atheris_found_is_refused(name: str, old: bytes, new: bytes) -> None:
+    seed = READERS[name].seeds()[0]
+    assert old in seed
+    assert not feed(name, seed.replace(old, new))
 
 
 def test_a_record_of_more_rows_than_it_has_is_none() -> None:
