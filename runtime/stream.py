@@ -602,8 +602,10 @@ class Stream:
             return [*held, self.policy.working.seen(layer, head)] if isinstance(self.policy, Retrieval) else held
 
         vision, groups = self.model.bundle.vision, ((query[heads], seen(head)) for head, heads in by_head.items())
-        lossless, logits = self.stats.evicted == 0 and self._narrowed is None, result.logits[-1]
-        return QuestionAttention(groups, self.evidence_heads, vision.grid, vision.group, self.times, logits, lossless)
+        heads, logits = self.evidence_heads, result.logits[-1]
+        if self._narrowed is not None:  # what is held was calibrated on whole memories
+            heads = replace(heads, weights=())
+        return QuestionAttention(groups, heads, vision.grid, vision.group, self.times, logits, self.stats.evicted == 0)
 
     def append_text(self, embeds: Float32) -> Float32:
         """Append text rows ``[S, hidden]`` and return the last row's logits, ``[vocabulary]``."""

@@ -1,6 +1,7 @@
 """Questions about a window of time, against a decoder that has nothing but the rows of that time."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -128,6 +129,18 @@ def test_evidence_lies_in_the_window(model):
             assert evidence.moments
             for moment in evidence.moments:
                 assert since <= moment.time_s <= moment.until_s <= until
+
+
+def test_whether_it_is_held_is_said_of_the_whole_memory_alone(model):
+    """The rule is calibrated on questions about all that was seen."""
+    with Session.open(model, policy="last-seen", budget=4 * model.bundle.vision.tokens_per_frame) as session:
+        heads = session._stream.evidence_heads
+        session._stream.evidence_heads = replace(heads, weights=(0.0,) * (3 * len(heads.heads) + 3), bias=-1.0)
+        for number, image in enumerate(frames(20, model)):
+            session.watch(image, float(number))
+        session.flush()
+        assert session.ask(QUESTION).evidence.held is False
+        assert session.ask(QUESTION, since=15.0).evidence.held is None
 
 
 @pytest.mark.parametrize("policy", ["rekv", "snapkv-guided"])
