@@ -97,7 +97,8 @@ LINES: dict[str, dict[str, Fields]] = {
             "tpot_ms": ("number", "Mean time of each further token, in milliseconds."),
             "evidence": (
                 "array",
-                "Frames the answer was read from, best first: time (wall clock, null in recordings), frame, last_frame, "
+                "Frames the answer was read from, best first, none where evidence_held is false: time (wall clock, null in "
+                "recordings), frame, last_frame, "
                 "time_s, until_s, weight (0 to 1), box (left, top, right, bottom, as fractions of the picture).",
             ),
             "evidence_held": ("boolean|null", "False where what would answer is no longer in memory; null where nobody knows."),

@@ -192,7 +192,8 @@ def to_stderr(line: str) -> None:
 def evidence_fields(evidence: Evidence | None, offset: float | None = None) -> dict[str, object]:
     """``evidence``, a list of moments, best first, and ``evidence_held``, null where nobody knows, as JSON has them.
 
-    A moment has its wall clock, ``time``, where that of the stream's time 0 is known.
+    A moment has its wall clock, ``time``, where that of the stream's time 0 is known. None is named where what would answer is
+    no longer in memory.
     """
     if evidence is None:
         return {"evidence": [], "evidence_held": None}
@@ -201,7 +202,7 @@ def evidence_fields(evidence: Evidence | None, offset: float | None = None) -> d
             "time": None if offset is None else wall_clock(offset + moment.time_s),
             **{name: finite(value) for name, value in asdict(moment).items()},
         }
-        for moment in evidence.moments
+        for moment in (() if evidence.held is False else evidence.moments)
     ]
     return {"evidence": moments, "evidence_held": evidence.held}
 

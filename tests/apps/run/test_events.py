@@ -1,5 +1,6 @@
 """What a run says in text."""
 
+import json
 import re
 
 from typer.testing import CliRunner
@@ -19,6 +20,24 @@ def test_quiet_leaves_answers_alone():
     done = run("--frames", 20, "--ask", COUNT, "--quiet")
     assert re.fullmatch(rf"\[10\.0 s\] {re.escape(COUNT)}  \d   \(truth: \d\)\n", done.stdout)
     assert done.stderr == ""
+
+
+def test_no_frame_is_named_where_what_would_answer_has_left():
+    arguments = (
+        "--frames",
+        96,
+        "--policy",
+        "sliding-window",
+        "--budget",
+        160,
+        "--append",
+        "all",
+        "--ask",
+        "which shape came first?",
+    )
+    assert run(*arguments).stdout.endswith("(what would answer this is no longer in memory)\n")
+    (answer,) = (line for line in map(json.loads, run(*arguments, "--json").stdout.splitlines()) if line["event"] == "answer")
+    assert (answer["evidence"], answer["evidence_held"]) == ([], False)
 
 
 def test_text_has_statistics_where_they_are_asked_for(monkeypatch):
