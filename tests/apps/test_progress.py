@@ -81,8 +81,8 @@ def test_a_call_that_never_returns_to_python_ends_too():
     call = "hashlib.pbkdf2_hmac('sha1', b'', b'', 2**31 - 1)"
     code = f"import hashlib\nfrom edgevlm.progress import progress\nwith progress('in C'):\n {call}"
     shown, _, status = on_a_terminal(code, interrupt_at="in C")
-    assert status in (130, -signal.SIGINT)  # the latter where the interrupt came before the call
-    assert shown == []
+    assert status in (130, -signal.SIGINT)
+    assert shown == [] or status == -signal.SIGINT  # the interrupt came before the call, in Python
 
 
 @pytest.mark.parametrize("term", ["dumb", ""])

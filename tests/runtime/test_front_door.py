@@ -65,7 +65,7 @@ def test_bgr_frames_by_a_switch():
 def test_help_lists_what_a_user_calls_and_nothing_else():
     listed = {name for name in vars(Session) if not name.startswith("_")}
     assert listed == {
-        "ask", "basis", "budget", "cancel", "check", "check_window", "chunk", "classify", "close", "flush", "forget", "open",
+        "ask", "basis", "budget", "cancel", "check", "check_window", "chunk", "classify", "close", "flush", "forget", "is_torn",
         "policy", "prepare", "skip", "stats", "time_s", "watch",
     }  # fmt: skip
     text = pydoc.plain(pydoc.render_doc(Session))
