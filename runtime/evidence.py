@@ -54,8 +54,8 @@ class Moment:
 class Evidence:
     """What an answer was read from. moments: best first.
 
-    held: False where what would answer the question is no longer in memory, by a rule that was calibrated; None without one, and
-    where the question is about a window of time.
+    held: False where what would answer the question is no longer in memory, by a rule that was calibrated; None without one,
+    and where the question is about a window of time.
     """
 
     moments: tuple[Moment, ...]
