@@ -15,7 +15,6 @@ from edgevlm.errors import UserError
 PRIVATE = os.O_CLOEXEC | os.O_NOFOLLOW
 """Flags of :func:`os.open` for what a camera has seen, with mode 0o600: a link that somebody put there is not followed."""
 
-
 Found = Literal["file", "folder", "other", "nothing"]
 
 

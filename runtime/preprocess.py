@@ -12,7 +12,7 @@ from edgevlm.errors import UserError
 from edgevlm.runtime.bundle import VisionSpec
 
 SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
-MOST_PIXELS = 1 << 26  # of a frame, as of pictures that sources read
+MOST_PIXELS = 1 << 26  # of a frame, and of a picture that a source reads: 8192 x 8192, 192 MB decoded
 BAND = 16  # output pixels resized in one product
 SMALL = 1 << 17  # multiplications of one product: BLAS shares out larger ones, which on a busy machine takes 30 times as long
 

@@ -13,17 +13,14 @@ from importlib.resources import files
 from typing import Annotated, Any, Literal, TypeVar
 
 from anyio import CapacityLimiter, to_thread
-from fastapi import FastAPI, HTTPException, Path, Query, Request, Response, Security
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI, Path, Query, Request, Response, Security
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from fastapi.security import HTTPBearer
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, Field
 from sse_starlette import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.routing import Match
 
 from edgevlm import __version__
 from edgevlm.apps.credentials import mask_credentials
@@ -32,6 +29,7 @@ from edgevlm.apps.run.clock import Asked, moment
 from edgevlm.apps.run.events import wall_clock
 from edgevlm.apps.serve.chat import ChatRequest, Completion, Moment, Strict, TooLate
 from edgevlm.apps.serve.config import CameraSettings, Fps, Name, ServeConfig, checked_budget
+from edgevlm.apps.serve.errors import ERRORS, ApiError, add_errors
 from edgevlm.apps.serve.guard import error_body
 from edgevlm.apps.serve.metrics import Metrics
 from edgevlm.apps.serve.responses import ModelResponse, ResponsesRequest
@@ -50,7 +48,6 @@ POLL_S = 0.1  # how often an MJPEG stream looks for a new frame
 MJPEG_FPS = 5.0  # of one that is asked for none
 PAGE = files("edgevlm.apps.serve").joinpath("page")
 MAX_EVENTS = 1000  # of one request
-CODES = {404: "not_found", 408: "timeout", 413: "too_large", 429: "rate_limit_exceeded"}  # of errors that no route raised
 When = Annotated[str, Query(min_length=1, max_length=40)]
 StreamName = Annotated[str, Path(max_length=64)]
 PolicyName = Annotated[str, Field(max_length=256)]
@@ -158,14 +155,6 @@ class Server:
             self.metrics.answered(completion.stream.name, answer)
 
 
-class ApiError(HTTPException):
-    """An error in OpenAI's shape."""
-
-    def __init__(self, status: int, message: str, code: str, param: str | None = None, soon: int = 1) -> None:
-        super().__init__(status, message, {"Retry-After": str(soon)} if status in (429, 503) else None)
-        self.code, self.param = code, param
-
-
 class AnswerResponse(EventSourceResponse):
     """An answer as it comes. However it ends, also before its first piece, its place is free then."""
 
@@ -193,29 +182,6 @@ async def unless_gone(request: Request, answer: Completion | ModelResponse) -> d
         return await answer.whole()
     finally:
         watching.cancel()
-
-
-class ErrorFields(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorReply(BaseModel):
-    """OpenAI's shape of an error."""
-
-    error: ErrorFields
-
-
-ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {
-        "model": ErrorReply,
-        "description": "400: a wrong field, which is named. 401: no key, or a wrong one. 403: a page of another site. 404: it "
-        "is not there. 408, 413: a body that does not come, or is too large. 421: another host's name. 429: ask again later.",
-    },
-    "5XX": {"model": ErrorReply, "description": "503: not ready, too many connections, or a question that waited too long."},
-}
 
 
 def make_app(service: Service, load: Callable[[], ServeConfig] | None = None) -> FastAPI:
@@ -565,57 +531,6 @@ def add_rest(app: FastAPI, server: Server, load: Callable[[], ServeConfig] | Non
     @app.get("/static/{name}", include_in_schema=False)
     async def static(name: Literal["app.js", "style.css"]) -> FileResponse:
         return FileResponse(str(PAGE.joinpath(name)))
-
-
-def add_errors(app: FastAPI) -> None:
-    """Every error in OpenAI's shape; wrong fields are 400 and named."""
-
-    def answer(status: int, message: str, code: str | None, param: str | None = None, headers: Any = None) -> JSONResponse:
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        return JSONResponse(error_body(message, code, param, kind), status, headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        found = max(error.errors(), key=lambda each: len(each["loc"]))  # of several shapes the one that was meant
-        if isinstance(cause := found.get("ctx", {}).get("error"), FieldError):
-            return answer(400, str(cause), "invalid_value", cause.field)
-        where, *path = found["loc"]
-        shapes = ("text", "constrained-str")
-        named = [*path[:1], *(part for part in path[1:] if part not in shapes and "[" not in str(part))]
-        param = ".".join(map(str, named)) or str(where)
-        if param == "body" and "json" not in request.headers.get("content-type", ""):
-            return answer(400, "body: send JSON, with content-type: application/json", "invalid_json", "body")
-        if found["type"] == "json_invalid":
-            return answer(400, "body: it is not JSON", "invalid_json", "body")
-        what = "there is no such field" if found["type"] == "extra_forbidden" else found["msg"].removeprefix("Value error, ")
-        return answer(400, f"{param}: {what}"[:500], "invalid_value", param[:200] or None)
-
-    @app.exception_handler(FieldError)
-    async def field(request: Request, error: FieldError) -> JSONResponse:
-        return answer(400, str(error), "invalid_value", error.field)
-
-    @app.exception_handler(UserError)
-    async def user(request: Request, error: UserError) -> JSONResponse:
-        return answer(400, mask_credentials(str(error)), "invalid_value")
-
-    @app.exception_handler(StarletteHTTPException)
-    async def http(request: Request, error: StarletteHTTPException) -> JSONResponse:
-        if isinstance(error, ApiError):
-            return answer(error.status_code, str(error.detail), error.code, error.param, error.headers)
-        if error.status_code == 400:  # numbers and nesting that Python's JSON does not read
-            return answer(400, "body: it cannot be read as JSON", "invalid_json", "body")
-        headers = {"Allow": ", ".join(methods(app, request.scope))} if error.status_code == 405 else error.headers
-        return answer(error.status_code, str(error.detail), CODES.get(error.status_code), None, headers)
-
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        return answer(500, f"unexpected {type(error).__name__}", "internal_error")
-
-
-def methods(app: FastAPI, scope: Any) -> list[str]:
-    """All methods of a path; the router itself tells those of its first route alone."""
-    there = (route for route in app.routes if route.matches(scope)[0] is not Match.NONE)
-    return sorted({method for route in there for method in getattr(route, "methods", ())})
 
 
 def as_picture(jpeg: bytes | None, otherwise: str) -> Response:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from edgevlm.errors import UserError
 from edgevlm.packages import install
+from edgevlm.runtime.preprocess import MOST_PIXELS
 
-MOST_PIXELS = 1 << 26  # of a picture: 8192 x 8192, 192 MB decoded
 CONTAINERS = (  # FFmpeg's names; none of them names other files to read, as concat, hls, dash and image2 do
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,live_flv,asf,ogg,mxf,nut,wtv,rm,dv,gif,apng,ivf,obu,av1,"
     "h264,hevc,vvc,vc1,m4v,mjpeg,mpjpeg,yuv4mpegpipe,dhav"

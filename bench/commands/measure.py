@@ -151,8 +151,7 @@ def stream(
     llava_onevision checkpoint (by default one with random weights: 8 GB of memory, 4 GB of disk for a while). changed watches
     clips whole and by what changed, in turn, beside the ceiling that the fractions allow (the same model by default).
     """
-    if fps is not None and not 1e-5 <= fps <= 1000:
-        raise UserError(f"--fps {fps:g}: give frames a second, from 1e-05 to 1000")
+    _check_fps(fps)
     what = what or ("changed" if append or encode else "growth")
     _measure("stream", STREAM, locals())
 
@@ -259,6 +258,13 @@ def vrex(
 ) -> None:
     """Model V-Rex's accelerator beside its paper's figures."""
     _measure("vrex", {"": "vrex:vrex"}, locals())
+
+
+def _check_fps(fps: float | None) -> None:
+    from edgevlm.apps.sources.base import SLOWEST_FPS
+
+    if fps is not None and not SLOWEST_FPS <= fps <= 1000:
+        raise UserError(f"--fps {fps:g}: give frames a second, from {SLOWEST_FPS:g} to 1000")
 
 
 def _measure(command: str, known: dict[str, str], typed: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 from fastapi.testclient import TestClient
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from edgevlm.apps.serve import chat, guard, http, run
 from edgevlm.apps.serve.config import ServeConfig, ServerSettings
@@ -75,7 +76,7 @@ def test_a_body_that_does_not_come_is_given_up(monkeypatch):
 
     async def ask():
         scope = {"type": "http", "path": "/", "headers": [(b"host", b"localhost")]}
-        with pytest.raises(http.StarletteHTTPException, match="the body did not come"):
+        with pytest.raises(StarletteHTTPException, match="the body did not come"):
             await guard.Guard(app, service())(scope, asyncio.Event().wait, None)
 
     asyncio.run(asyncio.wait_for(ask(), 60))
@@ -216,7 +217,7 @@ def test_large_bodies_at_once_are_bounded_and_small_ones_pass():
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         small = asyncio.create_task(ask(server, 100))
-        with pytest.raises(http.StarletteHTTPException, match="too many large requests"):
+        with pytest.raises(StarletteHTTPException, match="too many large requests"):
             await ask(server, 1 << 17)
         assert not small.done()
         release.set()
