@@ -28,13 +28,13 @@ PICTURE_S = 0.5  # of the camera that fails
 
 
 class SteadyDemo(DemoSource):
-    """The demo, so many frames a second of the real clock: ``tests/soak.py:SteadyDemo:rate=100``."""
+    """The demo, so many frames a second of the real clock: ``tests/soak.py:SteadyDemo:100``."""
 
     live = True
 
-    def __init__(self, target, options, rate=100):
+    def __init__(self, target, options):
         super().__init__(None, options.seed)
-        self._pause, self._due = 1 / float(rate), time.monotonic()
+        self._pause, self._due = 1 / float(target), time.monotonic()
 
     def read(self):
         self._due = max(self._due + self._pause, time.monotonic())
@@ -76,7 +76,7 @@ def measured(server, told):
 def configuration(policy, budget, rate, camera, folder):
     """edgevlm.toml of the server: the steady demo, and the camera that fails."""
     lines = [f'policy = "{policy}"', f"budget = {budget}", "fps = 1000", "threads = 1", f"state_every = {SNAPSHOT_S}"]
-    lines += ["[cameras.demo]", f'source = "{Path(__file__).resolve()}:SteadyDemo:rate={rate}"']
+    lines += ["[cameras.demo]", f'source = "{Path(__file__).resolve()}:SteadyDemo:{rate}"']
     lines += ["[cameras.failing]", f'source = "http://127.0.0.1:{camera.port}/"', "fps = 2"]
     path = folder / "edgevlm.toml"
     path.write_text("\n".join(lines) + "\n")
