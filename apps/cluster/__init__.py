@@ -1,0 +1,1 @@
+"""Cameras over several machines: which node watches which, and what happens when one is lost."""

@@ -1,0 +1,196 @@
+"""Who watches what, and since when: the state of a cluster's head, changed by calls that are given the time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from edgevlm.apps.cluster.placement import Camera, Needs, Node, place, rebalance
+from edgevlm.errors import UserError, nearest
+
+LEASE_S = 15.0  # that a node may watch on after the last answer of its head
+GRACE_S = 5.0  # more, before the head gives its cameras to others: clocks differ, and calls take time
+
+
+@dataclass(slots=True)
+class Watched:
+    """A camera. epoch: counts its placements, and fences all that an earlier one still writes. since: of this placement.
+
+    going: the node that watches it next, once ``node`` has written its last snapshot.
+    """
+
+    camera: Camera
+    node: str | None = None
+    going: str | None = None
+    epoch: int = 0
+    since: float = 0.0
+    problem: str | None = None  # why no node watches it
+
+
+@dataclass(slots=True)
+class Member:
+    """A node. seen: when it was last heard of. leaving: it is being emptied, and gets no more cameras."""
+
+    node: Node
+    seen: float
+    leaving: bool = False
+
+
+@dataclass(slots=True)
+class Director:
+    """Places cameras on nodes. Nothing here reads a clock, a network or a disk: real heads and simulated ones are the same.
+
+    A node asks for its :meth:`orders` every few seconds and watches those cameras, with those epochs, until LEASE_S after it
+    asked. A camera that moves is nobody's until the node that had it says that it is closed. A node that has not asked for
+    LEASE_S + GRACE_S is lost, and its cameras go to others: by then it has stopped, whether it is dead, frozen or cut off.
+    save: called with the whole state after each change, before anybody is told of it.
+    """
+
+    needs: Needs
+    save: Callable[[dict[str, Any]], object] = lambda state: None
+    members: dict[str, Member] = field(default_factory=dict)
+    cameras: dict[str, Watched] = field(default_factory=dict)
+    _of: dict[str, dict[str, Watched]] = field(default_factory=lambda: defaultdict(dict))  # cameras by node
+
+    def join(self, node: Node, now: float) -> None:
+        """A node is there, or is there again; cameras that fit nowhere, and some of full nodes, go to it."""
+        self.members[node.name] = Member(node, now)
+        self._place(now)
+        self._move(rebalance(self._watched(), self._open_nodes(), self.needs, self.placed()), now)
+        self.save(self.state())
+
+    def leave(self, name: str, now: float) -> None:
+        """Empty a node: its cameras go to others where they fit, and stay where they do not. Raises UserError."""
+        self._member(name).leaving = True
+        held = self.placed()
+        elsewhere = place(self._watched(), self._open_nodes(), self.needs, held)
+        self._move({camera: node for camera, node in elsewhere.placed.items() if held.get(camera) == name}, now)
+        self.save(self.state())
+
+    def add(self, cameras: Iterable[Camera], now: float) -> None:
+        """Watch cameras from now on; their ``problem`` says why they fit on no node. Raises UserError for a name in use."""
+        for camera in cameras:
+            if camera.name in self.cameras:
+                raise UserError(f"there is a stream {camera.name} already; remove it first, or choose another name")
+            self.cameras[camera.name] = Watched(camera)
+        self._place(now)
+        self.save(self.state())
+
+    def remove(self, name: str, now: float) -> None:
+        """Watch a camera no longer. Raises UserError."""
+        if name not in self.cameras:
+            raise UserError(f"there is no stream {name!r}; {nearest(name, self.cameras)}")
+        self._take(self.cameras.pop(name))
+        self._place(now)
+        self.save(self.state())
+
+    def orders(self, name: str, open: Iterable[str], now: float) -> dict[str, int]:
+        """The cameras that a node watches until LEASE_S from when it asked, with their epochs. Raises UserError for a lost one.
+
+        open: those whose memory it still has open.
+        """
+        self._member(name).seen, open = now, set(open)
+        closed = [(each, each.going) for camera, each in self._of[name].items() if each.going and camera not in open]
+        for each, node in closed:
+            self._give(each, node, now)
+        if closed:
+            self.save(self.state())
+        return {camera: each.epoch for camera, each in self._of[name].items() if not each.going}
+
+    def tick(self, now: float) -> list[str]:
+        """Give the cameras of lost nodes to others; the nodes that were lost."""
+        lost = [name for name, member in self.members.items() if now - member.seen > LEASE_S + GRACE_S]
+        for name in lost:
+            del self.members[name]
+        if lost:
+            for each in self.cameras.values():
+                each.going = None if each.going in lost else each.going
+                if each.node in lost and each.going:
+                    self._give(each, each.going, now)
+                elif each.node in lost:
+                    self._take(each)
+            self._place(now)
+            self.save(self.state())
+        return lost
+
+    def placed(self) -> dict[str, str]:
+        """Node by camera: where those that move go."""
+        return {name: node for name, each in self.cameras.items() if (node := each.going or each.node)}
+
+    def state(self) -> dict[str, Any]:
+        """All that outlives the head: nodes, cameras, where they are, and their epochs."""
+        return {
+            "nodes": [asdict(member.node) | {"leaving": member.leaving} for member in self.members.values()],
+            "cameras": [asdict(each) for each in self.cameras.values()],
+        }
+
+    def restore(self, state: dict[str, Any], now: float) -> None:
+        """Go on as a head that was killed; each node has a lease's time to be heard of again."""
+        for each in state["nodes"]:
+            leaving = each.pop("leaving")
+            self.members[each["name"]] = Member(Node(**each), now, leaving)
+        for each in state["cameras"]:
+            watched = Watched(**{**each, "camera": Camera(**each["camera"])})
+            self.cameras[watched.camera.name] = watched
+            if watched.node is not None:
+                self._of[watched.node][watched.camera.name] = watched
+
+    def _member(self, name: str) -> Member:
+        if name not in self.members:
+            raise UserError(f"there is no node {name!r}; {nearest(name, self.members)}")
+        return self.members[name]
+
+    def _watched(self) -> Iterable[Camera]:
+        return [each.camera for each in self.cameras.values()]
+
+    def _open_nodes(self) -> list[Node]:
+        return [member.node for member in self.members.values() if not member.leaving]
+
+    def _place(self, now: float) -> None:
+        """Give those that nobody watches a node, if one has room for them."""
+        waiting = [name for name, each in self.cameras.items() if each.node is None]
+        if not waiting:
+            return
+        leaving = {name for name, member in self.members.items() if member.leaving}
+        staying = [each.camera for each in self.cameras.values() if each.node not in leaving]
+        found = place(staying, self._open_nodes(), self.needs, self.placed())
+        self._move({name: found.placed[name] for name in waiting if name in found.placed}, now)
+        for name in waiting:
+            self.cameras[name].problem = found.refused.get(name)
+
+    def _move(self, moves: dict[str, str], now: float) -> None:
+        for name, node in moves.items():
+            each = self.cameras[name]
+            if each.node is None:
+                self._give(each, node, now)
+            else:
+                each.going = None if node == each.node else node
+
+    def _give(self, each: Watched, node: str, now: float) -> None:
+        self._take(each)
+        each.node, each.going, each.since, each.problem = node, None, now, None
+        each.epoch += 1
+        self._of[node][each.camera.name] = each
+
+    def _take(self, each: Watched) -> None:
+        if each.node is not None:
+            del self._of[each.node][each.camera.name]
+        each.node = each.going = None
+
+
+class Lease:
+    """How long a node may watch on without its head. Times are of the node's own clock, which never goes back."""
+
+    def __init__(self) -> None:
+        self._until = -float("inf")
+        self.orders: dict[str, int] = {}
+
+    def renew(self, asked: float, orders: dict[str, int]) -> None:
+        """The head's answer to what was asked then."""
+        self._until, self.orders = asked + LEASE_S, orders
+
+    def held(self, now: float) -> dict[str, int]:
+        """Cameras that may be watched now, with their epochs; none once the lease has ended."""
+        return self.orders if now <= self._until else {}

@@ -1,0 +1,162 @@
+"""Nodes that are killed, frozen, cut off and slow, beside a head that dies: no camera runs twice, and each is watched again."""
+
+import copy
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from edgevlm.apps.cluster.director import GRACE_S, LEASE_S, Director, Lease
+from edgevlm.apps.cluster.placement import Camera, Need, Node, place, rebalance
+from edgevlm.errors import UserError
+
+NEEDS = {("pc", "demo"): Need(100, 10, 4.0), ("nano", "demo"): Need(100, 20, 2.0)}
+NODES = [Node("a", "pc", 150), Node("b", "pc", 150), Node("c", "nano", 150), Node("d", "pc", 110)]
+NAMES = st.sampled_from([node.name for node in NODES])
+
+
+class Machine:
+    """A node as it is: what it watches, and until when."""
+
+    def __init__(self, node):
+        self.node, self.lease, self.open = node, Lease(), {}
+        self.is_up = self.hears = True
+        self.is_frozen = False
+
+    def step(self, director, now):
+        """What a node does every few seconds, if it can."""
+        if not self.is_up or self.is_frozen:
+            return
+        if self.hears:
+            try:
+                self.lease.renew(now, director.orders(self.node.name, self.open, now))
+            except UserError:  # it was lost, and comes again with nothing open
+                self.open = {}
+                director.join(self.node, now)
+                self.lease.renew(now, director.orders(self.node.name, (), now))
+        self.open = dict(self.lease.held(now))
+
+    def watches(self, now):
+        """A frozen one watches nothing; thawed, it looks at its clock before each frame."""
+        return self.open.items() & self.lease.held(now).items() if self.is_up and not self.is_frozen else set()
+
+
+class Cluster(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.now, self.kept, self.count, self.newest = 0.0, None, 0, {}
+        self.director = Director(NEEDS, self.keep)
+        self.machines = {node.name: Machine(node) for node in NODES}
+        for node in NODES[:2]:
+            self.director.join(node, self.now)
+
+    def keep(self, state):
+        self.kept = copy.deepcopy(state)
+
+    @rule(fps=st.sampled_from([0.5, 1.0, 2.0]), at=st.none() | NAMES)
+    def add(self, fps, at):
+        if len(self.director.cameras) < 12:
+            self.director.add([Camera(f"cam{self.count}", "demo", fps, at)], self.now)
+            self.count += 1
+
+    @precondition(lambda self: self.director.cameras)
+    @rule(data=st.data())
+    def remove(self, data):
+        self.director.remove(data.draw(st.sampled_from(sorted(self.director.cameras))), self.now)
+
+    @rule(name=NAMES, fault=st.sampled_from(["is_up", "hears", "is_frozen"]))
+    def break_or_mend(self, name, fault):
+        machine = self.machines[name]
+        setattr(machine, fault, not getattr(machine, fault))
+        if fault == "is_up":
+            machine.open, machine.lease = {}, Lease()
+
+    @rule(name=NAMES)
+    def leave(self, name):
+        if name in self.director.members:
+            self.director.leave(name, self.now)
+
+    @rule()
+    def head_dies(self):
+        if self.kept is not None:
+            self.director = Director(NEEDS, self.keep)
+            self.director.restore(copy.deepcopy(self.kept), self.now)
+
+    @rule(seconds=st.floats(0.1, LEASE_S + 2 * GRACE_S), order=st.permutations(sorted(n.name for n in NODES)))
+    def time_passes(self, seconds, order):
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 2.0)
+            for name in order:
+                self.machines[name].step(self.director, self.now)
+                self.none_runs_twice()
+            self.director.tick(self.now)
+
+    @rule()
+    def all_is_well_again(self):
+        """Everything works for two leases: each camera is watched, or it is said why not, and it is true."""
+        for machine in self.machines.values():
+            machine.is_up, machine.hears, machine.is_frozen = True, True, False
+        for _ in range(20):
+            self.time_passes(2.0, list(self.machines))
+        watched = [camera for machine in self.machines.values() for camera, _ in machine.watches(self.now)]
+        assert sorted(watched) == sorted(name for name, each in self.director.cameras.items() if each.problem is None)
+        waiting = [each.camera for each in self.director.cameras.values() if each.problem is not None]
+        cameras = [each.camera for each in self.director.cameras.values() if each.camera not in waiting]
+        nodes = [member.node for member in self.director.members.values() if not member.leaving]
+        held = self.director.placed()
+        if all(held[camera.name] in [node.name for node in nodes] for camera in cameras):
+            assert not any(camera.name in place([*cameras, camera], nodes, NEEDS, held).placed for camera in waiting)
+
+    @invariant()
+    def none_runs_twice(self):
+        watched = [camera for machine in self.machines.values() for camera, _ in machine.watches(self.now)]
+        assert len(watched) == len(set(watched)), watched
+
+    @invariant()
+    def epochs_never_go_back(self):
+        for name, each in self.director.cameras.items():
+            assert each.epoch >= self.newest.get(name, 0)
+            self.newest[name] = each.epoch
+
+    @invariant()
+    def no_node_is_too_full(self):
+        by_node = {}
+        for name, node in self.director.placed().items():
+            by_node.setdefault(node, []).append(self.director.cameras[name].camera)
+        for name, cameras in by_node.items():
+            node = self.director.members[name].node
+            need = NEEDS[node.kind, "demo"]
+            assert need.weights_bytes + need.camera_bytes * len(cameras) <= node.memory_bytes
+            assert sum(camera.fps for camera in cameras) <= need.fps
+            assert {camera.node for camera in cameras} <= {None, name}
+
+
+TestCluster = Cluster.TestCase
+TestCluster.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_what_fits_nowhere_says_why():
+    cameras = [
+        Camera("big", "demo", 9.0),
+        Camera("far", "demo", 1.0, "z"),
+        Camera("other", "llava", 1.0),
+        Camera("ok", "demo", 1.0),
+    ]
+    found = place(cameras, NODES, NEEDS)
+    assert list(found.placed) == ["ok"]
+    assert found.refused["far"] == "its node z is not there"
+    assert found.refused["other"] == "llava runs on no node that is there"
+    assert "9 frames a second; " in found.refused["big"]
+    assert place(cameras, [], NEEDS).refused["ok"] == "there is no node"
+
+
+def test_a_new_node_takes_from_the_fullest_and_nothing_moves_between_equals():
+    cameras = [Camera(f"c{number}", "demo", 1.0) for number in range(4)]
+    moves = rebalance(cameras, NODES[:2], NEEDS, {camera.name: "a" for camera in cameras})
+    assert list(moves.values()) == ["b"]
+    settled = {camera.name: "a" for camera in cameras} | moves
+    assert rebalance(cameras, NODES[:2], NEEDS, settled) == {}
+    with pytest.raises(UserError, match="there is no node 'e'"):
+        Director(NEEDS).leave("e", 0.0)
