@@ -52,7 +52,9 @@ def _check_graph(bundle: Bundle, name: str, wanted: Mapping[str, Sizes], absent:
     try:
         model = path.read_bytes()
         found, weights = value_shapes(model), external_tensors(model)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise BundleError(f"{path}: cannot be read ({error.strerror}); check the disk") from None
+    except ValueError as error:
         raise BundleError(f"{path}: cannot be read ({str(error)[:200]!r}); {AGAIN}") from None
     for tensor in weights:
         record = bundle.files.get(tensor.file)

@@ -7,8 +7,11 @@ other.
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +39,14 @@ from edgevlm.runtime.engine import Float32, FramePattern, Int32, Int64, KVBuffer
 from edgevlm.runtime.graph_profiles import ONNXRUNTIME
 
 MAX_THREADS = 256  # ONNX Runtime starts all that it is told, for each graph
+READ_ERROR = re.compile(rf"system ?error(?: number| :) {errno.EIO}\b", re.IGNORECASE)  # as ONNX Runtime says it
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        return bool(path.read_bytes())
+    except OSError:
+        return False
 
 
 class Calls:
@@ -111,7 +122,8 @@ class OnnxRuntimeCpu:
             return ort.InferenceSession(str(path), options, providers=self.providers)
         except Exception as error:
             reason = str(error).splitlines()[0]
-            raise UserError(f"{path}: ONNX Runtime {ort.__version__} cannot load it ({reason}); upgrade onnxruntime") from error
+            hint = "check the disk" if READ_ERROR.search(reason) or not _is_readable(path) else "upgrade onnxruntime"
+            raise UserError(f"{path}: ONNX Runtime {ort.__version__} cannot load it ({reason}); {hint}") from error
 
     @cached_property
     def _stored(self) -> tuple[bool, bool]:

@@ -49,7 +49,7 @@ class Block:
     @property
     def parts(self) -> tuple[NDArray, ...]:
         """Its arrays, in the order above."""
-        return tuple(getattr(self, name) for name in self.__slots__)
+        return self.key, self.value, self.seq, self.frame, self.row, self.col, self.position, self.confirmed
 
     @property
     def nbytes(self) -> int:

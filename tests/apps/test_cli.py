@@ -374,3 +374,22 @@ def test_a_frame_size_is_two_numbers(size, tmp_path):
     done = CliRunner().invoke(app, ["export", str(tmp_path), "--out", str(tmp_path / "bundle"), "--frame-size", size])
     assert isinstance(done.exception, UserError)
     assert str(done.exception) == f"--frame-size {size}: give width and height in pixels, like 640x480"
+
+
+def test_numpy_starts_no_threads_of_its_own():
+    """They would spin between the small products of a policy."""
+    code = """
+import os
+from edgevlm.__main__ import main
+try:
+    main()
+except SystemExit:
+    pass
+import numpy
+print(len(os.listdir("/proc/self/task")))
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--version"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "1"

@@ -224,3 +224,19 @@ def test_a_graph_that_cannot_be_loaded_is_one_line(exported: Any, tmp_path: Any)
         with pytest.raises(UserError, match=name) as error:
             load_engine("onnxruntime-cpu", bundle)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "says", ["[ONNXRuntimeError] : 1 : FAIL : Load model from decoder.onnx failed:system error number 5", "SystemError : 5"]
+)
+def test_a_disk_that_cannot_be_read_is_named(exported: Any, monkeypatch: pytest.MonkeyPatch, says: str) -> None:
+    """What ONNX Runtime 1.32 says of EIO from its graph, and from its weights."""
+    import onnxruntime
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError(says)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", fail)
+    engine = load_engine("onnxruntime-cpu", Bundle.load(exported("llava", **SHAPE).bundle))
+    with pytest.raises(UserError, match=r"onnx: .*5\); check the disk$"):
+        engine.encode(np.zeros((1, 3, 56, 56), np.float32))
