@@ -60,7 +60,7 @@ class Answer:
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], object]] = []  # called after each change
         self._cancelled = threading.Event()
-        self._future: Future[FinishReason] = Future()
+        self._future: Future[FinishReason] | None = None  # none after the end: each would keep the other from being freed
 
     def __str__(self) -> str:
         return self.text
@@ -146,11 +146,12 @@ class Answer:
     def cancel(self) -> None:
         """Stop after the token in progress; a question that still waits is taken back at once."""
         self._cancelled.set()
-        self._future.cancel()
+        self.take_back()
 
     def take_back(self) -> bool:
-        """Cancel a question that still waits; False where the model has begun with it."""
-        return self._future.cancel()
+        """Cancel a question that still waits; False where the model has begun with it, or that is over."""
+        future = self._future
+        return future is not None and future.cancel()
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -176,7 +177,7 @@ class Answer:
                 self._error = error
             else:
                 self.finish_reason = future.result()
-            self._finished = True
+            self._finished, self._future = True, None
             self._changed.notify_all()
         self._tell()
 

@@ -1,5 +1,7 @@
 """A question never changes the memory: wherever in a chunk it comes, the stream goes on as if it had not been asked."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -93,3 +95,22 @@ def test_it_sees_the_frames_of_the_chunk_in_progress(model):
         session.flush()
         assert (stream.cache.lengths == held + 2 * per_frame).all()
         assert sum(encoded) == 2
+
+
+def test_an_answer_is_freed_when_nobody_holds_it():
+    """And with it the keys that its evidence would be read from; not when Python next looks for cycles."""
+    with Session.open("demo", policy="hybrid", budget=512) as session:
+        for frame in (DemoSource(2.0).read() for _ in range(8)):
+            session.watch(frame.image, frame.time_s)
+        gc.disable()
+        try:
+            answers = []
+            for _ in range(2):
+                answers.append(session.ask("how many objects are there now?"))
+                assert answers[-1].evidence
+            session.flush()  # the model's thread is through with both
+            first = weakref.ref(answers[0])
+            del answers
+            assert first() is None
+        finally:
+            gc.enable()
