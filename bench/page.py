@@ -2,11 +2,14 @@
 
 Time is simulated: each second of it the camera gives a frame, the server sends its figures, and the page's clock moves on by a
 second, once everything that it looks for then is there and drawn. Timers, polls, events, pictures and what becomes too old are
-those of so many hours; only the waiting between them is left out. Before each sample the browser collects its garbage.
+those of so many hours; only the waiting between them is left out. Before each sample the browser collects its garbage. It is
+told what to do without Playwright, which makes it keep something of all that a page loads: of this one 90 MB an hour.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -41,10 +44,11 @@ LEAST = 12  # samples
 HOUR = 3600
 CLOCK = """(() => {
   const timers = new Map(), start = Date.now(), get = fetch;
-  const paint = requestAnimationFrame.bind(window), wait = setTimeout.bind(window);
-  let now = 0, last = 0;
+  const paint = requestAnimationFrame.bind(window), wait = setTimeout.bind(window), forget = clearTimeout.bind(window);
+  let now = 0, last = 0, look = () => {};
   window.setTimeout = (work, ms = 0, ...rest) => {
     timers.set(++last, { at: now + ms, ms, work: () => work(...rest) });
+    look();
     return last;
   };
   window.clearTimeout = (id) => timers.delete(id);
@@ -52,9 +56,11 @@ CLOCK = """(() => {
   window.polls = window.figures = 0;
   window.fetch = (path, ...rest) => { if (path.endsWith("/memory")) window.polls++; return get(path, ...rest); };
   const painted = () => new Promise(paint);
-  const until = async (done) => {
-    for (const end = performance.now() + 10000; !done() && performance.now() < end;) await new Promise((go) => wait(go, 1));
-  };
+  const until = (done) => new Promise((go) => {
+    const late = wait(go, 10000);
+    look = () => { if (done()) { forget(late); go(); } };
+    look();
+  });
   const polled = () => [...timers.values()].filter(({ ms }) => ms === MEMORY_MS || ms === STREAMS_MS).length >= 3;
   window.simulate = async (seconds, heard) => {
     for (let second = 1; second <= seconds; second++) {
@@ -66,13 +72,65 @@ CLOCK = """(() => {
   };
   addEventListener("DOMContentLoaded", () => {
     const before = heard;
-    heard = (name, event, data) => { if (event === "stats") window.figures++; before(name, event, data); };
+    heard = (name, event, data) => { if (event === "stats") window.figures++; before(name, event, data); look(); };
   });
 })()"""
-UNLIMITED = ["--no-sandbox", "--disable-frame-rate-limit", "--disable-gpu-vsync"]
-PHONE = {"width": 390, "height": 844}  # drawn in less time than a large window
+ALONE = ("--no-sandbox", "--no-first-run", "--disable-background-networking", "--disable-component-update")
+FLAGS = (*ALONE, "--disable-frame-rate-limit", "--disable-gpu-vsync")
+PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": False}  # drawn in less time than a large window
 METRICS = {"JSHeapUsedSize": "heap_bytes", "Nodes": "nodes", "JSEventListeners": "listeners"}
 RELEASED = threading.Semaphore(0)  # frames that the camera may give
+
+
+class Browser:
+    """Chromium without a window, and its page. It is told what to do, by its DevTools protocol, through a pipe."""
+
+    def __init__(self, program: str, folder: str) -> None:
+        (told, self._tell), (self._hear, heard) = os.pipe(), os.pipe()
+
+        def at_3_and_4() -> None:
+            for place, end in enumerate((os.dup(told), os.dup(heard)), 3):
+                os.dup2(end, place)
+
+        command = [program, "--headless", "--remote-debugging-pipe", f"--user-data-dir={folder}", *FLAGS, "about:blank"]
+        self.process = subprocess.Popen(command, preexec_fn=at_3_and_4, close_fds=False, stderr=subprocess.DEVNULL)
+        os.close(told)
+        os.close(heard)
+        self._rest, self._sent, self._session = b"", 0, {}
+        shown = next(each for each in self.do("Target.getTargets")["targetInfos"] if each["type"] == "page")
+        session = self.do("Target.attachToTarget", targetId=shown["targetId"], flatten=True)["sessionId"]
+        self._session = {"sessionId": session}
+
+    def do(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """The result. Raises UserError where the browser refuses, or has ended."""
+        self._sent += 1
+        said = {"id": self._sent, "method": method, "params": parameters, **self._session}
+        os.write(self._tell, json.dumps(said).encode() + b"\0")
+        while True:
+            while b"\0" not in self._rest:
+                read = os.read(self._hear, 1 << 20)
+                if not read:
+                    raise UserError("the browser ended")
+                self._rest += read
+            line, _, self._rest = self._rest.partition(b"\0")
+            answer: dict[str, Any] = json.loads(line)
+            if answer.get("id") == self._sent:
+                if "error" in answer:
+                    raise UserError(f"the browser refuses {method}: {answer['error']['message']}")
+                return dict(answer["result"])
+
+    def evaluate(self, script: str) -> Any:
+        """What a script in the page comes to. Raises UserError."""
+        found = self.do("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        if "exceptionDetails" in found:
+            raise UserError(f"the page fails: {found['exceptionDetails']['text']}")
+        return found["result"].get("value")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._tell)
+        os.close(self._hear)
 
 
 class SteppedDemo(EagerDemo):
@@ -90,51 +148,48 @@ def page(model: str = "demo", hours: float = 1.0, *, progress: Progress = lambda
 
     Raises UserError where there is no browser.
     """
-    try:
-        from playwright.sync_api import sync_playwright
-    except ModuleNotFoundError:
-        raise UserError("bench serve page needs a browser: pip install playwright") from None
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         raise UserError("bench serve page needs chromium on the PATH (apt install chromium)")
     samples: list[dict[str, Any]] = []
-    with TemporaryDirectory(prefix="edgevlm-bench-") as folder, sync_playwright() as started:
+    with TemporaryDirectory(prefix="edgevlm-bench-") as folder:
         command = [sys.executable, "-c", f"from edgevlm.bench.page import keep_serving as s; s({model!r}, {folder!r})"]
         server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert server.stdin is not None
         assert server.stdout is not None
+        browser = Browser(chromium, f"{folder}/browser")
         try:
             url = server.stdout.readline().strip()
             if not url:
                 raise UserError("the server did not start; see above")
-            browser = started.chromium.launch(executable_path=chromium, args=UNLIMITED)
-            opened = browser.new_page(viewport=PHONE)
-            opened.set_default_timeout(60_000)
-            opened.add_init_script(CLOCK)
-            opened.goto(url)
-            session = opened.context.new_cdp_session(opened)
-            session.send("Performance.enable")
+            browser.do("Emulation.setDeviceMetricsOverride", **PHONE)
+            browser.do("Page.enable")
+            browser.do("Page.addScriptToEvaluateOnNewDocument", source=CLOCK)
+            browser.do("Page.navigate", url=url)
+            while not browser.evaluate("window.simulate && document.readyState === 'complete'"):
+                time.sleep(0.05)
+            browser.do("Performance.enable")
             watched, sent, steps = 0, 0, max(1, round(hours * HOUR / STEP))
             every = max(1, min(HOUR // STEP, steps // LEAST))
             for step in range(1, steps + 1):
                 server.stdin.write(f"{STEP}\n")
                 server.stdin.flush()
-                opened.evaluate(f"simulate({STEP}, {sent})")
+                browser.evaluate(f"simulate({STEP}, {sent})")
                 watched, sent, pictures = map(int, server.stdout.readline().split())
                 if step % every:
                     continue
                 for _ in range(2):  # what wraps a node goes first, then the node
-                    session.send("HeapProfiler.collectGarbage")
-                found = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
-                heard, polls = opened.evaluate("[figures, polls]")
+                    browser.do("HeapProfiler.collectGarbage")
+                found = {each["name"]: each["value"] for each in browser.do("Performance.getMetrics")["metrics"]}
+                heard, polls = browser.evaluate("[figures, polls]")
                 done = min(watched / FPS, pictures / FPS, heard, polls * POLL) / HOUR
                 measured = {ours: int(found[theirs]) for theirs, ours in METRICS.items()}
-                measured |= {"rss_bytes": rss(server.pid), "browser_bytes": browser_rss()}
+                measured |= {"rss_bytes": rss(server.pid), "browser_bytes": own_bytes(browser.process.pid)}
                 samples.append({"bench": "serve-page", "hours": round(done, 3), **measured})
                 progress(f"hour {done:.2f} of {hours:g}")
                 yield samples[-1]
-            browser.close()
         finally:
+            browser.close()
             server.kill()
             server.wait()
     late = samples[len(samples) // 2 :]
@@ -147,20 +202,20 @@ def rss(process: int) -> int:
     return int(psutil.Process(process).memory_info().rss)
 
 
-def browser_rss() -> int:
-    """Of all of the browser's processes."""
-    found = 0
-    for process in psutil.Process().children(recursive=True):
+def own_bytes(process: int) -> int:
+    """Resident memory of a process and its children, but for what is shared: how that counts depends on other programs."""
+    found, main = 0, psutil.Process(process)
+    for each in (main, *main.children(recursive=True)):
         with suppress(psutil.Error):
-            if "chrom" in process.name():
-                found += rss(process.pid)
+            memory = each.memory_info()
+            found += memory.rss - memory.shared
     return found
 
 
 def keep_serving(model: str, folder: str) -> None:
     """Serve and print the address; for each number on stdin let so many seconds pass, and print the frames watched, the figures
     and the pictures sent; until stdin ends."""
-    http.POLL_S, http.MJPEG_FPS, memory_view.EVERY_S = 0.005, 1000.0, 0.0
+    http.POLL_S, http.MJPEG_FPS, memory_view.EVERY_S = 0.02, 1000.0, 0.0
     camera = CameraSettings(source=f"{__file__}:SteppedDemo", fps=FPS)
     server_settings = ServerSettings(max_rate=1e6)
     config = ServeConfig(
@@ -190,7 +245,7 @@ def keep_serving(model: str, folder: str) -> None:
             RELEASED.release()
             end = time.monotonic() + 1.0
             while (stream.session.stats.frames < watched or pictures < watched) and time.monotonic() < end:
-                time.sleep(0.001)
+                time.sleep(0.002)
             tell(stream.loop.stats())
             sent += 1
         print(stream.session.stats.frames, sent, pictures, flush=True)

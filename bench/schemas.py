@@ -84,7 +84,7 @@ _NUMBERS = {
     "asked": "Questions asked, or clusters fetched per round.",
     "backward": "Fraction of questions about the past answered right.",
     "batch": "Frames per call, or the paper's batch size.",
-    "browser_bytes": "Resident memory of the browser's processes; serve-page-growth: more of it an hour.",
+    "browser_bytes": "Memory of the browser's processes, but for what is shared; serve-page-growth: more of it an hour.",
     "bytes": "Bytes of cache and policy, of a snapshot, of a cluster, or moved.",
     "bytes_per_question": "Bytes fetched from the store per question.",
     "bytes_per_token": "Bytes of a token's keys and values in all layers.",

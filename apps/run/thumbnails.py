@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,11 @@ FILE = "thumbnails.sqlite"
 CAP = 16 << 20  # bytes of pictures
 WIDTH = 240  # pixels
 TINY = 160
-SCHEMA = "CREATE TABLE IF NOT EXISTS thumbnails (frame INTEGER PRIMARY KEY, time_s REAL, wall REAL, held INTEGER, jpeg BLOB)"
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS thumbnails (frame INTEGER PRIMARY KEY, time_s REAL, wall REAL, held INTEGER, jpeg BLOB);
+CREATE INDEX IF NOT EXISTS held ON thumbnails (frame) WHERE held;
+CREATE INDEX IF NOT EXISTS wall ON thumbnails (wall);
+"""  # each frame looks for what is forgotten and what is too old: without an index it would read every picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +118,12 @@ class Thumbnails:
             raise UserError("the thumbnails of that time could not be deleted: the disk does not take it")
         return count
 
-    def taken(self) -> dict[int, Taken]:
-        """Of each frame that has a picture, when it was taken; oldest first."""
+    def taken(self, frames: Sequence[int] | None = None) -> dict[int, Taken]:
+        """Of each frame that has a picture, or of those of ``frames``, when it was taken; oldest first."""
+        only = "" if frames is None else "WHERE frame IN (SELECT value FROM json_each(?))"
         with self._lock:
-            rows = self._run("SELECT frame, time_s, wall, held FROM thumbnails ORDER BY frame")
+            values = () if frames is None else (json.dumps(frames),)
+            rows = self._run(f"SELECT frame, time_s, wall, held FROM thumbnails {only} ORDER BY frame", values)
         return {frame: Taken(time_s, wall, bool(held)) for frame, time_s, wall, held in rows}
 
     def wall(self, frame: int) -> float | None:
@@ -148,7 +155,7 @@ class Thumbnails:
         )
         try:
             self._database.execute("PRAGMA secure_delete = ON")  # what is forgotten leaves no bytes in the file
-            self._database.execute(SCHEMA)
+            self._database.executescript(SCHEMA)
             self._bytes = self._database.execute("SELECT coalesce(sum(length(jpeg)), 0) FROM thumbnails").fetchone()[0]
             self._database.execute("BEGIN")
         except BaseException:

@@ -276,10 +276,10 @@ class CameraStream:
 
     def memory(self) -> dict[str, Any]:
         """What is held, frame by frame: ``patches`` has one hexadecimal digit a token, the share of layers and heads."""
-        view, taken = view_memory(self.session), self.observer.thumbnails.taken()
-        by_group = view.patches.mean(axis=2)
-        frames = []
-        for number, share, groups, patches in zip(view.frames.tolist(), view.shares, by_group, view.whole, strict=True):
+        view = view_memory(self.session)
+        numbers, by_group, frames = view.frames.tolist(), view.patches.mean(axis=2), []
+        taken = self.observer.thumbnails.taken(numbers)
+        for number, share, groups, patches in zip(numbers, view.shares, by_group, view.whole, strict=True):
             when = taken.get(number)
             frames.append({
                 "frame": number,

@@ -60,7 +60,6 @@ def test_clients_beside_a_camera(monkeypatch):
 
 @pytest.mark.skipif(not (shutil.which("chromium") or shutil.which("chromium-browser")), reason="there is no chromium")
 def test_the_page_that_stays_open():
-    pytest.importorskip("playwright", reason="playwright is not installed")
     command = ["bench", "serve", "page", "--hours", "0.02", "--json"]
     found = [json.loads(line) for line in CliRunner().invoke(app, command, catch_exceptions=False).stdout.splitlines()]
     *samples, growth = found
