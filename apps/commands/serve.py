@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ Examples:
   edgevlm serve                                   serve the demo camera
   edgevlm serve --camera rtsp://HOST/PATH --model ORG/NAME
   edgevlm serve edgevlm.toml                      several cameras
+  edgevlm serve --cluster head --key-file key     begin a cluster
   edgevlm ask "how many objects are there now?"   ask from another shell
 """
 
@@ -33,6 +34,7 @@ def serve(
     host: Annotated[str | None, option("H", "Listen at this address.", "127.0.0.1")] = None,
     port: Annotated[int | None, option("P", "Listen at this port; 0: any.", "8000")] = None,
     key_file: KeyFile = None,
+    cluster: Annotated[str | None, option("head|ADDRESS", "Begin a cluster, or join the one there.")] = None,
     state: Annotated[str | None, option("DIR", "Keep snapshots there.", "the user's state folder")] = None,
     threads: Annotated[int | None, option("N", "Use this many CPU threads.", min=1, max=256)] = None,
     assigned: Annotated[
@@ -58,7 +60,12 @@ def serve(
     given = assigned or lines("EDGEVLM_SERVE_SET")
     if config is None and not camera and Path("edgevlm.toml").is_file():
         note("edgevlm.toml is not read; to read it: edgevlm serve edgevlm.toml")
-    server_of.serve(lambda: server_of.settings_of(config, camera or [], shared, server, given), json, quiet)
+
+    def load() -> Any:
+        return server_of.settings_of(config, camera or [], shared, server, given, cluster)
+
+    join = needed("edgevlm.apps.cluster.member", "--cluster", "cluster").join if load().cluster.join else None
+    server_of.serve(load, json, quiet, join)
 
 
 config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check a server's configuration.")

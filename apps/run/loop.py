@@ -79,10 +79,12 @@ class RunLoop:
         open_session: Callable[[str | None, str | None], Session] | None = None,
         notifier: Notifier | None = None,
         alone: bool = True,
+        may_watch: Callable[[], bool] = lambda: True,
     ) -> None:
         """observer: sees each frame after the session. stats_every: seconds. open_session: of policy and budget, as typed.
 
         notifier: of the service manager. alone: session and process end with this run, which ends when nobody reads stdout.
+        may_watch: asked before each frame; the run ends where it may not.
         """
         self.session, self.source, self.output, self.plan, self.observer = session, source, output, plan, observer
         self.frame: Frame | None = None  # the newest one watched
@@ -98,7 +100,7 @@ class RunLoop:
         self._stopped = threading.Event()
         self._source_status = SourceStatus(source)
         self._watchdog = Watchdog(source, notifier or Notifier())
-        self._alone = alone
+        self._alone, self._may_watch = alone, may_watch
         self.shutdown = Shutdown(self.stop)
         self._process = psutil.Process()
 
@@ -246,7 +248,7 @@ class RunLoop:
         while not self._stopped.is_set() and (plan.frames is None or watched < plan.frames):
             with self.shutdown.waiting(), self._watchdog.waiting():
                 frame = self.source.read()
-            if frame is None:
+            if frame is None or not self._may_watch():
                 break
             self._do_submitted()
             if plan.since:

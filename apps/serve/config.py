@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -30,7 +31,7 @@ else:
 MAX_CONFIG = 1 << 20  # bytes
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-FIXED = ("engine", "threads", "state", "events", "thumbnails", "journal")  # while a server runs
+FIXED = ("engine", "threads", "state", "events", "thumbnails", "journal", "cluster")  # while a server runs
 FIXED_OF_SERVER = ("host", "port", "max_connections")
 
 
@@ -42,6 +43,11 @@ def checked_budget(value: str | int | None) -> str | int | None:
         except UserError as error:
             raise ValueError(str(error)) from None
     return value
+
+
+def checked_address(value: str) -> str:
+    """An IP address. Raises ValueError."""
+    return str(ip_address(value))
 
 
 Fps = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
@@ -144,6 +150,21 @@ class JournalSettings(Section):
     megabytes: Megabytes = JOURNAL_CAP >> 20
 
 
+class ClusterSettings(Section):
+    """join: ``head`` or ``head:PORT`` to begin a cluster, or the head's address, ``HOST`` or ``HOST:PORT``; none unless given.
+
+    snapshots: a folder that all nodes share, where cameras' snapshots go. node: this one's name, the machine's unless given.
+    address: an IP address of this machine that the others reach; found out unless given. memory: megabytes for edgevlm, as
+    `edgevlm plan` finds unless given.
+    """
+
+    join: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?$")] | None = None
+    snapshots: str | None = None
+    node: Name | None = None
+    address: Annotated[str, AfterValidator(checked_address)] | None = None
+    memory: Megabytes | None = None
+
+
 class ServeConfig(Section):
     """All of edgevlm.toml. state: the folder of snapshots and events; the user's state folder unless given."""
 
@@ -158,6 +179,7 @@ class ServeConfig(Section):
     state: str | None = None
     state_every: Annotated[float, Field(gt=0, le=86_400)] = 30.0
     server: ServerSettings = ServerSettings()
+    cluster: ClusterSettings = ClusterSettings()
     events: EventSettings = EventSettings()
     thumbnails: ThumbnailSettings = ThumbnailSettings()
     journal: JournalSettings = JournalSettings()

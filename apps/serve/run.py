@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import uvicorn
@@ -38,7 +38,12 @@ ALIVE_S = 1.0  # from one sign of life to the next, for a service manager
 
 
 def settings_of(
-    path: Path | None, cameras: list[str], shared: dict[str, Any], server: dict[str, Any], assigned: Sequence[str] = ()
+    path: Path | None,
+    cameras: list[str],
+    shared: dict[str, Any],
+    server: dict[str, Any],
+    assigned: Sequence[str] = (),
+    cluster: str | None = None,
 ) -> ServeConfig:
     """The file's settings, and over them those of the command line: ``assigned``, KEY=VALUE each, then options.
 
@@ -49,23 +54,37 @@ def settings_of(
         assign(values, each)
     values |= {name: value for name, value in shared.items() if value is not None}
     values["server"] = {**values.get("server", {}), **{name: value for name, value in server.items() if value is not None}}
+    if cluster is not None:
+        values["cluster"] = {**values.get("cluster", {}), "join": cluster}
     if cameras:
         values["cameras"] = {**values.get("cameras", {}), **{k: v.model_dump() for k, v in named_cameras(cameras).items()}}
-    if not values.get("cameras"):
+    if not values.get("cameras") and values.get("cluster", {}).get("join", "head").startswith("head"):
         values["cameras"] = {"demo": {"source": "demo"}}
     return check_config(values, str(path) if path is not None else "serve")
 
 
-def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool) -> None:
-    """Serve until a signal. SIGHUP reads the configuration again with ``load``. Raises UserError before anything is served."""
+class Membership(Protocol):
+    """A service's part in a cluster."""
+
+    def open(self) -> None: ...
+    def routes(self, app: FastAPI) -> Any: ...
+    def close(self) -> None: ...
+
+
+def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Callable[..., Membership] | None = None) -> None:
+    """Serve until a signal. SIGHUP reads the configuration again with ``load``. Raises UserError before anything is served.
+
+    join: makes a service a node of a cluster; is given it, its port, and what is told of it.
+    """
     config, notice = load(), (lambda line: None) if quiet else to_stderr
     service = Service(config, notice)
     listening = bound(config.server.host, config.server.port)
+    member = None if join is None else join(service, listening.getsockname()[1], notice)
     serving, done = threading.Event(), threading.Event()
     threading.Thread(target=report, args=(service, serving, done), name="edgevlm-alive", daemon=True).start()
     try:
         with progress("opening the cameras"):
-            service.open()
+            (service if member is None else member).open()
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{port}"
@@ -87,7 +106,7 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool) -> None:
                 await close_listeners(app.state.server)
                 await super().shutdown(sockets)
 
-        server = AnnouncingServer(uvicorn_config(app, service))
+        server = AnnouncingServer(uvicorn_config(app if member is None else member.routes(app), service))
         hangups: SimpleQueue[int] = SimpleQueue()  # whose put a signal may interrupt
         threading.Thread(
             target=reload_when_told, args=(hangups, service, load, notice), name="edgevlm-reload", daemon=True
@@ -106,10 +125,12 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool) -> None:
         done.set()
         Notifier().stopping()
         listening.close()
+        if member is not None:
+            member.close()
         service.close()
 
 
-def uvicorn_config(app: FastAPI, service: Service) -> uvicorn.Config:
+def uvicorn_config(app: Any, service: Service) -> uvicorn.Config:
     """How uvicorn serves the application, behind the guard."""
     return uvicorn.Config(
         Guard(app, service), log_config=None, log_level=logging.ERROR, access_log=False, server_header=False,

@@ -99,6 +99,8 @@ class Service:
         self._state = Path(config.state) if config.state else state_folder()
         self._options, self._sinks = options or SourceOptions(), sinks or {}
         self.watches = Watches(self._watchers, lambda: self.delivery, notice)
+        self.camera_folder: Callable[[str], Path] = lambda name: self._state / name  # of its snapshots
+        self.may_watch: Callable[[str], bool] = lambda name: True  # asked before each frame of a camera
 
     def open(self) -> None:
         """Open sinks, all cameras and watches. Raises UserError for the first that cannot be, and closes the others."""
@@ -120,8 +122,7 @@ class Service:
         """
         hosts = None
         if by_client:
-            hosts = self._client_hosts(settings.source)
-            check_client_policy(settings.policy)
+            hosts = self.check_client(settings)
         with self._lock:
             if name in self.streams:
                 raise FieldError("id", f"there is a stream {name} already; remove it first, or choose another name")
@@ -135,9 +136,9 @@ class Service:
                 check_source(address, None)
             with field("policy"):
                 check_policy(wanted.policy or "auto")
-            for folder in (self._state / name).glob(f"{SWITCHED}*"):  # of a policy that was switched to, before a restart
+            for folder in self.camera_folder(name).glob(f"{SWITCHED}*"):  # of a policy that was switched to, before a restart
                 shutil.rmtree(folder, ignore_errors=True)
-            return self._open(name, wanted, self._state / name, hosts)
+            return self._open(name, wanted, self.camera_folder(name), hosts)
 
     def switch(self, name: str, policy: str | None, budget: str | int | None) -> CameraStream:
         """Go on with another policy or budget, None for what it has, and an empty memory, until the server restarts.
@@ -154,9 +155,9 @@ class Service:
             with field("policy"):
                 check_policy(wanted.policy or "auto")
             try:
-                folder = Path(mkdtemp(prefix=SWITCHED, dir=self._state / name))
+                folder = Path(mkdtemp(prefix=SWITCHED, dir=self.camera_folder(name)))
             except OSError as error:
-                raise UserError(f"{self._state / name}: no folder can be made there ({error.strerror})") from None
+                raise UserError(f"{self.camera_folder(name)}: no folder can be made there ({error.strerror})") from None
             before.close()
             try:
                 stream = self._open(name, wanted, folder, before.hosts, before.paused)
@@ -198,12 +199,17 @@ class Service:
         before = self.stream(name)
         count = len(before.observer.thumbnails.taken())
         before.close()
-        for folder in {before.folder, self._state / name}:
+        for folder in {before.folder, self.camera_folder(name)}:
             shutil.rmtree(folder, ignore_errors=True)
             if folder.exists():
                 raise UserError(f"{folder}: cannot be deleted; delete it yourself, then restart")
         self._open(name, before.settings, before.folder, before.hosts, before.paused)
         return {"thumbnails": count}
+
+    def check_client(self, settings: CameraSettings) -> AllowedHosts | None:
+        """The hosts that a client's camera may reach; None for any. Raises FieldError for what clients may not name."""
+        check_client_policy(settings.policy)
+        return self._client_hosts(settings.source)
 
     def _client_hosts(self, source: str) -> AllowedHosts | None:
         """The hosts that the source may reach; None for any. Raises FieldError."""
@@ -459,7 +465,7 @@ class Service:
         )
         if self.journal is not None:
             stream.journal = JournalWriter(stream, self.journal, config.journal)
-        stream.paused = paused
+        stream.paused, stream.may_watch = paused, lambda: self.may_watch(name)
         self.streams = {**self.streams, name: stream}
         self.watches.attach(stream.watcher)
         stream.start()

@@ -155,6 +155,7 @@ class CameraStream:
         self.rates = FrameRates()
         self.problem: str | None = None  # why nothing is watched, where the source does not say it
         self.paused = False
+        self.may_watch: Callable[[], bool] = lambda: True  # asked before each frame
         self.signs, self.pieces = SignsOfLife(), 0  # pieces: of answers
         self.hosts = options.hosts  # that its source may reach; None for any
         self._options, self._closing, self._wake = options, threading.Event(), threading.Event()
@@ -194,6 +195,12 @@ class CameraStream:
     @property
     def state(self) -> str:
         return "paused" if self.paused else "failed" if self.problem else self._source.state.value
+
+    @property
+    def resumed_at(self) -> float | None:
+        """When the snapshot that it went on from was written, seconds since 1970; None where it began anew."""
+        resumed = None if self._writer is None else self._writer.resumed
+        return None if resumed is None else float(resumed.about["written"])
 
     @property
     def is_watched(self) -> bool:
@@ -362,7 +369,8 @@ class CameraStream:
                 self._idle.clear()
                 if not self.paused and not self._closing.is_set():
                     self.loop()
-                self.problem = None if self.paused or self._wake.is_set() else "the source has ended"
+                ended = "the source has ended" if self.may_watch() else "another node may watch it"
+                self.problem = None if self.paused or self._wake.is_set() else ended
             except UserError as error:
                 self.problem = mask_credentials(str(error))
             except Exception as error:
@@ -429,6 +437,7 @@ class CameraStream:
             observer=Observers(self.observer, self.watcher),
             notifier=self.signs,
             alone=False,
+            may_watch=lambda: self.may_watch(),
         )
 
 

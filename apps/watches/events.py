@@ -167,6 +167,12 @@ class EventStore:
             rows = self._rows("SELECT sink, count(*) FROM outbox GROUP BY sink")
             return Counter(dict(rows)) + Counter(sink for each in self._unwritten for sink in each.sinks)
 
+    def unsent(self) -> set[str]:
+        """Ids of the events that are still to be sent."""
+        with self._lock:
+            rows = self._rows("SELECT DISTINCT id FROM events JOIN outbox ON event = number")
+            return {row[0] for row in rows} | {each.event.id for each in self._unwritten if each.sinks}
+
     def drop(self, sink: str) -> None:
         """Nothing is to be sent to a sink any more."""
         with self._lock:

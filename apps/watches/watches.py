@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from edgevlm.apps.watches.delivery import Delivery
@@ -29,6 +29,8 @@ class Watches:
         self._watchers, self._delivery, self._notice = watchers, delivery, notice
         self._lock = threading.RLock()
         self._announced: list[WatchStatus] = []
+        self.elsewhere: Callable[[], Collection[str]] = tuple  # cameras that other nodes of a cluster watch
+        self.may_record: Callable[[WatchEvent], bool] = lambda event: True  # asked before each event
 
     def add(self, watch: Watch) -> None:
         """Ask it from now on. Raises FieldError for one whose name is taken, or that a camera of its cannot be asked."""
@@ -37,7 +39,7 @@ class Watches:
                 raise FieldError("name", f"there is a watch {watch.name} already; remove it first, or choose another name")
             if len(self.watches) >= MAX_WATCHES:
                 raise UserError(f"there are {MAX_WATCHES} watches already; remove one first")
-            there = self._watchers()
+            there = {*self._watchers(), *self.elsewhere()}
             for camera in watch.cameras:
                 if camera not in there:
                     raise FieldError("cameras", f"there is no camera {camera!r}; {nearest(camera, there)}")
@@ -113,7 +115,8 @@ class Watches:
 
     def record(self, watch: Watch, event: WatchEvent, pictures: Sequence[bytes | None]) -> None:
         """Write an event, and send it where the watch is ``on`` it."""
-        self._delivery().record(event, pictures, (watch.sinks or None) if watch.on in (event.state, "both") else ())
+        if self.may_record(event):
+            self._delivery().record(event, pictures, (watch.sinks or None) if watch.on in (event.state, "both") else ())
 
     def last(self, camera: str, watch: str) -> WatchEvent | None:
         return self._delivery().store.last(camera, watch)

@@ -1,0 +1,302 @@
+"""A node of a cluster: opens and closes the cameras of its service as the head says, while it may."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from edgevlm.apps.cluster.director import LEASE_S, Lease
+from edgevlm.apps.cluster.events import MovingEvents
+from edgevlm.apps.cluster.head import boot_time
+from edgevlm.apps.credentials import mask_credentials, secret
+from edgevlm.apps.planning.memory import camera_bytes
+from edgevlm.apps.planning.plan import PlanRequest, make_plan
+from edgevlm.apps.serve.config import CameraSettings
+from edgevlm.apps.serve.service import Service
+from edgevlm.apps.watches.events import WatchEvent
+from edgevlm.apps.watches.watch import Watch
+from edgevlm.errors import UserError
+from edgevlm.runtime.budget import parse_budget
+
+ASK_S = 2.0  # from one question to the head to the next
+RETRY_S = 30.0  # until a camera that could not be opened is tried again
+DRAIN_S = 20.0  # that a node which ends waits for its cameras to move
+EPOCH = "epoch-"  # begins the folder of a camera's placement
+Call = Callable[..., Any]  # of a head's method by its name
+
+
+class HeadAway(Exception):
+    """The head does not answer."""
+
+
+class NodeAgent:
+    """Keeps a service at what the head orders. Threads of its own ask and work, from :meth:`start` to :meth:`close`.
+
+    A camera is watched, and its events are recorded, while the node's lease names it with the epoch that it was opened with;
+    so nothing is watched by a node that was frozen, or is cut off, once another may have it. Each epoch has a folder of its
+    own under ``shared``, begun as a copy of the one before: what a late node still writes, nobody reads.
+
+    call: of a method of the head; raises HeadAway, or the head's UserError. memory_bytes: for edgevlm.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        call: Call,
+        name: str,
+        url: str,
+        shared: Path,
+        memory_bytes: int,
+        notice: Callable[[str], object],
+        clock: Callable[[], float] = boot_time,
+    ) -> None:
+        self.name, self.url, self._shared, self._memory = name, url, shared, memory_bytes
+        self._service, self.call, self._notice, self._clock = service, call, notice, clock
+        self.instance, self._lease = uuid4().hex, Lease()
+        self.epochs: dict[str, int] = {}  # of cameras that are open, or being opened or closed
+        self.problems: dict[str, str] = {}  # why cameras could not be opened
+        self.moves: dict[str, dict[str, Any]] = {}  # of cameras that came here: what was lost
+        self.view: dict[str, Any] = {"nodes": {}, "cameras": {}}  # the head's last answer
+        self._events: dict[str, MovingEvents] = {}
+        self._retry: dict[str, float] = {}
+        self._needs: dict[str, tuple[int, int, float]] = {}
+        self._joined, self._told, self._asking = False, "", threading.Lock()
+        self._following = threading.RLock()  # over the watches
+        self._wake, self._done = threading.Event(), threading.Event()
+        self._threads = [
+            threading.Thread(target=work, name=f"edgevlm-cluster-{work.__name__[1:]}", daemon=True)
+            for work in (self._ask_on, self._work_on)
+        ]
+        service.camera_folder = self._folder
+        service.may_watch = self.may_watch
+        service.watches.may_record = self._may_record
+        service.watches.elsewhere = lambda: self.view["cameras"]
+
+    def start(self) -> None:
+        """Begin. The service is open, without cameras."""
+        for thread in self._threads:
+            thread.start()
+
+    def may_watch(self, camera: str) -> bool:
+        """Whether the lease holds, and names it with the epoch that it was opened with."""
+        epoch = self._lease.held(self._clock()).get(camera)
+        return epoch is not None and self.epochs.get(camera) == epoch
+
+    def close(self) -> None:
+        """Let cameras move where they fit, for DRAIN_S seconds at most; then close the rest, and leave."""
+        with suppress(HeadAway, UserError):
+            self.call("leave", self.name, self.instance)
+            end = time.monotonic() + DRAIN_S
+            while self.epochs and any(self._moving()) and time.monotonic() < end:
+                time.sleep(0.1)
+        self._done.set()
+        self._wake.set()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+        for camera in list(self.epochs):
+            self._close(camera)
+        with suppress(HeadAway, UserError):
+            self.call("gone", self.name, self.instance)
+
+    def _moving(self) -> list[str]:
+        """Cameras that are to go from here to another node."""
+        self.ask()
+        return [name for name in self.epochs if self.view["cameras"].get(name, {}).get("moves_to")]
+
+    def ask(self) -> None:
+        """Ask the head once; join where it does not know this process. Raises HeadAway, UserError."""
+        with self._asking:
+            asked = self._clock()
+            try:
+                if not self._joined:
+                    self._join()
+                told = self.call("ask", self.name, self.instance, list(self.epochs), self._needs)
+            except UserError:  # this node was given up: nothing of before counts
+                self._joined, self._lease = False, Lease()
+                raise
+            self._lease.renew(asked, told["orders"])
+            self.view = told
+            for model in told["unknown"]:
+                self._needs.setdefault(model, self._need(model))
+        self._wake.set()
+
+    def _join(self) -> None:
+        config, node = self._service.config, {"name": self.name, "memory_bytes": self._memory}
+        cameras = {name: asked_for(config.camera(settings), self.name) for name, settings in config.cameras.items()}
+        watches = {watch.name: watch.model_dump(mode="json") for watch in config.watches}
+        for line in self.call("join", node, self.instance, self.url, cameras, watches):
+            self._notice(mask_credentials(line))
+        self._joined = True
+        self._notice(f"cluster: {self.name} has joined")
+
+    def _need(self, model: str) -> tuple[int, int, float]:
+        """What a model takes here, by ``edgevlm plan``: bytes once, bytes of a camera, frames a second of all together."""
+        config = self._service.config
+        budget = None if config.budget is None else parse_budget(str(config.budget))
+        try:
+            plan = make_plan(PlanRequest(model, budget=budget, fps=config.fps, cameras=1))
+        except UserError as error:
+            self._notice(f"{mask_credentials(model)} does not run here: {error}")
+            return 0, 0, 0.0
+        camera = camera_bytes(plan.roofline.model, plan.budget, plan.chunk, plan.roofline.kv)
+        return max(0, plan.memory.total - camera), camera, plan.speed.prefill_fps
+
+    def _ask_on(self) -> None:
+        while not self._done.is_set():
+            try:
+                self.ask()
+                self._tell("")
+            except HeadAway as error:
+                self._tell(f"the head does not answer ({error}); cameras are watched for {LEASE_S:g} s after its last answer")
+            except UserError as error:
+                self._tell(str(error))
+            self._done.wait(ASK_S)
+
+    def _tell(self, line: str) -> None:
+        """Once, and when it is over."""
+        if line != self._told:
+            self._notice(f"cluster: {line or 'the head answers again'}")
+        self._told = line
+
+    def _work_on(self) -> None:
+        while not self._done.is_set():
+            self._wake.wait(1.0)
+            self._wake.clear()
+            try:
+                self.work()
+            except Exception as error:  # the next order may be another matter
+                self._notice(f"cluster: unexpected {type(error).__name__}: {mask_credentials(str(error))}")
+
+    def work(self) -> None:
+        """Close what this node may watch no longer, open what it is to watch, and apply the cluster's watches."""
+        held, view = self._lease.held(self._clock()), self.view
+        for name, epoch in list(self.epochs.items()):
+            if held.get(name) != epoch:
+                self._close(name)
+        self._follow()
+        for name, epoch in held.items():
+            if self._done.is_set():
+                return
+            if name not in self.epochs and time.monotonic() >= self._retry.get(name, 0.0) and name in view["cameras"]:
+                self._open(name, epoch, view["cameras"][name])
+        for name, stream in list(self._service.streams.items()):
+            if not self._events[name].is_empty:
+                self._events[name].note_sent(self._service.delivery.store)
+            if name in self.moves and self.moves[name]["lost_s"] is None and stream.loop.frame is not None:
+                self._say_lost(name)
+
+    def _open(self, name: str, epoch: int, given: Mapping[str, Any]) -> None:
+        self.epochs[name] = epoch
+        try:
+            self._begin_folder(name, epoch)
+            self._events[name] = MovingEvents(self._folder(name))
+            self._tell_again(name)
+            self._service.add(name, CameraSettings(**given["settings"]), given["by_client"])
+        except (UserError, OSError) as error:
+            self.problems[name] = mask_credentials(str(error))
+            self._retry[name] = time.monotonic() + RETRY_S
+            self.epochs.pop(name, None)
+            self._notice(f"{name}: {self.problems[name]}")
+            return
+        self.problems.pop(name, None)
+        resumed = self._service.stream(name).resumed_at
+        if epoch > 1:
+            self.moves[name] = {"from_time": resumed, "lost_s": None}
+
+    def _say_lost(self, name: str) -> None:
+        since = self.moves[name]["from_time"]
+        self.moves[name]["lost_s"] = None if since is None else round(max(0.0, time.time() - since), 1)
+        stream = self._service.stream(name)
+        if since is None:
+            stream.notice("watched here now, with an empty memory: there was no snapshot of it")
+            self.moves.pop(name)
+        else:
+            stream.notice(f"watched here now; {self.moves[name]['lost_s']:.1f} s before are not remembered")
+
+    def _close(self, name: str) -> None:
+        if name in self._service.streams:
+            self._service.remove(name)
+        for known in (self.epochs, self.moves, self.problems, self._retry, self._events):
+            known.pop(name, None)
+
+    def _folder(self, name: str) -> Path:
+        return self._shared / name / f"{EPOCH}{self.epochs[name]}"
+
+    def _begin_folder(self, name: str, epoch: int) -> None:
+        """Copy the newest placement's folder, and remove all before. Raises OSError."""
+        folder = self._folder(name)
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        named = ((path, path.name.removeprefix(EPOCH)) for path in folder.parent.glob(f"{EPOCH}*"))
+        known = {int(number): path for path, number in named if number.isdecimal()}
+        before = [number for number in sorted(known) if number < epoch]
+        if not folder.exists():
+            unfinished = folder.with_name(f"{folder.name}.unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            if before:
+                shutil.copytree(known[before[-1]], unfinished, ignore=shutil.ignore_patterns("lock", "*.unfinished"))
+            else:
+                unfinished.mkdir(mode=0o700)
+            unfinished.rename(folder)
+        for number in before:
+            shutil.rmtree(known[number], ignore_errors=True)
+
+    def _may_record(self, event: WatchEvent) -> bool:
+        """Whether this node may; then it is written where the camera's next node finds it."""
+        if not self.may_watch(event.camera):
+            return False
+        self._events[event.camera].add(event)
+        return True
+
+    def _tell_again(self, name: str) -> None:
+        """Record what the camera's last node recorded, with the same ids; what it has not sent is sent from here."""
+        service, events = self._service, self._events[name]
+        for event, unsent in events.each():
+            watch = service.watches.watches.get(event.watch)
+            sinks = (watch.sinks or None) if unsent and watch is not None and watch.on in (event.state, "both") else ()
+            service.delivery.record(event, (), sinks)
+
+    def describe(self, camera: str) -> dict[str, Any]:
+        """What ``GET /v1/streams`` tells beside what a stream does: its node, epoch, and seconds that a move lost."""
+        lost = self.moves.get(camera, {}).get("lost_s")
+        return {"node": self.name, "epoch": self.epochs.get(camera), "lost_s": lost}
+
+    def add_watch(self, watch: Watch) -> None:
+        """Ask it on all nodes. Raises FieldError as :meth:`Watches.add`, HeadAway."""
+        with self._following:
+            self._service.watches.add(watch)
+            self.call("watch", watch.name, watch.model_dump(mode="json"))
+            self.ask()
+
+    def remove_watch(self, name: str) -> None:
+        """Ask it nowhere. Raises UserError for one that there is not, HeadAway."""
+        with self._following:
+            self._service.watches.remove(name)
+            self.call("watch", name, None)
+            self.ask()
+
+    def _follow(self) -> None:
+        """Have the cluster's watches."""
+        with self._following:
+            wanted = [Watch.model_validate(each) for each in self.view.get("watches", {}).values()]
+            asked = list(self._service.watches.watches.values())
+            if self._joined and wanted != asked:
+                for line in self._service.watches.replace(asked, wanted):
+                    self._notice(line)
+
+
+def asked_for(settings: CameraSettings, node: str, by_client: bool = False) -> dict[str, Any]:
+    """A camera as a head takes it: one that is no address, such as ``0`` or a file, is watched by this node alone."""
+    source = secret(settings.source)
+    anywhere = source == "demo" or re.match(r"(?!file:)[a-z]+://", source, re.IGNORECASE)
+    return {
+        "settings": settings.model_dump(exclude_none=True), "model": settings.model or "demo", "fps": settings.fps,
+        "only": None if anywhere else node, "by_client": by_client,
+    }  # fmt: skip

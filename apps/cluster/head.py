@@ -1,0 +1,183 @@
+"""The head of a cluster: a :class:`Director` with a clock and a file, and what nodes need to know of each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edgevlm.apps.cluster.director import GRACE_S, LEASE_S, Director
+from edgevlm.apps.cluster.placement import Camera, Need, Node
+from edgevlm.errors import UserError
+
+FILE = "cluster.json"
+
+
+def boot_time() -> float:
+    """Seconds of a clock that never goes back, and goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Head:
+    """Answers the nodes; calls come one at a time. What it knows outlives it, in a file of ``folder``.
+
+    All arguments and answers are what JSON has, so that any transport does. Raises UserError for a file that cannot be read.
+    """
+
+    def __init__(self, folder: str, clock: Callable[[], float] = boot_time) -> None:
+        self._path, self._clock = Path(folder) / FILE, clock
+        self._needs: dict[tuple[str, str], Need] = {}
+        self._director = Director(self._needs, self._save)
+        self._given: dict[str, dict[str, Any]] = {}  # of cameras: as :meth:`add` takes them
+        self._instances: dict[str, str] = {}  # of nodes: which process goes by a name
+        self._urls: dict[str, str] = {}
+        self._watches: dict[str, dict[str, Any]] = {}
+        self._restore()
+
+    def join(
+        self,
+        node: Mapping[str, Any],
+        instance: str,
+        url: str,
+        cameras: Mapping[str, Mapping[str, Any]],
+        watches: Mapping[str, Mapping[str, Any]],
+    ) -> list[str]:
+        """A node is there, with nothing open, and the cameras and watches of its configuration; what of them was not taken.
+
+        Cameras are as :meth:`add` takes them. Raises UserError while another process of that name may be watching.
+        """
+        self._tick()
+        name, known, now = node["name"], self._director.members.get(node["name"]), self._clock()
+        if known is not None and self._instances.get(name) != instance:
+            left = known.seen + LEASE_S + GRACE_S - now
+            raise UserError(f"there is a node {name} already; if it was killed it is free in {max(1.0, left):.0f} s")
+        self._instances[name], self._urls[name] = instance, url
+        refused = []
+        for camera, given in cameras.items():
+            if camera not in self._given:
+                self._add(camera, given)
+            elif self._given[camera]["settings"] != given["settings"]:
+                refused.append(f"{camera}: another node has other settings for it, which stay; remove it first to change them")
+        for watch, fields in watches.items():
+            if self._watches.setdefault(watch, dict(fields)) != fields:
+                refused.append(f"watch {watch}: another node has another one of that name, which stays")
+        self._director.join(Node(name, name, int(node["memory_bytes"])), now)
+        return refused
+
+    def ask(self, name: str, instance: str, open: Iterable[str], needs: Mapping[str, tuple[int, int, float]]) -> dict[str, Any]:
+        """What a node is to watch until LEASE_S after it asked, and where all else is. Raises UserError for one to join again.
+
+        open: cameras whose memory it has open. needs: of models that it was asked about, as a :class:`Need` has them.
+        """
+        if self._instances.get(name) != instance:
+            raise UserError(f"there is no node {name} of that process")
+        now = self._clock()
+        orders = self._director.orders(name, open, now)
+        if new := {(name, model): Need(*need) for model, need in needs.items()}:
+            self._needs.update(new)
+            self._director.add((), now)
+            orders = self._director.orders(name, open, now)
+        self._tick()
+        models = {each.camera.model for each in self._director.cameras.values()}
+        return {
+            "orders": orders,
+            "unknown": sorted(model for model in models if (name, model) not in self._needs),
+            "watches": self._watches,
+            **self.view(),
+        }
+
+    def view(self) -> dict[str, Any]:
+        """Nodes and cameras, and where they are."""
+        now = self._clock()
+        return {
+            "nodes": {
+                name: {"url": self._urls[name], "heard_s": round(now - member.seen, 1), "leaving": member.leaving}
+                for name, member in self._director.members.items()
+            },
+            "cameras": {
+                name: {
+                    **self._given[name], "node": each.node, "moves_to": each.going, "epoch": each.epoch,
+                    "problem": each.problem,
+                }
+                for name, each in self._director.cameras.items()
+            },
+        }  # fmt: skip
+
+    def add(self, name: str, given: Mapping[str, Any]) -> None:
+        """Watch a camera. Raises UserError for a name in use, and, with the reason, where it fits nowhere.
+
+        given: ``settings``, as edgevlm.toml has them, ``model``, ``fps``, ``only``, the one node that can, or None, and
+        ``by_client``.
+        """
+        self._tick()
+        if name in self._given:
+            raise UserError(f"there is a stream {name} already; remove it first, or choose another name")
+        self._add(name, given)
+        problem = self._director.cameras[name].problem
+        if problem is not None and all((node, given["model"]) in self._needs for node in self._director.members):
+            self.remove(name)
+            raise UserError(f"{name} fits on no node: {problem}")
+
+    def _add(self, name: str, given: Mapping[str, Any]) -> None:
+        self._given[name] = dict(given)
+        self._director.add([Camera(name, given["model"], given["fps"], given["only"])], self._clock())
+
+    def remove(self, name: str) -> None:
+        """Watch a camera no longer. Raises UserError."""
+        self._director.remove(name, self._clock())
+        del self._given[name]
+        self._save(self._director.state())
+
+    def watch(self, name: str, fields: Mapping[str, Any] | None) -> None:
+        """A watch of all nodes; None removes it."""
+        if fields is None:
+            self._watches.pop(name, None)
+        else:
+            self._watches[name] = dict(fields)
+        self._save(self._director.state())
+
+    def leave(self, name: str, instance: str) -> None:
+        """Empty a node, which goes on asking until it has nothing open."""
+        if self._instances.get(name) == instance:
+            self._director.leave(name, self._clock())
+
+    def gone(self, name: str, instance: str) -> None:
+        """A node has closed all that it had open, and asks no more."""
+        if self._instances.get(name) == instance and name in self._director.members:
+            self._director.members[name].seen = -float("inf")
+            self._tick()
+
+    def _tick(self) -> None:
+        for name in self._director.tick(self._clock()):
+            del self._instances[name], self._urls[name]
+
+    def _save(self, state: Mapping[str, Any]) -> None:
+        """In one step, before anybody is told. Raises OSError, and nothing is told."""
+        needs = [[*key, *asdict(need).values()] for key, need in self._needs.items()]
+        known = {
+            "director": state, "given": self._given, "instances": self._instances, "urls": self._urls,
+            "watches": self._watches, "needs": needs,
+        }  # fmt: skip
+        unfinished = self._path.with_suffix(".unfinished")
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(unfinished, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            json.dump(known, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, self._path)
+
+    def _restore(self) -> None:
+        try:
+            known = json.loads(self._path.read_text())
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self._path}: cannot be read ({error}); move it away to begin without it") from None
+        self._given, self._instances, self._urls = known["given"], known["instances"], known["urls"]
+        self._watches = known["watches"]
+        self._needs.update({(kind, model): Need(*need) for kind, model, *need in known["needs"]})
+        self._director.restore(known["director"], self._clock())

@@ -1,0 +1,84 @@
+"""A server that is a node of a cluster: ``edgevlm serve --cluster``."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+from edgevlm.apps.cluster.agent import NodeAgent
+from edgevlm.apps.cluster.ray_link import PORT, Joining, RayLink
+from edgevlm.apps.cluster.routes import ClusterRoutes
+from edgevlm.apps.planning.this_machine import this_machine
+from edgevlm.apps.serve.service import Service
+from edgevlm.errors import UserError
+from edgevlm.packages import install
+
+NAME = re.compile(r"[^a-z0-9_-]+")
+
+
+class ClusterMember:
+    """Ray, an agent and the routes of a service that is a node."""
+
+    def __init__(self, service: Service, link: RayLink, agent: NodeAgent) -> None:
+        self._service, self._link, self._agent = service, link, agent
+
+    def open(self) -> None:
+        """Join. Raises UserError where no cluster answers."""
+        self._link.wait()
+        if self._service.config.sinks:
+            _ = self._service.delivery
+        self._agent.start()
+
+    def routes(self, app: FastAPI) -> Any:
+        return ClusterRoutes(app, self._service, self._agent)
+
+    def close(self) -> None:
+        """Have its cameras moved, then leave."""
+        self._agent.close()
+        self._link.close()
+
+
+def join(service: Service, port: int, notice: Callable[[str], object]) -> ClusterMember:
+    """What makes a service a node. Raises UserError for settings that are no node's."""
+    config, wanted = service.config, service.config.cluster
+    if importlib.util.find_spec("ray") is None:
+        raise UserError(f"--cluster needs the package ray, which is not installed: {install('cluster')}")
+    if service.key is None:
+        raise UserError("--cluster: other machines are let in: give all nodes the same key with --key-file")
+    if wanted.snapshots is None:
+        raise UserError("--cluster: where do snapshots go? give a folder that all nodes share: --set cluster.snapshots=DIR")
+    host, _, ray_port = (wanted.join or "").partition(":")
+    is_head = host == "head"
+    ip = wanted.address or address_of(config.server.host, "" if is_head else host)
+    address = f"{ip if is_head else host}:{ray_port or PORT}"
+    name = wanted.node or NAME.sub("-", socket.gethostname().lower()).strip("-_")[:64] or "node"
+    device = this_machine()
+    memory = int(wanted.memory * 1e6 if wanted.memory is not None else device.usable_bytes - device["system_mib"] * 2**20)
+    shared, shown = Path(wanted.snapshots), f"[{ip}]" if ":" in ip else ip
+    resources = {"edgevlm_memory": memory // 1_000_000, "edgevlm_time": 1.0, f"edgevlm_{name}": 1.0}
+    link = RayLink(Joining(address, ip, is_head, str(shared), resources, service.key))
+    agent = NodeAgent(service, link.call, name, f"http://{shown}:{port}", shared, memory, notice)
+    return ClusterMember(service, link, agent)
+
+
+def address_of(host: str, other: str) -> str:
+    """This machine's IP address that others reach: the one it listens at, else that by which it reaches ``other``."""
+    try:
+        found = ipaddress.ip_address(host)
+        if not found.is_unspecified:
+            return str(found)
+    except ValueError:
+        pass
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((other or "192.0.2.1", 9))  # nothing is sent
+            return str(probe.getsockname()[0])
+        except OSError as error:
+            raise UserError(f"--cluster: which address has this machine? give cluster.address ({error.strerror})") from None

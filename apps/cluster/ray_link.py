@@ -1,0 +1,223 @@
+"""This machine's part of a Ray cluster, in a process of its own: Ray ends a process that has lost its cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from edgevlm.apps.cluster.agent import HeadAway
+from edgevlm.errors import UserError
+
+NAMESPACE = "edgevlm"
+PORT = 6379
+OBJECTS = 80_000_000  # bytes of Ray's object store, the least it takes: no frames go through it
+ANSWER_S = 10.0  # that the head may take
+START_S = 120.0  # that Ray may take to start and to find its head
+BACKOFF_S = 5.0
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """How a node joins. address: HOST:PORT of the head; ip: of this node; is_head: starts the cluster there.
+
+    folder: of the head's state. resources: Ray's custom ones, of this node. secret: that all nodes share.
+    """
+
+    address: str
+    ip: str
+    is_head: bool
+    folder: str
+    resources: Mapping[str, float]
+    secret: str
+
+
+class RayLink:
+    """Calls the head of a cluster. A helper process starts Ray, and is started again where it is lost."""
+
+    def __init__(self, joining: Joining) -> None:
+        self._joining = joining
+        self._thread = ThreadPoolExecutor(1, "edgevlm-ray")  # one: its end would end the helper, by _end_with_parent
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._pipe: Connection | None = None
+        self._began, self._ready = 0.0, False
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """What the head answers. Raises HeadAway, and UserError as the head does."""
+        return self._thread.submit(self._call, method, arguments).result()
+
+    def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        pipe = self._started()
+        try:
+            pipe.send((method, arguments))
+            if not pipe.poll(2 * ANSWER_S):
+                raise EOFError
+            kind, answer = pipe.recv()
+        except (OSError, EOFError):
+            self._end()
+            raise HeadAway("the link to it has ended") from None
+        if kind == "user":
+            raise UserError(answer)
+        if kind == "away":
+            raise HeadAway(answer)
+        return answer
+
+    def wait(self) -> None:
+        """Return once the head answers. Raises UserError where it does not within START_S."""
+        end = time.monotonic() + START_S
+        while True:
+            try:
+                self.call("view")
+                return
+            except HeadAway as error:
+                if time.monotonic() > end:
+                    self.close()
+                    where = f"--cluster {self._joining.address}"
+                    raise UserError(f"{where}: no cluster answers there ({error}); start one with --cluster head") from None
+                time.sleep(0.5)
+
+    def close(self) -> None:
+        """End Ray on this machine."""
+        self._thread.submit(self._end).result()
+
+    def _started(self) -> Connection:
+        if self._process is None or not self._process.is_alive() or self._pipe is None:
+            self._end()
+            if time.monotonic() < self._began + BACKOFF_S:
+                raise HeadAway("Ray is started again in a moment")
+            self._began, self._ready = time.monotonic(), False
+            context = multiprocessing.get_context("spawn")
+            self._pipe, theirs = context.Pipe()
+            self._process = context.Process(target=_serve, args=(theirs, self._joining), name="edgevlm-ray", daemon=False)
+            self._process.start()
+            theirs.close()
+        if not self._ready:
+            if not self._pipe.poll(0.5):
+                if time.monotonic() > self._began + START_S:
+                    self._end()
+                raise HeadAway("Ray is starting")
+            try:
+                kind, why = self._pipe.recv()
+            except (OSError, EOFError):
+                kind, why = "away", "Ray could not be started"
+            if kind != "ready":
+                self._end()
+                raise HeadAway(why)
+            self._ready = True
+        return self._pipe
+
+    def _end(self) -> None:
+        if self._pipe is not None:
+            self._pipe.close()
+        if self._process is not None:
+            self._process.join(BACKOFF_S)
+            if self._process.is_alive():
+                self._process.terminate()
+                self._process.join(BACKOFF_S)
+                self._process.kill()
+        self._process = self._pipe = None
+
+
+def _serve(pipe: Connection, joining: Joining) -> None:
+    """The helper process: start Ray, then answer calls until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_parent()
+    with open(os.devnull, "w") as nowhere:  # Ray says there what it pleases, and colours it
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": hashlib.sha256(f"edgevlm cluster {joining.secret}".encode()).hexdigest(),
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+    with _ray_of(joining) as running, contextlib.suppress(EOFError, OSError):
+        try:
+            head = _find_head(joining, running)
+        except Exception as error:
+            pipe.send(("away", " ".join(str(error).split())[:300] or type(error).__name__))
+            return
+        pipe.send(("ready", ""))
+        while True:
+            method, arguments = pipe.recv()
+            pipe.send(_answer(head, method, arguments))
+
+
+def _answer(head: Any, method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
+    import ray
+
+    try:
+        return "answer", ray.get(getattr(head, method).remote(*arguments), timeout=ANSWER_S)
+    except UserError as error:  # Ray's error is one of the cause's kind too
+        return "user", str(getattr(error, "cause", error))
+    except Exception as error:
+        return "away", type(error).__name__
+
+
+@contextlib.contextmanager
+def _ray_of(joining: Joining) -> Iterator[subprocess.Popen[bytes]]:
+    """Ray's processes of this node, ended at the end of the block."""
+    where = ["--head", f"--port={joining.address.rpartition(':')[2]}", "--include-dashboard=false"]
+    if not joining.is_head:
+        where = [f"--address={joining.address}"]
+    resources = "{" + ",".join(f'"{name}":{amount:g}' for name, amount in joining.resources.items()) + "}"
+    command = [
+        sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", "--num-cpus=1",
+        f"--object-store-memory={OBJECTS}", f"--node-ip-address={joining.ip}", f"--resources={resources}", *where,
+    ]  # fmt: skip
+    nothing = subprocess.DEVNULL
+    ray = subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, preexec_fn=_end_with_parent)
+    try:
+        yield ray
+    finally:
+        ray.terminate()
+        try:
+            ray.wait(2 * BACKOFF_S)
+        except subprocess.TimeoutExpired:
+            ray.kill()
+
+
+def _find_head(joining: Joining, running: subprocess.Popen[bytes]) -> Any:
+    """The head's actor, made where this node is the head's. Raises whatever Ray does."""
+    import ray
+
+    from edgevlm.apps.cluster.head import Head
+
+    end = time.monotonic() + START_S
+    while True:
+        try:
+            ray.init(
+                joining.address, namespace=NAMESPACE, _node_ip_address=joining.ip, log_to_driver=False, logging_level="fatal"
+            )
+            if not joining.is_head:
+                return ray.get_actor("head")
+            break
+        except Exception:
+            ray.shutdown()
+            if time.monotonic() > end:
+                raise
+            if running.poll() is not None:
+                raise ConnectionError(f"`ray start` ended with {running.returncode}") from None
+            time.sleep(1)
+    options: dict[str, Any] = {
+        "name": "head", "lifetime": "detached", "get_if_exists": True, "max_restarts": -1, "max_task_retries": 0, "num_cpus": 0,
+        "resources": {"node:__internal_head__": 0.001},
+    }  # fmt: skip
+    return ray.remote(Head).options(**options).remote(joining.folder)
+
+
+def _end_with_parent() -> None:
+    """Have this process be told to end when its parent has, also when that was killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,210 @@
+"""Nodes of a cluster in one process, on real sockets, with a head that is called directly and a clock that is set."""
+
+import threading
+from contextlib import ExitStack
+
+import httpx
+import pytest
+from served import NOW, WAIT_S, eventually
+
+pytest.importorskip("fastapi")
+
+import uvicorn
+
+from edgevlm.apps.cluster.agent import HeadAway, NodeAgent
+from edgevlm.apps.cluster.director import GRACE_S, LEASE_S
+from edgevlm.apps.cluster.head import Head
+from edgevlm.apps.cluster.routes import ClusterRoutes
+from edgevlm.apps.serve.config import ServeConfig
+from edgevlm.apps.serve.http import make_app
+from edgevlm.apps.serve.run import uvicorn_config
+from edgevlm.apps.serve.service import Service
+from edgevlm.apps.watches.events import WatchEvent
+from edgevlm.apps.watches.sinks import Sink
+from edgevlm.errors import UserError
+
+
+class Kept(Sink):
+    def __init__(self):
+        self.events = []
+
+    def send(self, event, pictures):
+        self.events.append(event)
+
+
+class Node:
+    """A node whose agent takes a step when it is told to."""
+
+    def __init__(self, cluster, name, cameras, memory=4_000_000_000):
+        config = {"state": str(cluster.folder / name), "fps": 20.0, "cameras": {each: {"source": "demo"} for each in cameras}}
+        self.cluster, self.name, self.notices, self.hears, self.sent = cluster, name, [], True, Kept()
+        self.service = Service(ServeConfig(**config, threads=1), self.notices.append, sinks={"kept": self.sent})
+        listening = uvicorn.Config(None, port=0).bind_socket()
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        arguments = (name, self.url, cluster.folder / "shared", memory, self.notices.append, lambda: cluster.now)
+        self.agent = NodeAgent(self.service, self.call, *arguments)
+        self.app = make_app(self.service)
+        self.server = uvicorn.Server(uvicorn_config(ClusterRoutes(self.app, self.service, self.agent), self.service))
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listening]})
+        self.thread.start()
+        eventually(lambda: self.server.started)
+
+    def call(self, method, *arguments):
+        if not self.hears:
+            raise HeadAway("cut off")
+        with self.cluster.lock:
+            return getattr(self.cluster.head, method)(*arguments)
+
+    def step(self):
+        try:
+            self.agent.ask()
+        except (UserError, HeadAway):
+            return
+        self.agent.work()
+
+    def get(self, path, **options):
+        return httpx.get(f"{self.url}{path}", timeout=WAIT_S, **options)
+
+    def end(self):
+        self.app.state.server.closing.set()
+        self.server.should_exit = True
+        self.thread.join()
+        self.service.close()
+
+
+class Cluster:
+    def __init__(self, folder):
+        self.folder, self.now, self.nodes, self.lock = folder, 0.0, {}, threading.RLock()
+        self.head = Head(str(folder / "shared"), lambda: self.now)
+
+    def start(self, name, cameras=(), **options):
+        self.nodes[name] = Node(self, name, cameras, **options)
+        return self.nodes[name]
+
+    def settle(self, *names):
+        """Steps of these nodes, of all unless given, until nothing changes; where each camera is watched."""
+        before = None
+        while True:
+            for name in names or self.nodes:
+                self.nodes[name].step()
+            where = self.where()
+            if where == before and all(each["node"] == where.get(name) for name, each in self.head.view()["cameras"].items()):
+                return where
+            before = where
+
+    def where(self):
+        """Node by camera; no camera has two."""
+        found = [
+            (camera, name)
+            for name, node in self.nodes.items()
+            for camera in list(node.agent.epochs)
+            if node.agent.may_watch(camera)
+        ]
+        assert len(found) == len(dict(found)), found
+        return dict(found)
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    with ExitStack() as stack:
+        made = Cluster(tmp_path)
+        stack.callback(lambda: [node.end() for node in made.nodes.values()])
+        yield made
+
+
+def frames(node, camera):
+    return node.service.stream(camera).session.stats.frames
+
+
+def test_any_node_answers_for_all_cameras(cluster):
+    a, b = cluster.start("a", ["one", "two"]), cluster.start("b")
+    weights, camera, _ = a.agent._need("demo")
+    a.agent._memory = weights + int(1.5 * camera)
+    assert len(cluster.settle("a")) == 1
+    where = cluster.settle()
+    assert sorted(where.values()) == ["a", "b"]  # one fits on the first node, one on the node that came
+    there = next(camera for camera, name in where.items() if name == "b")
+    eventually(lambda: frames(b, there) > 4)
+    listed = a.get("/v1/streams").json()["data"]
+    assert {each["id"]: each["node"] for each in listed} == where
+    assert a.get(f"/v1/streams/{there}").json()["node"] == "b"
+    assert a.get(f"/v1/streams/{there}/frame.jpg").content[:2] == b"\xff\xd8"
+    with httpx.stream("GET", f"{a.url}/v1/streams/{there}/mjpeg", timeout=WAIT_S) as answer:
+        assert b"Content-Type: image/jpeg" in next(answer.iter_raw())
+    with httpx.stream("GET", f"{a.url}/v1/streams/{there}/events", timeout=WAIT_S) as answer:
+        assert next(answer.iter_lines()) == "event: state"
+    question = {"model": there, "messages": [{"role": "user", "content": NOW}]}
+    whole = httpx.post(f"{a.url}/v1/chat/completions", json=question, timeout=WAIT_S)
+    assert whole.json()["choices"][0]["message"]["content"].strip().isdecimal()
+    pieces = httpx.post(f"{a.url}/v1/chat/completions", json={**question, "stream": True}, timeout=WAIT_S).text
+    assert pieces.rstrip().endswith("data: [DONE]")
+    assert sorted(each["id"] for each in a.get("/v1/models").json()["data"]) == ["one", "two"]
+    assert a.get("/v1/streams/onee").json()["error"]["message"] == "there is no stream 'onee'; did you mean 'one'?"
+    assert [each["id"] for each in b.get("/v1/nodes").json()["data"]] == ["a", "b"]
+
+
+def test_a_frozen_node_neither_watches_nor_writes_once_another_may(cluster):
+    a, b = cluster.start("a", ["one"]), cluster.start("b")
+    assert cluster.settle() == {"one": "a"}
+    eventually(lambda: frames(a, "one") > 4)
+    a.service.stream("one")._writer._snapshot()
+    watch = {"name": "w", "question": "is there a red square?", "sinks": ["kept"]}
+    assert httpx.post(f"{a.url}/v1/watches", json=watch, timeout=WAIT_S).status_code == 201
+    cluster.settle()
+    asked = a.service.watches.watch("w")
+    event = WatchEvent("one", "w", "open", 1000.0, 0.9, 1000.0)
+    a.service.watches.record(asked, event, ())
+    for _ in range(3):
+        cluster.now += (LEASE_S + GRACE_S) / 2
+        b.step()
+    assert not a.agent.may_watch("one")
+    watched = frames(a, "one")
+    assert cluster.settle("b") == {"one": "b"}
+    stream = eventually(lambda: b.service.streams.get("one"))
+    assert b.service.watches.last("one", "w").id == event.id
+    eventually(lambda: event.id in [each.id for each in b.sent.events])
+    eventually(lambda: frames(b, "one") > stream._writer.resumed.about["stream"]["frames"])
+    assert frames(a, "one") <= watched + 1
+    late = WatchEvent("one", "w", "close", 2000.0, 0.1, 1000.0)
+    a.service.watches.record(asked, late, ())
+    assert a.service.watches.last("one", "w").state == "open"
+    assert httpx.post(
+        f"{b.url}/v1/chat/completions", json={"model": "one", "messages": [{"role": "user", "content": NOW}]}
+    ).is_success
+    a.agent.work()  # it is back, and closes what it had
+    assert a.agent.epochs == {}
+    assert cluster.settle() == {"one": "b"}
+    b.agent.work()
+    assert b.get("/v1/streams/one").json()["lost_s"] >= 0
+    assert any("are not remembered" in line for line in b.notices)
+
+
+def test_cameras_move_when_their_node_ends_and_the_head_goes_on_where_it_was(cluster):
+    a, b = cluster.start("a", ["one"]), cluster.start("b")
+    assert cluster.settle() == {"one": "a"}
+    eventually(lambda: frames(a, "one") > 4)
+    cluster.head = Head(str(cluster.folder / "shared"), lambda: cluster.now)
+    assert cluster.settle() == {"one": "a"}
+    a.agent._threads[0].start()
+    a.agent._threads[1].start()
+    closing = threading.Thread(target=a.agent.close)
+    closing.start()
+    eventually(lambda: (b.step(), cluster.where() == {"one": "b"})[1])
+    closing.join()
+    assert b.service.stream("one").resumed_at is not None
+    assert list(cluster.head.view()["nodes"]) == ["b"]
+
+
+def test_what_fits_nowhere_is_refused_with_the_reason(cluster):
+    a = cluster.start("a", ["one"])
+    cluster.settle()
+    refused = httpx.post(f"{a.url}/v1/streams", json={"id": "fast", "source": "demo", "fps": 1000}, timeout=WAIT_S)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("fast fits on no node: it takes ")
+    added = httpx.post(f"{a.url}/v1/streams", json={"id": "two", "source": "demo", "fps": 1}, timeout=WAIT_S)
+    assert (added.status_code, added.json()["node"]) == (201, "a")
+    assert cluster.settle() == {"one": "a", "two": "a"}
+    assert httpx.delete(f"{a.url}/v1/streams/two", timeout=WAIT_S).status_code == 204
+    assert cluster.settle() == {"one": "a"}
+    with pytest.raises(UserError, match="there is a node a already"):
+        cluster.head.join({"name": "a", "memory_bytes": 1}, "another", "http://x", {}, {})
