@@ -94,7 +94,7 @@ class BudgetComparison:
 def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choices:
     """Measure every candidate at every budget, and select one at each. Raises UserError."""
     by = request.measured_by(given.model)
-    frames, comparisons, append, encode = (_by_questions if by == "streamqa" else _by_divergence)(request, given)
+    frames, choices, append, encode = (_by_questions if by == "streamqa" else _by_divergence)(request, given)
     worlds = (f"{request.streams} demo worlds, seed {SEED}",)
     return Choices(
         edgevlm=__version__,
@@ -103,7 +103,7 @@ def select_policies(request: ComparisonRequest, given: ComparisonInput) -> Choic
         watched=worlds if by == "streamqa" else tuple(clip.name for clip in given.clips),
         frames=frames,
         known=tuple(evicting()),
-        budgets=tuple(_choices(comparisons, given.note)),
+        budgets=choices,
         append=append,
         encode=encode,
     )
@@ -181,8 +181,8 @@ def budgets_of(request: ComparisonRequest, given: ComparisonInput, clip_tokens: 
     return left
 
 
-# frames, by budget, what to append, what to encode
-Found = tuple[int, dict[int, BudgetComparison], AppendChoice | None, EncodeChoice | None]
+# frames, a choice at each budget, what to append, what to encode
+Found = tuple[int, tuple[Choice, ...], AppendChoice | None, EncodeChoice | None]
 
 
 def _by_questions(request: ComparisonRequest, given: ComparisonInput) -> Found:
@@ -210,6 +210,7 @@ def _by_questions(request: ComparisonRequest, given: ComparisonInput) -> Found:
             raise UserError("full KV answers too few of the demo world's questions; give --measure agreement")
         measured = MeasuredCandidate(make_candidate(run.label, found.records[run], fraction_right(right)), right)
         comparisons[int(run.budget)].measured.append(measured)
+    choices = tuple(_choices(comparisons, given.note))
     try:
         append = append_by_questions(
             settings, request.streams, journal, model,
@@ -224,7 +225,7 @@ def _by_questions(request: ComparisonRequest, given: ComparisonInput) -> Found:
             settings, request.streams, journal, model,
             lambda what, done, total: given.progress(f"comparing --encode: {what}, {done} of {total}"),
         )  # fmt: skip
-    return frames, comparisons, append, encode
+    return frames, choices, append, encode
 
 
 def _by_divergence(request: ComparisonRequest, given: ComparisonInput) -> Found:
@@ -239,11 +240,11 @@ def _by_divergence(request: ComparisonRequest, given: ComparisonInput) -> Found:
     frames = min(sum(1 for _ in islice(clip.frames, min(wanted, longest))) for clip in given.clips)
     budgets = budgets_of(request, given, frames * meter.per_frame)
     journal = given.folder / f"kl-{frames}.jsonl"
-    found = compare_by_divergence(
+    comparisons, append, encode = compare_by_divergence(
         meter, given.clips, frames, request.policies, budgets, journal,
         lambda what: given.progress(f"comparing policies: {what}"),
     )  # fmt: skip
-    return frames, *found
+    return frames, tuple(_choices(comparisons, given.note)), append, encode
 
 
 def compare_by_divergence(

@@ -13,7 +13,7 @@ import pytest
 from typed import edgevlm
 
 from edgevlm.apps import calibrate as command
-from edgevlm.calib.accuracy import select_changed
+from edgevlm.calib.accuracy import select_policy
 from edgevlm.calib.accuracy.select_policy import BudgetComparison, ComparisonInput, MeasuredCandidate, _choices, budgets_of
 from edgevlm.errors import UserError
 from edgevlm.export import export_checkpoint
@@ -179,11 +179,12 @@ class Planted(InfiniPotV):
 def test_a_planted_policy_wins(measure, demo_bundle, monkeypatch):
     from edgevlm.apps.calibrate import CalibrateRequest, start
 
-    monkeypatch.setattr(select_changed, "STREAMS", 1)
+    for other in ("append_by_questions", "encode_by_questions"):
+        monkeypatch.setattr(select_policy, other, lambda *arguments: None)
     for policy in (Oldest, Planted):
         monkeypatch.setitem(POLICIES, policy.name, policy)
     comparison = command.parse_comparison(
-        "oldest,planted", "25%", measure, ("how many objects are there now?", "what left last?"), 7
+        "oldest,planted", "25%", measure, ("how many objects are there now?", "what left last?"), 5
     )
     request = CalibrateRequest("demo", [], 48, demo_bundle, None, 1, comparison, layers=False)
     _, found = start(request, lambda what: None, lambda what: None)
@@ -196,7 +197,7 @@ def test_a_planted_policy_wins(measure, demo_bundle, monkeypatch):
 
 def test_a_kill_keeps_what_was_measured(demo_bundle):
     """A real process, killed between two sessions; the next one goes on from its records and its layers."""
-    arguments = [*DEMO, "--streams", "4", "--policies", "uniform,random", "--out", demo_bundle, "--json"]
+    arguments = [*DEMO, "--streams", "3", "--policies", "uniform,random", "--out", demo_bundle, "--json"]
     process = subprocess.Popen([*COMMAND, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not (found := list(demo_bundle.parent.glob(".demo.calibrating-*/streamqa.jsonl"))) or len(_records(found[0])) < 5:

@@ -124,7 +124,7 @@ def test_every_row_that_left_the_device_is_in_the_store():
 
 def test_of_a_large_cluster_the_newest_rows_are_fetched_and_others_evenly_spread():
     world = World("clustering=semantic,tight=3,loose=3,window=0.1", budget=640)
-    world.play(600)
+    world.play(240)
     _, rotated = world.query()
     held = world.policy.attend(0, rotated[0], "question")
     assert (held == world.policy.working_rows).all()
