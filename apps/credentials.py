@@ -7,8 +7,12 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgevlm.errors import UserError
+
+if TYPE_CHECKING:
+    from edgevlm.runtime.snapshots.encryption import SnapshotKey
 
 ARGUMENTS = slice(45, 47)  # of /proc/self/stat after the name: arg_start and arg_end, proc(5) fields 48 and 49
 
@@ -46,6 +50,13 @@ def mask_credentials(text: str) -> str:
     for secret, mask in SECRETS:
         text = re.sub(secret, mask, text)
     return text
+
+
+def state_key(reference: str | None) -> SnapshotKey | None:
+    """The key of ``--state``, of what :func:`secret` reads. Raises UserError."""
+    from edgevlm.runtime.snapshots.encryption import SnapshotKey
+
+    return None if reference is None else SnapshotKey(secret(reference))
 
 
 def secret(reference: str) -> str:

@@ -19,12 +19,14 @@ from edgevlm.apps.watches.events import FILE as EVENTS
 from edgevlm.apps.watches.events import EventStore
 from edgevlm.errors import UserError
 from edgevlm.runtime.opening import STORE
-from edgevlm.runtime.snapshots.directory import LOCK, SUFFIX, SnapshotDirectory, snapshots, verified
+from edgevlm.runtime.snapshots.directory import SnapshotDirectory
+from edgevlm.runtime.snapshots.encryption import SnapshotKey
 from edgevlm.runtime.snapshots.forget import forget
 from edgevlm.runtime.snapshots.format import Snapshot
+from edgevlm.runtime.snapshots.places import LOCK, is_address
 from edgevlm.runtime.time_window import TimeWindow
 
-OURS = (f"*{SUFFIX}", "*.unfinished", f"{THUMBNAILS}*", f"{STORE}*")  # of a camera, in its folder
+OURS = ("*.unfinished", f"{THUMBNAILS}*", f"{STORE}*")  # of a camera, in its folder, beside its snapshots
 SWITCHED = "switched-"  # begins the folder of a memory that lasts until the server restarts
 SLACK_S = 1.0
 Forgotten = dict[str, int]  # how many of what
@@ -74,15 +76,18 @@ def in_words(name: str, counts: Forgotten) -> str:
     return f"{name or 'all cameras'}: {said} deleted"
 
 
-def forget_folder(folder: Path, span: Span, stream: str | None = None) -> dict[str, Forgotten]:
+def forget_folder(state: str, span: Span, stream: str | None = None, key: SnapshotKey | None = None) -> dict[str, Forgotten]:
     """Delete from what ``run --state`` or ``serve`` keeps in a folder; by camera, how many of what. Raises UserError.
 
-    stream: of this camera of a server alone.
+    state: or the address of one camera's snapshots. stream: of this camera of a server alone.
     """
+    if is_address(state):
+        return {state.rstrip("/").rpartition("/")[2]: forget_camera(state, span, key)}
+    folder = Path(state)
     found = {path: name for path, name in cameras(folder) if stream in (None, name)}
     if not found and not any((folder / name).exists() for name in (EVENTS, JOURNAL)):
         raise UserError(f"{folder}: no state of {stream or 'a run or a server'} is kept there")
-    forgotten = {name: forget_camera(path, span) for path, name in found.items()}
+    forgotten = {name: forget_camera(path, span, key) for path, name in found.items()}
     if (folder / EVENTS).exists():
         store = EventStore(folder)
         with closing(store):
@@ -101,30 +106,41 @@ def cameras(folder: Path) -> Iterator[tuple[Path, str]]:
         yield path, path.name
 
 
-def forget_camera(folder: Path, span: Span) -> Forgotten:
-    """Delete from a camera's folder that nothing uses; how many of what. Raises UserError."""
-    directory = SnapshotDirectory(folder)
+def forget_camera(where: str | Path, span: Span, key: SnapshotKey | None = None) -> Forgotten:
+    """Delete from a camera's folder, or at its address, that nothing uses; how many of what. Raises UserError."""
+    directory = SnapshotDirectory(where, key)
     with closing(directory):
-        for path in folder.glob(f"{SWITCHED}*"):
-            shutil.rmtree(path, ignore_errors=True)
+        folder, counts = directory.folder, Forgotten()
+        if folder is not None:
+            counts = forget_pictures(folder, span)
         if span.everything:
-            return _delete_all(folder)
-        thumbnails, refused = (0, []) if not (folder / THUMBNAILS).exists() else _thumbnails(folder, span)
-        if refused:
-            raise UserError(f"{refused[0]}; --all deletes it")
-        found = [snapshot for _, snapshot in verified(folder) if isinstance(snapshot, Snapshot)]
+            return {"snapshots": directory.clear(), **counts}
+        found = [snapshot for _, snapshot in directory.verified() if isinstance(snapshot, Snapshot)]
         if not found:
-            if snapshots(folder):
-                raise UserError(f"{folder}: no snapshot can be read; --all deletes them")
-            return {"rows": 0, "thumbnails": thumbnails}
+            if directory.place.snapshots():
+                raise UserError(f"{where}: no snapshot can be read; --all deletes them")
+            return {"rows": 0, **counts}
         about, arrays = dict(found[0].about), {name: array.copy() for name, array in found[0].arrays.items()}
         offset = about["written"] - about["session"]["time_s"]
         rows = forget(about, arrays, span.of_stream(offset), "st_spattn=True" in about["identity"]["policy"])
         try:
             directory.write(about, arrays, alone=True)
         except OSError as error:
-            raise UserError(f"{folder}: cannot be written ({error.strerror}); the snapshots are as they were") from None
-        return {"rows": rows, "thumbnails": thumbnails}
+            why = directory.place.why(error)
+            raise UserError(f"{where}: cannot be written ({why}); the snapshots are as they were") from None
+        return {"rows": rows, **counts}
+
+
+def forget_pictures(folder: Path, span: Span) -> Forgotten:
+    """Delete what lies beside a camera's snapshots: thumbnails, and all else where all is meant. Raises UserError."""
+    for path in folder.glob(f"{SWITCHED}*"):
+        shutil.rmtree(path, ignore_errors=True)
+    if span.everything:
+        return _delete_all(folder)
+    thumbnails, refused = (0, []) if not (folder / THUMBNAILS).exists() else _thumbnails(folder, span)
+    if refused:
+        raise UserError(f"{refused[0]}; --all deletes it")
+    return {"thumbnails": thumbnails}
 
 
 def _thumbnails(folder: Path, span: Span) -> tuple[int, list[str]]:
@@ -142,8 +158,7 @@ def _delete_all(folder: Path) -> Forgotten:
                 ((count,),) = database.execute("SELECT count(*) FROM thumbnails").fetchall()
         except sqlite3.Error:
             count = 0
-    held = len(snapshots(folder))
     for pattern in OURS:
         for path in folder.glob(pattern):
             path.unlink()
-    return {"snapshots": held, "thumbnails": count}
+    return {"thumbnails": count}

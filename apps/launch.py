@@ -17,6 +17,7 @@ import numpy as np
 
 from edgevlm.apps.bundles.choice import ExportChoice, fields, stretched
 from edgevlm.apps.bundles.resolve import resolve_model
+from edgevlm.apps.credentials import state_key
 from edgevlm.apps.planning.plan import PlanRequest
 from edgevlm.apps.run.comparison import SideBySide
 from edgevlm.apps.run.events import JsonOutput, Output, TextOutput, to_stderr
@@ -72,6 +73,7 @@ class RunRequest:
     as_json: bool
     state: str | None = None
     state_every: float = 30.0
+    state_key: str | None = None  # as secret() reads it
     store_bytes: str | None = None
     host_bytes: str | None = None
     engine: str = DEFAULT_ENGINE
@@ -106,7 +108,8 @@ def launch(request: RunRequest) -> None:
     store = parse_store(request.store_bytes, request.host_bytes)
     gate = Gate(rule) if (rule := parse_gate(request.gate)) else None
     check_source(request.camera, request.video)
-    writer = SnapshotWriter(request.state, request.state_every, to_stderr) if request.state is not None else None
+    key = state_key(request.state_key)
+    writer = SnapshotWriter(request.state, request.state_every, to_stderr, key=key) if request.state is not None else None
     source: Source | None = None
     try:
         load_class("engines", request.engine)

@@ -163,7 +163,9 @@ def open_store(model: Model, policy: Policy, writer: SnapshotWriter | None, sett
     """In the writer's directory, or a temporary file. A file that no snapshot tells the blocks of is begun anew."""
     if writer is None:
         return Store(TEMPORARY, settings=settings)
-    path = writer.directory / STORE
-    if not snapshots(writer.directory):
+    if writer.folder is None:
+        raise UserError(f"{policy.name} keeps a file beside its snapshots: with it, --state is a folder and no address")
+    path = writer.folder / STORE
+    if not snapshots(writer.folder):
         path.unlink(missing_ok=True)
     return Store(path, f"{model_hash(model.bundle)} {policy_text(policy)}", settings)

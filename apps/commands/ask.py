@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json, KeyFile, flag, option
+from edgevlm.apps.commands.cli_options import Json, KeyFile, StateKeyFile, flag, option
 
 EPILOG = """
 \b
@@ -50,7 +49,8 @@ def forget(
     since: Since = None,
     until: Until = None,
     everything: Annotated[bool, flag("--all", "Forget all.")] = False,
-    state: Annotated[Path | None, option("DIR", "Forget in this folder, which nothing uses.")] = None,
+    state: Annotated[str | None, option("DIR", "Forget in this folder, which nothing uses.")] = None,
+    state_key_file: StateKeyFile = None,
     url: Server = LOCAL,
     key_file: KeyFile = None,
     yes: Annotated[bool, flag("--yes", "Do not ask first.")] = False,
@@ -61,6 +61,7 @@ def forget(
     Rows of the memory, snapshots, thumbnails, events and the journal of that time go: on a server, or in a folder.
     Rows of later frames keep what they drew from those that are deleted.
     """
+    from edgevlm.apps.credentials import state_key
     from edgevlm.apps.forget import Span, forget_folder, in_words
     from edgevlm.apps.schemas import json_line
     from edgevlm.apps.serve.client import forget_served
@@ -69,13 +70,14 @@ def forget(
     if last is not None and (since or until):
         raise UserError("--last is --since until now: give one of them")
     since = last or since
-    span, where = Span.typed(since, until, everything), stream or ("all cameras" if state is None else str(state))
+    span, where = Span.typed(since, until, everything), stream or ("all cameras" if state is None else state)
     if not yes:
         if not sys.stdin.isatty():
             raise UserError("this deletes for good: give --yes")
         typer.confirm(f"Delete {span} of {where} for good?", abort=True, err=True)
     if state is not None:
-        done = forget_folder(state, span, stream)
+        key = state_key(None if state_key_file is None else f"file:{state_key_file}")
+        done = forget_folder(state, span, stream, key)
     else:
         times = {name: text for name, text in (("stream", stream), ("since", since), ("until", until)) if text}
         done = forget_served(url, {**times, "all": everything}, key_file)

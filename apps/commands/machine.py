@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from edgevlm.apps.commands.cli_options import Json, option
+from edgevlm.apps.commands.cli_options import Json, StateKeyFile, option
 from edgevlm.apps.commands.lazy import lazy_app
+from edgevlm.errors import UserError
 
 
 def cameras(json: Json = False) -> None:
@@ -57,20 +59,42 @@ def power(
 
 
 state = lazy_app(
-    {"show": (f"{__name__}:show", "Verify and describe a directory's snapshots.")}, name="state", help="Inspect saved state."
-)
+    {
+        "show": (f"{__name__}:show", "Verify and describe a directory's snapshots."),
+        "key": (f"{__name__}:key", "Make a key that encrypts snapshots."),
+    },
+    name="state", help="Inspect saved state.",
+)  # fmt: skip
 
 
 def show(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Read what run --state kept there.")], json: Json = False
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Read what run --state kept there.")],
+    key_file: StateKeyFile = None,
+    json: Json = False,
 ) -> None:
     """Verify and describe a directory's snapshots.
 
     The newest comes first. Exits with status 1 where none can be used.
     """
+    from edgevlm.apps.credentials import state_key
     from edgevlm.apps.run.snapshots import show_state
 
-    lines, usable = show_state(folder, json)
+    lines, usable = show_state(folder, json, state_key(None if key_file is None else f"file:{key_file}"))
     typer.echo(lines)
     if not usable:
         raise typer.Exit(1)
+
+
+def key(path: Annotated[Path, typer.Argument(metavar="FILE", help="Write the key to this file.")]) -> None:
+    """Make a key that encrypts snapshots.
+
+    Keep a copy elsewhere: without it no snapshot can be read. Programs of age read and make such keys too.
+    """
+    from edgevlm.runtime.snapshots.encryption import SnapshotKey
+
+    text = SnapshotKey.generate()
+    try:
+        with open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(f"{text}\n")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another file") from None

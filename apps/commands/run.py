@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -32,7 +33,7 @@ def run(
     policy: Annotated[str, option("NAME[:K=V,..]", "Forget by one of `edgevlm policies`.")] = "auto",
     budget: Annotated[str | None, option("N|6k", "Keep this many vision tokens per layer.", "half the model's, <= 6k")] = None,
     fps: Annotated[float, option("N", "Watch this many frames a second.")] = 2.0,
-    state: Annotated[str | None, option("DIR", "Keep snapshots there, and resume from the newest.")] = None,
+    state: Annotated[str | None, option("DIR|URL", "Keep snapshots there, and resume from the newest.")] = None,
     json: Json = False,
     questions: Annotated[bool, flag("--questions", "List what the demo model can be asked.", panel=STREAM)] = False,
     frames: Annotated[int | None, option("N", "Stop after this many frames.", panel=STREAM, min=1)] = None,
@@ -68,6 +69,7 @@ def run(
     store_bytes: Annotated[str | None, option("8G", "Limit a retrieval policy's file.", "8G", panel=MEMORY)] = None,
     host_bytes: Annotated[str | None, option("256M", "Limit its host memory.", "256M", panel=MEMORY)] = None,
     state_every: Annotated[float, option("S", "Take a snapshot this often.", panel=MEMORY)] = 30.0,
+    state_key_file: Annotated[Path | None, option("FILE", "Encrypt snapshots with this key.", panel=MEMORY)] = None,
     precision: Annotated[str | None, option("NAME", "Export as fp32, int8, int4, ..", "by plan", panel=EXPORT)] = None,
     vision_precision: Annotated[str | None, option("NAME", "Export vision weights as this.", "by plan", panel=EXPORT)] = None,
     kv: Annotated[str | None, option("NAME", "Export a cache of fp32, fp16 or int8.", panel=EXPORT, callback=check_kv)] = None,
@@ -107,7 +109,8 @@ def run(
             gate=gate, realtime=realtime, reindexing=reindexing, append=append, encode=encode,
             frames=frames, seconds=seconds,
             ask=ask or lines("EDGEVLM_RUN_ASK"), ask_at=ask_at or lines("EDGEVLM_RUN_ASK_AT"), threads=threads, as_json=json,
-            state=state, state_every=state_every, store_bytes=store_bytes, host_bytes=host_bytes, engine=engine,
+            state=state, state_every=state_every, state_key=None if state_key_file is None else f"file:{state_key_file}",
+            store_bytes=store_bytes, host_bytes=host_bytes, engine=engine,
             positions=positions, quiet=quiet, stats_every=stats_every,
             precision=precision, vision_precision=vision_precision, kv=kv,
             frame_size=None if frames_of is None else (frames_of[1], frames_of[0]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from edgevlm.apps.schemas import json_line
@@ -11,19 +11,24 @@ from edgevlm.errors import SnapshotError, UserError
 from edgevlm.runtime.paths import look
 from edgevlm.runtime.snapshots.capture import described
 from edgevlm.runtime.snapshots.directory import verified
+from edgevlm.runtime.snapshots.encryption import SnapshotKey
 from edgevlm.runtime.snapshots.format import Snapshot
+from edgevlm.runtime.snapshots.places import is_address
 
 
-def show_state(folder: Path, as_json: bool) -> tuple[str, bool]:
+def show_state(state: str, as_json: bool, key: SnapshotKey | None = None) -> tuple[str, bool]:
     """Lines about each snapshot, newest first, and whether one can be used. Raises UserError where there is none."""
-    found = list(verified(folder)) if look(folder) == "folder" else []
+    try:
+        found = list(verified(state, key)) if is_address(state) or look(state) == "folder" else []
+    except OSError as error:
+        raise UserError(f"{state}: cannot be read ({error}); try again later") from None
     if not found:
-        raise UserError(f"{folder}: there are no snapshots; give the folder of edgevlm run --state")
+        raise UserError(f"{state}: there are no snapshots; give the folder of edgevlm run --state")
     describe = as_record if as_json else as_text
     return "\n".join(describe(path, what) for path, what in found), any(isinstance(what, Snapshot) for _, what in found)
 
 
-def as_record(path: Path, found: Snapshot | SnapshotError) -> str:
+def as_record(path: PurePath, found: Snapshot | SnapshotError) -> str:
     if isinstance(found, SnapshotError):
         return json_line("snapshot", {"snapshot": path.name, "usable": False, "reason": str(found)})
     return json_line("snapshot", {"snapshot": path.name, "usable": True, **facts(found)})
@@ -35,7 +40,7 @@ def facts(snapshot: Snapshot) -> dict[str, Any]:
     session, numbers, identity = about["session"], about["stream"], about["identity"]
     layers = [array.shape[-1] for name, array in snapshot.arrays.items() if name.startswith("layer") and name.endswith(".kind")]
     return {
-        "bytes": snapshot.path.stat().st_size,
+        "bytes": snapshot.nbytes,
         "edgevlm": about["edgevlm"],
         "written": about["written"],
         "source": about["source"],
@@ -49,7 +54,7 @@ def facts(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def as_text(path: Path, found: Snapshot | SnapshotError) -> str:
+def as_text(path: PurePath, found: Snapshot | SnapshotError) -> str:
     if isinstance(found, SnapshotError):
         return f"{path.name}: cannot be used: {found}"
     of = facts(found)

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from edgevlm.errors import SnapshotError, UserError
-from edgevlm.runtime.atomic import flush
-from edgevlm.runtime.paths import PRIVATE, private_folder
 from edgevlm.runtime.snapshots.capture import check_header, lost
-from edgevlm.runtime.snapshots.format import Arrays, OtherFormat, Snapshot, read, write
+from edgevlm.runtime.snapshots.encryption import SnapshotKey, read_at
+from edgevlm.runtime.snapshots.format import Arrays, OtherFormat, Snapshot, parts, write
+from edgevlm.runtime.snapshots.places import SUFFIX, Folder, ObjectStore, place_of
 
-LOCK = "lock"
-SUFFIX = ".snapshot"
-UNFINISHED = ".unfinished"
-
-
-def snapshots(folder: Path) -> list[Path]:
-    """The snapshots in a folder, newest first."""
-    return sorted((path for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal()), key=_number, reverse=True)
+EPOCH = 10**8  # snapshots of one
 
 
-def verified(folder: Path) -> Iterator[tuple[Path, Snapshot | SnapshotError]]:
-    """Each snapshot of a folder, newest first, or why it cannot be used."""
-    for path in snapshots(folder):
+def snapshots(where: str | Path) -> list[Any]:
+    """The snapshots in a folder or at an address, newest first. Raises OSError."""
+    return place_of(where).snapshots()
+
+
+def verified(where: str | Path, key: SnapshotKey | None = None) -> Iterator[tuple[PurePath, Snapshot | SnapshotError]]:
+    """Each snapshot of a folder or an address, newest first, or why it cannot be used. Raises OSError."""
+    return _verified(place_of(where), key)
+
+
+def _verified(place: Folder | ObjectStore, key: SnapshotKey | None) -> Iterator[tuple[PurePath, Snapshot | SnapshotError]]:
+    for path in place.snapshots():
         try:
-            found = read(path)
+            found = read_at(place, path, key)
             check_header(found.about)
             yield path, found
         except SnapshotError as error:
@@ -38,40 +37,36 @@ def verified(folder: Path) -> Iterator[tuple[Path, Snapshot | SnapshotError]]:
 
 
 class SnapshotDirectory:
-    """A folder that this process alone writes to, until :meth:`close`.
+    """A folder that this process alone writes to, until :meth:`close`, or an address of an object store.
 
-    Raises UserError, one line, when it cannot be made or written, or when another process has it.
+    key: encrypts what is written. epoch: counts the processes that may write here, where a lock cannot keep them apart: what a
+    later one has written is newer, and an earlier one writes no more. Raises UserError, one line, when it cannot be made or
+    written, or when another process has it.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, key: SnapshotKey | None = None, epoch: int = 0) -> None:
         if not str(path).strip():
             raise UserError("--state '': give a folder")
-        self.path = Path(path)
+        self.place, self._key = place_of(path), key
         try:
-            private_folder(self.path)
-            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600)
-        except OSError as error:
-            raise UserError(f"--state {path}: cannot be written ({error.strerror}); choose another folder") from None
-        try:
-            self._take()
-            self._number = max(map(_number, snapshots(self.path)), default=0)
+            self.place.take()
+            self._number = max([epoch * EPOCH, *map(_number, self.place.snapshots()[:1])])
+        except BlockingIOError:
+            self.close()
+            raise UserError(f"--state {path}: another process uses it; end that one, or choose another folder") from None
         except OSError as error:
             self.close()
-            raise UserError(f"--state {path}: cannot be written ({error.strerror}); choose another folder") from None
+            why = self.place.why(error)
+            raise UserError(f"--state {self.place}: cannot be written ({why}); choose another folder") from None
         except BaseException:
             self.close()
             raise
-        self._kept: Path | None = None  # the newest that is known to be good
+        self._kept: PurePath | None = None  # the newest that is known to be good
 
-    def _take(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"--state {self.path}: another process uses it; end that one, or choose another folder") from None
-        for path in self.path.glob(f"*{UNFINISHED}"):
-            path.unlink()
-        if not os.access(self.path, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, "Permission denied")
+    @property
+    def folder(self) -> Path | None:
+        """Where other files may lie beside the snapshots; None at an address."""
+        return self.place.root if isinstance(self.place, Folder) else None
 
     def resume(
         self, wanted: Mapping[str, Any], take: Callable[[Snapshot], object] = lambda _: None
@@ -83,7 +78,7 @@ class SnapshotDirectory:
         """
         refused: list[str] = []
         others: list[str] = []
-        for path, found in verified(self.path):
+        for path, found in self.verified():
             why = str(found) if isinstance(found, SnapshotError) else difference(found.about["identity"], wanted)
             fits = not why
             if fits and isinstance(found, Snapshot):
@@ -99,44 +94,56 @@ class SnapshotDirectory:
                 others.append(refused[-1])
         if others:
             same = "run with the same settings as before, or choose another folder"
-            raise UserError(f"--state {self.path}: {others[0]}; {same}")
+            raise UserError(f"--state {self.place}: {others[0]}; {same}")
         return None, refused
 
-    def write(self, about: Mapping[str, Any], arrays: Arrays, alone: bool = False) -> Path:
+    def write(self, about: Mapping[str, Any], arrays: Arrays, alone: bool = False) -> PurePath:
         """Write the next generation and remove all but the newest good one before it; that too, where it is to be ``alone``.
 
-        Raises OSError; nothing is lost then.
+        Raises OSError, and UserError where another process wrote a newer one; nothing is lost then.
         """
+        place: Any = self.place
+        if any(_number(path) > self._number for path in place.snapshots()[:1]):
+            raise UserError(f"another process has written a newer snapshot to {place}; end one of them")
         self._number += 1
-        target = self.path / f"{self._number:08d}{SUFFIX}"
-        unfinished = target.with_suffix(UNFINISHED)
-        try:
-            with open(unfinished, "wb", opener=_private) as stream:
+        target = place.root / f"{self._number:08d}{SUFFIX}"
+        with place.create(target) as stream:
+            if self._key is not None:
+                self._key.encrypt(parts(about, arrays), stream)
+            else:
                 write(stream, about, arrays)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.rename(unfinished, target)
-        except BaseException:
-            with suppress(OSError):
-                unfinished.unlink()
-            raise
-        flush(self.path)
         before, self._kept = None if alone else self._kept, target
-        for path in snapshots(self.path):
-            if path not in (before, target):
-                with suppress(OSError):  # a folder, say: what was written is good
-                    path.unlink()
+        with suppress(OSError):  # a folder, say: what was written is good
+            for path in place.snapshots():
+                if path not in (before, target) and _number(path) < self._number:
+                    with suppress(OSError):
+                        place.remove(path)
         return target
+
+    def verified(self) -> Iterator[tuple[PurePath, Snapshot | SnapshotError]]:
+        """As :func:`verified`, with its own key."""
+        return _verified(self.place, self._key)
+
+    def clear(self) -> int:
+        """Remove all snapshots; how many there were. Raises UserError."""
+        place: Any = self.place
+        try:
+            found = place.snapshots()
+            for path in found:
+                place.remove(path)
+        except OSError as error:
+            raise UserError(f"{place}: cannot be deleted ({place.why(error)})") from None
+        return len(found)
 
     def lost(self) -> str:
         """What its snapshots held, where none can be used."""
-        return "; ".join(map(lost, snapshots(self.path)))
+        if self.folder is None:
+            return "; ".join(path.name for path in self.place.snapshots())
+        return "; ".join(map(lost, snapshots(self.folder)))
 
     def close(self) -> None:
         """Let another process have it."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self.place.close()
 
 
 def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
@@ -156,10 +163,5 @@ def _brief(value: object) -> str:
     return " ".join(str(value)[:200].split())
 
 
-def _private(path: str, flags: int) -> int:
-    """Open for the user alone: it is what a camera has seen."""
-    return os.open(path, flags | PRIVATE, 0o600)
-
-
-def _number(path: Path) -> int:
+def _number(path: PurePath) -> int:
     return int(path.stem)

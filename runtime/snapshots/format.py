@@ -11,10 +11,10 @@ import math
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 from zlib import crc32
 
@@ -41,9 +41,10 @@ class OtherFormat(SnapshotError):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a file holds. about: the header. arrays: read-only, mapped from the file, verified."""
+    """What a file holds. path: where it lies. nbytes: of all of it. about: the header. arrays: read-only, mapped, verified."""
 
-    path: Path
+    path: PurePath
+    nbytes: int
     about: Mapping[str, Any]
     arrays: Arrays
 
@@ -55,6 +56,11 @@ def padding(size: int) -> int:
 
 def write(stream: BinaryIO, about: Mapping[str, Any], arrays: Arrays) -> int:
     """Write a snapshot and return its bytes. about: JSON, without the key ``sections``. arrays: dense. Raises OSError."""
+    return sum(stream.write(part) for part in parts(about, arrays))
+
+
+def parts(about: Mapping[str, Any], arrays: Arrays) -> Iterator[bytes | memoryview]:
+    """What :func:`write` writes, one after the other."""
     flat = {name: np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for name, array in arrays.items()}
     sections, offset = [], 0
     for name, array in arrays.items():
@@ -65,11 +71,10 @@ def write(stream: BinaryIO, about: Mapping[str, Any], arrays: Arrays) -> int:
     text = json.dumps({**about, "bytes": offset, "sections": sections}, ensure_ascii=True).encode()
     whole = PREAMBLE.size + len(text) + padding(PREAMBLE.size + len(text))
     body = text.ljust(whole - PREAMBLE.size, b" ")
-    stream.write(PREAMBLE.pack(MAGIC, FORMAT, _header_sum(whole, body), whole) + body)
+    yield PREAMBLE.pack(MAGIC, FORMAT, _header_sum(whole, body), whole) + body
     for part in flat.values():
-        stream.write(part)
-        stream.write(bytes(padding(part.nbytes)))
-    return whole + offset
+        yield part
+        yield bytes(padding(part.nbytes))
 
 
 def read_about(path: Path) -> tuple[dict[str, Any], int]:
@@ -98,8 +103,11 @@ def read_about(path: Path) -> tuple[dict[str, Any], int]:
     return about, whole
 
 
-def read(path: Path) -> Snapshot:
-    """A snapshot, every byte verified. Raises SnapshotError, which says what is wrong with it and leaves its name out."""
+def read(path: Path, of: PurePath | None = None) -> Snapshot:
+    """A snapshot, every byte verified; a copy ``of`` another path, if given.
+
+    Raises SnapshotError, which says what is wrong with it and leaves its name out.
+    """
     about, start = read_about(path)
     sections = about.get("sections")
     if not isinstance(sections, list) or not all(map(_is_section, sections)) or about["bytes"] < 0:
@@ -107,7 +115,8 @@ def read(path: Path) -> Snapshot:
     try:
         block = np.memmap(path, np.uint8, "r", start, (about["bytes"],)) if about["bytes"] else np.zeros(0, np.uint8)
         with open_file(path) as stream:
-            return Snapshot(path, about, {section[0]: _array(stream, start, block, *section) for section in sections})
+            arrays = {section[0]: _array(stream, start, block, *section) for section in sections}
+            return Snapshot(of or path, start + about["bytes"], about, arrays)
     except OSError as error:
         raise SnapshotError(f"cannot be read ({error.strerror})") from None
 

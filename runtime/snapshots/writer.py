@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from edgevlm import __version__
 from edgevlm.errors import SnapshotError, UserError
-from edgevlm.runtime.atomic import reason
 from edgevlm.runtime.snapshots.capture import CaptureBuffer, described
 from edgevlm.runtime.snapshots.directory import SnapshotDirectory
+from edgevlm.runtime.snapshots.encryption import SnapshotKey
 from edgevlm.runtime.snapshots.format import Snapshot
 from edgevlm.runtime.store import Store
 
@@ -39,12 +39,20 @@ class SnapshotWriter:
 
     every: seconds from one to the next; where nothing has changed since the last, none is taken. notify: is told, from any
     thread, in one line, what was resumed or refused, that a snapshot could not be written, and that it can again; the logger
-    ``edgevlm`` unless given. source: what is watched, for people; give no secrets.
+    ``edgevlm`` unless given. source: what is watched, for people; give no secrets. key and epoch: of a SnapshotDirectory.
 
     Raises UserError for a directory that cannot be used, before anything is loaded.
     """
 
-    def __init__(self, directory: str | Path, every: float = 30.0, notify: Notify | None = None, source: str = "") -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        every: float = 30.0,
+        notify: Notify | None = None,
+        source: str = "",
+        key: SnapshotKey | None = None,
+        epoch: int = 0,
+    ) -> None:
         if not 0 < every < threading.TIMEOUT_MAX:
             raise UserError(f"--state-every {every:g}: give a number of seconds above 0")
         self.every, self.source = every, source
@@ -52,15 +60,16 @@ class SnapshotWriter:
         self.resumed: Snapshot | None = None
         self.written = 0  # snapshots, by this process
         self.longest_ms = 0.0  # that the session was held for one
-        self._directory = SnapshotDirectory(directory)
+        self._directory = SnapshotDirectory(directory, key, epoch)
         self._closing, self._writing = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._last: object = None  # the session's version as of the newest snapshot
         self._failing = self._unfit = False
 
     @property
-    def directory(self) -> Path:
-        return self._directory.path
+    def folder(self) -> Path | None:
+        """Where other files may lie beside the snapshots; None at an address."""
+        return self._directory.folder
 
     def attach(self, session: Captured, identity: dict[str, Any], nbytes: int, take: Callable[[Snapshot], object]) -> None:
         """Let ``session`` go on from the newest snapshot that it can; called once, by the session.
@@ -75,7 +84,7 @@ class SnapshotWriter:
         if self.resumed is not None:
             self._tell(f"resumed from {self.resumed.path.name}: {described(self.resumed.about)}")
         elif refused:
-            self._tell(f"nothing in {self._directory.path} can be used: a new stream begins; lost: {self._directory.lost()}")
+            self._tell(f"nothing in {self._directory.place} can be used: a new stream begins; lost: {self._directory.lost()}")
         self.buffer = CaptureBuffer(nbytes)
 
     def start(self) -> None:
@@ -93,7 +102,7 @@ class SnapshotWriter:
             try:
                 self._write(alone=True)
             except OSError as error:
-                raise UserError(f"{self._directory.path}: {reason(error, self._directory.path)}; nothing was removed") from None
+                raise UserError(f"{self._directory.place}: {self._directory.place.why(error)}; nothing was removed") from None
             self._last = version
 
     def unfit(self, error: Exception) -> SnapshotError:
@@ -131,15 +140,15 @@ class SnapshotWriter:
         except (OSError, MemoryError, UserError) as error:
             why = "there is no memory for it" if isinstance(error, MemoryError) else str(error)
             if isinstance(error, OSError):
-                why = reason(error, self._directory.path)
-            return self._failed(f"no snapshot in {self._directory.path} ({why})")
+                why = self._directory.place.why(error)
+            return self._failed(f"no snapshot in {self._directory.place} ({why})")
         self._last = version
         self.written += 1
         if self._failing:
             self._tell(f"snapshots are written again ({path.name})")
         self._failing = False
 
-    def _write(self, alone: bool = False) -> Path:
+    def _write(self, alone: bool = False) -> PurePath:
         """Where the session is now. Raises OSError, MemoryError."""
         self._sync()  # so that little is left to be written while the session is held
         about, arrays, held_ms = self._session._capture(self.buffer)

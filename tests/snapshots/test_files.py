@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import struct
 from zlib import crc32
 
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 
 from edgevlm import __version__
 from edgevlm.errors import SnapshotError, UserError
-from edgevlm.runtime.snapshots import directory as directory_module
 from edgevlm.runtime.snapshots.capture import CaptureBuffer
 from edgevlm.runtime.snapshots.directory import SnapshotDirectory, snapshots, verified
 from edgevlm.runtime.snapshots.format import FORMAT, MAGIC, PREAMBLE, Snapshot, read, read_about, write
@@ -166,7 +166,7 @@ def test_a_write_that_fails_changes_nothing_and_the_next_one_works(tmp_path, mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(directory_module.os, call, fails)
+        patched.setattr(os, call, fails)
         with pytest.raises(OSError, match="No space"):
             state.write(ABOUT, ARRAYS)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["00000001.snapshot", "lock"]

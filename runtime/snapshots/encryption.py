@@ -1,0 +1,105 @@
+"""Snapshots that only a key reads: files of age, https://age-encryption.org/v1, as its own programs make and open them."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from edgevlm.errors import SnapshotError, UserError
+from edgevlm.packages import needs
+from edgevlm.runtime.snapshots.format import OtherFormat, Snapshot, read
+
+if TYPE_CHECKING:
+    from edgevlm.runtime.snapshots.places import Folder, ObjectStore
+
+AGE = b"age-encryption.org/"  # begins an encrypted file
+COPY_BYTES = 1 << 20
+
+
+class SnapshotKey:
+    """A key of age, ``AGE-SECRET-KEY-1...``, as text; lines of ``#`` are comments. Raises UserError, without repeating it."""
+
+    def __init__(self, text: str) -> None:
+        with needs("encrypted snapshots", "encryption"):
+            import pyrage
+        keys = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+        try:
+            (key,) = keys
+            self._identity = pyrage.x25519.Identity.from_str(key)
+        except (ValueError, pyrage.IdentityError):
+            raise UserError("the key of --state is none of age; edgevlm state key FILE makes one") from None
+
+    @staticmethod
+    def generate() -> str:
+        """The text of a new key."""
+        with needs("encrypted snapshots", "encryption"):
+            import pyrage
+        return str(pyrage.x25519.Identity.generate())
+
+    def encrypt(self, parts: Iterable[bytes | memoryview], stream: BinaryIO) -> None:
+        """Raises OSError."""
+        import pyrage
+
+        try:
+            pyrage.encrypt_io(_Joined(parts), stream, [self._identity.to_public()])
+        except pyrage.EncryptError as error:
+            raise OSError(str(error)) from None
+
+    def decrypt(self, stream: BinaryIO, plain: BinaryIO) -> None:
+        """Raises SnapshotError."""
+        import pyrage
+
+        try:
+            pyrage.decrypt_io(stream, plain, [self._identity])
+        except (pyrage.DecryptError, OSError) as error:
+            if str(error).startswith("No matching keys"):
+                raise OtherFormat("is encrypted with another key") from None
+            raise SnapshotError(f"is damaged, or was not read whole (it cannot be decrypted: {error})") from None
+
+
+def read_at(place: Folder | ObjectStore, path: Any, key: SnapshotKey | None) -> Snapshot:
+    """A snapshot, every byte verified. What is encrypted or far away is held in memory, never on disk. Raises SnapshotError."""
+    try:
+        with place.open(path) as stream:
+            is_encrypted = stream.read(len(AGE)) == AGE
+            if isinstance(path, Path) and not is_encrypted:
+                return read(path)
+            if is_encrypted and key is None:
+                raise OtherFormat("is encrypted; give its key with --state-key-file")
+            stream.seek(0)
+            with open(os.memfd_create("edgevlm-snapshot"), "wb") as plain:
+                if is_encrypted and key is not None:
+                    key.decrypt(stream, plain)
+                else:
+                    shutil.copyfileobj(stream, plain, COPY_BYTES)
+                plain.flush()
+                return read(Path(f"/proc/self/fd/{plain.fileno()}"), path)
+    except OSError as error:
+        raise SnapshotError(f"cannot be read ({place.why(error)})") from None
+
+
+class _Joined(io.RawIOBase):
+    """Parts that are read one after the other."""
+
+    def __init__(self, parts: Iterable[bytes | memoryview]) -> None:
+        self._parts, self._now = iter(parts), memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        target, count = memoryview(into).cast("B"), 0
+        while count < len(target):
+            if not self._now:
+                part = next(self._parts, None)
+                if part is None:
+                    break
+                self._now = memoryview(part).cast("B")
+            taken = self._now[: len(target) - count]
+            target[count : count + len(taken)] = taken
+            self._now, count = self._now[len(taken) :], count + len(taken)
+        return count

@@ -1,0 +1,183 @@
+"""Where snapshots lie: a folder, or an address that fsspec knows. A name there holds a whole snapshot, or is not there."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any, BinaryIO
+
+from edgevlm.errors import UserError
+from edgevlm.packages import install, needs
+from edgevlm.runtime.atomic import flush, reason
+from edgevlm.runtime.paths import PRIVATE, open_file, private_folder
+
+LOCK = "lock"
+SUFFIX = ".snapshot"
+UNFINISHED = ".unfinished"
+BUCKETS = ("s3", "s3a", "gs", "gcs", "abfs", "az")  # stores without folders, where a bucket is not ours to make
+PART_BYTES = 8 << 20  # of an upload
+
+
+def place_of(where: str | Path) -> Folder | ObjectStore:
+    """The place of a path, or of an address such as ``s3://bucket/cameras``. Raises UserError for what fsspec does not know."""
+    return ObjectStore(str(where)) if is_address(where) else Folder(Path(str(where).removeprefix("file://")))
+
+
+def is_address(where: str | Path) -> bool:
+    """Whether it is none of a folder of this machine."""
+    return isinstance(where, str) and "://" in where and not where.startswith("file://")
+
+
+def newest_first(paths: Iterator[PurePath]) -> list[Any]:
+    """The snapshots among ``paths``."""
+    found = (path for path in paths if path.suffix == SUFFIX and path.stem.isdecimal())
+    return sorted(found, key=lambda path: int(path.stem), reverse=True)
+
+
+class Folder:
+    """A folder; nothing is made of it before :meth:`take`."""
+
+    def __init__(self, path: Path) -> None:
+        self.root = path
+        self._lock = -1
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    def take(self) -> None:
+        """Make it where it is missing, and let no other process have it. Raises OSError, BlockingIOError where one has."""
+        private_folder(self.root)
+        self._lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | PRIVATE, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for path in self.root.glob(f"*{UNFINISHED}"):
+            path.unlink()
+        if not os.access(self.root, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    def snapshots(self) -> list[Path]:
+        """Newest first."""
+        return newest_first(self.root.glob(f"*{SUFFIX}"))
+
+    def open(self, path: Path) -> BinaryIO:
+        """To be read. Raises OSError."""
+        return open_file(path)
+
+    @contextmanager
+    def create(self, path: Path) -> Iterator[BinaryIO]:
+        """To be written; it is there once the block has ended well. Raises OSError."""
+        unfinished = path.with_suffix(UNFINISHED)
+        try:
+            with open(unfinished, "wb", opener=_private) as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.rename(unfinished, path)
+        except BaseException:
+            with suppress(OSError):
+                unfinished.unlink()
+            raise
+        flush(self.root)
+
+    def remove(self, path: Path) -> None:
+        path.unlink()
+
+    def why(self, error: OSError) -> str:
+        """Why it cannot be written, in words."""
+        return reason(error, self.root)
+
+    def close(self) -> None:
+        """Let another process have it."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+class ObjectStore:
+    """A prefix of an object store, or a folder of another machine: whatever fsspec opens. It has no lock."""
+
+    def __init__(self, address: str) -> None:
+        self._scheme = address.partition("://")[0]
+        self._name = re.sub(r"//[^/]*@", "//***@", address)
+        with needs(f"--state {self._name}", "s3"):
+            import fsspec
+        try:
+            self._files, root = fsspec.core.url_to_fs(address, use_listings_cache=False)
+        except ImportError as error:  # of a protocol whose package is missing: it says which
+            hint = install("s3") if self._scheme == "s3" else str(error)
+            raise UserError(f"--state {self._name}: a package is missing: {hint}") from None
+        except ValueError as error:
+            raise UserError(f"--state {self._name}: {error}; give a folder, or an address that fsspec knows") from None
+        self.root = PurePosixPath(root)
+
+    def __str__(self) -> str:
+        return self._name
+
+    def take(self) -> None:
+        """Find out whether it can be written. Raises OSError."""
+        probe = str(self.root / f"probe{UNFINISHED}")
+        with _as_os_error():
+            if self._scheme not in BUCKETS:
+                self._files.makedirs(str(self.root), exist_ok=True)
+            self._files.pipe_file(probe, b"edgevlm")
+            self._files.rm_file(probe)
+
+    def snapshots(self) -> list[PurePosixPath]:
+        """Newest first. Raises OSError."""
+        with _as_os_error():
+            try:
+                return newest_first(map(PurePosixPath, self._files.ls(str(self.root), detail=False)))
+            except FileNotFoundError:
+                return []
+
+    def open(self, path: PurePosixPath) -> BinaryIO:
+        """To be read. Raises OSError."""
+        with _as_os_error():
+            stream: BinaryIO = self._files.open(str(path), "rb", block_size=PART_BYTES, cache_type="readahead")
+            return stream
+
+    @contextmanager
+    def create(self, path: PurePosixPath) -> Iterator[BinaryIO]:
+        """To be written; it is there once the block has ended well. Raises OSError."""
+        with _as_os_error():
+            stream = self._files.open(str(path), "wb", block_size=PART_BYTES, autocommit=False)
+            try:
+                yield stream
+                stream.close()
+                stream.commit()
+            except BaseException:
+                with suppress(Exception):
+                    stream.discard()
+                with suppress(AttributeError):
+                    stream.closed = True  # else it is sent when it is collected
+                raise
+
+    def remove(self, path: PurePosixPath) -> None:
+        with _as_os_error():
+            self._files.rm_file(str(path))
+
+    def why(self, error: OSError) -> str:
+        """Why it cannot be written, in words."""
+        return " ".join((error.strerror or str(error) or type(error).__name__).split())[:300]
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def _as_os_error() -> Iterator[None]:
+    """Raise OSError for whatever the client of a store raises."""
+    try:
+        yield
+    except (OSError, MemoryError, UserError):
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+def _private(path: str, flags: int) -> int:
+    """Open for the user alone: it is what a camera has seen."""
+    return os.open(path, flags | PRIVATE, 0o600)

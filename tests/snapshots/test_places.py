@@ -1,0 +1,260 @@
+"""Snapshots at an address, on S3 as moto's server plays it, and encrypted: what is read back, refused, and never lost."""
+
+import logging
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from edgevlm import __version__
+from edgevlm.errors import SnapshotError, UserError
+from edgevlm.runtime.snapshots.directory import SnapshotDirectory, snapshots, verified
+from edgevlm.runtime.snapshots.format import Snapshot
+from edgevlm.runtime.snapshots.places import PART_BYTES
+from edgevlm.runtime.snapshots.writer import SnapshotWriter
+
+ARRAYS = {"layer0.key": np.arange(48, dtype=np.float16).reshape(2, 3, 8), "policy.empty": np.zeros((0, 4), np.float32)}
+WANTED = {"model": "abc", "name": "shop", "policy": "uniform", "budget": 8, "dtype": "fp32", "chunk": 8, "reindexing": "lazy"}
+ABOUT = {
+    "edgevlm": __version__, "written": 0.0, "source": "a door", "identity": WANTED,
+    "session": {"frames": 3, "chunks": 0, "time_s": 1.5, "conversations": {"talk": [["who?", "nobody"]]}},
+    "stream": {"positions": [3, None, 0, 0.0, None], "seq": 3, "frames": 3, "stats": {}}, "chunk": {"taken": 0, "encoded": 0},
+}  # fmt: skip
+BIG = ARRAYS | {"layer1.key": np.random.default_rng(0).integers(0, 255, PART_BYTES + 3_000_001, np.uint8)}  # parts of an upload
+
+
+@pytest.fixture
+def key():
+    pytest.importorskip("pyrage", reason="the extra [encryption] is not installed")
+    from edgevlm.runtime.snapshots.encryption import SnapshotKey
+
+    return SnapshotKey(SnapshotKey.generate())
+
+
+class Bucket:
+    """An S3 server on loopback that can be away for a while; its memory is this process's."""
+
+    def __init__(self, name):
+        from moto.server import ThreadedMotoServer
+
+        self._make, self._port, self.address = ThreadedMotoServer, 0, f"s3://cameras/{name}"
+        self.begin()
+
+    def begin(self):
+        self._server = self._make("127.0.0.1", self._port, verbose=False)
+        self._server.start()
+        self._port = self._server.get_host_and_port()[1]
+        self.endpoint = f"http://127.0.0.1:{self._port}"
+
+    def go_away(self):
+        self._server.stop()
+
+
+@pytest.fixture
+def bucket(monkeypatch, tmp_path):
+    pytest.importorskip("moto.server", reason="moto[server] is not installed")
+    s3fs = pytest.importorskip("s3fs", reason="the extra [s3] is not installed")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = Bucket(tmp_path.name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing-secret")
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+    s3fs.S3FileSystem.clear_instance_cache()
+    s3fs.S3FileSystem().makedirs("cameras", exist_ok=True)
+    yield server
+    s3fs.S3FileSystem.clear_instance_cache()
+    server.go_away()
+
+
+@pytest.fixture
+def memory():
+    import fsspec
+
+    yield "memory://cameras/front"
+    fsspec.filesystem("memory").store.clear()
+
+
+def frames(number):
+    return {**ABOUT, "session": {**ABOUT["session"], "frames": number}}
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("kind", ["folder", "memory", "bucket"])
+def test_two_generations_are_kept_and_read_back(kind, encrypted, tmp_path, request):
+    held = request.getfixturevalue("key") if encrypted else None
+    where = str(tmp_path / "state") if kind == "folder" else request.getfixturevalue(kind)
+    where = getattr(where, "address", where)
+    state = SnapshotDirectory(where, held)
+    assert state.resume(WANTED) == (None, [])
+    for number in range(3):
+        state.write(frames(number), BIG)
+    state.close()
+    assert [path.name for path in snapshots(where)] == ["00000003.snapshot", "00000002.snapshot"]
+    again = SnapshotDirectory(where, held)
+    found, refused = again.resume(WANTED)
+    assert (found.about["session"]["frames"], refused) == (2, [])
+    for name, array in BIG.items():
+        np.testing.assert_array_equal(found.arrays[name], array)
+    again.write(frames(3), ARRAYS)
+    assert [path.name for path in snapshots(where)] == ["00000004.snapshot", "00000003.snapshot"]
+    again.close()
+
+
+def test_nothing_of_a_camera_lies_readable_beside_an_encrypted_snapshot(key, tmp_path):
+    state = SnapshotDirectory(tmp_path, key)
+    state.write(ABOUT, BIG)
+    for path in tmp_path.iterdir():
+        raw = path.read_bytes()
+        assert b"nobody" not in raw  # a conversation's answer
+        assert BIG["layer1.key"].tobytes()[:64] not in raw
+    state.close()
+
+
+def test_age_itself_opens_what_was_written(tmp_path):
+    pyrage = pytest.importorskip("pyrage")
+    from edgevlm.runtime.snapshots.encryption import SnapshotKey
+
+    text = SnapshotKey.generate()
+    for folder, held in (("plain", None), ("secret", SnapshotKey(f"# public key: none\n{text}\n"))):
+        with_key = SnapshotDirectory(tmp_path / folder, held)
+        with_key.write(ABOUT, ARRAYS)
+        with_key.close()
+    plain, secret = (tmp_path / folder / "00000001.snapshot" for folder in ("plain", "secret"))
+    assert pyrage.decrypt(secret.read_bytes(), [pyrage.x25519.Identity.from_str(text)]) == plain.read_bytes()
+
+
+@pytest.mark.parametrize("harm", ["a byte", "its end"])
+def test_a_damaged_generation_is_refused_and_the_other_is_used(key, tmp_path, harm):
+    state = SnapshotDirectory(tmp_path, key)
+    for number in range(2):
+        state.write(frames(number), ARRAYS)
+    newest = snapshots(tmp_path)[0]
+    raw = bytearray(newest.read_bytes())
+    raw[-40] ^= 1
+    newest.write_bytes(raw if harm == "a byte" else raw[:-70])
+    found, refused = state.resume(WANTED)
+    assert found.about["session"]["frames"] == 0
+    assert [line.partition("(")[0] for line in refused] == ["00000002.snapshot is damaged, or was not read whole "]
+    state.close()
+
+
+def test_without_its_key_a_memory_is_neither_read_nor_written_over(key, tmp_path):
+    state = SnapshotDirectory(tmp_path, key)
+    state.write(ABOUT, ARRAYS)
+    state.close()
+    before = snapshots(tmp_path)[0].read_bytes()
+    for held, says in ((None, "is encrypted; give its key"), (type(key)(type(key).generate()), "encrypted with another key")):
+        other = SnapshotDirectory(tmp_path, held)
+        with pytest.raises(UserError, match=says):
+            other.resume(WANTED)
+        other.close()
+    assert snapshots(tmp_path)[0].read_bytes() == before
+
+
+def test_one_that_was_not_encrypted_is_gone_on_from_with_a_key(key, tmp_path):
+    state = SnapshotDirectory(tmp_path)
+    state.write(frames(7), ARRAYS)
+    state.close()
+    state = SnapshotDirectory(tmp_path, key)
+    assert state.resume(WANTED)[0].about["session"]["frames"] == 7
+    state.close()
+
+
+def test_what_is_no_key_is_one_line_without_it():
+    pytest.importorskip("pyrage")
+    from edgevlm.runtime.snapshots.encryption import SnapshotKey
+
+    for text in ("", "hunter2-hunter2", "AGE-SECRET-KEY-1SECRET"):
+        with pytest.raises(UserError, match="is none of age; edgevlm state key FILE makes one") as raised:
+            SnapshotKey(text)
+        assert not text or text not in str(raised.value)
+
+
+def test_an_upload_that_breaks_off_leaves_what_was_there(bucket, monkeypatch):
+    state = SnapshotDirectory(bucket.address)
+    state.write(frames(0), ARRAYS)
+
+    def torn(stream, about, arrays):
+        stream.write(b"half of it")
+        raise OSError("the line went dead")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("edgevlm.runtime.snapshots.directory.write", torn)
+        with pytest.raises(OSError, match="went dead"):
+            state.write(frames(1), ARRAYS)
+    assert [path.name for path in snapshots(bucket.address)] == ["00000001.snapshot"]
+    state.write(frames(2), ARRAYS)
+    assert [isinstance(found, Snapshot) for _, found in verified(bucket.address)] == [True, True]
+
+
+def test_the_process_of_an_earlier_epoch_writes_no_more(memory):
+    """It may have been frozen meanwhile; neither it nor what it still wrote takes the place of the later one's."""
+    earlier = SnapshotDirectory(memory, epoch=1)
+    earlier.write(frames(1), ARRAYS)
+    later = SnapshotDirectory(memory, epoch=2)
+    assert later.resume(WANTED)[0].about["session"]["frames"] == 1
+    earlier.write(frames(2), ARRAYS)
+    later.write(frames(3), ARRAYS)
+    with pytest.raises(UserError, match="another process has written a newer snapshot"):
+        earlier.write(frames(4), ARRAYS)
+    assert [found.about["session"]["frames"] for _, found in verified(memory)] == [3, 1]
+
+
+class Recording:
+    """A session whose frames are counted; a thread of its own is never held up by a snapshot."""
+
+    store = None
+
+    def __init__(self):
+        self._version = 0
+
+    def _capture(self, buffer):
+        return {key: ABOUT[key] for key in ("session", "stream", "chunk")}, buffer.copy(ARRAYS), 0.0
+
+
+def test_a_store_that_is_away_is_told_of_once_and_tried_again(bucket):
+    said, failed, again = [], threading.Event(), threading.Event()
+
+    def notify(line):
+        said.append(line)
+        (again if "written again" in line else failed).set()
+
+    writer, session = SnapshotWriter(bucket.address, every=0.2, notify=notify), Recording()
+    writer.attach(session, WANTED, 1 << 16, lambda snapshot: None)
+    bucket.go_away()
+    writer.start()
+    session._version += 1
+    assert failed.wait(60)
+    bucket.begin()
+    assert again.wait(60)
+    writer.close()
+    assert [line.partition(" (")[0] for line in said] == [
+        f"no snapshot in {bucket.address}", "snapshots are written again"
+    ]  # fmt: skip
+    assert "the stream goes on, and every 0.2 s it is tried again" in said[0]
+    assert "testing-secret" not in " ".join(said)
+    assert len(list(verified(bucket.address))) >= 1
+
+
+def test_a_bucket_that_is_not_there_is_one_line(bucket):
+    with pytest.raises(UserError, match=r"--state s3://nowhere/front: cannot be written \(.*\); choose another folder"):
+        SnapshotDirectory("s3://nowhere/front")
+
+
+def test_an_address_that_nobody_knows_is_one_line_without_its_password():
+    with pytest.raises(UserError, match=r"--state gopher://\*\*\*@host/x: ") as raised:
+        SnapshotDirectory("gopher://me:hunter2@host/x")
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_snapshot_in_memory_is_let_go_of(memory):
+    state = SnapshotDirectory(memory)
+    state.write(ABOUT, ARRAYS)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        for _, found in verified(memory):
+            assert not isinstance(found, SnapshotError)
+        del found
+    assert len(os.listdir("/proc/self/fd")) == before
