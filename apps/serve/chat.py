@@ -425,7 +425,7 @@ class Completion:
                     yield text[given : len(text) - held]
                     given = len(text) - held
             else:
-                self.finish_reason = "length" if self.answer.finish_reason == "length" else "stop"
+                self.finish_reason = "stop" if self.answer.finish_reason == "stop" else "length"
             if self._waited_s:
                 raise TooLate(f"the question waited {self._waited_s:g} s for others and was given up; ask again later")
             if text[given:]:

@@ -540,8 +540,9 @@ def as_picture(jpeg: bytes | None, otherwise: str) -> Response:
 
 
 async def close_listeners(server: Server) -> None:
-    """Let responses that never end come to their end."""
+    """Let responses come to their end, answers too."""
     server.closing.set()
     for stream in server.service.streams.values():
+        stream.session.cancel()
         with suppress(RuntimeError):
             stream.events.close()

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import psutil
 import uvicorn
 from fastapi import FastAPI
+from sse_starlette.sse import AppStatus
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgevlm.apps.credentials import mask_credentials
@@ -106,6 +107,7 @@ def serve(load: Callable[[], ServeConfig], as_json: bool, quiet: bool, join: Cal
                 await close_listeners(app.state.server)
                 await super().shutdown(sockets)
 
+        AppStatus.enable_automatic_graceful_drain = False  # close_listeners ends responses, and does not break them off
         server = AnnouncingServer(uvicorn_config(app if member is None else member.routes(app), service))
         hangups: SimpleQueue[int] = SimpleQueue()  # whose put a signal may interrupt
         threading.Thread(

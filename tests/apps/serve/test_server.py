@@ -352,6 +352,21 @@ def test_a_killed_server_goes_on_with_the_same_memory(tmp_path):
         assert server.end() == 0
 
 
+def test_who_listens_is_told_of_the_end(tmp_path):
+    with serving(tmp_path / "served") as server:
+        server.watched("demo", 1)
+        lines = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S) for _ in range(4)]
+        for line in lines:
+            line.request("GET", "/v1/streams/demo/events")
+        listeners = [line.getresponse() for line in lines]
+        server.process.send_signal(signal.SIGSTOP)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(1)  # so that all that looks for the end from time to time does once it goes on
+        assert server.end(signal.SIGCONT) == 0
+        assert all(b"event: state" in listener.read() for listener in listeners), "to the last chunk"
+    assert "ASGI" not in (tmp_path / "served" / "stderr").read_text()
+
+
 def test_sighup_applies_what_changed_and_leaves_the_rest_alone(tmp_path):
     config = tmp_path / "edgevlm.toml"
     config.write_text("[cameras.one]\n[cameras.two]\n")
