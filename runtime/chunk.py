@@ -91,6 +91,11 @@ class Chunk:
         """Frames until the chunk is full."""
         return max(0, self.limit - self.taken)
 
+    @property
+    def waiting(self) -> int:
+        """Frames that are not in the memory yet."""
+        return self.taken - self._held()
+
     def coming(self, *, whole: bool = False) -> int:
         """Groups of the chunk that are not among those of :meth:`features`."""
         return self.limit // self.group - (self.taken if whole else self.taken + self.group - 1) // self.group

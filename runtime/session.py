@@ -438,6 +438,11 @@ class Session:
             return self._stats
         return replace(self._stats, state_bytes=writer.buffer.nbytes, snapshots=writer.written, held_ms=writer.longest_ms)
 
+    @property
+    def waiting(self) -> int:
+        """Frames watched that are not in the memory yet: the rest of their chunk is to come."""
+        return self._chunk.waiting
+
     def _measure(self) -> SessionStats:
         """On the model's thread."""
         stream, progress, encoder = self._stream, self._progress, self._chunk.encoder

@@ -26,7 +26,8 @@ class MemoryView:
     """What a session holds. ``frames``: those of which it holds something, in order; of a group of frames, the first.
 
     ``patches``: for each of their tokens, the share of heads and layers of each group of layers that hold it, 0 to 1,
-    ``[frames, groups, tokens]``. ``groups``: the first and the last layer of each.
+    ``[frames, groups, tokens]``. ``groups``: the first and the last layer of each. ``waiting``: frames that are taken in with
+    the rest of their chunk.
     """
 
     policy: str
@@ -36,6 +37,7 @@ class MemoryView:
     frames: NDArray[np.int64]
     patches: NDArray[np.float32]
     groups: tuple[tuple[int, int], ...]
+    waiting: int = 0
 
     @property
     def whole(self) -> NDArray[np.float64]:
@@ -80,9 +82,8 @@ def _view(session: Session) -> MemoryView:
         counts[:, group] += every.reshape(-1, tokens)
     counts /= np.array([len(part) * cache.kv_heads for part in layers], np.float32)[:, None]
     ends = tuple((int(part[0]), int(part[-1])) for part in layers)
-    return MemoryView(
-        session.policy, stats.tokens, session.budget, stats.frames, frames.astype(np.int64) * vision.group, counts, ends
-    )
+    firsts = frames.astype(np.int64) * vision.group
+    return MemoryView(session.policy, stats.tokens, session.budget, stats.frames, firsts, counts, ends, session.waiting)
 
 
 class MemoryWatch:

@@ -300,7 +300,8 @@ class CameraStream:
         return {
             "object": "memory", "stream": self.name, "policy": view.policy, "budget": view.budget,
             "tokens": view.tokens, "cache_bytes": self.session.stats.cache_bytes, "frames_watched": view.watched,
-            "grid": list(self.model.bundle.vision.grid), "layer_groups": [list(each) for each in view.groups], "frames": frames,
+            "frames_waiting": view.waiting, "grid": list(self.model.bundle.vision.grid),
+            "layer_groups": [list(each) for each in view.groups], "frames": frames,
         }  # fmt: skip
 
     def _thumbnail_url(self, frame: int) -> str:

@@ -443,9 +443,9 @@ function showMemory() {
   $("memory-empty").hidden = !none;
   $("map-box").hidden = none;
   if (none) { list.replaceChildren(); $("held").replaceChildren(); return; }
-  const { frames, frames_watched: watched, tokens, budget, policy } = memory, oldest = frames[0];
+  const { frames, frames_watched: watched, frames_waiting: waiting, tokens, budget, policy } = memory, oldest = frames[0];
   $("held").replaceChildren(element("b", `${frames.length.toLocaleString()} of ${watched.toLocaleString()} frames`), ` in ${tokens.toLocaleString()} of ${budget.toLocaleString()} tokens`,
-    oldest.time ? `, the oldest from ${since(oldest.time)}` : "", ` · ${policy}`);
+    oldest.time ? `, the oldest from ${since(oldest.time)}` : "", waiting ? `, the newest ${waiting} on their way` : "", ` · ${policy}`);
   showMap(memory);
   const atEnd = list.scrollLeft + list.clientWidth >= list.scrollWidth - 8;
   const known = new Map([...list.children].map((item) => [Number(item.dataset.frame), item]));
@@ -472,7 +472,7 @@ function thinned(frames) {  // of too many the newest, and before them the best 
   return [...best.values(), ...frames.slice(-NEWEST)];
 }
 
-function showMap({ frames, frames_watched: watched, grid: [rows, columns] }) {
+function showMap({ frames, frames_watched: watched, frames_waiting: waiting, grid: [rows, columns] }) {
   const canvas = $("map"), patches = rows * columns, width = Math.max(64, canvas.parentNode.clientWidth >> 1);
   if (canvas.width !== width) canvas.width = width;
   if (canvas.height !== patches) canvas.height = patches;
@@ -486,6 +486,8 @@ function showMap({ frames, frames_watched: watched, grid: [rows, columns] }) {
     }
   }
   paint.putImageData(pixels, 0, 0);
+  paint.fillStyle = "#6b6358";
+  for (let x = Math.floor((watched - waiting) * width / watched); x < width; x += 3) paint.fillRect(x, 0, 1, patches);
   paint.fillStyle = "#6db3ff";
   for (const frame of evidence()) paint.fillRect(Math.floor((frame + 0.5) * width / watched) - 1, 0, 2, Math.max(1, patches / 8));
   if (state.chosen !== null) {

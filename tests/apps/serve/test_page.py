@@ -128,6 +128,7 @@ def test_the_patches_that_are_kept_are_lit(opened):
     }
     held["thumbnail_url"] = "/v1/streams/demo/thumbnails/0.jpg"
     told = {"policy": "p", "budget": 9, "tokens": 1, "frames_watched": 2 * 10**6, "grid": [1, 2], "layer_groups": [[0, 3]]}
+    told["frames_waiting"] = 40_000
     white = bytes(cv2.imencode(".jpg", np.full((40, 80, 3), 255, np.uint8))[1])
     page.route("**/thumbnails/0.jpg", lambda route: route.fulfill(body=white, content_type="image/jpeg"))
     page.route("**/memory", lambda route: route.fulfill(json={**told, "frames": [held]}))
@@ -137,6 +138,11 @@ def test_the_patches_that_are_kept_are_lit(opened):
     pixel = "(canvas, x) => canvas.getContext('2d').getImageData(canvas.width * x, canvas.height / 2, 1, 1).data[0]"
     eventually(lambda: tile.locator("canvas").evaluate(pixel, 0.25) > 200)
     assert tile.locator("canvas").evaluate(pixel, 0.75) < 90, "what is forgotten is dark"
+    api.expect(page.locator("#held")).to_contain_text("the newest 40000 on their way")
+    drawn = "canvas => [...canvas.getContext('2d').getImageData(0, 0, canvas.width, 1).data].map((each, at) => each && at / 4)"
+    striped = {place for place in page.locator("#map").evaluate(drawn) if place}
+    width = page.locator("#map").evaluate("canvas => canvas.width")
+    assert {round(place / width, 1) for place in striped} == {0.5, 1.0}, "what is held, and what waits"
 
 
 def test_a_camera_is_tested_added_dies_while_watched_and_comes_back(opened, keep, tmp_path):
