@@ -6,12 +6,16 @@ import time
 from collections.abc import Generator
 from http.client import HTTPResponse
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgevlm.apps.sources.base import KEYFRAME_WAIT_S, Connection, Grabbed, SourceOptions
+from edgevlm.apps.sources.hosts import AllowedHosts
 from edgevlm.apps.sources.opencv import CONTAINERS
+from edgevlm.apps.sources.proxy import HostProxy
 from edgevlm.errors import SourceError, SourceRefused, UserError
 from edgevlm.packages import install
 
@@ -46,14 +50,16 @@ class FfmpegConnection(Connection):
 
     def __init__(self, url: str, options: SourceOptions, response: HTTPResponse | None = None) -> None:
         self._av, self._response = _load_av(), response
-        self._container = self._open(url, options)
+        self._container: Any = None
+        self._proxy = _proxy_for(url, options) if response is None else None
         try:
+            self._container = self._open(url, options)
             if not self._container.streams.video:
                 raise SourceRefused("there is no video in it")
             stream = self._container.streams.video[0]
             stream.codec_context.flags |= self._av.codec.context.Flags.low_delay
         except BaseException:
-            self._container.close()
+            self._release()
             raise
         self._recorded = not url.startswith("rtsp") and self._container.duration is not None
         self._origin: float | None = None  # of a recording's times
@@ -64,10 +70,11 @@ class FfmpegConnection(Connection):
         try:
             grabbed = next(self._pictures)
         except StopIteration:
-            self.finished = self._recorded
+            self.problem = self._refused
+            self.finished = self._recorded and self.problem is None
             return None
         except self._av.error.FFmpegError as error:
-            self.problem = error.strerror
+            self.problem = self._refused or error.strerror
             return None
         if self._recorded and grabbed.stamp_s is not None:
             self._pace(grabbed.stamp_s)
@@ -79,9 +86,17 @@ class FfmpegConnection(Connection):
 
     def close(self) -> None:
         self._pictures.close()
-        self._container.close()
-        if self._response is not None:
-            self._response.close()
+        self._release()
+
+    def _release(self) -> None:
+        for each in (self._container, self._response, self._proxy):
+            if each is not None:
+                each.close()
+
+    @property
+    def _refused(self) -> str | None:
+        """What the stream named and was not opened."""
+        return None if self._proxy is None else self._proxy.refused
 
     def _open(self, url: str, options: SourceOptions) -> Any:
         error, began = self._av.error, time.monotonic()
@@ -95,6 +110,7 @@ class FfmpegConnection(Connection):
                 options={
                     "protocol_whitelist": protocols,
                     "format_whitelist": NETWORK_FORMATS,
+                    **({"http_proxy": self._proxy.url} if self._proxy is not None else {}),
                     **(LOW_LATENCY if scheme.startswith("rtsp") else {}),
                 },
                 timeout=(options.open_timeout_s, options.read_timeout_s),
@@ -106,7 +122,7 @@ class FfmpegConnection(Connection):
         except error.FFmpegError as failed:
             if time.monotonic() - began >= options.open_timeout_s:
                 raise SourceError(f"no answer within {options.open_timeout_s:g} s (--open-timeout)") from None
-            raise SourceError(str(failed.strerror)) from None
+            raise SourceError(self._refused or str(failed.strerror)) from None
 
     def _decode(self, stream: av.VideoStream) -> Generator[Grabbed, None, None]:
         """Pictures as they are decoded; one that cannot be is passed on as corrupt, and the stream goes on.
@@ -133,6 +149,15 @@ class FfmpegConnection(Connection):
         now = time.monotonic()
         self._origin = now - stamp_s if self._origin is None else self._origin
         time.sleep(min(max(0.0, self._origin + stamp_s - now), 1.0))
+
+
+def _proxy_for(url: str, options: SourceOptions) -> HostProxy | None:
+    """Dials for FFmpeg the address's own host and public ones. None for other than HTTP, or where the user has a proxy."""
+    parts = urlsplit(url)
+    if parts.scheme.lower() not in ("http", "https") or "http" in getproxies():
+        return None
+    hosts = AllowedHosts(None, private=False, also=parts.hostname or "")
+    return HostProxy(hosts, max(options.open_timeout_s, options.read_timeout_s))
 
 
 class Readable:

@@ -24,9 +24,12 @@ class AllowedHosts:
     may resolve to any address; of another every address has to be allowed.
     """
 
-    def __init__(self, allowed: Sequence[str] | None, private: bool = True) -> None:
-        """private: whether None allows private networks too. Raises ValueError for what looks like a network and is none."""
-        self._private = private
+    def __init__(self, allowed: Sequence[str] | None, private: bool = True, also: str = "") -> None:
+        """private: whether None allows private networks too. also: a host that is allowed whatever it is.
+
+        Raises ValueError for what looks like a network and is none.
+        """
+        self._private, self._also = private, also.lower().rstrip(".")
         self._names: set[str] | None = None
         if allowed is not None:
             self._names = {each.lower().rstrip(".") for each in allowed if not is_network(each)}
@@ -38,7 +41,7 @@ class AllowedHosts:
             found = [entry[4] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
         except (OSError, UnicodeError) as error:
             raise SourceError(f"its host cannot be resolved ({getattr(error, 'strerror', None) or 'no name'})") from None
-        if self._names is None or host.lower().rstrip(".") not in self._names:
+        if host.lower().rstrip(".") not in (self._also, *(self._names or ())):
             for address, *_ in found:
                 if not self._allows(str(address)):
                     raise SourceRefused(

@@ -119,6 +119,25 @@ def test_playlists_open_nothing(site):
     assert all(asked == ("127.0.0.1", "/list.m3u8") for asked in site.asked)
 
 
+@pytest.mark.parametrize("by", ["redirect", "name"])
+def test_a_list_of_the_operators_own_camera_leads_to_no_other_private_host(site, by):
+    """Its own host it may name, whatever that is."""
+    other = f"http://127.0.0.2:{site.server_port}/secret.ts"
+    site.answers["/0.ts"] = 200, {"Content-Type": "video/mp2t"}, recording("mpegts")
+    site.answers["/1.ts"] = 302, {"Location": other}, b""
+    site.answers["/secret.ts"] = site.answers["/0.ts"]
+    named = ["0.ts", "1.ts" if by == "redirect" else other]
+    playlist = "".join(["#EXTM3U\n#EXT-X-TARGETDURATION:1\n", *(f"#EXTINF:1,\n{each}\n" for each in named), "#EXT-X-ENDLIST\n"])
+    site.answers["/list.m3u8"] = 200, {"Content-Type": "application/vnd.apple.mpegurl"}, playlist.encode()
+    connection = network.connect(f"http://127.0.0.1:{site.server_port}/list.m3u8", SourceOptions())
+    while connection.grab() is not None:
+        pass
+    connection.close()
+    assert connection.problem == "it names a private host, 127.0.0.2; watch that address itself"
+    assert {host for host, _ in site.asked} == {"127.0.0.1"}
+    assert ("127.0.0.1", "/0.ts") in site.asked
+
+
 def test_a_name_is_resolved_once_for_each_connection(monkeypatch):
     opened, answers = [], iter(["10.0.0.5", "127.0.0.1", "fd00::7"])
 
