@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgevlm.apps.cluster.placement import Camera, Needs, Node, place, rebalance
@@ -122,8 +122,8 @@ class Director:
     def state(self) -> dict[str, Any]:
         """All that outlives the head: nodes, cameras, where they are, and their epochs."""
         return {
-            "nodes": [asdict(member.node) | {"leaving": member.leaving} for member in self.members.values()],
-            "cameras": [asdict(each) for each in self.cameras.values()],
+            "nodes": [_fields(member.node) | {"leaving": member.leaving} for member in self.members.values()],
+            "cameras": [_fields(each) | {"camera": _fields(each.camera)} for each in self.cameras.values()],
         }
 
     def restore(self, state: dict[str, Any], now: float) -> None:
@@ -178,6 +178,11 @@ class Director:
         if each.node is not None:
             del self._of[each.node][each.camera.name]
         each.node = each.going = None
+
+
+def _fields(of: Node | Camera | Watched) -> dict[str, Any]:
+    """As ``asdict`` has it, which copies each value and takes ten times as long."""
+    return {name: getattr(of, name) for name in type(of).__slots__}
 
 
 class Lease:

@@ -61,6 +61,19 @@ class Nodes:
         self._cameras: dict[str, np.ndarray] = {}  # of each model, by node
         self._of: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
 
+    def hold(self, cameras: Iterable[tuple[Camera, int]]) -> None:
+        """Many come at once, each to the node ``at`` its number, which held nothing before."""
+        by_model: dict[str, list[tuple[float, int]]] = defaultdict(list)
+        for camera, at in cameras:
+            by_model[camera.model].append((camera.fps, at))
+        for model, held in by_model.items():
+            weights, each, rates = self._need(model)
+            fps, places = np.array([fps for fps, _ in held]), np.array([at for _, at in held])
+            counts = np.bincount(places, minlength=len(self.nodes))
+            self._cameras[model] += counts
+            self.taken += counts * each + weights * (counts > 0)
+            self.load += np.bincount(places, fps / rates[places], len(self.nodes))
+
     def change(self, camera: Camera, at: int, count: int) -> None:
         """A camera comes to a node (1) or leaves it (-1)."""
         weights, each, rates = self._need(camera.model)
@@ -131,18 +144,19 @@ def place(cameras: Iterable[Camera], nodes: Sequence[Node], needs: Needs, held: 
 
     A node holds a model's weights once, a memory for each camera, and has as many frames a second as its cameras give.
     """
-    held, state, cameras = held or {}, Nodes(nodes, needs), sorted(cameras, key=lambda camera: camera.name)
-    placed, waiting = {}, []
+    held, state = held or {}, Nodes(nodes, needs)
+    waiting, staying = [], []
     for camera in cameras:
         at = state.index.get(held.get(camera.name, ""))
         if at is None or not state.could(camera, at):
             waiting.append(camera)
         else:
-            state.change(camera, at, 1)
-            placed[camera.name] = nodes[at].name
-    for camera in reversed(cameras):  # where what a node has became less
-        at = state.index.get(placed.get(camera.name, ""))
-        if at is not None and not state.fits(at):
+            staying.append((camera, at))
+    state.hold(staying)
+    placed = {camera.name: nodes[at].name for camera, at in staying}
+    unfit = {at for at in range(len(nodes)) if not state.fits(at)}  # where what a node has became less
+    for camera, at in sorted(((camera, at) for camera, at in staying if at in unfit), key=lambda each: each[0].name)[::-1]:
+        if not state.fits(at):
             state.change(camera, at, -1)
             del placed[camera.name]
             waiting.append(camera)
@@ -167,20 +181,25 @@ def rebalance(
     """
     state, at = Nodes(nodes, needs), dict(placed)
     of: dict[str, list[Camera]] = defaultdict(list)
-    for camera in cameras:
-        if at.get(camera.name) in state.index:
-            state.change(camera, state.index[at[camera.name]], 1)
-            of[at[camera.name]].append(camera)
+    staying = [(camera, state.index[node]) for camera in cameras if (node := at.get(camera.name, "")) in state.index]
+    state.hold(staying)
+    for camera, spot in staying:
+        of[nodes[spot].name].append(camera)
     moves: dict[str, str] = {}
     settled = np.zeros(len(nodes), bool)
     while not settled.all():
-        full = np.where(settled, -1.0, state.fullness())
+        fullness = state.fullness()
+        full = np.where(settled, -1.0, fullness)
         fullest = int(full.argmax())
-        for camera in sorted(of[nodes[fullest].name], key=lambda camera: (_size(state, camera), camera.name)):
+        if full[fullest] - gain < fullness.min():  # nor has a less full one anywhere to move to
+            break
+        by_name = sorted(of[nodes[fullest].name], key=lambda camera: camera.name, reverse=True)
+        first = {(camera.model, camera.fps, camera.node): camera for camera in by_name if camera.name not in moves}
+        for camera in sorted(first.values(), key=lambda camera: (_size(state, camera), camera.name)):
             after = state.with_one_more(camera)
             after[fullest] = np.inf
             best = int(after.argmin())
-            if camera.name not in moves and after[best] <= full[fullest] - gain:
+            if after[best] <= full[fullest] - gain:
                 state.change(camera, fullest, -1)
                 state.change(camera, best, 1)
                 of[nodes[fullest].name].remove(camera)
